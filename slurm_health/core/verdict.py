@@ -44,7 +44,8 @@ class GroupResult:
 
     `shared_ms` holds one value for the whole group per metric (a collective is as slow as its
     slowest member), `node_ms` one value per node. `silent` names members that never took part
-    because nobody on them answered; the others are not to blame for that.
+    because nobody on them answered; the others are not to blame for that. `crashed` names members
+    whose own probe process died or raised; neither are their partners to blame.
     """
 
     nodes: tuple[str, ...]
@@ -52,6 +53,7 @@ class GroupResult:
     shared_ms: Mapping[str, float] = field(default_factory=dict)
     node_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
+    crashed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The allocation of a job, from the SLURM_ variables it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm_health.core.nodeset import expand
+from slurm_health.errors import AllocationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """What Slurm gave to one attempt of one job.
+
+    `attempt` is Slurm's restart count: 0 for the first start, one more for each requeue.
+    `array` is the `12_3` form of an array task's id, empty for other jobs. `start_time_s` is
+    when this attempt started, in seconds since the epoch, where Slurm tells it.
+    """
+
+    job_id: int
+    attempt: int
+    cluster: str
+    partition: str
+    nodes: tuple[str, ...]
+    cpus_per_node: int
+    array: str = ""
+    start_time_s: int | None = None
+
+
+def from_environ(environ: Mapping[str, str]) -> Allocation:
+    """Read an allocation from a job's environment.
+
+    Raises:
+        AllocationError: outside a job, in a heterogeneous job, or with a variable that cannot be
+            read.
+    """
+    if "SLURM_JOB_ID" not in environ:
+        raise AllocationError(
+            "SLURM_JOB_ID",
+            "not set, so this is not inside a Slurm job; use salloc or sbatch first,"
+            " or --local N to check this machine without Slurm",
+        )
+    if int(environ.get("SLURM_HET_SIZE", "0") or "0") > 1:
+        raise AllocationError("SLURM_HET_SIZE", "heterogeneous jobs are not supported")
+    array_job = environ.get("SLURM_ARRAY_JOB_ID", "")
+    array_task = environ.get("SLURM_ARRAY_TASK_ID", "")
+    start = environ.get("SLURM_JOB_START_TIME", "")
+    return Allocation(
+        job_id=_integer(environ, "SLURM_JOB_ID"),
+        attempt=_integer(environ, "SLURM_RESTART_COUNT", default="0"),
+        cluster=environ.get("SLURM_CLUSTER_NAME") or "cluster",
+        partition=environ.get("SLURM_JOB_PARTITION", ""),
+        nodes=_nodes(environ),
+        cpus_per_node=_cpus_per_node(environ),
+        array=f"{array_job}_{array_task}" if array_job and array_task else "",
+        start_time_s=int(start) if start.isdigit() else None,
+    )
+
+
+def _nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    nodelist = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    if not nodelist:
+        raise AllocationError("SLURM_JOB_NODELIST", "empty or not set although SLURM_JOB_ID is")
+    try:
+        return expand(nodelist)
+    except ValueError as err:
+        raise AllocationError("SLURM_JOB_NODELIST", str(err)) from err
+
+
+def _cpus_per_node(environ: Mapping[str, str]) -> int:
+    """Return the smallest number of CPUs the job holds on a node, 1 where Slurm does not tell.
+
+    SLURM_JOB_CPUS_PER_NODE reads like `16(x3),8`.
+    """
+    parts = environ.get("SLURM_JOB_CPUS_PER_NODE", "").split(",")
+    counts = [int(part.split("(")[0]) for part in parts if part.split("(")[0].isdigit()]
+    return min(counts, default=1)
+
+
+def _integer(environ: Mapping[str, str], variable: str, default: str | None = None) -> int:
+    value = environ.get(variable) or default or ""
+    try:
+        return int(value)
+    except ValueError:
+        raise AllocationError(variable, f"expected a whole number, found {value!r}") from None

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a journal holds: one JSON object a line, typed and versioned.
+
+Every line carries `v` (the version of this vocabulary), `id` (writer and number), `time_s` (the
+writer's clock, seconds since the epoch) and `kind`. Samples are stored raw, never only reduced,
+so that a better rule can judge an old run again. A reader keeps kinds it does not know and
+refuses a newer `v`.
+
+Who writes what: the master its decisions and acts, each agent what happened on its node, the
+supervisor the start and end of the user's script, the requeue helper its own acts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from slurm_health.core.verdict import Level, Outcome
+
+VERSION = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """One thing that happened."""
+
+
+# --- written by the master -------------------------------------------------------------------
+
+
+class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
+    """A check began on these nodes. Always the first record of `master.jsonl`."""
+
+    run_id: str
+    job_id: int
+    attempt: Count
+    cluster: str
+    partition: str
+    nodes: list[str]
+    master_node: str
+    user: str
+    script: str = ""
+    array: str = ""
+    start_time_s: int | None = None
+    slurm_health: str = ""
+    settings: dict[str, str | int | float | bool] = {}
+
+
+class AgentsLaunched(Record, frozen=True, kw_only=True, tag="agents_launched"):
+    """One agent was started on each of `nodes`; `launch` counts from 0."""
+
+    launch: Count
+    nodes: list[str]
+
+
+class AgentsLost(Record, frozen=True, kw_only=True, tag="agents_lost"):
+    """The launcher reported that agents could not start or have ended, and why.
+
+    `could_not_start` tells a node that cannot run a step from an agent that ran and ended.
+    """
+
+    launch: Count
+    nodes: list[str]
+    reason: str
+    could_not_start: bool = False
+
+
+class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the members of a group meet: the store that the first member's worker serves."""
+
+    address: str
+    port: int
+
+
+class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
+    """Groups began a round. `rendezvous[i]` belongs to `groups[i]`."""
+
+    round: Count
+    groups: list[list[str]]
+    rendezvous: list[Rendezvous]
+    deadline_s: float
+
+
+class GroupAborted(Record, frozen=True, kw_only=True, tag="group_aborted"):
+    """The members of one group were told to stop, and why.
+
+    `timed_out` is set when a deadline caused it, not when a member was known to have failed.
+    """
+
+    round: Count
+    group: list[str]
+    reason: str
+    timed_out: bool = False
+
+
+class RoundEnded(Record, frozen=True, kw_only=True, tag="round_ended"):
+    """Nothing more is expected of a round. `silent` names nodes that did not report in it."""
+
+    round: Count
+    silent: list[str] = []
+
+
+class NodeJudged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The conclusion about one node; see `slurm_health.core.verdict.NodeVerdict`."""
+
+    node: str
+    level: Level
+    slowdown: float = 1.0
+    probability: float = 1.0
+    component: str = "node"
+    reason: str = ""
+    evidence: list[str] = []
+
+
+class PathJudged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The conclusion about the connection of two nodes or leaves, or about one leaf's uplink."""
+
+    ends: list[str]
+    level: Level
+    slowdown: float = 1.0
+    probability: float = 1.0
+    reason: str = ""
+    evidence: list[str] = []
+
+
+class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):
+    """The conclusion of the run."""
+
+    nodes: list[NodeJudged]
+    paths: list[PathJudged] = []
+    leaves: list[PathJudged] = []
+
+
+class ActionIntended(Record, frozen=True, kw_only=True, tag="action_intended"):
+    """The master is about to act. Written before the act, so that no act is ever done twice."""
+
+    action: str
+    nodes: list[str] = []
+    reason: str = ""
+
+
+class ActionDone(Record, frozen=True, kw_only=True, tag="action_done"):
+    """How an act ended. `nodes` are those it took effect on."""
+
+    action: str
+    succeeded: bool
+    nodes: list[str] = []
+    detail: str = ""
+
+
+class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
+    """The check is over. `disposition` is what becomes of the job: proceed, requeue or stop."""
+
+    disposition: str
+    exit_code: int
+    reason: str = ""
+
+
+# --- written by each agent ---------------------------------------------------------------------
+
+
+class AgentStarted(Record, frozen=True, kw_only=True, tag="agent_started"):
+    """An agent runs on this node and sees the master's journal."""
+
+    node: str
+    launch: Count
+    hostname: str
+    address: str
+    pid: int
+
+
+class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
+    """Every worker of the node has loaded torch and waits for a round.
+
+    `store_port` is where the first worker serves the rendezvous of groups this node leads.
+    """
+
+    node: str
+    launch: Count
+    store_port: int
+    torch: str
+    backend: str
+    devices: list[str]
+    collective_library: str = ""
+    start_ms: float = 0.0
+
+
+class WorkersFailed(Record, frozen=True, kw_only=True, tag="workers_failed"):
+    """The node's workers cannot be used: torch is missing, or they ended before they were ready."""
+
+    node: str
+    launch: Count
+    reason: str
+
+
+class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
+    """What one probe measured on this node in one round, raw.
+
+    `iteration_ms[r]` are the timings of local rank r, one per timed iteration. `total_bytes` is
+    the size of a collective over all its ranks, `flop` the work of one iteration.
+    """
+
+    node: str
+    round: Count
+    group: list[str]
+    probe: str
+    iteration_ms: list[list[float]]
+    world_size: int = 1
+    total_bytes: int = 0
+    flop: float = 0.0
+
+
+class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
+    """This node's last word on a round.
+
+    `crashed` is set when a process of this node's own died or raised, as opposed to waiting for
+    a partner in vain.
+    """
+
+    node: str
+    round: Count
+    outcome: Outcome
+    detail: str = ""
+    crashed: bool = False
+
+
+class AgentEnded(Record, frozen=True, kw_only=True, tag="agent_ended"):
+    """The agent left, on request or because of `reason`."""
+
+    node: str
+    launch: Count
+    reason: str = ""
+
+
+# --- written by the supervisor -------------------------------------------------------------------
+
+
+class ScriptStarted(Record, frozen=True, kw_only=True, tag="script_started"):
+    """The user's script began."""
+
+    script: str
+    pid: int
+
+
+class ScriptEnded(Record, frozen=True, kw_only=True, tag="script_ended"):
+    """The user's script ended, with `exit_code` or by `signal` (0: none)."""
+
+    exit_code: int
+    signal: int = 0
+    duration_s: float
+
+
+KINDS: tuple[type[Record], ...] = (
+    RunStarted,
+    AgentsLaunched,
+    AgentsLost,
+    RoundStarted,
+    GroupAborted,
+    RoundEnded,
+    VerdictReached,
+    ActionIntended,
+    ActionDone,
+    RunFinished,
+    AgentStarted,
+    WorkersReady,
+    WorkersFailed,
+    Sampled,
+    NodeReported,
+    AgentEnded,
+    ScriptStarted,
+    ScriptEnded,
+)
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What every line has, whatever its kind."""
+
+    v: int
+    id: str
+    time_s: float
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of a journal. `record` is None when this version does not know its kind."""
+
+    id: str
+    time_s: float
+    kind: str
+    record: Record | None
+
+
+class NewerVersion(ValueError):
+    """A line was written by a newer version of this vocabulary."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        super().__init__(f"record version {version}, known {VERSION}")
+
+
+_TYPES = {str(kind.__struct_config__.tag): kind for kind in KINDS}
+_encoder = msgspec.json.Encoder()
+_header_decoder = msgspec.json.Decoder(Header)
+_decoders = {tag: msgspec.json.Decoder(kind) for tag, kind in _TYPES.items()}
+
+
+def encode(record: Record, *, entry_id: str, time_s: float) -> bytes:
+    """Return the line that stores `record`, with its newline."""
+    fields = msgspec.to_builtins(record)
+    return _encoder.encode({"v": VERSION, "id": entry_id, "time_s": time_s, **fields}) + b"\n"
+
+
+def decode(line: bytes) -> Entry:
+    """Return what a line holds.
+
+    Raises:
+        NewerVersion: the line has a newer version than this one.
+        ValueError: the line is not a record (torn, foreign, or with wrong types).
+    """
+    header = _header_decoder.decode(line)  # msgspec's errors are ValueErrors
+    if header.v > VERSION:
+        raise NewerVersion(header.v)
+    decoder = _decoders.get(header.kind)
+    record = decoder.decode(line) if decoder else None
+    return Entry(id=header.id, time_s=header.time_s, kind=header.kind, record=record)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error a user can meet, as one tree, and the exit code each ends with.
+
+    SlurmHealthError                            70
+    ├─ UsageError                               2   the command was called in a way it cannot serve
+    ├─ ConfigError(source, key)                 2   an option, a #HEALTH line, a file or a variable
+    ├─ AllocationError(variable)                4   not inside a job, or its node list is unreadable
+    ├─ SlurmError                               4
+    │  ├─ SlurmCommandMissing(command)
+    │  ├─ SlurmCommandError(argv, returncode, stderr)
+    │  └─ SlurmTimeoutError(argv, deadline_s)
+    ├─ JournalError(path)                       4
+    │  ├─ RecordTooNew(path, version)
+    │  └─ JournalBusy(path)
+    ├─ RunNotFound(job, root)                   4
+    └─ LocalizeError                            70  results that no planned round can have produced
+
+Each message says what, on what, why, and what to do next; the facts are attributes. They are
+turned into one line on stderr and an exit code in one place, `slurm_health.cli`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from pathlib import Path
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command except a wrapped job, which ends with its script's own code."""
+
+    HEALTHY = 0
+    BAD_NODES = 1
+    USAGE = 2
+    INCONCLUSIVE = 3
+    UNAVAILABLE = 4
+    INTERNAL = 70
+
+
+class SlurmHealthError(Exception):
+    """Root of all errors raised on purpose."""
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+
+class UsageError(SlurmHealthError):
+    """The command was called in a way it cannot serve."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ConfigError(SlurmHealthError):
+    """A setting is unknown or impossible."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, source: str, key: str, problem: str, *, valid: Iterable[str] = ()) -> None:
+        self.source = source
+        self.key = key
+        self.valid = tuple(valid)
+        near = difflib.get_close_matches(key, self.valid, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        if self.valid and not near:
+            hint = f"; valid: {', '.join(self.valid)}"
+        super().__init__(f"{source}: {key}: {problem}{hint}")
+
+
+class AllocationError(SlurmHealthError):
+    """The allocation cannot be read from the environment."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, variable: str, problem: str) -> None:
+        self.variable = variable
+        super().__init__(f"{variable}: {problem}")
+
+
+class SlurmError(SlurmHealthError):
+    """Slurm did not do, or did not answer, what it was asked."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class SlurmCommandMissing(SlurmError):
+    """A Slurm command is not on the PATH."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        super().__init__(
+            f"{command} not found on PATH: load Slurm's environment, or run this on a node of the"
+            " cluster"
+        )
+
+
+class SlurmCommandError(SlurmError):
+    """A Slurm command ended with a non-zero code."""
+
+    def __init__(self, argv: Sequence[str], returncode: int, stderr: str) -> None:
+        self.argv = tuple(argv)
+        self.returncode = returncode
+        self.stderr = stderr
+        said = " / ".join(line.strip() for line in stderr.splitlines() if line.strip())
+        super().__init__(
+            f"{' '.join(argv)} failed with code {returncode}: {said or '(it said nothing)'}"
+        )
+
+
+class SlurmTimeoutError(SlurmError):
+    """A Slurm command did not end before its deadline and was killed."""
+
+    def __init__(self, argv: Sequence[str], deadline_s: float) -> None:
+        self.argv = tuple(argv)
+        self.deadline_s = deadline_s
+        super().__init__(
+            f"{' '.join(argv)} did not answer within {deadline_s:g} s;"
+            " see whether slurmctld is up with: scontrol ping"
+        )
+
+
+class JournalError(SlurmHealthError):
+    """The journal cannot be read or written."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path = path
+        super().__init__(f"journal {path}: {problem}")
+
+
+class RecordTooNew(JournalError):
+    """A record was written by a newer slurm-health than this one."""
+
+    def __init__(self, path: Path, version: int, known: int) -> None:
+        self.version = version
+        super().__init__(
+            path,
+            f"holds records of version {version}, this slurm-health reads up to {known};"
+            " use the slurm-health that wrote it, or a newer one",
+        )
+
+
+class JournalBusy(JournalError):
+    """Another master is at work on the same run."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "another master is running this check; wait for it, or end it first")
+
+
+class RunNotFound(SlurmHealthError):
+    """There is no journal of the job that was asked for."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, job: str, root: Path, near: Iterable[str] = ()) -> None:
+        self.job = job
+        self.root = root
+        newest = ", ".join(near)
+        super().__init__(
+            f"no journal of job {job} under {root}"
+            + (f" (newest there: {newest})" if newest else "")
+            + "; was it submitted with slurm-health sbatch? another directory: --journal DIR"
+        )
+
+
+class LocalizeError(SlurmHealthError):
+    """Results do not belong to a round that was planned."""

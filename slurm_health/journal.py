@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal: a directory of append-only files, one writer each, on a filesystem all nodes share.
+
+    <root>/<cluster>/<job>/<attempt>/master.jsonl, <node>.jsonl, supervisor.jsonl, requeue.jsonl
+
+A writer opens, appends whole lines and closes; a reader opens anew each time, because NFS makes
+data visible on close and open. Readers open the names they expect and never rely on a directory
+listing, which NFS caches. No lock guards the truth: no file has two writers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from slurm_health.core.records import VERSION, Entry, NewerVersion, Record, decode, encode
+from slurm_health.errors import JournalError, RecordTooNew
+
+MASTER = "master"
+SUPERVISOR = "supervisor"
+REQUEUE = "requeue"
+
+
+def default_root(home: Path) -> Path:
+    """Return where journals go when nobody says otherwise."""
+    return home / ".slurm-health" / "journal"
+
+
+def job_directory(root: Path, cluster: str, job: int | str) -> Path:
+    """Return the directory of one job's attempts."""
+    return root / cluster / str(job)
+
+
+def path_of(directory: Path, writer: str) -> Path:
+    """Return the file of one writer: a node's name, or one of the constants above."""
+    return directory / f"{writer}.jsonl"
+
+
+def create(directory: Path, writers: Iterable[str]) -> None:
+    """Create a run's directory, private to its owner, and an empty file per writer.
+
+    Every expected file exists before any reader looks for it, so that no client caches its
+    absence.
+
+    Raises:
+        JournalError: the directory or a file cannot be written.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for writer in writers:
+            os.close(os.open(path_of(directory, writer), os.O_CREAT | os.O_WRONLY, 0o600))
+    except OSError as err:
+        raise _unwritable(directory, err) from err
+
+
+class Writer:
+    """Appends to one file. Nobody else writes there."""
+
+    def __init__(self, directory: Path, writer: str, clock: Callable[[], float]) -> None:
+        self.path = path_of(directory, writer)
+        self._name = writer
+        self._clock = clock
+        # A writer that takes over from a dead one (master, relaunched agent) goes on counting.
+        self._next = _line_count(self.path)
+
+    def append(self, *records: Record) -> None:
+        """Append records as whole lines, in order, and make them visible to other nodes.
+
+        Raises:
+            JournalError: the file cannot be written; what was written of it is unknown.
+        """
+        lines = b""
+        for record in records:
+            entry_id = f"{self._name}:{self._next}"
+            lines += encode(record, entry_id=entry_id, time_s=round(self._clock(), 4))
+            self._next += 1
+        try:
+            self._write(lines)
+        except OSError as err:
+            raise _unwritable(self.path, err) from err
+
+    def _write(self, lines: bytes) -> None:
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            if _ends_torn(file):
+                lines = b"\n" + lines
+            while lines:
+                lines = lines[os.write(file, lines) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+class Reader:
+    """Reads one file from where it stopped last time. A torn last line is left for later."""
+
+    def __init__(self, directory: Path, writer: str) -> None:
+        self.path = path_of(directory, writer)
+        self._offset = 0
+
+    def read_new(self) -> list[Entry]:
+        """Return the entries that have appeared since the last call; none if there is no file.
+
+        Lines that are not records are skipped: a writer that died left them torn.
+
+        Raises:
+            RecordTooNew: a newer slurm-health wrote here.
+            JournalError: the file is there and cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        except OSError as err:
+            if err.errno == errno.ESTALE:  # replaced on the server since; the next open sees it
+                return []
+            raise JournalError(self.path, f"cannot be read: {err.strerror}") from err
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return self._decode(whole)
+
+    def _decode(self, data: bytes) -> list[Entry]:
+        entries = []
+        for line in data.splitlines():
+            try:
+                entries.append(decode(line))
+            except NewerVersion as err:
+                raise RecordTooNew(self.path, err.version, VERSION) from err
+            except ValueError:
+                continue
+        return entries
+
+
+def read_all(directory: Path, writer: str) -> list[Entry]:
+    """Return all entries of one writer's file, none if there is no such file."""
+    return Reader(directory, writer).read_new()
+
+
+def _line_count(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+    except OSError as err:
+        raise _unwritable(path, err) from err
+
+
+def _ends_torn(file: int) -> bool:
+    size = os.fstat(file).st_size
+    return size > 0 and os.pread(file, 1, size - 1) != b"\n"
+
+
+def _unwritable(path: Path, err: OSError) -> JournalError:
+    reason = err.strerror or str(err)
+    return JournalError(
+        path,
+        f"cannot be written: {reason}; choose a directory on a filesystem that all nodes share"
+        " with --journal DIR or SLURM_HEALTH_JOURNAL",
+    )
