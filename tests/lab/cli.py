@@ -1,0 +1,267 @@
+"""The command line of the lab."""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from . import directory, installing, requirements
+from .errors import LabError
+from .lab import Lab
+from .layout import BASE
+
+DEFAULT_NAME = "lab"
+
+_DESCRIPTION = """\
+A disposable, real Slurm cluster on this machine, with real faults.
+
+  python -m tests.lab up --nodes 6
+  python -m tests.lab exec --user alice -- srun -N6 hostname
+  python -m tests.lab fault slow-link n3 --mbit 200
+  python -m tests.lab fault clear n3
+  python -m tests.lab down
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Run one command; the exit code."""
+    options = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        with _termination_as_interrupt():
+            return run(options)
+    except LabError as err:
+        print(f"lab: {err}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("lab: interrupted", file=sys.stderr)
+        return 130
+
+
+@contextlib.contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# -- the commands ----------------------------------------------------------------------------------
+
+
+def _install(options: argparse.Namespace) -> int:
+    installing.install()
+    return 0
+
+
+def _make_root(options: argparse.Namespace) -> int:
+    installing.make_root(options.version, options.directory)
+    print(
+        f"{options.directory}: Slurm {options.version} (python -m tests.lab up --release"
+        f" {options.directory})"
+    )
+    return 0
+
+
+def _up(options: argparse.Namespace) -> int:
+    began_s = time.monotonic()
+    extra = options.slurm_conf.read_text() if options.slurm_conf else ""
+    lab = Lab.start(
+        options.nodes,
+        options.name,
+        extra,
+        options.release,
+        cpus=options.cpus,
+        memory_mb=options.memory_mb,
+        detached=True,
+    )
+    print(
+        f"lab {options.name}: {len(lab.nodes)} nodes idle after"
+        f" {time.monotonic() - began_s:.1f} s; logs in {lab.paths.log}"
+    )
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    requirements.require_root()
+    running = directory.is_alive(BASE / options.name)
+    if running:
+        Lab.attach(options.name).stop()
+    directory.sweep_dead()
+    if not running:
+        print(f"lab: no lab named {options.name!r} was running", file=sys.stderr)
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    for name in directory.living():
+        print(name)
+    return 0
+
+
+def _exec(options: argparse.Namespace) -> int:
+    requirements.require_root()
+    lab = Lab.attach(options.name)
+    env = dict(pair.partition("=")[::2] for pair in options.env)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise LabError("exec: which command? (exec [--node n3] -- command argument...)")
+    argv = lab.argv(command, user=options.user, node=options.node, env=env, cwd=options.cwd)
+    sys.stdout.flush()
+    os.execv(argv[0], argv)
+
+
+def _fault(options: argparse.Namespace) -> int:
+    requirements.require_root()
+    lab = Lab.attach(options.name)
+    apply: Callable[[Lab, argparse.Namespace], None] = options.apply
+    apply(lab, options)
+    return 0
+
+
+# -- their options ---------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.lab",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    named = argparse.ArgumentParser(add_help=False)
+    named.add_argument("--name", default=DEFAULT_NAME, help="which lab (default: %(default)s)")
+
+    up = commands.add_parser("up", parents=[named], help="start a lab in the background")
+    up.add_argument("--nodes", type=int, default=6, help="how many (default: %(default)s)")
+    up.add_argument("--cpus", type=int, default=2, help="per node (default: %(default)s)")
+    up.add_argument("--memory-mb", type=int, default=2000, help="per node (default: %(default)s)")
+    up.add_argument(
+        "--slurm-conf",
+        type=_file,
+        metavar="FILE",
+        help="lines that replace or extend the lab's slurm.conf",
+    )
+    up.add_argument(
+        "--release", type=Path, metavar="DIR", help="another Slurm release, made by make-root"
+    )
+    up.set_defaults(run=_up)
+
+    down = commands.add_parser("down", parents=[named], help="end a lab, leaving no trace")
+    down.set_defaults(run=_down)
+
+    listing = commands.add_parser("list", help="name the labs that run")
+    listing.set_defaults(run=_list)
+
+    execute = commands.add_parser(
+        "exec",
+        parents=[named],
+        help="run a command inside",
+        usage="python -m tests.lab exec [options] -- command argument...",
+    )
+    execute.add_argument("--node", help="default: the login node, where slurmctld runs too")
+    execute.add_argument("--user", default="root", help="root, alice, bob (default: %(default)s)")
+    execute.add_argument("--cwd", metavar="DIR", help="default: the user's home")
+    execute.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="added to a clean environment",
+    )
+    execute.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    execute.set_defaults(run=_exec)
+
+    fault = commands.add_parser("fault", help="break a node, or mend it")
+    _add_faults(fault, named)
+
+    install = commands.add_parser("install", help="install the distribution's packages")
+    install.set_defaults(run=_install)
+
+    make_root = commands.add_parser("make-root", help="install another Slurm release")
+    make_root.add_argument("version", choices=sorted(installing.SUITES))
+    make_root.add_argument("directory", type=Path, metavar="DIR")
+    make_root.set_defaults(run=_make_root)
+    return parser
+
+
+def _add_faults(fault: argparse.ArgumentParser, named: argparse.ArgumentParser) -> None:
+    kinds = fault.add_subparsers(metavar="KIND", required=True)
+
+    def add(
+        kind: str, help_: str, apply: Callable[[Lab, argparse.Namespace], None]
+    ) -> argparse.ArgumentParser:
+        parser = kinds.add_parser(kind, parents=[named], help=help_, description=help_)
+        parser.add_argument("node", metavar="NODE")
+        parser.set_defaults(run=_fault, apply=apply)
+        return parser
+
+    slow = add(
+        "slow-link",
+        "throttle the node's link, both directions",
+        lambda lab, o: lab.fault.slow_link(o.node, o.mbit),
+    )
+    slow.add_argument("--mbit", type=float, default=200, help="Mbit/s (default: %(default)g)")
+
+    drop = add(
+        "drop",
+        "drop packets between the node and other nodes",
+        lambda lab, o: lab.fault.drop(o.node, o.fraction, everything=o.everything),
+    )
+    drop.add_argument("--fraction", type=float, default=1.0, help="default: %(default)g, all")
+    drop.add_argument("--everything", action="store_true", help="Slurm's own traffic too")
+
+    starve = add(
+        "starve-cpu",
+        "give the whole node a share of one core",
+        lambda lab, o: lab.fault.starve_cpu(o.node, o.share),
+    )
+    starve.add_argument("--share", type=float, default=0.2, help="default: %(default)g")
+
+    add("kill-slurmd", "kill the node's slurmd", lambda lab, o: lab.fault.kill_slurmd(o.node))
+    add("start-slurmd", "start the node's slurmd", lambda lab, o: lab.fault.start_slurmd(o.node))
+
+    agent = add(
+        "kill-agent",
+        "kill the node's slurm-health agent when it appears",
+        lambda lab, o: lab.fault.kill_agent(o.node, o.times or None),
+    )
+    agent.add_argument("--times", type=int, default=1, help="0: always (default: %(default)s)")
+
+    crash = add(
+        "crash-worker",
+        "kill each probe worker of the node",
+        lambda lab, o: lab.fault.crash_worker(o.node, o.after_s, o.times or None),
+    )
+    hang = add(
+        "hang-worker",
+        "stop (SIGSTOP) each probe worker of the node",
+        lambda lab, o: lab.fault.hang_worker(o.node, o.after_s, o.times or None),
+    )
+    for worker in (crash, hang):
+        worker.add_argument(
+            "--after-s",
+            type=float,
+            default=0,
+            metavar="S",
+            help="that long after its start (default: at once)",
+        )
+        worker.add_argument("--times", type=int, default=0, help="default: 0, each one")
+
+    add("clear", "mend the node: undo all of the above", lambda lab, o: lab.fault.clear(o.node))
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"no file {text!r}")
+    return path

@@ -1,0 +1,67 @@
+"""Starts munged, slurmctld and slurmd in the namespaces of the calling process."""
+
+import os
+import pwd
+import shutil
+import subprocess
+from pathlib import Path
+
+from .layout import LabSpec
+
+_DEADLINE_S = 20
+CLEAN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ENVIRONMENT = {"PATH": CLEAN_PATH, "LANG": "C.UTF-8"}
+
+
+def start_munged(spec: LabSpec) -> None:
+    """Start munged with a key of the lab's own; it answers when this returns."""
+    directory = spec.paths.root / "munge"
+    socket_directory = Path("/run/munge")
+    socket_directory.mkdir()
+    key = directory / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    user = pwd.getpwnam("munge")
+    for path in (directory, key, socket_directory):
+        shutil.chown(path, user.pw_uid, user.pw_gid)
+    _daemon(
+        [
+            "munged",
+            f"--key-file={key}",
+            f"--log-file={directory}/munged.log",
+            f"--seed-file={directory}/seed",
+            f"--pid-file={socket_directory}/munged.pid",
+            f"--socket={socket_directory}/munge.socket.2",
+        ],
+        user=user.pw_uid,
+        group=user.pw_gid,
+    )
+
+
+def start_slurmctld() -> None:
+    """Start slurmctld; it may not listen yet when this returns."""
+    _daemon(["slurmctld"])
+
+
+def start_slurmd(node: str) -> None:
+    """Start this node's slurmd; it may not have registered yet when this returns."""
+    _daemon(["slurmd", "-N", node])
+
+
+def _daemon(argv: list[str], user: int | None = None, group: int | None = None) -> None:
+    result = subprocess.run(
+        argv,
+        env=ENVIRONMENT,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=_DEADLINE_S,
+        user=user,
+        group=group,
+        extra_groups=None if user is None else [],
+    )
+    if result.returncode != 0:
+        raise RuntimeError(f"{argv[0]} ended with {result.returncode}: {result.stderr.strip()}")

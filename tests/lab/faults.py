@@ -1,0 +1,116 @@
+"""The faults of a lab. Each is real: nothing pretends to be slow or dead."""
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from . import cgroups, network_faults, processes, watching
+from .errors import LabError
+
+if TYPE_CHECKING:
+    from .inside import Inside
+
+_DEADLINE_S = 15
+
+
+class Faults:
+    """Breaks the nodes of one lab, and mends them."""
+
+    def __init__(self, lab: "Inside") -> None:
+        self._lab = lab
+
+    # -- network ------------------------------------------------------------------------------
+
+    def slow_link(self, node: str, mbit: float = 200) -> None:
+        """Throttle the node's network link to this many Mbit/s, in both directions."""
+        network_faults.throttle(self._lab, node, mbit)
+
+    def drop(self, node: str, fraction: float = 1.0, *, everything: bool = False) -> None:
+        """Drop this fraction of the packets between the node and other nodes.
+
+        Slurm's own ports are spared, as where training has a network of its own, unless
+        `everything` is set: then nothing passes, not even to slurmctld.
+        """
+        network_faults.drop(self._lab, node, fraction, everything=everything)
+
+    # -- CPU ----------------------------------------------------------------------------------
+
+    def starve_cpu(self, node: str, share: float = 0.2) -> None:
+        """Let all processes of the node together have this share of one core.
+
+        Raises:
+            LabError: the machine lets us make no cgroup with a CPU quota.
+        """
+        self._lab.pid(node)
+        self._set_quota(node, share)
+
+    def _set_quota(self, node: str, cores: float | None) -> None:
+        controller = self._lab.cpu_controller
+        name = self._lab.spec.name
+        if controller is None or not cgroups.node_cgroup(controller, name, node).is_dir():
+            if cores is None:
+                return
+            raise LabError("this machine offers no cpu cgroup that the lab may use")
+        try:
+            cgroups.set_quota(controller, name, node, cores)
+        except OSError as err:
+            raise LabError(f"cannot set the CPU quota of {node}: {err}") from err
+
+    # -- processes ----------------------------------------------------------------------------
+
+    def kill_slurmd(self, node: str) -> None:
+        """Kill the node's slurmd (SIGKILL); running steps live on."""
+        for pid in self.slurmd_pids(node):
+            os.kill(pid, signal.SIGKILL)
+        self._lab.wait_until(
+            lambda: self.slurmd_pids(node),
+            lambda pids: not pids,
+            f"slurmd of {node} dead",
+            _DEADLINE_S,
+        )
+
+    def start_slurmd(self, node: str) -> None:
+        """Start the node's slurmd unless it runs."""
+        if not self.slurmd_pids(node):
+            self._lab.run(["slurmd", "-N", node], node=node, cwd="/", deadline_s=_DEADLINE_S)
+
+    def slurmd_pids(self, node: str) -> tuple[int, ...]:
+        """The node's running slurmd, by its number outside; empty when there is none."""
+        found = processes.on_node(self._lab.pid(node))
+        return tuple(process.pid for process in found if process.name == "slurmd")
+
+    def kill_agent(self, node: str, times: int | None = 1) -> None:
+        """Kill (SIGKILL) the slurm-health agent of this node as often as it appears.
+
+        Args:
+            node: where.
+            times: stop after this many; None: each one, until cleared.
+        """
+        watching.start(self._lab, node, "kill-agent", times=times)
+
+    def crash_worker(self, node: str, after_s: float = 0, times: int | None = None) -> None:
+        """Kill (SIGKILL) each probe worker of this node `after_s` seconds after its start."""
+        watching.start(self._lab, node, "crash-worker", after_s=after_s, times=times)
+
+    def hang_worker(self, node: str, after_s: float = 0, times: int | None = None) -> None:
+        """Stop (SIGSTOP) each probe worker of this node `after_s` seconds after its start."""
+        watching.start(self._lab, node, "hang-worker", after_s=after_s, times=times)
+
+    def victims(self, node: str) -> tuple[watching.Victim, ...]:
+        """Every process that the watchers of this node have killed or stopped, in order."""
+        return watching.victims(self._lab, node)
+
+    # -- mending ------------------------------------------------------------------------------
+
+    def clear(self, node: str) -> None:
+        """Mend the node: undo every fault, let stopped workers run, start a dead slurmd."""
+        self._lab.pid(node)
+        watching.stop(self._lab, node)
+        network_faults.clear(self._lab, node)
+        self._set_quota(node, None)
+        self.start_slurmd(node)
+
+    def clear_all(self) -> None:
+        """Mend every node."""
+        for node in self._lab.nodes:
+            self.clear(node)

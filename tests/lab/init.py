@@ -1,0 +1,223 @@
+"""What the lab's init does before it waits: mounts, network, node holders, daemons."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import cgroups, daemons, kernel, slurmconf, visibility
+from .layout import (
+    CHECKOUT,
+    CONTROLLER,
+    CONTROLLER_ADDRESS,
+    PREFIX_LENGTH,
+    SLURMCTLD_PORT,
+    USERS,
+    LabSpec,
+)
+
+_STAGING = Path("/run/staging")
+_DAEMON_DEADLINE_S = 15
+
+
+def set_up(spec: LabSpec) -> dict[str, int]:
+    """Turn this process's new process namespace into a lab.
+
+    Returns:
+        Node → process id, as seen inside the lab, of the process that holds its namespaces.
+    """
+    kernel.unshare(kernel.NEW_MOUNT | kernel.NEW_NET | kernel.NEW_UTS | kernel.NEW_IPC)
+    kernel.keep_mounts_private()
+    socket.sethostname(CONTROLLER)
+    write_files(spec)
+    _mount_controller(spec)
+    _ip(
+        [
+            "link set lo up",
+            "link add br0 type bridge",
+            f"addr add {CONTROLLER_ADDRESS}/{PREFIX_LENGTH} dev br0",
+            "link set br0 up",
+        ]
+    )
+    holders = {node: _Holder(spec, node) for node in spec.nodes}
+    commands = []
+    for node, holder in holders.items():
+        port = spec.port(node)
+        commands += [
+            f"link add {port} type veth peer name eth0 netns {holder.pid}",
+            f"link set {port} master br0 up",
+        ]
+    _ip(commands)
+    daemons.start_munged(spec)
+    daemons.start_slurmctld()
+    _await_port(CONTROLLER_ADDRESS, SLURMCTLD_PORT)
+    for holder in holders.values():
+        holder.go()
+    for holder in holders.values():
+        holder.await_slurmd()
+    return {node: holder.pid for node, holder in holders.items()}
+
+
+def write_files(spec: LabSpec) -> None:
+    """Fill the lab's directory: configuration, homes, and an empty place for everything else."""
+    paths = spec.paths
+    slurm = paths.etc / "slurm"
+    slurm.mkdir(parents=True)
+    machine_passwd = Path("/etc/passwd").read_text()
+    (slurm / "slurm.conf").write_text(slurmconf.slurm_conf(spec))
+    (slurm / "cgroup.conf").write_text("")
+    (paths.etc / "passwd").write_text(slurmconf.passwd(spec, machine_passwd))
+    (paths.etc / "group").write_text(slurmconf.group(Path("/etc/group").read_text()))
+    (paths.etc / "hosts").write_text(slurmconf.hosts(spec))
+    for path in (paths.log, paths.faults, paths.root / "state", paths.root / "munge"):
+        path.mkdir(exist_ok=True)
+    shutil.chown(paths.root / "state", "slurm", "slurm")
+    for node in spec.nodes:
+        paths.spool(node).mkdir(parents=True)
+        paths.tmp(node).mkdir(parents=True)
+        paths.tmp(node).chmod(0o1777)
+    for user, uid in {"root": 0, **USERS}.items():
+        home = paths.home(user)
+        home.mkdir(parents=True)
+        home.chmod(0o700)
+        os.chown(home, uid, uid)
+
+
+def _mount_controller(spec: LabSpec) -> None:
+    kernel.mount_fresh("proc", Path("/proc"))
+    kernel.mount_fresh("tmpfs", Path("/run"), "mode=0755")
+    _STAGING.mkdir()
+    _remount_sys()
+    Path("/run/slurm").mkdir()
+    for name in ("passwd", "group", "hosts"):
+        kernel.bind(spec.paths.etc / name, Path("/etc") / name)
+    kernel.bind(spec.paths.etc / "slurm", Path("/etc/slurm"))
+    visibility.open_up(_wanted(spec), _STAGING)
+
+
+def _remount_sys() -> None:
+    """Have /sys show this network namespace's interfaces.
+
+    A fresh sysfs lacks what was mounted below the old one; slurmd ends without its cgroups.
+    """
+    aside = _STAGING / "cgroup"
+    aside.mkdir(exist_ok=True)
+    kernel.bind(Path("/sys/fs/cgroup"), aside)
+    kernel.mount_fresh("sysfs", Path("/sys"))
+    kernel.bind(aside, Path("/sys/fs/cgroup"))
+    kernel.unmount(aside)
+
+
+def _wanted(spec: LabSpec) -> tuple[Path, ...]:
+    """What jobs must reach by the path it has outside."""
+    interpreter = Path(sys.executable).resolve()
+    wanted = [CHECKOUT, Path(sys.prefix), interpreter.parent, *map(Path, spec.visible)]
+    if sys.base_prefix != "/usr":
+        wanted.append(Path(sys.base_prefix))
+    return tuple(dict.fromkeys(wanted))
+
+
+class _Holder:
+    """The process that keeps one node's namespaces alive, and starts its slurmd."""
+
+    def __init__(self, spec: LabSpec, node: str) -> None:
+        """Fork it, and wait until its network namespace can be given an interface."""
+        self.node = node
+        ready_read, ready_write = os.pipe()
+        self._done_read, done_write = os.pipe()
+        go_read, self._go_write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._go_write)
+            os.close(ready_read)
+            _be_node(spec, node, ready_write, go_read, done_write)
+        for fd in (ready_write, go_read, done_write):
+            os.close(fd)
+        _read_word(ready_read, f"{node}: making its namespaces")
+
+    def go(self) -> None:
+        """Tell it that its network interface is there."""
+        # A word, not the end of the pipe: the holders forked later have this end open too.
+        os.write(self._go_write, b"g")
+        os.close(self._go_write)
+
+    def await_slurmd(self) -> None:
+        """Wait until its slurmd runs as a daemon."""
+        _read_word(self._done_read, f"{self.node}: starting slurmd")
+
+
+def _read_word(fd: int, what: str) -> None:
+    with os.fdopen(fd) as pipe:
+        if pipe.read() != "ok":
+            raise RuntimeError(f"{what} failed")
+
+
+def _be_node(spec: LabSpec, node: str, ready_fd: int, go_fd: int, done_fd: int) -> None:
+    """Be the holder of one node; never returns."""
+    try:
+        _join_cgroup(spec, node)
+        kernel.unshare(kernel.NEW_MOUNT | kernel.NEW_NET | kernel.NEW_UTS | kernel.NEW_IPC)
+        socket.sethostname(node)
+        os.write(ready_fd, b"ok")
+        os.close(ready_fd)
+        _remount_sys()
+        kernel.mount_fresh("tmpfs", Path("/dev/shm"), "mode=1777")
+        visibility.replace(Path("/tmp"), spec.paths.tmp(node), _wanted(spec), _STAGING / node)
+        os.read(go_fd, 1)
+        _ip(
+            [
+                "link set lo up",
+                f"addr add {spec.address(node)}/{PREFIX_LENGTH} dev eth0",
+                "link set eth0 up",
+            ]
+        )
+        daemons.start_slurmd(node)
+        os.write(done_fd, b"ok")
+        os.close(done_fd)
+        os.chdir("/")
+        while True:
+            signal.pause()
+    except BaseException:  # the process boundary: the init sees the pipe end, the log says why
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _join_cgroup(spec: LabSpec, node: str) -> None:
+    controller = cgroups.find_cpu_controller()
+    if controller is not None:
+        directory = cgroups.node_cgroup(controller, spec.name, node)
+        if directory.is_dir():
+            (directory / "cgroup.procs").write_text("0")
+
+
+def _ip(commands: Sequence[str]) -> None:
+    result = subprocess.run(
+        ["ip", "-batch", "-"],
+        input="\n".join(commands),
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=_DAEMON_DEADLINE_S,
+    )
+    if result.returncode != 0:
+        raise RuntimeError(f"ip: {result.stderr.strip()}")
+
+
+def _await_port(address: str, port: int) -> None:
+    end_s = time.monotonic() + _DAEMON_DEADLINE_S
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=1).close()
+        except OSError:
+            if time.monotonic() > end_s:
+                raise RuntimeError(f"slurmctld does not listen on {address}:{port}") from None
+            time.sleep(0.02)
+        else:
+            return

@@ -1,0 +1,123 @@
+"""What a lab consists of: its description, its directory, its names and addresses."""
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import LabError
+
+# Outside the checkout, because ordinary users must be able to walk to their homes.
+BASE = Path("/var/lib/slurm-health-lab")
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+CONTROLLER = "ctl"
+CONTROLLER_ADDRESS = "10.77.0.1"
+PREFIX_LENGTH = 16
+MAX_NODES = 200
+
+# Slurm's own ports; the data-network faults spare them. The range for srun lies above the
+# kernel's ephemeral ports, so that no other program is given one of them by chance.
+SLURMCTLD_PORT = 6817
+SLURMD_PORT = 6818
+SRUN_PORTS = (61000, 61999)
+
+USERS = {"alice": 4242, "bob": 4243}
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_NODE_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabSpec:
+    """What was asked for when the lab was started."""
+
+    name: str
+    nodes: tuple[str, ...]
+    cpus: int = 2
+    memory_mb: int = 2000
+    slurm_conf_extra: str = ""
+    release: str | None = None
+    visible: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise LabError(f"{self.name!r} is no lab name: lower-case letters, digits, '-'")
+        bad = [node for node in self.nodes if not _NODE_NAME.fullmatch(node)]
+        if bad:
+            raise LabError(f"{bad[0]!r} is no node name: lower-case letters, digits, '-'")
+        if not 1 <= len(self.nodes) <= MAX_NODES or len(set(self.nodes)) != len(self.nodes):
+            raise LabError(f"a lab has 1 to {MAX_NODES} nodes with different names")
+
+    @property
+    def paths(self) -> "LabPaths":
+        """Where this lab keeps its files."""
+        return LabPaths(BASE / self.name)
+
+    def address(self, node: str) -> str:
+        """The node's address on the lab's own network."""
+        index = self.nodes.index(node)
+        return f"10.77.{1 + index // 250}.{1 + index % 250}"
+
+    def port(self, node: str) -> str:
+        """The name of the bridge's interface towards this node."""
+        return f"v{1 + self.nodes.index(node)}"
+
+
+@dataclass(frozen=True)
+class LabPaths:
+    """The files of one lab, valid inside it and outside."""
+
+    root: Path
+
+    @property
+    def etc(self) -> Path:
+        """Mounted file by file over /etc inside the lab."""
+        return self.root / "etc"
+
+    @property
+    def log(self) -> Path:
+        """One log per daemon."""
+        return self.root / "log"
+
+    @property
+    def faults(self) -> Path:
+        """Orders to the watchers that kill or stop processes, and what they did."""
+        return self.root / "faults"
+
+    @property
+    def spec(self) -> Path:
+        """The LabSpec, as JSON."""
+        return self.root / "spec.json"
+
+    @property
+    def state(self) -> Path:
+        """The process ids that hold the lab's namespaces, as JSON; there once they exist."""
+        return self.root / "state.json"
+
+    def home(self, user: str) -> Path:
+        """The user's home directory, the same on every node."""
+        return self.root / "home" / user
+
+    def spool(self, node: str) -> Path:
+        """The node's SlurmdSpoolDir."""
+        return self.root / "spool" / node
+
+    def tmp(self, node: str) -> Path:
+        """What the node sees as /tmp."""
+        return self.root / "tmp" / node
+
+
+def write_spec(spec: LabSpec) -> None:
+    """Store the description in the lab's directory."""
+    spec.paths.spec.write_text(json.dumps(dataclasses.asdict(spec), indent=1))
+
+
+def read_spec(root: Path) -> LabSpec:
+    """The description stored in a lab's directory."""
+    fields = json.loads((root / "spec.json").read_text())
+    for key in ("nodes", "visible"):
+        fields[key] = tuple(fields[key])
+    return LabSpec(**fields)

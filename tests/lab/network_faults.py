@@ -1,0 +1,64 @@
+"""Slow links (tc tbf) and dropped packets (iptables) on a node's link."""
+
+from typing import TYPE_CHECKING
+
+from .errors import LabError
+from .layout import CONTROLLER_ADDRESS, SLURMCTLD_PORT, SLURMD_PORT, SRUN_PORTS
+
+if TYPE_CHECKING:
+    from .inside import Inside
+
+_CHAIN = "LAB-DROP"
+# One full-sized offloaded packet: tbf would drop what is larger than its bucket.
+_BURST = "64kb"
+_LATENCY = "50ms"
+
+
+def throttle(lab: "Inside", node: str, mbit: float) -> None:
+    """Limit both directions of the node's link."""
+    if not mbit > 0:
+        raise LabError(f"a link has more than 0 Mbit/s, not {mbit:g}")
+    shape = ["root", "tbf", "rate", f"{mbit * 1000:.0f}kbit", "burst", _BURST, "latency", _LATENCY]
+    lab.run(["tc", "qdisc", "replace", "dev", "eth0", *shape], node=node, cwd="/")
+    lab.run(["tc", "qdisc", "replace", "dev", lab.spec.port(node), *shape], cwd="/")
+
+
+def drop(lab: "Inside", node: str, fraction: float, *, everything: bool) -> None:
+    """Drop a fraction of the node's packets, in both directions."""
+    if not 0 < fraction <= 1:
+        raise LabError(f"a fraction is above 0 and at most 1, not {fraction:g}")
+    _restore(lab, node, drop_rules(fraction, everything=everything))
+
+
+def drop_rules(fraction: float, *, everything: bool) -> str:
+    """The text for iptables-restore; an empty fraction of rules would be `clear`'s."""
+    ports = f"{SLURMCTLD_PORT},{SLURMD_PORT},{SRUN_PORTS[0]}:{SRUN_PORTS[1]}"
+    spared = [
+        f"-A {_CHAIN} -s {CONTROLLER_ADDRESS} -j RETURN",
+        f"-A {_CHAIN} -d {CONTROLLER_ADDRESS} -j RETURN",
+        f"-A {_CHAIN} -p tcp -m multiport --ports {ports} -j RETURN",
+    ]
+    chance = "" if fraction == 1 else f" -m statistic --mode random --probability {fraction:g}"
+    rules = [
+        f":{_CHAIN} - [0:0]",
+        f"-A INPUT -i eth0 -j {_CHAIN}",
+        f"-A OUTPUT -o eth0 -j {_CHAIN}",
+        *([] if everything else spared),
+        f"-A {_CHAIN}{chance} -j DROP",
+    ]
+    return "\n".join(rules)
+
+
+def clear(lab: "Inside", node: str) -> None:
+    """Let the node's link be as it was."""
+    # The fault's own qdisc may not be there; then tc says so, and that is what was wanted.
+    script = "tc qdisc del dev {} root 2>/dev/null || true"
+    lab.run(["sh", "-c", script.format("eth0")], node=node, cwd="/")
+    lab.run(["sh", "-c", script.format(lab.spec.port(node))], cwd="/")
+    _restore(lab, node, "")
+
+
+def _restore(lab: "Inside", node: str, rules: str) -> None:
+    policies = ":INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]"
+    text = f"*filter\n{policies}\n{rules}\nCOMMIT\n"
+    lab.run(["iptables-restore"], node=node, cwd="/", stdin=text.encode())
