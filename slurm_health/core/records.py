@@ -75,13 +75,29 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
+class NodesAdmitted(Record, frozen=True, kw_only=True, tag="nodes_admitted"):
+    """The rounds are run with these nodes; the others could not be measured."""
+
+    nodes: list[str]
+
+
+class MasterResumed(Record, frozen=True, kw_only=True, tag="master_resumed"):
+    """A new master took over from one that died. Its agents and its current round are void."""
+
+    pid: int
+
+
 class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
-    """Groups began a round. `rendezvous[i]` belongs to `groups[i]`."""
+    """Groups began a round. `rendezvous[i]` belongs to `groups[i]`.
+
+    `absent` names members without a usable agent; their groups do not start.
+    """
 
     round: Count
     groups: list[list[str]]
     rendezvous: list[Rendezvous]
     deadline_s: float
+    absent: list[str] = []
 
 
 class GroupAborted(Record, frozen=True, kw_only=True, tag="group_aborted"):
@@ -97,10 +113,14 @@ class GroupAborted(Record, frozen=True, kw_only=True, tag="group_aborted"):
 
 
 class RoundEnded(Record, frozen=True, kw_only=True, tag="round_ended"):
-    """Nothing more is expected of a round. `silent` names nodes that did not report in it."""
+    """Nothing more is expected of a round. `silent` names nodes that did not report in it.
+
+    `void` is set when the round was cut short by the master's own end and says nothing.
+    """
 
     round: Count
     silent: list[str] = []
+    void: bool = False
 
 
 class NodeJudged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -169,7 +189,13 @@ class AgentStarted(Record, frozen=True, kw_only=True, tag="agent_started"):
     launch: Count
     hostname: str
     address: str
-    pid: int
+
+
+class WorkersStarting(Record, frozen=True, kw_only=True, tag="workers_starting"):
+    """The node's workers are being (re)placed; what `workers_ready` said before is void."""
+
+    node: str
+    launch: Count
 
 
 class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
@@ -217,12 +243,13 @@ class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
     """This node's last word on a round.
 
     `crashed` is set when a process of this node's own died or raised, as opposed to waiting for
-    a partner in vain.
+    a partner in vain. `elapsed_ms` counts from when this node saw the round begin.
     """
 
     node: str
     round: Count
     outcome: Outcome
+    elapsed_ms: float = 0.0
     detail: str = ""
     crashed: bool = False
 
@@ -257,6 +284,8 @@ KINDS: tuple[type[Record], ...] = (
     RunStarted,
     AgentsLaunched,
     AgentsLost,
+    NodesAdmitted,
+    MasterResumed,
     RoundStarted,
     GroupAborted,
     RoundEnded,
@@ -265,6 +294,7 @@ KINDS: tuple[type[Record], ...] = (
     ActionDone,
     RunFinished,
     AgentStarted,
+    WorkersStarting,
     WorkersReady,
     WorkersFailed,
     Sampled,

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carry out what was decided: record the intent, do it, record the result; requeue last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from slurm_health import journal, requeue
+from slurm_health.core.actions import (
+    Action,
+    Disposition,
+    Drain,
+    Finish,
+    LeaveAlone,
+    Policy,
+    RequeueElsewhere,
+    Situation,
+    decide,
+    unwanted,
+)
+from slurm_health.core.nodeset import expand, fold
+from slurm_health.core.records import (
+    ActionDone,
+    ActionIntended,
+    Record,
+    RunFinished,
+    VerdictReached,
+)
+from slurm_health.errors import ExitCode, SlurmError
+from slurm_health.slurm.client import Client, Job
+
+log = logging.getLogger(__name__)
+
+RecordAppender = Callable[[Record], None]
+
+
+def act(
+    verdict: VerdictReached,
+    *,
+    job_id: int,
+    directory: Path,
+    policy: Policy,
+    client: Client,
+    uid: int,
+    append: RecordAppender,
+    helper: requeue.Helper,
+) -> RunFinished:
+    """Act on a verdict and return how the run ends.
+
+    When the job is requeued, this process is ended by Slurm shortly after the return.
+
+    Raises:
+        JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
+    """
+    if not unwanted(verdict, policy):
+        return _finish(decide(verdict, policy, _nothing_known(job_id)))
+    try:
+        situation = read_situation(verdict, job_id, directory, policy, client, uid)
+    except SlurmError as err:
+        reason = f"bad nodes found, but Slurm cannot be asked what to do about them: {err}"
+        return _stopped(reason)
+    return _perform(decide(verdict, policy, situation), job_id, client, append, helper)
+
+
+def read_situation(
+    verdict: VerdictReached,
+    job_id: int,
+    directory: Path,
+    policy: Policy,
+    client: Client,
+    uid: int,
+) -> Situation:
+    """Ask Slurm and the journal what the job and its owner can do.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    names = [node.node for node in unwanted(verdict, policy)]
+    may_drain = client.may_drain(uid)
+    states = client.nodes(names) if may_drain else {}
+    return Situation(
+        job_id=job_id,
+        requeues=requeues_so_far(directory.parent, exclude=directory),
+        requeue_obstacle=requeue_obstacle(client.job(job_id), names),
+        may_drain=may_drain,
+        node_reasons={name: node.reason for name, node in states.items() if node.out_of_pool},
+    )
+
+
+def requeue_obstacle(job: Job, bad: Sequence[str]) -> str:
+    """Say why a job cannot be started again without these nodes, empty if it can."""
+    if job.fields.get("BatchFlag") != "1":
+        return "it is not a batch job, so it cannot be requeued"
+    if job.fields.get("Requeue") != "1":
+        return "it may not be requeued (--no-requeue, or the cluster's JobRequeue=0)"
+    asked = job.fields.get("ReqNodeList", "(null)")
+    wanted = set(expand(asked)) if asked not in {"", "(null)"} else set()
+    if wanted & set(bad):
+        return f"it asks for {fold(wanted & set(bad))} itself (--nodelist)"
+    return ""
+
+
+def requeues_so_far(job_directory: Path, *, exclude: Path) -> int:
+    """Count the runs of a job that ended in a requeue, from the journals of earlier attempts."""
+    if not job_directory.is_dir():
+        return 0
+    return sum(
+        any(
+            isinstance(entry.record, ActionIntended) and entry.record.action == "requeue"
+            for entry in journal.read_all(run, journal.MASTER)
+        )
+        for run in job_directory.iterdir()
+        if run.is_dir() and run != exclude
+    )
+
+
+def _perform(
+    actions: Sequence[Action],
+    job_id: int,
+    client: Client,
+    append: RecordAppender,
+    helper: requeue.Helper,
+) -> RunFinished:
+    for action in actions:
+        match action:
+            case LeaveAlone(nodes=nodes, reason=reason):
+                log.warning("%s is not drained: %s", fold(nodes), reason)
+                append(
+                    ActionDone(action="drain", succeeded=False, nodes=list(nodes), detail=reason)
+                )
+            case Drain():
+                _drain(action, client, append)
+            case RequeueElsewhere():
+                return _requeue(action, job_id, client, append, helper)
+            case Finish():
+                pass
+    return _finish(actions)
+
+
+def _drain(action: Drain, client: Client, append: RecordAppender) -> None:
+    nodes = list(action.nodes)
+    append(ActionIntended(action="drain", nodes=nodes, reason=action.reason))
+    try:
+        client.drain(nodes, action.reason)
+        # Slurm's return codes prove nothing: look.
+        after = client.nodes(nodes)
+    except SlurmError as err:
+        append(ActionDone(action="drain", succeeded=False, nodes=nodes, detail=str(err)))
+        log.warning("%s is not drained: %s", fold(nodes), err)
+        return
+    drained = [name for name in nodes if name in after and after[name].out_of_pool]
+    append(ActionDone(action="drain", succeeded=len(drained) == len(nodes), nodes=drained))
+    log.warning("drained %s: %s", fold(drained), action.reason)
+
+
+def _requeue(
+    action: RequeueElsewhere,
+    job_id: int,
+    client: Client,
+    append: RecordAppender,
+    helper: requeue.Helper,
+) -> RunFinished:
+    nodes = list(action.exclude)
+    append(ActionIntended(action="exclude", nodes=nodes, reason=action.reason))
+    try:
+        helper_id = helper.ensure_submitted(client, job_id, nodes)
+    except SlurmError as err:
+        append(ActionDone(action="exclude", succeeded=False, detail=str(err)))
+        return _stopped(
+            f"{fold(nodes)} cannot be used: {action.reason}; the job cannot be moved away: {err};"
+            f" submit it again with --exclude={fold(nodes)}"
+        )
+    append(ActionDone(action="exclude", succeeded=True, nodes=nodes, detail=f"job {helper_id}"))
+    append(ActionIntended(action="requeue", reason=action.reason))
+    finished = RunFinished(
+        disposition=Disposition.REQUEUE.value,
+        exit_code=ExitCode.BAD_NODES,
+        reason=f"{fold(nodes)}: {action.reason}",
+    )
+    append(finished)
+    log.warning("requeueing job %d without %s: %s", job_id, fold(nodes), action.reason)
+    try:
+        client.requeue_held(job_id)
+    except SlurmError as err:
+        append(ActionDone(action="requeue", succeeded=False, detail=str(err)))
+        helper.withdraw(client, helper_id)
+        return _stopped(
+            f"{fold(nodes)} cannot be used: {action.reason}; the requeue was refused: {err};"
+            f" submit the job again with --exclude={fold(nodes)}"
+        )
+    return finished
+
+
+def _finish(actions: Sequence[Action]) -> RunFinished:
+    last = actions[-1]
+    assert isinstance(last, Finish)
+    return RunFinished(
+        disposition=last.disposition.value, exit_code=last.exit_code, reason=last.reason
+    )
+
+
+def _stopped(reason: str) -> RunFinished:
+    return RunFinished(
+        disposition=Disposition.STOP.value, exit_code=ExitCode.BAD_NODES, reason=reason
+    )
+
+
+def _nothing_known(job_id: int) -> Situation:
+    node_reasons: Mapping[str, str] = {}
+    return Situation(
+        job_id=job_id,
+        requeues=0,
+        requeue_obstacle="",
+        may_drain=False,
+        node_reasons=node_reasons,
+    )

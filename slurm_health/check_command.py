@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health check`: for a person, for a script, and for the supervisor of a batch job."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import click
+
+from slurm_health import config
+from slurm_health.check import (
+    CheckResult,
+    CheckSettings,
+    check_allocation,
+    check_local,
+    find_python,
+)
+from slurm_health.cli import terminal
+from slurm_health.core.actions import Disposition, OnStraggler, Policy
+from slurm_health.core.allocation import from_environ
+from slurm_health.core.session import Limits
+from slurm_health.errors import SlurmHealthError
+
+
+def run_check(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:
+    """Run a check as the command line asks for it; return its exit code.
+
+    Raises:
+        SlurmHealthError: it cannot be run; for the supervisor this becomes a disposition instead,
+            because what cannot be measured must not stop a job.
+    """
+    # Ended from outside, the check still ends its agents.
+    signal.signal(signal.SIGTERM, _leave)
+    if not options["for_supervisor"]:
+        result = _checked(options, environ)
+        _print(result, as_json=options["as_json"])
+        return result.finished.exit_code
+    try:
+        result = _checked(options, environ)
+    except SlurmHealthError as err:
+        _tell_supervisor(Disposition.PROCEED.value, err.exit_code, f"not checked: {err}", "")
+        return int(err.exit_code)
+    finished = result.finished
+    _tell_supervisor(
+        finished.disposition, finished.exit_code, finished.reason, str(result.directory)
+    )
+    return finished.exit_code
+
+
+def _checked(options: Mapping[str, Any], environ: Mapping[str, str]) -> CheckResult:
+    local = options["local"]
+    if local and options["act"]:
+        raise click.UsageError("--act needs a Slurm job; --local has none")
+    allocation = None if local else from_environ(environ)
+    settings = CheckSettings(
+        journal_root=config.journal_root(options["journal"], environ),
+        python=find_python(options["python"], environ),
+        policy=Policy(
+            max_requeues=options["max_requeues"],
+            on_straggler=OnStraggler(options["on_straggler"]),
+        ),
+        limits=Limits(round_deadline_s=options["round_deadline"]),
+        act=options["act"],
+        script=options["script_name"],
+    )
+    if allocation is None:
+        return check_local(local, settings, environ, now_s=time.time())
+    return check_allocation(allocation, settings, environ)
+
+
+def _print(result: CheckResult, *, as_json: bool) -> None:
+    from slurm_health.report import export, find, table
+    from slurm_health.report.from_run import run_report
+
+    run = run_report(find.read_run(result.directory))
+    if as_json:
+        click.echo(export.run_as_json(run), nl=False)
+        return
+    width, unicode = terminal()
+    click.echo(table.check_summary(run, width=width, unicode=unicode).rstrip("\n"))
+
+
+def _tell_supervisor(disposition: str, code: int, reason: str, run_directory: str) -> None:
+    line = {
+        "disposition": disposition,
+        "exit_code": int(code),
+        "reason": reason,
+        "run_directory": run_directory,
+    }
+    print(json.dumps(line), flush=True)
+
+
+def _leave(signal_number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + signal_number)

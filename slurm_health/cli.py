@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: parse, build, call, exit. Every error becomes one line and a code here.
+
+Heavy modules are loaded inside the commands that need them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from slurm_health import __version__
+from slurm_health.errors import ExitCode, SlurmHealthError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Boundary(click.Group):
+    """Turns every error into one line on stderr and an exit code."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command and exit with its code."""
+        kwargs.pop("standalone_mode", None)
+        try:
+            result = super().main(*args, **kwargs, standalone_mode=False)
+        except SlurmHealthError as err:
+            click.echo(f"slurm-health: {err}", err=True)
+            sys.exit(int(err.exit_code))
+        except click.ClickException as err:
+            err.show()
+            sys.exit(int(ExitCode.USAGE))
+        except (click.Abort, KeyboardInterrupt):
+            sys.exit(130)
+        except BrokenPipeError:
+            # The reader has gone; Python must not fail once more when it flushes at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(int(ExitCode.HEALTHY))
+        sys.exit(int(result) if isinstance(result, int) else 0)
+
+
+def journal_option(command: _F) -> _F:
+    """Add `--journal` to a command."""
+    return click.option(
+        "--journal",
+        metavar="DIR",
+        help="Where journals are kept [default: SLURM_HEALTH_JOURNAL, else the site's choice,"
+        " else ~/.slurm-health/journal].",
+    )(command)
+
+
+@click.group(
+    cls=Boundary,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="slurm-health", message="%(prog)s %(version)s")
+@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is being waited for.")
+def main(verbose: bool) -> None:
+    """Find the bad node of a training job before the job starts, and run without it.
+
+    Exit codes: 0 healthy, 1 bad nodes found, 2 usage, 3 inconclusive, 4 Slurm or the shared
+    filesystem unavailable, 70 internal error. A job submitted with sbatch ends with the code of
+    its own script.
+    """
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="slurm-health: %(message)s",
+    )
+    logging.getLogger("filelock").setLevel(logging.WARNING)
+
+
+@main.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+    short_help="Submit a batch job that is checked first; a drop-in for sbatch.",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def sbatch(arguments: tuple[str, ...]) -> int:
+    """Submit a batch job that is checked first; a drop-in for sbatch."""
+    from slurm_health.submit import submit
+
+    return submit(list(arguments), environ=dict(os.environ), stdin=sys.stdin.buffer)
+
+
+@main.command()
+@journal_option
+@click.option(
+    "--local",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Check this machine, without Slurm, with N processes that play nodes.",
+)
+@click.option(
+    "--python",
+    metavar="PATH",
+    help="The interpreter that runs the probes: the one the job trains with [default: python3 on"
+    " PATH if it has torch, else slurm-health's own].",
+)
+@click.option(
+    "--act",
+    is_flag=True,
+    help="Drain faulty nodes (with the rights to) and requeue the job without its bad nodes.",
+)
+@click.option(
+    "--on-straggler",
+    type=click.Choice(["exclude", "report"]),
+    default="exclude",
+    show_default=True,
+    help="With --act: whether a slow node is left out of the job, or only reported.",
+)
+@click.option(
+    "--max-requeues",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="With --act: how often the job may be requeued away from bad nodes.",
+)
+@click.option(
+    "--round-deadline",
+    type=click.FloatRange(1.0, 3600.0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a round may take before anything is known of how long it should take.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--script-name", default="", hidden=True)
+@click.option("--for-supervisor", is_flag=True, hidden=True)
+def check(**options: Any) -> int:
+    """Check the nodes of this allocation (salloc, or a line in a batch script).
+
+    Every node multiplies matrices and exchanges data with changing partners, round by round,
+    until each node is decided. Prints a table; exits 0 when all nodes are healthy, 1 when bad
+    ones were found, 3 when some could not be decided.
+    """
+    from slurm_health.check_command import run_check
+
+    return run_check(options, dict(os.environ))
+
+
+@main.command()
+@click.argument("job", metavar="JOBID")
+@journal_option
+@click.option("--cluster", metavar="NAME", help="The cluster, where several share the journal.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--raw", is_flag=True, help="With --json: include every raw sample.")
+def report(job: str, journal: str | None, cluster: str | None, as_json: bool, raw: bool) -> int:
+    """Print what was measured, concluded and done for a job.
+
+    JOBID is a job id, or 12_3 for a task of an array. Reads the journal's files alone: any time
+    later, on any machine that sees them.
+    """
+    from slurm_health import config
+    from slurm_health.report import export, find, table
+
+    if raw and not as_json:
+        raise click.UsageError("--raw goes with --json")
+    root = config.journal_root(journal, os.environ)
+    found = find.load(root, job, cluster=cluster, now_s=time.time())
+    if as_json:
+        click.echo(export.as_json(found, raw=raw), nl=False)
+        return int(ExitCode.HEALTHY)
+    width, unicode = terminal()
+    click.echo(table.job_text(found, width=width, unicode=unicode).rstrip("\n"))
+    return int(ExitCode.HEALTHY)
+
+
+@main.command(hidden=True)
+@click.option("--directory", type=click.Path(path_type=Path), required=True)
+@click.option("--run-id", required=True)
+@click.option("--launch", type=int, required=True)
+@click.option("--python", required=True)
+@click.option("--poll-s", type=float, required=True)
+@click.option("--lifetime-s", type=float, required=True)
+@click.option("--node", default=None)
+def agent(node: str | None, **settings: Any) -> int:
+    """Serve one node of a check. Started by the master."""
+    from slurm_health.agent_command import serve
+
+    return serve(node, settings, dict(os.environ))
+
+
+@main.command(hidden=True, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def supervise(arguments: tuple[str, ...]) -> int:
+    """Run the check, then the user's script. Started by the batch script of `sbatch`."""
+    from slurm_health.supervise_command import run_supervisor
+
+    return run_supervisor(list(arguments), dict(os.environ))
+
+
+@main.command("requeue-helper", hidden=True)
+@click.option("--job-id", type=int, required=True)
+@click.option("--directory", type=click.Path(path_type=Path), required=True)
+@click.option("--exclude", required=True)
+def requeue_helper(job_id: int, directory: Path, exclude: str) -> int:
+    """Release a requeued job without its bad nodes. Runs as a job of its own."""
+    from slurm_health.core.nodeset import expand
+    from slurm_health.requeue import release_elsewhere
+    from slurm_health.slurm.client import Client
+
+    released = release_elsewhere(
+        job_id, expand(exclude), directory=directory, client=Client(os.environ)
+    )
+    return int(ExitCode.HEALTHY if released else ExitCode.UNAVAILABLE)
+
+
+def terminal() -> tuple[int | None, bool]:
+    """Return the width to fit, None where standard output is no terminal, and whether it is UTF."""
+    import shutil
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return width, "utf" in (sys.stdout.encoding or "").lower()

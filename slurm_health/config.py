@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where settings come from: option, then environment, then the site's file, then the default."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_health import journal
+from slurm_health.errors import ConfigError
+
+SITE_FILE = Path("/etc/slurm-health/config.toml")
+SITE_FILE_VARIABLE = "SLURM_HEALTH_CONFIG"
+JOURNAL_VARIABLE = "SLURM_HEALTH_JOURNAL"
+SITE_KEYS = ("journal",)
+
+
+def journal_root(option: str | None, environ: Mapping[str, str]) -> Path:
+    """Return the directory of all journals, as an absolute path.
+
+    A site's `journal` may begin with `~`, which stands for each user's home.
+
+    Raises:
+        ConfigError: the site's file cannot be used, or there is no home to fall back on.
+    """
+    chosen = option or environ.get(JOURNAL_VARIABLE) or _site(environ).get("journal")
+    home = environ.get("HOME")
+    if chosen is None and not home:
+        raise ConfigError("HOME", "journal", "no home directory; name one with --journal DIR")
+    path = Path(chosen) if chosen else journal.default_root(Path(str(home)))
+    if path.parts[:1] == ("~",) and home:
+        path = Path(home).joinpath(*path.parts[1:])
+    return path.absolute()
+
+
+def _site(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the site's settings, none where there is no file.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds a key or a value it must not.
+    """
+    path = Path(environ.get(SITE_FILE_VARIABLE) or SITE_FILE)
+    try:
+        settings = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+        raise ConfigError(str(path), "file", f"cannot be read: {err}") from err
+    for key, value in settings.items():
+        if key not in SITE_KEYS:
+            raise ConfigError(str(path), key, "unknown setting", valid=SITE_KEYS)
+        if not isinstance(value, str) or not value:
+            raise ConfigError(str(path), key, f"expected a directory, found {value!r}")
+    return settings

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a verdict to what is done about it: pure, ordered, with a reason for everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from slurm_health.core.nodeset import fold
+from slurm_health.core.records import NodeJudged, VerdictReached
+from slurm_health.core.verdict import Level
+from slurm_health.errors import ExitCode
+
+REASON_PREFIX = "slurm-health:"
+# Slurm's own tools cut longer notes.
+REASON_LENGTH = 200
+
+
+class Disposition(Enum):
+    """What becomes of the job."""
+
+    PROCEED = "proceed"
+    REQUEUE = "requeue"
+    STOP = "stop"
+
+
+class OnStraggler(Enum):
+    """What a slow node causes. It is never drained for being slow."""
+
+    EXCLUDE = "exclude"
+    REPORT = "report"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What the user and the site allow.
+
+    `max_requeues` bounds how often one job moves away from bad nodes, because Slurm does not
+    count requeues. More than `max_bad_share` of a run's nodes at once is not a node problem:
+    nobody is drained then.
+    """
+
+    max_requeues: int = 3
+    on_straggler: OnStraggler = OnStraggler.EXCLUDE
+    max_bad_share: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What the job and its owner can do, as Slurm tells.
+
+    Args:
+        job_id: the job.
+        requeues: how often it was requeued because of a check.
+        requeue_obstacle: why it cannot be requeued, empty if it can.
+        may_drain: the user is root, SlurmUser or an administrator.
+        node_reasons: for nodes that are drained, down or failing already, the note on them.
+    """
+
+    job_id: int
+    requeues: int
+    requeue_obstacle: str
+    may_drain: bool
+    node_reasons: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    """Take nodes out of the pool, with one note for all of them."""
+
+    nodes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaveAlone:
+    """Do not drain these nodes, and say why."""
+
+    nodes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequeueElsewhere:
+    """Start the job again on other nodes. Ends the process that performs it, so it comes last."""
+
+    exclude: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """End the check with the job going on here (PROCEED) or not at all (STOP)."""
+
+    disposition: Disposition
+    exit_code: ExitCode
+    reason: str
+
+
+Action = Drain | LeaveAlone | RequeueElsewhere | Finish
+
+
+def exit_code(verdict: VerdictReached) -> ExitCode:
+    """Return the code a check with this verdict ends with."""
+    levels = {node.level for node in verdict.nodes}
+    if levels & {Level.FAULTY, Level.SLOW} or verdict.paths or verdict.leaves:
+        return ExitCode.BAD_NODES
+    return ExitCode.INCONCLUSIVE if Level.INCONCLUSIVE in levels else ExitCode.HEALTHY
+
+
+def unwanted(verdict: VerdictReached, policy: Policy) -> tuple[NodeJudged, ...]:
+    """Return the nodes the job should not run on."""
+    levels = {Level.FAULTY}
+    if policy.on_straggler is OnStraggler.EXCLUDE:
+        levels.add(Level.SLOW)
+    return tuple(node for node in verdict.nodes if node.level in levels)
+
+
+def decide(verdict: VerdictReached, policy: Policy, situation: Situation) -> tuple[Action, ...]:
+    """Decide what is done about a verdict, in the order in which it must be done.
+
+    Guarantees: only proven faults are drained; every drain comes before the requeue; at most
+    one requeue, and it is last; another's note on a node is never touched.
+    """
+    bad = unwanted(verdict, policy)
+    if not bad:
+        return (_proceed(verdict),)
+    drains = _drains(bad, len(verdict.nodes), policy, situation)
+    names = tuple(node.node for node in bad)
+    obstacle = _requeue_obstacle(policy, situation)
+    if obstacle:
+        reason = f"{fold(names)} cannot be used: {_because(bad)}; {obstacle}"
+        finish = Finish(disposition=Disposition.STOP, exit_code=ExitCode.BAD_NODES, reason=reason)
+        return (*drains, finish)
+    return (*drains, RequeueElsewhere(exclude=names, reason=_because(bad)))
+
+
+def _proceed(verdict: VerdictReached) -> Finish:
+    code = exit_code(verdict)
+    undecided = [node.node for node in verdict.nodes if node.level is Level.INCONCLUSIVE]
+    slow = [node.node for node in verdict.nodes if node.level is Level.SLOW]
+    said = []
+    if slow:
+        said.append(f"{fold(slow)} slow, reported only")
+    if undecided:
+        said.append(f"{fold(undecided)} undecided, going on all the same")
+    return Finish(
+        disposition=Disposition.PROCEED, exit_code=code, reason="; ".join(said) or "all healthy"
+    )
+
+
+def _drains(
+    bad: Sequence[NodeJudged], total: int, policy: Policy, situation: Situation
+) -> tuple[Drain | LeaveAlone, ...]:
+    faulty = [node for node in bad if node.level is Level.FAULTY]
+    if not faulty or not situation.may_drain:
+        return ()
+    names = tuple(node.node for node in faulty)
+    if len(faulty) > max(1, int(policy.max_bad_share * total)):
+        reason = f"{len(faulty)} of {total} nodes at once is a fabric or software problem"
+        return (LeaveAlone(nodes=names, reason=reason),)
+    fresh: dict[str, list[str]] = {}
+    actions: list[Drain | LeaveAlone] = []
+    for node in faulty:
+        note = situation.node_reasons.get(node.node)
+        if note is None:
+            fresh.setdefault(drain_reason(node, situation.job_id), []).append(node.node)
+        else:
+            reason = f"already out of the pool: {note or '(no reason given)'}"
+            actions.append(LeaveAlone(nodes=(node.node,), reason=reason))
+    # One call for all nodes with the same note: each call locks the controller.
+    actions += [Drain(nodes=tuple(nodes), reason=note) for note, nodes in fresh.items()]
+    return tuple(actions)
+
+
+def drain_reason(node: NodeJudged, job_id: int) -> str:
+    """Return the note for Slurm: ASCII, one line, short, beginning with our prefix."""
+    text = f"{REASON_PREFIX} job {job_id}: {node.component}: {node.reason}"
+    plain = text.encode("ascii", "replace").decode().replace('"', "'").replace("\n", " ")
+    return plain[:REASON_LENGTH]
+
+
+def _requeue_obstacle(policy: Policy, situation: Situation) -> str:
+    if situation.requeue_obstacle:
+        return situation.requeue_obstacle
+    if situation.requeues >= policy.max_requeues:
+        return (
+            f"already requeued {situation.requeues} times because of bad nodes,"
+            f" the limit is {policy.max_requeues} (--max-requeues)"
+        )
+    return ""
+
+
+def _because(bad: Sequence[NodeJudged]) -> str:
+    return "; ".join(f"{node.node}: {node.reason}" for node in bad)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the Localizer's verdict, and from what could not be measured, to the record of a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from slurm_health.core.records import NodeJudged, PathJudged, VerdictReached
+from slurm_health.core.verdict import Level, NodeVerdict, Verdict
+
+
+def unmeasured(
+    *,
+    could_not_start: bool,
+    others_started: bool,
+    lost: str,
+    failed: str,
+    started: bool,
+    stack: str,
+) -> NodeVerdict:
+    """Judge a node that took part in no round.
+
+    Only one finding is the node's own fault: Slurm could repeatedly not start a step there while
+    it could elsewhere. Everything else may be ours, the job's or the interpreter's.
+
+    Args:
+        could_not_start: Slurm failed to start the agent as often as it was tried.
+        others_started: an agent did start on some node of the run.
+        lost: why the agent ended, empty if it did not.
+        failed: why its workers could not be used, empty if they could.
+        started: the agent did write to the journal.
+        stack: torch and backend of a node that was ready but unlike the others.
+    """
+    if could_not_start and others_started:
+        reason = f"Slurm cannot start a step there: {lost}"
+        return NodeVerdict(
+            level=Level.FAULTY, component="slurmd", reason=reason, evidence=(reason,)
+        )
+    if failed:
+        reason = f"could not be measured: {failed}"
+    elif stack:
+        reason = f"not compared: {stack} there, another version on the other nodes"
+    elif lost:
+        reason = f"could not be measured: {lost}"
+    elif started:
+        reason = "could not be measured: its check processes were not ready in time"
+    else:
+        reason = "could not be measured: its agent never reported"
+    return NodeVerdict(level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
+
+
+def judged(
+    nodes: Sequence[str], verdict: Verdict, others: Mapping[str, NodeVerdict]
+) -> VerdictReached:
+    """Return the record of a verdict over all `nodes`, in their order."""
+    merged = {**verdict.nodes, **others}
+    return VerdictReached(
+        nodes=[
+            NodeJudged(
+                node=node,
+                level=merged[node].level,
+                slowdown=round(merged[node].slowdown, 3),
+                probability=round(merged[node].probability, 4),
+                component=merged[node].component,
+                reason=merged[node].reason,
+                evidence=list(merged[node].evidence),
+            )
+            for node in nodes
+        ],
+        paths=[
+            PathJudged(
+                ends=list(path.ends),
+                level=path.level,
+                slowdown=round(path.slowdown, 3),
+                probability=round(path.probability, 4),
+                reason=path.reason,
+                evidence=list(path.evidence),
+            )
+            for path in verdict.paths
+        ],
+        leaves=[
+            PathJudged(
+                ends=[leaf.leaf],
+                level=leaf.level,
+                slowdown=round(leaf.slowdown, 3),
+                probability=round(leaf.probability, 4),
+                reason=leaf.reason,
+                evidence=list(leaf.evidence),
+            )
+            for leaf in verdict.leaves
+        ],
+    )

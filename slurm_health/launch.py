@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start one agent per node, as one Slurm step or as local processes, and notice when they end."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_health.core.nodeset import expand, fold
+from slurm_health.core.records import AgentsLost
+from slurm_health.errors import SlurmCommandMissing
+from slurm_health.processes import end_session, exit_text, read_available, start_tied
+from slurm_health.slurm.command import clean_environ
+
+# How long agents may take to leave before they are killed.
+LEAVE_S = 3.0
+
+AgentCommand = Callable[[int, str | None], list[str]]
+"""Command line of an agent of launch K; of a given node, or of the node Slurm runs it on."""
+
+
+class Launcher(Protocol):
+    """Starts agents. `poll` never blocks."""
+
+    def start(self, launch: int, nodes: Sequence[str]) -> None:
+        """Start one agent on each node."""
+
+    def poll(self) -> list[AgentsLost]:
+        """Return what has ended, or failed to start, since the last call."""
+
+    def stop(self, grace_s: float = LEAVE_S) -> None:
+        """Give the agents time to leave, then end whatever is left."""
+
+
+@dataclass
+class _Started:
+    """One running command and the nodes it serves."""
+
+    launch: int
+    nodes: tuple[str, ...]
+    process: subprocess.Popen[bytes]
+    pending: set[str] = field(default_factory=set)
+    said: dict[str, str] = field(default_factory=dict)
+    buffer: bytes = b""
+    last_line: str = ""
+
+    def read_lines(self) -> list[str]:
+        """Return the complete lines the command has written to standard error."""
+        self.buffer += read_available(self.process.stderr)
+        *lines, self.buffer = self.buffer.split(b"\n")
+        return [line.decode(errors="replace").strip() for line in lines]
+
+
+class SlurmLauncher:
+    """Agents as the tasks of one `srun` for all nodes of a launch."""
+
+    def __init__(
+        self, job_id: int, agent_command: AgentCommand, environ: Mapping[str, str]
+    ) -> None:
+        self._job_id = job_id
+        self._agent_command = agent_command
+        self._environ = clean_environ(environ)
+        self._steps: list[_Started] = []
+        if shutil.which("srun", path=environ.get("PATH")) is None:
+            raise SlurmCommandMissing("srun")
+
+    def start(self, launch: int, nodes: Sequence[str]) -> None:
+        """Start one agent on each node, in one step."""
+        argv = srun_argv(self._job_id, nodes, self._agent_command(launch, None))
+        process = start_tied(argv, environ=self._environ)
+        step = _Started(launch=launch, nodes=tuple(nodes), process=process, pending=set(nodes))
+        self._steps.append(step)
+
+    def poll(self) -> list[AgentsLost]:
+        """Return what srun says of tasks that ended or did not start, and its own end."""
+        lost = []
+        for step in list(self._steps):
+            returncode = step.process.poll()  # before reading: nothing is written after it
+            for line in step.read_lines():
+                lost += _heard(step, line)
+            if returncode is not None:
+                self._steps.remove(step)
+                _close(step)
+                if step.pending:
+                    why = step.last_line or f"srun ended with {exit_text(returncode)}"
+                    lost.append(_lost(step, sorted(step.pending), why))
+        return lost
+
+    def stop(self, grace_s: float = LEAVE_S) -> None:
+        """Let srun end by itself, which it does when its tasks have, or end it."""
+        for step in self._steps:
+            _stop(step, grace_s)
+        self._steps.clear()
+
+
+class LocalLauncher:
+    """Agents as processes of this machine, each playing one node."""
+
+    def __init__(self, agent_command: AgentCommand, environ: Mapping[str, str]) -> None:
+        self._agent_command = agent_command
+        # As srun tells its tasks where it was started; here all nodes are on the loopback.
+        self._environ = {**clean_environ(environ), "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
+        self._agents: list[_Started] = []
+
+    def start(self, launch: int, nodes: Sequence[str]) -> None:
+        """Start one agent process per node."""
+        cpus = max(1, len(os.sched_getaffinity(0)) // len(nodes))
+        for node in nodes:
+            process = start_tied(
+                self._agent_command(launch, node),
+                environ={**self._environ, "SLURM_CPUS_ON_NODE": str(cpus)},
+            )
+            self._agents.append(_Started(launch=launch, nodes=(node,), process=process))
+
+    def poll(self) -> list[AgentsLost]:
+        """Return the agents that have ended."""
+        lost = []
+        for agent in list(self._agents):
+            returncode = agent.process.poll()
+            lines = [line for line in agent.read_lines() if line]
+            agent.last_line = lines[-1] if lines else agent.last_line
+            if returncode is not None:
+                self._agents.remove(agent)
+                _close(agent)
+                said = f": {agent.last_line}" if agent.last_line else ""
+                lost.append(
+                    _lost(agent, agent.nodes, f"its agent ended: {exit_text(returncode)}{said}")
+                )
+        return lost
+
+    def stop(self, grace_s: float = LEAVE_S) -> None:
+        """Let the agents leave, or end them."""
+        for agent in self._agents:
+            _stop(agent, grace_s)
+        self._agents.clear()
+
+
+def srun_argv(job_id: int, nodes: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Return the srun command of a launch.
+
+    Counts are explicit, because a nested srun otherwise takes the surrounding job's; the step
+    overlaps with others and takes no memory of its own, so that it never delays a step of the
+    user's; one task that ends leaves the others running.
+    """
+    count = len(nodes)
+    return [
+        "srun",
+        f"--jobid={job_id}",
+        f"--nodelist={fold(nodes)}",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        "--overlap",
+        "--mem=0",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--kill-on-bad-exit=0",
+        "--no-kill",
+        "--wait=0",
+        "--input=none",
+        "--job-name=slurm-health",
+        *command,
+    ]
+
+
+# What srun writes to standard error. The wording is the same from 22.05 to 26.05.
+_TASK_ENDED = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,-]+: (?P<how>.+)")
+_NOT_STARTED = re.compile(r"Task launch for \S+ failed on node (?P<nodes>\S+): (?P<how>.+)")
+_NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
+_AGENT_SAYS = re.compile(r"slurm-health agent: (?P<node>\S+): (?P<text>.+)")
+
+
+def _heard(step: _Started, line: str) -> list[AgentsLost]:
+    """Take in one line of srun's standard error."""
+    said = _AGENT_SAYS.search(line)
+    if said:
+        step.said[said["node"]] = said["text"]
+        return []
+    if "srun: error:" in line:
+        step.last_line = line.split("srun: error:", 1)[1].strip()
+    found = _TASK_ENDED.search(line)
+    if found:
+        nodes = _names(found["nodes"], step)
+        return [
+            _lost(step, [node], step.said.get(node) or f"its agent ended: {found['how']}")
+            for node in nodes
+        ]
+    found = _NOT_STARTED.search(line)
+    if found:
+        return [_lost(step, _names(found["nodes"], step), found["how"], could_not_start=True)]
+    found = _NODE_FAILED.search(line)
+    if found:
+        return [_lost(step, _names(found["nodes"], step), "node failure", could_not_start=True)]
+    return []
+
+
+def _names(text: str, step: _Started) -> list[str]:
+    try:
+        return [node for node in expand(text) if node in step.nodes]
+    except ValueError:
+        return []
+
+
+def _lost(
+    step: _Started, nodes: Sequence[str], reason: str, *, could_not_start: bool = False
+) -> AgentsLost:
+    step.pending.difference_update(nodes)
+    return AgentsLost(
+        launch=step.launch, nodes=list(nodes), reason=reason, could_not_start=could_not_start
+    )
+
+
+def _stop(started: _Started, grace_s: float) -> None:
+    try:
+        started.process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        end_session(started.process, grace_s=2.0)
+    _close(started)
+
+
+def _close(started: _Started) -> None:
+    assert started.process.stderr is not None
+    started.process.stderr.close()

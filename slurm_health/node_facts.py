@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent needs to know of its node before any torch is loaded."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+_SIOCGIFADDR = 0x8915
+_ANY_PORT = 9  # no packet is sent: connecting a datagram socket only chooses a route
+
+
+def own_address(environ: Mapping[str, str], hostname: str) -> str:
+    """Return the address under which the other nodes of the job reach this one.
+
+    It is the source address of the route to where srun was started. The node's own name is the
+    second choice: Debian resolves it to 127.0.1.1, which no other node can reach.
+    """
+    target = environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    if target:
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((target, _ANY_PORT))
+                return str(probe.getsockname()[0])
+        except OSError:
+            pass  # an IPv6 or unroutable address: fall back on the name
+    try:
+        return socket.gethostbyname(hostname)
+    except OSError:
+        return hostname
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface that has this IPv4 address, None where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # an interface without an IPv4 address
+            if socket.inet_ntoa(reply[20:24]) == address:
+                return name
+    return None
+
+
+def device_count(environ: Mapping[str, str], proc: Path = Path("/proc")) -> int:
+    """Return how many accelerators this process may use, 0 on a CPU node."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        if variable in environ:
+            return len([item for item in environ[variable].split(",") if _names_device(item)])
+    try:
+        return len(list((proc / "driver/nvidia/gpus").iterdir()))
+    except OSError:
+        return 0
+
+
+def usable_cpus(environ: Mapping[str, str]) -> int:
+    """Return how many CPUs the job holds on this node."""
+    told = environ.get("SLURM_CPUS_ON_NODE", "")
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min(int(told), allowed) if told.isdigit() else allowed)
+
+
+def _names_device(item: str) -> bool:
+    item = item.strip()
+    return bool(item) and item not in {"-1", "NoDevFiles"}

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Child processes that cannot outlive their purpose: own session, tied to the parent, killable."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(signal_number: int = signal.SIGKILL) -> Callable[[], None]:
+    """Return a `preexec_fn` after which the kernel signals the child when its parent dies."""
+    parent = os.getpid()
+
+    def tie() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal_number))
+        if os.getppid() != parent:  # it died between fork and prctl
+            os._exit(1)
+
+    return tie
+
+
+def start_tied(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start a child in its own session that dies with this process.
+
+    Its standard error, and its standard output where it is a pipe, never block a reader.
+
+    Raises:
+        OSError: it cannot be executed.
+    """
+    process = subprocess.Popen(
+        list(argv),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env=dict(environ),
+        start_new_session=True,
+        preexec_fn=die_with_parent(),  # noqa: PLW1509 - callers start children from one thread
+    )
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            os.set_blocking(pipe.fileno(), False)
+    return process
+
+
+def read_available(pipe: IO[bytes] | None) -> bytes:
+    """Return what has arrived on a pipe of `start_tied`, without waiting."""
+    assert pipe is not None
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        while chunk := os.read(pipe.fileno(), 65536):
+            data += chunk
+    return data
+
+
+def kill_session(process: subprocess.Popen[bytes], signal_number: int = signal.SIGKILL) -> None:
+    """Signal a child started with `start_new_session=True` and all that is in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal_number)
+
+
+def end_session(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
+    """End a child and its group: terminate, wait at most `grace_s`, kill, reap."""
+    if process.poll() is None:
+        kill_session(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    # Even when the leader is gone: others of its group may have ignored the first signal.
+    kill_session(process, signal.SIGKILL)
+    process.wait()
+
+
+def exit_text(returncode: int) -> str:
+    """Say how a process ended: `exit code 3`, or `killed by SIGSEGV`."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"killed by signal {-returncode}"

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What slurm-health asks of Slurm and does in it, through its own commands."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_health.core.nodeset import expand, fold
+from slurm_health.errors import SlurmCommandError, SlurmError
+from slurm_health.slurm import command
+
+# `Key=value` pairs of one-line scontrol output; a value may hold spaces, a key may not.
+_PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
+_OUT_OF_POOL = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One job as scontrol shows it."""
+
+    job_id: int
+    states: frozenset[str]
+    reason: str
+    fields: Mapping[str, str]
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Nodes the job must not run on."""
+        return _nodes(self.fields.get("ExcNodeList", ""))
+
+    @property
+    def pending(self) -> bool:
+        """Pending for good: nothing of an earlier attempt is still being cleaned up."""
+        return "PENDING" in self.states and "COMPLETING" not in self.states
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node as scontrol shows it."""
+
+    name: str
+    states: frozenset[str]
+    reason: str
+
+    @property
+    def out_of_pool(self) -> bool:
+        """Whether somebody has taken it out of use already."""
+        return any(state.startswith(_OUT_OF_POOL) for state in self.states)
+
+
+class Client:
+    """Slurm's commands, with an environment that the surrounding job does not disturb."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = command.clean_environ(environ)
+
+    def job(self, job_id: int) -> Job:
+        """Read one job.
+
+        Raises:
+            SlurmError: Slurm does not know it, or does not answer.
+        """
+        fields = parse_pairs(self._run("scontrol", "show", "job", "-o", str(job_id)))
+        return Job(
+            job_id=job_id,
+            states=_states(fields.get("JobState", "")),
+            reason=fields.get("Reason", ""),
+            fields=fields,
+        )
+
+    def nodes(self, names: Sequence[str]) -> dict[str, Node]:
+        """Read some nodes in one call.
+
+        Raises:
+            SlurmError: Slurm does not know one of them, or does not answer.
+        """
+        text = self._run("scontrol", "show", "node", "-o", fold(names))
+        nodes = {}
+        for line in text.splitlines():
+            fields = parse_pairs(line)
+            if "NodeName" in fields:
+                nodes[fields["NodeName"]] = Node(
+                    name=fields["NodeName"],
+                    states=_states(fields.get("State", "")),
+                    reason=fields.get("Reason", ""),
+                )
+        return nodes
+
+    def may_drain(self, uid: int) -> bool:
+        """Tell whether a user may drain nodes, without trying.
+
+        A refused attempt is logged as a security violation and still costs the controller a
+        full pass over its state.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        if uid == 0:
+            return True
+        config = self._run("scontrol", "show", "config")
+        slurm_user = re.search(r"^SlurmUser\s*=\s*\S+\((\d+)\)", config, re.MULTILINE)
+        if slurm_user and int(slurm_user.group(1)) == uid:
+            return True
+        if re.search(r"^AccountingStorageType\s*=\s*\S*slurmdbd", config, re.MULTILINE):
+            return self._is_administrator(uid)
+        return False
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """Drain nodes in one call.
+
+        Raises:
+            SlurmError: it was refused, or Slurm does not answer.
+        """
+        self._run(
+            "scontrol", "update", f"NodeName={fold(nodes)}", "State=DRAIN", f"Reason={reason}"
+        )
+
+    def update_job(self, job_id: int, **changes: str) -> None:
+        """Change fields of a job.
+
+        Raises:
+            SlurmError: it was refused, or Slurm does not answer.
+        """
+        pairs = [f"{key}={value}" for key, value in changes.items()]
+        self._run("scontrol", "update", f"JobId={job_id}", *pairs)
+
+    def requeue_held(self, job_id: int) -> None:
+        """Requeue a job and hold it. Ends the caller when it runs in that job.
+
+        Raises:
+            SlurmError: it was refused, or Slurm does not answer.
+        """
+        self._run("scontrol", "requeuehold", str(job_id))
+
+    def release(self, job_id: int) -> None:
+        """Release a held job.
+
+        Raises:
+            SlurmError: it was refused, or Slurm does not answer.
+        """
+        self._run("scontrol", "release", str(job_id))
+
+    def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
+        """Submit a batch script; return the job's id.
+
+        Raises:
+            SlurmError: it was refused, or Slurm does not answer.
+        """
+        answer = command.run(
+            ["sbatch", "--parsable", *arguments], environ=environ, stdin=script.encode()
+        )
+        found = re.match(r"\s*(\d+)", answer)
+        if found is None:
+            raise SlurmError(f"sbatch --parsable answered {answer.strip()!r}, expected a job id")
+        return int(found.group(1))
+
+    def jobs_named(self, name: str, uid: int) -> list[int]:
+        """Return the ids of a user's jobs of that name that have not ended.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        user = pwd.getpwuid(uid).pw_name
+        text = self._run("squeue", "--noheader", f"--user={user}", f"--name={name}", "--format=%A")
+        return [int(word) for word in text.split() if word.isdigit()]
+
+    def cancel(self, job_id: int) -> None:
+        """Cancel a job.
+
+        Raises:
+            SlurmError: it was refused, or Slurm does not answer.
+        """
+        self._run("scancel", str(job_id))
+
+    def _is_administrator(self, uid: int) -> bool:
+        try:
+            user = pwd.getpwuid(uid).pw_name
+            level = self._run(
+                "sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=adminlevel"
+            )
+        except (KeyError, SlurmCommandError):
+            return False
+        return "Administrator" in level
+
+    def _run(self, *argv: str) -> str:
+        return command.run(argv, environ=self._environ)
+
+
+def parse_pairs(line: str) -> dict[str, str]:
+    """Return the fields of one line of `scontrol show -o`."""
+    marks = list(_PAIR.finditer(line))
+    ends = [mark.start() for mark in marks[1:]] + [len(line)]
+    return {
+        mark.group(1): line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)
+    }
+
+
+def current_uid() -> int:
+    """Return the user the process runs as."""
+    return os.getuid()
+
+
+def _states(text: str) -> frozenset[str]:
+    return frozenset(state.rstrip("*~#!%$@^-") for state in text.split("+") if state)
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    return expand(text) if text and text != "(null)" else ()

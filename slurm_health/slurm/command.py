@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run one Slurm command: an argument list, a deadline, and an error with all the facts."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from slurm_health.errors import SlurmCommandError, SlurmCommandMissing, SlurmTimeoutError
+from slurm_health.processes import kill_session
+
+DEADLINE_S = 30.0
+# What srun, sbatch and scontrol read as options when it is inherited from the surrounding job.
+_INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_")
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"})
+
+
+def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what the surrounding job would impose on a Slurm command."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT or not name.startswith(_INHERITED)
+    }
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    stdin: bytes = b"",
+    deadline_s: float = DEADLINE_S,
+) -> str:
+    """Run a command to its end and return its standard output.
+
+    Raises:
+        SlurmCommandMissing: it is not on the PATH.
+        SlurmTimeoutError: it did not end in time; it was killed with its children.
+        SlurmCommandError: it ended with a non-zero code.
+    """
+    if shutil.which(argv[0], path=environ.get("PATH")) is None:
+        raise SlurmCommandMissing(argv[0])
+    process = subprocess.Popen(
+        list(argv),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(environ),
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(stdin, timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        raise SlurmTimeoutError(argv, deadline_s) from None
+    finally:
+        kill_session(process)
+        process.wait()
+    if process.returncode != 0:
+        raise SlurmCommandError(argv, process.returncode, stderr.decode(errors="replace"))
+    return stdout.decode(errors="replace")

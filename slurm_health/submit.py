@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health sbatch`: a drop-in for sbatch that submits the script inside our launcher.
+
+What sbatch prints and the code it ends with are passed on untouched, and whatever it would refuse
+it is given as it is, so that its own words reach the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from slurm_health import submit_options
+from slurm_health.errors import SlurmCommandMissing, SlurmError, UsageError
+from slurm_health.slurm import batch_script, command, sbatch_options
+from slurm_health.slurm.sbatch_options import CommandLine
+
+Run = Callable[[Sequence[str], bytes | None, Mapping[str, str]], int]
+
+_HELP_DEADLINE_S = 10.0
+# Options that make sbatch print something, or submit a job without a script of ours.
+_NOT_OURS = frozenset({"usage", "version", "autocomplete", "test-only", "external"})
+_COMPONENTS = (
+    "the components of a heterogeneous job cannot be checked; submit it with plain sbatch,"
+    " or with --check=off in front"
+)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def run_sbatch(argv: Sequence[str], stdin: bytes | None, environ: Mapping[str, str]) -> int:
+    """Run sbatch with our standard streams and return its exit code, 128+n after signal n.
+
+    `stdin` is what it reads there instead of our own standard input. Signals that would end us
+    are passed to it, and we end when it does, so that nothing of ours is left behind.
+    """
+    process = subprocess.Popen(
+        list(argv),
+        stdin=None if stdin is None else subprocess.PIPE,
+        env=dict(environ),
+        close_fds=False,  # --export-file takes the number of an open file descriptor
+    )
+    previous = {
+        number: signal.signal(number, lambda received, _: process.send_signal(received))
+        for number in _FORWARDED
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        process.communicate(stdin)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def submit(
+    arguments: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    stdin: BinaryIO,
+    python: str,
+    run: Run = run_sbatch,
+) -> int:
+    """Do what `sbatch` does with these arguments, and have the job's nodes checked first.
+
+    `python` is the interpreter that runs slurm-health on the batch host; `stdin` is read when the
+    arguments name no script. Returns the exit code.
+
+    Raises:
+        UsageError: a heterogeneous job, or one of our options is misused.
+        ConfigError: a setting is unknown or impossible.
+        SlurmCommandMissing: there is no sbatch on the PATH.
+    """
+    line = sbatch_options.parse(
+        arguments,
+        own=submit_options.TAKES_VALUE,
+        read_help=lambda: _sbatch_help(environ),
+    )
+    if "help" in line.seen:
+        sys.stdout.write(submit_options.help_text())
+        return 0
+    sbatch = shutil.which("sbatch", path=environ.get("PATH"))
+    dry_run = ("dry-run", None) in line.own
+    if sbatch is None and not dry_run:
+        raise SlurmCommandMissing("sbatch")
+    job = _Submission(line=line, environ=environ, stdin=stdin, sbatch=sbatch or "", run=run)
+    given = submit_options.from_environ(environ) | submit_options.from_words(line.own)
+    if line.components and given.get("check") != "off":
+        raise UsageError(_COMPONENTS)
+    if dry_run:
+        return job.show(given, python)
+    if given.get("check") == "off" or line.seen & _NOT_OURS:
+        return job.plain()
+    return job.checked(given, python)
+
+
+class _Refused(Exception):
+    """sbatch would refuse this. `script` is what was read of it, if anything."""
+
+    def __init__(self, problem: str, script: bytes | None = None) -> None:
+        self.script = script
+        super().__init__(problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Submission:
+    """One call of sbatch to be."""
+
+    line: CommandLine
+    environ: Mapping[str, str]
+    stdin: BinaryIO
+    sbatch: str
+    run: Run
+
+    def plain(self) -> int:
+        """Call sbatch without us."""
+        return self._call(self.line.plain)
+
+    def checked(self, given: Mapping[str, str], python: str) -> int:
+        """Submit the script inside the launcher, or as it is where sbatch would refuse it."""
+        try:
+            script = self._read()
+        except _Refused as refused:
+            code = self._unchanged(refused.script)
+            if code == 0:
+                print(
+                    f"slurm-health: {refused}; sbatch took it nevertheless,"
+                    " and the job runs UNCHECKED",
+                    file=sys.stderr,
+                )
+            return code
+        settings = self._settings(script, given)
+        if settings["check"] == "off":
+            return self._unchanged(script)
+        return self._feed(self._render(script, settings, python))
+
+    def show(self, given: Mapping[str, str], python: str) -> int:
+        """Print the batch script that would be submitted."""
+        hidden = ", ".join(f"--{name}" for name in sorted(self.line.seen & _NOT_OURS))
+        if hidden:
+            raise UsageError(f"--dry-run: with {hidden} there is no batch script to show")
+        try:
+            script = self._read()
+        except _Refused as refused:
+            raise UsageError(f"--dry-run: sbatch would refuse this: {refused}") from None
+        settings = self._settings(script, given)
+        off = settings["check"] == "off"
+        sys.stdout.buffer.write(script if off else self._render(script, settings, python))
+        sys.stdout.buffer.flush()
+        return 0
+
+    def _call(self, words: Sequence[str], stdin: bytes | None = None) -> int:
+        return self.run([self.sbatch, *words], stdin, self.environ)
+
+    def _feed(self, text: bytes) -> int:
+        """Call sbatch with this script: in a file of the same name, or on its standard input."""
+        if self.line.script is None:
+            return self._call(self.line.options, text)
+        with _temporary(self._name(), text) as path:
+            return self._call([*self.line.options, path, *self.line.arguments])
+
+    def _unchanged(self, script: bytes | None) -> int:
+        """Call sbatch without us, with what was read from a source that cannot be read again."""
+        path = self._path()
+        again = self.line.wrap is not None or (path is not None and path.is_file())
+        return self.plain() if script is None or again else self._feed(script)
+
+    def _read(self) -> bytes:
+        """Return the script.
+
+        Raises:
+            _Refused: sbatch would not take it, or the words that name it.
+        """
+        line = self.line
+        if line.undecided is not None:
+            raise _Refused(f"{line.undecided}: not an option of this sbatch, or without its value")
+        if line.wrap is not None and line.script is not None:
+            raise _Refused(f"{line.script}: a script beside --wrap")
+        path = self._path()
+        try:
+            if line.wrap is not None:
+                script = batch_script.wrapped(os.fsencode(line.wrap))
+            else:
+                script = self.stdin.read() if path is None else path.read_bytes()
+        except OSError as err:
+            raise _Refused(f"{self._title()}: {err.strerror}") from None
+        problem = batch_script.refusal(script)
+        if problem is not None:
+            raise _Refused(f"{self._title()}: {problem}", script)
+        return script
+
+    def _settings(self, script: bytes, given: Mapping[str, str]) -> dict[str, str]:
+        lines = batch_script.header(script)
+        found = submit_options.from_script(lines, self._title())
+        settings = {"check": "standard"} | found | dict(given)
+        if settings["check"] != "off" and batch_script.has_components(script):
+            raise UsageError(f"{self._title()}: {_COMPONENTS}")
+        return settings
+
+    def _render(self, script: bytes, settings: Mapping[str, str], python: str) -> bytes:
+        kept = [option.name for option in submit_options.OPTIONS if option.everywhere]
+        return batch_script.render(
+            script,
+            template=batch_script.read_template(),
+            python=python,
+            flags=_python_flags(self.environ),
+            settings={"check": "standard"}
+            | {key: settings[key] for key in kept if key in settings},
+            name=self._name(),
+            is_wrap=self.line.wrap is not None,
+        )
+
+    def _title(self) -> str:
+        """What the user calls the script."""
+        return self.line.script or ("--wrap" if self.line.wrap is not None else "standard input")
+
+    def _name(self) -> str:
+        if self.line.script is not None:
+            return os.path.basename(self.line.script)  # noqa: PTH119 - as sbatch: "" after a slash
+        return "wrap" if self.line.wrap is not None else "stdin"
+
+    def _path(self) -> Path | None:
+        """Return the script's file as sbatch finds it: in --chdir, then on PATH, then as named."""
+        name = self.line.script
+        if name is None:
+            return None
+        if name[:1] not in {".", "/"}:
+            here = Path.cwd() / (self.line.chdir or "")
+            for directory in ["", *self.environ.get("PATH", "").split(":")]:
+                candidate = here / directory / name
+                if candidate.exists() and not candidate.is_dir():
+                    return candidate
+        return Path(name)
+
+
+@contextlib.contextmanager
+def _temporary(name: str, text: bytes) -> Iterator[str]:
+    """Provide a file of this base name: sbatch takes the job's name from it."""
+    with tempfile.TemporaryDirectory(prefix="slurm-health-") as directory:
+        path = Path(directory, name)
+        path.write_bytes(text)
+        yield str(path)
+
+
+def _python_flags(environ: Mapping[str, str]) -> list[str]:
+    """Return what keeps the job's files and variables from replacing modules of ours.
+
+    -P: a click.py in the working directory. -E: PYTHONHOME and PYTHONPATH, which often belong to
+    another Python, unless it is through PYTHONPATH that this package is found.
+    """
+    package = Path(__file__).parent
+    entries = environ.get("PYTHONPATH", "").split(":")
+    through_path = any(
+        entry and Path(entry).resolve() == package.parent.resolve() for entry in entries
+    )
+    return ["-P"] if through_path else ["-E", "-P"]
+
+
+def _sbatch_help(environ: Mapping[str, str]) -> str:
+    """Return the text of `sbatch --help`, nothing where it cannot be had."""
+    try:
+        return command.run(["sbatch", "--help"], environ=environ, deadline_s=_HELP_DEADLINE_S)
+    except SlurmError:
+        return ""
