@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import select
-import shutil
 import signal
 import sys
 import traceback
@@ -17,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from . import cgroups, init, kernel
+from . import directory, init, kernel
 from .layout import LabSpec, read_spec
 from .processes import host_pids
 
@@ -58,7 +57,7 @@ def keep(spec: LabSpec, ready_fd: int, watch_fd: int | None) -> None:
         os.write(ready_fd, report.encode())
     os.close(ready_fd)
     os.waitpid(init_pid, 0)
-    sweep(spec.paths.root)
+    directory.sweep(spec.paths.root)
 
 
 def _end_with(init_pid: int) -> None:
@@ -78,16 +77,6 @@ def _write_state(spec: LabSpec, init_pid: int, inner_pids: dict[str, int]) -> No
     draft = spec.paths.state.with_suffix(".new")
     draft.write_text(json.dumps(state))
     draft.rename(spec.paths.state)
-
-
-def sweep(root: Path) -> None:
-    """Remove the files and cgroups of a lab whose processes are gone."""
-    controller = cgroups.find_cpu_controller()
-    if controller is not None:
-        cgroups.remove(controller, root.name)
-    shutil.rmtree(root, ignore_errors=True)
-    with suppress(OSError):
-        root.parent.rmdir()
 
 
 def _run_init(spec: LabSpec, up_fd: int, watch_fd: int | None) -> NoReturn:

@@ -6,10 +6,12 @@ lock tells exactly whether the lab lives, whatever became of process ids.
 
 import fcntl
 import os
+import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from . import boot
+from . import cgroups
 from .errors import LabError
 from .layout import BASE
 
@@ -44,6 +46,16 @@ def take(root: Path) -> int:
             root.parent.chmod(0o755)
             return lock
     raise LabError(f"{root} is made and removed by others all the time")
+
+
+def sweep(root: Path) -> None:
+    """Remove the files and cgroups of a lab whose processes are gone."""
+    controller = cgroups.find_cpu_controller()
+    if controller is not None:
+        cgroups.remove(controller, root.name)
+    shutil.rmtree(root, ignore_errors=True)
+    with suppress(OSError):
+        root.parent.rmdir()
 
 
 def sweep_dead() -> None:
@@ -81,7 +93,7 @@ def sweep_if_dead(root: Path) -> bool:
     lock = _lock(root)
     if lock is None:
         return not root.is_dir()
-    boot.sweep(root)
+    sweep(root)
     os.close(lock)
     return True
 

@@ -102,15 +102,16 @@ class Faults:
 
     # -- mending ------------------------------------------------------------------------------
 
-    def clear(self, node: str) -> None:
-        """Mend the node: undo every fault, let stopped workers run, start a dead slurmd."""
-        self._lab.pid(node)
-        watching.stop(self._lab, node)
-        network_faults.clear(self._lab, node)
-        self._set_quota(node, None)
-        self.start_slurmd(node)
+    def clear(self, *nodes: str) -> None:
+        """Mend nodes: undo every fault, let stopped workers run, start a dead slurmd."""
+        for node in nodes:
+            self._lab.pid(node)  # an unknown name is refused before anything is touched
+            watching.stop(self._lab, node)
+        network_faults.clear(self._lab, nodes)
+        for node in nodes:
+            self._set_quota(node, None)
+            self.start_slurmd(node)
 
     def clear_all(self) -> None:
         """Mend every node."""
-        for node in self._lab.nodes:
-            self.clear(node)
+        self.clear(*self._lab.nodes)

@@ -4,7 +4,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -169,7 +169,7 @@ class Lab(Inside):
     def wait_job(
         self,
         job_id: int | str,
-        states: Sequence[str] | frozenset[str] = frozenset({"COMPLETED"}),
+        states: Collection[str] = frozenset({"COMPLETED"}),
         deadline_s: float = 60,
     ) -> dict[str, str]:
         """Wait until the job is in one of these states; the job.

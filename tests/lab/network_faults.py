@@ -1,5 +1,6 @@
 """Slow links (tc tbf) and dropped packets (iptables) on a node's link."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .errors import LabError
@@ -12,6 +13,8 @@ _CHAIN = "LAB-DROP"
 # One full-sized offloaded packet: tbf would drop what is larger than its bucket.
 _BURST = "64kb"
 _LATENCY = "50ms"
+# Where nothing is shaped tc complains, and that is what was wanted.
+_UNSHAPE = "tc qdisc del dev {} root 2>/dev/null"
 
 
 def throttle(lab: "Inside", node: str, mbit: float) -> None:
@@ -31,7 +34,7 @@ def drop(lab: "Inside", node: str, fraction: float, *, everything: bool) -> None
 
 
 def drop_rules(fraction: float, *, everything: bool) -> str:
-    """The text for iptables-restore; an empty fraction of rules would be `clear`'s."""
+    """The rules, as iptables-restore reads them."""
     ports = f"{SLURMCTLD_PORT},{SLURMD_PORT},{SRUN_PORTS[0]}:{SRUN_PORTS[1]}"
     spared = [
         f"-A {_CHAIN} -s {CONTROLLER_ADDRESS} -j RETURN",
@@ -49,16 +52,19 @@ def drop_rules(fraction: float, *, everything: bool) -> str:
     return "\n".join(rules)
 
 
-def clear(lab: "Inside", node: str) -> None:
-    """Let the node's link be as it was."""
-    # The fault's own qdisc may not be there; then tc says so, and that is what was wanted.
-    script = "tc qdisc del dev {} root 2>/dev/null || true"
-    lab.run(["sh", "-c", script.format("eth0")], node=node, cwd="/")
-    lab.run(["sh", "-c", script.format(lab.spec.port(node))], cwd="/")
-    _restore(lab, node, "")
+def clear(lab: "Inside", nodes: Sequence[str]) -> None:
+    """Let the links of these nodes be as they were."""
+    for node in nodes:
+        script = f"{_UNSHAPE.format('eth0')}; exec iptables-restore"
+        lab.run(["sh", "-c", script], node=node, cwd="/", stdin=_table("").encode())
+    ports = [_UNSHAPE.format(lab.spec.port(node)) for node in nodes]
+    lab.run(["sh", "-c", "; ".join([*ports, "true"])], cwd="/")
 
 
 def _restore(lab: "Inside", node: str, rules: str) -> None:
+    lab.run(["iptables-restore"], node=node, cwd="/", stdin=_table(rules).encode())
+
+
+def _table(rules: str) -> str:
     policies = ":INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]"
-    text = f"*filter\n{policies}\n{rules}\nCOMMIT\n"
-    lab.run(["iptables-restore"], node=node, cwd="/", stdin=text.encode())
+    return f"*filter\n{policies}\n{rules}\nCOMMIT\n"

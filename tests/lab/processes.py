@@ -44,13 +44,17 @@ def host_pids(init_pid: int) -> dict[int, int]:
     return found
 
 
+def state(pid: int) -> str | None:
+    """The process's state (R, S, D, T, Z, ...); None if it is gone."""
+    fields = _read(pid, "stat").rpartition(")")[2].split()
+    return fields[0] if fields else None
+
+
 def on_node(holder: int) -> Iterator[Process]:
     """The live processes of one node, its holder excepted."""
     for pid in in_namespace_of(holder, "uts"):
-        stat = _read(pid, "stat")
-        state = stat.rpartition(")")[2].split()[:1]
-        if pid != holder and state and state != ["Z"]:
-            name = stat.partition("(")[2].rpartition(")")[0]
+        if pid != holder and state(pid) not in (None, "Z"):
+            name = _read(pid, "stat").partition("(")[2].rpartition(")")[0]
             argv = tuple(_read(pid, "cmdline").split("\0")[:-1])
             yield Process(pid=pid, name=name, argv=argv)
 

@@ -1,0 +1,24 @@
+"""One lab for the tests of a module; every test finds it healthy and empty."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from . import Lab, missing
+
+
+@pytest.fixture(scope="module")
+def module_lab() -> Iterator[Lab]:
+    """A lab of three nodes, started for this module."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with Lab.start(nodes=3) as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(module_lab: Lab) -> Iterator[Lab]:
+    """The module's lab; afterwards every fault is cleared and every job cancelled."""
+    yield module_lab
+    module_lab.reset()

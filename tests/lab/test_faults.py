@@ -1,0 +1,218 @@
+"""Every fault is real: measured from inside, and gone when it is cleared."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from . import Lab, missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+]
+
+SERVER = """
+import socket, sys
+server = socket.create_server(("", 0))
+print(server.getsockname()[1], flush=True)
+peer, _ = server.accept()
+while peer.recv(1 << 20):
+    pass
+peer.sendall(b"done")
+"""
+
+CLIENT = """
+import socket, sys, time
+began = time.monotonic()
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=float(sys.argv[4]))
+peer.sendall(bytes(int(sys.argv[3])))
+peer.shutdown(socket.SHUT_WR)
+assert peer.recv(4) == b"done"
+print(time.monotonic() - began)
+"""
+
+PYTHON = [sys.executable, "-I", "-S", "-c"]
+
+
+def transfer_s(
+    lab: Lab, source: str, target: str, size_bytes: int, timeout_s: float = 20
+) -> float | None:
+    """How long this many bytes take from node to node; None: they did not arrive in time."""
+    server = lab.popen([*PYTHON, SERVER], node=target, stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        port = server.stdout.readline().decode().strip()
+        client = [*PYTHON, CLIENT, target, port, str(size_bytes), str(timeout_s)]
+        result = lab.run(client, node=source, check=False)
+        return float(result.stdout) if result.returncode == 0 else None
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def await_(condition: Callable[[], bool], what: str, deadline_s: float = 20) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("source", "target"), [("n1", "n3"), ("n3", "n1")])
+def test_slow_link_is_slow_in_both_directions(lab: Lab, source: str, target: str) -> None:
+    size_bytes = 8_000_000
+    lab.fault.slow_link("n3", mbit=80)
+    slow_s = transfer_s(lab, source, target, size_bytes)
+    healthy_s = transfer_s(lab, "n1", "n2", size_bytes)
+    lab.fault.clear("n3")
+    cleared_s = transfer_s(lab, source, target, size_bytes)
+    assert slow_s is not None
+    assert healthy_s is not None
+    assert cleared_s is not None
+    assert slow_s > 0.7  # 0.8 s at 80 Mbit/s, less what the bucket lets through
+    assert max(healthy_s, cleared_s) < slow_s / 2
+
+
+def test_dropped_packets_spare_slurm(lab: Lab) -> None:
+    lab.fault.drop("n3")
+    assert transfer_s(lab, "n1", "n3", 10, timeout_s=1) is None
+    assert transfer_s(lab, "n3", "n1", 10, timeout_s=1) is None
+    assert transfer_s(lab, "n1", "n2", 10) is not None
+    # n1 starts a step on n3: through slurmctld, both slurmd and srun's own ports.
+    job_id = lab.sbatch("#!/bin/sh\nsrun -N1 -n1 -w n3 hostname", "-N2", "-w", "n1,n3")
+    lab.wait_job(job_id)
+    assert lab.job_output(job_id) == "n3\n"
+    lab.fault.clear("n3")
+    assert transfer_s(lab, "n1", "n3", 10) is not None
+
+
+def test_dropping_everything_cuts_the_node_off(lab: Lab) -> None:
+    reach = [*PYTHON, "import socket; socket.create_connection(('ctl', 6817), timeout=1)"]
+    assert lab.run(reach, node="n3", check=False).returncode == 0
+    lab.fault.drop("n3", everything=True)
+    assert lab.run(reach, node="n3", check=False).returncode != 0
+    lab.fault.clear("n3")
+    assert lab.run(reach, node="n3", check=False).returncode == 0
+
+
+RECEIVER = """
+import socket
+inbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+inbox.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+inbox.bind(("", 7000))
+print("on", flush=True)
+count = 0
+while True:
+    word = inbox.recv(100)
+    if word == b"end":
+        break
+    count += 1
+print(count)
+"""
+
+SENDER = """
+import socket
+out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(1000):
+    out.sendto(b"x", ("n3", 7000))
+for _ in range(50):
+    out.sendto(b"end", ("n3", 7000))
+"""
+
+
+def test_fraction_of_packets_is_dropped(lab: Lab) -> None:
+    lab.fault.drop("n3", fraction=0.5)
+    receiver = lab.popen([*PYTHON, RECEIVER], node="n3", stdout=subprocess.PIPE)
+    assert receiver.stdout is not None
+    assert receiver.stdout.readline() == b"on\n"
+    lab.run([*PYTHON, SENDER], node="n1")
+    count, _ = receiver.communicate(timeout=10)
+    assert 400 < int(count) < 600
+
+
+BURN = """
+import time
+began, used = time.monotonic(), time.process_time()
+while time.monotonic() - began < 1:
+    pass
+print(time.process_time() - used)
+"""
+
+
+def test_starved_node_gets_its_share_of_a_core(lab: Lab) -> None:
+    lab.fault.starve_cpu("n3", share=0.2)
+    job_id = lab.sbatch(f"#!{sys.executable} -I\n{BURN}", "-w", "n3")
+    healthy_s = float(lab.run([*PYTHON, BURN], node="n2").stdout)
+    lab.wait_job(job_id)
+    starved_s = float(lab.job_output(job_id))
+    assert starved_s < 0.3
+    assert healthy_s > starved_s * 1.3
+
+
+def test_killed_slurmd_is_gone_until_cleared(lab: Lab) -> None:
+    running = lab.fault.slurmd_pids("n3")
+    assert len(running) == 1
+    lab.fault.kill_slurmd("n3")
+    assert lab.fault.slurmd_pids("n3") == ()
+    assert lab.fault.slurmd_pids("n2") != ()
+    lab.fault.clear("n3")
+    assert lab.fault.slurmd_pids("n3") not in ((), running)
+    lab.wait_job(lab.sbatch("#!/bin/sh\ntrue", "-w", "n3"))
+
+
+@pytest.fixture
+def program(lab: Lab) -> Path:
+    """A stand-in for the package: an agent and a worker that live for two seconds."""
+    package = lab.home("alice") / "stand-in" / "slurm_health"
+    (package / "probes").mkdir(parents=True, exist_ok=True)
+    for path in ("__init__.py", "probes/__init__.py"):
+        (package / path).write_text("")
+    for path in ("__main__.py", "probes/worker.py"):
+        (package / path).write_text("import time\nprint('on', flush=True)\ntime.sleep(2)\n")
+    lab.run(["chown", "-R", "alice:", str(package.parent)])
+    return package.parent
+
+
+def begin(lab: Lab, program: Path, node: str, *argv: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", *argv]
+    return lab.popen(command, node=node, user="alice", cwd=program, stdout=subprocess.DEVNULL)
+
+
+def test_agent_is_killed_once_and_on_that_node_only(lab: Lab, program: Path) -> None:
+    lab.fault.kill_agent("n3")
+    first = begin(lab, program, "n3", "slurm_health", "agent")
+    assert first.wait(10) == -9
+    others = [
+        begin(lab, program, "n3", "slurm_health", "agent"),
+        begin(lab, program, "n2", "slurm_health", "agent"),
+        begin(lab, program, "n3", "slurm_health.probes.worker"),
+    ]
+    assert [process.wait(10) for process in others] == [0, 0, 0]
+    (victim,) = lab.fault.victims("n3")
+    assert (victim.fault, victim.signal) == ("kill-agent", "SIGKILL")
+
+
+def test_every_worker_crashes_at_its_age(lab: Lab, program: Path) -> None:
+    before = len(lab.fault.victims("n3"))
+    lab.fault.crash_worker("n3", after_s=0.5)
+    workers = [begin(lab, program, "n3", "slurm_health.probes.worker") for _ in range(2)]
+    assert [worker.wait(10) for worker in workers] == [-9, -9]
+    victims = lab.fault.victims("n3")[before:]
+    assert len(victims) == 2
+    assert all(victim.age_s >= 0.5 for victim in victims)
+
+
+def test_hanging_worker_hangs_until_cleared(lab: Lab, program: Path) -> None:
+    before = len(lab.fault.victims("n3"))
+    lab.fault.hang_worker("n3")
+    worker = begin(lab, program, "n3", "slurm_health.probes.worker")
+    await_(lambda: len(lab.fault.victims("n3")) > before, "nobody was stopped")
+    pid = lab.fault.victims("n3")[-1].pid
+    status = lab.run(["grep", "State", f"/proc/{pid}/status"]).stdout
+    assert "T (stopped)" in status
+    assert worker.poll() is None
+    lab.fault.clear("n3")
+    assert worker.wait(10) == 0

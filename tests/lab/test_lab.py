@@ -1,0 +1,321 @@
+"""The lab keeps what it promises: life, isolation, commands."""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from . import CommandFailed, DeadlinePassed, JobEnded, Lab, LabError, missing, processes
+from .cgroups import find_cpu_controller
+from .layout import BASE, CHECKOUT
+from .processes import in_namespace_of, namespace
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+]
+
+
+def fresh_name() -> str:
+    return f"test-{secrets.token_hex(3)}"
+
+
+def cli(*argv: str, stdin: str = "", cwd: Path = CHECKOUT) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "tests.lab", *argv],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def await_(condition: Callable[[], bool], what: str, deadline_s: float = 20) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.02)
+
+
+def traces(name: str) -> list[str]:
+    """Files, cgroups and mounts that belong to this lab."""
+    found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if name in line]
+    controller = find_cpu_controller()
+    places = [BASE / name]
+    if controller is not None:
+        places.append(controller.mount / "slurm-health-lab" / name)
+    return found + [str(place) for place in places if place.exists()]
+
+
+def processes_in(namespaces: set[str | None]) -> list[int]:
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [
+        pid
+        for pid in pids
+        if {namespace(pid, "pid"), namespace(pid, "net")} & (namespaces - {None})
+    ]
+
+
+def namespaces_of(lab: Lab) -> set[str | None]:
+    places = [None, *lab.nodes]
+    return {namespace(lab.pid(place), kind) for place in places for kind in ("pid", "net")}
+
+
+def interfaces() -> list[str]:
+    return sorted(path.name for path in Path("/sys/class/net").iterdir())
+
+
+# -- life -------------------------------------------------------------------------------------
+
+
+def test_up_and_down_leave_no_trace() -> None:
+    name, before = fresh_name(), interfaces()
+    up = cli("up", "--name", name, "--nodes", "2")
+    assert (up.returncode, up.stderr) == (0, "")
+    lab = Lab.attach(name)
+    namespaces = namespaces_of(lab)
+    assert len(namespaces) == 4
+    assert processes_in(namespaces)
+    assert interfaces() == before
+    assert name in cli("list").stdout.split()
+    assert cli("up", "--name", name).returncode == 1
+
+    assert cli("down", "--name", name).returncode == 0
+    assert traces(name) == []
+    assert processes_in(namespaces) == []
+    assert interfaces() == before
+
+
+def test_two_labs_side_by_side_run_a_job_each() -> None:
+    with Lab.start(nodes=1) as one, Lab.start(nodes=1) as other:
+        jobs = [(lab, lab.sbatch("#!/bin/sh\nhostname; pwd")) for lab in (one, other)]
+        for lab, job_id in jobs:
+            lab.wait_job(job_id)
+            assert lab.job_output(job_id) == f"n1\n{lab.home('alice')}\n"
+
+
+STARTER = """
+import signal, sys
+from tests.lab import Lab
+lab = Lab.start(nodes=1, name=sys.argv[1])
+print(lab.spec.name, flush=True)
+signal.pause()
+"""
+
+
+def start_elsewhere(name: str) -> "subprocess.Popen[str]":
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, name], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout is not None
+    assert starter.stdout.readline() == f"{name}\n"
+    starter.stdout.close()
+    return starter
+
+
+def test_lab_ends_with_the_process_that_started_it() -> None:
+    name = fresh_name()
+    starter = start_elsewhere(name)
+    namespaces = namespaces_of(Lab.attach(name))
+    starter.kill()
+    starter.wait()
+    await_(lambda: not processes_in(namespaces), "the lab outlives its starter")
+    await_(lambda: not traces(name), "the lab leaves traces")
+    with Lab.start(nodes=1, name=name) as lab:
+        assert lab.ping()
+
+
+def test_what_a_killed_lab_left_is_swept_by_the_next() -> None:
+    name = fresh_name()
+    starter = start_elsewhere(name)
+    lab = Lab.attach(name)
+    namespaces = namespaces_of(lab)
+    keeper = json.loads(lab.paths.state.read_text())["keeper"]
+    os.kill(keeper, signal.SIGKILL)  # it cannot clean up, and its lab must not outlive it
+    await_(lambda: not processes_in(namespaces), "the lab outlives its keeper")
+    starter.kill()
+    starter.wait()
+    assert traces(name)
+    with Lab.start(nodes=1):
+        assert not traces(name)
+
+
+def test_interrupted_up_leaves_nothing() -> None:
+    name = fresh_name()
+    up = subprocess.Popen(
+        [sys.executable, "-m", "tests.lab", "up", "--name", name, "--nodes", "40"],
+        cwd=CHECKOUT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    await_(lambda: (BASE / name / "spec.json").exists(), "no lab directory")
+    up.send_signal(signal.SIGINT)
+    _, stderr = up.communicate(timeout=30)
+    assert (up.returncode, stderr) == (130, "lab: interrupted\n")
+    assert traces(name) == []
+
+
+def test_start_that_fails_shows_the_logs_and_leaves_nothing() -> None:
+    name = fresh_name()
+    with pytest.raises(LabError, match="NoSuchSetting"):
+        Lab.start(nodes=1, name=name, slurm_conf_extra="NoSuchSetting=1", deadline_s=20)
+    assert traces(name) == []
+
+
+def test_closed_checkout_is_open_to_jobs(tmp_path: Path) -> None:
+    checkout = tmp_path / "closed" / "checkout"
+    shutil.copytree(
+        CHECKOUT / "tests" / "lab",
+        checkout / "tests" / "lab",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    (checkout / "tests" / "__init__.py").write_text("")
+    (checkout / "slurm_health").mkdir()
+    (checkout / "slurm_health" / "__init__.py").write_text("")
+    for directory in (checkout, checkout.parent):
+        directory.chmod(0o700)
+    name = fresh_name()
+    assert cli("up", "--name", name, "--nodes", "1", cwd=checkout).stderr == ""
+    try:
+        lab = Lab.attach(name)
+        found = lab.run(
+            [sys.executable, "-c", "import slurm_health as s; print(s.__file__)"],
+            user="alice",
+            node="n1",
+            env={"PYTHONPATH": str(checkout)},
+        )
+        assert found.stdout.strip() == str(checkout / "slurm_health" / "__init__.py")
+    finally:
+        cli("down", "--name", name)
+    assert checkout.parent.stat().st_mode & 0o777 == 0o700
+
+
+# -- a lab in use -----------------------------------------------------------------------------
+
+
+def test_job_of_an_ordinary_user_runs_on_every_node(lab: Lab) -> None:
+    job_id = lab.sbatch("#!/bin/sh\nsrun hostname; id -un", "-N3", "-n3")
+    job = lab.wait_job(job_id)
+    assert job["UserId"] == "alice(4242)"
+    assert sorted(lab.job_output(job_id).split()) == ["alice", *lab.nodes]
+    assert lab.home("alice").stat().st_mode & 0o777 == 0o700
+
+
+def test_nodes_have_a_tmp_and_interfaces_of_their_own(lab: Lab) -> None:
+    lab.run(["touch", "/tmp/mine", "/dev/shm/mine"], user="alice", node="n1")
+    for place in ("n2", None):
+        seen = lab.run(["ls", "/tmp", "/dev/shm"], node=place).stdout
+        assert "mine" not in seen
+    assert lab.run(["ls", "/sys/class/net"], node="n1").stdout.split() == ["eth0", "lo"]
+
+
+def test_job_that_fails_ends_the_wait_with_its_output(lab: Lab) -> None:
+    job_id = lab.sbatch("#!/bin/sh\necho the cause; exit 3")
+    with pytest.raises(JobEnded, match="the cause") as caught:
+        lab.wait_job(job_id)
+    assert caught.value.job["ExitCode"] == "3:0"
+
+
+def test_exec_passes_streams_and_exit_code(lab: Lab) -> None:
+    name = lab.spec.name
+    inner = ["sh", "-c", "cat; hostname; pwd; env; echo oops >&2; exit 7"]
+    options = ["--node", "n2", "--user", "bob", "--cwd", "/", "--env", "A=b c"]
+    done = cli("exec", "--name", name, *options, "--", *inner, stdin="in\n")
+    assert (done.returncode, done.stderr) == (7, "oops\n")
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["in", "n2", "/"]
+    names = {line.partition("=")[0] for line in lines[3:]}
+    assert names - {"PWD", "SHLVL", "_", "OLDPWD"} == {
+        "A",
+        "HOME",
+        "LANG",
+        "LOGNAME",
+        "PATH",
+        "USER",
+    }
+    assert "A=b c" in lines
+
+
+def test_signals_and_deadlines_reach_the_command(lab: Lab) -> None:
+    trap = "trap 'echo caught; exit 5' TERM; echo on; while :; do sleep 0.05; done"
+    process = lab.popen(["sh", "-c", trap], node="n1", stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"on\n"
+    process.terminate()
+    out, _ = process.communicate(timeout=10)
+    assert (process.returncode, out) == (5, b"caught\n")
+
+    with pytest.raises(DeadlinePassed, match="begun"):
+        lab.run(["sh", "-c", "echo begun; sleep 4242"], node="n1", deadline_s=0.5)
+    left = lab.run(["pgrep", "-f", "sleep 424[2]"], check=False)
+    assert left.stdout == ""
+
+
+def test_errors_carry_the_facts(lab: Lab) -> None:
+    with pytest.raises(CommandFailed, match="Invalid user id") as caught:
+        lab.run(["scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=x"], user="alice")
+    assert caught.value.where == "ctl as alice"
+    with pytest.raises(LabError, match="no node 'n9'; the nodes are n1 n2 n3"):
+        lab.run(["true"], node="n9")
+    with pytest.raises(LabError, match="no user 'carol'"):
+        lab.run(["true"], user="carol")
+
+
+def test_mistakes_on_the_command_line_are_one_line(lab: Lab) -> None:
+    name = lab.spec.name
+    mistakes = {
+        ("exec", "--name", name, "--node", "n9", "--", "true"): "no node 'n9'",
+        ("exec", "--name", name): "which command",
+        ("exec", "--name", "nowhere", "--", "true"): "no lab named 'nowhere'",
+        ("fault", "slow-link", "n9", "--name", name): "no node 'n9'",
+        ("fault", "drop", "n1", "--fraction", "2", "--name", name): "fraction",
+        ("up", "--name", "A b"): "no lab name",
+    }
+    for argv, expected in mistakes.items():
+        done = cli(*argv)
+        assert done.returncode == 1
+        assert expected in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    as_alice = lab.run(
+        [sys.executable, "-m", "tests.lab", "up"], user="alice", cwd=CHECKOUT, check=False
+    )
+    assert as_alice.returncode == 1
+    assert "needs root" in as_alice.stderr
+
+
+def test_restarted_slurmctld_remembers(lab: Lab) -> None:
+    job_id = lab.sbatch("#!/bin/sh\nsleep 30")
+    lab.wait_job(job_id, {"RUNNING"})
+    lab.restart_slurmctld()
+    assert lab.job(job_id)["JobState"] == "RUNNING"
+    lab.kill_slurmctld()
+    assert not lab.ping()
+    lab.resume_all()
+    assert lab.job(job_id)["JobState"] == "RUNNING"
+
+
+def test_reset_returns_drained_nodes(lab: Lab) -> None:
+    lab.run(["scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=why: a=b"])
+    assert lab.wait_node("n1", "DRAIN")["Reason"].startswith("why: a=b [")
+    lab.reset()
+    assert {record["State"] for record in lab.node_states().values()} == {"IDLE"}
+
+
+def test_init_reaps(lab: Lab) -> None:
+    lab.run(["sh", "-c", "(sleep 0.05 &)"], node="n1")
+
+    def zombies() -> list[int]:
+        pids = in_namespace_of(lab.pid(), "pid")
+        return [pid for pid in pids if processes.state(pid) == "Z"]
+
+    await_(lambda: not zombies(), "a zombie stays")
