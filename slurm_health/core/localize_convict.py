@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is convicted, and by which tests.
+
+A high probability is not enough. A node must have failed, or been slow, with at least two
+different partners who are themselves believed to be well; and over everybody who is convicted
+in a run, the probabilities of error add up to no more than the run may risk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_health.core.localize_bp import NONE, Floats, Ints
+from slurm_health.core.localize_evidence import Bearing, Trial
+from slurm_health.core.localize_fabric import Sources
+from slurm_health.core.localize_settings import SMALL_RUN, LocalizeSettings
+from slurm_health.core.localize_slow import Observations, Slowness
+
+TRUST = 0.05  # who is bad with a smaller probability than this is believed as a witness
+_CANDIDATE = 0.5  # below this probability nobody is looked at
+_WITNESSES = 2  # partners, or rounds where there are no partners
+_FEW_NODES_SLOW_TESTS = 3  # slow tests asked for where noise can hardly be estimated
+_LEAF_TESTS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric's observations and what they say; `trial` numbers the trial of each."""
+
+    name: str
+    shared: bool
+    floor: float
+    data: Observations
+    trial: Ints
+    found: Slowness
+
+
+@dataclass(frozen=True)
+class Guilt:
+    """Why a variable is convicted: of failing (`metric` None), or of being slow in a metric."""
+
+    probability: float
+    metric: Metric | None
+    tests: tuple[int, ...]  # rows of the metric's observations, or numbers of trials
+
+
+def failing(
+    trials: Sequence[Trial],
+    sources: Sources,
+    bad: Floats,
+    crashes: Mapping[int, Sequence[int]],
+    settings: LocalizeSettings,
+) -> dict[int, tuple[Guilt, ...]]:
+    """Return who provably makes groups fail, or fails by itself."""
+    witnessed = _failures_with_trusted(trials, sources, bad)
+    took_part = {node for trial in trials for node in trial.nodes if node not in trial.silent}
+    software = 2 * len(crashes) > len(took_part)  # what breaks most nodes is not a node
+    candidates: list[tuple[float, int, Guilt]] = []
+    for variable in witnessed.keys() | crashes.keys():
+        tests = witnessed.get(variable, [])
+        alone = crashes.get(variable, ())
+        groups = {trials[index].nodes for index in tests}
+        probability = float(bad[variable])
+        if len(groups) >= _WITNESSES or (len(alone) >= _WITNESSES and not software):
+            guilt = Guilt(probability, None, tuple(sorted({*tests, *alone})))
+            candidates.append((probability, variable, guilt))
+    return _within_budget(candidates, settings.error)
+
+
+def _failures_with_trusted(
+    trials: Sequence[Trial], sources: Sources, bad: Floats
+) -> dict[int, list[int]]:
+    """Return for each variable the failed trials in which everything else is believed well."""
+    passed = {
+        node
+        for trial in trials
+        if trial.bearing is Bearing.PASSED and len(trial.nodes) > 1
+        for node in trial.nodes
+    }
+    witnessed: dict[int, list[int]] = {}
+    for index, trial in enumerate(trials):
+        if trial.bearing is not Bearing.FAILED:
+            continue
+        row = [int(source) for source in sources.table[index] if source != NONE]
+        doubtful = [
+            source
+            for source in row
+            if bad[source] > TRUST or (source < sources.nodes and source not in passed)
+        ]
+        for variable in row if not doubtful else doubtful if len(doubtful) == 1 else ():
+            witnessed.setdefault(variable, []).append(index)
+    return witnessed
+
+
+def slow(
+    trials: Sequence[Trial],
+    metrics: Sequence[Metric],
+    sources: Sources,
+    failing_ones: Mapping[int, object],
+    settings: LocalizeSettings,
+) -> dict[int, tuple[Guilt, ...]]:
+    """Return who is provably slower than the floor, in which metrics."""
+    candidates: list[tuple[float, int, Guilt]] = []
+    for metric in metrics:
+        for variable in np.flatnonzero(metric.found.slow >= _CANDIDATE):
+            number = int(variable)
+            tests = slow_tests(metric, number)
+            if number not in failing_ones and _enough(trials, metric, sources, number, tests):
+                probability = float(metric.found.slow[number])
+                candidates.append((probability, number, Guilt(probability, metric, tests)))
+    return _within_budget(candidates, settings.error)
+
+
+def slow_tests(metric: Metric, variable: int) -> tuple[int, ...]:
+    """Return the observations in which only this variable can have been slow, and was."""
+    rows, places = np.nonzero(metric.data.sources == variable)
+    limit = max(float(metric.found.effect[variable]), float(np.log1p(metric.floor))) / 2
+    clear = (metric.found.others[rows, places] >= 1 - TRUST) & (metric.found.excess[rows] >= limit)
+    return tuple(int(row) for row in rows[clear])
+
+
+def _enough(
+    trials: Sequence[Trial],
+    metric: Metric,
+    sources: Sources,
+    variable: int,
+    tests: Sequence[int],
+) -> bool:
+    """Tell whether the slow tests are many and different enough to convict."""
+    groups = {trials[metric.trial[test]].nodes for test in tests}
+    rounds = {trials[metric.trial[test]].round_index for test in tests}
+    if variable >= sources.nodes:
+        leaf = variable < sources.nodes + sources.leaves
+        return len(groups) >= (_LEAF_TESTS if leaf else _WITNESSES) and len(rounds) >= _WITNESSES
+    if sources.nodes < SMALL_RUN and len(tests) < _FEW_NODES_SLOW_TESTS:
+        return False
+    return len(groups if metric.shared else rounds) >= _WITNESSES
+
+
+def _within_budget(
+    candidates: Iterable[tuple[float, int, Guilt]], error: float
+) -> dict[int, tuple[Guilt, ...]]:
+    """Return the surest candidates whose probabilities of error together stay below `error`."""
+    chosen: dict[int, tuple[Guilt, ...]] = {}
+    spent = 0.0
+    for probability, variable, guilt in sorted(candidates, key=lambda found: (-found[0], found[1])):
+        spent += 1 - probability
+        if spent > error:
+            break
+        chosen[variable] = (*chosen.get(variable, ()), guilt)
+    return chosen

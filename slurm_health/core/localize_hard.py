@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes fail, from groups that passed or failed as a whole.
+
+A group fails if any of its sources is bad. A bad source is dead, and then nearly always fails,
+or flaky, and then passes now and then; a good group fails now and then as well, so that one
+result never decides alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_health.core.localize_bp import NONE, Floats, Graph, Ints, propagate
+from slurm_health.core.localize_evidence import Bearing, Trial
+
+_FAILS = np.array([0.002, 0.9, 0.999])  # probability to fail when well, flaky, dead
+_FLAKY = 0.3  # share of the bad ones that are flaky
+
+
+def infer_hard(
+    trials: Sequence[Trial], sources: Ints, nodes: int, variables: int, odds: Floats
+) -> Floats:
+    """Return the probability of each node (and leaf, and path) to make its groups fail.
+
+    `sources` holds a row per trial. A crash is a test of the crashed node alone.
+    """
+    rows, failed = _tests(trials, sources)
+    if not len(rows):
+        logit = odds.copy()
+        logit[:nodes] += np.log(0.02)
+        return 1 / (1 + np.exp(-logit))
+    graph = Graph.of(rows, variables)
+    likelihood = np.log(np.where(failed[:, None], _FAILS, 1 - _FAILS))[None]
+    share, messages, bad = 0.02, None, np.zeros(variables)
+    for _ in range(8):
+        logit = odds.copy()
+        logit[:nodes] += np.log(share / (1 - share))
+        good, bad = -np.logaddexp(0, logit), -np.logaddexp(0, -logit)
+        prior = np.stack([good, bad + np.log(_FLAKY), bad + np.log(1 - _FLAKY)], axis=1)[None]
+        beliefs = propagate(graph, likelihood, prior, sweeps=4, messages=messages)
+        messages = beliefs.messages
+        bad = beliefs.states[0, :, 1:].sum(axis=1)
+        share = min(max((0.05 + float(bad[:nodes].sum())) / (nodes + 1), 1e-6), 0.9)
+    return bad
+
+
+def _tests(trials: Sequence[Trial], sources: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Return the sources of each pass, failure and crash, and which of them failed."""
+    rows: list[Ints] = []
+    failed: list[bool] = []
+    for trial, row in zip(trials, sources, strict=True):
+        if trial.bearing is not Bearing.UNKNOWN and len(trial.nodes) > 1:
+            rows.append(row)
+            failed.append(trial.bearing is Bearing.FAILED)
+        for node in trial.crashed:
+            alone = np.full_like(row, NONE)
+            alone[0] = node
+            rows.append(alone)
+            failed.append(True)
+    width = sources.shape[1]
+    return np.array(rows, dtype=np.int64).reshape(-1, width), np.array(failed, dtype=np.bool_)

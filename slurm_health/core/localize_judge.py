@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From evidence to convictions: what is proven, what is still open, and who can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slurm_health.core.localize_bp import Floats, Ints
+from slurm_health.core.localize_convict import TRUST, Guilt, Metric, failing, slow
+from slurm_health.core.localize_evidence import Bearing, Trial
+from slurm_health.core.localize_fabric import Fabric, Sources, odds_of, sources_of
+from slurm_health.core.localize_hard import infer_hard
+from slurm_health.core.localize_settings import LocalizeSettings
+from slurm_health.core.localize_slow import Observations, infer
+
+_KIND_TESTS = 24  # tests of one kind in one round that give the round its own baseline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """Everything that was concluded from the results so far, by variable number."""
+
+    trials: Sequence[Trial]
+    fabric: Fabric
+    sources: Sources
+    bad: Floats  # probability to make groups fail
+    metrics: tuple[Metric, ...]
+    guilty: Mapping[int, tuple[Guilt, ...]]  # nodes, leaves and paths
+    crashes: Mapping[int, tuple[int, ...]]  # node -> trials in which its own probe died
+    silences: Mapping[int, tuple[int, ...]]
+    passed: frozenset[int]  # nodes that were in a group that worked
+    tested: frozenset[int]  # nodes about which any trial says anything
+    risk: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def trusted(self, node: int) -> bool:
+        """Tell whether the node passed a test and is believed to be well in every respect."""
+        return node in self.passed and self.risk[node] <= TRUST and node not in self.guilty
+
+
+def judge(
+    trials: Sequence[Trial],
+    fabric: Fabric,
+    prior: Mapping[int, float],
+    settings: LocalizeSettings,
+) -> Findings:
+    """Return what these trials prove and what they leave open."""
+    sources = sources_of(trials, fabric)
+    odds = odds_of(sources, prior)
+    bad = infer_hard(trials, sources.table, sources.nodes, sources.variables, odds)
+    metrics = tuple(_metrics(trials, fabric, sources, odds, settings))
+    crashes = _occurrences((index, trial.crashed) for index, trial in enumerate(trials))
+    guilty = failing(trials, sources, bad, crashes, settings)
+    for variable, guilt in slow(trials, metrics, sources, guilty, settings).items():
+        guilty[variable] = (*guilty.get(variable, ()), *guilt)
+    risk = bad.copy()
+    for metric in metrics:
+        risk = np.maximum(risk, metric.found.slow)
+    passed = {node for t in trials if t.bearing is Bearing.PASSED for node in t.nodes}
+    tested = {node for t in trials if t.bearing is not Bearing.UNKNOWN for node in t.nodes}
+    return Findings(
+        trials=trials,
+        fabric=fabric,
+        sources=sources,
+        bad=bad,
+        metrics=metrics,
+        guilty=guilty,
+        crashes=crashes,
+        silences=_occurrences((index, trial.silent) for index, trial in enumerate(trials)),
+        passed=frozenset(passed),
+        tested=frozenset(tested | crashes.keys()),
+        risk=risk,
+    )
+
+
+def _occurrences(mentions: Iterable[tuple[int, Sequence[int]]]) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for index, nodes in mentions:
+        for node in nodes:
+            found[node] = (*found.get(node, ()), index)
+    return found
+
+
+def _metrics(
+    trials: Sequence[Trial],
+    fabric: Fabric,
+    sources: Sources,
+    odds: Floats,
+    settings: LocalizeSettings,
+) -> Iterable[Metric]:
+    """Infer each metric by itself: compute and network times are never added."""
+    shared = {name for trial in trials for name in trial.shared_ms}
+    for name in sorted(shared):
+        rows = [
+            (index, trial.shared_ms[name], sources.table[index], fabric.crosses(trial.nodes))
+            for index, trial in enumerate(trials)
+            if name in trial.shared_ms
+        ]
+        yield _metric(name, rows, trials, sources, odds, settings, shared=True)
+    for name in sorted({name for trial in trials for name in trial.node_ms}):
+        rows = [
+            (index, ms, np.array([node], dtype=np.int64), False)
+            for index, trial in enumerate(trials)
+            for node, ms in sorted(trial.node_ms.get(name, {}).items())
+        ]
+        if rows:
+            yield _metric(name, rows, trials, sources, odds, settings, shared=False)
+
+
+def _metric(
+    name: str,
+    rows: Sequence[tuple[int, float, Ints, bool]],
+    trials: Sequence[Trial],
+    sources: Sources,
+    odds: Floats,
+    settings: LocalizeSettings,
+    *,
+    shared: bool,
+) -> Metric:
+    floor = settings.network_floor if shared else settings.compute_floor
+    trial = np.array([row[0] for row in rows], dtype=np.int64)
+    rounds = np.array([trials[index].round_index for index in trial], dtype=np.int64)
+    crossing = np.array([row[3] for row in rows], dtype=np.int64)
+    data = Observations(
+        log_ms=np.log(np.array([row[1] for row in rows])),
+        sources=np.stack([row[2] for row in rows]),
+        kind=_kinds(rounds, crossing),
+        nodes=sources.nodes,
+        variables=sources.variables,
+        ceiling=_ceiling(name, settings),
+    )
+    found = infer(data, odds, floor)
+    return Metric(name=name, shared=shared, floor=floor, data=data, trial=trial, found=found)
+
+
+def _kinds(rounds: Ints, crossing: Ints) -> Ints:
+    """Return which observations share a baseline: inside or across leaves, per round if many."""
+    label = crossing * (int(rounds.max()) + 2)
+    for side in (0, 1):
+        for round_index in np.unique(rounds):
+            chosen = (crossing == side) & (rounds == round_index)
+            if chosen.sum() >= _KIND_TESTS:
+                label[chosen] += round_index + 1
+    _, kind = np.unique(label, return_inverse=True)
+    return kind.reshape(-1).astype(np.int64)
+
+
+def _ceiling(name: str, settings: LocalizeSettings) -> float:
+    """Return the largest baseline that is believed, from what good hardware is known to take."""
+    expected = settings.expected_ms.get(name)
+    return float("inf") if expected is None else float(np.log(expected * settings.expected_slack))

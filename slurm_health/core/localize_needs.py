@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether another round is worth its time, and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_health.core.localize_evidence import Bearing, Ledger, Trial
+from slurm_health.core.localize_judge import Findings
+from slurm_health.core.localize_settings import LocalizeSettings
+from slurm_health.core.plan import Pair
+
+_SUSPICIOUS = 0.03  # a node that is bad with a smaller probability than this is left alone
+_KNOWN_TROUBLE = 0.05  # a prior above this makes a node a suspect before the first round
+_GIVE_UP_ON_SILENCE = 2
+_PAIR_ROUNDS = 2  # how many rounds beyond the least a doubtful pair may cost
+_STRIKING = float(np.log(2.0))  # a lone slow pair is worth a round from this excess on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What the next round is for; sequences are by node number."""
+
+    another_round: bool
+    active: tuple[int, ...]
+    undecided: frozenset[int]
+    trusted: frozenset[int]
+    risk: tuple[float, ...]
+    byes: tuple[int, ...]
+    repeats: tuple[Pair, ...]
+    tested_in_leaf: frozenset[int]
+
+
+def needs_of(
+    ledger: Ledger, findings: Findings, prior: Mapping[int, float], settings: LocalizeSettings
+) -> Needs:
+    """Return whether and for whom another round is needed."""
+    nodes = range(len(ledger.names))
+    begun = len(ledger.rounds)
+    active = tuple(node for node in nodes if not _out(findings, node))
+    risk = tuple(max(float(findings.risk[node]), prior.get(node, 0.0) / 100) for node in nodes)
+    trusted = frozenset(node for node in active if findings.trusted(node))
+    if begun:
+        undecided = frozenset(node for node in active if _open(findings, node))
+    else:
+        risk = tuple(prior.get(node, 0.0) for node in nodes)
+        undecided = frozenset(node for node in active if risk[node] > _KNOWN_TROUBLE)
+        trusted = frozenset(set(active) - undecided) if undecided else trusted
+    striking, free = _doubtful_pairs(findings, active)
+    costly = striking and begun < settings.min_rounds + _PAIR_ROUNDS
+    useful = any(_testable(ledger, findings, node, active, trusted) for node in undecided)
+    fabric_open = _fabric_open(findings)
+    least = {1: 1, 3: max(3, settings.min_rounds)}.get(len(active), settings.min_rounds)
+    enough = begun >= least and not (useful or costly or fabric_open)
+    over = begun >= settings.round_limit(len(ledger.names)) or not active
+    over = over or (len(active) == 1 and not _solo_useful(findings, active[0], begun))
+    return Needs(
+        another_round=not (enough or over),
+        active=active,
+        undecided=undecided,
+        trusted=trusted,
+        risk=risk,
+        byes=_byes(ledger),
+        repeats=(*striking, *free),
+        tested_in_leaf=_tested_in_leaf(findings),
+    )
+
+
+def _out(findings: Findings, node: int) -> bool:
+    """Tell whether a node is not tested any more: convicted, or given up on."""
+    return node in findings.guilty or len(findings.silences.get(node, ())) >= _GIVE_UP_ON_SILENCE
+
+
+def _open(findings: Findings, node: int) -> bool:
+    """Tell whether it matters to know more about a node."""
+    return node not in findings.tested or bool(findings.risk[node] >= _SUSPICIOUS)
+
+
+def _testable(
+    ledger: Ledger,
+    findings: Findings,
+    node: int,
+    active: tuple[int, ...],
+    trusted: frozenset[int],
+) -> bool:
+    """Tell whether another test can change what is known about an open node.
+
+    Where nobody is trusted only somebody new can help, unless the node is slow, crashed or has
+    not been tested at all: then any partner does.
+    """
+    others = [other for other in active if other != node]
+    if any(other not in ledger.met[node] for other in others):
+        return True
+    if not others:
+        return False
+    failing = findings.bad[node] >= _SUSPICIOUS and node not in findings.crashes
+    return not failing or any(other in trusted for other in others)
+
+
+def _fabric_open(findings: Findings) -> bool:
+    """Tell whether a leaf or a path is suspected and not yet convicted."""
+    first = findings.sources.nodes
+    suspected = np.flatnonzero(findings.risk[first:] >= 10 * _SUSPICIOUS) + first
+    return any(int(variable) not in findings.guilty for variable in suspected)
+
+
+def _solo_useful(findings: Findings, node: int, begun: int) -> bool:
+    """Tell whether a node without any partner should be tested alone once more."""
+    return node not in findings.tested or begun == 0 or _open(findings, node)
+
+
+def _doubtful_pairs(
+    findings: Findings, active: tuple[int, ...]
+) -> tuple[tuple[Pair, ...], tuple[Pair, ...]]:
+    """Return pairs that went badly once while both ends are well: striking ones, and others."""
+    history: dict[tuple[int, ...], list[int]] = {}
+    for index, trial in enumerate(findings.trials):
+        if len(trial.nodes) == 2 and trial.bearing is not Bearing.UNKNOWN:
+            history.setdefault(trial.nodes, []).append(index)
+    excess = _excess_of_trials(findings)
+    striking: list[Pair] = []
+    free: list[Pair] = []
+    usable = {node for node in active if findings.trusted(node)}
+    for nodes, trials in history.items():
+        if len(trials) > 1 or not usable.issuperset(nodes):
+            continue
+        pair = (nodes[0], nodes[1])
+        failed = findings.trials[trials[0]].bearing is Bearing.FAILED
+        if failed or excess.get(trials[0], 0.0) > _STRIKING:
+            striking.append(pair)
+        elif trials[0] in excess:
+            free.append(pair)
+    return tuple(striking), tuple(free)
+
+
+def _excess_of_trials(findings: Findings) -> dict[int, float]:
+    """Return the shared times that no well pair takes: beyond the floor and beyond the noise."""
+    excess: dict[int, float] = {}
+    for metric in findings.metrics:
+        if metric.shared:
+            limit = max(float(np.log1p(metric.floor)), 4 * metric.found.noise)
+            for row in np.flatnonzero(metric.found.excess > limit):
+                index = int(metric.trial[row])
+                excess[index] = max(excess.get(index, 0.0), float(metric.found.excess[row]))
+    return excess
+
+
+def _byes(ledger: Ledger) -> tuple[int, ...]:
+    """Return how often each node sat out."""
+    byes = [len(ledger.rounds)] * len(ledger.names)
+    number = {name: index for index, name in enumerate(ledger.names)}
+    for round_ in ledger.rounds:
+        for group in round_.groups:
+            for name in group:
+                byes[number[name]] -= 1
+    return tuple(byes)
+
+
+def _tested_in_leaf(findings: Findings) -> frozenset[int]:
+    """Return the nodes that were tested with another node of their own leaf."""
+    return frozenset(
+        node
+        for trial in findings.trials
+        if trial.bearing is Bearing.PASSED and _same_leaf(findings, trial)
+        for node in trial.nodes
+    )
+
+
+def _same_leaf(findings: Findings, trial: Trial) -> bool:
+    leaves = {findings.fabric.leaf[node] for node in trial.nodes}
+    return len(leaves) == 1 and -1 not in leaves

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict in words: every conclusion with what was measured, with whom, against what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from slurm_health.core.localize_convict import Guilt, Metric
+from slurm_health.core.localize_evidence import Bearing, Ledger, Trial
+from slurm_health.core.localize_judge import Findings
+from slurm_health.core.localize_settings import LocalizeSettings
+from slurm_health.core.verdict import (
+    LeafVerdict,
+    Level,
+    NodeVerdict,
+    Outcome,
+    PathVerdict,
+    Verdict,
+)
+
+_DOUBT = 0.5  # a node that is bad with at least this probability and not convicted is undecided
+_NAMED = 4  # partners that are named before the rest is only counted
+
+
+def verdict_of(ledger: Ledger, findings: Findings, settings: LocalizeSettings) -> Verdict:
+    """Return the verdict about every node, and about the paths and leaves that are not well."""
+    words = _Words(ledger, findings, settings)
+    nodes = {name: words.node(number) for number, name in enumerate(ledger.names)}
+    return Verdict(nodes=nodes, paths=tuple(words.paths()), leaves=tuple(words.leaves()))
+
+
+class _Words:
+    """Finds the words for one run's findings."""
+
+    def __init__(self, ledger: Ledger, findings: Findings, settings: LocalizeSettings) -> None:
+        self._names = ledger.names
+        self._rounds = len(ledger.rounds)
+        self._findings = findings
+        self._settings = settings
+        self._history: dict[int, list[int]] = {}
+        for index, trial in enumerate(findings.trials):
+            for node in trial.nodes:
+                self._history.setdefault(node, []).append(index)
+
+    def node(self, node: int) -> NodeVerdict:
+        """Return the verdict about one node."""
+        guilt = self._findings.guilty.get(node, ())
+        failing = next((found for found in guilt if found.metric is None), None)
+        if failing is not None:
+            return self._faulty(node, failing)
+        if guilt:
+            return self._slow(node, guilt)
+        return self._undecided(node) or self._healthy(node)
+
+    def _faulty(self, node: int, guilt: Guilt) -> NodeVerdict:
+        trials = [self._findings.trials[index] for index in guilt.tests]
+        crashed = [trial for trial in trials if node in trial.crashed]
+        failed = [trial for trial in trials if node not in trial.crashed]
+        reasons = []
+        if failed:
+            reasons.append(f"no allgather with {self._partners(node, failed)} ({_how(failed)})")
+        if crashed:
+            reasons.append(f"its check process crashed in {_rounds(crashed)}")
+        return NodeVerdict(
+            level=Level.FAULTY,
+            probability=guilt.probability,
+            component="network" if failed else "node",
+            reason="; ".join(reasons),
+            evidence=self._evidence(node),
+        )
+
+    def _slow(self, node: int, guilt: Sequence[Guilt]) -> NodeVerdict:
+        ordered = sorted(guilt, key=lambda found: found.metric is None or found.metric.shared)
+        metrics = [found.metric for found in ordered if found.metric is not None]
+        slowdown = max(math.exp(float(metric.found.effect[node])) for metric in metrics)
+        reasons = [
+            self._slow_reason(node, found.metric, found.tests)
+            for found in ordered
+            if found.metric is not None
+        ]
+        return NodeVerdict(
+            level=Level.SLOW,
+            slowdown=slowdown,
+            probability=max(found.probability for found in guilt),
+            component=_component(metrics),
+            reason="; ".join(reasons),
+            evidence=self._evidence(node),
+        )
+
+    def _slow_reason(self, node: int, metric: Metric, tests: Sequence[int]) -> str:
+        rows = list(tests)
+        mine = float(np.exp(np.median(metric.data.log_ms[rows])))
+        base = float(np.exp(np.median(metric.found.baseline[metric.data.kind[rows]])))
+        if not metric.shared:
+            times = math.exp(float(metric.found.effect[node]))
+            return (
+                f"{metric.name} {times:.2f}x slower than its peers ({_ms(mine)}, peers {_ms(base)})"
+            )
+        trials = [self._findings.trials[int(metric.trial[row])] for row in rows]
+        partners = self._partners(node, trials)
+        return f"{metric.name} slow with {partners} ({_ms(mine)}, healthy pairs {_ms(base)})"
+
+    def _undecided(self, node: int) -> NodeVerdict | None:
+        """Return the verdict about a node on which the run could not decide, if it is one."""
+        reason = self._doubt(node)
+        if reason is None:
+            return None
+        return NodeVerdict(
+            level=Level.INCONCLUSIVE,
+            probability=1.0 - float(self._findings.risk[node]),
+            reason=reason,
+            evidence=self._evidence(node),
+        )
+
+    def _doubt(self, node: int) -> str | None:
+        findings = self._findings
+        silences = findings.silences.get(node, ())
+        crashes = [findings.trials[index] for index in findings.crashes.get(node, ())]
+        if len(silences) >= 2 or (silences and node not in findings.tested):
+            silent = [findings.trials[index] for index in silences]
+            return f"never answered in {_rounds(silent)}"
+        if crashes and (len(crashes) >= 2 or node not in findings.passed):
+            return self._crash_doubt(crashes)
+        if node not in findings.tested:
+            return "was never measured"
+        if findings.bad[node] >= _DOUBT or node not in findings.passed:
+            failed = [t for t in self._trials(node) if t.bearing is Bearing.FAILED]
+            if failed:
+                partners = self._partners(node, failed)
+                return (
+                    f"no allgather with {partners} ({_how(failed)}),"
+                    " and too few proven partners to tell who is to blame"
+                )
+        for metric in findings.metrics:
+            if metric.found.slow[node] >= _DOUBT:
+                times = math.exp(float(metric.found.effect[node]))
+                return (
+                    f"{metric.name} may be {times:.2f}x slower than its peers,"
+                    " too uncertain to tell"
+                )
+        return None
+
+    def _crash_doubt(self, crashes: Sequence[Trial]) -> str:
+        text = f"its check process crashed in {_rounds(crashes)}"
+        count = len(self._findings.crashes)
+        if 2 * count > len(self._names):
+            return f"{text}, as on {count} of {len(self._names)} nodes: more likely the software"
+        return f"{text} and was not seen to work since"
+
+    def _healthy(self, node: int) -> NodeVerdict:
+        findings = self._findings
+        notes = []
+        crashes = [findings.trials[index] for index in findings.crashes.get(node, ())]
+        if crashes:
+            notes.append(f"its check process crashed in {_rounds(crashes)}, and worked afterwards")
+        if not any(len(trial.nodes) > 1 for trial in self._trials(node)):
+            notes.append("no partner to test the network with")
+        if not notes:
+            partners = {p for trial in self._trials(node) for p in trial.partners(node)}
+            count = len(partners)
+            notes.append(f"well with {count} partner{'s' if count != 1 else ''}")
+        return NodeVerdict(
+            level=Level.HEALTHY,
+            probability=1.0 - float(findings.risk[node]),
+            component="node",
+            reason="; ".join(notes),
+            evidence=self._evidence(node),
+        )
+
+    def paths(self) -> Iterable[PathVerdict]:
+        """Return the pairs of nodes, or of leaves, whose connection alone is bad."""
+        return []
+
+    def leaves(self) -> Iterable[LeafVerdict]:
+        """Return the leaves whose uplink is bad."""
+        return []
+
+    def _trials(self, node: int) -> list[Trial]:
+        return [self._findings.trials[index] for index in self._history.get(node, ())]
+
+    def _partners(self, node: int, trials: Sequence[Trial]) -> str:
+        numbers = dict.fromkeys(other for trial in trials for other in trial.partners(node))
+        names = [self._names[number] for number in numbers]
+        if len(names) <= _NAMED:
+            return ", ".join(names)
+        return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+
+    def _evidence(self, node: int) -> tuple[str, ...]:
+        """Return one line per test of the node."""
+        return tuple(self._line(node, trial) for trial in self._trials(node))
+
+    def _line(self, node: int, trial: Trial) -> str:
+        partners = self._partners(node, [trial])
+        where = f"round {trial.round_index}" + (f" with {partners}" if partners else " alone")
+        facts = [f"{metric} {_ms(ms)}" for metric, ms in sorted(trial.shared_ms.items())]
+        facts += [
+            f"{metric} {_ms(times[node])}"
+            for metric, times in sorted(trial.node_ms.items())
+            if node in times
+        ]
+        if node in trial.silent:
+            facts.append("did not answer")
+        elif trial.silent:
+            facts.append("the partner did not answer")
+        if node in trial.crashed:
+            facts.append("its check process crashed")
+        elif trial.crashed:
+            facts.append("the partner's check process crashed")
+        elif trial.bearing is Bearing.FAILED:
+            facts.insert(0, f"allgather {_how([trial])}")
+        elif trial.outcome is Outcome.NOT_RUN:
+            facts.append("not run")
+        return f"{where}: {', '.join([*facts, *trial.doubts]) or 'passed'}"
+
+
+def _component(metrics: Sequence[Metric]) -> str:
+    """Return the part that is slow; slow compute explains a slow network, not the reverse."""
+    compute = [metric for metric in metrics if not metric.shared]
+    parts = {metric.name.partition(":")[2] for metric in compute or metrics}
+    what = "compute" if compute else "network"
+    return f"{what} {next(iter(parts))}" if len(parts) == 1 and "" not in parts else what
+
+
+def _how(trials: Sequence[Trial]) -> str:
+    outcomes = {trial.outcome for trial in trials}
+    if outcomes == {Outcome.TIMED_OUT}:
+        return "timed out"
+    return "failed" if outcomes == {Outcome.FAILED} else "failed or timed out"
+
+
+def _rounds(trials: Sequence[Trial]) -> str:
+    numbers = [str(number) for number in sorted({trial.round_index for trial in trials})]
+    if len(numbers) == 1:
+        return f"round {numbers[0]}"
+    return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def _ms(ms: float) -> str:
+    """Return a time with three significant digits."""
+    return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1000:.3g} s"

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Localizer concludes, from the smallest runs upwards."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Mapping
+
+import pytest
+
+from slurm_health.core.localize import (
+    GroupResult,
+    Level,
+    Localizer,
+    LocalizeSettings,
+    Outcome,
+    Round,
+    Verdict,
+)
+from slurm_health.errors import LocalizeError
+
+Answer = Callable[[int, tuple[str, ...]], GroupResult]
+
+
+def names(count: int) -> list[str]:
+    return [f"n{number}" for number in range(1, count + 1)]
+
+
+def cluster(
+    *,
+    dead: Collection[str] = (),
+    network: Mapping[str, float] | None = None,
+    compute: Mapping[str, float] | None = None,
+    noise: float = 0.02,
+    seed: int = 0,
+) -> Answer:
+    """Answer as a cluster in which these nodes are dead, or slow by these factors."""
+    rng = random.Random(seed)
+
+    def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
+        matmul = {
+            node: 3.0 * (compute or {}).get(node, 1.0) * math.exp(rng.gauss(0, noise))
+            for node in group
+        }
+        if set(group) & set(dead):
+            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT, node_ms={"matmul": matmul})
+        slowest = max((network or {}).get(node, 1.0) for node in group)
+        return GroupResult(
+            nodes=group,
+            outcome=Outcome.MEASURED,
+            shared_ms={"allgather": 50.0 * slowest * math.exp(rng.gauss(0, noise))},
+            node_ms={"matmul": matmul},
+        )
+
+    return answer
+
+
+def run(nodes: list[str], answer: Answer, *, seed: int = 0) -> tuple[Verdict, list[Round]]:
+    loc = Localizer(nodes, settings=LocalizeSettings(seed=seed))
+    rounds = []
+    while (round_ := loc.next_round()) is not None:
+        rounds.append(round_)
+        loc.observe(round_.index, [answer(round_.index, group) for group in round_.groups])
+    return loc.verdict(), rounds
+
+
+def level(verdict: Verdict, node: str) -> Level:
+    return verdict.nodes[node].level
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 8, 17, 64])
+def test_a_healthy_run_takes_two_rounds_and_accuses_nobody(count: int) -> None:
+    verdict, rounds = run(names(count), cluster())
+    assert len(rounds) == 2
+    assert {level(verdict, node) for node in names(count)} == {Level.HEALTHY}
+
+
+def test_a_single_node_is_measured_alone_and_told_that_the_network_is_untested() -> None:
+    verdict, rounds = run(names(1), cluster())
+    assert [round_.groups for round_ in rounds] == [(("n1",),)]
+    assert level(verdict, "n1") is Level.HEALTHY
+    assert "no partner" in verdict.nodes["n1"].reason
+
+
+def test_of_two_nodes_that_fail_together_neither_is_condemned() -> None:
+    verdict, _ = run(names(2), cluster(dead=["n2"]))
+    assert {level(verdict, node) for node in names(2)} == {Level.INCONCLUSIVE}
+
+
+def test_one_dead_node_of_three_is_found() -> None:
+    verdict, rounds = run(names(3), cluster(dead=["n2"]))
+    assert verdict.named(Level.FAULTY) == ("n2",)
+    assert len(rounds) == 3
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_two_dead_nodes_of_four_are_found(seed: int) -> None:
+    dead = random.Random(seed).sample(names(4), 2)
+    verdict, _ = run(names(4), cluster(dead=dead), seed=seed)
+    assert set(verdict.named(Level.FAULTY)) == set(dead)
+    assert len(verdict.named(Level.HEALTHY)) == 2
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 30])
+def test_when_nobody_passes_nobody_is_condemned(count: int) -> None:
+    verdict, _ = run(names(count), cluster(dead=names(count)))
+    assert {level(verdict, node) for node in names(count)} == {Level.INCONCLUSIVE}
+
+
+def test_a_dead_node_is_named_with_its_partners_and_rounds() -> None:
+    verdict, _ = run(names(4), cluster(dead=["n4"]))
+    found = verdict.nodes["n4"]
+    assert found.level is Level.FAULTY
+    assert found.component == "network"
+    assert found.reason.startswith("no allgather with n")
+    assert found.reason.endswith("(timed out)")
+    assert any(line.startswith("round 0 with n") for line in found.evidence)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("noise", [0.02, 0.2])
+def test_a_link_three_and_a_half_times_slower_is_found_among_four(seed: int, noise: float) -> None:
+    answer = cluster(network={"n3": 3.5}, noise=noise, seed=seed)
+    verdict, _ = run(names(4), answer, seed=seed)
+    assert verdict.named(Level.SLOW) == ("n3",)
+    assert verdict.nodes["n3"].component == "network"
+    assert verdict.nodes["n3"].reason.startswith("allgather slow with n")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("noise", [0.02, 0.2])
+def test_a_starved_cpu_is_found_among_four(seed: int, noise: float) -> None:
+    answer = cluster(compute={"n3": 4.0}, noise=noise, seed=seed)
+    verdict, _ = run(names(4), answer, seed=seed)
+    assert verdict.named(Level.SLOW) == ("n3",)
+    assert verdict.nodes["n3"].component == "compute"
+    assert "slower than its peers" in verdict.nodes["n3"].reason
+
+
+def test_a_node_that_is_silent_twice_is_left_alone_and_its_partners_are_healthy() -> None:
+    healthy = cluster()
+
+    def answer(round_index: int, group: tuple[str, ...]) -> GroupResult:
+        if "n2" in group:
+            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT, silent=("n2",))
+        return healthy(round_index, group)
+
+    verdict, rounds = run(names(4), answer)
+    assert level(verdict, "n2") is Level.INCONCLUSIVE
+    assert verdict.nodes["n2"].reason == "never answered in rounds 0 and 1"
+    assert verdict.named(Level.HEALTHY) == ("n1", "n3", "n4")
+    assert not any("n2" in group for round_ in rounds[2:] for group in round_.groups)
+
+
+@pytest.mark.parametrize("count", [2, 4, 9])
+def test_a_node_whose_process_crashes_twice_is_faulty_and_its_partners_are_not(count: int) -> None:
+    healthy = cluster()
+
+    def answer(round_index: int, group: tuple[str, ...]) -> GroupResult:
+        if "n2" in group:
+            return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=("n2",))
+        return healthy(round_index, group)
+
+    verdict, _ = run(names(count), answer)
+    assert verdict.named(Level.FAULTY) == ("n2",)
+    assert verdict.nodes["n2"].component == "node"
+    assert verdict.nodes["n2"].reason == "its check process crashed in rounds 0 and 1"
+
+
+def test_a_process_that_crashes_once_and_then_works_is_mentioned() -> None:
+    healthy = cluster()
+
+    def answer(round_index: int, group: tuple[str, ...]) -> GroupResult:
+        if "n2" in group and round_index == 0:
+            return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=("n2",))
+        return healthy(round_index, group)
+
+    verdict, _ = run(names(4), answer)
+    assert verdict.named(Level.HEALTHY) == tuple(names(4))
+    assert "crashed in round 0, and worked afterwards" in verdict.nodes["n2"].reason
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 20])
+def test_if_every_process_crashes_it_is_the_software(count: int) -> None:
+    def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
+        return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=group)
+
+    verdict, _ = run(names(count), answer)
+    assert {level(verdict, node) for node in names(count)} == {Level.INCONCLUSIVE}
+
+
+def test_a_group_that_was_not_run_says_nothing() -> None:
+    def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
+        return GroupResult(nodes=group, outcome=Outcome.NOT_RUN)
+
+    verdict, _ = run(names(4), answer)
+    assert {verdict.nodes[node].reason for node in names(4)} == {"was never measured"}
+    assert {level(verdict, node) for node in names(4)} == {Level.INCONCLUSIVE}
+
+
+def test_a_run_without_nodes_is_refused() -> None:
+    with pytest.raises(LocalizeError, match="no node"):
+        Localizer([])
+
+
+def test_a_node_named_twice_is_refused() -> None:
+    with pytest.raises(LocalizeError, match="named twice: n1"):
+        Localizer(["n1", "n2", "n1"])
