@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the journals of a job are, and what is in them. Reads files; writes none."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from slurm_health import journal
+from slurm_health.core.records import Entry, RunStarted
+from slurm_health.errors import JournalError, RunNotFound, UsageError
+from slurm_health.report.from_job import job_report
+from slurm_health.report.model import JobReport, RunEntries, attempt_and_check
+
+_log = logging.getLogger(__name__)
+
+# 12, or 12_3 for task 3 of an array. What Slurm prints beside that (12.batch) is a step.
+_JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
+# A node's name becomes a file's name. Anything else in a journal did not come from Slurm.
+_NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
+_NEAR = 5
+
+
+def load(
+    root: Path, job: str, *, cluster: str | None = None, now_s: float | None = None
+) -> JobReport:
+    """Return what is known of a job.
+
+    Args:
+        root: the directory of all journals.
+        job: a job id, or `12_3` for a task of an array.
+        cluster: the cluster to prefer where several have that job.
+        now_s: the time, to tell a check that runs from one whose master died.
+
+    Raises:
+        UsageError: `job` is no job id.
+        RunNotFound: there is no journal of it.
+        JournalError: a journal cannot be read, or a newer slurm-health wrote it.
+    """
+    return job_report([read_run(path) for path in runs_of_job(root, job, cluster)], now_s=now_s)
+
+
+def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
+    """Return the directories of a job's checks, oldest first, at least one.
+
+    Where several clusters have a job of this id, `cluster` is preferred, else the one where it
+    ran last; a log line says which.
+
+    Raises:
+        UsageError: `job` is no job id.
+        RunNotFound: there is no journal of it.
+        JournalError: the directories cannot be read.
+    """
+    if not _JOB.fullmatch(job):
+        raise UsageError(f"{job!r} is not a job id: give one like 12, or 12_3 for an array's task")
+    try:
+        found = {path.name: runs for path in _directories(root) if (runs := _runs(path / job))}
+        if not found:
+            raise RunNotFound(job, root, _near(root, job))
+        newest = max(found, key=lambda name: _changed_s(found[name][-1]))
+    except OSError as err:
+        raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
+    chosen = cluster if cluster in found else newest
+    if len(found) > 1:
+        others = ", ".join(sorted(set(found) - {chosen}))
+        _log.warning("job %s of cluster %s; there is also one of %s", job, chosen, others)
+    return found[chosen]
+
+
+def read_run(directory: Path) -> RunEntries:
+    """Return everything one check left behind. Files that are not there are empty.
+
+    Raises:
+        JournalError: a file cannot be read, or a newer slurm-health wrote it (RecordTooNew).
+    """
+    master = journal.read_all(directory, journal.MASTER)
+    return RunEntries(
+        label=directory.name,
+        job=directory.parent.name,
+        cluster=directory.parent.parent.name,
+        master=master,
+        nodes={node: journal.read_all(directory, node) for node in _nodes(master)},
+        supervisor=journal.read_all(directory, journal.SUPERVISOR),
+        requeue=journal.read_all(directory, journal.REQUEUE),
+    )
+
+
+def _nodes(master: list[Entry]) -> list[str]:
+    started = [entry.record for entry in master if isinstance(entry.record, RunStarted)]
+    return [node for node in (started[0].nodes if started else []) if _NODE.fullmatch(node)]
+
+
+def _directories(path: Path) -> list[Path]:
+    try:
+        return [entry for entry in path.iterdir() if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _runs(job_directory: Path) -> list[Path]:
+    labelled = [
+        (label, path)
+        for path in _directories(job_directory)
+        if (label := attempt_and_check(path.name))
+    ]
+    return [path for _, path in sorted(labelled)]
+
+
+def _near(root: Path, job: str) -> list[str]:
+    """Return jobs that may have been meant: tasks of this array, else the newest ones."""
+    jobs = [
+        path
+        for cluster in _directories(root)
+        for path in _directories(cluster)
+        if _JOB.fullmatch(path.name)
+    ]
+    tasks = [path for path in jobs if path.name.startswith(f"{job}_")]
+    newest = sorted(tasks or jobs, key=_changed_s, reverse=True)
+    return list(dict.fromkeys(path.name for path in newest))[:_NEAR]
+
+
+def _changed_s(directory: Path) -> float:
+    """Return when a run, or a job's list of runs, was last written to."""
+    master = journal.path_of(directory, journal.MASTER)
+    try:
+        return (master if master.exists() else directory).stat().st_mtime
+    except FileNotFoundError:  # removed since it was listed
+        return 0.0

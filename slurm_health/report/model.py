@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a report says about a job, its checks and its nodes: values only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from slurm_health.core.records import Entry, PathJudged, RunStarted, Sampled
+from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.report.acts import Act
+from slurm_health.report.figures import Figure
+
+_LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
+
+
+class State(Enum):
+    """How far a check got."""
+
+    NOT_STARTED = "not_started"  # the journal holds no start, or not yet
+    RUNNING = "running"
+    STOPPED = "stopped"  # its master is gone and left it unfinished
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEntries:
+    """What was read of one run: its files' entries, and its place in the journal."""
+
+    label: str
+    job: str
+    cluster: str
+    master: Sequence[Entry] = ()
+    nodes: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
+    supervisor: Sequence[Entry] = ()
+    requeue: Sequence[Entry] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """One node: the verdict, None where there is none, its figures, and the run they are from."""
+
+    node: str
+    label: str
+    verdict: NodeVerdict | None = None
+    figures: tuple[Figure, ...] = ()
+
+    @property
+    def level(self) -> Level | None:
+        """Return the level of the verdict, None where there is none."""
+        return self.verdict.level if self.verdict else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptOutcome:
+    """What became of the user's script. `exit_code` is None while no end is recorded."""
+
+    name: str
+    exit_code: int | None = None
+    signal: int = 0
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """One check: of one attempt of a job, or one of several in the same attempt.
+
+    `duration_s` is from the master's first record to its verdict. `nodes` are in the order of
+    the run. `note` says how far an unfinished check got. `superseded`: a later check exists.
+    """
+
+    label: str
+    attempt: int
+    check: int
+    state: State
+    note: str = ""
+    superseded: bool = False
+    started: RunStarted | None = None
+    started_s: float | None = None
+    rounds: int = 0
+    duration_s: float | None = None
+    judged: bool = False
+    nodes: tuple[NodeReport, ...] = ()
+    paths: tuple[PathJudged, ...] = ()
+    leaves: tuple[PathJudged, ...] = ()
+    acts: tuple[Act, ...] = ()
+    disposition: str = ""
+    reason: str = ""
+    exit_code: int | None = None
+    script: ScriptOutcome | None = None
+    samples: tuple[Sampled, ...] = ()
+
+    def named(self, level: Level) -> tuple[str, ...]:
+        """Return the nodes at `level`, in the order of the run."""
+        return tuple(node.node for node in self.nodes if node.level is level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport:
+    """All checks of one job, oldest first, and what they say together about each node.
+
+    A node's row is its latest decisive verdict: a node that was left behind keeps its own, and
+    *inconclusive* never replaces what an earlier check had decided.
+    """
+
+    job: str
+    cluster: str
+    partition: str = ""
+    script: str = ""
+    runs: tuple[RunReport, ...] = ()
+    nodes: tuple[NodeReport, ...] = ()
+    paths: tuple[PathJudged, ...] = ()
+    leaves: tuple[PathJudged, ...] = ()
+
+
+def attempt_and_check(label: str) -> tuple[int, int] | None:
+    """Return what the name of a run's directory says: `2-3` is the third check of attempt 2.
+
+    None where it is not such a name.
+    """
+    match = _LABEL.fullmatch(label)
+    return (int(match[1]), int(match[2] or 1)) if match else None

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short texts of a report: numbers, counts, what was done, how the script ended."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Collection, Iterable
+from math import isfinite
+
+from slurm_health.core.nodeset import fold
+from slurm_health.core.verdict import Level
+from slurm_health.report.acts import Act, Progress
+from slurm_health.report.model import RunReport, ScriptOutcome, State
+
+NOTHING = "\N{EN DASH}"  # stands for a figure or a verdict that is not there
+WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, None, Level.HEALTHY)
+
+_FOLDABLE = re.compile(r"[\w.-]+", re.ASCII)
+# What each act is called: done, not done, begun without a known end.
+_VERBS = {
+    "drain": ("drained", "did not drain", "began to drain"),
+    "exclude": ("excluded", "did not exclude", "began to exclude"),
+    "requeue": ("requeued", "did not requeue", "asked for a requeue"),
+    "hold": ("held the job", "did not hold the job", "began to hold the job"),
+    "proceed": ("went on", "did not go on", "went on"),
+}
+_ON_THE_JOB = {"requeue", "hold"}
+
+
+def nodes_text(nodes: Iterable[str]) -> str:
+    """Return a short node list; names that no node list can hold are listed as they are."""
+    names = list(nodes)
+    return fold(names) if all(map(_FOLDABLE.fullmatch, names)) else ", ".join(names)
+
+
+def number_text(value: float) -> str:
+    """Return a figure with two significant digits, whole from 10 upwards."""
+    exponent = int(f"{value:.1e}".partition("e")[2])
+    if not -4 < exponent < 7:
+        return f"{value:.1e}"
+    return f"{value:.{max(0, 1 - exponent)}f}"
+
+
+def range_text(values: Collection[float]) -> str:
+    """Return `low … high`, one number where both read the same, a dash where there is none."""
+    if not values:
+        return NOTHING
+    low, high = number_text(min(values)), number_text(max(values))
+    return low if low == high else f"{low} … {high}"
+
+
+def duration_text(duration_s: float) -> str:
+    """Return a time span as a person would say it: 6.1 s, 41 s, 3 min 5 s, 2 h 10 min."""
+    if not isfinite(duration_s) or duration_s < 0:
+        return "an unknown time"
+    if duration_s < 9.95:
+        return f"{duration_s:.1f} s"
+    seconds = round(duration_s)
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def attempt_text(run: RunReport) -> str:
+    """Return which check this is: `attempt 0`, or `attempt 0, check 2` for a later one in it."""
+    return f"attempt {run.attempt}" + (f", check {run.check}" if run.check > 1 else "")
+
+
+def effort_text(run: RunReport) -> str:
+    """Return how long the check took: `3 rounds, 6.1 s`, empty before its first round."""
+    if not run.rounds:
+        return ""
+    rounds = f"{run.rounds} round{'s' if run.rounds != 1 else ''}"
+    return rounds if run.duration_s is None else f"{rounds}, {duration_text(run.duration_s)}"
+
+
+def found_text(run: RunReport, *, names: bool = False) -> str:
+    """Return the verdicts in short: `all healthy`, `1 faulty`; with `names`, `1 faulty (n3)`."""
+    if not run.judged:
+        return run.note or _unjudged_text(run)
+    parts = []
+    for level in (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE):
+        nodes = run.named(level)
+        if nodes:
+            who = f" ({nodes_text(nodes)})" if names else ""
+            parts.append(f"{len(nodes)} {level.value}{who}")
+    nodes_well = not parts
+    for kind, judged in (("path", run.paths), ("leaf", run.leaves)):
+        parts += [f"{kind} {NOTHING.join(path.ends)} {path.level.value}" for path in judged]
+    return ", ".join(["all healthy", *parts] if nodes_well else parts)
+
+
+def outcome_texts(run: RunReport) -> list[str]:
+    """Return what the check led to: what was done to nodes and job, and the script's end."""
+    done = _acts_text(run)
+    parts = [done] if done else []
+    if run.judged and run.state is not State.FINISHED:
+        parts.append(run.note)
+    if run.script:
+        parts.append(_script_text(run.script, superseded=run.superseded))
+    return parts
+
+
+def _unjudged_text(run: RunReport) -> str:
+    return f"no verdict: {run.reason}" if run.reason else "no verdict"
+
+
+def _acts_text(run: RunReport) -> str:
+    done: dict[str, list[str]] = {}
+    for act in run.acts:
+        if act.progress is Progress.DONE:
+            done.setdefault(act.action, []).extend(act.nodes)
+    texts = []
+    for act in run.acts:
+        if act.progress is Progress.DONE and act.action == "exclude" and "requeue" in done:
+            continue  # the requeue says without whom
+        text = _act_text(act, run)
+        if act.progress is Progress.DONE and act.action == "requeue" and done.get("exclude"):
+            text += f" without {_named_once(done['exclude'], done.get('drain', []))}"
+        if text:
+            texts.append(text)
+    return ", ".join([*texts, *_disposition_texts(run)])
+
+
+def _named_once(nodes: list[str], before: list[str]) -> str:
+    if set(nodes) != set(before):
+        return nodes_text(nodes)
+    return "it" if len(set(nodes)) == 1 else "them"
+
+
+def _act_text(act: Act, run: RunReport) -> str:
+    if act.action == "proceed" and act.progress is not Progress.FAILED:
+        return _proceed_text(run, act.nodes, act.reason)
+    done, failed, begun = _VERBS.get(act.action, (act.action, f"no {act.action}", act.action))
+    who = "" if act.action in _ON_THE_JOB or not act.nodes else f" {nodes_text(act.nodes)}"
+    if act.progress is Progress.DONE:
+        why = f" ({act.reason})" if act.action == "hold" and act.reason else ""
+        return f"{done}{who}{why}"
+    if act.progress is Progress.FAILED:
+        return f"{failed}{who} ({act.detail or 'the cause is not recorded'})"
+    return f"{begun}{who}, its end is not recorded"
+
+
+def _proceed_text(run: RunReport, nodes: tuple[str, ...], reason: str) -> str:
+    """Return how the job went on; that a healthy one did goes without saying."""
+    everybody = {node.node for node in run.nodes}
+    unwell = [node for node in run.nodes if node.level is not Level.HEALTHY]
+    why = f" ({reason})" if reason and unwell else ""
+    if nodes and set(nodes) != everybody:
+        return f"went on with {nodes_text(nodes)}{why}"
+    return f"went on with all nodes{why}" if unwell else ""
+
+
+def _disposition_texts(run: RunReport) -> list[str]:
+    """Return what becomes of the job, as far as the acts have not said it."""
+    acted = {act.action for act in run.acts}
+    if run.disposition == "stop" and "hold" not in acted:
+        return [f"stopped: {run.reason}" if run.reason and run.judged else "stopped"]
+    if run.disposition == "proceed" and not acted & {"proceed", "requeue", "hold"}:
+        text = _proceed_text(run, (), "")
+        said = run.reason if text and run.judged else ""
+        return [said or text] if text else []
+    if run.disposition == "requeue" and not acted & {"requeue", "hold"}:
+        return ["to be requeued"]
+    return []
+
+
+def _script_text(script: ScriptOutcome, *, superseded: bool) -> str:
+    name = script.name or "the script"
+    if script.exit_code is None:
+        return f"{name} started, its end is not recorded" + ("" if superseded else " yet")
+    how = (
+        f"killed by {_signal_name(script.signal)}" if script.signal else f"exit {script.exit_code}"
+    )
+    span = "" if script.duration_s is None else f" ran {duration_text(script.duration_s)},"
+    return f"{name}{span} {how}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_health.report.export import as_json, run_as_json
+from slurm_health.report.find import load, read_run
+from slurm_health.report.from_run import run_report
+from tests.report.golden import DATA, assert_matches_file
+from tests.support.journals import RunJournal, write_requeued_job, write_run_with_a_faulty_node
+
+# Numbers that have no unit: they count, name, or are a ratio.
+WITHOUT_UNIT = {
+    "schema",
+    "job_id",
+    "attempt",
+    "check",
+    "rounds",
+    "round",
+    "exit_code",
+    "signal",
+    "slowdown",
+    "probability",
+    "world_size",
+    "flop",
+}
+UNITS = ("_s", "_ms", "_gb_per_s", "_gflop_per_s", "_bytes")
+
+
+def numbers(value: object, key: str = "") -> Iterator[str]:
+    """Give the key under which each number of an object is found."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from numbers(inner, name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from numbers(inner, key)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield key
+
+
+def test_the_object_of_a_job(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path)
+
+    text = as_json(load(tmp_path, "12"))
+
+    assert text.endswith("}\n")
+    assert_matches_file(text.removesuffix("\n"), DATA / "requeued.json", tmp_path)
+
+
+def test_every_number_has_its_unit_in_its_name(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path)
+    found = set(numbers(json.loads(as_json(load(tmp_path, "12"), raw=True))))
+
+    assert {name for name in found - WITHOUT_UNIT if not name.endswith(UNITS)} == set()
+
+
+def test_samples_are_there_only_on_request(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path)
+    report = load(tmp_path, "12")
+
+    reduced, raw = (json.loads(as_json(report, raw=raw)) for raw in (False, True))
+
+    assert all("samples" not in run for run in reduced["runs"])
+    assert raw["runs"][0]["samples"][0] == {
+        "node": "n1",
+        "round": 0,
+        "group": ["n1", "n2"],
+        "probe": "matmul",
+        "iteration_ms": [[pytest.approx(41.667, abs=1e-3)] * 3],
+        "world_size": 2,
+        "total_bytes": 0,
+        "flop": 2e9,
+    }
+
+
+def test_what_is_not_known_is_null_or_empty_and_never_zero(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, nodes=["n1"])
+    run.start()
+
+    found = json.loads(as_json(load(tmp_path, "12")))
+
+    assert found["nodes"] == [
+        {
+            "node": "n1",
+            "run": "0",
+            "level": None,
+            "reason": "",
+            "component": None,
+            "slowdown": None,
+            "probability": None,
+            "evidence": [],
+            "allgather_gb_per_s": [],
+            "matmul_gflop_per_s": [],
+        }
+    ]
+    assert found["runs"][0]["duration_s"] is None
+    assert found["runs"][0]["script"] is None
+
+
+def test_one_check_is_the_same_object_as_in_its_job(tmp_path: Path) -> None:
+    run = write_run_with_a_faulty_node(tmp_path)
+
+    alone = json.loads(run_as_json(run_report(read_run(run.directory))))
+
+    assert alone == {"schema": 1, **json.loads(as_json(load(tmp_path, "12")))["runs"][0]}

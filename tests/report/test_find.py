@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_health import journal
+from slurm_health.core.records import AgentsLaunched, RunStarted
+from slurm_health.errors import JournalError, RecordTooNew, RunNotFound, UsageError
+from slurm_health.report.find import load, read_run, runs_of_job
+from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
+
+
+def test_the_runs_of_a_job_are_listed_oldest_first(tmp_path: Path) -> None:
+    for label in ("10", "0-2", "2", "0", "0-10", "1"):
+        RunJournal(tmp_path, job=12, label=label)
+
+    found = runs_of_job(tmp_path, "12", None)
+
+    assert [path.name for path in found] == ["0", "0-2", "0-10", "1", "2", "10"]
+
+
+def test_what_is_no_run_is_not_listed(tmp_path: Path) -> None:
+    RunJournal(tmp_path, job=12, label="0")
+    (tmp_path / "lab" / "12" / "notes").mkdir()
+    (tmp_path / "lab" / "12" / "1.lock").touch()
+    (tmp_path / "lab" / "12" / "2").touch()
+    (tmp_path / "README").touch()
+
+    assert [path.name for path in runs_of_job(tmp_path, "12", None)] == ["0"]
+
+
+def test_a_task_of_an_array_is_found_by_both_of_its_ids(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path, job=13, array="12_3")
+    (tmp_path / "lab" / "12_3").symlink_to("13")
+
+    assert load(tmp_path, "12_3").runs == load(tmp_path, "13").runs
+    assert load(tmp_path, "13").job == "12_3"
+
+
+def test_an_unknown_job_names_the_newest_ones(tmp_path: Path) -> None:
+    for age, job in enumerate((21, 9, 17)):
+        directory = RunJournal(tmp_path, job=job).directory.parent
+        os.utime(directory, (1000 - age, 1000 - age))
+
+    with pytest.raises(RunNotFound, match=r"job 12 under .* \(newest there: 21, 9, 17\)"):
+        runs_of_job(tmp_path, "12", None)
+
+
+def test_an_unknown_array_names_its_tasks(tmp_path: Path) -> None:
+    RunJournal(tmp_path, job=14)
+    RunJournal(tmp_path, job=13)
+    (tmp_path / "lab" / "12_3").symlink_to("13")
+
+    with pytest.raises(RunNotFound, match=r"\(newest there: 12_3\)"):
+        runs_of_job(tmp_path, "12", None)
+
+
+def test_a_missing_root_has_no_job(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="was it submitted with slurm-health sbatch"):
+        runs_of_job(tmp_path / "nowhere", "12", None)
+
+
+def test_a_job_without_a_run_is_not_found(tmp_path: Path) -> None:
+    (tmp_path / "lab" / "12").mkdir(parents=True)
+
+    with pytest.raises(RunNotFound):
+        runs_of_job(tmp_path, "12", None)
+
+
+@pytest.mark.parametrize(
+    "job",
+    ["", " ", "abc", "../12", "12/0", "12.batch", "12_", "_3", "12_[1-3]", "-12", "١٢", "9" * 300],
+)
+def test_what_is_no_job_id_is_a_usage_error(tmp_path: Path, job: str) -> None:
+    with pytest.raises(UsageError, match="is not a job id"):
+        runs_of_job(tmp_path, job, None)
+
+
+def test_of_two_clusters_the_wanted_one_is_preferred(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for cluster in ("east", "west"):
+        RunJournal(tmp_path, cluster=cluster, job=12)
+
+    with caplog.at_level(logging.WARNING):
+        found = runs_of_job(tmp_path, "12", "west")
+
+    assert found == [tmp_path / "west" / "12" / "0"]
+    assert caplog.messages == ["job 12 of cluster west; there is also one of east"]
+
+
+@pytest.mark.parametrize("wanted", [None, "north"])
+def test_of_two_clusters_the_one_it_ran_on_last_is_taken(
+    tmp_path: Path, wanted: str | None
+) -> None:
+    for cluster, changed_s in (("east", 2000), ("west", 1000)):
+        run = RunJournal(tmp_path, cluster=cluster, job=12)
+        os.utime(journal.path_of(run.directory, journal.MASTER), (changed_s, changed_s))
+
+    assert runs_of_job(tmp_path, "12", wanted) == [tmp_path / "east" / "12" / "0"]
+
+
+def test_a_node_that_never_wrote_is_still_reported(tmp_path: Path) -> None:
+    run = write_healthy_run(tmp_path)
+    journal.path_of(run.directory, "n2").unlink()
+
+    report = load(tmp_path, "12")
+
+    assert [node.node for node in report.nodes] == ["n1", "n2", "n4", "n5", "n6"]
+    assert report.nodes[1].figures == ()
+
+
+def test_lines_of_others_are_skipped(tmp_path: Path) -> None:
+    first, _ = write_requeued_job(tmp_path)
+    before = load(tmp_path, "12")
+    for path in first.directory.iterdir():
+        foreign = (
+            b'\x00\xff\n[1]\n{"v":1,"id":"x:1","time_s":1.0,"kind":"from_another_tool"}\n{"v":1,'
+        )
+        path.write_bytes(path.read_bytes() + foreign)
+
+    assert load(tmp_path, "12") == before
+
+
+def test_a_newer_journal_is_refused(tmp_path: Path) -> None:
+    run = write_healthy_run(tmp_path)
+    with journal.path_of(run.directory, "n1").open("ab") as file:
+        file.write(b'{"v":2,"id":"n1:9","time_s":1.0,"kind":"sampled"}\n')
+
+    with pytest.raises(RecordTooNew, match="holds records of version 2"):
+        load(tmp_path, "12")
+
+
+def test_an_unreadable_file_is_an_error_not_an_empty_report(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    path = journal.path_of(run.directory, journal.MASTER)
+    path.unlink()
+    path.mkdir()
+
+    with pytest.raises(JournalError, match="cannot be read"):
+        load(tmp_path, "12")
+
+
+def test_a_node_name_never_leads_out_of_the_run(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, nodes=["n1"])
+    journal.Writer(tmp_path, "outside", run.clock).append(AgentsLaunched(launch=0, nodes=[]))
+    run.master(
+        RunStarted(
+            run_id="12.0",
+            job_id=12,
+            attempt=0,
+            cluster="lab",
+            partition="main",
+            nodes=["n1", "../../../outside"],
+            master_node="n1",
+            user="ml",
+        )
+    )
+
+    assert list(read_run(run.directory).nodes) == ["n1"]

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_health.core.records import (
+    MasterResumed,
+    NodeJudged,
+    PathJudged,
+    Record,
+    RoundEnded,
+    Sampled,
+    VerdictReached,
+)
+from slurm_health.core.verdict import Level
+from slurm_health.report.find import load, read_run
+from slurm_health.report.from_run import run_report
+from slurm_health.report.model import JobReport, NodeReport, RunReport, State
+from tests.support.journals import (
+    Clock,
+    RunJournal,
+    sampled,
+    write_healthy_run,
+    write_requeued_job,
+    write_run_with_a_faulty_node,
+)
+
+
+def report_of(run: RunJournal, *, now_s: float | None = None) -> RunReport:
+    return run_report(read_run(run.directory), now_s=now_s)
+
+
+def node_of(report: RunReport | JobReport, name: str) -> NodeReport:
+    return next(node for node in report.nodes if node.node == name)
+
+
+def values(report: RunReport | JobReport, node: str, probe: str) -> list[float]:
+    figures = [figure for figure in node_of(report, node).figures if figure.probe == probe]
+    return [round(value, 3) for figure in figures for value in figure.values]
+
+
+def run_with_a_round(tmp_path: Path, *samples: Sampled, bad: str = "") -> RunReport:
+    run = RunJournal(tmp_path, nodes=["n1", "n2", "n3"])
+    run.start()
+    run.begin_round(0, [["n1", "n2"]])
+    for sample in samples:
+        run.write(sample.node, sample)
+    run.end_round(0)
+    run.judge(*([NodeJudged(node=bad, level=Level.SLOW, reason="slow")] if bad else []))
+    return report_of(run)
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def test_a_group_is_as_fast_as_its_slowest_member(tmp_path: Path) -> None:
+    report = run_with_a_round(
+        tmp_path,
+        sampled("n1", 0, ["n1", "n2"], "allgather", 80.0),
+        sampled("n2", 0, ["n1", "n2"], "allgather", 100.0),
+    )
+
+    assert values(report, "n1", "allgather") == [0.32]
+    assert values(report, "n2", "allgather") == [0.32]
+
+
+def test_each_node_has_its_own_matmul_figure(tmp_path: Path) -> None:
+    report = run_with_a_round(
+        tmp_path,
+        sampled("n1", 0, ["n1", "n2"], "matmul", 40.0),
+        sampled("n2", 0, ["n1", "n2"], "matmul", 80.0),
+    )
+
+    assert values(report, "n1", "matmul") == [50.0]
+    assert values(report, "n2", "matmul") == [25.0]
+
+
+def test_a_good_node_is_not_shown_the_figure_of_its_bad_partner(tmp_path: Path) -> None:
+    report = run_with_a_round(
+        tmp_path,
+        sampled("n1", 0, ["n1", "n2"], "allgather", 300.0),
+        sampled("n2", 0, ["n1", "n2"], "allgather", 300.0),
+        sampled("n1", 0, ["n1", "n2"], "matmul", 40.0),
+        bad="n2",
+    )
+
+    assert values(report, "n1", "allgather") == []
+    assert values(report, "n1", "matmul") == [50.0]
+    assert values(report, "n2", "allgather") == [0.107]
+
+
+def test_the_figure_of_a_bad_path_is_held_against_neither_end(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, nodes=["n1", "n2"])
+    run.start()
+    run.begin_round(0, [["n1", "n2"]])
+    run.measure(0, ["n1", "n2"], allgather_gb_per_s=0.01)
+    run.end_round(0)
+    run.master(
+        VerdictReached(
+            nodes=[NodeJudged(node=node, level=Level.HEALTHY) for node in run.nodes],
+            paths=[PathJudged(ends=["n1", "n2"], level=Level.SLOW)],
+        )
+    )
+
+    assert values(report_of(run), "n1", "allgather") == []
+
+
+def test_a_group_of_which_a_member_is_missing_has_no_figure(tmp_path: Path) -> None:
+    report = run_with_a_round(tmp_path, sampled("n1", 0, ["n1", "n2"], "allgather", 80.0))
+
+    assert node_of(report, "n1").figures == ()
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        Sampled(node="n1", round=0, group=["n1"], probe="allgather", iteration_ms=[[5.0]]),
+        Sampled(node="n1", round=0, group=["n1"], probe="matmul", iteration_ms=[[5.0]]),
+        Sampled(node="n1", round=0, group=["n1"], probe="gpt", iteration_ms=[[], []]),
+        Sampled(node="n1", round=0, group=["n1"], probe="gpt", iteration_ms=[[0.0]]),
+        Sampled(
+            node="n1",
+            round=0,
+            group=["n1"],
+            probe="allgather",
+            iteration_ms=[[5.0]],
+            world_size=2,
+            total_bytes=10**400,
+        ),
+        Sampled(
+            node="n1",
+            round=0,
+            group=["n1"],
+            probe="allgather",
+            iteration_ms=[[5.0]],
+            world_size=0,
+            total_bytes=8,
+        ),
+    ],
+)
+def test_what_was_not_measured_is_missing_and_not_zero(tmp_path: Path, sample: Sampled) -> None:
+    assert node_of(run_with_a_round(tmp_path, sample), "n1").figures == ()
+
+
+def test_an_unknown_probe_is_shown_by_its_time(tmp_path: Path) -> None:
+    report = run_with_a_round(tmp_path, sampled("n1", 0, ["n1", "n2"], "gpt", 118.0))
+
+    assert [figure.unit for figure in node_of(report, "n1").figures] == ["ms"]
+    assert values(report, "n1", "gpt") == [118.0]
+
+
+def test_a_void_round_neither_counts_nor_has_figures(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, nodes=["n1", "n2"])
+    run.start()
+    run.begin_round(0, [["n1", "n2"]])
+    run.measure(0, ["n1", "n2"], allgather_gb_per_s=0.1)
+    run.master(RoundEnded(round=0, void=True), MasterResumed(pid=7))
+    run.begin_round(1, [["n1", "n2"]])
+    run.measure(1, ["n1", "n2"], allgather_gb_per_s=0.4)
+    run.end_round(1)
+    run.judge()
+
+    report = report_of(run)
+
+    assert report.rounds == 1
+    assert values(report, "n1", "allgather") == [0.4]
+
+
+# --- how far a check got -------------------------------------------------------------------------
+
+
+def test_a_finished_run_has_all_its_facts(tmp_path: Path) -> None:
+    report = report_of(write_run_with_a_faulty_node(tmp_path))
+
+    assert report.state is State.FINISHED
+    assert (report.rounds, report.duration_s) == (3, 6.1)
+    assert (report.disposition, report.exit_code) == ("requeue", 1)
+    assert report.named(Level.FAULTY) == ("n3",)
+    assert [act.action for act in report.acts] == ["exclude", "drain", "requeue"]
+
+
+def test_an_empty_journal_has_not_started(tmp_path: Path) -> None:
+    report = report_of(RunJournal(tmp_path))
+
+    assert (report.state, report.nodes) == (State.NOT_STARTED, ())
+
+
+def test_an_unfinished_check_says_where_it_is(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    waiting = report_of(run)
+    run.begin_round(0, [["n1", "n2"]])
+    run.end_round(0)
+    run.begin_round(1, [["n1", "n2"]])
+    measuring = report_of(run)
+    run.judge()
+    acting = report_of(run)
+
+    assert {waiting.state, measuring.state, acting.state} == {State.RUNNING}
+    assert waiting.note == "still running: waiting for the agents"
+    assert measuring.note == "still running: round 2"
+    assert acting.note == "still acting on the verdict"
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "state"), [(10.0, State.RUNNING), (79.0, State.RUNNING), (81.0, State.STOPPED)]
+)
+def test_a_master_silent_after_its_rounds_deadline_is_gone(
+    tmp_path: Path, silent_s: float, state: State
+) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.begin_round(0, [["n1", "n2"]])  # to be over after 20 s
+
+    assert report_of(run, now_s=run.clock.now_s + silent_s).state is state
+
+
+def test_a_master_is_given_time_while_agents_start(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+
+    assert report_of(run, now_s=run.clock.now_s + 300).state is State.RUNNING
+    stopped = report_of(run, now_s=run.clock.now_s + 3000)
+    assert stopped.note == "the master stopped before the first round"
+
+
+def test_a_check_after_which_the_script_began_is_over(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.begin_round(0, [["n1", "n2"]])
+    run.run_script()
+
+    assert report_of(run).note == "the master stopped before a verdict, in round 1"
+
+
+def test_a_check_that_another_followed_is_over(tmp_path: Path) -> None:
+    clock = Clock()
+    first = RunJournal(tmp_path, label="0", clock=clock)
+    first.start()
+    first.begin_round(0, [["n1", "n2"]])
+    write_healthy_run(tmp_path, label="1", clock=clock)
+
+    assert load(tmp_path, "12").runs[0].state is State.STOPPED
+
+
+def test_a_clock_that_went_back_gives_no_duration(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.judge(after_s=-60.0)
+
+    assert report_of(run).duration_s is None
+
+
+# --- the checks of a job together ----------------------------------------------------------------
+
+
+def test_a_node_that_was_left_behind_keeps_its_row(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path)
+
+    report = load(tmp_path, "12")
+
+    assert node_of(report, "n3").level is Level.FAULTY
+    assert {node.node: node.label for node in report.nodes} == {
+        "n1": "1",
+        "n2": "1",
+        "n3": "0",
+        "n4": "1",
+        "n5": "1",
+        "n6": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "shown"),
+    [
+        (Level.FAULTY, Level.HEALTHY, Level.HEALTHY),
+        (Level.HEALTHY, Level.FAULTY, Level.FAULTY),
+        (Level.FAULTY, Level.INCONCLUSIVE, Level.FAULTY),
+        (Level.INCONCLUSIVE, Level.HEALTHY, Level.HEALTHY),
+        (Level.INCONCLUSIVE, None, Level.INCONCLUSIVE),
+        (None, Level.INCONCLUSIVE, Level.INCONCLUSIVE),
+    ],
+)
+def test_the_latest_decisive_verdict_is_shown(
+    tmp_path: Path, earlier: Level | None, later: Level | None, shown: Level
+) -> None:
+    for label, level in (("0", earlier), ("1", later)):
+        run = RunJournal(tmp_path, label=label)
+        run.start()
+        if level:
+            run.judge(NodeJudged(node="n1", level=level, reason="because"))
+
+    assert node_of(load(tmp_path, "12"), "n1").level is shown
+
+
+@pytest.mark.parametrize(("second", "shown"), [(["n1", "n4"], 0), (["n1", "n2"], 1)])
+def test_a_bad_path_stands_until_both_its_ends_are_judged_again(
+    tmp_path: Path, second: list[str], shown: int
+) -> None:
+    path = PathJudged(ends=["n1", "n4"], level=Level.SLOW, reason="0.1 GB/s")
+    verdicts: list[tuple[str, list[str], list[PathJudged]]] = [
+        ("0", ["n1", "n2", "n4"], [path]),
+        ("1", second, []),
+    ]
+    for label, nodes, paths in verdicts:
+        run = RunJournal(tmp_path, label=label, nodes=nodes)
+        run.start()
+        judged = [NodeJudged(node=node, level=Level.HEALTHY) for node in nodes]
+        verdict: Record = VerdictReached(nodes=judged, paths=paths)
+        run.master(verdict)
+
+    assert len(load(tmp_path, "12").paths) == shown

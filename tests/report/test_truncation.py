@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A journal that is still being written, or whose writers died, never makes a report lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_health import journal
+from slurm_health.core.records import NodeJudged, NodeReported
+from slurm_health.core.verdict import Level, Outcome
+from slurm_health.errors import RecordTooNew
+from slurm_health.report.export import as_json
+from slurm_health.report.find import load
+from slurm_health.report.model import JobReport
+from slurm_health.report.table import check_summary, headline, job_text
+from tests.support.journals import RunJournal, write_requeued_job
+
+FILES = ("master", "n1", "n3", "n4", "supervisor", "requeue")
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[Path]:
+    with TemporaryDirectory() as directory:
+        write_requeued_job(Path(directory))
+        yield Path(directory)
+
+
+def rendered(report: JobReport) -> list[str]:
+    texts = [job_text(report, width=80), job_text(report, unicode=False), as_json(report, raw=True)]
+    for run in report.runs:
+        texts += [check_summary(run), headline(run)]
+    return texts
+
+
+def faulty(report: JobReport) -> set[str]:
+    return {node for run in report.runs for node in run.named(Level.FAULTY)} | {
+        node.node for node in report.nodes if node.level is Level.FAULTY
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_journal_cut_anywhere_is_reported_and_accuses_nobody_new(data: st.DataObject) -> None:
+    with TemporaryDirectory() as directory:
+        runs = write_requeued_job(Path(directory))
+        complete = load(Path(directory), "12")
+        for run in runs:
+            for path in sorted(run.directory.iterdir()):
+                content = path.read_bytes()
+                cut = data.draw(st.integers(0, len(content)) | st.just(len(content)), path.name)
+                path.write_bytes(content[:cut])
+
+        now_s = data.draw(st.none() | st.floats(0.0, 4.0e9), "now_s")
+        report = load(Path(directory), "12", now_s=now_s)
+
+    assert all(rendered(report))
+    assert faulty(report) <= faulty(complete)
+    assert all(run.judged or not run.named(Level.HEALTHY) for run in report.runs)
+
+
+def test_a_master_file_cut_at_every_byte_is_reported(root: Path) -> None:
+    path = journal.path_of(root / "lab" / "12" / "0", journal.MASTER)
+    content = path.read_bytes()
+    complete = faulty(load(root, "12"))
+    try:
+        for cut in range(len(content)):
+            path.write_bytes(content[:cut])
+            report = load(root, "12")
+            assert job_text(report)
+            assert faulty(report) <= complete
+    finally:
+        path.write_bytes(content)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(FILES), st.data())
+def test_damaged_bytes_in_a_file_never_stop_a_report(name: str, data: st.DataObject) -> None:
+    with TemporaryDirectory() as directory:
+        run, _ = write_requeued_job(Path(directory))
+        path = journal.path_of(run.directory, name)
+        content = bytearray(path.read_bytes())
+        start = data.draw(st.integers(0, len(content)), "start")
+        junk = data.draw(st.binary(max_size=40), "junk")
+        content[start : start + len(junk)] = junk
+        path.write_bytes(content)
+
+        with suppress(RecordTooNew):  # a damaged version may read as a newer one
+            assert all(rendered(load(Path(directory), "12")))
+
+
+_ACTIONS = st.sampled_from(["drain", "exclude", "requeue", "hold", "proceed", "notify", ""])
+_NAMES = st.lists(st.sampled_from(["n1", "n2", "n3", "n9"]), max_size=3, unique=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    acts=st.lists(st.tuples(_ACTIONS, _NAMES), max_size=6),
+    levels=st.lists(st.sampled_from(Level), min_size=3, max_size=3),
+    disposition=st.sampled_from(["proceed", "requeue", "stop", "later"]),
+)
+def test_any_order_of_acts_has_a_text(
+    acts: list[tuple[str, list[str]]], levels: list[Level], disposition: str
+) -> None:
+    with TemporaryDirectory() as directory:
+        run = RunJournal(Path(directory), nodes=["n1", "n2", "n3"])
+        run.start()
+        run.write("n1", NodeReported(node="n1", round=0, outcome=Outcome.NOT_RUN))
+        judged = zip(run.nodes, levels, strict=True)
+        run.judge(*(NodeJudged(node=node, level=level, reason="x") for node, level in judged))
+        for action, nodes in acts:
+            run.act(action, nodes)
+        run.finish(disposition)
+        report = load(Path(directory), "12")
+
+    assert all(rendered(report))
+    done = [act for act in report.runs[0].acts if act.progress.value == "done"]
+    assert len(done) == len(acts)
