@@ -13,6 +13,20 @@ CLEAN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"PATH": CLEAN_PATH, "LANG": "C.UTF-8"}
 
 
+def slurm_version() -> tuple[int, int]:
+    """The release of the slurmd at hand, e.g. (22, 5)."""
+    result = subprocess.run(
+        ["slurmd", "-V"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_DEADLINE_S,
+    )
+    major, minor = result.stdout.split()[1].split(".")[:2]
+    return int(major), int(minor)
+
+
 def start_munged(spec: LabSpec) -> None:
     """Start munged with a key of the lab's own; it answers when this returns."""
     directory = spec.paths.root / "munge"

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import cgroups, daemons, kernel, slurmconf, visibility
+from . import cgroups, daemons, kernel, release, slurmconf, visibility
 from .layout import (
     CHECKOUT,
     CONTROLLER,
@@ -35,6 +35,8 @@ def set_up(spec: LabSpec) -> dict[str, int]:
     kernel.unshare(kernel.NEW_MOUNT | kernel.NEW_NET | kernel.NEW_UTS | kernel.NEW_IPC)
     kernel.keep_mounts_private()
     socket.sethostname(CONTROLLER)
+    if spec.release is not None:
+        release.enter(spec, Path(spec.release), _wanted(spec))
     write_files(spec)
     _mount_controller(spec)
     _ip(
@@ -71,7 +73,7 @@ def write_files(spec: LabSpec) -> None:
     slurm.mkdir(parents=True)
     machine_passwd = Path("/etc/passwd").read_text()
     (slurm / "slurm.conf").write_text(slurmconf.slurm_conf(spec))
-    (slurm / "cgroup.conf").write_text("")
+    (slurm / "cgroup.conf").write_text(slurmconf.cgroup_conf(daemons.slurm_version()))
     (paths.etc / "passwd").write_text(slurmconf.passwd(spec, machine_passwd))
     (paths.etc / "group").write_text(slurmconf.group(Path("/etc/group").read_text()))
     (paths.etc / "hosts").write_text(slurmconf.hosts(spec))
@@ -115,12 +117,11 @@ def _remount_sys() -> None:
 
 
 def _wanted(spec: LabSpec) -> tuple[Path, ...]:
-    """What jobs must reach by the path it has outside."""
-    interpreter = Path(sys.executable).resolve()
-    wanted = [CHECKOUT, Path(sys.prefix), interpreter.parent, *map(Path, spec.visible)]
-    if sys.base_prefix != "/usr":
-        wanted.append(Path(sys.base_prefix))
-    return tuple(dict.fromkeys(wanted))
+    """What jobs must reach by the path it has outside, none of it below another."""
+    wanted = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), *map(Path, spec.visible)]
+    # Open to everyone anyhow; and in another release's root it must be that release's.
+    wanted = [path for path in dict.fromkeys(wanted) if path != Path("/usr")]
+    return tuple(path for path in wanted if not set(path.parents) & set(wanted))
 
 
 class _Holder:

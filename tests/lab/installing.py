@@ -12,6 +12,7 @@ from .errors import LabError
 # Slurm release → the Debian suite that has it.
 SUITES = {"24.11": "trixie", "26.05": "forky"}
 
+_MIRROR = "http://deb.debian.org/debian"
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
@@ -52,5 +53,43 @@ def _apt(argv: list[str]) -> None:
 
 
 def make_root(version: str, directory: Path) -> None:
-    """Install another Slurm release in a directory of its own."""
-    raise LabError(f"make-root {version} {directory}: not written yet")
+    """Install another Slurm release in a directory of its own, with debootstrap.
+
+    Raises:
+        LabUnavailable: not root.
+        LabError: the directory is in use, debootstrap is missing or failed, or the suite has
+            another release by now.
+    """
+    requirements.require_root()
+    if shutil.which("debootstrap") is None:
+        raise LabError("make-root needs debootstrap (apt-get install debootstrap)")
+    if directory.exists():
+        raise LabError(f"{directory} exists already")
+    suite = SUITES[version]
+    draft = directory.with_name(directory.name + ".partial")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    # python3 for the libraries the machine's own interpreter needs when it runs in there.
+    packages = ",".join([*requirements.packages(), "procps", "python3"])
+    # The script is named because an older debootstrap does not know the newer suites; all
+    # suites since long share one.
+    argv = ["debootstrap", "--variant=minbase", f"--include={packages}", suite, str(draft)]
+    argv += [_MIRROR, "/usr/share/debootstrap/scripts/sid"]
+    result = subprocess.run(argv, stdin=subprocess.DEVNULL, check=False)
+    if result.returncode != 0:
+        raise LabError(f"debootstrap ended with {result.returncode}; see {draft}/debootstrap")
+    found = _slurm_version(draft)
+    if found != version:
+        shutil.rmtree(draft)
+        raise LabError(f"Debian {suite} has Slurm {found}, not {version}")
+    shutil.rmtree(draft / "var/cache/apt/archives", ignore_errors=True)
+    draft.rename(directory)
+
+
+def _slurm_version(root: Path) -> str:
+    argv = ["chroot", str(root), "slurmd", "-V"]
+    result = subprocess.run(argv, capture_output=True, text=True, check=False)
+    words = result.stdout.split()
+    if len(words) < 2:
+        raise LabError(f"slurmd does not run in {root}: {result.stderr.strip()}")
+    return ".".join(words[1].split(".")[:2])

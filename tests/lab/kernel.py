@@ -51,6 +51,21 @@ def bind(source: Path, target: Path) -> None:
     _mount(str(source), target, "", _BIND | _RECURSIVE, "")
 
 
+def mount_overlay(lower: Path, upper: Path, work: Path, target: Path) -> None:
+    """Show `lower` at the target; changes go to `upper`."""
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    _mount("overlay", target, "overlay", 0, options)
+
+
+def change_root(root: Path) -> None:
+    """Make this mount point the root of the mount namespace, and let go of the old root."""
+    os.chdir(root)
+    # The old root ends up on top of the new one, and is taken away from there.
+    _check(_libc.pivot_root(b".", b"."), f"pivot_root {root}")
+    unmount(Path())
+    os.chdir("/")
+
+
 def keep_mounts_private() -> None:
     """Let no mount of this namespace reach another, nor the other way round."""
     _mount("none", Path("/"), "", _RECURSIVE | _PRIVATE, "")

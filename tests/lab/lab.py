@@ -75,7 +75,7 @@ class Lab(Inside):
             LabUnavailable: this machine or user cannot run a lab.
             LabStartFailed: it did not come up; the message ends with its logs.
         """
-        requirements.require()
+        requirements.require(release)
         names = tuple(f"n{i + 1}" for i in range(nodes)) if isinstance(nodes, int) else nodes
         spec = LabSpec(
             name=name or starting.new_name(),

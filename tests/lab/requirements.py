@@ -42,15 +42,20 @@ def missing() -> str | None:
     return None
 
 
-def require() -> None:
-    """Check that a lab can run here.
+def require(release: Path | None) -> None:
+    """Check that a lab can run here, with the machine's Slurm or that of a root directory.
 
     Raises:
         LabUnavailable: it cannot; says what to do.
     """
-    reason = missing()
-    if reason is not None:
-        raise LabUnavailable(reason)
+    if release is None:
+        reason = missing()
+        if reason is not None:
+            raise LabUnavailable(reason)
+        return
+    require_root()
+    if not (release / "usr/sbin/slurmctld").exists():
+        raise LabUnavailable(f"no Slurm in {release} (python -m tests.lab make-root)")
 
 
 def require_root() -> None:

@@ -10,6 +10,8 @@ from .layout import (
     LabSpec,
 )
 
+_CAN_DISABLE_CGROUPS = (23, 2)
+
 
 def _settings(spec: LabSpec) -> dict[str, str]:
     root = spec.paths.root
@@ -73,6 +75,16 @@ def slurm_conf(spec: LabSpec) -> str:
     ]
     lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
     return "\n".join(lines) + "\n"
+
+
+def cgroup_conf(version: tuple[int, int]) -> str:
+    """The lab's cgroup.conf: Slurm must find nothing to do with cgroups.
+
+    Older releases cannot be told so; version 1 named outright at least keeps them from looking
+    for systemd on machines with version 2.
+    """
+    plugin = "disabled" if version >= _CAN_DISABLE_CGROUPS else "cgroup/v1"
+    return f"CgroupPlugin={plugin}\n"
 
 
 def hosts(spec: LabSpec) -> str:

@@ -39,24 +39,23 @@ def replace(directory: Path, source: Path | None, wanted: Iterable[Path], stagin
     staged: list[tuple[Path, Path]] = []
     for index, path in enumerate(dict.fromkeys(kept)):
         aside = staging / str(index)
-        _place(path, aside)
+        place(path, aside)
         staged.append((path, aside))
     if source is None:
         kernel.mount_fresh("tmpfs", directory, "mode=0755")
     else:
         kernel.bind(source, directory)
     for path, aside in staged:
-        _place(aside, path)
+        place(aside, path)
         if not aside.is_symlink():
             kernel.unmount(aside)
         _remove_mount_point(aside)
 
 
-def _place(source: Path, target: Path) -> None:
-    """Show the source at the target: a symbolic link as a copy, all else by a bind mount."""
+def place(source: Path, target: Path) -> None:
+    """Show the source at the target: a symbolic link as a copy, all else by a mount."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink():
-        target.unlink(missing_ok=True)
         target.symlink_to(source.readlink())
         return
     if source.is_dir():
