@@ -88,6 +88,8 @@ def supervise(
             return answer.exit_code or ExitCode.BAD_NODES
         if answer.disposition == "requeue":
             return _await_requeue(answer, limits.requeue_wait_s)
+        if answer.exit_code:
+            _say(f"the script runs all the same: {answer.reason}")
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
     recorder = _Recorder(answer.run_directory, clock, limits.journal_wait_s)

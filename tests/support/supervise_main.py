@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the supervisor as the batch script does, with the program in `--python` as the master."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from slurm_health.supervisor import Limits, original_environ, supervise
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command", choices=["supervise"])
+    parser.add_argument("--check")
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--script-line", type=int, required=True)
+    parser.add_argument("--script-name", required=True)
+    parser.add_argument("--environ-fd", type=int)
+    parser.add_argument("--grace-s", type=float, default=5.0)
+    parser.add_argument("--requeue-wait-s", type=float, default=90.0)
+    parser.add_argument("--journal-wait-s", type=float, default=10.0)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    return supervise(
+        script_source=options.source,
+        script_line=options.script_line,
+        script_name=options.script_name,
+        arguments=options.arguments,
+        check_argv=[options.python],
+        environ=original_environ(options.environ_fd),
+        limits=Limits(
+            grace_s=options.grace_s,
+            requeue_wait_s=options.requeue_wait_s,
+            journal_wait_s=options.journal_wait_s,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

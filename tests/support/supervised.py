@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start a script under the supervisor, or alone as Slurm would, and look at the processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+MAIN = Path(__file__).with_name("supervise_main.py")
+DEADLINE_S = 20.0
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    """Wait until a condition holds; fail with `what` when it does not in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        time.sleep(0.02)
+
+
+def write_executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+class Bench:
+    """A directory with a script, a master and a log, and the processes started from it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.temporary = directory / "tmp"
+        self.temporary.mkdir()
+        self.log = directory / "log"
+        self.stdout = directory / "stdout"
+        self.stderr = directory / "stderr"
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.answer("proceed")
+
+    def answer(self, disposition: str, **rest: object) -> None:
+        """Have the master end at once with this line."""
+        line = json.dumps({"disposition": disposition, **rest})
+        self.master(f"cat <<'END'\n{line}\nEND\n")
+
+    def master(self, body: str) -> None:
+        """Have the master be this shell script."""
+        write_executable(self.directory / "master", f"#!/bin/bash\n{body}")
+
+    def script(self, text: str | bytes) -> Path:
+        path = self.directory / "script"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        path.chmod(0o755)
+        return path
+
+    def environ(self) -> dict[str, str]:
+        return {"PATH": os.environ["PATH"], "TMPDIR": str(self.temporary), "LOG": str(self.log)}
+
+    def supervised(
+        self,
+        text: str | bytes,
+        *arguments: str,
+        options: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a script under the supervisor, in a process group of its own."""
+        script = self.script(text)
+        source = self.directory / "source"
+        source.write_bytes(b"one\ntwo\n" + script.read_bytes())
+        words = ["--python", str(self.directory / "master"), "--script-name", "train.sh"]
+        given = environ or self.environ()
+        copy = self.directory / "environ"
+        copy.write_bytes(b"".join(os.fsencode(f"{key}={given[key]}") + b"\0" for key in given))
+        number = os.open(copy, os.O_RDONLY)
+        words += ["--environ-fd", str(number), "--script-line", "3", *options]
+        argv = [sys.executable, "-P", str(MAIN), "supervise", *words, str(source), *arguments]
+        try:
+            return self.start(argv, environ=given, stdin=stdin, cwd=cwd, pass_fds=[number])
+        finally:
+            os.close(number)
+
+    def alone(
+        self,
+        text: str | bytes,
+        *arguments: str,
+        environ: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a script as slurmstepd does, without the supervisor."""
+        script = self.script(text)
+        return self.start([str(script), *arguments], environ=environ, stdin=stdin, cwd=cwd)
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        environ: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        cwd: Path | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> subprocess.Popen[bytes]:
+        """Start a command with files for its standard streams, as a batch job has them."""
+        (self.directory / "stdin").write_bytes(stdin or b"")
+        with (
+            (self.directory / "stdin").open("rb") as source,
+            self.stdout.open("wb") as out,
+            self.stderr.open("wb") as err,
+        ):
+            process = subprocess.Popen(
+                list(argv),
+                stdin=source,
+                stdout=out,
+                stderr=err,
+                env=dict(environ or self.environ()),
+                cwd=cwd,
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+        self.started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+        """Wait for the end; return code, standard output and standard error."""
+        code = process.wait(timeout=DEADLINE_S)
+        return code, self.stdout.read_bytes(), self.stderr.read_bytes()
+
+    def lines(self) -> list[str]:
+        """Return what the script has written to its log so far."""
+        return self.log.read_text().split() if self.log.exists() else []
+
+    def wait_for(self, line: str) -> None:
+        eventually(lambda: line in self.lines(), f"{line} in the log: {self.lines()}")
+
+    def clean_up(self) -> None:
+        for process in self.started:
+            for pid in [*descendants(process.pid), process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait(timeout=DEADLINE_S)
+
+
+def descendants(root: int) -> list[int]:
+    """Return the processes below one, which may be gone already."""
+    children: dict[int, list[int]] = {}
+    for pid, fields in _processes():
+        children.setdefault(int(fields[1]), []).append(pid)
+    found: list[int] = []
+    frontier = [root]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        found += below
+        frontier += below
+    return found
+
+
+def with_variable(name: str, value: str) -> list[int]:
+    """Return the processes in whose environment a variable has a value."""
+    entry = f"{name}={value}".encode()
+    found = []
+    for pid, fields in _processes():
+        with contextlib.suppress(OSError):
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if entry in environ and fields[0] != b"Z":
+                found.append(pid)
+    return found
+
+
+def _processes() -> Iterator[tuple[int, list[bytes]]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_bytes()
+                yield int(entry.name), stat.rpartition(b")")[2].split()
