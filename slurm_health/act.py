@@ -151,7 +151,9 @@ def _drain(action: Drain, client: Client, append: RecordAppender) -> None:
         log.warning("%s is not drained: %s", fold(nodes), err)
         return
     drained = [name for name in nodes if name in after and after[name].out_of_pool]
-    append(ActionDone(action="drain", succeeded=len(drained) == len(nodes), nodes=drained))
+    missed = sorted(set(nodes) - set(drained))
+    detail = f"Slurm took it and {fold(missed)} is still in the pool" if missed else ""
+    append(ActionDone(action="drain", succeeded=not missed, nodes=drained, detail=detail))
     log.warning("drained %s: %s", fold(drained), action.reason)
 
 

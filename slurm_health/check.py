@@ -16,6 +16,7 @@ from pathlib import Path
 
 from slurm_health import __version__, run_directory
 from slurm_health.act import act
+from slurm_health.command import own_command
 from slurm_health.core.actions import Disposition, Policy, exit_code
 from slurm_health.core.allocation import Allocation
 from slurm_health.core.records import RunFinished, RunStarted, VerdictReached
@@ -51,14 +52,6 @@ class CheckResult:
     directory: Path
     verdict: VerdictReached
     finished: RunFinished
-
-
-def own_command(*arguments: str) -> tuple[str, ...]:
-    """Return a command line of this slurm-health, for another process or node.
-
-    `-P` keeps the working directory off the module path: it may hold a `click.py` of the user's.
-    """
-    return (sys.executable, "-P", "-m", "slurm_health", *arguments)
 
 
 def check_allocation(

@@ -22,29 +22,6 @@ from slurm_health.errors import ExitCode, SlurmHealthError
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class Boundary(click.Group):
-    """Turns every error into one line on stderr and an exit code."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command and exit with its code."""
-        kwargs.pop("standalone_mode", None)
-        try:
-            result = super().main(*args, **kwargs, standalone_mode=False)
-        except SlurmHealthError as err:
-            click.echo(f"slurm-health: {err}", err=True)
-            sys.exit(int(err.exit_code))
-        except click.ClickException as err:
-            err.show()
-            sys.exit(int(ExitCode.USAGE))
-        except (click.Abort, KeyboardInterrupt):
-            sys.exit(130)
-        except BrokenPipeError:
-            # The reader has gone; Python must not fail once more when it flushes at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(int(ExitCode.HEALTHY))
-        sys.exit(int(result) if isinstance(result, int) else 0)
-
-
 def journal_option(command: _F) -> _F:
     """Add `--journal` to a command."""
     return click.option(
@@ -56,12 +33,11 @@ def journal_option(command: _F) -> _F:
 
 
 @click.group(
-    cls=Boundary,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="slurm-health", message="%(prog)s %(version)s")
 @click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is being waited for.")
-def main(verbose: bool) -> None:
+def commands(verbose: bool) -> None:
     """Find the bad node of a training job before the job starts, and run without it.
 
     Exit codes: 0 healthy, 1 bad nodes found, 2 usage, 3 inconclusive, 4 Slurm or the shared
@@ -76,7 +52,7 @@ def main(verbose: bool) -> None:
     logging.getLogger("filelock").setLevel(logging.WARNING)
 
 
-@main.command(
+@commands.command(
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
     short_help="Submit a batch job that is checked first; a drop-in for sbatch.",
@@ -86,10 +62,15 @@ def sbatch(arguments: tuple[str, ...]) -> int:
     """Submit a batch job that is checked first; a drop-in for sbatch."""
     from slurm_health.submit import submit
 
-    return submit(list(arguments), environ=dict(os.environ), stdin=sys.stdin.buffer)
+    return submit(
+        list(arguments),
+        environ=dict(os.environ),
+        stdin=sys.stdin.buffer,
+        python=sys.executable,
+    )
 
 
-@main.command()
+@commands.command()
 @journal_option
 @click.option(
     "--local",
@@ -146,7 +127,7 @@ def check(**options: Any) -> int:
     return run_check(options, dict(os.environ))
 
 
-@main.command()
+@commands.command()
 @click.argument("job", metavar="JOBID")
 @journal_option
 @click.option("--cluster", metavar="NAME", help="The cluster, where several share the journal.")
@@ -173,7 +154,7 @@ def report(job: str, journal: str | None, cluster: str | None, as_json: bool, ra
     return int(ExitCode.HEALTHY)
 
 
-@main.command(hidden=True)
+@commands.command(hidden=True)
 @click.option("--directory", type=click.Path(path_type=Path), required=True)
 @click.option("--run-id", required=True)
 @click.option("--launch", type=int, required=True)
@@ -188,16 +169,51 @@ def agent(node: str | None, **settings: Any) -> int:
     return serve(node, settings, dict(os.environ))
 
 
-@main.command(hidden=True, context_settings={"ignore_unknown_options": True})
+@commands.command(hidden=True)
+@click.option("--check", "_check", default="standard")
+@click.option("--journal", default=None)
+@click.option("--python", default=None)
+@click.option("--max-requeues", type=int, default=None)
+@click.option("--script-line", type=int, required=True)
+@click.option("--script-name", required=True)
+@click.option("--environ-fd", type=int, default=None)
+@click.argument("source", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def supervise(arguments: tuple[str, ...]) -> int:
+def supervise(
+    _check: str,
+    journal: str | None,
+    python: str | None,
+    max_requeues: int | None,
+    script_line: int,
+    script_name: str,
+    environ_fd: int | None,
+    source: Path,
+    arguments: tuple[str, ...],
+) -> int:
     """Run the check, then the user's script. Started by the batch script of `sbatch`."""
-    from slurm_health.supervise_command import run_supervisor
+    from slurm_health.command import own_command
+    from slurm_health.supervisor import original_environ
+    from slurm_health.supervisor import supervise as run_supervisor
 
-    return run_supervisor(list(arguments), dict(os.environ))
+    chosen = {"journal": journal, "python": python, "max-requeues": max_requeues}
+    check_argv = own_command(
+        "check",
+        "--act",
+        "--for-supervisor",
+        f"--script-name={script_name}",
+        *(f"--{name}={value}" for name, value in chosen.items() if value is not None),
+    )
+    return run_supervisor(
+        script_source=source,
+        script_line=script_line,
+        script_name=script_name,
+        arguments=arguments,
+        check_argv=check_argv,
+        environ=original_environ(environ_fd),
+    )
 
 
-@main.command("requeue-helper", hidden=True)
+@commands.command("requeue-helper", hidden=True)
 @click.option("--job-id", type=int, required=True)
 @click.option("--directory", type=click.Path(path_type=Path), required=True)
 @click.option("--exclude", required=True)
@@ -211,6 +227,25 @@ def requeue_helper(job_id: int, directory: Path, exclude: str) -> int:
         job_id, expand(exclude), directory=directory, client=Client(os.environ)
     )
     return int(ExitCode.HEALTHY if released else ExitCode.UNAVAILABLE)
+
+
+def main() -> None:
+    """Run a command; turn every error into one line on stderr and an exit code."""
+    try:
+        result = commands.main(prog_name="slurm-health", standalone_mode=False)
+    except SlurmHealthError as err:
+        click.echo(f"slurm-health: {err}", err=True)
+        sys.exit(int(err.exit_code))
+    except click.ClickException as err:
+        err.show()
+        sys.exit(int(ExitCode.USAGE))
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader has gone; Python must not fail once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(int(ExitCode.HEALTHY))
+    sys.exit(int(result) if isinstance(result, int) else 0)
 
 
 def terminal() -> tuple[int | None, bool]:

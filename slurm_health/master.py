@@ -75,7 +75,7 @@ class Master:
             JournalBusy: another master is at it.
             JournalError: the journal cannot be read or written.
         """
-        journal.create(self._directory, [journal.MASTER, *self.session.nodes])
+        journal.create(self._directory, [journal.MASTER, *self.session.state.nodes])
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -87,9 +87,9 @@ class Master:
         for entry in journal.read_all(self._directory, journal.MASTER):
             self.session.fold(entry)
         self._writer = journal.Writer(self._directory, journal.MASTER, self._clock)
-        if self.session.started is None:
+        if self.session.state.started is None:
             self.append(started)
-        elif self.session.verdict is None:
+        elif self.session.state.verdict is None:
             log.info("taking over a check that was interrupted")
             self.append(MasterResumed(pid=os.getpid()))
 
@@ -114,8 +114,8 @@ class Master:
                     self._say("waiting for %s", reason)
                     self._sleep(min(self._poll_s, max(0.001, until_s - self._clock())))
                 case Conclude():
-                    assert self.session.verdict is not None
-                    return self.session.verdict
+                    assert self.session.state.verdict is not None
+                    return self.session.state.verdict
 
     def finish(self, finished: RunFinished) -> None:
         """Write the end of the run, unless it stands already.
@@ -123,7 +123,7 @@ class Master:
         Raises:
             JournalError: the journal cannot be written.
         """
-        if self.session.finished is None:
+        if self.session.state.finished is None:
             self.append(finished)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Master:
                 self.session.fold(entry)
 
     def _note_loss(self, lost: AgentsLost) -> None:
-        if self.session.verdict is None:
+        if self.session.state.verdict is None:
             self.append(lost)
 
     def _say(self, text: str, *values: object) -> None:

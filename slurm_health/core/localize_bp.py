@@ -16,15 +16,17 @@ A leading batch axis lets a small run try several noise levels at once and weigh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.floating[Any]]  # single precision where there are many of them
 Ints = npt.NDArray[np.int64]
 
 NONE = -1  # pads the sources of a test that has fewer than others
-_TINY = 1e-290
+_SETTLED = 0.01  # messages that change by less, as logarithms, change nothing
 
 
 @dataclass(frozen=True)
@@ -60,45 +62,64 @@ class Beliefs:
     others: Floats
     well: Floats
     log_evidence: Floats
-    messages: Floats
+    messages: Numbers
 
 
 def propagate(
     graph: Graph,
-    log_likelihood: Floats,
+    log_likelihood: Numbers,
     log_prior: Floats,
     *,
     sweeps: int,
-    messages: Floats | None = None,
+    messages: Numbers | None = None,
     damping: float = 0.3,
 ) -> Beliefs:
-    """Pass messages `sweeps` times along every test and return the beliefs.
+    """Pass messages up to `sweeps` times along every test and return the beliefs.
 
-    `log_likelihood` is (batch, tests, grid), `log_prior` (batch, variables, grid). `messages`
-    of an earlier call with the same graph make a warm start.
+    `log_likelihood` is (batch, tests, grid) and decides the precision, `log_prior` (batch,
+    variables, grid). `messages` of an earlier call with the same graph make a warm start.
     """
     batch, tests, grid = log_likelihood.shape
     top = log_likelihood.max(axis=2, keepdims=True)
     likelihood = np.exp(log_likelihood - top)
     if messages is None:
-        messages = np.zeros((batch, tests, graph.sources.shape[1], grid))
+        shape = (batch, tests, graph.sources.shape[1], grid)
+        messages = np.zeros(shape, dtype=log_likelihood.dtype)
     for _ in range(sweeps):
         incoming = _incoming(graph, messages, _collect(graph, messages, log_prior))
-        raw, _, _ = _outgoing(likelihood, incoming)
-        fresh = np.log(np.maximum(raw, _TINY))
+        fresh = _log(_outgoing(likelihood, _others(incoming)))
         fresh -= fresh.max(axis=3, keepdims=True)
-        messages = damping * messages + (1 - damping) * fresh
+        if damping:
+            fresh = damping * messages + (1 - damping) * fresh
+        settled = float(np.abs(fresh - messages).max(initial=0)) < _SETTLED
+        messages = fresh
+        if settled:
+            break
     total = _collect(graph, messages, log_prior)
-    raw, others, everyone = _outgoing(likelihood, _incoming(graph, messages, total))
-    joint = np.maximum(likelihood * everyone, _TINY)
+    incoming = _incoming(graph, messages, total)
+    others = _others(incoming)
+    everyone = others[:, :, 0] * np.cumsum(incoming[:, :, 0], axis=2)
+    joint = np.maximum(likelihood * _density(everyone), _tiny(likelihood))
+    raw = _outgoing(likelihood, others)
     evidence = _log_evidence(graph, raw, joint, log_prior) + top.sum(axis=(1, 2))
     states = np.exp(total - total.max(axis=2, keepdims=True))
     states /= states.sum(axis=2, keepdims=True)
     well = joint[:, :, 0] / joint.sum(axis=2)
-    return Beliefs(states, others[:, :, :, 0], well, evidence, messages)
+    return Beliefs(
+        states, others[:, :, :, 0].astype(np.float64), well.astype(np.float64), evidence, messages
+    )
 
 
-def _collect(graph: Graph, messages: Floats, log_prior: Floats) -> Floats:
+def _tiny(values: Numbers) -> float:
+    return float(np.finfo(values.dtype).tiny)
+
+
+def _log(values: Numbers) -> Numbers:
+    logarithms: Numbers = np.log(np.maximum(values, _tiny(values)))
+    return logarithms
+
+
+def _collect(graph: Graph, messages: Numbers, log_prior: Floats) -> Floats:
     """Return prior times all messages for each variable, in logarithms."""
     batch, tests, width, grid = messages.shape
     total = log_prior.copy()
@@ -108,11 +129,11 @@ def _collect(graph: Graph, messages: Floats, log_prior: Floats) -> Floats:
     return total
 
 
-def _incoming(graph: Graph, messages: Floats, total: Floats) -> Floats:
+def _incoming(graph: Graph, messages: Numbers, total: Floats) -> Numbers:
     """Return what each source would be believed to be without the test, (batch, tests, K, grid)."""
-    outgoing = total[:, graph.sources] - messages
+    outgoing = total.astype(messages.dtype, copy=False)[:, graph.sources] - messages
     outgoing -= outgoing.max(axis=3, keepdims=True)
-    belief: Floats = np.exp(outgoing)
+    belief: Numbers = np.exp(outgoing)
     belief /= belief.sum(axis=3, keepdims=True)
     padding = graph.sources == NONE
     if padding.any():
@@ -121,26 +142,41 @@ def _incoming(graph: Graph, messages: Floats, total: Floats) -> Floats:
     return belief
 
 
-def _outgoing(likelihood: Floats, incoming: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the messages to the sources, the others' distribution, and everybody's density."""
+def _others(incoming: Numbers) -> Numbers:
+    """Return for each source the distribution of the worst of the others."""
     cumulative = np.cumsum(incoming, axis=3)
     width = incoming.shape[2]
+    if width == 2:
+        return cumulative[:, :, ::-1]
     others = np.ones_like(cumulative)
     for source in range(width):
         for other in range(width):
             if other != source:
                 others[:, :, source] *= cumulative[:, :, other]
-    everyone = others[:, :, 0] * cumulative[:, :, 0]
-    everyone = np.diff(everyone, axis=2, prepend=0.0)
-    weighted = likelihood[:, :, None] * np.diff(others, axis=3, prepend=0.0)
+    return others
+
+
+def _density(cumulative: Numbers) -> Numbers:
+    """Return the density of a distribution over the grid, which is the last axis."""
+    density = cumulative.copy()
+    density[..., 1:] -= cumulative[..., :-1]
+    return density
+
+
+def _outgoing(likelihood: Numbers, others: Numbers) -> Numbers:
+    """Return the messages to the sources."""
+    weighted = likelihood[:, :, None] * _density(others)
     # what the observation says if another source is worse than this one
-    above = np.cumsum(weighted[:, :, :, ::-1], axis=3)[:, :, :, ::-1] - weighted
-    return likelihood[:, :, None] * others + np.maximum(above, 0.0), others, everyone
+    above = np.cumsum(weighted[..., ::-1], axis=3)[..., ::-1]
+    above -= weighted
+    message: Numbers = likelihood[:, :, None] * others
+    message += np.maximum(above, 0.0, out=above)
+    return message
 
 
-def _log_evidence(graph: Graph, raw: Floats, joint: Floats, log_prior: Floats) -> Floats:
+def _log_evidence(graph: Graph, raw: Numbers, joint: Numbers, log_prior: Floats) -> Floats:
     """Return Bethe's logarithm of the evidence, up to the scale of the likelihoods."""
-    totals = _collect(graph, np.log(np.maximum(raw, _TINY)), log_prior)
+    totals = _collect(graph, _log(raw), log_prior)
     peak = totals.max(axis=2)
     per_variable = peak + np.log(np.exp(totals - peak[:, :, None]).sum(axis=2))
     sources_of_test = (graph.sources != NONE).sum(axis=1)

@@ -97,7 +97,7 @@ class Ledger:
         """Return the node numbers of a result after checking that it can be what it says."""
         named = {*result.nodes, *result.silent, *result.crashed}
         named.update(*(values for values in result.node_ms.values()))
-        unknown = sorted(named - self._number.keys())
+        unknown = sorted(name for name in named if name not in self._number)
         if unknown:
             raise LocalizeError(f"round {round_index} reports unknown nodes: {', '.join(unknown)}")
         group = ", ".join(result.nodes)

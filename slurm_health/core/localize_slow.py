@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_health.core.localize_bp import Beliefs, Floats, Graph, Ints, propagate
+from slurm_health.core.localize_bp import Beliefs, Floats, Graph, Ints, Numbers, propagate
 
 _TOP = float(np.log(300.0))  # the largest slowdown that is told apart from a larger one
+_FIRST_TOP = 0.5  # the grid reaches at least this far, and as far as the slowest time
 _TOLERATED = 0.02  # prior probability of being slower than the best, but below the floor
 _SPIKE_MEAN = 0.4  # mean log-excess of a spike
 _STRAY = 1e-5  # density of a time that nothing explains
@@ -50,8 +51,8 @@ class Observations:
 class Slowness:
     """What is believed about one metric.
 
-    `slow` is the probability per variable to be slower than the floor, `effect` its log-slowdown
-    if so; `others` (tests, K) the probability that all other sources of a test are well;
+    `slow` is the probability per variable to be slower than healthy nodes differ, `effect` its
+    log-slowdown if so; `others` (tests, K) the probability that all other sources of a test are well;
     `excess` (tests) the log-time above the baseline; `noise` the relative noise of one test.
     """
 
@@ -63,19 +64,19 @@ class Slowness:
     noise: float
 
 
-def grid_of(floor: float) -> tuple[Floats, Floats]:
-    """Return the states and their half-widths; the first at or above the floor is number 3."""
+def grid_of(floor: float, reach: float) -> tuple[Floats, Floats]:
+    """Return the states up to `reach`, and the deviation of a slowdown from the nearest one."""
     start = float(np.log1p(floor))
     states = [0.0, 0.35 * start, 0.7 * start, start]
-    while states[-1] < _TOP:
-        states.append(states[-1] + max(0.03, 0.15 * states[-1]))
+    while states[-1] < min(max(reach, _FIRST_TOP), _TOP):
+        states.append(states[-1] + max(0.03, 0.17 * states[-1]))
     points = np.array(states)
     widths = np.diff(points, append=points[-1] * 1.15)
     widths[0] = 0.0
     return points, widths / np.sqrt(12.0)
 
 
-FIRST_SLOW = 3
+FIRST_SLOW = 2  # the first state that a floor's width of healthy difference does not explain
 
 
 def infer(data: Observations, odds: Floats, floor: float) -> Slowness:
@@ -83,7 +84,7 @@ def infer(data: Observations, odds: Floats, floor: float) -> Slowness:
 
     Variables from `data.nodes` on are leaves and paths; their `odds` are absolute.
     """
-    states, spread = grid_of(floor)
+    states, spread = grid_of(floor, float(data.log_ms.max() - data.log_ms.min()))
     graph = Graph.of(data.sources, data.variables)
     model = _Model(data=data, graph=graph, states=states, spread=spread, odds=odds)
     noise = np.array(_NOISE_LEVELS) if data.few else np.array([_NOISE_PRIOR])
@@ -123,8 +124,9 @@ class _Model:
                 self.graph,
                 likelihood,
                 self._log_prior(share),
-                sweeps=3,
+                sweeps=1 if data.sources.shape[1] == 1 else 4,
                 messages=None if beliefs is None else beliefs.messages,
+                damping=0.3 if data.few else 0.0,
             )
             weight = beliefs.well * self._ordinary(excess, noise, spikes)
             baseline = self._rebase(baseline, weight)
@@ -156,13 +158,15 @@ class _Model:
         prior[:, :, FIRST_SLOW:] = (slow / (len(self.states) - FIRST_SLOW))[:, :, None]
         return np.log(prior)
 
-    def _log_likelihood(self, excess: Floats, noise: Floats, spikes: Floats) -> Floats:
-        above = excess[:, :, None] - self.states
-        variance = noise[:, None, None] ** 2 + self.spread**2
+    def _log_likelihood(self, excess: Floats, noise: Floats, spikes: Floats) -> Numbers:
+        precision = np.float64 if self.data.few else np.float32
+        excess, noise, spikes = (v.astype(precision) for v in (excess, noise, spikes))
+        above = excess[:, :, None] - self.states.astype(precision)
+        variance = noise[:, None, None] ** 2 + self.spread.astype(precision) ** 2
         normal = np.exp(-0.5 * above**2 / variance) / np.sqrt(2 * np.pi * variance)
         spike = np.where(above > 0, np.exp(-np.maximum(above, 0) / _SPIKE_MEAN) / _SPIKE_MEAN, 0)
         rare = spikes[:, None, None]
-        density: Floats = np.log((1 - rare) * normal + rare * spike + _STRAY)
+        density: Numbers = np.log((1 - rare) * normal + rare * spike + _STRAY)
         return density
 
     def _ordinary(self, excess: Floats, noise: Floats, spikes: Floats) -> Floats:

@@ -27,15 +27,22 @@ def rate_gflop_per_s(*, flop: float, elapsed_ms: float) -> float:
     return flop / (elapsed_ms * 1e6)
 
 
-def reduced_ms(iteration_ms: Sequence[Sequence[float]]) -> float | None:
-    """Return the median iteration of the slowest rank, None where nothing usable was timed.
+def reduced_ms(probe: str, iteration_ms: Sequence[Sequence[float]]) -> float | None:
+    """Return the typical iteration of the slowest rank, None where nothing usable was timed.
 
-    The median ignores the odd preempted iteration; the slowest rank counts, because a node is
-    as fast as its slowest device.
+    Typical is the median of a node's own work, and the lower quartile of a collective: what
+    disturbs a transfer (another job's traffic, a preempted partner) only ever adds time, and a
+    bad link slows every transfer. The slowest rank counts, because a node is as fast as its
+    slowest device.
     """
-    medians = [median(rank) for rank in iteration_ms if rank]
-    slowest = max(medians, default=0.0)
+    typical = lower_quartile if probe in COLLECTIVES else median
+    slowest = max((typical(rank) for rank in iteration_ms if rank), default=0.0)
     return slowest if 0.0 < slowest < float("inf") else None
+
+
+def lower_quartile(values: Sequence[float]) -> float:
+    """Return the value that three quarters of `values` are not below."""
+    return sorted(values)[len(values) // 4]
 
 
 def group_result(
@@ -59,7 +66,7 @@ def group_result(
     shared: dict[str, float] = {}
     per_node: dict[str, dict[str, float]] = {}
     for sample in samples:
-        elapsed_ms = reduced_ms(sample.iteration_ms)
+        elapsed_ms = reduced_ms(sample.probe, sample.iteration_ms)
         if elapsed_ms is None:
             continue
         if sample.probe in COLLECTIVES:

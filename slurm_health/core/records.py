@@ -163,7 +163,10 @@ class ActionIntended(Record, frozen=True, kw_only=True, tag="action_intended"):
 
 
 class ActionDone(Record, frozen=True, kw_only=True, tag="action_done"):
-    """How an act ended. `nodes` are those it took effect on."""
+    """How an act ended.
+
+    `nodes` are those it took effect on, or, where it took effect on none, those it was meant for.
+    """
 
     action: str
     succeeded: bool
@@ -234,8 +237,8 @@ class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
     group: list[str]
     probe: str
     iteration_ms: list[list[float]]
-    world_size: int = 1
-    total_bytes: int = 0
+    world_size: Annotated[int, msgspec.Meta(ge=1)] = 1
+    total_bytes: Count = 0
     flop: float = 0.0
 
 
@@ -351,9 +354,12 @@ def decode(line: bytes) -> Entry:
         NewerVersion: the line has a newer version than this one.
         ValueError: the line is not a record (torn, foreign, or with wrong types).
     """
-    header = _header_decoder.decode(line)  # msgspec's errors are ValueErrors
-    if header.v > VERSION:
-        raise NewerVersion(header.v)
-    decoder = _decoders.get(header.kind)
-    record = decoder.decode(line) if decoder else None
+    try:
+        header = _header_decoder.decode(line)  # msgspec's errors are ValueErrors
+        if header.v > VERSION:
+            raise NewerVersion(header.v)
+        decoder = _decoders.get(header.kind)
+        record = decoder.decode(line) if decoder else None
+    except RecursionError as err:  # a foreign line of nothing but brackets
+        raise ValueError("nested too deeply to be a record") from err
     return Entry(id=header.id, time_s=header.time_s, kind=header.kind, record=record)

@@ -75,7 +75,7 @@ class NodeVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class PathVerdict:
-    """A pair of nodes, or a pair of leaf switches, whose connection is bad while both ends are not."""
+    """Two nodes, or two leaf switches, whose connection is bad while both ends are well."""
 
     ends: tuple[str, str]
     level: Level

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import List
 
 import torch
 
@@ -24,7 +23,7 @@ CUDA_SIZE = 8192
 class MatmulSample:
     """Mean milliseconds per multiplication, one value per timed window, and its work."""
 
-    iteration_ms: List[float]
+    iteration_ms: list[float]
     flop: float
 
 

@@ -28,7 +28,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 _STARTED = time.perf_counter()
 POLL_S = 0.005
@@ -46,7 +46,7 @@ class Channel:
         # send everything else where errors go.
         self._events = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
-        self.rounds: queue.Queue[Optional[Dict[str, Any]]] = queue.Queue()
+        self.rounds: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._aborted = -1
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -108,9 +108,7 @@ def main() -> None:
         _serve(channel, command, device, probes)
 
 
-def _serve(
-    channel: Channel, command: Dict[str, Any], device: Any, probes: Dict[str, Any]
-) -> None:
+def _serve(channel: Channel, command: dict[str, Any], device: Any, probes: dict[str, Any]) -> None:
     """Run one round and say how it ended, whatever happened."""
     round_index = int(command["round"])
     # Own until the first moment at which a partner can be to blame.
@@ -131,7 +129,7 @@ def _serve(
         channel.send(
             "done", round=round_index, outcome="timed_out", detail="told to stop", own_fault=False
         )
-    except Exception as err:  # noqa: BLE001 - a process boundary: every failure is recorded
+    except Exception as err:
         detail = f"{type(err).__name__}: {str(err).splitlines()[0] if str(err) else ''}"
         channel.send(
             "done", round=round_index, outcome="failed", detail=detail[:300], own_fault=own_fault
@@ -141,7 +139,7 @@ def _serve(
 
 
 def _measure_group(
-    channel: Channel, command: Dict[str, Any], device: Any, probes: Dict[str, Any]
+    channel: Channel, command: dict[str, Any], device: Any, probes: dict[str, Any]
 ) -> None:
     import torch.distributed as dist
 
@@ -168,7 +166,7 @@ def _measure_group(
         dist.destroy_process_group()
 
 
-def _meet(channel: Channel, command: Dict[str, Any], timeout: timedelta) -> Any:
+def _meet(channel: Channel, command: dict[str, Any], timeout: timedelta) -> Any:
     """Return the group's store once every member is known to be there.
 
     Waits in Python, so that an abort is heard: torch's own rendezvous cannot be interrupted.
@@ -254,7 +252,7 @@ def _make_package_importable() -> None:
     spec.loader.exec_module(module)
 
 
-def _arguments_are_valid(arguments: List[str]) -> bool:
+def _arguments_are_valid(arguments: list[str]) -> bool:
     return len(arguments) == 2 and all(argument.isdigit() for argument in arguments)
 
 

@@ -67,7 +67,8 @@ def _table() -> tuple[dict[str, Value], dict[str, str]]:
 
 LONG, SHORT = _table()
 
-_LISTED = re.compile(r"^\s+(?:-\w,?\s+)?--([A-Za-z0-9][\w-]*)(\[=|=)?", re.MULTILINE)
+# Further to the right stand the explanations, which name options too.
+_LISTED = re.compile(r"^ {1,8}(?:-\w,? +)?--([A-Za-z0-9][\w-]*)(\[=|=)?", re.MULTILINE)
 
 
 def listed_options(help_text: str) -> dict[str, Value]:

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How slurm-health starts itself in another process or on another node."""
+
+from __future__ import annotations
+
+import sys
+
+
+def own_command(*arguments: str) -> tuple[str, ...]:
+    """Return a command line of this slurm-health, for another process or node.
+
+    `-P` keeps the working directory off the module path: it may hold a `click.py` of the user's.
+    """
+    return (sys.executable, "-P", "-m", "slurm_health", *arguments)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a run: the fold of its journal.
+
+The same entries give the same state, whatever the order in which the files of the journal were
+read, so a master that died is replaced by one that folds the journal and goes on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurm_health.core.measurement import group_result
+from slurm_health.core.records import (
+    ActionDone,
+    ActionIntended,
+    AgentEnded,
+    AgentsLaunched,
+    AgentsLost,
+    AgentStarted,
+    Entry,
+    GroupAborted,
+    MasterResumed,
+    NodeReported,
+    NodesAdmitted,
+    RoundEnded,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    Sampled,
+    VerdictReached,
+    WorkersFailed,
+    WorkersReady,
+    WorkersStarting,
+)
+from slurm_health.core.verdict import GroupResult, Outcome
+
+_AgentRecord = AgentStarted | WorkersStarting | WorkersReady | WorkersFailed | AgentEnded
+
+
+@dataclass
+class NodeState:
+    """What is known of one node's agent.
+
+    `launches` counts how often it was started by this master, `failed_starts` how often Slurm
+    could not. `lost` and `failed` say why the agent or its workers are of no use.
+    """
+
+    launches: int = 0
+    launch: int = -1
+    launched_s: float = 0.0
+    started: AgentStarted | None = None
+    ready: WorkersReady | None = None
+    ready_s: float = 0.0
+    lost: str = ""
+    failed: str = ""
+    failed_starts: int = 0
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing more is to be expected of the agent."""
+        return bool(self.lost or self.failed)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the node can take part in a round now."""
+        return self.ready is not None and not self.gone
+
+    @property
+    def pending(self) -> bool:
+        """Whether the node may yet become usable."""
+        return not self.usable and not self.gone
+
+
+@dataclass
+class RoundState:
+    """The round in progress. `aborted` holds the record and the time of each abort."""
+
+    record: RoundStarted
+    started_s: float
+    aborted: dict[tuple[str, ...], tuple[GroupAborted, float]] = field(default_factory=dict)
+    void: bool = False
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """The groups as planned."""
+        return [tuple(group) for group in self.record.groups]
+
+    def runs(self, group: tuple[str, ...]) -> bool:
+        """Tell whether the group began: a group with an absent member does not."""
+        return not set(self.record.absent).intersection(group)
+
+
+class RunState:
+    """The fold of one run's journal. Reading it changes nothing."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self.agents = {node: NodeState() for node in nodes}
+        self.launches = 0
+        self.admitted: tuple[str, ...] | None = None
+        self.started: RunStarted | None = None
+        self.round: RoundState | None = None
+        self.ended: list[tuple[int, list[GroupResult]]] = []
+        self.measured_ms: list[float] = []
+        self.verdict: VerdictReached | None = None
+        self.finished: RunFinished | None = None
+        self.intended: list[ActionIntended] = []
+        self.done: list[ActionDone] = []
+        self._reports: defaultdict[int, dict[str, NodeReported]] = defaultdict(dict)
+        self._samples: defaultdict[int, list[Sampled]] = defaultdict(list)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes of the run, in order."""
+        return tuple(self.agents)
+
+    def reports(self, round_index: int) -> Mapping[str, NodeReported]:
+        """Return each node's last word on a round, as far as it is known."""
+        return self._reports[round_index]
+
+    def fold(self, entry: Entry) -> None:
+        """Take in one journal entry, of any writer."""
+        match entry.record:
+            case RoundStarted() | GroupAborted() | RoundEnded() as record:
+                self._fold_round(record, entry.time_s)
+            case (
+                AgentStarted() | WorkersStarting() | WorkersReady() | WorkersFailed() | AgentEnded()
+            ) as record:
+                self._fold_agent(record, entry.time_s)
+            case Sampled() as record:
+                self._samples[record.round].append(record)
+            case NodeReported() as record:
+                self._reports[record.round].setdefault(record.node, record)
+                self._note_duration(record)
+            case AgentsLaunched() as record:
+                self._fold_launch(record, entry.time_s)
+            case AgentsLost() as record:
+                self._fold_loss(record)
+            case _:
+                self._fold_milestone(entry)
+
+    def _fold_milestone(self, entry: Entry) -> None:
+        match entry.record:
+            case RunStarted() as record:
+                self.started = record
+            case NodesAdmitted(nodes=nodes):
+                self.admitted = tuple(nodes)
+            case MasterResumed():
+                self._fold_resume()
+            case VerdictReached() as record:
+                self.verdict = record
+            case ActionIntended() as record:
+                self.intended.append(record)
+            case ActionDone() as record:
+                self.done.append(record)
+            case RunFinished() as record:
+                self.finished = record
+            case _:
+                pass
+
+    def _fold_launch(self, record: AgentsLaunched, time_s: float) -> None:
+        self.launches = max(self.launches, record.launch + 1)
+        for name in record.nodes:
+            node = self.agents[name]
+            node.launches += 1
+            node.launch, node.launched_s = record.launch, time_s
+            node.started = node.ready = None
+            node.lost = node.failed = ""
+
+    def _fold_resume(self) -> None:
+        for node in self.agents.values():
+            node.launches = 0
+            node.lost = node.lost or "its master died"
+        if self.round is not None:
+            self.round.void = True
+
+    def _fold_loss(self, record: AgentsLost) -> None:
+        for name in record.nodes:
+            node = self.agents.get(name)
+            if node is None or node.launch != record.launch:
+                continue
+            node.lost = record.reason
+            node.failed_starts += record.could_not_start
+
+    def _fold_agent(self, record: _AgentRecord, time_s: float) -> None:
+        node = self.agents.get(record.node)
+        if node is None or node.launch != record.launch:
+            return  # an agent of an earlier launch that has not noticed yet
+        match record:
+            case AgentStarted():
+                node.started = record
+            case WorkersStarting():
+                node.ready = None
+            case WorkersReady():
+                node.ready, node.ready_s = record, time_s
+            case WorkersFailed(reason=reason):
+                node.failed = reason
+            case AgentEnded(reason=reason):
+                node.lost = node.lost or f"its agent left: {reason}"
+
+    def _fold_round(self, record: RoundStarted | GroupAborted | RoundEnded, time_s: float) -> None:
+        if isinstance(record, RoundStarted):
+            self.round = RoundState(record=record, started_s=time_s)
+        elif self.round is None or record.round != self.round.record.round:
+            return
+        elif isinstance(record, GroupAborted):
+            self.round.aborted[tuple(record.group)] = (record, time_s)
+        else:
+            self.ended.append((record.round, self._results(self.round, record)))
+            self.round = None
+
+    def _results(self, current: RoundState, record: RoundEnded) -> list[GroupResult]:
+        """Put the round together from what stands in the journal whatever its reading order.
+
+        A report that came after the end of its round is that of a silent node: it does not count.
+        """
+        silent = set(record.silent)
+        reports = self._reports[record.round]
+        answered = {} if record.void else {n: r for n, r in reports.items() if n not in silent}
+        samples = [sample for sample in self._samples[record.round] if sample.node in answered]
+        results = []
+        for group in current.groups:
+            abort = current.aborted.get(group)
+            results.append(
+                group_result(
+                    group,
+                    [sample for sample in samples if sample.node in group],
+                    answered,
+                    silent=silent,
+                    timed_out=abort is not None and abort[0].timed_out,
+                )
+            )
+        return results
+
+    def _note_duration(self, record: NodeReported) -> None:
+        """Learn how long a measured group takes, for the deadlines of the others."""
+        if self.round is None or record.round != self.round.record.round:
+            return
+        for group in self.round.groups:
+            reports = [self._reports[record.round].get(node) for node in group]
+            measured = [r for r in reports if r is not None and r.outcome is Outcome.MEASURED]
+            if record.node in group and len(measured) == len(group):
+                self.measured_ms.append(max(report.elapsed_ms for report in measured))
