@@ -28,6 +28,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--ready-fd", type=int, required=True)
     parser.add_argument("--watch-fd", type=int)
     options = parser.parse_args(argv)
+    # The starter blocks interrupts while it starts us, and we inherit that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     spec = read_spec(options.root)
     keep(spec, options.ready_fd, options.watch_fd)
 

@@ -64,11 +64,9 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _make_root(options: argparse.Namespace) -> int:
-    installing.make_root(options.version, options.directory)
-    print(
-        f"{options.directory}: Slurm {options.version} (python -m tests.lab up --release"
-        f" {options.directory})"
-    )
+    root = options.directory or installing.ROOTS / options.version
+    installing.make_root(options.version, root)
+    print(f"Slurm {options.version} is in {root} (python -m tests.lab up --release {root})")
     return 0
 
 
@@ -189,7 +187,13 @@ def _parser() -> argparse.ArgumentParser:
 
     make_root = commands.add_parser("make-root", help="install another Slurm release")
     make_root.add_argument("version", choices=sorted(installing.SUITES))
-    make_root.add_argument("directory", type=Path, metavar="DIR")
+    make_root.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help=f"default: {installing.ROOTS}/VERSION",
+    )
     make_root.set_defaults(run=_make_root)
     return parser
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ def finish(
     try:
         stdout, stderr = process.communicate(stdin, timeout=deadline_s)
     except BaseException as err:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         stdout, stderr = process.communicate()
         if not isinstance(err, subprocess.TimeoutExpired):
             raise

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from . import cgroups, network_faults, processes, watching
@@ -61,7 +62,8 @@ class Faults:
     def kill_slurmd(self, node: str) -> None:
         """Kill the node's slurmd (SIGKILL); running steps live on."""
         for pid in self.slurmd_pids(node):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._lab.wait_until(
             lambda: self.slurmd_pids(node),
             lambda pids: not pids,

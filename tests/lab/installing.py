@@ -12,6 +12,9 @@ from .errors import LabError
 # Slurm release → the Debian suite that has it.
 SUITES = {"24.11": "trixie", "26.05": "forky"}
 
+# Where `make-root` puts them unless told otherwise.
+ROOTS = Path("/var/cache/slurm-health-lab")
+
 _MIRROR = "http://deb.debian.org/debian"
 _POLICY = Path("/usr/sbin/policy-rc.d")
 

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -283,5 +284,6 @@ class Lab(Inside):
 
     def _end_slurmctld(self, signum: int) -> None:
         for pid in self.slurmctld_pids():
-            os.kill(pid, signum)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
         self.wait_until(self.slurmctld_pids, lambda pids: not pids, "slurmctld ended", 30)

@@ -3,6 +3,7 @@
 import os
 import secrets
 import select
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -27,16 +28,15 @@ def start_keeper(spec: LabSpec, *, detached: bool, deadline_s: float) -> "subpro
         LabStartFailed: with the tails of the logs; nothing is left behind.
     """
     directory.sweep_dead()
-    lock = directory.take(spec.paths.root)
+    # An interrupt between the keeper's start and our knowing of it would leave it alone.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        _prepare(spec)
-        keeper, report = _launch(spec, lock, detached=detached)
+        keeper, report = _take_and_launch(spec, detached=detached)
     except BaseException:
-        os.close(lock)
-        directory.sweep_if_dead(spec.paths.root)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise
-    os.close(lock)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _hear(report, spec, deadline_s)
     except BaseException:
         abandon(spec, keeper)
@@ -44,6 +44,19 @@ def start_keeper(spec: LabSpec, *, detached: bool, deadline_s: float) -> "subpro
     finally:
         os.close(report)
     return keeper
+
+
+def _take_and_launch(spec: LabSpec, *, detached: bool) -> tuple["subprocess.Popen[bytes]", int]:
+    lock = directory.take(spec.paths.root)
+    try:
+        _prepare(spec)
+        launched = _launch(spec, lock, detached=detached)
+    except BaseException:
+        os.close(lock)
+        directory.sweep_if_dead(spec.paths.root)
+        raise
+    os.close(lock)
+    return launched
 
 
 def _hear(report: int, spec: LabSpec, deadline_s: float) -> None:
