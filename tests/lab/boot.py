@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The processes that hold a lab: its keeper, its init, and one holder per node.
 
 The keeper stays outside. It starts the init, PID 1 of the lab's process namespace, waits for its

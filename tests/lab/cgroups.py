@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cgroup with a CPU quota for each node, in version 1 or 2, whichever the machine has."""
 
 from contextlib import suppress

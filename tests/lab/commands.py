@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs commands inside a lab: where, as whom, with which environment, and for how long."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One lab for the tests of a module; every test finds it healthy and empty."""
 
 from collections.abc import Iterator

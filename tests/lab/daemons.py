@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts munged, slurmctld and slurmd in the namespaces of the calling process."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lab directories under one base: taken, found, and swept when their lab is dead.
 
 A lab's directory carries a lock (flock) that its keeper and init hold all their lives, so the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a command inside a lab, as `docker exec` would; a script of its own, started by path.
 
     python -I -S enter.py '{"pid": 123, "uid": 4242, ...}' command argument...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The faults of a lab. Each is real: nothing pretends to be slow or dead."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the lab's init does before it waits: mounts, network, node holders, daemons."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A running lab as a place where commands run."""
 
 import json

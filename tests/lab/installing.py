@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Installs what a lab needs: the distribution's packages, and other Slurm releases."""
 
 import contextlib

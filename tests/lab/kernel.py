@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The few kernel calls which Python 3.11 does not offer."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A disposable real Slurm cluster on one machine."""
 
 import os

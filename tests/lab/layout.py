@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a lab consists of: its description, its directory, its names and addresses."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slow links (tc tbf) and dropped packets (iptables) on a node's link."""
 
 from collections.abc import Sequence

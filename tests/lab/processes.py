@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads /proc: which process is whose."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads what `scontrol show ... -o` prints; pure."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts a lab into the root directory of another Slurm release.
 
 The lab's mount namespace gets that directory as its root, under an overlay in memory: the directory

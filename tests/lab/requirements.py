@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says whether this machine can run a lab."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The texts of a lab's configuration files; pure."""
 
 from .layout import (

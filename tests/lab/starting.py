@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts the keeper of a lab and hears from it; ends it when the start fails."""
 
 import os

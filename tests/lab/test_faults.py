@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every fault is real: measured from inside, and gone when it is cleared."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lab keeps what it promises: life, isolation, commands."""
 
 import json

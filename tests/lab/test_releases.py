@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lab with other Slurm releases; skipped for those that `make-root` has not made."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the lab writes and reads as text; needs neither root nor Slurm."""
 
 import re
@@ -68,7 +69,7 @@ def test_record_keeps_values_with_spaces_and_our_reasons_whole() -> None:
 @pytest.mark.parametrize(
     ("line", "agent"),
     [
-        ("/usr/bin/python3 -m slurm_health agent --round 1", True),
+        ("/usr/bin/python3 -P -m slurm_health agent --journal /x", True),
         ("python /opt/bin/slurm-health agent", True),
         ("srun -n2 python3 -m slurm_health agent", False),
         ("bash -c exec python3 -m slurm_health agent", False),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the checkout and its interpreter reachable for ordinary users inside the lab.
 
 A checkout below root's home cannot be entered by others. Inside the lab's own mount namespace

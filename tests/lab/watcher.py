@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kills or stops chosen processes of the node it runs on; a script of its own, inside the lab.
 
     python -I -S watcher.py ORDER

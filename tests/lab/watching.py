@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts and stops the watchers that kill or stop processes of a node.
 
 An order is a file; its watcher (watcher.py, inside the lab) works for as long as the file is there
