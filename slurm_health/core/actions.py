@@ -103,10 +103,12 @@ Action = Drain | LeaveAlone | RequeueElsewhere | Finish
 
 def exit_code(verdict: VerdictReached) -> ExitCode:
     """Return the code a check with this verdict ends with."""
-    levels = {node.level for node in verdict.nodes}
-    if levels & {Level.FAULTY, Level.SLOW} or verdict.paths or verdict.leaves:
+    nodes = {node.level for node in verdict.nodes}
+    links = {link.level for link in (*verdict.paths, *verdict.leaves)}
+    if (nodes | links) & {Level.FAULTY, Level.SLOW}:
         return ExitCode.BAD_NODES
-    return ExitCode.INCONCLUSIVE if Level.INCONCLUSIVE in levels else ExitCode.HEALTHY
+    # A link that was slow once and could not be tried again leaves every node decided.
+    return ExitCode.INCONCLUSIVE if Level.INCONCLUSIVE in nodes else ExitCode.HEALTHY
 
 
 def unwanted(verdict: VerdictReached, policy: Policy) -> tuple[NodeJudged, ...]:
@@ -140,7 +142,12 @@ def _proceed(verdict: VerdictReached) -> Finish:
     code = exit_code(verdict)
     undecided = [node.node for node in verdict.nodes if node.level is Level.INCONCLUSIVE]
     slow = [node.node for node in verdict.nodes if node.level is Level.SLOW]
-    said = []
+    links = [
+        "–".join(link.ends)
+        for link in (*verdict.paths, *verdict.leaves)
+        if link.level is not Level.INCONCLUSIVE
+    ]
+    said = [f"the connection {link} is bad, no node is to blame" for link in links]
     if slow:
         said.append(f"{fold(slow)} slow, reported only")
     if undecided:

@@ -16,7 +16,6 @@ SUITES = {"24.11": "trixie", "26.05": "forky"}
 # Where `make-root` puts them unless told otherwise.
 ROOTS = Path("/var/cache/slurm-health-lab")
 
-_MIRROR = "http://deb.debian.org/debian"
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
@@ -78,7 +77,7 @@ def make_root(version: str, directory: Path) -> None:
     # The script is named because an older debootstrap does not know the newer suites; all
     # suites since long share one.
     argv = ["debootstrap", "--variant=minbase", f"--include={packages}", suite, str(draft)]
-    argv += [_MIRROR, "/usr/share/debootstrap/scripts/sid"]
+    argv += [_mirror(), "/usr/share/debootstrap/scripts/sid"]
     result = subprocess.run(argv, stdin=subprocess.DEVNULL, check=False)
     if result.returncode != 0:
         raise LabError(f"debootstrap ended with {result.returncode}; see {draft}/debootstrap")
@@ -88,6 +87,16 @@ def make_root(version: str, directory: Path) -> None:
         raise LabError(f"Debian {suite} has Slurm {found}, not {version}")
     shutil.rmtree(draft / "var/cache/apt/archives", ignore_errors=True)
     draft.rename(directory)
+
+
+def _mirror() -> str:
+    """The Debian archive this machine installs from."""
+    argv = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    result = subprocess.run(argv, capture_output=True, text=True, check=False)
+    archives = [line for line in result.stdout.split() if line.rstrip("/").endswith("/debian")]
+    if not archives:
+        raise LabError("apt-get names no Debian archive to make a root from (apt-get update?)")
+    return archives[0]
 
 
 def _slurm_version(root: Path) -> str:

@@ -65,7 +65,8 @@ class Lab(Inside):
             nodes: how many (n1, n2, ...), or their names.
             name: default: a new one.
             slurm_conf_extra: lines that replace or extend the lab's slurm.conf.
-            release: root directory of another Slurm release (`python -m tests.lab make-root`).
+            release: root directory of another Slurm release (`python -m tests.lab make-root`);
+                default: what the environment's LAB_RELEASE names, else the machine's own Slurm.
             cpus: CPUs of each node, whatever the machine has.
             memory_mb: RealMemory of each node, likewise.
             visible: paths that jobs must reach although others may not enter them outside, or
@@ -77,6 +78,8 @@ class Lab(Inside):
             LabUnavailable: this machine or user cannot run a lab.
             LabStartFailed: it did not come up; the message ends with its logs.
         """
+        if release is None and os.environ.get("LAB_RELEASE"):
+            release = Path(os.environ["LAB_RELEASE"])
         requirements.require(release)
         names = tuple(f"n{i + 1}" for i in range(nodes)) if isinstance(nodes, int) else nodes
         spec = LabSpec(

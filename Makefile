@@ -1,0 +1,89 @@
+# Two commands for a new machine: `make demo` and `make test`. Both install what is missing.
+
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+RUN    := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTHON)
+# The newest interpreter of the distribution: jobs of ordinary users run it, so it must not lie
+# under somebody's home.
+BASE   := $(firstword $(wildcard /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11) python3)
+# The tests need any torch that runs on CPUs. Where pip's default is a build with several GB of
+# CUDA packages, point TORCH at another: make test TORCH='torch --index-url URL'
+TORCH  ?= torch==2.13.0
+# Other Slurm releases run from root directories of their own, about 350 MB each.
+RELEASES  := 24.11 26.05
+LAB_ROOTS := /var/cache/slurm-health-lab
+ROOT   := $(filter 0,$(shell id -u))
+
+.PHONY: help demo test test-releases lint fmt bench bench-localize install lab-packages clean
+
+help:
+	@echo 'make demo            a cluster with one bad node, a job that finds and leaves it, the report'
+	@echo 'make test            every test this machine can run; says which it cannot'
+	@echo 'make test-releases   the lab tests on Slurm 22.05, 24.11 and 26.05 (downloads the last two)'
+	@echo 'make lint            ruff, mypy --strict, shellcheck'
+	@echo 'make fmt             format the code'
+	@echo 'make bench           the time a check takes, beside its targets'
+	@echo 'make bench-localize  how right the localisation is, beside the published rule'
+	@echo 'make clean           remove what these commands made here'
+
+demo: install lab-packages
+	@$(RUN) -m tests.demo
+
+test: install lab-packages
+	$(RUN) -m pytest $(PYTEST_ARGS)
+
+test-releases: install lab-packages $(RELEASES:%=$(LAB_ROOTS)/%)
+	$(RUN) -m pytest -m lab $(PYTEST_ARGS)
+	for release in $(RELEASES); do \
+		LAB_RELEASE=$(LAB_ROOTS)/$$release $(RUN) -m pytest -m lab $(PYTEST_ARGS) || exit; \
+	done
+
+$(LAB_ROOTS)/%:
+	@command -v debootstrap >/dev/null || apt-get install -yq --no-install-recommends debootstrap
+	$(RUN) -m tests.lab make-root $* $@
+
+lint: install
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run; else echo 'shellcheck is not installed: shell scripts were not checked'; fi
+
+fmt: install
+	$(RUN) -m ruff format
+	$(RUN) -m ruff check --fix
+
+bench: install lab-packages
+	$(RUN) -m benchmarks.check
+
+bench-localize: install
+	$(RUN) -m benchmarks.localize
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Python 3.11 or newer is needed, $(BASE) is older'; exit 1; }
+	@$(BASE) -c 'import ensurepip' 2>/dev/null || $(MAKE) --no-print-directory python-packages
+	@test -x $(PYTHON) || $(BASE) -m venv $(VENV)
+	@echo 'installing into $(VENV) (torch is the large part)'
+	@$(PYTHON) -c 'import torch' 2>/dev/null || $(PYTHON) -m pip install -q $(TORCH)
+	@$(PYTHON) -m pip install -q -e '.[dev]'
+	@touch $@
+
+.PHONY: python-packages
+python-packages:
+ifneq ($(ROOT),)
+	apt-get update -q && apt-get install -yq --no-install-recommends python3-venv
+else
+	@echo 'the venv module is missing; as root: apt-get install python3-venv'; exit 1
+endif
+
+# The lab is a real Slurm; without root it cannot run, and the tests say so.
+lab-packages: install
+ifneq ($(ROOT),)
+	@$(PYTHON) -c 'import sys; from tests.lab import missing; sys.exit(missing() is not None)' || \
+		$(PYTHON) -m tests.lab install
+endif
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
