@@ -108,6 +108,9 @@ def slow(
         for variable in np.flatnonzero(metric.found.slow >= _CANDIDATE):
             number = int(variable)
             tests = slow_tests(metric, number)
+            floor = float(np.log1p(metric.floor))
+            if metric.found.effect[number] < floor:
+                continue
             if number not in failing_ones and _enough(trials, metric, sources, number, tests):
                 probability = float(metric.found.slow[number])
                 candidates.append((probability, number, Guilt(probability, metric, tests)))

@@ -57,7 +57,7 @@ def judge(
         guilty[variable] = (*guilty.get(variable, ()), *guilt)
     risk = bad.copy()
     for metric in metrics:
-        risk = np.maximum(risk, metric.found.slow)
+        risk = np.maximum(risk, metric.found.beyond)
     passed = {node for t in trials if t.bearing is Bearing.PASSED for node in t.nodes}
     tested = {node for t in trials if t.bearing is not Bearing.UNKNOWN for node in t.nodes}
     return Findings(

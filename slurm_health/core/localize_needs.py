@@ -10,14 +10,15 @@ import numpy as np
 
 from slurm_health.core.localize_evidence import Bearing, Ledger, Trial
 from slurm_health.core.localize_judge import Findings
-from slurm_health.core.localize_settings import LocalizeSettings
+from slurm_health.core.localize_pairs import lone_pairs
+from slurm_health.core.localize_settings import SMALL_RUN, LocalizeSettings
 from slurm_health.core.plan import Pair
 
 _SUSPICIOUS = 0.03  # a node that is bad with a smaller probability than this is left alone
+_SUSPICIOUS_OF_FEW = 0.1  # the same where the prior alone comes close to that
 _KNOWN_TROUBLE = 0.05  # a prior above this makes a node a suspect before the first round
 _GIVE_UP_ON_SILENCE = 2
 _PAIR_ROUNDS = 2  # how many rounds beyond the least a doubtful pair may cost
-_STRIKING = float(np.log(2.0))  # a lone slow pair is worth a round from this excess on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,8 @@ def needs_of(
         risk = tuple(prior.get(node, 0.0) for node in nodes)
         undecided = frozenset(node for node in active if risk[node] > _KNOWN_TROUBLE)
         trusted = frozenset(set(active) - undecided) if undecided else trusted
-    striking, free = _doubtful_pairs(findings, active)
-    costly = striking and begun < settings.min_rounds + _PAIR_ROUNDS
+    once = [pair for pair in lone_pairs(findings) if len(pair.trials) == 1]
+    costly = any(pair.striking for pair in once) and begun < settings.min_rounds + _PAIR_ROUNDS
     useful = any(_testable(ledger, findings, node, active, trusted) for node in undecided)
     fabric_open = _fabric_open(findings)
     least = {1: 1, 3: max(3, settings.min_rounds)}.get(len(active), settings.min_rounds)
@@ -64,7 +65,7 @@ def needs_of(
         trusted=trusted,
         risk=risk,
         byes=_byes(ledger),
-        repeats=(*striking, *free),
+        repeats=tuple(pair.nodes for pair in once if set(pair.nodes) <= set(active)),
         tested_in_leaf=_tested_in_leaf(findings),
     )
 
@@ -76,7 +77,9 @@ def _out(findings: Findings, node: int) -> bool:
 
 def _open(findings: Findings, node: int) -> bool:
     """Tell whether it matters to know more about a node."""
-    return node not in findings.tested or bool(findings.risk[node] >= _SUSPICIOUS)
+    few = findings.sources.nodes < SMALL_RUN
+    limit = _SUSPICIOUS_OF_FEW if few else _SUSPICIOUS
+    return node not in findings.tested or bool(findings.risk[node] >= limit)
 
 
 def _testable(
@@ -110,42 +113,6 @@ def _fabric_open(findings: Findings) -> bool:
 def _solo_useful(findings: Findings, node: int, begun: int) -> bool:
     """Tell whether a node without any partner should be tested alone once more."""
     return node not in findings.tested or begun == 0 or _open(findings, node)
-
-
-def _doubtful_pairs(
-    findings: Findings, active: tuple[int, ...]
-) -> tuple[tuple[Pair, ...], tuple[Pair, ...]]:
-    """Return pairs that went badly once while both ends are well: striking ones, and others."""
-    history: dict[tuple[int, ...], list[int]] = {}
-    for index, trial in enumerate(findings.trials):
-        if len(trial.nodes) == 2 and trial.bearing is not Bearing.UNKNOWN:
-            history.setdefault(trial.nodes, []).append(index)
-    excess = _excess_of_trials(findings)
-    striking: list[Pair] = []
-    free: list[Pair] = []
-    usable = {node for node in active if findings.trusted(node)}
-    for nodes, trials in history.items():
-        if len(trials) > 1 or not usable.issuperset(nodes):
-            continue
-        pair = (nodes[0], nodes[1])
-        failed = findings.trials[trials[0]].bearing is Bearing.FAILED
-        if failed or excess.get(trials[0], 0.0) > _STRIKING:
-            striking.append(pair)
-        elif trials[0] in excess:
-            free.append(pair)
-    return tuple(striking), tuple(free)
-
-
-def _excess_of_trials(findings: Findings) -> dict[int, float]:
-    """Return the shared times that no well pair takes: beyond the floor and beyond the noise."""
-    excess: dict[int, float] = {}
-    for metric in findings.metrics:
-        if metric.shared:
-            limit = max(float(np.log1p(metric.floor)), 4 * metric.found.noise)
-            for row in np.flatnonzero(metric.found.excess > limit):
-                index = int(metric.trial[row])
-                excess[index] = max(excess.get(index, 0.0), float(metric.found.excess[row]))
-    return excess
 
 
 def _byes(ledger: Ledger) -> tuple[int, ...]:

@@ -15,18 +15,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_health.core.localize_bp import Beliefs, Floats, Graph, Ints, Numbers, propagate
+from slurm_health.core.localize_bp import NONE, Floats, Graph, Ints, Numbers, propagate
+from slurm_health.core.localize_noise import grid_of, log_likelihood, ordinary, weighted_median
 
-_TOP = float(np.log(300.0))  # the largest slowdown that is told apart from a larger one
-_FIRST_TOP = 0.5  # the grid reaches at least this far, and as far as the slowest time
+FIRST_SLOW = 2  # the first state that a floor's width of healthy difference does not explain
+_FIRST_BEYOND = 3  # the floor itself
 _TOLERATED = 0.02  # prior probability of being slower than the best, but below the floor
-_SPIKE_MEAN = 0.4  # mean log-excess of a spike
-_STRAY = 1e-5  # density of a time that nothing explains
 _FEW_TESTS = 100  # below this many tests the noise level is averaged over, not estimated
+_STARTS = (0.5, 0.15)  # the same with much data; the second for many slow nodes
 _STARTS_OF_FEW = (0.0, 0.3, 0.6)  # quantiles of the times to start looking for a baseline at
+_TURNS = 6  # of estimating baseline, noise and bad share in turn with the beliefs
+_WIDE_TURNS = 2  # of these over all tests; later ones spare nodes that are clearly well
+_CLEARLY_WELL = -6.0  # log-likelihood ratio of slow to well, over all tests of such a node
+_TRUSTED = 0.5
 _NOISE_LEVELS = (0.015, 0.022, 0.033, 0.05, 0.075, 0.11, 0.17, 0.25, 0.38)
 _NOISE_CENTRE, _NOISE_WIDTH = float(np.log(0.05)), 0.8
 _NOISE_PRIOR_TESTS, _NOISE_PRIOR = 12.0, 0.03
+_LEAST_NOISE = 0.003
 _SPIKES, _SPIKES_PRIOR_TESTS = 0.02, 50.0
 
 
@@ -52,31 +57,17 @@ class Slowness:
     """What is believed about one metric.
 
     `slow` is the probability per variable to be slower than healthy nodes differ, `effect` its
-    log-slowdown if so; `others` (tests, K) the probability that all other sources of a test are well;
+    log-slowdown if so, `beyond` the probability to be slower than the floor; `others` (tests, K) the probability that all other sources are well;
     `excess` (tests) the log-time above the baseline; `noise` the relative noise of one test.
     """
 
     slow: Floats
     effect: Floats
+    beyond: Floats
     others: Floats
     excess: Floats
     baseline: Floats
     noise: float
-
-
-def grid_of(floor: float, reach: float) -> tuple[Floats, Floats]:
-    """Return the states up to `reach`, and the deviation of a slowdown from the nearest one."""
-    start = float(np.log1p(floor))
-    states = [0.0, 0.35 * start, 0.7 * start, start]
-    while states[-1] < min(max(reach, _FIRST_TOP), _TOP):
-        states.append(states[-1] + max(0.03, 0.17 * states[-1]))
-    points = np.array(states)
-    widths = np.diff(points, append=points[-1] * 1.15)
-    widths[0] = 0.0
-    return points, widths / np.sqrt(12.0)
-
-
-FIRST_SLOW = 2  # the first state that a floor's width of healthy difference does not explain
 
 
 def infer(data: Observations, odds: Floats, floor: float) -> Slowness:
@@ -85,67 +76,144 @@ def infer(data: Observations, odds: Floats, floor: float) -> Slowness:
     Variables from `data.nodes` on are leaves and paths; their `odds` are absolute.
     """
     states, spread = grid_of(floor, float(data.log_ms.max() - data.log_ms.min()))
-    graph = Graph.of(data.sources, data.variables)
-    model = _Model(data=data, graph=graph, states=states, spread=spread, odds=odds)
-    noise = np.array(_NOISE_LEVELS) if data.few else np.array([_NOISE_PRIOR])
-    fits = [model.fit(noise, quantile) for quantile in (_STARTS_OF_FEW if data.few else (0.35,))]
-    return model.mix(fits, noise if data.few else None)
+    model = _Model(data=data, states=states, spread=spread, odds=odds)
+    if not data.few:
+        starts = [model.begin(np.array([_NOISE_PRIOR]), quantile) for quantile in _STARTS]
+        best = max(starts, key=lambda start: float(start.log_evidence[0]))
+        return model.mix([model.finish(best)], np.ones(1))
+    levels = np.array(_NOISE_LEVELS)
+    prior = np.exp(-0.5 * ((np.log(levels) - _NOISE_CENTRE) / _NOISE_WIDTH) ** 2)
+    return model.mix([model.finish(model.begin(levels, q)) for q in _STARTS_OF_FEW], prior)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """One estimate per entry of the batch."""
+@dataclass
+class _Estimate:
+    """What is estimated in turn with the beliefs; every field has a leading batch axis."""
 
     baseline: Floats  # (batch, kinds)
     noise: Floats
-    beliefs: Beliefs
+    spikes: Floats
+    share: Floats
+
+
+@dataclass
+class _Focus:
+    """The tests that are still propagated, and the beliefs about all."""
+
+    rows: Ints
+    graph: Graph
+    messages: Numbers | None
+    states: Floats
+    others: Floats
+    well: Floats
+
+
+@dataclass
+class _Fit:
+    """One attempt to explain the data."""
+
+    estimate: _Estimate
+    focus: _Focus
+    log_evidence: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
     data: Observations
-    graph: Graph
     states: Floats
     spread: Floats
     odds: Floats
 
-    def fit(self, noise: Floats, quantile: float) -> _Fit:
-        """Estimate baseline and bad share, and with much data the noise, from a first guess."""
+    def begin(self, noise: Floats, quantile: float) -> _Fit:
+        """Return a first attempt over all tests, from a guess of noise and baseline."""
         data, batch = self.data, len(noise)
         start = [np.quantile(data.log_ms[data.kind == k], quantile) for k in range(self._kinds)]
-        baseline = np.minimum(np.tile(np.array(start), (batch, 1)), data.ceiling)
-        share = np.full(batch, 0.02)
-        spikes = np.full(batch, _SPIKES)
-        beliefs: Beliefs | None = None
-        for _ in range(6):
-            excess = data.log_ms[None] - baseline[:, data.kind]
-            likelihood = self._log_likelihood(excess, noise, spikes)
-            beliefs = propagate(
-                self.graph,
-                likelihood,
-                self._log_prior(share),
-                sweeps=1 if data.sources.shape[1] == 1 else 4,
-                messages=None if beliefs is None else beliefs.messages,
-                damping=0.3 if data.few else 0.0,
-            )
-            weight = beliefs.well * self._ordinary(excess, noise, spikes)
-            baseline = self._rebase(baseline, weight)
-            slow = beliefs.states[:, : data.nodes, FIRST_SLOW:].sum(axis=2)
-            share = self._share(slow)
-            if not data.few:
-                noise, spikes = self._scatter(baseline, weight, beliefs.well)
-        assert beliefs is not None
-        return _Fit(baseline, noise, beliefs)
+        estimate = _Estimate(
+            baseline=np.minimum(np.tile(np.array(start), (batch, 1)), data.ceiling),
+            noise=noise,
+            spikes=np.full(batch, _SPIKES),
+            share=np.full(batch, 0.02),
+        )
+        fit = _Fit(estimate, self._everything(batch), np.zeros(batch))
+        for _ in range(_WIDE_TURNS):
+            self._turn(fit)
+        return fit
+
+    def finish(self, fit: _Fit) -> _Fit:
+        """Improve an attempt until it changes no more, in much data only where doubt is left."""
+        if not self.data.few:
+            fit.focus = self._narrowed(fit.focus, fit.estimate)
+        for _ in range(_TURNS - _WIDE_TURNS):
+            self._turn(fit)
+        return fit
+
+    def _turn(self, fit: _Fit) -> None:
+        fit.log_evidence = self._propagate(fit.focus, fit.estimate)
+        self._estimate(fit.estimate, fit.focus)
 
     @property
     def _kinds(self) -> int:
         return int(self.data.kind.max()) + 1
 
-    def _share(self, slow: Floats) -> Floats:
-        """Return the estimated share of bad nodes; the pseudo-counts control multiplicity."""
+    def _everything(self, batch: int) -> _Focus:
+        tests, width = self.data.sources.shape
+        return _Focus(
+            rows=np.arange(tests),
+            graph=Graph.of(self.data.sources, self.data.variables),
+            messages=None,
+            states=np.exp(self._log_prior(np.full(batch, 0.02))),
+            others=np.ones((batch, tests, width)),
+            well=np.ones((batch, tests)),
+        )
+
+    def _propagate(self, focus: _Focus, estimate: _Estimate) -> Floats:
+        """Renew the beliefs about the tests in focus; return the evidence."""
+        if not len(focus.rows):
+            return np.zeros(len(estimate.share))
+        beliefs = propagate(
+            focus.graph,
+            self._log_likelihood(estimate, focus.rows),
+            self._log_prior(estimate.share),
+            sweeps=1 if self.data.sources.shape[1] == 1 else 4,
+            messages=focus.messages,
+            damping=0.3 if self.data.few else 0.0,
+        )
+        focus.messages = beliefs.messages
+        concerned = focus.graph.present
+        focus.states[:, concerned] = beliefs.states[:, concerned]
+        focus.others[:, focus.rows] = beliefs.others
+        focus.well[:, focus.rows] = beliefs.well
+        return beliefs.log_evidence
+
+    def _narrowed(self, focus: _Focus, estimate: _Estimate) -> _Focus:
+        """Return the focus without the variables that fast tests have cleared."""
+        likelihood = self._log_likelihood(estimate, focus.rows)
+        ratio = likelihood[0, :, FIRST_SLOW:].max(axis=1) - likelihood[0, :, 0]
+        sources = self.data.sources
+        total = np.zeros(self.data.variables)
+        for column, others in zip(sources.T, focus.others[0].T, strict=True):
+            # a fast test speaks for a node only if the others in it are not suspects themselves
+            counts = (column != NONE) & ((ratio > 0) | (others > _TRUSTED))
+            np.add.at(total, column[counts], ratio[counts])
+        cleared = total < _CLEARLY_WELL
+        reduced = np.where((sources == NONE) | cleared[sources], NONE, sources)
+        rows = np.flatnonzero((reduced != NONE).any(axis=1))
+        focus.others[:, :, :] = 1.0
+        focus.well[:, :] = 1.0
+        messages = None if focus.messages is None else focus.messages[:, rows]
+        graph = Graph.of(reduced[rows], self.data.variables)
+        return _Focus(rows, graph, messages, focus.states, focus.others, focus.well)
+
+    def _estimate(self, estimate: _Estimate, focus: _Focus) -> None:
+        """Renew the estimates from the tests whose sources are believed to be well."""
+        excess = self.data.log_ms[None] - estimate.baseline[:, self.data.kind]
+        weight = focus.well * ordinary(excess, estimate.noise, estimate.spikes)
+        self._rebase(estimate.baseline, weight)
+        slow = focus.states[:, : self.data.nodes, FIRST_SLOW:].sum(axis=(1, 2))
         found, extra = (0.2, 10.0) if self.data.few else (0.05, 1.0)
-        share: Floats = np.minimum((found + slow.sum(axis=1)) / (self.data.nodes + extra), 0.5)
-        return share
+        estimate.share = np.minimum((found + slow) / (self.data.nodes + extra), 0.5)
+        if not self.data.few:
+            self._scatter(estimate, weight, focus.well)
 
     def _log_prior(self, share: Floats) -> Floats:
         nodes, variables = self.data.nodes, self.data.variables
@@ -158,29 +226,19 @@ class _Model:
         prior[:, :, FIRST_SLOW:] = (slow / (len(self.states) - FIRST_SLOW))[:, :, None]
         return np.log(prior)
 
-    def _log_likelihood(self, excess: Floats, noise: Floats, spikes: Floats) -> Numbers:
+    def _log_likelihood(self, estimate: _Estimate, rows: Ints) -> Numbers:
         precision = np.float64 if self.data.few else np.float32
-        excess, noise, spikes = (v.astype(precision) for v in (excess, noise, spikes))
-        above = excess[:, :, None] - self.states.astype(precision)
-        variance = noise[:, None, None] ** 2 + self.spread.astype(precision) ** 2
-        normal = np.exp(-0.5 * above**2 / variance) / np.sqrt(2 * np.pi * variance)
-        spike = np.where(above > 0, np.exp(-np.maximum(above, 0) / _SPIKE_MEAN) / _SPIKE_MEAN, 0)
-        rare = spikes[:, None, None]
-        density: Numbers = np.log((1 - rare) * normal + rare * spike + _STRAY)
-        return density
+        excess = self.data.log_ms[rows] - estimate.baseline[:, self.data.kind[rows]]
+        return log_likelihood(
+            excess.astype(precision),
+            self.states.astype(precision),
+            self.spread.astype(precision),
+            estimate.noise.astype(precision),
+            estimate.spikes.astype(precision),
+        )
 
-    def _ordinary(self, excess: Floats, noise: Floats, spikes: Floats) -> Floats:
-        """Return the probability that a test of well sources is no spike."""
-        level = noise[:, None]
-        normal = np.exp(-0.5 * (excess / level) ** 2) / (level * np.sqrt(2 * np.pi))
-        spike = np.where(excess > 0, np.exp(-np.maximum(excess, 0) / _SPIKE_MEAN) / _SPIKE_MEAN, 0)
-        normal = (1 - spikes[:, None]) * normal
-        ordinary: Floats = normal / (normal + spikes[:, None] * spike + _STRAY)
-        return ordinary
-
-    def _rebase(self, baseline: Floats, weight: Floats) -> Floats:
-        """Return the baselines: the weighted median of the tests believed to be of well sources."""
-        fresh = baseline.copy()
+    def _rebase(self, baseline: Floats, weight: Floats) -> None:
+        """Move each baseline to the weighted median of its tests, where enough are well."""
         for kind in range(self._kinds):
             chosen = np.flatnonzero(self.data.kind == kind)
             times = self.data.log_ms[chosen]
@@ -188,56 +246,40 @@ class _Model:
             for entry in range(len(baseline)):
                 weights = weight[entry, chosen][order]
                 if weights.sum() > 0.5:
-                    median = _weighted_median(times[order], weights)
-                    fresh[entry, kind] = min(median, self.data.ceiling)
-        return fresh
+                    median = weighted_median(times[order], weights)
+                    baseline[entry, kind] = min(median, self.data.ceiling)
 
-    def _scatter(self, baseline: Floats, weight: Floats, well: Floats) -> tuple[Floats, Floats]:
-        """Return noise and spike share of the tests believed to be of well sources."""
-        excess = self.data.log_ms[None] - baseline[:, self.data.kind]
+    def _scatter(self, estimate: _Estimate, weight: Floats, well: Floats) -> None:
+        """Renew noise and spike share."""
+        excess = self.data.log_ms[None] - estimate.baseline[:, self.data.kind]
         squares = (weight * excess**2).sum(axis=1) + _NOISE_PRIOR_TESTS * _NOISE_PRIOR**2
         noise = np.sqrt(squares / (weight.sum(axis=1) + _NOISE_PRIOR_TESTS))
         spiky = (well - weight).sum(axis=1) + _SPIKES * _SPIKES_PRIOR_TESTS
-        spikes = np.clip(spiky / (well.sum(axis=1) + _SPIKES_PRIOR_TESTS), 0.005, 0.2)
-        return np.maximum(noise, 0.003), spikes
+        estimate.noise = np.maximum(noise, _LEAST_NOISE)
+        estimate.spikes = np.clip(spiky / (well.sum(axis=1) + _SPIKES_PRIOR_TESTS), 0.005, 0.2)
 
-    def mix(self, fits: Sequence[_Fit], levels: Floats | None) -> Slowness:
-        """Return the fits' beliefs, weighed by evidence and by the prior of the noise level."""
-        evidence = np.stack([fit.beliefs.log_evidence for fit in fits])
+    def mix(self, fits: Sequence[_Fit], prior: Floats) -> Slowness:
+        """Return the best fit of each noise level, weighed by evidence and prior of the level."""
+        evidence = np.stack([fit.log_evidence for fit in fits])
         best = evidence.argmax(axis=0)
-        batch = np.arange(evidence.shape[1])
+        weight = prior * np.exp(evidence.max(axis=0) - evidence.max())
+        weight /= weight.sum()
 
-        def chosen(values: Sequence[Floats]) -> Floats:
-            picked: Floats = np.stack(values)[best, batch]
-            return picked
+        def mean(values: Sequence[Floats]) -> Floats:
+            chosen = np.stack(values)[best, np.arange(len(weight))]
+            average: Floats = np.tensordot(weight, chosen, axes=1)
+            return average
 
-        weight = np.ones(1)
-        if levels is not None:
-            prior = -0.5 * ((np.log(levels) - _NOISE_CENTRE) / _NOISE_WIDTH) ** 2
-            score = evidence.max(axis=0) + prior
-            weight = np.exp(score - score.max())
-            weight /= weight.sum()
-        states = np.einsum("b,bvg->vg", weight, chosen([fit.beliefs.states for fit in fits]))
-        others = np.einsum("b,bek->ek", weight, chosen([fit.beliefs.others for fit in fits]))
-        baseline = weight @ chosen([fit.baseline for fit in fits])
-        noise = float(weight @ chosen([fit.noise for fit in fits]))
+        states = mean([fit.focus.states for fit in fits])
         slow = states[:, FIRST_SLOW:]
         probability = slow.sum(axis=1)
-        effect = slow @ self.states[FIRST_SLOW:] / np.maximum(probability, 1e-300)
-        excess = self.data.log_ms - baseline[self.data.kind]
+        baseline = mean([fit.estimate.baseline for fit in fits])
         return Slowness(
             slow=probability,
-            effect=effect,
-            others=others,
-            excess=excess,
+            effect=slow @ self.states[FIRST_SLOW:] / np.maximum(probability, 1e-300),
+            beyond=states[:, _FIRST_BEYOND:].sum(axis=1),
+            others=mean([fit.focus.others for fit in fits]),
+            excess=self.data.log_ms - baseline[self.data.kind],
             baseline=baseline,
-            noise=noise,
+            noise=float(mean([fit.estimate.noise for fit in fits])),
         )
-
-
-def _weighted_median(times: Floats, weights: Floats) -> float:
-    """Return the median of sorted `times`, between the two middle ones where weights meet."""
-    total = np.cumsum(weights)
-    low = int(np.searchsorted(total, total[-1] * 0.5 * (1 - 1e-12)))
-    high = int(np.searchsorted(total, total[-1] * 0.5 * (1 + 1e-12)))
-    return float(times[low] + times[min(high, len(times) - 1)]) / 2

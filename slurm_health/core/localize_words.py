@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TypedDict
 
 import numpy as np
 
 from slurm_health.core.localize_convict import Guilt, Metric
 from slurm_health.core.localize_evidence import Bearing, Ledger, Trial
 from slurm_health.core.localize_judge import Findings
+from slurm_health.core.localize_pairs import LonePair, lone_pairs
 from slurm_health.core.localize_settings import LocalizeSettings
 from slurm_health.core.verdict import (
     LeafVerdict,
@@ -30,6 +32,16 @@ def verdict_of(ledger: Ledger, findings: Findings, settings: LocalizeSettings) -
     words = _Words(ledger, findings, settings)
     nodes = {name: words.node(number) for number, name in enumerate(ledger.names)}
     return Verdict(nodes=nodes, paths=tuple(words.paths()), leaves=tuple(words.leaves()))
+
+
+class _FabricWords(TypedDict):
+    """What a verdict about a leaf and one about a path have in common."""
+
+    level: Level
+    slowdown: float
+    probability: float
+    reason: str
+    evidence: tuple[str, ...]
 
 
 class _Words:
@@ -91,15 +103,13 @@ class _Words:
         )
 
     def _slow_reason(self, node: int, metric: Metric, tests: Sequence[int]) -> str:
-        rows = list(tests)
-        mine = float(np.exp(np.median(metric.data.log_ms[rows])))
-        base = float(np.exp(np.median(metric.found.baseline[metric.data.kind[rows]])))
+        mine, base = _times(metric, tests)
         if not metric.shared:
             times = math.exp(float(metric.found.effect[node]))
             return (
                 f"{metric.name} {times:.2f}x slower than its peers ({_ms(mine)}, peers {_ms(base)})"
             )
-        trials = [self._findings.trials[int(metric.trial[row])] for row in rows]
+        trials = [self._findings.trials[int(metric.trial[row])] for row in tests]
         partners = self._partners(node, trials)
         return f"{metric.name} slow with {partners} ({_ms(mine)}, healthy pairs {_ms(base)})"
 
@@ -171,12 +181,70 @@ class _Words:
         )
 
     def paths(self) -> Iterable[PathVerdict]:
-        """Return the pairs of nodes, or of leaves, whose connection alone is bad."""
-        return []
+        """Return the pairs of leaves, or of nodes, whose connection alone is bad."""
+        findings = self._findings
+        first = findings.sources.nodes + findings.sources.leaves
+        for variable in sorted(v for v in findings.guilty if v >= first):
+            low, high = findings.sources.paths[variable - first]
+            ends = (findings.fabric.leaves[low], findings.fabric.leaves[high])
+            found = self._fabric_guilt(variable, f"between {ends[0]} and {ends[1]}")
+            yield PathVerdict(ends=ends, **found)
+        for pair in lone_pairs(findings):
+            verdict = self._pair(pair)
+            if verdict is not None:
+                yield verdict
+
+    def _pair(self, pair: LonePair) -> PathVerdict | None:
+        """Return the verdict about two nodes that are well with everybody but each other."""
+        if not pair.proven and not pair.striking:
+            return None
+        tests = len(pair.trials)
+        how = "failed" if pair.failed else "was slow"
+        times = f"in {tests} of {tests} tests" if pair.proven else "once, and was not tested again"
+        level = Level.FAULTY if pair.failed else Level.SLOW
+        return PathVerdict(
+            ends=(self._names[pair.nodes[0]], self._names[pair.nodes[1]]),
+            level=level if pair.proven else Level.INCONCLUSIVE,
+            slowdown=math.exp(pair.excess) if pair.slow else 1.0,
+            probability=0.99 if pair.proven else 0.5,
+            reason=f"allgather {how} {times}; both ends are well with others",
+            evidence=tuple(self._fabric_line(index) for index in pair.trials),
+        )
 
     def leaves(self) -> Iterable[LeafVerdict]:
         """Return the leaves whose uplink is bad."""
-        return []
+        findings = self._findings
+        first, end = findings.sources.nodes, findings.sources.nodes + findings.sources.leaves
+        for variable in sorted(v for v in findings.guilty if first <= v < end):
+            leaf = findings.fabric.leaves[variable - first]
+            found = self._fabric_guilt(variable, f"across the uplink of {leaf}")
+            yield LeafVerdict(leaf=leaf, **found)
+
+    def _fabric_guilt(self, variable: int, where: str) -> _FabricWords:
+        guilt = self._findings.guilty[variable][0]
+        metric = guilt.metric
+        if metric is None:
+            trials = [self._findings.trials[index] for index in guilt.tests]
+            reason = f"no allgather {where} in {len(trials)} tests ({_how(trials)})"
+            numbers = guilt.tests
+        else:
+            mine, base = _times(metric, guilt.tests)
+            reason = (
+                f"{metric.name} slow {where} in {len(guilt.tests)} tests"
+                f" ({_ms(mine)}, healthy pairs {_ms(base)})"
+            )
+            numbers = tuple(int(metric.trial[test]) for test in guilt.tests)
+        return _FabricWords(
+            level=Level.FAULTY if metric is None else Level.SLOW,
+            slowdown=1.0 if metric is None else math.exp(float(metric.found.effect[variable])),
+            probability=guilt.probability,
+            reason=reason,
+            evidence=tuple(self._fabric_line(index) for index in numbers),
+        )
+
+    def _fabric_line(self, index: int) -> str:
+        trial = self._findings.trials[index]
+        return self._line(trial.nodes[0], trial, also=self._names[trial.nodes[0]])
 
     def _trials(self, node: int) -> list[Trial]:
         return [self._findings.trials[index] for index in self._history.get(node, ())]
@@ -192,9 +260,10 @@ class _Words:
         """Return one line per test of the node."""
         return tuple(self._line(node, trial) for trial in self._trials(node))
 
-    def _line(self, node: int, trial: Trial) -> str:
+    def _line(self, node: int, trial: Trial, also: str = "") -> str:
         partners = self._partners(node, [trial])
-        where = f"round {trial.round_index}" + (f" with {partners}" if partners else " alone")
+        who = f" {also}" if also else ""
+        where = f"round {trial.round_index}{who} {f'with {partners}' if partners else 'alone'}"
         facts = [f"{metric} {_ms(ms)}" for metric, ms in sorted(trial.shared_ms.items())]
         facts += [
             f"{metric} {_ms(times[node])}"
@@ -214,6 +283,13 @@ class _Words:
         elif trial.outcome is Outcome.NOT_RUN:
             facts.append("not run")
         return f"{where}: {', '.join([*facts, *trial.doubts]) or 'passed'}"
+
+
+def _times(metric: Metric, tests: Sequence[int]) -> tuple[float, float]:
+    """Return the median time of these tests, and of their baselines."""
+    rows = list(tests)
+    mine = float(np.exp(np.median(metric.data.log_ms[rows])))
+    return mine, float(np.exp(np.median(metric.found.baseline[metric.data.kind[rows]])))
 
 
 def _component(metrics: Sequence[Metric]) -> str:

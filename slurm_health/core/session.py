@@ -47,10 +47,12 @@ class Limits:
 
     A round's deadline adapts once half of its groups have reported: `adaptive_factor` times the
     median of what groups took so far, plus `adaptive_extra_s`. Before that it is `patience` times
-    as long, and while nothing was measured at all `round_deadline_s`.
+    as long, and while nothing was measured at all `round_deadline_s`. Likewise a node may take
+    `ready_s` to get ready, until half of the nodes have shown how long it takes.
     """
 
-    gather_s: float = 20.0
+    ready_s: float = 180.0
+    ready_extra_s: float = 15.0
     round_deadline_s: float = 60.0
     adaptive_factor: float = 4.0
     adaptive_extra_s: float = 4.0
@@ -166,7 +168,8 @@ class Session:
 
     def _step_before_rounds(self, now_s: float) -> Step:
         pending = [name for name, node in self.state.agents.items() if node.pending]
-        until_s = self._gather_deadline_s()
+        launched_s = max(node.launched_s for node in self.state.agents.values())
+        until_s = launched_s + self._ready_allowance_s()
         if pending and now_s < until_s:
             return Wait(until_s=until_s, reason=f"{len(pending)} nodes to get ready")
         admitted = self._comparable()
@@ -174,12 +177,18 @@ class Session:
             return Append(record=judged(self.state.nodes, Verdict(nodes={}), self._unmeasured()))
         return Append(record=NodesAdmitted(nodes=admitted))
 
-    def _gather_deadline_s(self) -> float:
-        agents = self.state.agents.values()
-        launched_s = max(node.launched_s for node in agents)
-        took_s = [node.ready_s - node.launched_s for node in agents if node.ready]
-        usual_s = self.limits.adaptive_factor * median(took_s) if took_s else 0.0
-        return launched_s + max(self.limits.gather_s, usual_s)
+    def _ready_allowance_s(self) -> float:
+        """Return how long a node may take to get its workers ready.
+
+        Loading torch from a cold network filesystem can take minutes; once half of the nodes
+        have done it, the others are measured against them.
+        """
+        limits = self.limits
+        alive = [node for node in self.state.agents.values() if not node.gone]
+        took_s = [node.ready.start_ms / 1e3 for node in alive if node.ready]
+        if not took_s or 2 * len(took_s) < len(alive):
+            return limits.ready_s
+        return min(limits.adaptive_factor * median(took_s) + limits.ready_extra_s, limits.ready_s)
 
     def _comparable(self) -> list[str]:
         """Return the usable nodes that run the most common torch and backend."""
@@ -215,7 +224,7 @@ class Session:
         pending = [node for node in members if agents[node].pending]
         if self._waiting is None or self._waiting[0] != planned.index:
             self._waiting = (planned.index, now_s)
-        until_s = self._waiting[1] + self.limits.gather_s
+        until_s = self._waiting[1] + self._ready_allowance_s()
         if pending and now_s < until_s:
             return Wait(until_s=until_s, reason=f"workers of {len(pending)} nodes to come back")
         return Append(
