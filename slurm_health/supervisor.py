@@ -75,21 +75,18 @@ def supervise(
 ) -> int:
     """Run the check, and then, if it says so, the script that `script_source` holds.
 
-    The script begins on line `script_line`; the user calls it `script_name`. `check_argv` runs
-    the master, whose last line on standard output says what becomes of the job. `environ` is what
-    the script gets. Returns the exit code; ends by a signal where the script alone would have.
+    It begins on line `script_line`; the user calls it `script_name`; it gets `environ`. The last
+    line that `check_argv` prints says what becomes of the job. Returns the exit code; ends by a
+    signal where the script alone would have.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
     try:
         answer = _answer(check_argv, environ=environ, mask=mask, limits=limits)
         if answer.disposition == "stop":
-            _say(f"the job stops: {answer.reason}")
-            return answer.exit_code or ExitCode.BAD_NODES
+            return _stop(answer)
         if answer.disposition == "requeue":
             return _await_requeue(answer, limits.requeue_wait_s)
-        if answer.exit_code:
-            _say(f"the script runs all the same: {answer.reason}")
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
     recorder = _Recorder(answer.run_directory, clock, limits.journal_wait_s)
@@ -117,11 +114,22 @@ def _answer(
     """Return what the check says. One that dies is started again: it goes on from its journal."""
     for start in range(1, limits.master_starts + 1):
         try:
-            return check_process.ask(check_argv, environ=environ, mask=mask, grace_s=limits.grace_s)
+            answer = check_process.ask(
+                check_argv, environ=environ, mask=mask, grace_s=limits.grace_s
+            )
         except (check_process.NoAnswer, OSError) as failure:
             _say(f"start {start} of {limits.master_starts} of the check: {failure}")
+            continue
+        if answer.disposition == "proceed" and answer.exit_code:
+            _say(f"the script runs all the same: {answer.reason}")
+        return answer
     _say("the nodes could not be checked; the script runs on UNCHECKED nodes")
     return Answer(disposition="proceed")
+
+
+def _stop(answer: Answer) -> int:
+    _say(f"the job stops: {answer.reason}")
+    return answer.exit_code or ExitCode.BAD_NODES
 
 
 def _await_requeue(answer: Answer, wait_s: float) -> int:
