@@ -19,9 +19,10 @@ from slurm_health.act import act
 from slurm_health.command import own_command
 from slurm_health.core.actions import Disposition, Policy, exit_code
 from slurm_health.core.allocation import Allocation
+from slurm_health.core.nodeset import fold
 from slurm_health.core.records import RunFinished, RunStarted, VerdictReached
 from slurm_health.core.session import Limits, Localizer
-from slurm_health.errors import ConfigError
+from slurm_health.errors import ConfigError, ExitCode
 from slurm_health.launch import Launcher, LocalLauncher, SlurmLauncher
 from slurm_health.master import Master, poll_interval_s
 from slurm_health.requeue import Helper
@@ -157,7 +158,12 @@ def _check(
         verdict = master.run()
         # The workers still hold the devices: the job must not start beside them.
         launcher.stop()
-        finished = _conclude(master, verdict, started, directory, settings, environ)
+        blind = [name for name, node in master.session.state.agents.items() if node.no_journal]
+        if blind:
+            finished = _not_shared(directory, blind)
+            master.finish(finished)
+        else:
+            finished = _conclude(master, verdict, started, directory, settings, environ)
     finally:
         master.close()
     return CheckResult(directory=directory, verdict=verdict, finished=finished)
@@ -198,6 +204,16 @@ def _conclude(
         )
     master.finish(finished)
     return finished
+
+
+def _not_shared(directory: Path, blind: Sequence[str]) -> RunFinished:
+    """End a run whose journal some nodes do not see: what it found is not worth acting on."""
+    return RunFinished(
+        disposition=Disposition.PROCEED.value,
+        exit_code=ExitCode.UNAVAILABLE,
+        reason=f"not checked: the journal {directory} cannot be used from {fold(blind)}; name a"
+        " directory on a filesystem that all nodes share with --journal or SLURM_HEALTH_JOURNAL",
+    )
 
 
 def _make_localizer(nodes: Sequence[str]) -> Localizer:

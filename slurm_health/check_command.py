@@ -21,7 +21,7 @@ from slurm_health.check import (
     check_local,
     find_python,
 )
-from slurm_health.cli import terminal
+from slurm_health.cli import print_result, terminal
 from slurm_health.core.actions import Disposition, OnStraggler, Policy
 from slurm_health.core.allocation import from_environ
 from slurm_health.core.session import Limits
@@ -80,10 +80,10 @@ def _print(result: CheckResult, *, as_json: bool) -> None:
 
     run = run_report(find.read_run(result.directory))
     if as_json:
-        click.echo(export.run_as_json(run), nl=False)
+        print_result(export.run_as_json(run))
         return
     width, unicode = terminal()
-    click.echo(table.check_summary(run, width=width, unicode=unicode).rstrip("\n"))
+    print_result(table.check_summary(run, width=width, unicode=unicode).rstrip("\n") + "\n")
 
 
 def _tell_supervisor(disposition: str, code: int, reason: str, run_directory: str) -> None:

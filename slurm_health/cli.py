@@ -70,7 +70,7 @@ def sbatch(arguments: tuple[str, ...]) -> int:
     )
 
 
-@commands.command()
+@commands.command(short_help="Check the nodes of this allocation, or this machine.")
 @journal_option
 @click.option(
     "--local",
@@ -147,10 +147,10 @@ def report(job: str, journal: str | None, cluster: str | None, as_json: bool, ra
     root = config.journal_root(journal, os.environ)
     found = find.load(root, job, cluster=cluster, now_s=time.time())
     if as_json:
-        click.echo(export.as_json(found, raw=raw), nl=False)
+        print_result(export.as_json(found, raw=raw))
         return int(ExitCode.HEALTHY)
     width, unicode = terminal()
-    click.echo(table.job_text(found, width=width, unicode=unicode).rstrip("\n"))
+    print_result(table.job_text(found, width=width, unicode=unicode).rstrip("\n") + "\n")
     return int(ExitCode.HEALTHY)
 
 
@@ -237,15 +237,29 @@ def main() -> None:
         click.echo(f"slurm-health: {err}", err=True)
         sys.exit(int(err.exit_code))
     except click.ClickException as err:
-        err.show()
+        if not sys.argv[1:]:
+            err.show()  # the help, which nobody asked for by name
+            sys.exit(int(ExitCode.USAGE))
+        click.echo(f"slurm-health: {err.format_message()}{_where_to_look(err)}", err=True)
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader has gone; Python must not fail once more when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(int(ExitCode.HEALTHY))
     sys.exit(int(result) if isinstance(result, int) else 0)
+
+
+def print_result(text: str) -> None:
+    """Print to standard output. A reader that has gone changes nothing, least of all the code."""
+    try:
+        click.echo(text, nl=False)
+    except BrokenPipeError:
+        # Python must not fail once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _where_to_look(err: click.ClickException) -> str:
+    if isinstance(err, click.UsageError) and err.ctx is not None:
+        return f" (see {err.ctx.command_path} --help)"
+    return ""
 
 
 def terminal() -> tuple[int | None, bool]:

@@ -11,4 +11,6 @@ def own_command(*arguments: str) -> tuple[str, ...]:
 
     `-P` keeps the working directory off the module path: it may hold a `click.py` of the user's.
     """
-    return (sys.executable, "-P", "-m", "slurm_health", *arguments)
+    # Where we were started without PYTHONPATH and PYTHONHOME, they belong to another Python.
+    flags = ("-E", "-P") if sys.flags.ignore_environment else ("-P",)
+    return (sys.executable, *flags, "-m", "slurm_health", *arguments)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slurm_health.core.nodeset import expand, fold
-from slurm_health.core.records import AgentsLost
+from slurm_health.core.records import AgentsLost, LossCause
 from slurm_health.errors import SlurmCommandMissing
 from slurm_health.processes import end_session, exit_text, read_available, start_tied
 from slurm_health.slurm.command import clean_environ
@@ -81,7 +81,10 @@ class SlurmLauncher:
         lost = []
         for step in list(self._steps):
             returncode = step.process.poll()  # before reading: nothing is written after it
-            for line in step.read_lines():
+            lines = step.read_lines()
+            for line in lines:  # first: what an agent says often comes after srun's word of its end
+                _note_what_agent_says(step, line)
+            for line in lines:
                 lost += _heard(step, line)
             if returncode is not None:
                 self._steps.remove(step)
@@ -122,15 +125,14 @@ class LocalLauncher:
         lost = []
         for agent in list(self._agents):
             returncode = agent.process.poll()
-            lines = [line for line in agent.read_lines() if line]
-            agent.last_line = lines[-1] if lines else agent.last_line
+            for line in agent.read_lines():
+                _heard(agent, line)
+                agent.last_line = line or agent.last_line
             if returncode is not None:
                 self._agents.remove(agent)
                 _close(agent)
                 said = f": {agent.last_line}" if agent.last_line else ""
-                lost.append(
-                    _lost(agent, agent.nodes, f"its agent ended: {exit_text(returncode)}{said}")
-                )
+                lost += [_ended(agent, node, exit_text(returncode) + said) for node in agent.nodes]
         return lost
 
     def stop(self, grace_s: float = LEAVE_S) -> None:
@@ -175,28 +177,36 @@ _NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
 _AGENT_SAYS = re.compile(r"slurm-health agent: (?P<node>\S+): (?P<text>.+)")
 
 
-def _heard(step: _Started, line: str) -> list[AgentsLost]:
-    """Take in one line of srun's standard error."""
+def _note_what_agent_says(step: _Started, line: str) -> None:
     said = _AGENT_SAYS.search(line)
     if said:
         step.said[said["node"]] = said["text"]
+
+
+def _heard(step: _Started, line: str) -> list[AgentsLost]:
+    """Take in one line of srun's own."""
+    if _AGENT_SAYS.search(line):
         return []
     if "srun: error:" in line:
         step.last_line = line.split("srun: error:", 1)[1].strip()
     found = _TASK_ENDED.search(line)
     if found:
-        nodes = _names(found["nodes"], step)
-        return [
-            _lost(step, [node], step.said.get(node) or f"its agent ended: {found['how']}")
-            for node in nodes
-        ]
+        return [_ended(step, node, found["how"]) for node in _names(found["nodes"], step)]
     found = _NOT_STARTED.search(line)
     if found:
-        return [_lost(step, _names(found["nodes"], step), found["how"], could_not_start=True)]
+        return [_lost(step, _names(found["nodes"], step), found["how"], LossCause.NOT_STARTED)]
     found = _NODE_FAILED.search(line)
     if found:
-        return [_lost(step, _names(found["nodes"], step), "node failure", could_not_start=True)]
+        return [_lost(step, _names(found["nodes"], step), "node failure", LossCause.NOT_STARTED)]
     return []
+
+
+def _ended(step: _Started, node: str, how: str) -> AgentsLost:
+    """Say why an agent ended: in its own words, which are about the journal, if it left any."""
+    said = step.said.get(node)
+    if said:
+        return _lost(step, [node], said, LossCause.NO_JOURNAL)
+    return _lost(step, [node], f"its agent ended: {how}")
 
 
 def _names(text: str, step: _Started) -> list[str]:
@@ -207,12 +217,10 @@ def _names(text: str, step: _Started) -> list[str]:
 
 
 def _lost(
-    step: _Started, nodes: Sequence[str], reason: str, *, could_not_start: bool = False
+    step: _Started, nodes: Sequence[str], reason: str, cause: LossCause = LossCause.ENDED
 ) -> AgentsLost:
     step.pending.difference_update(nodes)
-    return AgentsLost(
-        launch=step.launch, nodes=list(nodes), reason=reason, could_not_start=could_not_start
-    )
+    return AgentsLost(launch=step.launch, nodes=list(nodes), reason=reason, cause=cause)
 
 
 def _stop(started: _Started, grace_s: float) -> None:

@@ -63,7 +63,7 @@ def usable_cpus(environ: Mapping[str, str]) -> int:
     """Return how many CPUs the job holds on this node."""
     told = environ.get("SLURM_CPUS_ON_NODE", "")
     allowed = len(os.sched_getaffinity(0))
-    return max(1, min(int(told), allowed) if told.isdigit() else allowed)
+    return max(1, min(int(told), allowed) if told.isdecimal() else allowed)
 
 
 def _names_device(item: str) -> bool:

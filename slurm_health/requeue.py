@@ -161,7 +161,7 @@ def _release_once(job_id: int, exclude: Sequence[str], client: Client) -> str:
     client.update_job(job_id, StartTime="now")
     client.release(job_id)
     after = client.job(job_id)
-    if "Held" in after.reason:
+    if after.held:
         return f"the job is still held ({after.reason})"
     return ""
 

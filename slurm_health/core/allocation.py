@@ -42,7 +42,7 @@ def from_environ(environ: Mapping[str, str]) -> Allocation:
             "not set, so this is not inside a Slurm job; use salloc or sbatch first,"
             " or --local N to check this machine without Slurm",
         )
-    if int(environ.get("SLURM_HET_SIZE", "0") or "0") > 1:
+    if _integer(environ, "SLURM_HET_SIZE", default="0") > 1:
         raise AllocationError("SLURM_HET_SIZE", "heterogeneous jobs are not supported")
     array_job = environ.get("SLURM_ARRAY_JOB_ID", "")
     array_task = environ.get("SLURM_ARRAY_TASK_ID", "")
@@ -55,7 +55,7 @@ def from_environ(environ: Mapping[str, str]) -> Allocation:
         nodes=_nodes(environ),
         cpus_per_node=_cpus_per_node(environ),
         array=f"{array_job}_{array_task}" if array_job and array_task else "",
-        start_time_s=int(start) if start.isdigit() else None,
+        start_time_s=int(start) if start.isdecimal() else None,
     )
 
 
@@ -75,7 +75,7 @@ def _cpus_per_node(environ: Mapping[str, str]) -> int:
     SLURM_JOB_CPUS_PER_NODE reads like `16(x3),8`.
     """
     parts = environ.get("SLURM_JOB_CPUS_PER_NODE", "").split(",")
-    counts = [int(part.split("(")[0]) for part in parts if part.split("(")[0].isdigit()]
+    counts = [int(part.split("(")[0]) for part in parts if part.split("(")[0].isdecimal()]
     return min(counts, default=1)
 
 

@@ -30,5 +30,15 @@ def expand(nodelist: str) -> tuple[str, ...]:
 
 
 def fold(nodes: Iterable[str]) -> str:
-    """Return the shortest node list that stands for `nodes`, empty for none."""
-    return str(NodeSet.fromlist(list(nodes), resolver=None))
+    """Return a short node list that stands for `nodes` and that Slurm can read, empty for none.
+
+    Slurm 22.05 refuses brackets that are followed by text, as in `n[1-2]-ib` or
+    `r[1-2]n3`, so only a number at the end of a name is folded.
+    """
+    numbered: list[str] = []
+    plain: list[str] = []
+    for name in dict.fromkeys(nodes):
+        (numbered if name[-1:].isdigit() else plain).append(name)
+    folded = NodeSet.fromlist(numbered, resolver=None)
+    folded.fold_axis = (-1,)
+    return ",".join([*([str(folded)] if numbered else []), *sorted(plain)])

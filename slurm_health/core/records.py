@@ -13,6 +13,7 @@ supervisor the start and end of the user's script, the requeue helper its own ac
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated
 
 import msgspec
@@ -56,16 +57,21 @@ class AgentsLaunched(Record, frozen=True, kw_only=True, tag="agents_launched"):
     nodes: list[str]
 
 
-class AgentsLost(Record, frozen=True, kw_only=True, tag="agents_lost"):
-    """The launcher reported that agents could not start or have ended, and why.
+class LossCause(Enum):
+    """Why there is no agent."""
 
-    `could_not_start` tells a node that cannot run a step from an agent that ran and ended.
-    """
+    ENDED = "ended"  # it ran and ended; another one may do better
+    NOT_STARTED = "not_started"  # Slurm could not start a step there
+    NO_JOURNAL = "no_journal"  # it ran and does not see the master's file, or cannot write its own
+
+
+class AgentsLost(Record, frozen=True, kw_only=True, tag="agents_lost"):
+    """The launcher reported that agents could not start or have ended, and why."""
 
     launch: Count
     nodes: list[str]
     reason: str
-    could_not_start: bool = False
+    cause: LossCause = LossCause.ENDED
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
@@ -344,7 +350,23 @@ _decoders = {tag: msgspec.json.Decoder(kind) for tag, kind in _TYPES.items()}
 def encode(record: Record, *, entry_id: str, time_s: float) -> bytes:
     """Return the line that stores `record`, with its newline."""
     fields = msgspec.to_builtins(record)
-    return _encoder.encode({"v": VERSION, "id": entry_id, "time_s": time_s, **fields}) + b"\n"
+    line = {"v": VERSION, "id": entry_id, "time_s": time_s, **fields}
+    try:
+        return _encoder.encode(line) + b"\n"
+    except UnicodeEncodeError:  # a file name that is not UTF-8, as Python represents it
+        return _encoder.encode(_encodable(line)) + b"\n"
+
+
+def _encodable(value: object) -> object:
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case list():
+            return [_encodable(item) for item in value]
+        case dict():
+            return {_encodable(key): _encodable(item) for key, item in value.items()}
+        case _:
+            return value
 
 
 def decode(line: bytes) -> Entry:

@@ -8,7 +8,7 @@ read, so a master that died is replaced by one that folds the journal and goes o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_health.core.measurement import group_result
@@ -21,6 +21,7 @@ from slurm_health.core.records import (
     AgentStarted,
     Entry,
     GroupAborted,
+    LossCause,
     MasterResumed,
     NodeReported,
     NodesAdmitted,
@@ -56,6 +57,7 @@ class NodeState:
     lost: str = ""
     failed: str = ""
     failed_starts: int = 0
+    no_journal: bool = False
 
     @property
     def gone(self) -> bool:
@@ -102,13 +104,16 @@ class RunState:
         self.started: RunStarted | None = None
         self.round: RoundState | None = None
         self.ended: list[tuple[int, list[GroupResult]]] = []
-        self.measured_ms: list[float] = []
         self.verdict: VerdictReached | None = None
         self.finished: RunFinished | None = None
         self.intended: list[ActionIntended] = []
         self.done: list[ActionDone] = []
         self._reports: defaultdict[int, dict[str, NodeReported]] = defaultdict(dict)
         self._samples: defaultdict[int, list[Sampled]] = defaultdict(list)
+        # By node and launch, because a node's file may be read before the master's.
+        self._words: defaultdict[tuple[str, int], list[tuple[_AgentRecord, float]]]
+        self._words = defaultdict(list)
+        self._ended_ms: list[float] = []
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -118,6 +123,13 @@ class RunState:
     def reports(self, round_index: int) -> Mapping[str, NodeReported]:
         """Return each node's last word on a round, as far as it is known."""
         return self._reports[round_index]
+
+    def measured_ms(self) -> list[float]:
+        """Return how long each measured group took, for the deadlines of the others."""
+        if self.round is None:
+            return self._ended_ms
+        reports = self._reports[self.round.record.round]
+        return self._ended_ms + _durations_ms(self.round.groups, reports)
 
     def fold(self, entry: Entry) -> None:
         """Take in one journal entry, of any writer."""
@@ -132,7 +144,6 @@ class RunState:
                 self._samples[record.round].append(record)
             case NodeReported() as record:
                 self._reports[record.round].setdefault(record.node, record)
-                self._note_duration(record)
             case AgentsLaunched() as record:
                 self._fold_launch(record, entry.time_s)
             case AgentsLost() as record:
@@ -167,6 +178,9 @@ class RunState:
             node.launch, node.launched_s = record.launch, time_s
             node.started = node.ready = None
             node.lost = node.failed = ""
+            node.no_journal = False
+            for word, said_s in self._words[name, record.launch]:
+                _heed(node, word, said_s)
 
     def _fold_resume(self) -> None:
         for node in self.agents.values():
@@ -180,24 +194,19 @@ class RunState:
             node = self.agents.get(name)
             if node is None or node.launch != record.launch:
                 continue
-            node.lost = record.reason
-            node.failed_starts += record.could_not_start
+            if record.cause is LossCause.NO_JOURNAL:
+                node.failed = record.reason  # the next agent would see no more
+                node.no_journal = True
+            else:
+                node.lost = record.reason
+                node.failed_starts += record.cause is LossCause.NOT_STARTED
 
     def _fold_agent(self, record: _AgentRecord, time_s: float) -> None:
+        self._words[record.node, record.launch].append((record, time_s))
         node = self.agents.get(record.node)
         if node is None or node.launch != record.launch:
             return  # an agent of an earlier launch that has not noticed yet
-        match record:
-            case AgentStarted():
-                node.started = record
-            case WorkersStarting():
-                node.ready = None
-            case WorkersReady():
-                node.ready, node.ready_s = record, time_s
-            case WorkersFailed(reason=reason):
-                node.failed = reason
-            case AgentEnded(reason=reason):
-                node.lost = node.lost or f"its agent left: {reason}"
+        _heed(node, record, time_s)
 
     def _fold_round(self, record: RoundStarted | GroupAborted | RoundEnded, time_s: float) -> None:
         if isinstance(record, RoundStarted):
@@ -218,6 +227,7 @@ class RunState:
         silent = set(record.silent)
         reports = self._reports[record.round]
         answered = {} if record.void else {n: r for n, r in reports.items() if n not in silent}
+        self._ended_ms += _durations_ms(current.groups, answered)
         samples = [sample for sample in self._samples[record.round] if sample.node in answered]
         results = []
         for group in current.groups:
@@ -233,12 +243,28 @@ class RunState:
             )
         return results
 
-    def _note_duration(self, record: NodeReported) -> None:
-        """Learn how long a measured group takes, for the deadlines of the others."""
-        if self.round is None or record.round != self.round.record.round:
-            return
-        for group in self.round.groups:
-            reports = [self._reports[record.round].get(node) for node in group]
-            measured = [r for r in reports if r is not None and r.outcome is Outcome.MEASURED]
-            if record.node in group and len(measured) == len(group):
-                self.measured_ms.append(max(report.elapsed_ms for report in measured))
+
+def _heed(node: NodeState, record: _AgentRecord, time_s: float) -> None:
+    match record:
+        case AgentStarted():
+            node.started = record
+        case WorkersStarting():
+            node.ready = None
+        case WorkersReady():
+            node.ready, node.ready_s = record, time_s
+        case WorkersFailed(reason=reason):
+            node.failed = reason
+        case AgentEnded(reason=reason):
+            node.lost = node.lost or f"its agent left: {reason}"
+
+
+def _durations_ms(
+    groups: Iterable[tuple[str, ...]], reports: Mapping[str, NodeReported]
+) -> list[float]:
+    found = []
+    for group in groups:
+        members = [reports.get(node) for node in group]
+        measured = [r for r in members if r is not None and r.outcome is Outcome.MEASURED]
+        if measured and len(measured) == len(group):
+            found.append(max(report.elapsed_ms for report in measured))
+    return found

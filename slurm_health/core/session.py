@@ -48,9 +48,11 @@ class Limits:
     A round's deadline adapts once half of its groups have reported: `adaptive_factor` times the
     median of what groups took so far, plus `adaptive_extra_s`. Before that it is `patience` times
     as long, and while nothing was measured at all `round_deadline_s`. Likewise a node may take
-    `ready_s` to get ready, until half of the nodes have shown how long it takes.
+    `ready_s` to get ready, until half of the nodes have shown how long it takes. `start_s` is for
+    the first agent of all to show up.
     """
 
+    start_s: float = 60.0
     ready_s: float = 180.0
     ready_extra_s: float = 15.0
     round_deadline_s: float = 60.0
@@ -169,7 +171,8 @@ class Session:
     def _step_before_rounds(self, now_s: float) -> Step:
         pending = [name for name, node in self.state.agents.items() if node.pending]
         launched_s = max(node.launched_s for node in self.state.agents.values())
-        until_s = launched_s + self._ready_allowance_s()
+        any_started = any(node.started for node in self.state.agents.values())
+        until_s = launched_s + (self._ready_allowance_s() if any_started else self.limits.start_s)
         if pending and now_s < until_s:
             return Wait(until_s=until_s, reason=f"{len(pending)} nodes to get ready")
         admitted = self._comparable()
@@ -316,9 +319,10 @@ class Session:
         limits = self.limits
         running = [group for group in current.groups if current.runs(group)]
         reported = [group for group in running if not self._expected(current, group)]
-        if not self.state.measured_ms:
+        measured_ms = self.state.measured_ms()
+        if not measured_ms:
             return current.started_s + limits.round_deadline_s
-        usual_s = median(self.state.measured_ms) / 1e3
+        usual_s = median(measured_ms) / 1e3
         allowed_s = limits.adaptive_factor * usual_s + limits.adaptive_extra_s
         if 2 * len(reported) < len(running):
             allowed_s *= limits.patience  # earlier rounds were quick, this one has shown nothing

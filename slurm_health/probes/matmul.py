@@ -60,9 +60,7 @@ def _measure_cuda(device: torch.device) -> MatmulSample:
     right = torch.randn(CUDA_SIZE, CUDA_SIZE, device=device).to(torch.bfloat16)
     out = torch.empty(CUDA_SIZE, CUDA_SIZE, dtype=torch.bfloat16, device=device)
     per_window = max(1, int(CUDA_WINDOW_S * 1e3 / _warm_up_ms(left, right, out)))
-    windows = []
-    for _ in range(CUDA_WINDOWS):
-        windows.append(_timed_ms(left, right, out, per_window) / per_window)
+    windows = [_timed_ms(left, right, out, per_window) / per_window for _ in range(CUDA_WINDOWS)]
     return MatmulSample(iteration_ms=windows, flop=2.0 * CUDA_SIZE**3)
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_health.core.nodeset import expand, fold
@@ -15,6 +16,9 @@ from slurm_health.slurm import command
 
 # `Key=value` pairs of one-line scontrol output; a value may hold spaces, a key may not.
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
+# The controller did not get to see the request, so it can be sent again.
+_UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
+RETRY_S = 1.0
 _OUT_OF_POOL = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT")
 
 
@@ -37,6 +41,11 @@ class Job:
         """Pending for good: nothing of an earlier attempt is still being cleaned up."""
         return "PENDING" in self.states and "COMPLETING" not in self.states
 
+    @property
+    def held(self) -> bool:
+        """Held by anyone: Slurm marks that with a priority of 0, whatever it gives as reason."""
+        return self.fields.get("Priority") == "0"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
@@ -53,10 +62,23 @@ class Node:
 
 
 class Client:
-    """Slurm's commands, with an environment that the surrounding job does not disturb."""
+    """Slurm's commands, with an environment that the surrounding job does not disturb.
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    A controller that is being restarted is asked again for up to `patience_s`.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        patience_s: float = 60.0,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._environ = command.clean_environ(environ)
+        self._patience_s = patience_s
+        self._monotonic = monotonic
+        self._sleep = sleep
 
     def job(self, job_id: int) -> Job:
         """Read one job.
@@ -150,7 +172,7 @@ class Client:
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
-        answer = command.run(
+        answer = self._patiently(
             ["sbatch", "--parsable", *arguments], environ=environ, stdin=script.encode()
         )
         found = re.match(r"\s*(\d+)", answer)
@@ -187,7 +209,19 @@ class Client:
         return "Administrator" in level
 
     def _run(self, *argv: str) -> str:
-        return command.run(argv, environ=self._environ)
+        return self._patiently(argv, environ=self._environ)
+
+    def _patiently(
+        self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: bytes = b""
+    ) -> str:
+        give_up_s = self._monotonic() + self._patience_s
+        while True:
+            try:
+                return command.run(argv, environ=environ, stdin=stdin)
+            except SlurmCommandError as err:
+                if not _UNREACHABLE.search(err.stderr) or self._monotonic() >= give_up_s:
+                    raise
+            self._sleep(RETRY_S)
 
 
 def parse_pairs(line: str) -> dict[str, str]:
