@@ -15,28 +15,32 @@ import numpy.typing as npt
 
 from slurm_health.core.localize_bp import NONE, Floats, Graph, Ints, propagate
 from slurm_health.core.localize_evidence import Bearing, Trial
+from slurm_health.core.localize_fabric import Sources
 
 _FAILS = np.array([0.002, 0.9, 0.999])  # probability to fail when well, flaky, dead
+_TURNS, _TURNS_WITHOUT_PATHS = 8, 2
+_NEVER = -60.0  # log odds
 _FLAKY = 0.3  # share of the bad ones that are flaky
 
 
-def infer_hard(
-    trials: Sequence[Trial], sources: Ints, nodes: int, variables: int, odds: Floats
-) -> Floats:
-    """Return the probability of each node (and leaf, and path) to make its groups fail.
+def infer_hard(trials: Sequence[Trial], sources: Sources, odds: Floats) -> Floats:
+    """Return the probability of each variable to make its groups fail.
 
     `sources` holds a row per trial. A crash is a test of the crashed node alone.
     """
-    rows, failed = _tests(trials, sources)
+    nodes = sources.nodes
+    rows, failed = _tests(trials, sources.table)
     if not len(rows):
         logit = odds.copy()
         logit[:nodes] += np.log(0.02)
         return 1 / (1 + np.exp(-logit))
-    graph = Graph.of(rows, variables)
+    graph = Graph.of(rows, sources.variables)
     likelihood = np.log(np.where(failed[:, None], _FAILS, 1 - _FAILS))[None]
-    share, messages, bad = 0.02, None, np.zeros(variables)
-    for _ in range(8):
+    share, messages, bad = 0.02, None, np.zeros(sources.variables)
+    for turn in range(_TURNS):
         logit = odds.copy()
+        if turn < _TURNS_WITHOUT_PATHS:  # a bad leaf looks like as many bad paths; it must win
+            logit[nodes + sources.leaves :] = _NEVER
         logit[:nodes] += np.log(share / (1 - share))
         good, bad = -np.logaddexp(0, logit), -np.logaddexp(0, -logit)
         prior = np.stack([good, bad + np.log(_FLAKY), bad + np.log(1 - _FLAKY)], axis=1)[None]

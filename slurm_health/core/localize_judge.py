@@ -49,7 +49,7 @@ def judge(
     """Return what these trials prove and what they leave open."""
     sources = sources_of(trials, fabric)
     odds = odds_of(sources, prior)
-    bad = infer_hard(trials, sources.table, sources.nodes, sources.variables, odds)
+    bad = infer_hard(trials, sources, odds)
     metrics = tuple(_metrics(trials, fabric, sources, odds, settings))
     crashes = _occurrences((index, trial.crashed) for index, trial in enumerate(trials))
     guilty = failing(trials, sources, bad, crashes, settings)
@@ -129,6 +129,7 @@ def _metric(
         kind=_kinds(rounds, crossing),
         nodes=sources.nodes,
         variables=sources.variables,
+        first_path=sources.nodes + sources.leaves,
         ceiling=_ceiling(name, settings),
     )
     found = infer(data, odds, floor)

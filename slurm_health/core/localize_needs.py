@@ -18,6 +18,8 @@ _SUSPICIOUS = 0.03  # a node that is bad with a smaller probability than this is
 _SUSPICIOUS_OF_FEW = 0.1  # the same where the prior alone comes close to that
 _KNOWN_TROUBLE = 0.05  # a prior above this makes a node a suspect before the first round
 _GIVE_UP_ON_SILENCE = 2
+_SURE = 1e-6  # probability of error below which a conviction needs no more tests
+_PATIENCE = 4  # rounds after which a slowdown that looks tolerable is not pursued
 _PAIR_ROUNDS = 2  # how many rounds beyond the least a doubtful pair may cost
 
 
@@ -45,16 +47,21 @@ def needs_of(
     risk = tuple(max(float(findings.risk[node]), prior.get(node, 0.0) / 100) for node in nodes)
     trusted = frozenset(node for node in active if findings.trusted(node))
     if begun:
-        undecided = frozenset(node for node in active if _open(findings, node))
+        undecided = frozenset(
+            node for node in active if node in findings.guilty or _open(findings, node, begun)
+        )
     else:
         risk = tuple(prior.get(node, 0.0) for node in nodes)
         undecided = frozenset(node for node in active if risk[node] > _KNOWN_TROUBLE)
         trusted = frozenset(set(active) - undecided) if undecided else trusted
     once = [pair for pair in lone_pairs(findings) if len(pair.trials) == 1]
     costly = any(pair.striking for pair in once) and begun < settings.min_rounds + _PAIR_ROUNDS
-    useful = any(_testable(ledger, findings, node, active, trusted) for node in undecided)
+    useful = any(
+        _testable(ledger, findings, node, active, trusted)
+        for node in undecided - findings.guilty.keys()
+    )
     fabric_open = _fabric_open(findings)
-    least = {1: 1, 3: max(3, settings.min_rounds)}.get(len(active), settings.min_rounds)
+    least = _least_rounds(len(ledger.names), settings)
     enough = begun >= least and not (useful or costly or fabric_open)
     over = begun >= settings.round_limit(len(ledger.names)) or not active
     over = over or (len(active) == 1 and not _solo_useful(findings, active[0], begun))
@@ -71,15 +78,28 @@ def needs_of(
 
 
 def _out(findings: Findings, node: int) -> bool:
-    """Tell whether a node is not tested any more: convicted, or given up on."""
-    return node in findings.guilty or len(findings.silences.get(node, ())) >= _GIVE_UP_ON_SILENCE
+    """Tell whether a node is not tested any more: surely convicted, or given up on.
+
+    Whoever is slow by a narrow margin is tested on, as long as there are rounds for others: so
+    the sum of all margins stays small, and another suspect can be convicted beside it.
+    """
+    guilt = findings.guilty.get(node, ())
+    sure = any(g.metric is None or 1 - g.probability < _SURE for g in guilt)
+    return sure or len(findings.silences.get(node, ())) >= _GIVE_UP_ON_SILENCE
 
 
-def _open(findings: Findings, node: int) -> bool:
+def _open(findings: Findings, node: int, begun: int) -> bool:
     """Tell whether it matters to know more about a node."""
     few = findings.sources.nodes < SMALL_RUN
     limit = _SUSPICIOUS_OF_FEW if few else _SUSPICIOUS
-    return node not in findings.tested or bool(findings.risk[node] >= limit)
+    if node not in findings.tested or findings.bad[node] >= limit:
+        return True
+    patience = begun < _PATIENCE
+    return any(
+        metric.found.beyond[node] >= limit
+        and (patience or metric.found.effect[node] >= np.log1p(metric.floor))
+        for metric in findings.metrics
+    )
 
 
 def _testable(
@@ -112,7 +132,7 @@ def _fabric_open(findings: Findings) -> bool:
 
 def _solo_useful(findings: Findings, node: int, begun: int) -> bool:
     """Tell whether a node without any partner should be tested alone once more."""
-    return node not in findings.tested or begun == 0 or _open(findings, node)
+    return node not in findings.tested or begun == 0 or _open(findings, node, begun)
 
 
 def _byes(ledger: Ledger) -> tuple[int, ...]:
@@ -139,3 +159,10 @@ def _tested_in_leaf(findings: Findings) -> frozenset[int]:
 def _same_leaf(findings: Findings, trial: Trial) -> bool:
     leaves = {findings.fabric.leaf[node] for node in trial.nodes}
     return len(leaves) == 1 and -1 not in leaves
+
+
+def _least_rounds(nodes: int, settings: LocalizeSettings) -> int:
+    """Return how many rounds even a healthy run takes: of three nodes each must meet each."""
+    if nodes == 1:
+        return 1
+    return max(settings.min_rounds, 3) if nodes == 3 else settings.min_rounds

@@ -28,6 +28,7 @@ _TURNS = 6  # of estimating baseline, noise and bad share in turn with the belie
 _WIDE_TURNS = 2  # of these over all tests; later ones spare nodes that are clearly well
 _CLEARLY_WELL = -6.0  # log-likelihood ratio of slow to well, over all tests of such a node
 _TRUSTED = 0.5
+_NEVER = -60.0  # log odds
 _NOISE_LEVELS = (0.015, 0.022, 0.033, 0.05, 0.075, 0.11, 0.17, 0.25, 0.38)
 _NOISE_CENTRE, _NOISE_WIDTH = float(np.log(0.05)), 0.8
 _NOISE_PRIOR_TESTS, _NOISE_PRIOR = 12.0, 0.03
@@ -44,6 +45,7 @@ class Observations:
     kind: Ints
     nodes: int
     variables: int
+    first_path: int  # the variables from here on are paths
     ceiling: float = float("inf")
 
     @property
@@ -57,8 +59,9 @@ class Slowness:
     """What is believed about one metric.
 
     `slow` is the probability per variable to be slower than healthy nodes differ, `effect` its
-    log-slowdown if so, `beyond` the probability to be slower than the floor; `others` (tests, K) the probability that all other sources are well;
-    `excess` (tests) the log-time above the baseline; `noise` the relative noise of one test.
+    log-slowdown if so, `beyond` the probability to be slower than the floor; `others` (tests, K)
+    the probability that all other sources of a test are well; `excess` (tests) the log-time above
+    the baseline; `noise` the relative noise of one test.
     """
 
     slow: Floats
@@ -135,6 +138,7 @@ class _Model:
             share=np.full(batch, 0.02),
         )
         fit = _Fit(estimate, self._everything(batch), np.zeros(batch))
+        fit.log_evidence = self._propagate(fit.focus, estimate, with_paths=False)
         for _ in range(_WIDE_TURNS):
             self._turn(fit)
         return fit
@@ -166,17 +170,23 @@ class _Model:
             well=np.ones((batch, tests)),
         )
 
-    def _propagate(self, focus: _Focus, estimate: _Estimate) -> Floats:
-        """Renew the beliefs about the tests in focus; return the evidence."""
+    def _propagate(self, focus: _Focus, estimate: _Estimate, *, with_paths: bool = True) -> Floats:
+        """Renew the beliefs about the tests in focus; return the evidence.
+
+        Paths come in last: a bad leaf looks like as many bad paths, and the one must win.
+        """
+        if not with_paths and self.data.first_path == self.data.variables:
+            return np.zeros(len(estimate.share))
         if not len(focus.rows):
             return np.zeros(len(estimate.share))
+        width = self.data.sources.shape[1]
         beliefs = propagate(
             focus.graph,
             self._log_likelihood(estimate, focus.rows),
-            self._log_prior(estimate.share),
-            sweeps=1 if self.data.sources.shape[1] == 1 else 4,
+            self._log_prior(estimate.share, with_paths=with_paths),
+            sweeps=1 if width == 1 else 4,
             messages=focus.messages,
-            damping=0.3 if self.data.few else 0.0,
+            damping=0.3 if self.data.few or width > 2 else 0.0,
         )
         focus.messages = beliefs.messages
         concerned = focus.graph.present
@@ -215,10 +225,12 @@ class _Model:
         if not self.data.few:
             self._scatter(estimate, weight, focus.well)
 
-    def _log_prior(self, share: Floats) -> Floats:
+    def _log_prior(self, share: Floats, *, with_paths: bool = True) -> Floats:
         nodes, variables = self.data.nodes, self.data.variables
         logit = np.tile(self.odds, (len(share), 1))
         logit[:, :nodes] += np.log(share / (1 - share))[:, None]
+        if not with_paths:
+            logit[:, self.data.first_path :] = _NEVER
         slow = 1 / (1 + np.exp(-logit))
         prior = np.empty((len(share), variables, len(self.states)))
         prior[:, :, 0] = (1 - slow) * (1 - _TOLERATED)
