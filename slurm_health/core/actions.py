@@ -143,7 +143,7 @@ def _proceed(verdict: VerdictReached) -> Finish:
     undecided = [node.node for node in verdict.nodes if node.level is Level.INCONCLUSIVE]
     slow = [node.node for node in verdict.nodes if node.level is Level.SLOW]
     links = [
-        "–".join(link.ends)
+        "-".join(link.ends)
         for link in (*verdict.paths, *verdict.leaves)
         if link.level is not Level.INCONCLUSIVE
     ]
@@ -184,8 +184,8 @@ def _drains(
 def drain_reason(node: NodeJudged, job_id: int) -> str:
     """Return the note for Slurm: ASCII, one line, short, beginning with our prefix."""
     text = f"{REASON_PREFIX} job {job_id}: {node.component}: {node.reason}"
-    plain = text.encode("ascii", "replace").decode().replace('"', "'").replace("\n", " ")
-    return plain[:REASON_LENGTH]
+    plain = text.encode("ascii", "replace").decode().replace('"', "'")
+    return "".join(char if char.isprintable() else " " for char in plain)[:REASON_LENGTH]
 
 
 def _requeue_obstacle(policy: Policy, situation: Situation) -> str:

@@ -55,6 +55,7 @@ class NodeState:
     ready: WorkersReady | None = None
     ready_s: float = 0.0
     lost: str = ""
+    lost_s: float = 0.0
     failed: str = ""
     failed_starts: int = 0
     no_journal: bool = False
@@ -147,7 +148,7 @@ class RunState:
             case AgentsLaunched() as record:
                 self._fold_launch(record, entry.time_s)
             case AgentsLost() as record:
-                self._fold_loss(record)
+                self._fold_loss(record, entry.time_s)
             case _:
                 self._fold_milestone(entry)
 
@@ -183,13 +184,15 @@ class RunState:
                 _heed(node, word, said_s)
 
     def _fold_resume(self) -> None:
-        for node in self.agents.values():
+        for name, node in self.agents.items():
+            if self.admitted is not None and name not in self.admitted:
+                continue  # it takes no part any more, and what is known of it stays true
             node.launches = 0
             node.lost = node.lost or "its master died"
         if self.round is not None:
             self.round.void = True
 
-    def _fold_loss(self, record: AgentsLost) -> None:
+    def _fold_loss(self, record: AgentsLost, time_s: float) -> None:
         for name in record.nodes:
             node = self.agents.get(name)
             if node is None or node.launch != record.launch:
@@ -198,7 +201,7 @@ class RunState:
                 node.failed = record.reason  # the next agent would see no more
                 node.no_journal = True
             else:
-                node.lost = record.reason
+                node.lost, node.lost_s = record.reason, time_s
                 node.failed_starts += record.cause is LossCause.NOT_STARTED
 
     def _fold_agent(self, record: _AgentRecord, time_s: float) -> None:

@@ -60,6 +60,7 @@ class Limits:
     adaptive_extra_s: float = 4.0
     patience: float = 2.5
     abort_grace_s: float = 5.0
+    settle_s: float = 0.3
     launches_per_node: int = 3
     failed_starts_per_node: int = 2
 
@@ -121,7 +122,7 @@ class Session:
             return Conclude()
         if state.round is not None:
             return self._step_in_round(state.round, now_s)
-        relaunch = self._relaunch()
+        relaunch = self._relaunch(now_s)
         if relaunch is not None:
             return relaunch
         if state.admitted is None:
@@ -147,11 +148,11 @@ class Session:
 
     # --- before the rounds -------------------------------------------------------------------
 
-    def _relaunch(self) -> Launch | None:
+    def _relaunch(self, now_s: float) -> Launch | Wait | None:
         """Start what was never started, and start again what was lost, within bounds.
 
         A node on which a step could not be started is tried apart from the others: one such node
-        ends the whole step.
+        ends the whole step, whose other losses then arrive one by one and are started together.
         """
         limits, admitted = self.limits, self.state.admitted
         wanted = [
@@ -166,6 +167,9 @@ class Session:
         nodes = untainted or wanted
         if not nodes:
             return None
+        settled_s = max(self.state.agents[name].lost_s for name in nodes) + limits.settle_s
+        if now_s < settled_s:
+            return Wait(until_s=settled_s, reason="more losses of the same step")
         return Launch(record=AgentsLaunched(launch=self.state.launches, nodes=nodes))
 
     def _step_before_rounds(self, now_s: float) -> Step:
@@ -204,7 +208,7 @@ class Session:
     def _unmeasured(self) -> dict[str, NodeVerdict]:
         """Judge the nodes the Localizer never saw."""
         agents = self.state.agents
-        others_started = any(node.started for node in agents.values())
+        others_started = bool(self.state.admitted) or any(node.started for node in agents.values())
         return {
             name: unmeasured(
                 could_not_start=node.failed_starts >= self.limits.failed_starts_per_node,
@@ -212,7 +216,7 @@ class Session:
                 lost=node.lost,
                 failed=node.failed,
                 started=node.started is not None,
-                stack=_stack(node),
+                stack=_stack(node) if node.usable else "",
             )
             for name, node in agents.items()
             if name not in (self.state.admitted or ())
