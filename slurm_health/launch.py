@@ -126,7 +126,7 @@ class LocalLauncher:
         for agent in list(self._agents):
             returncode = agent.process.poll()
             for line in agent.read_lines():
-                _heard(agent, line)
+                _note_what_agent_says(agent, line)
                 agent.last_line = line or agent.last_line
             if returncode is not None:
                 self._agents.remove(agent)
