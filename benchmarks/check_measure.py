@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures one check on the lab: a job of an ordinary user, a real fault, the journal's own clock.
+
+Nothing is polled but files while a check runs, so that measuring it does not slow it down.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from slurm_health import journal
+from slurm_health.core.records import Entry, RoundStarted, VerdictReached
+from slurm_health.core.verdict import Level
+from tests.lab import Lab, LabError
+
+USER = "alice"
+BAD = "n3"
+LAB_NODES = 6
+VERDICT_DEADLINE_S = 120.0
+END_DEADLINE_S = 60.0
+IMPORT_PAIRS = 5
+
+Break = Callable[[Lab, str], None]
+
+_PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+_CHECK = f"""#!/bin/sh
+PATH={_PATH}; export PATH
+date +start=%s.%N
+slurm-health check
+echo "end=$?"
+"""
+_FIRST_LINE = """#!/bin/sh
+date "+first-line=%s.%N attempt=${SLURM_RESTART_COUNT:-0} nodes=$(scontrol show hostnames | xargs)"
+"""
+_RESTARTED = re.compile(r"^first-line=([\d.]+) attempt=([1-9]\d*) nodes=(.*)$", re.M)
+_STARTED = re.compile(r"^start=([\d.]+)$", re.M)
+_ENDED = re.compile(r"^end=\d+$", re.M)
+
+
+class Unmeasured(Exception):
+    """A run said nothing about the time of a check; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One run: how long it took, and what was wrong with its verdict, empty if it was right.
+
+    `detail` says where the time went.
+    """
+
+    elapsed_s: float
+    wrong: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What is broken on the bad node: for the whole run, or in rounds that the node takes part in.
+
+    A fault that must strike at work waits for the journal to name the round, whatever the speed
+    of the machine: each round, or with `once` only the first.
+    """
+
+    standing: Break | None = None
+    in_round: Break | None = None
+    once: bool = False
+    strikes: bool = False  # it must have hit a process, or the run measured nothing
+
+
+class Stage:
+    """The one lab of a benchmark, started when the first case asks for it."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._lab: Lab | None = None
+        self._failure: LabError | None = None
+
+    def lab(self) -> Lab:
+        """Return the lab, healthy and empty.
+
+        Raises:
+            LabError: it cannot run here, or could not be mended after the last run.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._lab is None:
+            try:
+                self._lab = self._stack.enter_context(Lab.start(nodes=LAB_NODES))
+            except LabError as err:
+                self._failure = err
+                raise
+        self._lab.reset()
+        return self._lab
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+
+def wrong_in(verdict: VerdictReached, expected: Sequence[Level]) -> str:
+    """Say what is wrong with a verdict: only the bad node may be, and must be, as `expected`.
+
+    Where nothing is broken, `expected` is HEALTHY alone.
+    """
+    wrong = [
+        f"{judged.node} {judged.level.value} ({judged.reason})"
+        for judged in verdict.nodes
+        if judged.level not in (expected if judged.node == BAD else (Level.HEALTHY,))
+    ]
+    accused = [*verdict.paths, *verdict.leaves]
+    wrong += [
+        f"{'-'.join(path.ends)} {path.level.value}"
+        for path in accused
+        if path.level in (Level.SLOW, Level.FAULTY)
+    ]
+    return ", ".join(wrong)
+
+
+def measure_check(stage: Stage, nodes: int, fault: Fault, expected: Sequence[Level]) -> Sample:
+    """Time one check of n1, n2, ..., from the start of its command to the record of its verdict.
+
+    Raises:
+        Unmeasured: no verdict, or the fault struck nobody.
+        LabError: the lab failed.
+    """
+    lab = stage.lab()
+    struck = len(lab.fault.victims(BAD))
+    if fault.standing is not None:
+        fault.standing(lab, BAD)
+    job = lab.sbatch(_CHECK, f"--nodes={nodes}", f"--nodelist=n[1-{nodes}]", "--exclusive")
+    reached = _await_verdict(lab, job, fault)
+    output = _await_output(lab, job, _ENDED)
+    began = _STARTED.search(output)
+    if began is None:
+        raise Unmeasured(f"the job did not say when it began its check: {output[-300:]!r}")
+    if fault.strikes and len(lab.fault.victims(BAD)) == struck:
+        raise Unmeasured(f"the fault struck no process of {BAD}")
+    assert isinstance(reached.record, VerdictReached)
+    rounds = sum(isinstance(entry.record, RoundStarted) for entry in _master_records(lab, job))
+    return Sample(
+        elapsed_s=reached.time_s - float(began.group(1)),
+        wrong=wrong_in(reached.record, expected),
+        detail=f"{rounds} rounds",
+    )
+
+
+def measure_requeue(stage: Stage) -> Sample:
+    """Time a job from the verdict of its first attempt to the first line of its script elsewhere.
+
+    Raises:
+        Unmeasured: the job did not begin on the bad node, or its script never began.
+        LabError: the lab failed.
+    """
+    lab = stage.lab()
+    lab.fault.drop(BAD)
+    script = lab.home(USER) / "first-line.sh"
+    script.write_text(_FIRST_LINE)
+    argv = ["slurm-health", "sbatch", "--parsable", "--nodes=4", "--exclusive", script.name]
+    job = int(lab.run(argv, user=USER, env={"PATH": _PATH}).stdout)
+    reached = _await_verdict(lab, job, Fault())
+    assert isinstance(reached.record, VerdictReached)
+    if BAD not in [judged.node for judged in reached.record.nodes]:
+        raise Unmeasured(f"Slurm did not give {BAD} to the job")
+    output = _await_output(lab, job, _RESTARTED)
+    restarted = _RESTARTED.search(output)
+    assert restarted is not None
+    wrong = wrong_in(reached.record, (Level.FAULTY,))
+    if BAD in restarted.group(3).split():
+        wrong = f"the job came back to {BAD}"
+    second = next(_master_records(lab, job, attempt=1), None)
+    requeue_s = second.time_s - reached.time_s if second else float("nan")
+    return Sample(
+        elapsed_s=float(restarted.group(1)) - reached.time_s,
+        wrong=wrong,
+        detail=f"{requeue_s:.1f} s of it until the second attempt's check began",
+    )
+
+
+def measure_import(_stage: Stage) -> Sample:
+    """Time what importing the command line adds to an interpreter that starts and ends."""
+    added = []
+    for _ in range(IMPORT_PAIRS):
+        bare = _python_s("pass")
+        added.append(_python_s("import slurm_health.cli") - bare)
+    return Sample(elapsed_s=statistics.median(added))
+
+
+def _python_s(program: str) -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    return time.perf_counter() - began
+
+
+def _await_verdict(lab: Lab, job: int, fault: Fault) -> Entry:
+    """Return the record of the first attempt's verdict; strike meanwhile as the fault says."""
+    struck: set[int] = set()
+
+    def look() -> Entry | None:
+        records = list(_master_records(lab, job))
+        rounds = {
+            entry.record.round
+            for entry in records
+            if isinstance(entry.record, RoundStarted)
+            and any(BAD in group for group in entry.record.groups)
+        }
+        if fault.in_round is not None and rounds - struck and not (fault.once and struck):
+            struck.update(rounds)
+            fault.in_round(lab, BAD)
+        output = _output(lab, job)
+        reached = [entry for entry in records if isinstance(entry.record, VerdictReached)]
+        if not reached and _ENDED.search(output):
+            raise Unmeasured(f"the check ended without a verdict: {output[-300:]!r}")
+        return reached[0] if reached else None
+
+    what = f"the verdict of job {job}"
+    reached = lab.wait_until(look, lambda seen: seen is not None, what, VERDICT_DEADLINE_S)
+    assert reached is not None
+    return reached
+
+
+def _master_records(lab: Lab, job: int, attempt: int = 0) -> Iterator[Entry]:
+    root = journal.default_root(lab.home(USER))
+    for directory in root.glob(f"*/{job}/{attempt}"):
+        yield from journal.read_all(directory, journal.MASTER)
+
+
+def _await_output(lab: Lab, job: int, pattern: re.Pattern[str]) -> str:
+    return lab.wait_until(
+        lambda: _output(lab, job),
+        lambda text: pattern.search(text) is not None,
+        f"{pattern.pattern!r} in the output of job {job}",
+        END_DEADLINE_S,
+    )
+
+
+def _output(lab: Lab, job: int) -> str:
+    try:
+        return (lab.home(USER) / f"slurm-{job}.out").read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
