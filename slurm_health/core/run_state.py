@@ -142,7 +142,8 @@ class RunState:
             ) as record:
                 self._fold_agent(record, entry.time_s)
             case Sampled() as record:
-                self._samples[record.round].append(record)
+                if record.node not in self._reports[record.round]:  # that was its last word
+                    self._samples[record.round].append(record)
             case NodeReported() as record:
                 self._reports[record.round].setdefault(record.node, record)
             case AgentsLaunched() as record:
