@@ -120,6 +120,7 @@ class Localizer:
             seed=self._settings.seed,
             round_index=len(self._ledger.rounds),
             tested_in_leaf=needs.tested_in_leaf,
+            suspect_leaves=needs.suspect_leaves,
         )
         return list(plan_round(standing))
 

@@ -73,6 +73,7 @@ def propagate(
     sweeps: int,
     messages: Numbers | None = None,
     damping: float = 0.3,
+    tolerated: int = 0,
 ) -> Beliefs:
     """Pass messages up to `sweeps` times along every test and return the beliefs.
 
@@ -106,7 +107,7 @@ def propagate(
     states /= states.sum(axis=2, keepdims=True)
     well = joint[:, :, 0] / joint.sum(axis=2)
     return Beliefs(
-        states, others[:, :, :, 0].astype(np.float64), well.astype(np.float64), evidence, messages
+        states, others[:, :, :, tolerated].astype(np.float64), well.astype(np.float64), evidence, messages
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from slurm_health.core.localize_bp import Floats, Ints
 from slurm_health.core.localize_convict import TRUST, Guilt, Metric, failing, slow
@@ -16,6 +18,7 @@ from slurm_health.core.localize_hard import infer_hard
 from slurm_health.core.localize_settings import LocalizeSettings
 from slurm_health.core.localize_slow import Observations, infer
 
+_LEAST_OF_A_KIND = 3  # fewer tests of a kind say nothing, there is nothing to compare them with
 _KIND_TESTS = 24  # tests of one kind in one round that give the round its own baseline
 
 
@@ -123,29 +126,43 @@ def _metric(
     trial = np.array([row[0] for row in rows], dtype=np.int64)
     rounds = np.array([trials[index].round_index for index in trial], dtype=np.int64)
     crossing = np.array([row[3] for row in rows], dtype=np.int64)
+    kind = _kinds(rounds, crossing)
+    kept = _comparable(kind)
     data = Observations(
-        log_ms=np.log(np.array([row[1] for row in rows])),
-        sources=np.stack([row[2] for row in rows]),
-        kind=_kinds(rounds, crossing),
+        log_ms=np.log(np.array([row[1] for row in rows]))[kept],
+        sources=np.stack([row[2] for row in rows])[kept],
+        kind=np.unique(kind[kept], return_inverse=True)[1].reshape(-1).astype(np.int64),
         nodes=sources.nodes,
         variables=sources.variables,
         first_path=sources.nodes + sources.leaves,
         ceiling=_ceiling(name, settings),
     )
     found = infer(data, odds, floor)
-    return Metric(name=name, shared=shared, floor=floor, data=data, trial=trial, found=found)
+    return Metric(name=name, shared=shared, floor=floor, data=data, trial=trial[kept], found=found)
 
 
 def _kinds(rounds: Ints, crossing: Ints) -> Ints:
-    """Return which observations share a baseline: inside or across leaves, per round if many."""
-    label = crossing * (int(rounds.max()) + 2)
+    """Return which observations share a baseline: inside or across leaves, per round if many.
+
+    A round with few tests of a side shares the baseline of the last round that had many.
+    """
+    kind = np.full(len(rounds), -1, dtype=np.int64)
+    kinds = 0
     for side in (0, 1):
-        for round_index in np.unique(rounds):
-            chosen = (crossing == side) & (rounds == round_index)
-            if chosen.sum() >= _KIND_TESTS:
-                label[chosen] += round_index + 1
-    _, kind = np.unique(label, return_inverse=True)
+        here = crossing == side
+        own = [r for r in np.unique(rounds[here]) if (here & (rounds == r)).sum() >= _KIND_TESTS]
+        for begin, end in pairwise([-1, *own[1:], int(rounds.max()) + 1]):
+            chosen = here & (rounds >= begin) & (rounds < end)
+            kind[chosen] = kinds
+            kinds += 1
+    _, kind = np.unique(kind, return_inverse=True)
     return kind.reshape(-1).astype(np.int64)
+
+
+def _comparable(kind: Ints) -> npt.NDArray[np.bool_]:
+    """Tell which observations have enough of their kind to be compared with."""
+    counts = np.bincount(kind)
+    return (counts[kind] >= _LEAST_OF_A_KIND) | (len(counts) == 1)
 
 
 def _ceiling(name: str, settings: LocalizeSettings) -> float:

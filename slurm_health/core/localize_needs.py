@@ -14,10 +14,11 @@ from slurm_health.core.localize_pairs import lone_pairs
 from slurm_health.core.localize_settings import SMALL_RUN, LocalizeSettings
 from slurm_health.core.plan import Pair
 
-_SUSPICIOUS = 0.03  # a node that is bad with a smaller probability than this is left alone
-_SUSPICIOUS_OF_FEW = 0.1  # the same where the prior alone comes close to that
+_SUSPICIOUS = 0.05  # a node that is bad with a smaller probability than this is left alone
+_SUSPICIOUS_OF_FEW = 0.05  # the same where the prior alone comes close to that
 _KNOWN_TROUBLE = 0.05  # a prior above this makes a node a suspect before the first round
 _GIVE_UP_ON_SILENCE = 2
+_SUSPECT_FABRIC = 0.5  # the same for leaves and paths, which many tests touch
 _SURE = 1e-6  # probability of error below which a conviction needs no more tests
 _PATIENCE = 4  # rounds after which a slowdown that looks tolerable is not pursued
 _PAIR_ROUNDS = 2  # how many rounds beyond the least a doubtful pair may cost
@@ -35,6 +36,7 @@ class Needs:
     byes: tuple[int, ...]
     repeats: tuple[Pair, ...]
     tested_in_leaf: frozenset[int]
+    suspect_leaves: frozenset[int]
 
 
 def needs_of(
@@ -54,8 +56,8 @@ def needs_of(
         risk = tuple(prior.get(node, 0.0) for node in nodes)
         undecided = frozenset(node for node in active if risk[node] > _KNOWN_TROUBLE)
         trusted = frozenset(set(active) - undecided) if undecided else trusted
-    once = [pair for pair in lone_pairs(findings) if len(pair.trials) == 1]
-    costly = any(pair.striking for pair in once) and begun < settings.min_rounds + _PAIR_ROUNDS
+    doubtful = [pair for pair in lone_pairs(findings) if pair.unproven]
+    costly = any(pair.striking for pair in doubtful) and begun < settings.min_rounds + _PAIR_ROUNDS
     useful = any(
         _testable(ledger, findings, node, active, trusted)
         for node in undecided - findings.guilty.keys()
@@ -72,8 +74,13 @@ def needs_of(
         trusted=trusted,
         risk=risk,
         byes=_byes(ledger),
-        repeats=tuple(pair.nodes for pair in once if set(pair.nodes) <= set(active)),
+        repeats=tuple(pair.nodes for pair in doubtful if set(pair.nodes) <= set(active)),
         tested_in_leaf=_tested_in_leaf(findings),
+        suspect_leaves=frozenset(
+            leaf
+            for leaf in range(findings.sources.leaves)
+            if findings.risk[findings.sources.nodes + leaf] >= _SUSPECT_FABRIC
+        ),
     )
 
 
@@ -126,7 +133,7 @@ def _testable(
 def _fabric_open(findings: Findings) -> bool:
     """Tell whether a leaf or a path is suspected and not yet convicted."""
     first = findings.sources.nodes
-    suspected = np.flatnonzero(findings.risk[first:] >= 10 * _SUSPICIOUS) + first
+    suspected = np.flatnonzero(findings.risk[first:] >= _SUSPECT_FABRIC) + first
     return any(int(variable) not in findings.guilty for variable in suspected)
 
 

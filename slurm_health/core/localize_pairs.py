@@ -14,6 +14,7 @@ from slurm_health.core.plan import Pair
 
 _STRIKING = float(np.log(2.0))  # a single slow test is worth another round from this excess on
 _BEYOND_NOISE = 4.0  # deviations
+_TESTS, _TESTS_IF_LITTLE = 2, 4  # that prove a pair bad; congestion may strike a few in a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +29,23 @@ class LonePair:
 
     @property
     def proven(self) -> bool:
-        """Tell whether the pair was bad whenever it was tested, more than once."""
-        return len(self.trials) >= 2 and len(self.failed) + len(self.slow) == len(self.trials)
+        """Tell whether the pair was bad whenever it was tested, often enough."""
+        needed = _TESTS if self.failed or self.excess > _STRIKING else _TESTS_IF_LITTLE
+        return self._always_bad and len(self.trials) >= needed
+
+    @property
+    def unproven(self) -> bool:
+        """Tell whether another test of the pair could prove it bad."""
+        return self._always_bad and not self.proven
 
     @property
     def striking(self) -> bool:
         """Tell whether the pair was tested once, and so badly that it is worth a round."""
         return len(self.trials) == 1 and (bool(self.failed) or self.excess > _STRIKING)
+
+    @property
+    def _always_bad(self) -> bool:
+        return len(self.failed) + len(self.slow) == len(self.trials)
 
 
 def lone_pairs(findings: Findings) -> list[LonePair]:

@@ -187,6 +187,7 @@ class _Model:
             sweeps=1 if width == 1 else 4,
             messages=focus.messages,
             damping=0.3 if self.data.few or width > 2 else 0.0,
+            tolerated=FIRST_SLOW - 1,
         )
         focus.messages = beliefs.messages
         concerned = focus.graph.present

@@ -27,6 +27,7 @@ class Standing:
     `active` may be tested; `undecided` are the ones a round is wanted for, `trusted` those whose
     word counts. `leaf` is the number of each node's leaf switch, or -1. `repeats` are pairs to be
     tested once more although they have met, because both ends are well and the pair was not.
+    A suspect on one of the `suspect_leaves` is tested inside it, where the uplink plays no part.
     """
 
     active: tuple[int, ...]
@@ -40,6 +41,7 @@ class Standing:
     seed: int = 0
     round_index: int = 0
     tested_in_leaf: AbstractSet[int] = field(default_factory=frozenset)
+    suspect_leaves: AbstractSet[int] = field(default_factory=frozenset)
 
 
 def plan_round(standing: Standing) -> list[Pair]:
@@ -191,7 +193,8 @@ def _witnessed(standing: Standing, suspects: Sequence[int], pool: list[int]) -> 
     for suspect in suspects:
         home = standing.leaf[suspect]
         partner = None
-        if home >= 0 and suspect not in standing.tested_in_leaf:
+        untried = suspect not in standing.tested_in_leaf or home in standing.suspect_leaves
+        if home >= 0 and untried:
             partner = _first_unmet(standing, suspect, by_leaf.get(home, []), taken)
         if partner is None:
             partner = _first_unmet(standing, suspect, pool, taken)
