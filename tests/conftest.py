@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No test sees the caller's job or settings, and none leaves a process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.supervised import with_variable
+
+_FOREIGN = ("SLURM_", "SLURMD_", "NCCL_", "MASTER_", "SLURM_HEALTH_")
+_LAB = Path(__file__).parent / "lab"
+# Every process a test starts inherits this, unless it is given an environment of its own.
+_TAG = "STARTED_BY_TEST_RUN"
+_REAP_S = 5.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "root: needs to be run as root")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = {
+        "torch": "" if importlib.util.find_spec("torch") else "no torch beside this interpreter",
+        "root": "" if os.getuid() == 0 else "not root",
+    }
+    for item in items:
+        for name, reason in missing.items():
+            if reason and item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_environment() -> Iterator[None]:
+    """Take away what a surrounding job, or its user, would impose on every test."""
+    foreign = {name: value for name, value in os.environ.items() if name.startswith(_FOREIGN)}
+    for name in foreign:
+        del os.environ[name]
+    os.environ[_TAG] = str(os.getpid())
+    yield
+    del os.environ[_TAG]
+    os.environ.update(foreign)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a process behind, and end that process."""
+    if request.node.path.is_relative_to(_LAB) or request.node.get_closest_marker("lab"):
+        yield  # a lab's processes end with it, and it outlives the test
+        return
+    before = set(_started())
+    yield
+    deadline = time.monotonic() + _REAP_S
+    while (left := set(_started()) - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    names = [_command_line(pid) for pid in left]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not names, f"left running: {names}"
+
+
+def _started() -> list[int]:
+    return with_variable(_TAG, str(os.getpid()))
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return str(pid)

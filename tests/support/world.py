@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster that exists only as journal entries, for the session to be driven through.
+
+Anything may happen in it that can happen to a journal: agents that never start, end, stop
+answering or come too late; lines written twice; lines of strangers; a master that dies.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from slurm_health.core.records import (
+    AgentEnded,
+    AgentsLost,
+    AgentStarted,
+    Entry,
+    GroupAborted,
+    LossCause,
+    MasterResumed,
+    NodeReported,
+    Record,
+    RoundStarted,
+    RunStarted,
+    Sampled,
+    WorkersFailed,
+    WorkersReady,
+    WorkersStarting,
+)
+from slurm_health.core.session import Append, Conclude, Launch, Limits, Localizer, Session, Wait
+from slurm_health.core.verdict import GroupResult, Level, NodeVerdict, Outcome, Round, Verdict
+
+STRANGER = "stranger"
+STEPS = 3000  # far more than any run of a few nodes needs
+
+
+class CountingLocalizer:
+    """Pairs neighbours for a few rounds; a node is well if everything it took part in was."""
+
+    def __init__(self, nodes: Sequence[str], rounds: int = 3) -> None:
+        self._nodes = list(nodes)
+        self._rounds = rounds
+        self._results: list[Sequence[GroupResult]] = []
+
+    def next_round(self) -> Round | None:
+        index = len(self._results)
+        if index == self._rounds:
+            return None
+        order = self._nodes[index % len(self._nodes) :] + self._nodes[: index % len(self._nodes)]
+        pairs = tuple(tuple(order[at : at + 2]) for at in range(0, len(order), 2))
+        return Round(index=index, groups=pairs)
+
+    def observe(self, index: int, results: Sequence[GroupResult]) -> None:
+        planned = self.next_round()
+        assert planned is not None
+        assert index == planned.index
+        assert [result.nodes for result in results] == list(planned.groups)
+        self._results.append(results)
+
+    def verdict(self) -> Verdict:
+        return Verdict(nodes={node: self._of(node) for node in self._nodes})
+
+    def _of(self, node: str) -> NodeVerdict:
+        mine = [r for results in self._results for r in results if node in r.nodes]
+        well = all(result.outcome is Outcome.MEASURED for result in mine)
+        said = "; ".join(f"{r.outcome.value} {r.silent} {r.crashed} {_times(r)}" for r in mine)
+        return NodeVerdict(level=Level.HEALTHY if well else Level.INCONCLUSIVE, reason=said)
+
+
+@dataclass(order=True)
+class _Event:
+    time_s: float
+    number: int
+    writer: str = field(compare=False)
+    record: Record | None = field(compare=False)
+
+
+class World:
+    """Plays one check; `trouble` is how often something goes wrong, from 0 to 1."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        random: Random,
+        *,
+        trouble: float,
+        limits: Limits,
+        make_localizer: Callable[[Sequence[str]], Localizer] = CountingLocalizer,
+    ) -> None:
+        self.nodes = tuple(nodes)
+        self.master_log: list[Entry] = []
+        self.node_logs: dict[str, list[Entry]] = {node: [] for node in nodes}
+        self.now_s = 1000.0
+        self.steps = 0
+        self._random = random
+        self._trouble = trouble
+        self._limits = limits
+        self._make_localizer = make_localizer
+        self._events: list[_Event] = []
+        self._number = 0
+        self._launch: dict[str, int] = {}
+        self.session = self.new_session()
+
+    def new_session(self) -> Session:
+        return Session(self.nodes, self._make_localizer, self._limits)
+
+    def replayed(self, *, without: type[Record] | None = None) -> Session:
+        """Return a session that has read the journal: the nodes' files first, in any order."""
+        session = self.new_session()
+        logs = list(self.node_logs.values())
+        self._random.shuffle(logs)
+        for log in [*logs, self.master_log]:
+            for entry in log:
+                if without is None or not isinstance(entry.record, without):
+                    session.fold(entry)
+        return session
+
+    def play(self, *, die_after: Sequence[int] = ()) -> Session:
+        """Run to the verdict; the master dies after so many steps, each time anew."""
+        self._master_says(
+            RunStarted(
+                run_id="r",
+                job_id=1,
+                attempt=0,
+                cluster="c",
+                partition="",
+                nodes=list(self.nodes),
+                master_node=self.nodes[0],
+                user="u",
+            )
+        )
+        deaths = list(die_after)
+        lived = 0
+        while not self._step():
+            self.steps += 1
+            lived += 1
+            assert self.steps < STEPS, f"no end after {STEPS} steps at {self.now_s} s"
+            if deaths and lived >= deaths[0]:
+                deaths.pop(0)
+                lived = 0
+                self._replace_master()
+        return self.session
+
+    def _step(self) -> bool:
+        step = self.session.next_step(self.now_s)
+        match step:
+            case Append(record=record):
+                self._master_says(record)
+                self._react(record)
+            case Launch(record=record):
+                assert record.nodes
+                self._master_says(record)
+                for node in record.nodes:
+                    self._start_agent(node, record.launch)
+            case Wait(until_s=until_s, reason=reason):
+                assert until_s > self.now_s, f"waits for the past: {reason}"
+                assert reason
+                self._wait(until_s)
+            case Conclude():
+                return True
+        return False
+
+    def _master_says(self, record: Record) -> None:
+        entry = Entry(
+            id=f"master:{len(self.master_log)}", time_s=self.now_s, kind="", record=record
+        )
+        self.master_log.append(entry)
+        self.session.fold(entry)
+
+    def _replace_master(self) -> None:
+        """Let the agents end with their master, all but a few words."""
+        self._events = [
+            event
+            for event in self._events
+            if event.writer in self.node_logs and self._random.random() < 0.3
+        ]
+        heapq.heapify(self._events)
+        self.session = self.replayed()
+        if self.session.state.verdict is None:
+            self._master_says(MasterResumed(pid=self.steps))
+
+    # --- what nodes do ------------------------------------------------------------------------
+
+    def _start_agent(self, node: str, launch: int) -> None:
+        self._launch[node] = launch
+        fate = self._random.random() if self._unlucky() else 1.0
+        if fate < 0.15:
+            self._lose(node, launch, LossCause.NOT_STARTED, 0.1)
+            return
+        if fate < 0.25:
+            return  # nothing is ever heard of it
+        started = AgentStarted(node=node, launch=launch, hostname=node, address="10.0.0.1")
+        self._later(0.2, node, started)
+        if fate < 0.35:
+            self._lose(node, launch, LossCause.NO_JOURNAL, 1.0)
+        elif fate < 0.5:
+            self._later(1.0, node, WorkersFailed(node=node, launch=launch, reason="no torch"))
+        elif fate < 0.6:
+            self._later(0.9, node, AgentEnded(node=node, launch=launch, reason="bored"))
+            self._lose(node, launch, LossCause.ENDED, 1.0)
+        elif fate >= 0.7:
+            torch = "2.4" if fate >= 0.8 else "1.13"
+            self._later(self._random.uniform(0.5, 3.0), node, _ready(node, launch, torch))
+            if fate < 0.9:
+                self._lose(node, launch, LossCause.ENDED, self._random.uniform(1.0, 30.0))
+
+    def _react(self, record: Record) -> None:
+        if isinstance(record, RoundStarted):
+            for group in record.groups:
+                if not set(group) & set(record.absent):
+                    self._run_group(record.round, group)
+        elif isinstance(record, GroupAborted):
+            for node in record.group:
+                if not (self._unlucky() and self._random.random() < 0.5):
+                    outcome = Outcome.TIMED_OUT if record.timed_out else Outcome.NOT_RUN
+                    self._later(0.3, node, _reported(node, record.round, outcome))
+
+    def _run_group(self, index: int, group: Sequence[str]) -> None:
+        took_s = self._random.uniform(0.5, 2.0)
+        fate = self._random.random() if self._unlucky() else 1.0
+        victim = self._random.choice(list(group))
+        if fate < 0.2:
+            self._later(took_s, victim, _reported(victim, index, Outcome.FAILED, crashed=True))
+            if self._random.random() < 0.5:
+                self._replace_workers(victim, took_s)
+            return
+        if fate < 0.4:
+            self._lose(victim, self._launch.get(victim, 0), LossCause.ENDED, took_s)
+            return
+        if fate < 0.6:
+            return  # a hang: nobody says anything unless told to stop
+        for node in group:
+            sample = _sampled(node, index, group, self._random)
+            report = _reported(node, index, Outcome.MEASURED, took_s=took_s)
+            self._later(took_s, node, sample, report)
+
+    def _replace_workers(self, node: str, after_s: float) -> None:
+        launch = self._launch.get(node, 0)
+        self._later(after_s, node, WorkersStarting(node=node, launch=launch))
+        if not (self._unlucky() and self._random.random() < 0.3):
+            self._later(after_s + 1.0, node, _ready(node, launch, "2.4"))
+
+    def _unlucky(self) -> bool:
+        return self._random.random() < self._trouble
+
+    # --- how it becomes known -----------------------------------------------------------------
+
+    def _lose(self, node: str, launch: int, cause: LossCause, after_s: float) -> None:
+        lost = AgentsLost(launch=launch, nodes=[node], reason=cause.value, cause=cause)
+        self._later(after_s, "master", lost)
+
+    def _later(self, after_s: float, writer: str, *records: Record) -> None:
+        """Let a writer append records, in this order, now or much too late."""
+        if self._unlucky() and self._random.random() < 0.2:
+            after_s += self._random.uniform(0.0, 100.0)
+        for record in records:
+            self._push(after_s, writer, record)
+        if writer != "master" and self._unlucky():
+            self._push(after_s + self._random.uniform(0.0, 5.0), writer, records[-1])  # twice
+            self._push(after_s, writer, self._foreign(writer))
+
+    def _push(self, after_s: float, writer: str, record: Record | None) -> None:
+        self._number += 1
+        heapq.heappush(self._events, _Event(self.now_s + after_s, self._number, writer, record))
+
+    def _foreign(self, node: str) -> Record | None:
+        index = self._random.randrange(5)
+        return self._random.choice(
+            [
+                None,
+                _reported(STRANGER, index, Outcome.FAILED, crashed=True),
+                _reported(node, 99, Outcome.FAILED, crashed=True),
+                _sampled(STRANGER, index, [STRANGER], self._random),
+                _ready(node, 99, "2.4"),
+                _ready(STRANGER, 0, "2.4"),
+                AgentEnded(node=node, launch=99, reason="of another run"),
+            ]
+        )
+
+    def _wait(self, until_s: float) -> None:
+        if not self._events or self._events[0].time_s > until_s:
+            self.now_s = until_s
+            return
+        event = heapq.heappop(self._events)
+        self.now_s = max(self.now_s, event.time_s)
+        if event.writer == "master":
+            assert event.record is not None
+            self._master_says(event.record)
+            return
+        log = self.node_logs[event.writer]
+        entry_id = f"{event.writer}:{len(log)}"
+        log.append(Entry(id=entry_id, time_s=self.now_s, kind="", record=event.record))
+        self.session.fold(log[-1])
+
+
+def _times(result: GroupResult) -> list[tuple[str, list[tuple[str, float]]]]:
+    return sorted((metric, sorted(times.items())) for metric, times in result.node_ms.items())
+
+
+def _ready(node: str, launch: int, torch: str) -> WorkersReady:
+    return WorkersReady(
+        node=node,
+        launch=launch,
+        store_port=4711,
+        torch=torch,
+        backend="gloo",
+        devices=["cpu"],
+        start_ms=1500.0,
+    )
+
+
+def _reported(
+    node: str, index: int, outcome: Outcome, *, crashed: bool = False, took_s: float = 1.0
+) -> NodeReported:
+    return NodeReported(
+        node=node, round=index, outcome=outcome, crashed=crashed, elapsed_ms=took_s * 1e3
+    )
+
+
+def _sampled(node: str, index: int, group: Sequence[str], random: Random) -> Sampled:
+    return Sampled(
+        node=node,
+        round=index,
+        group=list(group),
+        probe="matmul",
+        iteration_ms=[[random.uniform(2.9, 3.1)]],
+    )
