@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from slurm_health import journal, requeue
 from slurm_health.core.actions import (
     Action,
@@ -16,6 +18,7 @@ from slurm_health.core.actions import (
     LeaveAlone,
     Policy,
     RequeueElsewhere,
+    Shrink,
     Situation,
     decide,
     unwanted,
@@ -26,6 +29,7 @@ from slurm_health.core.records import (
     ActionIntended,
     Record,
     RunFinished,
+    RunStarted,
     VerdictReached,
 )
 from slurm_health.errors import ExitCode, SlurmError
@@ -39,7 +43,7 @@ RecordAppender = Callable[[Record], None]
 def act(
     verdict: VerdictReached,
     *,
-    job_id: int,
+    started: RunStarted,
     directory: Path,
     policy: Policy,
     client: Client,
@@ -47,7 +51,7 @@ def act(
     append: RecordAppender,
     helper: requeue.Helper,
 ) -> RunFinished:
-    """Act on a verdict and return how the run ends.
+    """Act on the verdict of the run that `started` began; return how it ends.
 
     When the job is requeued, this process is ended by Slurm shortly after the return.
 
@@ -55,18 +59,21 @@ def act(
         JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
     """
     if not unwanted(verdict, policy):
-        return _finish(decide(verdict, policy, _nothing_known(job_id)))
-    try:
-        situation = read_situation(verdict, job_id, directory, policy, client, uid)
-    except SlurmError as err:
-        reason = f"bad nodes found, but Slurm cannot be asked what to do about them: {err}"
-        return _stopped(reason)
-    return _perform(decide(verdict, policy, situation), job_id, client, append, helper)
+        # Nothing to ask Slurm about: the healthy path makes no call.
+        actions = decide(verdict, policy, _nothing_known(started))
+    else:
+        try:
+            situation = read_situation(verdict, started, directory, policy, client, uid)
+        except SlurmError as err:
+            reason = f"bad nodes found, but Slurm cannot be asked what to do about them: {err}"
+            return _stopped(reason)
+        actions = decide(verdict, policy, situation)
+    return _perform(actions, started.job_id, directory, client, append, helper)
 
 
 def read_situation(
     verdict: VerdictReached,
-    job_id: int,
+    started: RunStarted,
     directory: Path,
     policy: Policy,
     client: Client,
@@ -81,9 +88,10 @@ def read_situation(
     may_drain = client.may_drain(uid)
     states = client.nodes(names) if may_drain else {}
     return Situation(
-        job_id=job_id,
+        job_id=started.job_id,
+        batch_node=started.master_node,
         requeues=requeues_so_far(directory.parent, exclude=directory),
-        requeue_obstacle=requeue_obstacle(client.job(job_id), names),
+        requeue_obstacle=requeue_obstacle(client.job(started.job_id), names),
         may_drain=may_drain,
         node_reasons={name: node.reason for name, node in states.items() if node.out_of_pool},
     )
@@ -119,10 +127,12 @@ def requeues_so_far(job_directory: Path, *, exclude: Path) -> int:
 def _perform(
     actions: Sequence[Action],
     job_id: int,
+    directory: Path,
     client: Client,
     append: RecordAppender,
     helper: requeue.Helper,
 ) -> RunFinished:
+    finished = _finish(actions) if isinstance(actions[-1], Finish) else None
     for action in actions:
         match action:
             case LeaveAlone(nodes=nodes, reason=reason):
@@ -132,11 +142,46 @@ def _perform(
                 )
             case Drain():
                 _drain(action, client, append)
+            case Shrink():
+                assert finished is not None
+                finished = _shrink(action, finished, job_id, directory, client, append)
             case RequeueElsewhere():
                 return _requeue(action, job_id, client, append, helper)
             case Finish():
                 pass
-    return _finish(actions)
+    assert finished is not None
+    return finished
+
+
+def _shrink(
+    action: Shrink,
+    finished: RunFinished,
+    job_id: int,
+    directory: Path,
+    client: Client,
+    append: RecordAppender,
+) -> RunFinished:
+    """Give nodes back; a job that needs it and cannot have it stops, one that does not goes on."""
+    nodes = list(action.drop)
+    append(ActionIntended(action="drop", nodes=nodes, reason=action.reason))
+    try:
+        client.shrink(job_id, action.keep, directory)
+        held = client.job(job_id).nodes
+    except SlurmError as err:
+        problem = str(err)
+    else:
+        problem = "" if set(held) == set(action.keep) else f"the job holds {fold(held)} afterwards"
+    append(ActionDone(action="drop", succeeded=not problem, nodes=nodes, detail=problem))
+    if problem and finished.exit_code == ExitCode.BAD_NODES:
+        return _stopped(
+            f"{action.reason}; the job cannot give {fold(nodes)} back: {problem};"
+            f" submit it again with --exclude={fold(nodes)}"
+        )
+    if problem:
+        log.warning("%s cannot be given back: %s", fold(nodes), problem)
+        return finished
+    reason = f"going on with {fold(action.keep)}, without {fold(nodes)}: {action.reason}"
+    return msgspec.structs.replace(finished, nodes=list(action.keep), reason=reason)
 
 
 def _drain(action: Drain, client: Client, append: RecordAppender) -> None:
@@ -209,10 +254,11 @@ def _stopped(reason: str) -> RunFinished:
     )
 
 
-def _nothing_known(job_id: int) -> Situation:
+def _nothing_known(started: RunStarted) -> Situation:
     node_reasons: Mapping[str, str] = {}
     return Situation(
-        job_id=job_id,
+        job_id=started.job_id,
+        batch_node=started.master_node,
         requeues=0,
         requeue_obstacle="",
         may_drain=False,

@@ -188,7 +188,7 @@ def _conclude(
         )
         finished = act(
             verdict,
-            job_id=started.job_id,
+            started=started,
             directory=directory,
             policy=settings.policy,
             client=Client(environ),

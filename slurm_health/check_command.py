@@ -24,6 +24,7 @@ from slurm_health.check import (
 from slurm_health.cli import print_result, terminal
 from slurm_health.core.actions import Disposition, OnStraggler, Policy
 from slurm_health.core.allocation import from_environ
+from slurm_health.core.records import RunFinished
 from slurm_health.core.session import Limits
 from slurm_health.errors import SlurmHealthError
 
@@ -44,13 +45,15 @@ def run_check(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:
     try:
         result = _checked(options, environ)
     except SlurmHealthError as err:
-        _tell_supervisor(Disposition.PROCEED.value, err.exit_code, f"not checked: {err}", "")
+        refused = RunFinished(
+            disposition=Disposition.PROCEED.value,
+            exit_code=err.exit_code,
+            reason=f"not checked: {err}",
+        )
+        _tell_supervisor(refused, "")
         return int(err.exit_code)
-    finished = result.finished
-    _tell_supervisor(
-        finished.disposition, finished.exit_code, finished.reason, str(result.directory)
-    )
-    return finished.exit_code
+    _tell_supervisor(result.finished, str(result.directory))
+    return result.finished.exit_code
 
 
 def _checked(options: Mapping[str, Any], environ: Mapping[str, str]) -> CheckResult:
@@ -64,6 +67,8 @@ def _checked(options: Mapping[str, Any], environ: Mapping[str, str]) -> CheckRes
         policy=Policy(
             max_requeues=options["max_requeues"],
             on_straggler=OnStraggler(options["on_straggler"]),
+            nodes_wanted=options["nodes_wanted"],
+            nodes_needed=options["nodes_needed"],
         ),
         limits=Limits(round_deadline_s=options["round_deadline"]),
         act=options["act"],
@@ -86,12 +91,13 @@ def _print(result: CheckResult, *, as_json: bool) -> None:
     print_result(table.check_summary(run, width=width, unicode=unicode).rstrip("\n") + "\n")
 
 
-def _tell_supervisor(disposition: str, code: int, reason: str, run_directory: str) -> None:
+def _tell_supervisor(finished: RunFinished, run_directory: str) -> None:
     line = {
-        "disposition": disposition,
-        "exit_code": int(code),
-        "reason": reason,
+        "disposition": finished.disposition,
+        "exit_code": int(finished.exit_code),
+        "reason": finished.reason,
         "run_directory": run_directory,
+        "nodes": finished.nodes,
     }
     print(json.dumps(line), flush=True)
 

@@ -38,12 +38,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The master's last line: what becomes of the job."""
+    """The master's last line: what becomes of the job, and with which nodes if not all."""
 
     disposition: str
     exit_code: int = 0
     reason: str = ""
     run_directory: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 class Interrupted(Exception):
@@ -137,6 +138,7 @@ def _parsed(output: bytes) -> Answer | None:
         exit_code=code if isinstance(code, int) else 0,
         reason=str(found.get("reason", "")),
         run_directory=str(found.get("run_directory", "")),
+        nodes=tuple(map(str, found.get("nodes") or ())),
     )
 
 

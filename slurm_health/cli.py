@@ -113,6 +113,18 @@ def sbatch(arguments: tuple[str, ...]) -> int:
     help="How long a round may take before anything is known of how long it should take.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option(
+    "--nodes-wanted",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --act: go on with this many of the allocation's nodes and give the others back.",
+)
+@click.option(
+    "--nodes-needed",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --act and --nodes-wanted: go on with so few rather than be requeued.",
+)
 @click.option("--script-name", default="", hidden=True)
 @click.option("--for-supervisor", is_flag=True, hidden=True)
 def check(**options: Any) -> int:
@@ -174,6 +186,9 @@ def agent(node: str | None, **settings: Any) -> int:
 @click.option("--journal", default=None)
 @click.option("--python", default=None)
 @click.option("--max-requeues", type=int, default=None)
+@click.option("--on-straggler", default=None)
+@click.option("--nodes-wanted", type=int, default=None)
+@click.option("--nodes-needed", type=int, default=None)
 @click.option("--script-line", type=int, required=True)
 @click.option("--script-name", required=True)
 @click.option("--environ-fd", type=int, default=None)
@@ -181,27 +196,28 @@ def agent(node: str | None, **settings: Any) -> int:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def supervise(
     _check: str,
-    journal: str | None,
-    python: str | None,
-    max_requeues: int | None,
     script_line: int,
     script_name: str,
     environ_fd: int | None,
     source: Path,
     arguments: tuple[str, ...],
+    **settings: str | int | None,
 ) -> int:
     """Run the check, then the user's script. Started by the batch script of `sbatch`."""
     from slurm_health.command import own_command
     from slurm_health.supervisor import original_environ
     from slurm_health.supervisor import supervise as run_supervisor
 
-    chosen = {"journal": journal, "python": python, "max-requeues": max_requeues}
     check_argv = own_command(
         "check",
         "--act",
         "--for-supervisor",
         f"--script-name={script_name}",
-        *(f"--{name}={value}" for name, value in chosen.items() if value is not None),
+        *(
+            f"--{name.replace('_', '-')}={value}"
+            for name, value in settings.items()
+            if value is not None
+        ),
     )
     return run_supervisor(
         script_source=source,

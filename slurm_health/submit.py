@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from slurm_health import submit_options
+from slurm_health import spares, submit_options
 from slurm_health.errors import SlurmCommandMissing, SlurmError, UsageError
 from slurm_health.slurm import batch_script, command, sbatch_options
 from slurm_health.slurm.sbatch_options import CommandLine
+from slurm_health.spares import NodeCounts
 
 Run = Callable[[Sequence[str], bytes | None, Mapping[str, str]], int]
 
@@ -140,7 +141,10 @@ class _Submission:
         settings = self._settings(script, given)
         if settings["check"] == "off":
             return self._unchanged(script)
-        return self._feed(self._render(script, settings, python))
+        counts = spares.node_counts(self.line, batch_script.header(script), settings)
+        # The last of several wins, and the command line over the script.
+        more = [f"--nodes={counts.request}"] if counts else []
+        return self._feed(self._render(script, settings, python, counts), more)
 
     def show(self, given: Mapping[str, str], python: str) -> int:
         """Print the batch script that would be submitted."""
@@ -153,19 +157,25 @@ class _Submission:
             raise UsageError(f"--dry-run: sbatch would refuse this: {refused}") from None
         settings = self._settings(script, given)
         off = settings["check"] == "off"
-        sys.stdout.buffer.write(script if off else self._render(script, settings, python))
+        counts = spares.node_counts(self.line, batch_script.header(script), settings)
+        text = script if off else self._render(script, settings, python, counts)
+        sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
         return 0
 
     def _call(self, words: Sequence[str], stdin: bytes | None = None) -> int:
         return self.run([self.sbatch, *words], stdin, self.environ)
 
-    def _feed(self, text: bytes) -> int:
+    def _feed(self, text: bytes, more: Sequence[str] = ()) -> int:
         """Call sbatch with this script: in a file of the same name, or on its standard input."""
+        options = list(self.line.options)
+        if more and options[-1:] == ["--"]:
+            options.pop()  # nothing behind it is read as an option
+        options += more
         if self.line.script is None:
-            return self._call(self.line.options, text)
+            return self._call(options, text)
         with _temporary(self._name(), text) as path:
-            return self._call([*self.line.options, path, *self.line.arguments])
+            return self._call([*options, path, *self.line.arguments])
 
     def _unchanged(self, script: bytes | None) -> int:
         """Call sbatch without us, with what was read from a source that cannot be read again."""
@@ -205,15 +215,24 @@ class _Submission:
             raise UsageError(f"{self._title()}: {_COMPONENTS}")
         return settings
 
-    def _render(self, script: bytes, settings: Mapping[str, str], python: str) -> bytes:
-        kept = [option.name for option in submit_options.OPTIONS if option.everywhere]
+    def _render(
+        self, script: bytes, settings: Mapping[str, str], python: str, counts: NodeCounts | None
+    ) -> bytes:
+        counted = {"spares", "min-nodes"}
+        kept = [o.name for o in submit_options.OPTIONS if o.everywhere and o.name not in counted]
+        nodes = (
+            {"nodes-wanted": str(counts.wanted), "nodes-needed": str(counts.needed)}
+            if counts
+            else {}
+        )
         return batch_script.render(
             script,
             template=batch_script.read_template(),
             python=python,
             flags=_python_flags(self.environ),
             settings={"check": "standard"}
-            | {key: settings[key] for key in kept if key in settings},
+            | {key: settings[key] for key in kept if key in settings}
+            | nodes,
             name=self._name(),
             is_wrap=self.line.wrap is not None,
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from slurm_health.errors import ConfigError
 
 CHECKS = ("standard", "off")
+ON_STRAGGLER = ("exclude", "report")
 PREFIX = "SLURM_HEALTH_"
 MAGIC = b"#HEALTH"
 
@@ -37,6 +38,18 @@ def _interpreter(value: str) -> str:
     if "/" not in value:  # looked up on the job's PATH, which may differ from this one
         return value
     return _directory(value)
+
+
+def _on_straggler(value: str) -> str:
+    if value not in ON_STRAGGLER:
+        raise ValueError(f"{value!r} is neither of {', '.join(ON_STRAGGLER)}")
+    return value
+
+
+def _positive(value: str) -> str:
+    if int(_count(value)) == 0:
+        raise ValueError("at least one node is needed")
+    return _count(value)
 
 
 def _count(value: str) -> str:
@@ -85,6 +98,24 @@ OPTIONS = (
         metavar="N",
         help="how often the job may be requeued away from bad nodes",
         parse=_count,
+    ),
+    Option(
+        name="on-straggler",
+        metavar="|".join(ON_STRAGGLER),
+        help="whether a slow node is left out, or only reported (default: exclude)",
+        parse=_on_straggler,
+    ),
+    Option(
+        name="spares",
+        metavar="K",
+        help="allocate K nodes more than --nodes, and run the script on the best",
+        parse=_count,
+    ),
+    Option(
+        name="min-nodes",
+        metavar="N",
+        help="go on with as few as N nodes rather than be requeued",
+        parse=_positive,
     ),
     Option(
         name="dry-run",

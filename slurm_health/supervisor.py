@@ -90,6 +90,7 @@ def supervise(
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
     recorder = _Recorder(answer.run_directory, clock, limits.journal_wait_s)
+    environ = _for_nodes(environ, answer.nodes)
     try:
         with _private_directory(environ) as directory:
             script, path = _unpacked(script_source, script_line, directory)
@@ -125,6 +126,17 @@ def _answer(
         return answer
     _say("the nodes could not be checked; the script runs on UNCHECKED nodes")
     return Answer(disposition="proceed")
+
+
+def _for_nodes(environ: Mapping[bytes, bytes], nodes: Sequence[str]) -> Mapping[bytes, bytes]:
+    """Return the script's environment for a job that has given nodes back."""
+    if not nodes:
+        return environ
+    from slurm_health.core import shrunk
+
+    text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+    new = shrunk.changes(text, nodes)
+    return {**environ, **{os.fsencode(name): os.fsencode(value) for name, value in new.items()}}
 
 
 def _stop(answer: Answer) -> int:

@@ -38,12 +38,15 @@ class Policy:
 
     `max_requeues` bounds how often one job moves away from bad nodes, because Slurm does not
     count requeues. More than `max_bad_share` of a run's nodes at once is not a node problem:
-    nobody is drained then.
+    nobody is drained then. Where `nodes_wanted` is set the job runs on that many of its nodes, and
+    gives the others back; it makes do with `nodes_needed` rather than be requeued.
     """
 
     max_requeues: int = 3
     on_straggler: OnStraggler = OnStraggler.EXCLUDE
     max_bad_share: float = 0.5
+    nodes_wanted: int | None = None
+    nodes_needed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,7 @@ class Situation:
 
     Args:
         job_id: the job.
+        batch_node: where its batch script runs; Slurm never lets a job drop that node.
         requeues: how often it was requeued because of a check.
         requeue_obstacle: why it cannot be requeued, empty if it can.
         may_drain: the user is root, SlurmUser or an administrator.
@@ -59,6 +63,7 @@ class Situation:
     """
 
     job_id: int
+    batch_node: str
     requeues: int
     requeue_obstacle: str
     may_drain: bool
@@ -82,6 +87,15 @@ class LeaveAlone:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shrink:
+    """Go on with some of the job's nodes, and give the others back."""
+
+    keep: tuple[str, ...]
+    drop: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RequeueElsewhere:
     """Start the job again on other nodes. Ends the process that performs it, so it comes last."""
 
@@ -98,7 +112,7 @@ class Finish:
     reason: str
 
 
-Action = Drain | LeaveAlone | RequeueElsewhere | Finish
+Action = Drain | LeaveAlone | Shrink | RequeueElsewhere | Finish
 
 
 def exit_code(verdict: VerdictReached) -> ExitCode:
@@ -126,16 +140,57 @@ def decide(verdict: VerdictReached, policy: Policy, situation: Situation) -> tup
     one requeue, and it is last; another's note on a node is never touched.
     """
     bad = unwanted(verdict, policy)
-    if not bad:
+    if not bad and not surplus(verdict, policy):
         return (_proceed(verdict),)
     drains = _drains(bad, len(verdict.nodes), policy, situation)
     names = tuple(node.node for node in bad)
+    shrink = _shrink(verdict, bad, policy, situation)
+    if shrink is not None:
+        return (*drains, shrink, _proceed(verdict))
+    if not bad:
+        return (_proceed(verdict),)
     obstacle = _requeue_obstacle(policy, situation)
     if obstacle:
         reason = f"{fold(names)} cannot be used: {_because(bad)}; {obstacle}"
         finish = Finish(disposition=Disposition.STOP, exit_code=ExitCode.BAD_NODES, reason=reason)
         return (*drains, finish)
     return (*drains, RequeueElsewhere(exclude=names, reason=_because(bad)))
+
+
+def surplus(verdict: VerdictReached, policy: Policy) -> bool:
+    """Tell whether the job holds more nodes than it is to run on."""
+    return policy.nodes_wanted is not None and len(verdict.nodes) > policy.nodes_wanted
+
+
+def _shrink(
+    verdict: VerdictReached, bad: Sequence[NodeJudged], policy: Policy, situation: Situation
+) -> Shrink | None:
+    """Choose the nodes to go on with, None where there are not enough or it cannot be done."""
+    wanted = policy.nodes_wanted
+    if wanted is None:
+        return None
+    names = [node.node for node in verdict.nodes]
+    unfit = {node.node for node in bad}
+    fit = [node for node in verdict.nodes if node.node not in unfit]
+    needed = wanted if policy.nodes_needed is None else policy.nodes_needed
+    if len(fit) < needed or situation.batch_node not in {node.node for node in fit}:
+        return None
+    # The batch node stays whatever comes; then certain before uncertain, fast before slow.
+    best = sorted(
+        fit,
+        key=lambda node: (
+            node.node != situation.batch_node,
+            node.level is not Level.HEALTHY,
+            node.slowdown,
+        ),
+    )
+    kept = {node.node for node in best[:wanted]}
+    drop = tuple(name for name in names if name not in kept)
+    return Shrink(
+        keep=tuple(name for name in names if name in kept),
+        drop=drop,
+        reason=_because(bad) if bad else "not needed",
+    )
 
 
 def _proceed(verdict: VerdictReached) -> Finish:

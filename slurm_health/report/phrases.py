@@ -21,6 +21,7 @@ _FOLDABLE = re.compile(r"[\w.-]+", re.ASCII)
 _VERBS = {
     "drain": ("drained", "did not drain", "began to drain"),
     "exclude": ("excluded", "did not exclude", "began to exclude"),
+    "drop": ("gave back", "could not give back", "began to give back"),
     "requeue": ("requeued", "did not requeue", "asked for a requeue"),
     "hold": ("held the job", "did not hold the job", "began to hold the job"),
     "proceed": ("went on", "did not go on", "went on"),
@@ -161,7 +162,7 @@ def _disposition_texts(run: RunReport) -> list[str]:
     acted = {act.action for act in run.acts}
     if run.disposition == "stop" and "hold" not in acted:
         return [f"stopped: {run.reason}" if run.reason and run.judged else "stopped"]
-    if run.disposition == "proceed" and not acted & {"proceed", "requeue", "hold"}:
+    if run.disposition == "proceed" and not acted & {"proceed", "drop", "requeue", "hold"}:
         text = _proceed_text(run, (), "")
         said = run.reason if text and run.judged else ""
         return [said or text] if text else []

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from slurm_health.core.nodeset import expand, fold
 from slurm_health.errors import SlurmCommandError, SlurmError
@@ -35,6 +36,11 @@ class Job:
     def excluded(self) -> tuple[str, ...]:
         """Nodes the job must not run on."""
         return _nodes(self.fields.get("ExcNodeList", ""))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes the job holds."""
+        return _nodes(self.fields.get("NodeList", ""))
 
     @property
     def pending(self) -> bool:
@@ -150,6 +156,21 @@ class Client:
         pairs = [f"{key}={value}" for key, value in changes.items()]
         self._run("scontrol", "update", f"JobId={job_id}", *pairs)
 
+    def shrink(self, job_id: int, keep: Sequence[str], directory: Path) -> None:
+        """Let a running job go on with some of its nodes only.
+
+        scontrol leaves shell scripts with the new variables in its working directory, which must
+        be writable or the change is refused: `directory` is where they go.
+
+        Raises:
+            SlurmError: it was refused, or Slurm does not answer.
+        """
+        self._patiently(
+            ["scontrol", "update", f"JobId={job_id}", f"NodeList={fold(keep)}"],
+            environ=self._environ,
+            directory=directory,
+        )
+
     def requeue_held(self, job_id: int) -> None:
         """Requeue a job and hold it. Ends the caller when it runs in that job.
 
@@ -212,12 +233,17 @@ class Client:
         return self._patiently(argv, environ=self._environ)
 
     def _patiently(
-        self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: bytes = b""
+        self,
+        argv: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        stdin: bytes = b"",
+        directory: Path | None = None,
     ) -> str:
         give_up_s = self._monotonic() + self._patience_s
         while True:
             try:
-                return command.run(argv, environ=environ, stdin=stdin)
+                return command.run(argv, environ=environ, stdin=stdin, directory=directory)
             except SlurmCommandError as err:
                 if not _UNREACHABLE.search(err.stderr) or self._monotonic() >= give_up_s:
                     raise

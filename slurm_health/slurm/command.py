@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from slurm_health.errors import SlurmCommandError, SlurmCommandMissing, SlurmTimeoutError
 from slurm_health.processes import kill_session
@@ -31,6 +32,7 @@ def run(
     environ: Mapping[str, str],
     stdin: bytes = b"",
     deadline_s: float = DEADLINE_S,
+    directory: Path | None = None,
 ) -> str:
     """Run a command to its end and return its standard output.
 
@@ -47,6 +49,7 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=dict(environ),
+        cwd=directory,
         start_new_session=True,
     )
     try:

@@ -83,7 +83,8 @@ class CommandLine:
 
     `options` are sbatch's own words before the script, in order, without --wrap; `plain` are all
     words except ours. `own` holds our options as (name, value), the value None where none was
-    given. `seen` are the full names of sbatch's options. `undecided` is a word that neither the
+    given. `seen` are the full names of sbatch's options and `values` what they were last given.
+    `undecided` is a word that neither the
     table nor sbatch's help explains; nothing behind it was read. Nor was anything behind the `:`
     that separates the components of a heterogeneous job.
     """
@@ -94,6 +95,7 @@ class CommandLine:
     script: str | None = None
     arguments: tuple[str, ...] = ()
     seen: set[str] = field(default_factory=set)
+    values: dict[str, str] = field(default_factory=dict)
     wrap: str | None = None
     chdir: str | None = None
     undecided: str | None = None
@@ -212,6 +214,7 @@ class _Walk:
 
     def _note(self, name: str, words: list[str], value: str) -> None:
         self._line.seen.add(name)
+        self._line.values[name] = value
         if name == "wrap":
             self._line.wrap = value
             self._line.plain += words
