@@ -6,6 +6,8 @@ Heavy modules are loaded inside the commands that need them.
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import logging
 import os
 import sys
@@ -32,7 +34,42 @@ def journal_option(command: _F) -> _F:
     )(command)
 
 
+# Commands that live in modules of their own, loaded when they are called or described.
+_ELSEWHERE = {"plan": "slurm_health.plan_command"}
+
+
+class Commands(click.Group):
+    """Loads a command's module only when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, None where there is none of that name."""
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        command = getattr(importlib.import_module(_ELSEWHERE[cmd_name]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command a line begins with; where there is none, name the nearest.
+
+        Raises:
+            UsageError: there is no such command.
+        """
+        name = args[0]
+        near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+        if near and self.get_command(ctx, name) is None:
+            ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+
 @click.group(
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="slurm-health", message="%(prog)s %(version)s")

@@ -78,19 +78,19 @@ OPTIONS = (
     Option(
         name="check",
         metavar="|".join(CHECKS),
-        help="what to check before the script starts (default: standard)",
+        help="what to check first (default: standard)",
         parse=_check,
     ),
     Option(
         name="journal",
         metavar="DIR",
-        help="where to keep what was measured, on a filesystem that all nodes share",
+        help="where to keep what was measured, on a filesystem all nodes share",
         parse=_directory,
     ),
     Option(
         name="python",
         metavar="PATH",
-        help="the interpreter that runs the probes: the one the job trains with",
+        help="interpreter that runs the probes: the one you train with",
         parse=_interpreter,
     ),
     Option(
@@ -102,7 +102,7 @@ OPTIONS = (
     Option(
         name="on-straggler",
         metavar="|".join(ON_STRAGGLER),
-        help="whether a slow node is left out, or only reported (default: exclude)",
+        help="what a slow node causes (default: exclude)",
         parse=_on_straggler,
     ),
     Option(
@@ -202,9 +202,9 @@ def help_text() -> str:
     rows = []
     for option in OPTIONS:
         usage = f"--{option.name}={option.metavar}" if option.metavar else f"--{option.name}"
-        rows.append(f"  {usage:<26}{option.help}")
+        rows.append(f"  {usage:<34}{option.help}")
         if option.everywhere:
-            rows.append(f"  {'':<26}(variable {option.variable})")
+            rows.append(f"  {'':<34}(variable {option.variable})")
     return _HELP.format(options="\n".join(rows))
 
 
