@@ -151,7 +151,8 @@ def decide(verdict: VerdictReached, policy: Policy, situation: Situation) -> tup
         return (_proceed(verdict),)
     obstacle = _requeue_obstacle(policy, situation)
     if obstacle:
-        reason = f"{fold(names)} cannot be used: {_because(bad)}; {obstacle}"
+        again = f"submit the job again with --exclude={fold(names)}"
+        reason = f"{fold(names)} cannot be used: {_because(bad)}; {obstacle}; {again}"
         finish = Finish(disposition=Disposition.STOP, exit_code=ExitCode.BAD_NODES, reason=reason)
         return (*drains, finish)
     return (*drains, RequeueElsewhere(exclude=names, reason=_because(bad)))
