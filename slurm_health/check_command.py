@@ -21,12 +21,12 @@ from slurm_health.check import (
     check_local,
     find_python,
 )
-from slurm_health.cli import print_result, terminal
 from slurm_health.core.actions import Disposition, OnStraggler, Policy
 from slurm_health.core.allocation import from_environ
 from slurm_health.core.records import RunFinished
 from slurm_health.core.session import Limits
 from slurm_health.errors import SlurmHealthError
+from slurm_health.output import print_result, terminal
 
 
 def run_check(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -189,6 +190,7 @@ def report(job: str, journal: str | None, cluster: str | None, as_json: bool, ra
     later, on any machine that sees them.
     """
     from slurm_health import config
+    from slurm_health.output import print_result, terminal
     from slurm_health.report import export, find, table
 
     if raw and not as_json:
@@ -297,27 +299,14 @@ def main() -> None:
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
+    except Exception:
+        # Python's own code for this is 1, which here says that a node is bad.
+        traceback.print_exc()
+        sys.exit(int(ExitCode.INTERNAL))
     sys.exit(int(result) if isinstance(result, int) else 0)
-
-
-def print_result(text: str) -> None:
-    """Print to standard output. A reader that has gone changes nothing, least of all the code."""
-    try:
-        click.echo(text, nl=False)
-    except BrokenPipeError:
-        # Python must not fail once more when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _where_to_look(err: click.ClickException) -> str:
     if isinstance(err, click.UsageError) and err.ctx is not None:
         return f" (see {err.ctx.command_path} --help)"
     return ""
-
-
-def terminal() -> tuple[int | None, bool]:
-    """Return the width to fit, None where standard output is no terminal, and whether it is UTF."""
-    import shutil
-
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return width, "utf" in (sys.stdout.encoding or "").lower()

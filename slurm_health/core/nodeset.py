@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from ClusterShell.NodeSet import NodeSet, NodeSetException
+from ClusterShell.RangeSet import AUTOSTEP_DISABLED
 
 # What Slurm writes. ClusterShell's own operators (! & ^ @ and spaces) are not part of it.
 _NODELIST = re.compile(r"[\w.,\[\]-]+", re.ASCII)
@@ -39,6 +40,7 @@ def fold(nodes: Iterable[str]) -> str:
     plain: list[str] = []
     for name in dict.fromkeys(nodes):
         (numbered if name[-1:].isdigit() else plain).append(name)
-    folded = NodeSet.fromlist(numbered, resolver=None)
+    # Explicit, because a ClusterShell of the site's may be configured to fold in other ways.
+    folded = NodeSet.fromlist(numbered, resolver=None, autostep=AUTOSTEP_DISABLED)
     folded.fold_axis = (-1,)
     return ",".join([*([str(folded)] if numbered else []), *sorted(plain)])
