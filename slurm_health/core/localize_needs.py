@@ -14,7 +14,7 @@ from slurm_health.core.localize_pairs import lone_pairs
 from slurm_health.core.localize_settings import SMALL_RUN, LocalizeSettings
 from slurm_health.core.plan import Pair
 
-_SUSPICIOUS = 0.05  # a node that is bad with a smaller probability than this is left alone
+_SUSPICIOUS = 0.1  # a node that is bad with a smaller probability than this is left alone
 _SUSPICIOUS_OF_FEW = 0.05  # the same where the prior alone comes close to that
 _KNOWN_TROUBLE = 0.05  # a prior above this makes a node a suspect before the first round
 _GIVE_UP_ON_SILENCE = 2

@@ -115,7 +115,7 @@ def _worth(standing: Standing, one: int, other: int) -> float:
     """Return how much is learnt from testing `one` with `other`, who may be nobody."""
     if _NOBODY in (one, other):
         node = max(one, other)
-        return -20.0 * standing.byes[node] - (node in standing.undecided) * 20.0
+        return -20.0 * standing.byes[node] - (node in standing.undecided) * 60.0
     worth = 0.0 if other in standing.met[one] else 100.0
     doubtful = (one in standing.undecided) + (other in standing.undecided)
     trusted = (one in standing.trusted) + (other in standing.trusted)
