@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from slurm_health.core.nodeset import fold
 from slurm_health.core.records import RunFinished, RunStarted, VerdictReached
 from slurm_health.core.session import Limits, Localizer
 from slurm_health.errors import ConfigError, ExitCode
-from slurm_health.launch import Launcher, LocalLauncher, SlurmLauncher
+from slurm_health.launch import AgentCommand, Launcher, LocalLauncher, SlurmLauncher
 from slurm_health.master import Master, poll_interval_s
 from slurm_health.requeue import Helper
 from slurm_health.slurm.client import Client
@@ -151,7 +151,7 @@ def _check(
         started.nodes,
         launcher,
         limits=settings.limits,
-        make_localizer=_make_localizer,
+        make_localizer=make_localizer,
     )
     try:
         master.open(started)
@@ -216,23 +216,24 @@ def _not_shared(directory: Path, blind: Sequence[str]) -> RunFinished:
     )
 
 
-def _make_localizer(nodes: Sequence[str]) -> Localizer:
+def make_localizer(nodes: Sequence[str]) -> Localizer:
+    """Return the Localizer that plans the rounds of a run and judges its nodes."""
     # numpy takes a while to load: by now the agents are busy loading torch.
     from slurm_health.core.localize import Localizer as SieveLocalizer
 
     return SieveLocalizer(nodes=list(nodes))
 
 
-def _agent_command(
-    directory: Path, started: RunStarted, settings: CheckSettings
-) -> Callable[[int, str | None], list[str]]:
+def agent_command(directory: Path, *, run_id: str, nodes: int, python: str) -> AgentCommand:
+    """Return how the agents of a run on so many nodes are started."""
+
     def command(launch: int, node: str | None) -> list[str]:
         arguments = [
             f"--directory={directory}",
-            f"--run-id={started.run_id}",
+            f"--run-id={run_id}",
             f"--launch={launch}",
-            f"--python={settings.python}",
-            f"--poll-s={poll_interval_s(len(started.nodes)):g}",
+            f"--python={python}",
+            f"--poll-s={poll_interval_s(nodes):g}",
             f"--lifetime-s={AGENT_LIFETIME_S:g}",
         ]
         if node is not None:
@@ -240,6 +241,12 @@ def _agent_command(
         return list(own_command("agent", *arguments))
 
     return command
+
+
+def _agent_command(directory: Path, started: RunStarted, settings: CheckSettings) -> AgentCommand:
+    return agent_command(
+        directory, run_id=started.run_id, nodes=len(started.nodes), python=settings.python
+    )
 
 
 def _run_id() -> str:
