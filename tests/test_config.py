@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_health.config import JOURNAL_VARIABLE, SITE_FILE_VARIABLE, journal_root
+from slurm_health.errors import ConfigError, ExitCode
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """The environment of a user whose site has no configuration."""
+    return {"HOME": "/home/ml", SITE_FILE_VARIABLE: str(tmp_path / "config.toml")}
+
+
+def write_site(environ: dict[str, str], text: str) -> None:
+    Path(environ[SITE_FILE_VARIABLE]).write_text(text)
+
+
+def test_without_any_choice_journals_are_kept_in_the_users_home(environ: dict[str, str]) -> None:
+    assert journal_root(None, environ) == Path("/home/ml/.slurm-health/journal")
+
+
+def test_the_option_wins_over_the_variable_over_the_site(environ: dict[str, str]) -> None:
+    write_site(environ, 'journal = "/site"')
+    assert journal_root(None, environ) == Path("/site")
+    environ[JOURNAL_VARIABLE] = "/variable"
+    assert journal_root(None, environ) == Path("/variable")
+    assert journal_root("/option", environ) == Path("/option")
+
+
+def test_an_empty_variable_is_no_choice(environ: dict[str, str]) -> None:
+    environ[JOURNAL_VARIABLE] = ""
+
+    assert journal_root(None, environ) == Path("/home/ml/.slurm-health/journal")
+
+
+def test_a_relative_directory_is_relative_to_where_the_command_runs(
+    environ: dict[str, str],
+) -> None:
+    assert journal_root("here", environ) == Path.cwd() / "here"
+
+
+def test_a_sites_tilde_stands_for_each_users_home(environ: dict[str, str]) -> None:
+    write_site(environ, 'journal = "~/checks"')
+
+    assert journal_root(None, environ) == Path("/home/ml/checks")
+
+
+def test_without_a_home_the_error_names_the_option(environ: dict[str, str]) -> None:
+    del environ["HOME"]
+
+    with pytest.raises(ConfigError, match="--journal DIR") as caught:
+        journal_root(None, environ)
+
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert journal_root("/option", environ) == Path("/option")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('jornal = "/x"', "jornal: unknown setting; did you mean journal"),
+        ("colour = 1", "colour: unknown setting; valid: journal"),
+        ("journal = 3", "journal: expected a directory, found 3"),
+        ('journal = ""', "journal: expected a directory, found ''"),
+        ("journal =", "file: cannot be read"),
+    ],
+)
+def test_a_sites_mistake_is_named_with_its_file(
+    environ: dict[str, str], text: str, said: str
+) -> None:
+    write_site(environ, text)
+
+    with pytest.raises(ConfigError) as caught:
+        journal_root(None, environ)
+
+    assert str(caught.value).startswith(environ[SITE_FILE_VARIABLE])
+    assert said in str(caught.value)
+
+
+def test_a_site_file_that_is_not_text_is_an_error(environ: dict[str, str]) -> None:
+    Path(environ[SITE_FILE_VARIABLE]).write_bytes(b"\xff\xfe")
+
+    with pytest.raises(ConfigError, match="cannot be read"):
+        journal_root(None, environ)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lives on every node, or for days, loads little; and importing does nothing but import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"torch", "numpy", "pyslurm"}
+LIGHT = {
+    "the command line": "slurm_health.cli",
+    "the report": (
+        "slurm_health.report.find, slurm_health.report.table, slurm_health.report.export"
+    ),
+    "the agent": "slurm_health.agent_command, slurm_health.agent, slurm_health.workers",
+    "the supervisor": "slurm_health.supervisor",
+    "the check before its first round": "slurm_health.check_command, slurm_health.check",
+    "the requeue helper": "slurm_health.requeue",
+}
+# Prints which files were opened, which sockets made and which processes started by an import.
+WATCH = """
+import sys
+seen = []
+def hook(event, args):
+    if event in {"subprocess.Popen", "os.fork", "socket.__new__"}:
+        seen.append(event)
+    elif event == "open":
+        name = str(args[0])
+        if not name.endswith((".py", ".pyc", ".so", ".pth")) and ".so." not in name:
+            seen.append(name)
+sys.addaudithook(hook)
+import MODULES
+import logging
+print(*seen, sep="\\n")
+print("handlers:", logging.getLogger().handlers, logging.getLogger("slurm_health").handlers)
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("modules", LIGHT.values(), ids=LIGHT)
+def test_it_loads_neither_torch_nor_numpy(modules: str) -> None:
+    loaded = run(f"import sys, {modules}; print(*sys.modules)").split()
+
+    assert not {name.partition(".")[0] for name in loaded} & HEAVY
+
+
+def test_the_supervisor_which_lives_for_days_loads_no_command_line() -> None:
+    loaded = run("import sys, slurm_health.supervisor; print(*sys.modules)").split()
+
+    assert not {name.partition(".")[0] for name in loaded} & {"click", "tabulate", "ClusterShell"}
+
+
+@pytest.mark.parametrize("modules", LIGHT.values(), ids=LIGHT)
+def test_importing_it_opens_nothing_but_modules_and_configures_no_logging(modules: str) -> None:
+    *opened, handlers = run(WATCH.replace("MODULES", modules)).splitlines()
+
+    assert handlers == "handlers: [] []"
+    assert [name for name in opened if name and not _is_of_python(name)] == []
+
+
+def test_the_command_line_is_there_in_a_moment() -> None:
+    """Help must not cost what a check costs; the limit is generous for a busy machine."""
+    environ = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_health", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=environ,
+    )
+
+    assert "slurm_health.core.localize" not in done.stderr
+    assert "ClusterShell" not in done.stderr
+
+
+def _is_of_python(name: str) -> bool:
+    """Tell files that belong to the interpreter or, as ClusterShell's defaults, to a library."""
+    path = Path(name)
+    library = name.endswith("clustershell/defaults.conf")
+    return library or name.isdigit() or path.is_relative_to(sys.base_prefix) or path.is_dir()

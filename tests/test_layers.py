@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports point towards the core, and the core touches nothing."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import slurm_health
+
+PACKAGE = Path(slurm_health.__file__).parent
+NAME = "slurm_health"
+MODULES = {
+    ".".join([NAME, *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(
+        ".__init__"
+    ): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+CORE = [module for module in MODULES if module.startswith(f"{NAME}.core")]
+CORE_MAY_IMPORT = {"msgspec", "ClusterShell"}
+# What would let the core reach the world.
+IMPURE = {
+    "asyncio",
+    "click",
+    "filelock",
+    "logging",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "requests",
+    "secrets",
+    "shutil",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "urllib",
+}
+NUMPY_USERS = ("localize", "plan", "simulate")
+# The only modules that load these.
+ONLY_IN = {"torch": f"{NAME}.probes", "pyslurm": f"{NAME}.slurm.pyslurm_client"}
+
+
+def imported(module: str) -> Iterator[str]:
+    """Yield the full names a module imports anywhere in it."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: a relative import"
+            assert node.module is not None
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in MODULES else node.module
+
+
+def top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def graph() -> dict[str, set[str]]:
+    """Return which of our modules each of our modules imports when it is loaded or used."""
+    return {
+        module: {name for name in imported(module) if name in MODULES and name != module}
+        for module in MODULES
+    }
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_imports_nothing_that_touches_the_world(module: str) -> None:
+    for name in imported(module):
+        if top(name) == NAME:
+            assert name.startswith((f"{NAME}.core", f"{NAME}.errors")), name
+        elif top(name) == "numpy":
+            assert module.rpartition(".")[2].startswith(NUMPY_USERS), name
+        else:
+            assert top(name) in sys.stdlib_module_names | CORE_MAY_IMPORT, name
+            assert top(name) not in IMPURE, name
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_opens_and_prints_nothing(module: str) -> None:
+    called = {
+        node.func.id
+        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+
+    assert not called & {"open", "print", "input", "exec", "eval"}
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_heavy_and_delicate_packages_are_imported_in_one_place_only(package: str) -> None:
+    users = {module for module in MODULES if package in {top(name) for name in imported(module)}}
+
+    assert all(module.startswith(ONLY_IN[package]) for module in users)
+
+
+def test_numpy_is_imported_by_the_localizer_and_the_planner_only() -> None:
+    users = {module for module in MODULES if "numpy" in {top(name) for name in imported(module)}}
+
+    assert all(module.startswith(f"{NAME}.core.") for module in users)
+
+
+def test_no_module_is_named_after_one_of_the_standard_library() -> None:
+    names = {part for module in MODULES for part in module.split(".")}
+
+    assert not names & (sys.stdlib_module_names - {"__main__"})
+
+
+def test_imports_go_round_in_no_circle() -> None:
+    imports = graph()
+    order: list[str] = []
+    while len(order) < len(imports):
+        free = [m for m in imports if m not in order and imports[m] <= set(order)]
+        stuck = {m: imports[m] - set(order) for m in imports if m not in order}
+        assert free, f"a circle among {stuck}"
+        order += free
+
+
+def test_only_slurms_door_and_the_launcher_know_slurms_commands() -> None:
+    doors = (f"{NAME}.slurm.", f"{NAME}.launch", f"{NAME}.core.", f"{NAME}.submit")
+    commands = {"scontrol", "sbatch", "squeue", "scancel", "sinfo", "sacctmgr", "srun"}
+    for module in MODULES:
+        lists = [
+            node.elts[0].value
+            for node in ast.walk(ast.parse(MODULES[module].read_text()))
+            if isinstance(node, ast.List | ast.Tuple)
+            and node.elts
+            and isinstance(node.elts[0], ast.Constant)
+        ]
+        if commands & {value for value in lists if isinstance(value, str)}:
+            assert module.startswith(doors), module
+
+
+def test_nothing_is_run_through_a_shell() -> None:
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "shell":
+                pytest.fail(f"{module}: line {node.value.lineno}")

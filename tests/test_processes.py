@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes: nothing outlives its parent or its deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_health.processes import (
+    end_session,
+    exit_text,
+    kill_session,
+    read_available,
+    start_tied,
+)
+from tests.support.supervised import eventually
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+# Both ignore SIGTERM; the child's id goes to standard output.
+STUBBORN_PARENT = STUBBORN + (
+    "import subprocess, sys; "
+    "child = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); "
+    "print(child.pid, flush=True); time.sleep(100)"
+)
+STARTS_TIED = """
+import os, subprocess, sys, time
+from slurm_health.processes import start_tied
+child = start_tied(["sleep", "100"], environ=os.environ)
+print(child.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return stat.rpartition(b")")[2].split()[0] != b"Z"
+    return False
+
+
+def start(*argv: str) -> subprocess.Popen[bytes]:
+    return start_tied(argv, environ=os.environ, stdout=subprocess.PIPE)
+
+
+def said(process: subprocess.Popen[bytes]) -> str:
+    """Return what a process writes first to its standard output."""
+    text = b""
+
+    def has_spoken() -> bool:
+        nonlocal text
+        text += read_available(process.stdout)
+        return b"\n" in text
+
+    eventually(has_spoken, "a first line")
+    return text.decode().strip()
+
+
+def close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def test_a_child_that_ignores_sigterm_is_gone_with_its_own_child() -> None:
+    parent = start(sys.executable, "-c", STUBBORN_PARENT, STUBBORN + "time.sleep(100)")
+    child = int(said(parent))
+
+    end_session(parent, grace_s=0.1)
+
+    assert parent.returncode == -signal.SIGKILL
+    eventually(lambda: not alive(child), "the grandchild's end")
+    close(parent)
+
+
+def test_a_child_that_heeds_sigterm_ends_by_it() -> None:
+    process = start("sleep", "100")
+
+    end_session(process, grace_s=10.0)
+
+    assert process.returncode == -signal.SIGTERM
+    close(process)
+
+
+def test_what_an_ended_leader_left_behind_is_killed() -> None:
+    leader = start("sh", "-c", "trap '' TERM; sleep 100 & echo $!")
+    child = int(said(leader))
+    leader.wait(10)
+    assert alive(child)
+
+    end_session(leader, grace_s=0.1)
+
+    eventually(lambda: not alive(child), "the child's end")
+    close(leader)
+
+
+def test_a_child_dies_with_its_parent_even_when_that_is_killed() -> None:
+    parent = start(sys.executable, "-c", STARTS_TIED)
+    child = int(said(parent))
+
+    parent.kill()  # the parent alone: the child is in a session of its own
+    parent.wait(10)
+
+    eventually(lambda: not alive(child), "the child's end")
+    close(parent)
+
+
+def test_reading_never_waits() -> None:
+    process = start("sleep", "100")
+
+    assert read_available(process.stdout) == b""
+    assert read_available(process.stderr) == b""
+
+    end_session(process, grace_s=1.0)
+    assert read_available(process.stdout) == b""
+    close(process)
+
+
+def test_ending_or_killing_twice_is_no_error() -> None:
+    process = start("true")
+    process.wait(10)
+
+    end_session(process, grace_s=0.1)
+    kill_session(process)
+    end_session(process, grace_s=0.1)
+
+    assert process.returncode == 0
+    close(process)
+
+
+def test_a_command_that_is_not_there_is_an_os_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        start_tied(["/nonexistent/python"], environ=os.environ)
+
+
+@pytest.mark.parametrize(
+    ("returncode", "text"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-11, "killed by SIGSEGV"),
+        (-63, "killed by signal 63"),
+    ],
+)
+def test_the_end_of_a_process_is_said_in_words(returncode: int, text: str) -> None:
+    assert exit_text(returncode) == text
