@@ -15,8 +15,9 @@ from slurm_health.core.nodeset import expand, fold
 from slurm_health.errors import SlurmCommandError, SlurmError
 from slurm_health.slurm import command
 
-# `Key=value` pairs of one-line scontrol output; a value may hold spaces, a key may not.
-_PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
+# `Key=value` pairs of one-line scontrol output. A value may hold spaces, and a reason or comment
+# words like `limit=280`; Slurm's own keys begin with a capital letter.
+_PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
 RETRY_S = 1.0

@@ -43,7 +43,7 @@ def run(
     """
     if shutil.which(argv[0], path=environ.get("PATH")) is None:
         raise SlurmCommandMissing(argv[0])
-    process = subprocess.Popen(
+    with subprocess.Popen(
         list(argv),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -51,14 +51,13 @@ def run(
         env=dict(environ),
         cwd=directory,
         start_new_session=True,
-    )
-    try:
-        stdout, stderr = process.communicate(stdin, timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        raise SlurmTimeoutError(argv, deadline_s) from None
-    finally:
-        kill_session(process)
-        process.wait()
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            raise SlurmTimeoutError(argv, deadline_s) from None
+        finally:
+            kill_session(process)
     if process.returncode != 0:
         raise SlurmCommandError(argv, process.returncode, stderr.decode(errors="replace"))
     return stdout.decode(errors="replace")
