@@ -1,0 +1,285 @@
+#!/usr/bin/env -S python3 -S
+# SPDX-License-Identifier: Apache-2.0
+"""scontrol, sbatch, squeue and scancel, as the links beside this file, over a directory of state.
+
+They refuse what Slurm 22.05 refuses and lose what it loses, with its words and exit codes. Time
+does not pass by itself: each time a job is shown it comes one step further, from COMPLETING to
+PENDING, and from PENDING and released to RUNNING.
+
+State lies in $FAKE_SLURM_DIR: jobs.json, nodes.json, settings.json and calls (one call a line).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+Job = dict[str, Any]
+
+
+class Refused(Exception):
+    """What Slurm says, to standard error or where it says so to standard output."""
+
+    def __init__(self, text: str, *, code: int = 1, to_stdout: bool = False) -> None:
+        super().__init__(text)
+        self.code = code
+        self.to_stdout = to_stdout
+
+
+def file(name: str) -> Path:
+    return Path(os.environ["FAKE_SLURM_DIR"]) / name
+
+
+def load(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file(f"{name}.json").read_text())
+    return found
+
+
+def save(name: str, content: dict[str, Any]) -> None:
+    file(f"{name}.json").write_text(json.dumps(content, indent=1))
+
+
+def expand(nodelist: str) -> list[str]:
+    names = []
+    for prefix, ranges in re.findall(r"([^,\[]+)(?:\[([^\]]*)\])?,?", nodelist):
+        for part in ranges.split(",") if ranges else [""]:
+            first, _, last = part.partition("-")
+            numbers = range(int(first), int(last or first) + 1) if part else [""]
+            names += [f"{prefix}{number}" for number in numbers]
+    return names
+
+
+def known(nodelist: str) -> list[str]:
+    names = expand(nodelist)
+    if re.search(r"\][^,]", nodelist) or not set(names) <= set(load("nodes")):
+        raise Refused("Invalid node name specified")
+    return names
+
+
+def find(jobs: dict[str, Any], job_id: str) -> Job:
+    if job_id not in jobs:
+        raise Refused("slurm_load_jobs error: Invalid job id specified")
+    job: Job = jobs[job_id]
+    return job
+
+
+def advance(job: Job) -> None:
+    """Come one step further; what was changed while completing is lost in the end."""
+    if job["state"] == "COMPLETING":
+        job["completing"] -= 1
+        if job["completing"] <= 0:
+            job["state"] = "PENDING"
+            job["ExcNodeList"] = job.pop("ExcNodeList before", job["ExcNodeList"])
+    elif job["state"] == "PENDING" and job["Priority"] and job["StartTime"] == "now":
+        free = set(load("nodes")) - set(expand(job["ExcNodeList"]))
+        if len(free) >= len(job["nodes"]):
+            job.update(state="RUNNING", nodes=sorted(free)[: len(job["nodes"])])
+
+
+def show_job(job_id: str) -> str:
+    jobs = load("jobs")
+    job = find(jobs, job_id)
+    advance(job)
+    save("jobs", jobs)
+    state = job["state"]
+    fields = {
+        "JobId": job_id,
+        "JobName": job["name"],
+        "Priority": job["Priority"],
+        "Account": "(null)",
+        "QOS": "(null)",
+        "JobState": state,
+        "Reason": job["Reason"],
+        "Requeue": job["Requeue"],
+        "Restarts": job["Restarts"],
+        "BatchFlag": job["BatchFlag"],
+        "StartTime": job["StartTime"],
+        "Partition": "main",
+        "ReqNodeList": job["ReqNodeList"] or "(null)",
+        "ExcNodeList": job["ExcNodeList"] or "(null)",
+        "NodeList": ",".join(job["nodes"]) if state == "RUNNING" else "",
+        "BatchHost": job["nodes"][0],
+        "Comment": job["Comment"],
+    }
+    return " ".join(f"{key}={value}" for key, value in fields.items()) + " "
+
+
+def show_nodes(nodelist: str) -> str:
+    nodes = load("nodes")
+    lines = []
+    for name in expand(nodelist):
+        if name not in nodes:
+            raise Refused(f"Node {name} not found", to_stdout=True)
+        node = nodes[name]
+        reason = f" Reason={node['reason']} [root@2026-01-01T00:00:00]" if node["reason"] else ""
+        lines.append(f"NodeName={name} Arch=x86_64 State={node['state']} Partitions=main{reason}")
+    return "\n".join(lines)
+
+
+def update_job(job_id: str, changes: dict[str, str]) -> None:
+    jobs = load("jobs")
+    job = find(jobs, job_id)
+    for key, value in changes.items():
+        match key:
+            case "ExcNodeList":
+                known(value)
+                if job["state"] == "RUNNING":
+                    raise Refused(f"Job is no longer pending execution for job {job_id}")
+                if job["state"] == "COMPLETING":  # 0 is returned, and the list is lost
+                    job.setdefault("ExcNodeList before", job["ExcNodeList"])
+                job["ExcNodeList"] = "" if load("settings").get("lose_lists") else value
+            case "NodeList":
+                kept = known(value)
+                if job["nodes"][0] not in kept:
+                    raise Refused("Invalid node name specified")
+                if not os.access(".", os.W_OK):
+                    raise Refused("Unable to create resize script", code=1)
+                Path(f"slurm_job_{job_id}_resize.sh").touch()
+                job["nodes"] = kept
+            case _:
+                job[key] = value
+    save("jobs", jobs)
+
+
+def update_node(nodelist: str, changes: dict[str, str]) -> None:
+    settings = load("settings")
+    names = known(nodelist)
+    if not settings["admin"]:
+        raise Refused("slurm_update error: Invalid user id")
+    if changes.get("State") == "DRAIN" and not changes.get("Reason"):
+        raise Refused("You must specify a reason when DRAINING a node.", to_stdout=True)
+    nodes = load("nodes")
+    for name in names:
+        if name not in settings.get("drain_is_lost", []):
+            nodes[name] = {"state": "MIXED+DRAIN", "reason": changes["Reason"]}
+    save("nodes", nodes)
+
+
+def requeue_held(job_id: str) -> None:
+    jobs = load("jobs")
+    if job_id not in jobs:
+        raise Refused(f"Invalid job id specified for job {job_id}")
+    job = jobs[job_id]
+    if job["Requeue"] == 0 or job["BatchFlag"] == 0:
+        raise Refused(f"Requested operation is presently disabled for job {job_id}")
+    job.update(
+        state="COMPLETING",
+        completing=load("settings").get("completing_steps", 2),
+        Priority=0,
+        Reason="job_requeued_in_held_state",
+        Restarts=job["Restarts"] + 1,
+        StartTime="2026-01-01T00:02:00",
+    )
+    save("jobs", jobs)
+
+
+def release(job_id: str) -> None:
+    jobs = load("jobs")
+    job = find(jobs, job_id)
+    if not load("settings").get("lose_releases"):
+        job.update(Priority=4294901757, Reason="None")
+    save("jobs", jobs)
+
+
+def scontrol(words: list[str]) -> str:
+    match words:
+        case ["show", "job", "-o", job_id]:
+            return show_job(job_id)
+        case ["show", "node", "-o", nodelist]:
+            return show_nodes(nodelist)
+        case ["show", "config"]:
+            return (
+                f"AccountingStorageType   = {load('settings')['accounting']}\n"
+                "SlurmUser               = slurm(64030)"
+            )
+        case ["update", first, *rest]:
+            kind, _, target = first.partition("=")
+            changes = dict(word.split("=", 1) for word in rest)
+            (update_job if kind == "JobId" else update_node)(target, changes)
+            return ""
+        case ["requeuehold", job_id]:
+            requeue_held(job_id)
+            return ""
+        case ["release", job_id]:
+            release(job_id)
+            return ""
+    raise Refused(f"invalid keyword: {' '.join(words)}", to_stdout=True)
+
+
+def sbatch(words: list[str]) -> str:
+    options = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
+    if load("settings").get("no_submissions"):
+        raise Refused("sbatch: error: Batch job submission failed: Job violates policy")
+    known(options.get("exclude", ""))
+    if not Path(options["chdir"]).is_dir() or "--parsable" not in words:
+        raise Refused("sbatch: error: not as expected here")
+    if any(name.startswith("SLURM_JOB_ID") for name in os.environ):
+        raise Refused("sbatch: error: the surrounding job's environment came along")
+    jobs = load("jobs")
+    job_id = str(max(map(int, jobs), default=0) + 1)
+    jobs[job_id] = new_job(options["job-name"], ["n1"])
+    jobs[job_id].update(ExcNodeList=options.get("exclude", ""), script=sys.stdin.read())
+    save("jobs", jobs)
+    return f"{job_id};cluster"
+
+
+def squeue(words: list[str]) -> str:
+    options = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
+    over = {"COMPLETED", "CANCELLED", "FAILED"}
+    named = (n for n, j in load("jobs").items() if j["name"] == options["name"])
+    return "\n".join(number for number in named if load("jobs")[number]["state"] not in over)
+
+
+def scancel(words: list[str]) -> str:
+    jobs = load("jobs")
+    job = find(jobs, words[-1])
+    job["state"] = "CANCELLED"
+    save("jobs", jobs)
+    return ""
+
+
+def new_job(name: str, nodes: list[str]) -> Job:
+    return {
+        "name": name,
+        "nodes": nodes,
+        "state": "RUNNING",
+        "Reason": "None",
+        "Priority": 4294901757,
+        "Requeue": 1,
+        "BatchFlag": 1,
+        "Restarts": 0,
+        "StartTime": "2026-01-01T00:00:00",
+        "ReqNodeList": "",
+        "ExcNodeList": "",
+        "Comment": "",
+    }
+
+
+def main() -> int:
+    name = Path(sys.argv[0]).name
+    commands = {"scontrol": scontrol, "sbatch": sbatch, "squeue": squeue, "scancel": scancel}
+    with file("calls").open("a") as calls:
+        fcntl.flock(calls, fcntl.LOCK_EX)  # one command at a time, as one controller serves them
+        calls.write(json.dumps([name, *sys.argv[1:]]) + "\n")
+        calls.flush()
+        try:
+            refusals = load("settings").get("refuse", {})
+            for word, text in refusals.items():
+                if word in sys.argv[1:]:
+                    raise Refused(text)
+            answer = commands[name](sys.argv[1:])
+        except Refused as refused:
+            print(refused, file=sys.stdout if refused.to_stdout else sys.stderr)
+            return refused.code
+    if answer:
+        print(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
