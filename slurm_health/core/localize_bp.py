@@ -107,7 +107,11 @@ def propagate(
     states /= states.sum(axis=2, keepdims=True)
     well = joint[:, :, 0] / joint.sum(axis=2)
     return Beliefs(
-        states, others[:, :, :, tolerated].astype(np.float64), well.astype(np.float64), evidence, messages
+        states,
+        others[:, :, :, tolerated].astype(np.float64),
+        well.astype(np.float64),
+        evidence,
+        messages,
     )
 
 

@@ -24,6 +24,7 @@ _CANDIDATE = 0.5  # below this probability nobody is looked at
 _WITNESSES = 2  # partners, or rounds where there are no partners
 _FEW_NODES_SLOW_TESTS = 3  # slow tests asked for where noise can hardly be estimated
 _LEAF_TESTS = 3
+_MARGIN = 1.3  # deviations of a slowdown above the floor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +109,20 @@ def slow(
         for variable in np.flatnonzero(metric.found.slow >= _CANDIDATE):
             number = int(variable)
             tests = slow_tests(metric, number)
-            floor = float(np.log1p(metric.floor))
-            if metric.found.effect[number] < floor:
-                continue
-            if number not in failing_ones and _enough(trials, metric, sources, number, tests):
+            if (
+                number not in failing_ones
+                and _beyond_floor(metric, number, len(tests))
+                and _enough(trials, metric, sources, number, tests)
+            ):
                 probability = float(metric.found.slow[number])
                 candidates.append((probability, number, Guilt(probability, metric, tests)))
     return _within_budget(candidates, settings.error)
+
+
+def _beyond_floor(metric: Metric, variable: int, tests: int) -> bool:
+    """Tell whether the slowdown exceeds the floor by more than the tests could err."""
+    margin = _MARGIN * metric.found.noise / float(np.sqrt(max(tests, 1)))
+    return bool(metric.found.effect[variable] >= np.log1p(metric.floor) + margin)
 
 
 def slow_tests(metric: Metric, variable: int) -> tuple[int, ...]:

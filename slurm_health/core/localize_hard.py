@@ -18,9 +18,9 @@ from slurm_health.core.localize_evidence import Bearing, Trial
 from slurm_health.core.localize_fabric import Sources
 
 _FAILS = np.array([0.002, 0.9, 0.999])  # probability to fail when well, flaky, dead
-_TURNS, _TURNS_WITHOUT_PATHS = 8, 2
+_TURNS, _TURNS_WITHOUT_PATHS = 12, 2
 _NEVER = -60.0  # log odds
-_FLAKY = 0.3  # share of the bad ones that are flaky
+_FLAKY, _FLAKY_PRIOR_NODES = 0.3, 4.0  # share of the bad ones that are flaky, and its weight
 
 
 def infer_hard(trials: Sequence[Trial], sources: Sources, odds: Floats) -> Floats:
@@ -36,17 +36,19 @@ def infer_hard(trials: Sequence[Trial], sources: Sources, odds: Floats) -> Float
         return 1 / (1 + np.exp(-logit))
     graph = Graph.of(rows, sources.variables)
     likelihood = np.log(np.where(failed[:, None], _FAILS, 1 - _FAILS))[None]
-    share, messages, bad = 0.02, None, np.zeros(sources.variables)
+    share, flaky, messages, bad = 0.02, _FLAKY, None, np.zeros(sources.variables)
     for turn in range(_TURNS):
         logit = odds.copy()
         if turn < _TURNS_WITHOUT_PATHS:  # a bad leaf looks like as many bad paths; it must win
             logit[nodes + sources.leaves :] = _NEVER
         logit[:nodes] += np.log(share / (1 - share))
         good, bad = -np.logaddexp(0, logit), -np.logaddexp(0, -logit)
-        prior = np.stack([good, bad + np.log(_FLAKY), bad + np.log(1 - _FLAKY)], axis=1)[None]
+        prior = np.stack([good, bad + np.log(flaky), bad + np.log(1 - flaky)], axis=1)[None]
         beliefs = propagate(graph, likelihood, prior, sweeps=4, messages=messages)
         messages = beliefs.messages
         bad = beliefs.states[0, :, 1:].sum(axis=1)
+        unsteady = float(beliefs.states[0, :nodes, 1].sum()) + _FLAKY * _FLAKY_PRIOR_NODES
+        flaky = unsteady / (float(bad[:nodes].sum()) + _FLAKY_PRIOR_NODES)
         share = min(max((0.05 + float(bad[:nodes].sum())) / (nodes + 1), 1e-6), 0.9)
     return bad
 

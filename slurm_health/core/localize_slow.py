@@ -53,6 +53,13 @@ class Observations:
         """Tell whether there is too little data to estimate the noise from."""
         return len(self.log_ms) < _FEW_TESTS
 
+    def spread(self, quantiles: tuple[float, float]) -> float:
+        """Return the widest distance of two quantiles among the kinds."""
+        return max(
+            float(np.ptp(np.quantile(self.log_ms[self.kind == kind], quantiles)))
+            for kind in range(int(self.kind.max()) + 1)
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slowness:
@@ -81,7 +88,8 @@ def infer(data: Observations, odds: Floats, floor: float) -> Slowness:
     states, spread = grid_of(floor, float(data.log_ms.max() - data.log_ms.min()))
     model = _Model(data=data, states=states, spread=spread, odds=odds)
     if not data.few:
-        starts = [model.begin(np.array([_NOISE_PRIOR]), quantile) for quantile in _STARTS]
+        quantiles = _STARTS if data.spread(_STARTS) > 0.5 * np.log1p(floor) else _STARTS[:1]
+        starts = [model.begin(np.array([_NOISE_PRIOR]), quantile) for quantile in quantiles]
         best = max(starts, key=lambda start: float(start.log_evidence[0]))
         return model.mix([model.finish(best)], np.ones(1))
     levels = np.array(_NOISE_LEVELS)
@@ -184,7 +192,7 @@ class _Model:
             focus.graph,
             self._log_likelihood(estimate, focus.rows),
             self._log_prior(estimate.share, with_paths=with_paths),
-            sweeps=1 if width == 1 else 4,
+            sweeps=1 if width == 1 else 4 if self.data.few or width > 2 else 2,
             messages=focus.messages,
             damping=0.3 if self.data.few or width > 2 else 0.0,
             tolerated=FIRST_SLOW - 1,

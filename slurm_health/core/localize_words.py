@@ -24,6 +24,7 @@ from slurm_health.core.verdict import (
 )
 
 _DOUBT = 0.5  # a node that is bad with at least this probability and not convicted is undecided
+_NOTED = 0.9  # a slowdown below the limit that is this probable is mentioned
 _NAMED = 4  # partners that are named before the rest is only counted
 
 
@@ -145,7 +146,8 @@ class _Words:
                     " and too few proven partners to tell who is to blame"
                 )
         for metric in findings.metrics:
-            if metric.found.slow[node] >= _DOUBT:
+            limit = math.log1p(metric.floor)
+            if metric.found.beyond[node] >= _DOUBT and metric.found.effect[node] >= limit:
                 times = math.exp(float(metric.found.effect[node]))
                 return (
                     f"{metric.name} may be {times:.2f}x slower than its peers,"
@@ -166,6 +168,11 @@ class _Words:
         crashes = [findings.trials[index] for index in findings.crashes.get(node, ())]
         if crashes:
             notes.append(f"its check process crashed in {_rounds(crashes)}, and worked afterwards")
+        for metric in findings.metrics:
+            if metric.found.slow[node] >= _NOTED:
+                times = math.exp(float(metric.found.effect[node]))
+                limit = f"{1 + metric.floor:.2f}x"
+                notes.append(f"{metric.name} about {times:.2f}x slower, the limit is {limit}")
         if not any(len(trial.nodes) > 1 for trial in self._trials(node)):
             notes.append("no partner to test the network with")
         if not notes:

@@ -72,8 +72,15 @@ class SimulatedCluster:
         self._rng = random.Random(seed)  # noqa: S311 - not a secret
         self._leaf = {node: leaf for leaf, members in (topology or {}).items() for node in members}
         self._leaves = sorted(topology or {})
-        self._own = {node: self._rng.gauss(0, weather.spread) for node in nodes}
-        self._own_compute = {node: self._rng.gauss(0, weather.spread) for node in nodes}
+        self._own = self._healthy_differences(nodes, faults.network)
+        self._own_compute = self._healthy_differences(nodes, faults.compute)
+
+    def _healthy_differences(
+        self, nodes: Sequence[str], slow: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Return each node's own log-slowness; a fault's factor already contains it."""
+        drawn = {node: self._rng.gauss(0, self._weather.spread) for node in nodes}
+        return {node: 0.0 if node in slow else own for node, own in drawn.items()}
 
     def answer(self, round_: Round) -> list[GroupResult]:
         """Return what the groups of this round report."""
