@@ -13,7 +13,9 @@ from slurm_health.errors import ConfigError
 SITE_FILE = Path("/etc/slurm-health/config.toml")
 SITE_FILE_VARIABLE = "SLURM_HEALTH_CONFIG"
 JOURNAL_VARIABLE = "SLURM_HEALTH_JOURNAL"
-SITE_KEYS = ("journal",)
+# The tables are the administrator's: read, and checked, by what runs as root.
+ADMIN_TABLES = ("hooks", "breaker", "recovery", "marks", "accusations", "checks")
+SITE_KEYS = ("journal", *ADMIN_TABLES)
 
 
 def journal_root(option: str | None, environ: Mapping[str, str]) -> Path:
@@ -34,13 +36,18 @@ def journal_root(option: str | None, environ: Mapping[str, str]) -> Path:
     return path.absolute()
 
 
+def site_file(environ: Mapping[str, str]) -> Path:
+    """Return the path of the site's file."""
+    return Path(environ.get(SITE_FILE_VARIABLE) or SITE_FILE)
+
+
 def _site(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the site's settings, none where there is no file.
+    """Return what the site's file says to every user, nothing where there is no file.
 
     Raises:
         ConfigError: the file cannot be read, or holds a key or a value it must not.
     """
-    path = Path(environ.get(SITE_FILE_VARIABLE) or SITE_FILE)
+    path = site_file(environ)
     try:
         settings = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -50,6 +57,6 @@ def _site(environ: Mapping[str, str]) -> dict[str, str]:
     for key, value in settings.items():
         if key not in SITE_KEYS:
             raise ConfigError(str(path), key, "unknown setting", valid=SITE_KEYS)
-        if not isinstance(value, str) or not value:
+        if key not in ADMIN_TABLES and (not isinstance(value, str) or not value):
             raise ConfigError(str(path), key, f"expected a directory, found {value!r}")
-    return settings
+    return {key: value for key, value in settings.items() if key not in ADMIN_TABLES}

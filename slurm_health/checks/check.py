@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a check is: its limits, how it looks, and how it judges what was seen.
+
+A check is a struct whose fields are the settings a site may write in its table of the
+configuration. `collect` looks at the machine, in a child process that can be killed, and returns
+what it saw; `judge` is pure and turns that into a finding. A check is added in one file and named
+in `slurm_health.checks.registry`, or by another distribution through the entry point
+`slurm_health.checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from slurm_health.core.check_result import Finding, Status
+
+# Limits that appear in many checks.
+Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
+# No file under /proc or /sys that a check reads is longer.
+_MOST_BYTES = 1 << 20
+
+
+class Unmeasured(Exception):
+    """A check cannot see what it is to judge. Its text says why."""
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check saw: nothing judged yet."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a check looks: the machine itself, or a recorded tree.
+
+    Args:
+        root: the directory that stands for `/`.
+        environ: the hook's environment: of the job, never to be trusted as more than text.
+        now_s: seconds since the epoch.
+        state: where a check keeps what it must remember until its next run, None for nowhere.
+        context: prolog, epilog, healthcheck or retest.
+    """
+
+    root: Path = Path("/")
+    environ: Mapping[str, str] = {}
+    now_s: float = 0.0
+    state: Path | None = None
+    context: str = "healthcheck"
+
+    def path(self, absolute: str) -> Path:
+        """Return where a path of the machine is found."""
+        return self.root / absolute.lstrip("/")
+
+    def read(self, absolute: str) -> str:
+        """Return the text of a small file of the machine.
+
+        Raises:
+            Unmeasured: it cannot be read.
+        """
+        try:
+            with self.path(absolute).open("rb") as file:
+                return file.read(_MOST_BYTES).decode(errors="replace")
+        except OSError as err:
+            raise Unmeasured(f"{absolute}: {err.strerror}") from err
+
+    def read_or_none(self, absolute: str) -> str | None:
+        """Return the text of a small file of the machine, None where it cannot be read."""
+        try:
+            return self.read(absolute).strip()
+        except Unmeasured:
+            return None
+
+    def entries(self, absolute: str) -> list[str]:
+        """Return the names in a directory of the machine, none where there is no such directory."""
+        try:
+            return sorted(entry.name for entry in self.path(absolute).iterdir())
+        except OSError:
+            return []
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every check. Fields of a subclass are its settings."""
+
+    # What `collect` returns; it crosses a process boundary.
+    SEEN: ClassVar[type[Seen]] = Seen
+    # The worst a finding may be where the site does not say.
+    SEVERITY: ClassVar[Status] = Status.NODE_FAULT
+    # What of a node the check tests: which accusations it can confirm.
+    COMPONENTS: ClassVar[tuple[str, ...]] = ()
+    # Where it runs where the site does not say.
+    CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog", "healthcheck", "retest")
+
+    def collect(self, place: Place) -> Seen:
+        """Look at the machine.
+
+        Raises:
+            Unmeasured: there is nothing to judge.
+        """
+        raise NotImplementedError
+
+    def judge(self, seen: Any) -> Finding:
+        """Judge what was seen. Pure."""
+        raise NotImplementedError

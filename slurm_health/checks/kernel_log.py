@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patterns in the kernel's log. Messages older than a while, or than the boot, do not count."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from slurm_health.checks.check import Check, Place, Seen, Unmeasured
+from slurm_health.core.check_result import Finding, Status, joined, node_fault, passed, warned
+
+_MESSAGE_BYTES = 8192  # /dev/kmsg gives one record a read, and none is longer
+_MOST_MESSAGES = 100_000
+_KEPT_MESSAGES = 200
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of the kernel and how long ago it was."""
+
+    age_s: float
+    text: str
+
+
+def read_messages(place: Place, pattern: str, window_s: float) -> list[Message]:
+    """Return the latest messages of the kernel that match, no older than `window_s`.
+
+    A message that a program wrote into the log (`echo > /dev/kmsg`) is not the kernel's and is
+    left out: who may write there could otherwise drain the node.
+
+    Raises:
+        Unmeasured: the log cannot be read, which needs root.
+    """
+    now_s = float(place.read("/proc/uptime").split()[0])
+    wanted = re.compile(pattern)
+    found: list[Message] = []
+    for record in _records(place):
+        head, _, text = record.partition(";")
+        fields = head.split(",")
+        if len(fields) < 3 or not fields[0].isdigit() or not fields[2].isdigit():
+            continue
+        from_kernel = int(fields[0]) >> 3 == 0
+        age_s = now_s - int(fields[2]) / 1e6
+        if from_kernel and age_s <= window_s and wanted.search(text):
+            found.append(Message(age_s=round(age_s, 1), text=text.partition("\n")[0][:300]))
+    return found[-_KEPT_MESSAGES:]
+
+
+def _records(place: Place) -> list[str]:
+    path = place.path("/dev/kmsg")
+    records: list[str] = []
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as err:
+        raise Unmeasured(f"/dev/kmsg: {err.strerror}") from err
+    try:
+        recorded = path.is_file()
+        while len(records) < _MOST_MESSAGES:
+            try:
+                data = os.read(file, 1 << 24 if recorded else _MESSAGE_BYTES)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # overwritten while we read; the next read goes on
+                continue
+            if not data:
+                break
+            text = data.decode(errors="replace")
+            records += text.split("\n") if recorded else [text]
+    finally:
+        os.close(file)
+    return records
+
+
+class KernelLogSeen(Seen, frozen=True, kw_only=True):
+    """Messages that match one of the check's patterns."""
+
+    messages: list[Message]
+
+
+class KernelLog(Check, frozen=True, kw_only=True):
+    """Messages that tell of broken hardware or a broken filesystem."""
+
+    SEEN: ClassVar[type[Seen]] = KernelLogSeen
+    SEVERITY: ClassVar[Status] = Status.NODE_FAULT
+    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "storage")
+
+    fault: tuple[str, ...] = (
+        r"mce: .*(Uncorrected|uncorrected|Machine check events logged.*fatal)",
+        r"Memory failure: .*(unhandlable|dirty .* page still referenced)",
+        r"EXT4-fs error|XFS .*(metadata I/O error|Corruption)|BTRFS.*(error|corrupt)",
+        r"Remounting filesystem read-only",
+        r"nvme\d+: (controller is down|Removing after probe failure)",
+        r"nvme\d+: I/O \d+ .*timeout, (disable|reset) controller",
+    )
+    warn: tuple[str, ...] = (
+        r"soft lockup|hard LOCKUP|rcu.*self-detected stall",
+        r"blocked for more than \d+ seconds",
+        r"(Out of memory|oom-kill)",
+        r"PCIe Bus Error: severity=(Uncorrected|Fatal)",
+    )
+    window_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+
+    def __post_init__(self) -> None:
+        for pattern in (*self.fault, *self.warn):
+            try:
+                re.compile(pattern)
+            except re.error as err:
+                raise ValueError(f"{pattern!r} is no regular expression: {err}") from err
+
+    def collect(self, place: Place) -> KernelLogSeen:
+        """Read /dev/kmsg."""
+        patterns = "|".join(f"(?:{each})" for each in (*self.fault, *self.warn))
+        if not patterns:
+            return KernelLogSeen(messages=[])
+        return KernelLogSeen(messages=read_messages(place, patterns, self.window_s))
+
+    def judge(self, seen: KernelLogSeen) -> Finding:
+        """Name the latest message of the worst kind."""
+        parts = []
+        for patterns, judged in ((self.fault, node_fault), (self.warn, warned)):
+            found = [
+                each for each in seen.messages if any(re.search(p, each.text) for p in patterns)
+            ]
+            if found:
+                text = f"kernel: {found[-1].text} ({found[-1].age_s:.0f} s ago"
+                more = f", {len(found)} such messages)" if len(found) > 1 else ")"
+                parts.append(judged(text + more, messages=len(found)))
+        return joined(parts or [passed("")], well="nothing of note in the kernel's log")

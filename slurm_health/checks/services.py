@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Daemons that must run, as processes or as systemd units."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from slurm_health.checks.check import Check, Place, Seen, Unmeasured
+from slurm_health.checks.tasks import owner, processes
+from slurm_health.core.check_result import Finding, node_fault, passed, warned
+
+_COMM_LENGTH = 15  # the kernel cuts names there
+_PASSING = ("activating", "reloading", "deactivating")
+
+
+class DaemonSeen(Seen, frozen=True, kw_only=True):
+    """How many processes of that name, and user, there are."""
+
+    count: int
+
+
+class Daemon(Check, frozen=True, kw_only=True):
+    """A process of this name runs."""
+
+    SEEN: ClassVar[type[Seen]] = DaemonSeen
+
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    user: str = ""
+    min_count: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+    def collect(self, place: Place) -> DaemonSeen:
+        """Look through /proc."""
+        uid = _uid(self.user) if self.user else None
+        name = self.name[:_COMM_LENGTH]
+        found = [each for each in processes(place) if each.name == name and each.state != "Z"]
+        if uid is not None:
+            found = [each for each in found if owner(place, each.pid) == uid]
+        return DaemonSeen(count=len(found))
+
+    def judge(self, seen: DaemonSeen) -> Finding:
+        """A daemon that should run and does not is the node's fault."""
+        whose = f" of {self.user}" if self.user else ""
+        if seen.count < self.min_count:
+            return node_fault(
+                f"{seen.count} processes {self.name}{whose}, limit {self.min_count}",
+                count=seen.count,
+            )
+        return passed(f"{self.name}{whose} runs", count=seen.count)
+
+
+def _uid(user: str) -> int:
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError as err:
+        raise Unmeasured(f"there is no user {user} here") from err
+
+
+class UnitSeen(Seen, frozen=True, kw_only=True):
+    """A unit's state as systemd tells it."""
+
+    load: str
+    active: str
+    sub: str
+
+
+class Unit(Check, frozen=True, kw_only=True):
+    """A systemd unit is active."""
+
+    SEEN: ClassVar[type[Seen]] = UnitSeen
+
+    unit: Annotated[str, msgspec.Meta(pattern=r"^[\w@.:\\-]+$")]
+
+    def collect(self, place: Place) -> UnitSeen:
+        """Ask systemctl."""
+        from slurm_health.checks.external import run_program
+
+        argv = ["systemctl", "show", "--property=LoadState,ActiveState,SubState", "--", self.unit]
+        ran = run_program(argv, place)
+        fields = dict(line.partition("=")[::2] for line in ran.output.splitlines())
+        if ran.code != 0 or not fields.get("ActiveState"):
+            raise Unmeasured(f"systemctl: {ran.output.strip() or ran.said}")
+        return UnitSeen(
+            load=fields.get("LoadState", ""),
+            active=fields["ActiveState"],
+            sub=fields.get("SubState", ""),
+        )
+
+    def judge(self, seen: UnitSeen) -> Finding:
+        """On its way to another state is neither well nor broken."""
+        if seen.load == "not-found":
+            return node_fault(f"there is no unit {self.unit}")
+        if seen.active in _PASSING:
+            return warned(f"{self.unit} is {seen.active}")
+        if seen.active != "active":
+            return node_fault(f"{self.unit} is {seen.active} ({seen.sub})")
+        return passed(f"{self.unit} is active")

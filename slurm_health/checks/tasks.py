@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes: load, zombies, processes the kernel holds, and those an ended job left behind."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from slurm_health.checks.check import Check, Count, NotNegative, Place, Seen, Unmeasured
+from slurm_health.core.check_result import Finding, Status, passed, user_fault, warned
+
+_NAMED = 5  # a reason has room for a few names
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """One process as /proc tells. `start_ticks` tells it from a later one of the same number."""
+
+    pid: int
+    name: str
+    state: str
+    ppid: int
+    start_ticks: int
+
+
+def processes(place: Place) -> Iterator[Process]:
+    """Yield every process; those that end meanwhile are left out."""
+    for entry in place.entries("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(Unmeasured, ValueError, IndexError):
+                yield parse_stat(place.read(f"/proc/{entry}/stat"))
+
+
+def parse_stat(text: str) -> Process:
+    """Read /proc/PID/stat. The name may hold spaces and brackets of its own.
+
+    Raises:
+        ValueError, IndexError: it is not such a text.
+    """
+    head, _, tail = text.rpartition(")")
+    pid, _, name = head.partition(" (")
+    words = tail.split()
+    return Process(
+        pid=int(pid), name=name, state=words[0], ppid=int(words[1]), start_ticks=int(words[19])
+    )
+
+
+def owner(place: Place, pid: int) -> int | None:
+    """Return the user a process runs as, None when it has ended."""
+    with contextlib.suppress(OSError):
+        return place.path(f"/proc/{pid}").stat().st_uid
+    return None
+
+
+def _named(found: list[Process]) -> str:
+    names = [f"{each.name}({each.pid})" for each in found[:_NAMED]]
+    return ", ".join(names) + (", ..." if len(found) > _NAMED else "")
+
+
+class LoadSeen(Seen, frozen=True, kw_only=True):
+    """Load averages over 1, 5 and 15 minutes, and how many CPUs there are."""
+
+    load: tuple[float, float, float]
+    cpus: int
+
+
+class Load(Check, frozen=True, kw_only=True):
+    """Load per CPU before a job begins. High load names no culprit, so it never drains."""
+
+    SEEN: ClassVar[type[Seen]] = LoadSeen
+    SEVERITY: ClassVar[Status] = Status.WARN
+    CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog",)
+
+    max_per_cpu_1min: NotNegative | None = None
+    max_per_cpu_5min: NotNegative | None = 2.0
+    max_per_cpu_15min: NotNegative | None = None
+
+    def collect(self, place: Place) -> LoadSeen:
+        """Read /proc/loadavg and count the CPUs that are online."""
+        words = place.read("/proc/loadavg").split()
+        online = place.read("/sys/devices/system/cpu/online")
+        return LoadSeen(
+            load=(float(words[0]), float(words[1]), float(words[2])), cpus=count_cpus(online)
+        )
+
+    def judge(self, seen: LoadSeen) -> Finding:
+        """Compare each average that has a limit."""
+        limits = (self.max_per_cpu_1min, self.max_per_cpu_5min, self.max_per_cpu_15min)
+        for minutes, load, limit in zip((1, 5, 15), seen.load, limits, strict=True):
+            per_cpu = load / seen.cpus
+            if limit is not None and per_cpu > limit:
+                return warned(
+                    f"load {load:g} over {minutes} min on {seen.cpus} CPUs, limit {limit:g} each",
+                    load=load,
+                )
+        return passed(f"load {seen.load[0]:g}", load=seen.load[0])
+
+
+def count_cpus(ranges: str) -> int:
+    """Count the CPUs in the kernel's notation, `0-3,8`.
+
+    Raises:
+        Unmeasured: it is not such a text.
+    """
+    total = 0
+    for part in ranges.strip().split(","):
+        low, _, high = part.partition("-")
+        if not low.isdigit() or (high and not high.isdigit()):
+            raise Unmeasured(f"cannot read {ranges.strip()!r} as CPUs")
+        total += int(high or low) - int(low) + 1
+    return total
+
+
+class TasksSeen(Seen, frozen=True, kw_only=True):
+    """Processes in the state that is asked about."""
+
+    found: list[Process]
+
+
+class Zombies(Check, frozen=True, kw_only=True):
+    """Processes that have ended and whose parents do not take notice."""
+
+    SEEN: ClassVar[type[Seen]] = TasksSeen
+    SEVERITY: ClassVar[Status] = Status.WARN
+
+    max_count: Count = 50
+
+    def collect(self, place: Place) -> TasksSeen:
+        """Look for state Z."""
+        return TasksSeen(found=[each for each in processes(place) if each.state == "Z"])
+
+    def judge(self, seen: TasksSeen) -> Finding:
+        """A few are always passing through."""
+        count = len(seen.found)
+        if count > self.max_count:
+            return warned(f"{count} zombies, limit {self.max_count}: {_named(seen.found)}")
+        return passed(f"{count} zombies", zombies=count)
+
+
+class Uninterruptible(Check, frozen=True, kw_only=True):
+    """Processes the kernel holds (state D), seen twice in a row: dead storage or a dead device.
+
+    It names what hangs. What it hangs on it cannot tell, and a filesystem that is down hangs the
+    same processes on every node, so this warns and does not drain unless a site says so.
+    """
+
+    SEEN: ClassVar[type[Seen]] = TasksSeen
+    SEVERITY: ClassVar[Status] = Status.WARN
+
+    max_count: Count = 10
+    apart_s: Annotated[float, msgspec.Meta(ge=0.01, le=60)] = 0.05
+
+    def collect(self, place: Place) -> TasksSeen:
+        """Look for state D, wait a little, look again; most are there for a moment only."""
+        import time
+
+        first = {each.pid for each in processes(place) if each.state == "D"}
+        if len(first) <= self.max_count:
+            return TasksSeen(found=[])
+        time.sleep(self.apart_s)
+        return TasksSeen(
+            found=[each for each in processes(place) if each.state == "D" and each.pid in first]
+        )
+
+    def judge(self, seen: TasksSeen) -> Finding:
+        """Many that stay are a sign."""
+        count = len(seen.found)
+        if count > self.max_count:
+            text = f"{count} processes stuck in the kernel, limit {self.max_count}"
+            return warned(f"{text}: {_named(seen.found)}", stuck=count)
+        return passed("no crowd of processes stuck in the kernel", stuck=count)
+
+
+class Leftovers(Check, frozen=True, kw_only=True):
+    """Processes of the job that has just ended, found by the job's number in their environment.
+
+    Only processes of the job's own user count, so other jobs, and other people, are never meant.
+    """
+
+    SEEN: ClassVar[type[Seen]] = TasksSeen
+    SEVERITY: ClassVar[Status] = Status.USER_FAULT
+    CONTEXTS: ClassVar[tuple[str, ...]] = ("epilog",)
+
+    def collect(self, place: Place) -> TasksSeen:
+        """Look through the processes of the job's user."""
+        return TasksSeen(found=of_job(place))
+
+    def judge(self, seen: TasksSeen) -> Finding:
+        """Whatever is left is the job's doing."""
+        if seen.found:
+            return user_fault(f"left running by the job: {_named(seen.found)}")
+        return passed("the job left no process")
+
+
+def of_job(place: Place) -> list[Process]:
+    """Return the processes that belong to the job the hook is called for.
+
+    Raises:
+        Unmeasured: the hook is not called for a job of an ordinary user.
+    """
+    job, uid = place.environ.get("SLURM_JOB_ID", ""), place.environ.get("SLURM_JOB_UID", "")
+    if not job.isdecimal() or not uid.isdecimal() or int(uid) == 0:
+        raise Unmeasured("not called for a job of an ordinary user")
+    wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_JOBID={job}".encode()}
+    return [
+        each
+        for each in processes(place)
+        if each.state != "Z"
+        and owner(place, each.pid) == int(uid)
+        and wanted & set(_environment(place, each.pid))
+    ]
+
+
+def _environment(place: Place, pid: int) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return place.path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []

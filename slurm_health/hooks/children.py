@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work in child processes with a deadline that holds even against the kernel.
+
+A dead GPU or filesystem puts whoever touches it to sleep where no signal reaches. So the hook
+itself touches nothing: a child does, in a session of its own. What the child does not answer in
+time is killed, and left behind when it does not die. Nothing here ever waits for a child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import TypeVar
+
+import msgspec
+
+ANSWER_BYTES = 1 << 20
+_ANSWER = b"+"
+_ERROR = b"-"
+# A child whose parent was killed ends by itself, this long after its deadline.
+_ORPHAN_S = 1.0
+_REAP_S = 0.05
+
+Work = Callable[[], bytes]
+Key = TypeVar("Key")
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The child's work returned this."""
+
+    data: bytes
+    elapsed_s: float
+
+
+class Broke(msgspec.Struct, frozen=True):
+    """The child's work raised, or the child died."""
+
+    reason: str
+    elapsed_s: float
+
+
+class Hung(msgspec.Struct, frozen=True):
+    """The child had not answered at its deadline. `abandoned`: not even SIGKILL ended it."""
+
+    limit_s: float
+    abandoned: bool
+
+
+Outcome = Answered | Broke | Hung
+
+
+class _Child:
+    """A running child: the read end of its pipe, and when it is killed."""
+
+    def __init__(self, work: Work, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.started_s = time.monotonic()
+        self.data = b""
+        self.pipe, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _serve(work, writing, limit_s + _ORPHAN_S)
+        os.close(writing)
+        os.set_blocking(self.pipe, False)
+
+    @property
+    def deadline_s(self) -> float:
+        return self.started_s + self.limit_s
+
+    def read(self) -> bool:
+        """Take what has arrived; False once nothing more will come."""
+        try:
+            chunk = os.read(self.pipe, 65536)
+        except BlockingIOError:
+            return True
+        self.data += chunk
+        return bool(chunk) and len(self.data) <= ANSWER_BYTES
+
+    def end(self) -> bool:
+        """Kill the child's session; tell whether the child is gone."""
+        with contextlib.suppress(OSError):
+            os.close(self.pipe)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        give_up_s = time.monotonic() + _REAP_S
+        while True:
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+                    if time.monotonic() < give_up_s:
+                        time.sleep(0.001)
+                        continue
+                    return False
+            return True
+
+    def outcome(self) -> Outcome:
+        elapsed_s = time.monotonic() - self.started_s
+        if len(self.data) > ANSWER_BYTES:
+            return Broke(f"answered more than {ANSWER_BYTES} bytes", elapsed_s)
+        if self.data[:1] == _ANSWER:
+            return Answered(self.data[1:], elapsed_s)
+        said = self.data[1:].decode(errors="replace")
+        return Broke(said or "its process ended without an answer", elapsed_s)
+
+
+def run_all(work: Mapping[Key, tuple[Work, float]]) -> dict[Key, Outcome]:
+    """Run every piece of work at once, each in a child with its own time limit in seconds.
+
+    Returns within the longest limit and a moment, whatever the children do.
+    """
+    running: dict[Key, _Child] = {}
+    outcomes: dict[Key, Outcome] = {}
+    with _ending_children(running):
+        for key, (task, limit_s) in work.items():
+            running[key] = _Child(task, limit_s)
+        _gather(running, outcomes)
+    return {key: outcomes[key] for key in work}
+
+
+def run_one(work: Work, limit_s: float) -> Outcome:
+    """Run one piece of work in a child with a time limit."""
+    return run_all({"": (work, limit_s)})[""]
+
+
+def _gather(running: dict[Key, _Child], outcomes: dict[Key, Outcome]) -> None:
+    poll = select.poll()
+    by_pipe = {child.pipe: (key, child) for key, child in running.items()}
+    for pipe in by_pipe:
+        poll.register(pipe, select.POLLIN)
+    while by_pipe:
+        nearest_s = min(child.deadline_s for _, child in by_pipe.values())
+        wait_s = max(0.0, nearest_s - time.monotonic())
+        for pipe, _ in poll.poll(wait_s * 1000):
+            key, child = by_pipe[pipe]
+            if not child.read():
+                poll.unregister(pipe)
+                del by_pipe[pipe]
+                outcomes[key] = child.outcome()
+                child.end()
+        for pipe, (key, child) in list(by_pipe.items()):
+            if time.monotonic() >= child.deadline_s:
+                poll.unregister(pipe)
+                del by_pipe[pipe]
+                outcomes[key] = Hung(child.limit_s, abandoned=not child.end())
+
+
+class _ending_children:  # noqa: N801 - used as a function
+    """While active, a SIGTERM to this process ends the children before it ends the process.
+
+    Slurm sends SIGTERM and, ten milliseconds later, SIGKILL; the children are in sessions of
+    their own and would live on.
+    """
+
+    def __init__(self, running: Mapping[Key, _Child]) -> None:
+        self._running = running
+        self._before: object = None
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGTERM, self._end)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)  # type: ignore[arg-type]
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        for child in list(self._running.values()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+        os._exit(0)
+
+
+def _serve(work: Work, pipe: int, lifetime_s: float) -> None:
+    """Be the child: never returns."""
+    status = 1
+    try:
+        os.setsid()
+        _reset_signals()
+        signal.setitimer(signal.ITIMER_REAL, lifetime_s)
+        pipe = _keep_only(pipe)
+        try:
+            answer = _ANSWER + work()
+        except Exception as err:  # a process boundary: the parent records it
+            answer = _ERROR + (str(err) or type(err).__name__).encode(errors="replace")[:4096]
+        while answer:
+            answer = answer[os.write(pipe, answer) :]
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _reset_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _keep_only(pipe: int) -> int:
+    """Close every other descriptor: slurmd waits until nobody holds the hook's output."""
+    null = os.open(os.devnull, os.O_RDWR)
+    pipe = os.dup2(pipe, max(pipe, null, 3) + 1, inheritable=False)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.closerange(3, pipe)
+    os.closerange(pipe + 1, 1024)
+    return pipe

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`healthcheck --explain`: what runs here, why, within which limits, and what it may cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from slurm_health.checks.check import Check
+from slurm_health.core.check_result import CheckResult
+from slurm_health.hooks.select import Choice
+from slurm_health.hooks.settings import CONTEXTS
+from slurm_health.hooks.site import Site
+
+
+def explain(site: Site, choices: Mapping[str, Sequence[Choice]], node: str) -> str:
+    """Return the text: one block per hook, one line per check."""
+    lines = [f"{site.path} on {node}", *_consequences(site)]
+    for context in CONTEXTS:
+        chosen = choices.get(context, ())
+        running = [each for each in chosen if not each.why_not]
+        lines += ["", f"{context}: {len(running)} of {len(chosen)} checks"]
+        lines += [f"  {_line(each)}" for each in chosen]
+    return "\n".join(lines) + "\n"
+
+
+def _consequences(site: Site) -> list[str]:
+    if not site.hooks.drain:
+        return ["nothing is drained: hooks.drain is false"]
+    if not site.breaker.directory:
+        return ["nothing is drained: breaker.directory is not set, so no node knows of the others"]
+    share = f"{100 * site.breaker.share:g} % of a partition"
+    return [
+        (
+            f"drains at most {share}, {site.breaker.per_job} nodes after one job;"
+            f" counted in {site.breaker.directory}"
+        ),
+        f"accusations: {site.accusations.policy.value}",
+    ]
+
+
+def _line(choice: Choice) -> str:
+    planned = choice.planned
+    if choice.why_not:
+        return f"{planned.name}: not here ({choice.why_not})"
+    shadow = ", in shadow: logged only" if planned.shadow else ""
+    text = f"at worst {planned.severity.value}, {planned.time_limit_s:g} s{shadow}"
+    return f"{planned.name}: {settings_text(planned.check)} [{text}; line {planned.line}]"
+
+
+def settings_text(check: Check) -> str:
+    """Return a check's settings in one line, those left at their default too."""
+    fields = msgspec.structs.asdict(check)
+    shown = {name: value for name, value in fields.items() if value not in (None, "", ())}
+    return ", ".join(f"{name} = {_short(value)}" for name, value in shown.items()) or "no settings"
+
+
+def _short(value: object) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def results_text(results: Sequence[CheckResult]) -> str:
+    """Return a table of what checks found, for a person at a terminal."""
+    if not results:
+        return "no check runs here\n"
+    width = max(len(each.name) for each in results)
+    lines = []
+    for each in results:
+        shadow = " (in shadow)" if each.shadow else ""
+        status = each.status.value.replace("_", " ")
+        lines.append(
+            f"{each.name:<{width}}  {status:<12}  {each.elapsed_ms:6.0f} ms  "
+            f"{each.finding.text}{shadow}"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run configured checks at once, each in a child, and judge what they saw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from slurm_health.checks.check import Check, Place
+from slurm_health.core.check_result import CheckResult, Finding, Status, capped, inconclusive
+from slurm_health.hooks.children import Answered, Broke, Hung, Outcome, Work, run_all
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """A check as a site wants it run.
+
+    Args:
+        name: the name of its table in the configuration.
+        check: what to run.
+        time_limit_s: after this it is killed, and inconclusive.
+        severity: the worst its finding may be.
+        shadow: its finding is logged and never acted on.
+        contexts: where it runs.
+        nodes: node patterns, empty for all.
+        partitions: patterns of partitions, empty for all.
+        line: where the configuration names it.
+    """
+
+    name: str
+    check: Check
+    time_limit_s: float
+    severity: Status
+    shadow: bool
+    contexts: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    line: int = 0
+
+
+def run_checks(planned: Sequence[Planned], place: Place) -> list[CheckResult]:
+    """Run checks in parallel. Takes no longer than the longest time limit and a moment."""
+    work = {each.name: (_work(each.check, place), each.time_limit_s) for each in planned}
+    outcomes = run_all(work)
+    return [_result(each, outcomes[each.name]) for each in planned]
+
+
+def _work(check: Check, place: Place) -> Work:
+    return lambda: _encoder.encode(check.collect(place))
+
+
+def _result(planned: Planned, outcome: Outcome) -> CheckResult:
+    finding = _finding(planned, outcome)
+    elapsed_s = planned.time_limit_s if isinstance(outcome, Hung) else outcome.elapsed_s
+    return CheckResult(
+        name=planned.name,
+        finding=capped(finding, planned.severity),
+        elapsed_ms=round(elapsed_s * 1000, 1),
+        shadow=planned.shadow,
+        hung=isinstance(outcome, Hung),
+    )
+
+
+def _finding(planned: Planned, outcome: Outcome) -> Finding:
+    match outcome:
+        case Hung(limit_s=limit_s, abandoned=abandoned):
+            left = " and cannot be killed (its process waits in the kernel)" if abandoned else ""
+            return inconclusive(f"did not end within {limit_s:g} s{left}")
+        case Broke(reason=reason):
+            return inconclusive(f"could not be measured: {reason}")
+        case Answered(data=data):
+            return _judged(planned.check, data)
+
+
+def _judged(check: Check, data: bytes) -> Finding:
+    try:
+        finding = check.judge(msgspec.msgpack.decode(data, type=check.SEEN))
+    except Exception as err:  # a check from elsewhere must not end the hook
+        return inconclusive(f"could not be judged: {type(err).__name__}: {err}")
+    figures = {name: value for name, value in finding.figures.items() if _is_plain(value)}
+    return Finding(status=finding.status, text=finding.text, figures=figures)
+
+
+def _is_plain(value: object) -> bool:
+    """Tell whether a figure can be written as JSON."""
+    return not isinstance(value, float) or math.isfinite(value)
