@@ -199,7 +199,10 @@ def _drain(action: Drain, client: Client, append: RecordAppender) -> None:
     missed = sorted(set(nodes) - set(drained))
     detail = f"Slurm took it and {fold(missed)} is still in the pool" if missed else ""
     append(ActionDone(action="drain", succeeded=not missed, nodes=drained, detail=detail))
-    log.warning("drained %s: %s", fold(drained), action.reason)
+    if drained:
+        log.warning("drained %s: %s", fold(drained), action.reason)
+    if missed:
+        log.warning("%s is not drained: %s", fold(missed), detail)
 
 
 def _requeue(

@@ -118,12 +118,12 @@ class Master:
                     return self.session.state.verdict
 
     def finish(self, finished: RunFinished) -> None:
-        """Write the end of the run, unless it stands already.
+        """Write the end of the run, unless it stands there as it is.
 
         Raises:
             JournalError: the journal cannot be written.
         """
-        if self.session.state.finished is None:
+        if self.session.state.finished != finished:
             self.append(finished)
 
     def close(self) -> None:

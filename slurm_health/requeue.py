@@ -33,9 +33,26 @@ HELPER_MEMORY_MB = 100
 PENDING_S = 300.0
 POLL_S = 0.1
 SLOW_POLL_S = 1.0
+# Slurm revokes a job's credentials when an attempt ends, to the whole second: an attempt that
+# begins within that second is killed ("Job credential revoked") and the job fails. Held for
+# longer than a second after it is seen pending, a job begins in a later one, whatever the clocks.
+REVOKED_S = 1.1
 QUICK_POLLS = 100
 TRIES = 20
-_ENDED = frozenset({"CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL"})
+_ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
 
 
 def helper_name(job_id: int) -> str:
@@ -114,6 +131,7 @@ def release_elsewhere(
     if not _wait_until_pending(job_id, client, clock, sleep):
         _record(directory, clock, succeeded=False, detail="the job ended or was never requeued")
         return False
+    sleep(REVOKED_S)
     problem = ""
     for _ in range(TRIES):
         try:
