@@ -40,10 +40,10 @@ def client_that_prints(tmp_path: Path, recorded: str) -> Client:
 @pytest.mark.parametrize(
     ("recorded", "states", "reason", "pending", "held", "excluded", "nodes"),
     [
-        ("job-running.txt", {"RUNNING"}, "None", False, False, (), ("n1", "n2")),
+        ("job-running.txt", frozenset({"RUNNING"}), "None", False, False, (), ("n1", "n2")),
         (
             "job-completing.txt",
-            {"COMPLETING"},
+            frozenset({"COMPLETING"}),
             "job_requeued_in_held_state",
             False,
             True,
@@ -52,20 +52,20 @@ def client_that_prints(tmp_path: Path, recorded: str) -> Client:
         ),
         (
             "job-requeued-held.txt",
-            {"PENDING"},
+            frozenset({"PENDING"}),
             "job_requeued_in_held_state",
             True,
             True,
             ("n2",),
             (),
         ),
-        ("job-released.txt", {"PENDING"}, "None", True, False, ("n2",), ()),
+        ("job-released.txt", frozenset({"PENDING"}), "None", True, False, ("n2",), ()),
     ],
 )
 def test_a_job_as_slurm_shows_it_is_understood(
     tmp_path: Path,
     recorded: str,
-    states: set[str],
+    states: frozenset[str],
     reason: str,
     pending: bool,
     held: bool,

@@ -41,7 +41,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     pid_file = tmp_path / "pid"
     began = time.monotonic()
 
-    with pytest.raises(SlurmTimeoutError, match="did not answer within 0.3 s"):
+    with pytest.raises(SlurmTimeoutError, match=r"did not answer within 0\.3 s"):
         run(
             ["sh", "-c", f"trap '' TERM; sleep 100 & echo $! > {pid_file}; wait"],
             environ=ENVIRON,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ class FakeSlurm:
 
     def environ(self) -> dict[str, str]:
         """Return the environment in which the commands are found."""
-        return {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", **self.variables()}
+        path = f"{BIN}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**os.environ, "PATH": path, **self.variables()}
 
     def variables(self) -> dict[str, str]:
         return {"FAKE_SLURM_DIR": str(self.directory)}

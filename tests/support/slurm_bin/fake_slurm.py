@@ -243,6 +243,12 @@ def scancel(words: list[str]) -> str:
     return ""
 
 
+def refuse_what_is_to_be_refused(words: list[str]) -> None:
+    for word, text in load("settings").get("refuse", {}).items():
+        if word in words:
+            raise Refused(text)
+
+
 def new_job(name: str, nodes: list[str]) -> Job:
     return {
         "name": name,
@@ -268,10 +274,7 @@ def main() -> int:
         calls.write(json.dumps([name, *sys.argv[1:]]) + "\n")
         calls.flush()
         try:
-            refusals = load("settings").get("refuse", {})
-            for word, text in refusals.items():
-                if word in sys.argv[1:]:
-                    raise Refused(text)
+            refuse_what_is_to_be_refused(sys.argv[1:])
             answer = commands[name](sys.argv[1:])
         except Refused as refused:
             print(refused, file=sys.stdout if refused.to_stdout else sys.stderr)
