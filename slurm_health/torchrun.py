@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torchrun is told beside what the user wrote: node counts, ranks and the rendezvous. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from slurm_health.errors import UsageError
+
+# Below the ports that Linux hands out by itself, so that nobody sits on one by chance.
+_FIRST_PORT = 20000
+# A prime, so that none of the factors below divides it.
+_PORTS = 12007
+
+
+class Arguments(msgspec.Struct, frozen=True, kw_only=True):
+    """A command line, read by torchrun's parser.
+
+    `options` are those of torchrun as they were written, `program` is the training script with
+    its own arguments. `given` holds what concerns nodes and rendezvous, as far as the command
+    line or torchrun's own `PET_` variables say it.
+    """
+
+    options: list[str]
+    program: list[str]
+    given: dict[str, str]
+    standalone: bool = False
+    network_check: bool = False
+    straggler_detection: bool = False
+    exclude_straggler: bool = False
+    journal: str | None = None
+    python: str | None = None
+
+    @property
+    def checks(self) -> bool:
+        """Whether the nodes are to be checked first."""
+        return self.network_check or self.straggler_detection or self.exclude_straggler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """The nodes that train together, in the order of their ranks.
+
+    `host` is the first of them as the others can reach it; `rendezvous_id` and `port` are the
+    same on all nodes and different for every start. `left_out` holds names and addresses of nodes
+    that were to take part and do not.
+    """
+
+    nodes: tuple[str, ...]
+    node: str
+    host: str
+    port: int
+    rendezvous_id: str
+    left_out: Collection[str] = ()
+
+
+def node_range(nnodes: str) -> tuple[int, int]:
+    """Return the least and the most nodes that `N` or `MIN:MAX` allows.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    least, _, most = nnodes.partition(":")
+    try:
+        bounds = int(least), int(most or least)
+    except ValueError:
+        bounds = (0, 0)
+    if not 0 < bounds[0] <= bounds[1]:
+        raise UsageError(f"--nnodes: expected N or MIN:MAX, found {nnodes!r}")
+    return bounds
+
+
+def port(*, job_id: int, attempt: int, step: int) -> int:
+    """Return the port for one start of a job.
+
+    The steps of one attempt, the attempts of one job and the jobs that run at the same time on a
+    node differ in it: it repeats only after thousands of steps or attempts or jobs.
+    """
+    return _FIRST_PORT + (step + 101 * attempt + 4099 * job_id) % _PORTS
+
+
+def trains_alone(arguments: Arguments) -> bool:
+    """Tell whether each process trains for itself, on one node."""
+    nnodes = arguments.given.get("nnodes")
+    return arguments.standalone or (nnodes is not None and node_range(nnodes)[1] == 1)
+
+
+def command_line(arguments: Arguments, team: Team | None, environ: Mapping[str, str]) -> list[str]:
+    """Return torchrun's arguments, for one node of a team, or for one that trains alone."""
+    added = [] if team is None else _added(arguments, team, environ)
+    # The last of several counts, so what is added holds whatever the user wrote.
+    return [*arguments.options, *added, *arguments.program]
+
+
+def _added(arguments: Arguments, team: Team, environ: Mapping[str, str]) -> list[str]:
+    given = arguments.given
+    added = []
+    if "nnodes" not in given or arguments.checks:
+        added.append(f"--nnodes={len(team.nodes)}")
+    if len(team.nodes) == 1 and given.keys() <= {"nnodes", "node_rank"}:
+        return added  # torchrun meets itself, on a port that is free
+    backend = given.get("rdzv_backend") or ("static" if _wants_static(given) else "c10d")
+    if backend == "static":
+        return added + _static(given, team, environ)
+    if "rdzv_backend" not in given:
+        added.append(f"--rdzv-backend={backend}")
+    if "rdzv_id" not in given:
+        added.append(f"--rdzv-id={team.rendezvous_id}")
+    return added + (_c10d(given, team, environ) if backend == "c10d" else [])
+
+
+def _wants_static(given: Mapping[str, str]) -> bool:
+    """Tell whether only options were given that torchrun heeds with its static rendezvous."""
+    return "rdzv_endpoint" not in given and bool(
+        {"node_rank", "master_addr", "master_port"} & given.keys()
+    )
+
+
+def _static(given: Mapping[str, str], team: Team, environ: Mapping[str, str]) -> list[str]:
+    added = []
+    if "node_rank" not in given or team.left_out:
+        added.append(f"--node-rank={team.nodes.index(team.node)}")
+    if "rdzv_endpoint" in given:
+        return added + _moved_endpoint(given["rdzv_endpoint"], team)
+    host, number = _meeting_point(given, team, environ)
+    if host != given.get("master_addr"):
+        added.append(f"--master-addr={host}")
+    if "master_port" not in given:
+        added.append(f"--master-port={number}")
+    return added
+
+
+def _c10d(given: Mapping[str, str], team: Team, environ: Mapping[str, str]) -> list[str]:
+    if "rdzv_endpoint" in given:
+        return _moved_endpoint(given["rdzv_endpoint"], team)
+    host, number = _meeting_point(given, team, environ)
+    added = [f"--rdzv-endpoint={_bracketed(host)}:{number}"]
+    if host == team.host and "rdzv_conf" not in given:
+        # torchrun would compare names, which fails where a node is known by several.
+        added.append(f"--rdzv-conf=is_host={int(team.node == team.nodes[0])}")
+    return added
+
+
+def _meeting_point(
+    given: Mapping[str, str], team: Team, environ: Mapping[str, str]
+) -> tuple[str, str]:
+    """Return host and port: as given, as in the variables that training scripts use, or ours."""
+    host = given.get("master_addr") or environ.get("MASTER_ADDR") or team.host
+    number = given.get("master_port") or environ.get("MASTER_PORT") or str(team.port)
+    return (team.host if _is_left_out(host, team) else host), number
+
+
+def _moved_endpoint(endpoint: str, team: Team) -> list[str]:
+    """Return nothing, or the endpoint on a node that takes part where the user's does not."""
+    host, colon, number = endpoint.rpartition(":")
+    if not _is_left_out((host if colon else endpoint).strip("[]"), team):
+        return []
+    return [f"--rdzv-endpoint={_bracketed(team.host)}:{number if colon else team.port}"]
+
+
+def _is_left_out(host: str, team: Team) -> bool:
+    return bool({host, host.partition(".")[0]} & set(team.left_out))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
