@@ -72,7 +72,7 @@ class Scene:
 
     def told(self) -> list[tuple[str, str, bool | None]]:
         """Return kind, action and success of each record, in order."""
-        found = []
+        found: list[tuple[str, str, bool | None]] = []
         for record in self.records:
             match record:
                 case ActionIntended(action=action):

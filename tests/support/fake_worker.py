@@ -1,0 +1,128 @@
+#!/usr/bin/env -S python3 -S
+# SPDX-License-Identifier: Apache-2.0
+"""Stands in for an interpreter with torch: speaks the worker's protocol, measures nothing.
+
+How it behaves is read at its start and at each round from the file $FAKE_WORKER_DIR/<node>:
+
+    well (or no file)   samples and "measured"; with partners, once all have arrived
+    slow                so, with times ten times longer
+    no-torch            ends at once as Python does without torch
+    never-ready         starts and says nothing
+    dies                is killed in the round
+    raises              its own probe raises
+    stuck               never answers, whatever it is told
+    deaf                as stuck, and ignores SIGTERM
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+HOME = Path(os.environ["FAKE_WORKER_DIR"])
+LOCAL_RANK = int(sys.argv[2])
+MATMUL_MS = 3.0
+ALLGATHER_MS = 50.0
+
+
+def node() -> str:
+    """Return the node this plays on, from the agent's command line."""
+    words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode().split("\0")
+    named = [word.partition("=")[2] for word in words if word.startswith("--node=")]
+    return named[0] if named else os.environ.get("SLURMD_NODENAME", "node")
+
+
+def behaviour() -> str:
+    try:
+        return (HOME / node()).read_text().strip()
+    except FileNotFoundError:
+        return "well"
+
+
+def say(event: str, **fields: object) -> None:
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def listen(rounds: queue.Queue[dict[str, Any]], aborted: set[int]) -> None:
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["op"] == "abort":
+            aborted.add(command["round"])
+        else:
+            rounds.put(command)
+    os._exit(0)
+
+
+def meet(command: dict[str, Any], aborted: set[int]) -> bool:
+    """Wait until every rank has come to this round's meeting; tell whether they did."""
+    place = HOME / "meetings" / command["prefix"].replace("/", "_")
+    place.mkdir(parents=True, exist_ok=True)
+    (place / str(command["rank"])).touch()
+    while len(list(place.iterdir())) < command["world_size"]:
+        if command["round"] in aborted:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def serve(command: dict[str, Any], aborted: set[int]) -> None:
+    index = command["round"]
+    how = behaviour()
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how in {"stuck", "deaf"}:
+        time.sleep(1000)
+    if how == "raises":
+        detail = "RuntimeError: out of memory"
+        say("done", round=index, outcome="failed", detail=detail, own_fault=True)
+        return
+    factor = 10.0 if how == "slow" else 1.0
+    say("sample", round=index, probe="matmul", iteration_ms=[MATMUL_MS * factor] * 3, flop=1e9)
+    if command["world_size"] > 1:
+        if not meet(command, aborted):
+            detail = "told to stop"
+            say("done", round=index, outcome="timed_out", detail=detail, own_fault=False)
+            return
+        say(
+            "sample",
+            round=index,
+            probe="allgather",
+            iteration_ms=[ALLGATHER_MS] * 3,
+            total_bytes=1 << 24,
+            world_size=command["world_size"],
+        )
+    say("done", round=index, outcome="measured", detail="", own_fault=False)
+
+
+def main() -> None:
+    how = behaviour()
+    if how == "no-torch":
+        raise SystemExit("ModuleNotFoundError: No module named 'torch'")
+    if how == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if how != "never-ready":
+        say(
+            "ready",
+            store_port=4711,
+            torch="2.4.0",
+            backend="gloo",
+            device="cpu",
+            collective_library="gloo",
+            start_ms=20.0,
+        )
+    rounds: queue.Queue[dict[str, Any]] = queue.Queue()
+    aborted: set[int] = set()
+    threading.Thread(target=listen, args=(rounds, aborted), daemon=True).start()
+    while True:
+        serve(rounds.get(), aborted)
+
+
+if __name__ == "__main__":
+    main()
