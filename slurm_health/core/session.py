@@ -57,7 +57,7 @@ class Limits:
     ready_extra_s: float = 15.0
     round_deadline_s: float = 60.0
     adaptive_factor: float = 4.0
-    adaptive_extra_s: float = 4.0
+    adaptive_extra_s: float = 6.0
     patience: float = 2.5
     abort_grace_s: float = 5.0
     settle_s: float = 0.3

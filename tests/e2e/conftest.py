@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cluster for the lab tests of a module; every test finds it healthy and empty."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.lab_support import Site
+from tests.lab import Lab, missing
+
+
+@pytest.fixture(scope="module")
+def module_site() -> Iterator[Site]:
+    """A cluster of six nodes, started for this module."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with Lab.start(nodes=6) as lab:
+        yield Site(lab)
+
+
+@pytest.fixture
+def site(module_site: Site) -> Iterator[Site]:
+    """The module's cluster; afterwards every fault is cleared and every job cancelled."""
+    yield module_site
+    module_site.lab.reset()

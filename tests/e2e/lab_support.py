@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""slurm-health as its users meet it on the lab's cluster: what they type, see and leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.lab import Lab, processes
+from tests.lab.commands import Result
+
+COMMAND = str(Path(sys.executable).with_name("slurm-health"))
+ENDED = frozenset({"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "TIMEOUT"})
+# A check takes seconds; this is for a machine that is busy with other things.
+DEADLINE_S = 150.0
+# What runs on a node without jobs.
+_IDLE = frozenset({"slurmd"})
+
+Report = dict[str, Any]
+Record = dict[str, Any]
+
+
+class Site:
+    """A lab with slurm-health installed, and its users."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+
+    # --- what a user types ---------------------------------------------------------------------
+
+    def health(self, *words: str, user: str = "alice", **options: Any) -> Result:
+        """Run `slurm-health` on the login node; never raises for its exit code."""
+        return self.lab.run([COMMAND, *words], user=user, check=False, **options)
+
+    def submit(self, *words: str, user: str = "alice", **options: Any) -> int:
+        """Run `slurm-health sbatch --parsable`; the job's id."""
+        result = self.health("sbatch", "--parsable", *words, user=user, **options)
+        assert result.returncode == 0, result
+        return int(result.stdout)
+
+    def check(self, salloc: Sequence[str], *words: str, user: str = "alice") -> Result:
+        """Run `slurm-health check` in an allocation of its own."""
+        return self.lab.run(
+            ["salloc", "--quiet", *salloc, COMMAND, "check", *words],
+            user=user,
+            check=False,
+            deadline_s=DEADLINE_S,
+        )
+
+    def report(self, job: int | str, user: str = "alice") -> Report:
+        """What `slurm-health report --json` says of a job."""
+        result = self.health("report", "--json", str(job), user=user)
+        assert result.returncode == 0, result
+        found: Report = json.loads(result.stdout)
+        return found
+
+    def table(self, job: int | str, user: str = "alice") -> str:
+        """What `slurm-health report` prints of a job."""
+        result = self.health("report", str(job), user=user)
+        assert result.returncode == 0, result
+        return result.stdout
+
+    # --- files of users ------------------------------------------------------------------------
+
+    def script(self, name: str, text: str, user: str = "alice") -> str:
+        """Write an executable file into the user's home; its path."""
+        path = self.lab.home(user) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+        return self._own(path, user)
+
+    def directory(self, name: str, user: str = "alice") -> str:
+        """Make a directory in the user's home; its path."""
+        path = self.lab.home(user) / name
+        path.mkdir(parents=True, exist_ok=True)
+        return self._own(path, user)
+
+    def _own(self, path: Path, user: str) -> str:
+        home = self.lab.home(user).stat()
+        for each in (path, path.parent):
+            os.chown(each, home.st_uid, home.st_gid)
+        return str(path)
+
+    def read(self, name: str, user: str = "alice") -> str:
+        """Return what a file in the user's home holds; empty where there is none."""
+        path = self.lab.home(user) / name
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    # --- what Slurm says -----------------------------------------------------------------------
+
+    def ended(self, job: int | str, deadline_s: float = DEADLINE_S) -> dict[str, str]:
+        """Wait until the job has ended, however; the job."""
+        return self.lab.wait_job(job, ENDED, deadline_s)
+
+    def jobs(self) -> dict[str, str]:
+        """Name and state of every job that has not ended."""
+        lines = self.lab.run(["squeue", "-ho", "%j %T"]).stdout.splitlines()
+        return dict(line.rsplit(" ", 1) for line in lines)
+
+    def calls(self) -> Counter[str]:
+        """How often Slurm has been asked what since `forget_calls`."""
+        found: Counter[str] = Counter()
+        for line in self.lab.run(["sdiag"]).stdout.splitlines():
+            words = line.split()
+            if line.startswith("\t") and words[0].startswith(("REQUEST_", "MESSAGE_")):
+                found[words[0]] = int(line.partition("count:")[2].split()[0])
+        return found
+
+    def forget_calls(self) -> None:
+        """Begin to count calls anew."""
+        self.lab.run(["sdiag", "--reset"])
+
+    def controller_log(self) -> str:
+        """Everything slurmctld has logged."""
+        return (self.lab.paths.log / "slurmctld.log").read_text(errors="replace")
+
+    def drained(self) -> dict[str, str]:
+        """Node → reason, for every node that is drained."""
+        return {
+            name: record.get("Reason", "")
+            for name, record in self.lab.node_states().items()
+            if "DRAIN" in record["State"].rstrip("*").split("+")
+        }
+
+    # --- what is left and what was written -----------------------------------------------------
+
+    def leftovers(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Every process on a node that an idle node does not have."""
+        return [
+            (node, process.argv)
+            for node in self.lab.nodes
+            for process in processes.on_node(self.lab.pid(node))
+            if process.name not in _IDLE
+        ]
+
+    def assert_nothing_left(self, deadline_s: float = 40) -> None:
+        """Wait until no job is in the queue, no process on a node, no file of ours in a /tmp."""
+        self.lab.wait_until(self.jobs, lambda jobs: not jobs, "an empty queue", deadline_s)
+        self.lab.wait_until(self.leftovers, lambda left: not left, "nothing running", deadline_s)
+        temporary = [path for node in self.lab.nodes for path in self._temporary(node)]
+        assert temporary == []
+
+    def _temporary(self, node: str) -> list[Path]:
+        return list(self.lab.paths.tmp(node).glob("slurm-health-*"))
+
+    def run_directory(self, job: int | str, run: str = "0", user: str = "alice") -> Path:
+        """The directory of one check of a job, in the user's own journal."""
+        return self.lab.home(user) / ".slurm-health" / "journal" / "lab" / str(job) / run
+
+    def records(
+        self, job: int | str, run: str = "0", writer: str = "master", user: str = "alice"
+    ) -> list[Record]:
+        """The whole records of one writer so far."""
+        return records_in(self.run_directory(job, run, user) / f"{writer}.jsonl")
+
+    def wait_record(
+        self, job: int | str, kind: str, run: str = "0", *, user: str = "alice", count: int = 1
+    ) -> Record:
+        """Wait until the master has written this kind of record, `count` times; the last one."""
+
+        def look() -> list[Record]:
+            return [r for r in self.records(job, run, user=user) if r["kind"] == kind]
+
+        what = f"{kind} of job {job}"
+        return self.lab.wait_until(look, lambda seen: len(seen) >= count, what, DEADLINE_S)[-1]
+
+    # --- our processes -------------------------------------------------------------------------
+
+    def processes_with(self, word: str) -> list[int]:
+        """The processes on the nodes with this word in their command line, numbered outside."""
+        return [
+            process.pid
+            for node in self.lab.nodes
+            for process in processes.on_node(self.lab.pid(node))
+            if word in process.argv
+        ]
+
+    def kill_master(self) -> None:
+        """Kill (SIGKILL) the one master that runs."""
+        (master,) = self.processes_with("--for-supervisor")
+        os.kill(master, signal.SIGKILL)
+
+
+def records_in(path: Path) -> list[Record]:
+    """Return the records of a journal's file; a torn last line is none."""
+    if not path.exists():
+        return []
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def kinds(records: Iterable[Record]) -> Counter[str]:
+    """Count records by kind."""
+    return Counter(record["kind"] for record in records)
+
+
+def acts(records: Iterable[Record]) -> list[tuple[str, str]]:
+    """Return the acts a master recorded, in order: (kind, action)."""
+    return [(r["kind"], r["action"]) for r in records if r["kind"].startswith("action_")]
+
+
+def levels(run: Mapping[str, Any]) -> dict[str, str]:
+    """Node → level of one check of a report."""
+    return {node["node"]: node["level"] for node in run["nodes"]}
+
+
+def verdict_of(run: Mapping[str, Any], node: str) -> Mapping[str, Any]:
+    """Return what one check of a report says of a node."""
+    found: Mapping[str, Any] = next(each for each in run["nodes"] if each["node"] == node)
+    return found
+
+
+class Gate:
+    """A command, first on a job's PATH, that waits to be let through when it is called in a way.
+
+    It is the real command with a door before it: what passes is done by Slurm.
+    """
+
+    _TEXT = """#!/bin/bash
+case " $* " in
+*{when}*)
+    if mkdir {here}/reached 2>/dev/null; then
+        exec 3<> <(:)
+    until [ -e {here}/open ]; do read -rt 0.05 -u 3; done
+    fi ;;
+esac
+PATH=${{PATH#*:}} exec {command} "$@"
+"""
+
+    def __init__(self, site: Site, command: str, when: str, user: str = "alice") -> None:
+        """Stop the first `command` whose arguments, joined by blanks, hold the pattern `when`."""
+        self._lab = site.lab
+        self._here = Path(site.directory(f"gate-{command}-{os.urandom(3).hex()}", user))
+        text = self._TEXT.format(when=when, here=self._here, command=command)
+        site.script(f"{self._here.name}/bin/{command}", text, user)
+        self.environ = {"PATH": f"{self._here}/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
+
+    def await_reached(self) -> None:
+        """Wait until somebody stands at the gate."""
+        reached = self._here / "reached"
+        self._lab.wait_until(reached.exists, bool, f"{self._here.name} reached", DEADLINE_S)
+
+    def open(self) -> None:
+        """Let it through, and everybody after it."""
+        (self._here / "open").touch()
+
+
+def is_private(path: Path) -> bool:
+    """Tell whether nobody but its owner can read what is here."""
+    return not stat.S_IMODE(path.stat().st_mode) & 0o077
+
+
+def eventually(site: Site, look: Callable[[], object], what: str, deadline_s: float = 40) -> None:
+    """Wait until something holds."""
+    site.lab.wait_until(look, bool, what, deadline_s)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spare nodes: a job leaves bad nodes behind without leaving its allocation."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.core.nodeset import expand
+from tests.e2e.lab_support import Site
+
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(400)]
+
+SCRIPT = """\
+#!/bin/sh
+echo "nodes $SLURM_NNODES $SLURM_JOB_NUM_NODES $SLURM_JOB_NODELIST"
+echo "tasks $SLURM_NTASKS $SLURM_TASKS_PER_NODE attempt ${SLURM_RESTART_COUNT:-0}"
+echo "ran on $(srun hostname | sort | xargs)"
+"""
+
+
+def test_nodes_that_are_not_needed_are_given_back_and_the_script_sees_a_smaller_job(
+    site: Site,
+) -> None:
+    site.script("train.sh", SCRIPT)
+    job = site.submit("-N3", "--spares=1", "--ntasks-per-node=2", "train.sh")
+    record = site.ended(job)
+    assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
+    held = expand(record["NodeList"])
+    assert len(held) == 3
+    out = site.read(f"slurm-{job}.out")
+    assert f"nodes 3 3 {record['NodeList']}" in out
+    assert "tasks 6 2(x3) attempt 0" in out
+    assert f"ran on {' '.join(sorted(held * 2))}" in out
+    assert record["Restarts"] == "0"
+    site.assert_nothing_left()
+
+
+def test_a_bad_node_is_left_behind_without_a_requeue(site: Site) -> None:
+    site.script("train.sh", SCRIPT)
+    site.lab.fault.drop("n3")
+    job = site.submit("-N3", "--spares=1", "-x", "n[5-6]", "train.sh")
+    record = site.ended(job)
+    assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
+    assert record["NodeList"] == "n[1-2,4]"
+    assert record["Restarts"] == "0"
+    assert f"ran on {' '.join(expand(record['NodeList']))}" in site.read(f"slurm-{job}.out")
+    assert "gave back n3" in site.table(job)
+    assert site.drained() == {}
+
+
+def test_a_bad_batch_host_cannot_be_given_back_so_the_job_is_requeued(site: Site) -> None:
+    site.script("train.sh", SCRIPT)
+    site.lab.fault.drop("n1")
+    job = site.submit("-N3", "--spares=1", "--open-mode=append", "train.sh")
+    record = site.ended(job)
+    assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
+    assert record["Restarts"] == "1"
+    assert record["ExcNodeList"] == "n1"
+    assert len(expand(record["NodeList"])) == 3
+    assert "n1" not in expand(record["NodeList"])
+
+
+def test_a_job_that_makes_do_with_fewer_nodes_goes_on_smaller(site: Site) -> None:
+    site.script("train.sh", SCRIPT)
+    site.lab.fault.drop("n2")
+    job = site.submit("--nodes=4", "--min-nodes=3", "-x", "n[5-6]", "train.sh")
+    record = site.ended(job)
+    assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
+    assert record["NodeList"] == "n[1,3-4]"
+    assert record["Restarts"] == "0"
