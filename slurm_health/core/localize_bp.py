@@ -10,7 +10,8 @@ well. Because a test depends on the maximum alone, a message costs one pass over
 with L the likelihood of the observation given the maximum, F and f the distribution of the
 maximum of the other sources. A slow test that a slower partner explains thus says nothing.
 
-A leading batch axis lets a small run try several noise levels at once and weigh them.
+The grid is an early axis, so that the long one, tests, is worked through in one piece. A leading
+batch axis lets a small run try several noise levels at once and weigh them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Graph:
 class Beliefs:
     """What is believed after propagation, all with a leading batch axis.
 
-    `states` is (variables, grid); `others` (tests, K) is the probability that all sources of a
+    `states` is (grid, variables); `others` (tests, K) is the probability that all sources of a
     test except the k-th are well; `well` (tests) that all of them are; `log_evidence` is
     Bethe's estimate of how well the model explains the data.
     """
@@ -77,19 +78,20 @@ def propagate(
 ) -> Beliefs:
     """Pass messages up to `sweeps` times along every test and return the beliefs.
 
-    `log_likelihood` is (batch, tests, grid) and decides the precision, `log_prior` (batch,
-    variables, grid). `messages` of an earlier call with the same graph make a warm start.
+    `log_likelihood` is (batch, grid, tests) and decides the precision, `log_prior` (batch, grid,
+    variables). `messages` of an earlier call with the same graph make a warm start. States up to
+    `tolerated` count as well in `others`.
     """
-    batch, tests, grid = log_likelihood.shape
-    top = log_likelihood.max(axis=2, keepdims=True)
+    batch, grid, tests = log_likelihood.shape
+    top = log_likelihood.max(axis=1, keepdims=True)
     likelihood = np.exp(log_likelihood - top)
     if messages is None:
-        shape = (batch, tests, graph.sources.shape[1], grid)
+        shape = (batch, grid, tests, graph.sources.shape[1])
         messages = np.zeros(shape, dtype=log_likelihood.dtype)
     for _ in range(sweeps):
         incoming = _incoming(graph, messages, _collect(graph, messages, log_prior))
         fresh = _log(_outgoing(likelihood, _others(incoming)))
-        fresh -= fresh.max(axis=3, keepdims=True)
+        fresh -= fresh.max(axis=1, keepdims=True)
         if damping:
             fresh = damping * messages + (1 - damping) * fresh
         settled = float(np.abs(fresh - messages).max(initial=0)) < _SETTLED
@@ -99,19 +101,17 @@ def propagate(
     total = _collect(graph, messages, log_prior)
     incoming = _incoming(graph, messages, total)
     others = _others(incoming)
-    everyone = others[:, :, 0] * np.cumsum(incoming[:, :, 0], axis=2)
+    everyone = others[:, :, :, 0] * np.cumsum(incoming[:, :, :, 0], axis=1)
     joint = np.maximum(likelihood * _density(everyone), _tiny(likelihood))
     raw = _outgoing(likelihood, others)
-    evidence = _log_evidence(graph, raw, joint, log_prior) + top.sum(axis=(1, 2))
-    states = np.exp(total - total.max(axis=2, keepdims=True))
-    states /= states.sum(axis=2, keepdims=True)
-    well = joint[:, :, 0] / joint.sum(axis=2)
+    states = np.exp(total - total.max(axis=1, keepdims=True))
+    states /= states.sum(axis=1, keepdims=True)
     return Beliefs(
-        states,
-        others[:, :, :, tolerated].astype(np.float64),
-        well.astype(np.float64),
-        evidence,
-        messages,
+        states=states,
+        others=others[:, tolerated].astype(np.float64),
+        well=(joint[:, 0] / joint.sum(axis=1)).astype(np.float64),
+        log_evidence=_log_evidence(graph, raw, joint, log_prior) + top.sum(axis=(1, 2)),
+        messages=messages,
     )
 
 
@@ -126,55 +126,55 @@ def _log(values: Numbers) -> Numbers:
 
 def _collect(graph: Graph, messages: Numbers, log_prior: Floats) -> Floats:
     """Return prior times all messages for each variable, in logarithms."""
-    batch, tests, width, grid = messages.shape
+    batch, grid, tests, width = messages.shape
     total = log_prior.copy()
     if len(graph.order):
-        flat = messages.reshape(batch, tests * width, grid)[:, graph.order]
-        total[:, graph.present] += np.add.reduceat(flat, graph.starts, axis=1)
+        flat = messages.reshape(batch, grid, tests * width)[:, :, graph.order]
+        total[:, :, graph.present] += np.add.reduceat(flat, graph.starts, axis=2)
     return total
 
 
 def _incoming(graph: Graph, messages: Numbers, total: Floats) -> Numbers:
-    """Return what each source would be believed to be without the test, (batch, tests, K, grid)."""
-    outgoing = total.astype(messages.dtype, copy=False)[:, graph.sources] - messages
-    outgoing -= outgoing.max(axis=3, keepdims=True)
-    belief: Numbers = np.exp(outgoing)
-    belief /= belief.sum(axis=3, keepdims=True)
+    """Return what each source would be believed to be without the test, shaped like messages."""
+    outgoing = total.astype(messages.dtype, copy=False)[:, :, graph.sources] - messages
+    outgoing -= outgoing.max(axis=1, keepdims=True)
+    belief: Numbers = np.exp(outgoing, out=outgoing)
+    belief /= belief.sum(axis=1, keepdims=True)
     padding = graph.sources == NONE
     if padding.any():
-        belief[:, padding] = 0.0
-        belief[:, padding, 0] = 1.0
+        belief[:, :, padding] = 0.0
+        belief[:, 0, padding] = 1.0
     return belief
 
 
 def _others(incoming: Numbers) -> Numbers:
     """Return for each source the distribution of the worst of the others."""
-    cumulative = np.cumsum(incoming, axis=3)
-    width = incoming.shape[2]
+    cumulative = np.cumsum(incoming, axis=1)
+    width = incoming.shape[3]
     if width == 2:
-        return cumulative[:, :, ::-1]
+        return cumulative[:, :, :, ::-1]
     others = np.ones_like(cumulative)
     for source in range(width):
         for other in range(width):
             if other != source:
-                others[:, :, source] *= cumulative[:, :, other]
+                others[:, :, :, source] *= cumulative[:, :, :, other]
     return others
 
 
 def _density(cumulative: Numbers) -> Numbers:
-    """Return the density of a distribution over the grid, which is the last axis."""
+    """Return the density of a distribution over the grid, which is axis 1."""
     density = cumulative.copy()
-    density[..., 1:] -= cumulative[..., :-1]
+    density[:, 1:] -= cumulative[:, :-1]
     return density
 
 
 def _outgoing(likelihood: Numbers, others: Numbers) -> Numbers:
     """Return the messages to the sources."""
-    weighted = likelihood[:, :, None] * _density(others)
+    weighted = likelihood[:, :, :, None] * _density(others)
     # what the observation says if another source is worse than this one
-    above = np.cumsum(weighted[..., ::-1], axis=3)[..., ::-1]
+    above = np.cumsum(weighted[:, ::-1], axis=1)[:, ::-1]
     above -= weighted
-    message: Numbers = likelihood[:, :, None] * others
+    message: Numbers = likelihood[:, :, :, None] * others
     message += np.maximum(above, 0.0, out=above)
     return message
 
@@ -182,9 +182,9 @@ def _outgoing(likelihood: Numbers, others: Numbers) -> Numbers:
 def _log_evidence(graph: Graph, raw: Numbers, joint: Numbers, log_prior: Floats) -> Floats:
     """Return Bethe's logarithm of the evidence, up to the scale of the likelihoods."""
     totals = _collect(graph, _log(raw), log_prior)
-    peak = totals.max(axis=2)
-    per_variable = peak + np.log(np.exp(totals - peak[:, :, None]).sum(axis=2))
+    peak = totals.max(axis=1)
+    per_variable = peak + np.log(np.exp(totals - peak[:, None]).sum(axis=1))
     sources_of_test = (graph.sources != NONE).sum(axis=1)
-    per_test = np.log(joint.sum(axis=2)) * (sources_of_test - 1)
+    per_test = np.log(joint.sum(axis=1)) * (sources_of_test - 1)
     evidence: Floats = per_variable.sum(axis=1) - per_test.sum(axis=1)
     return evidence

@@ -16,14 +16,13 @@ import numpy as np
 from slurm_health.core.localize_bp import NONE, Floats, Ints
 from slurm_health.core.localize_evidence import Bearing, Trial
 from slurm_health.core.localize_fabric import Sources
-from slurm_health.core.localize_settings import SMALL_RUN, LocalizeSettings
+from slurm_health.core.localize_settings import LocalizeSettings
 from slurm_health.core.localize_slow import Observations, Slowness
 
 TRUST = 0.05  # who is bad with a smaller probability than this is believed as a witness
 _CANDIDATE = 0.5  # below this probability nobody is looked at
 _WITNESSES = 2  # partners, or rounds where there are no partners
-_FEW_NODES_SLOW_TESTS = 3  # slow tests asked for where noise can hardly be estimated
-_LEAF_TESTS = 3
+_SLOW_TESTS = 3  # that convict: among thousands of nodes somebody is hit by a spike twice
 _MARGIN = 1.3  # deviations of a slowdown above the floor
 
 
@@ -143,11 +142,11 @@ def _enough(
     """Tell whether the slow tests are many and different enough to convict."""
     groups = {trials[metric.trial[test]].nodes for test in tests}
     rounds = {trials[metric.trial[test]].round_index for test in tests}
-    if variable >= sources.nodes:
-        leaf = variable < sources.nodes + sources.leaves
-        return len(groups) >= (_LEAF_TESTS if leaf else _WITNESSES) and len(rounds) >= _WITNESSES
-    if sources.nodes < SMALL_RUN and len(tests) < _FEW_NODES_SLOW_TESTS:
+    if len(tests) < _SLOW_TESTS or len(rounds) < _WITNESSES:
         return False
+    if variable >= sources.nodes:
+        is_leaf = variable < sources.nodes + sources.leaves
+        return len(groups) >= (_SLOW_TESTS if is_leaf else _WITNESSES)
     return len(groups if metric.shared else rounds) >= _WITNESSES
 
 

@@ -35,7 +35,7 @@ def infer_hard(trials: Sequence[Trial], sources: Sources, odds: Floats) -> Float
         logit[:nodes] += np.log(0.02)
         return 1 / (1 + np.exp(-logit))
     graph = Graph.of(rows, sources.variables)
-    likelihood = np.log(np.where(failed[:, None], _FAILS, 1 - _FAILS))[None]
+    likelihood = np.log(np.where(failed, _FAILS[:, None], 1 - _FAILS[:, None]))[None]
     share, flaky, messages, bad = 0.02, _FLAKY, None, np.zeros(sources.variables)
     for turn in range(_TURNS):
         logit = odds.copy()
@@ -43,11 +43,11 @@ def infer_hard(trials: Sequence[Trial], sources: Sources, odds: Floats) -> Float
             logit[nodes + sources.leaves :] = _NEVER
         logit[:nodes] += np.log(share / (1 - share))
         good, bad = -np.logaddexp(0, logit), -np.logaddexp(0, -logit)
-        prior = np.stack([good, bad + np.log(flaky), bad + np.log(1 - flaky)], axis=1)[None]
+        prior = np.stack([good, bad + np.log(flaky), bad + np.log(1 - flaky)])[None]
         beliefs = propagate(graph, likelihood, prior, sweeps=4, messages=messages)
         messages = beliefs.messages
-        bad = beliefs.states[0, :, 1:].sum(axis=1)
-        unsteady = float(beliefs.states[0, :nodes, 1].sum()) + _FLAKY * _FLAKY_PRIOR_NODES
+        bad = beliefs.states[0, 1:].sum(axis=0)
+        unsteady = float(beliefs.states[0, 1, :nodes].sum()) + _FLAKY * _FLAKY_PRIOR_NODES
         flaky = unsteady / (float(bad[:nodes].sum()) + _FLAKY_PRIOR_NODES)
         share = min(max((0.05 + float(bad[:nodes].sum())) / (nodes + 1), 1e-6), 0.9)
     return bad

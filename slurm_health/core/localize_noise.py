@@ -29,9 +29,9 @@ def grid_of(floor: float, reach: float) -> tuple[Floats, Floats]:
 def log_likelihood(
     excess: Numbers, states: Numbers, spread: Numbers, noise: Numbers, spikes: Numbers
 ) -> Numbers:
-    """Return (batch, tests, grid): how likely each excess is, given the slowest source's state."""
-    above = excess[:, :, None] - states
-    variance = noise[:, None, None] ** 2 + spread**2
+    """Return (batch, grid, tests): how likely each excess is, given the slowest source's state."""
+    above = excess[:, None, :] - states[:, None]
+    variance = noise[:, None, None] ** 2 + spread[:, None] ** 2
     normal = np.exp(-0.5 * above**2 / variance) / np.sqrt(2 * np.pi * variance)
     rare = spikes[:, None, None]
     density: Numbers = np.log((1 - rare) * normal + rare * _spike(above) + _STRAY)

@@ -199,7 +199,7 @@ class _Model:
         )
         focus.messages = beliefs.messages
         concerned = focus.graph.present
-        focus.states[:, concerned] = beliefs.states[:, concerned]
+        focus.states[:, :, concerned] = beliefs.states[:, :, concerned]
         focus.others[:, focus.rows] = beliefs.others
         focus.well[:, focus.rows] = beliefs.well
         return beliefs.log_evidence
@@ -207,7 +207,7 @@ class _Model:
     def _narrowed(self, focus: _Focus, estimate: _Estimate) -> _Focus:
         """Return the focus without the variables that fast tests have cleared."""
         likelihood = self._log_likelihood(estimate, focus.rows)
-        ratio = likelihood[0, :, FIRST_SLOW:].max(axis=1) - likelihood[0, :, 0]
+        ratio = likelihood[0, FIRST_SLOW:].max(axis=0) - likelihood[0, 0]
         sources = self.data.sources
         total = np.zeros(self.data.variables)
         for column, others in zip(sources.T, focus.others[0].T, strict=True):
@@ -219,7 +219,7 @@ class _Model:
         rows = np.flatnonzero((reduced != NONE).any(axis=1))
         focus.others[:, :, :] = 1.0
         focus.well[:, :] = 1.0
-        messages = None if focus.messages is None else focus.messages[:, rows]
+        messages = None if focus.messages is None else focus.messages[:, :, rows]
         graph = Graph.of(reduced[rows], self.data.variables)
         return _Focus(rows, graph, messages, focus.states, focus.others, focus.well)
 
@@ -228,7 +228,7 @@ class _Model:
         excess = self.data.log_ms[None] - estimate.baseline[:, self.data.kind]
         weight = focus.well * ordinary(excess, estimate.noise, estimate.spikes)
         self._rebase(estimate.baseline, weight)
-        slow = focus.states[:, : self.data.nodes, FIRST_SLOW:].sum(axis=(1, 2))
+        slow = focus.states[:, FIRST_SLOW:, : self.data.nodes].sum(axis=(1, 2))
         found, extra = (0.2, 10.0) if self.data.few else (0.05, 1.0)
         estimate.share = np.minimum((found + slow) / (self.data.nodes + extra), 0.5)
         if not self.data.few:
@@ -241,10 +241,10 @@ class _Model:
         if not with_paths:
             logit[:, self.data.first_path :] = _NEVER
         slow = 1 / (1 + np.exp(-logit))
-        prior = np.empty((len(share), variables, len(self.states)))
-        prior[:, :, 0] = (1 - slow) * (1 - _TOLERATED)
-        prior[:, :, 1:FIRST_SLOW] = ((1 - slow) * _TOLERATED / (FIRST_SLOW - 1))[:, :, None]
-        prior[:, :, FIRST_SLOW:] = (slow / (len(self.states) - FIRST_SLOW))[:, :, None]
+        prior = np.empty((len(share), len(self.states), variables))
+        prior[:, 0] = (1 - slow) * (1 - _TOLERATED)
+        prior[:, 1:FIRST_SLOW] = ((1 - slow) * _TOLERATED / (FIRST_SLOW - 1))[:, None]
+        prior[:, FIRST_SLOW:] = (slow / (len(self.states) - FIRST_SLOW))[:, None]
         return np.log(prior)
 
     def _log_likelihood(self, estimate: _Estimate, rows: Ints) -> Numbers:
@@ -292,13 +292,13 @@ class _Model:
             return average
 
         states = mean([fit.focus.states for fit in fits])
-        slow = states[:, FIRST_SLOW:]
-        probability = slow.sum(axis=1)
+        slow = states[FIRST_SLOW:]
+        probability = slow.sum(axis=0)
         baseline = mean([fit.estimate.baseline for fit in fits])
         return Slowness(
             slow=probability,
-            effect=slow @ self.states[FIRST_SLOW:] / np.maximum(probability, 1e-300),
-            beyond=states[:, _FIRST_BEYOND:].sum(axis=1),
+            effect=self.states[FIRST_SLOW:] @ slow / np.maximum(probability, 1e-300),
+            beyond=states[_FIRST_BEYOND:].sum(axis=0),
             others=mean([fit.focus.others for fit in fits]),
             excess=self.data.log_ms - baseline[self.data.kind],
             baseline=baseline,
