@@ -47,9 +47,12 @@ class _Play:
     help="What `scontrol show topology` prints, or topology.conf; - for stdin.",
 )
 @click.option(
-    "--noise", type=click.FloatRange(0, 1), default=0.02, show_default=True,
+    "--noise",
+    type=click.FloatRange(0, 1),
+    default=0.01,
+    show_default=True,
     help="Deviation of one test, relative.",
-)  # fmt: skip
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
