@@ -37,10 +37,6 @@ SLOW_POLL_S = 1.0
 # begins within that second is killed ("Job credential revoked") and the job fails. Held for
 # longer than a second after it is seen pending, a job begins in a later one, whatever the clocks.
 REVOKED_S = 1.1
-# Slurm revokes a job's credentials when an attempt ends, to the whole second: an attempt that
-# begins within that second is killed ("Job credential revoked") and the job fails. Held for
-# longer than a second after it is seen pending, a job begins in a later one, whatever the clocks.
-REVOKED_S = 1.1
 QUICK_POLLS = 100
 TRIES = 20
 _ENDED = frozenset(
