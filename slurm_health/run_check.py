@@ -215,7 +215,7 @@ def _used_before(directory: Path) -> JournalError:
 def _silent(place: Place, heard: Sequence[Entry]) -> str:
     first = place.nodes[0]
     if heard:
-        return f"the check has stopped: {first}, which runs it, has written nothing for long"
+        return f"{first}, which runs the check, has written nothing for {SILENCE_S:.0f} s"
     return (
         f"{first}, which runs the check, has not begun it within {BEGIN_S:.0f} s; is this a"
         " directory on a filesystem that all nodes share? (--journal DIR, SLURM_HEALTH_JOURNAL)"

@@ -63,9 +63,9 @@ def node_range(nnodes: str) -> tuple[int, int]:
     Raises:
         UsageError: it is neither.
     """
-    least, _, most = nnodes.partition(":")
+    least, colon, most = nnodes.partition(":")
     try:
-        bounds = int(least), int(most or least)
+        bounds = int(least), int(most if colon else least)
     except ValueError:
         bounds = (0, 0)
     if not 0 < bounds[0] <= bounds[1]:
@@ -76,8 +76,8 @@ def node_range(nnodes: str) -> tuple[int, int]:
 def port(*, job_id: int, attempt: int, step: int) -> int:
     """Return the port for one start of a job.
 
-    The steps of one attempt, the attempts of one job and the jobs that run at the same time on a
-    node differ in it: it repeats only after thousands of steps or attempts or jobs.
+    It differs between the steps of an attempt, between the attempts of a job and between jobs of
+    about the same time: along each of these it repeats after 12007.
     """
     return _FIRST_PORT + (step + 101 * attempt + 4099 * job_id) % _PORTS
 
