@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job with a bad node leaves it and runs elsewhere; with the rights to, it drains the node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.e2e.lab_support import Record, Report, Site, acts, kinds, levels
+from tests.lab import missing
+
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
+
+TRAIN = """#!/bin/bash
+echo "attempt $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST" >> ran
+srun sh -c 'uname -n' | sort | xargs >> ran
+"""
+BAD = "n3"
+NODES = 4
+REQUEUE = [
+    ("action_intended", "exclude"),
+    ("action_done", "exclude"),
+    ("action_intended", "requeue"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One job that met a bad node, after its end."""
+
+    site: Site
+    user: str
+    job: dict[str, str]
+    report: Report
+    records: list[Record]
+    bad: dict[str, str]
+    drained: dict[str, str]
+    calls: dict[str, int]
+    table: str
+    ran: list[list[str]]
+
+
+def run_with_bad_node(site: Site, user: str) -> Seen:
+    """Let a user's job meet a node whose packets are dropped."""
+    script = site.script("train.sh", TRAIN, user)
+    site.lab.fault.drop(BAD)
+    site.forget_calls()
+    number = site.submit("-N4", script, user=user)
+    job = site.ended(number)
+    calls = dict(site.calls())
+    site.assert_nothing_left()
+    seen = Seen(
+        site=site,
+        user=user,
+        job=job,
+        report=site.report(number, user),
+        records=site.records(number, user=user),
+        bad=site.lab.node_state(BAD),
+        drained=site.drained(),
+        calls=calls,
+        table=site.table(number, user),
+        ran=[line.split() for line in site.read("ran", user).splitlines()],
+    )
+    site.lab.reset()
+    return seen
+
+
+def assert_ran_elsewhere(seen: Seen) -> None:
+    """The second attempt, and it alone, ran the script, on as many other nodes, to its end."""
+    assert seen.job["JobState"] == "COMPLETED"
+    assert seen.job["Restarts"] == "1"
+    assert seen.job["ExcNodeList"] == BAD
+    (attempt, nodes) = seen.ran
+    assert attempt == ["attempt", "1", "on", seen.job["NodeList"]]
+    assert len(nodes) == NODES
+    assert BAD not in nodes
+
+
+@pytest.fixture(scope="module")
+def as_root(module_site: Site) -> Seen:
+    return run_with_bad_node(module_site, "root")
+
+
+@pytest.fixture(scope="module")
+def as_alice(module_site: Site) -> Seen:
+    return run_with_bad_node(module_site, "alice")
+
+
+def test_root_drains_the_bad_node_with_our_reason_and_the_job_runs_elsewhere(as_root: Seen) -> None:
+    assert_ran_elsewhere(as_root)
+    assert as_root.drained.keys() == {BAD}
+    assert "DRAIN" in as_root.bad["State"]
+    assert as_root.bad["Reason"].startswith(f"slurm-health: job {as_root.job['JobId']}: ")
+    assert "allgather" in as_root.bad["Reason"]
+    drained_once = [("action_intended", "drain"), ("action_done", "drain")]
+    assert acts(as_root.records) == [*drained_once, *REQUEUE]
+    assert "2 attempts" in as_root.table
+    assert f"drained {BAD}, requeued without it" in as_root.table
+
+
+def test_alice_gets_the_same_job_and_no_drain_is_even_tried(as_alice: Seen) -> None:
+    assert_ran_elsewhere(as_alice)
+    assert acts(as_alice.records) == REQUEUE
+    assert as_alice.drained == {}
+    assert "Reason" not in as_alice.bad
+    assert "REQUEST_UPDATE_NODE" not in as_alice.calls
+    assert as_alice.calls["REQUEST_UPDATE_JOB"] > 0
+    assert "Security violation" not in as_alice.site.controller_log()
+
+
+def test_the_report_names_the_bad_node_and_how_it_was_left(as_alice: Seen) -> None:
+    first, second = as_alice.report["runs"]
+    assert levels(first) == {"n1": "healthy", "n2": "healthy", BAD: "faulty", "n4": "healthy"}
+    assert len(levels(second)) == NODES
+    assert set(levels(second).values()) == {"healthy"}
+    assert first["script"] is None
+    assert second["script"]["exit_code"] == 0
+    assert f"requeued without {BAD}" in as_alice.table
+    assert any(line.split()[:2] == [BAD, "faulty"] for line in as_alice.table.splitlines())
+
+
+def test_the_job_is_back_within_seconds(as_alice: Seen) -> None:
+    (verdict,) = [r for r in as_alice.records if r["kind"] == "verdict_reached"]
+    again = as_alice.site.records(as_alice.job["JobId"], "1")[0]
+    # Slurm's own requeue waits for two minutes.
+    assert again["time_s"] - verdict["time_s"] < 30
+
+
+def test_an_administrators_note_on_a_bad_node_is_left_as_it_is(site: Site) -> None:
+    script = site.script("train.sh", TRAIN, "root")
+    site.lab.run(["rm", "-f", "ran"])
+    site.lab.fault.drop(BAD)
+    number = site.submit("-N4", script, user="root")
+    site.wait_record(number, "agents_launched", user="root")
+    note = "memory, see ticket 42"
+    site.lab.run(["scontrol", "update", f"NodeName={BAD}", "State=DRAIN", f"Reason={note}"])
+    job = site.ended(number)
+    assert site.drained()[BAD].startswith(f"{note} [")
+    assert job["JobState"] == "COMPLETED"
+    assert job["Restarts"] == "1"
+    records = site.records(number, user="root")
+    assert acts(records) == [("action_done", "drain"), *REQUEUE]
+    (left,) = [r for r in records if r["kind"] == "action_done" and r["action"] == "drain"]
+    assert not left["succeeded"]
+    assert note in left["detail"]
+
+
+def test_a_bad_batch_host_is_left_too(site: Site) -> None:
+    site.lab.fault.drop("n1")
+    number = site.submit("-N3", "--wrap", "echo here is $(uname -n)")
+    job = site.ended(number)
+    assert job["JobState"] == "COMPLETED"
+    assert job["ExcNodeList"] == "n1"
+    here = [line for line in site.lab.job_output(number).splitlines() if "here is" in line]
+    assert here == [f"here is {job['BatchHost']}"]
+    assert job["BatchHost"] != "n1"
+    assert site.drained() == {}
+    site.assert_nothing_left()
+
+
+def test_a_job_keeps_its_own_exclusions_when_it_leaves_a_node(site: Site) -> None:
+    site.lab.fault.drop(BAD)
+    number = site.submit("-N3", "--exclude=n2", "--wrap", "true")
+    job = site.ended(number)
+    assert job["JobState"] == "COMPLETED"
+    assert job["ExcNodeList"] == "n[2-3]"
+    hosts = site.lab.run(["scontrol", "show", "hostnames", job["NodeList"]]).stdout.split()
+    assert len(hosts) == 3
+    assert not {"n2", BAD} & set(hosts)
+
+
+def test_a_job_that_may_not_be_requeued_stops_and_says_what_to_do(site: Site) -> None:
+    site.lab.fault.drop(BAD)
+    number = site.submit("-N4", "--no-requeue", "--wrap", "echo never")
+    job = site.ended(number)
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
+    output = site.lab.job_output(number)
+    assert "never" not in output
+    assert "--no-requeue" in output
+    assert f"--exclude={BAD}" in output
+    assert site.drained() == {}
+    site.assert_nothing_left()
+
+
+def test_a_job_stops_when_it_has_left_as_many_bad_nodes_as_it_may(site: Site) -> None:
+    site.lab.fault.drop(BAD)
+    number = site.submit("-N4", "--max-requeues=1", "--wrap", "echo never")
+    # The next attempt is about to meet another bad node.
+    nodes = site.wait_record(number, "run_started", "1")["nodes"]
+    site.lab.fault.drop(nodes[-1])
+    job = site.ended(number)
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "1")
+    output = site.lab.job_output(number)
+    assert "never" not in output
+    assert "--max-requeues" in output
+    assert f"--exclude={nodes[-1]}" in output
+    assert kinds(site.records(number, "1"))["verdict_reached"] == 1
+    site.assert_nothing_left()

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A healthy job: checked, run once, and nobody but the report can tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from tests.e2e.lab_support import Record, Report, Site, acts, is_private, kinds, levels
+from tests.lab import missing
+
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
+
+TRAIN = """#!/bin/bash
+#SBATCH --output=train.out
+#SBATCH --error=train.err
+date +%s.%N >> started
+echo "loss 0.1"
+srun sh -c 'echo step on $(uname -n)'
+echo "a warning" >&2
+exit 3
+"""
+NODES = ("n1", "n2", "n3", "n4")
+# Between the end of the check and the first line of the script, on a busy machine.
+SLACK_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One healthy job of alice on four nodes, after its end."""
+
+    site: Site
+    job: dict[str, str]
+    report: Report
+    records: list[Record]
+    calls: Counter[str]
+    files_before: set[str]
+    drained: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def seen(module_site: Site) -> Seen:
+    site = module_site
+    site.script("train.sh", TRAIN)
+    before = {path.name for path in site.lab.home("alice").iterdir()}
+    site.forget_calls()
+    number = site.submit("-N4", "train.sh")
+    job = site.ended(number)
+    calls = site.calls()
+    site.assert_nothing_left()
+    return Seen(
+        site=site,
+        job=job,
+        report=site.report(number),
+        records=site.records(number),
+        calls=calls,
+        files_before=before,
+        drained=site.drained(),
+    )
+
+
+def test_it_runs_once_where_slurm_put_it_and_ends_with_its_own_code(seen: Seen) -> None:
+    assert seen.job["JobState"] == "FAILED"
+    assert seen.job["ExitCode"] == "3:0"
+    assert seen.job["Restarts"] == "0"
+    assert seen.job["ExcNodeList"] == "(null)"
+    assert seen.site.read("started").count("\n") == 1
+
+
+def test_its_standard_output_holds_what_the_script_wrote_and_nothing_else(seen: Seen) -> None:
+    lines = seen.site.read("train.out").splitlines()
+    assert lines[0] == "loss 0.1"
+    assert sorted(lines[1:]) == [f"step on {node}" for node in NODES]
+    assert "a warning" in seen.site.read("train.err").splitlines()
+
+
+def test_nothing_of_ours_is_left_in_its_directory_but_the_private_journal(seen: Seen) -> None:
+    home = seen.site.lab.home("alice")
+    new = {path.name for path in home.iterdir()} - seen.files_before
+    assert new == {"started", "train.out", "train.err", ".slurm-health"}
+
+    assert is_private(seen.site.run_directory(seen.job["JobId"]))
+
+
+def test_the_report_says_that_all_nodes_are_healthy_and_how_the_script_ended(seen: Seen) -> None:
+    (attempt,) = seen.report["runs"]
+    assert levels(attempt) == dict.fromkeys(NODES, "healthy")
+    assert attempt["actions"] == []
+    assert attempt["script"]["exit_code"] == 3
+    table = seen.site.table(seen.job["JobId"])
+    assert "1 attempt" in table
+    assert "all healthy" in table
+    assert "exit 3" in table
+
+
+def test_nothing_is_done_to_the_cluster(seen: Seen) -> None:
+    assert seen.drained == {}
+    assert acts(seen.records) == []
+
+
+def test_slurm_is_asked_for_the_one_step_of_the_check_and_for_nothing_else(seen: Seen) -> None:
+    # The step of the script is the second.
+    assert seen.calls["REQUEST_JOB_STEP_CREATE"] == 2
+    assert seen.calls["REQUEST_SUBMIT_BATCH_JOB"] == 1
+    changes = {name for name in seen.calls if "UPDATE" in name or "REQUEUE" in name}
+    assert changes == set()
+    # Every look at nodes or at the configuration; those at jobs are this test's own.
+    looks = {"REQUEST_NODE_INFO", "REQUEST_NODE_INFO_SINGLE", "REQUEST_BUILD_INFO"}
+    assert looks & set(seen.calls) == set()
+
+
+def test_the_agents_are_started_once_and_loaded_once(seen: Seen) -> None:
+    assert kinds(seen.records)["agents_launched"] == 1
+    job = seen.job["JobId"]
+    for node in NODES:
+        assert kinds(seen.site.records(job, writer=node))["workers_ready"] == 1
+
+
+def test_it_starts_as_soon_as_the_check_has_ended(seen: Seen) -> None:
+    (verdict,) = [r for r in seen.records if r["kind"] == "verdict_reached"]
+    started_s = float(seen.site.read("started"))
+    assert started_s - verdict["time_s"] < SLACK_S
+    # Slurm tells whole seconds.
+    (attempt,) = seen.report["runs"]
+    hours, minutes, seconds = seen.job["RunTime"].split(":")
+    whole_s = 3600 * int(hours) + 60 * int(minutes) + int(seconds)
+    assert whole_s < attempt["duration_s"] + attempt["script"]["duration_s"] + SLACK_S + 1

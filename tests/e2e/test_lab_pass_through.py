@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user's script gets, and what becomes of its end, is what plain sbatch gives and makes.
+
+Where it can be said so, the same script is run by both and what it saw is compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, levels
+from tests.lab import missing
+from tests.lab.commands import Result
+
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
+
+# Everything a process can be given, as JSON on standard output.
+WORLD = """#!/usr/bin/python3 -I
+import json, os, resource, sys
+status = dict(l.split(":", 1) for l in open("/proc/self/status").read().splitlines())
+limits = [n for n in dir(resource) if n.startswith("RLIMIT_")]
+world = {
+    "arguments": sys.argv[1:],
+    "cwd": os.getcwd(),
+    "stdin": sys.stdin.read(),
+    "environ": dict(
+        e.split("=", 1) for e in open("/proc/self/environ").read().split("\\0") if "=" in e
+    ),
+    "umask": status["Umask"].strip(),
+    "signals": {k: status[k].strip() for k in ("SigBlk", "SigIgn")},
+    "limits": {n: resource.getrlimit(getattr(resource, n)) for n in limits},
+    "leads_its_group": os.getpgrp() == os.getpid(),
+    "groups": [os.getuid(), os.getgid(), *os.getgroups()],
+    "nice": os.nice(0),
+    "descriptors": sorted(int(n) for n in os.listdir("/proc/self/fd"))[:-1],
+}
+print(json.dumps(world))
+"""
+# What differs between any two jobs.
+OF_THE_JOB = {"SLURM_JOBID", "SLURM_JOB_ID", "SLURM_TASK_PID"}
+OF_THE_JOB |= {"SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME", "SLURM_ARRAY_JOB_ID"}
+ODD = {
+    "PLAIN": "value with blanks",
+    "EMPTY": "",
+    "LINES": "one\ntwo",
+    "with.dot": "no shell's name",
+    "BASH_FUNC_greet%%": "() {  echo hello\n}",
+    "SLURM_HEALTH_UNRELATED": "kept",
+}
+
+
+def run(site: Site, command: str, *words: str, **options: Any) -> Result:
+    return site.lab.run([command, *words], user="alice", check=False, **options)
+
+
+def submit_both(site: Site, *words: str, **options: Any) -> tuple[int, int]:
+    """Submit the same with sbatch and with slurm-health sbatch; the two jobs."""
+    plain = run(site, "sbatch", "--parsable", *words, **options)
+    ours = run(site, COMMAND, "sbatch", "--parsable", *words, **options)
+    assert (plain.returncode, plain.stderr) == (ours.returncode, ours.stderr) == (0, "")
+    return int(plain.stdout), int(ours.stdout)
+
+
+def world(site: Site, job: int) -> dict[str, Any]:
+    ended = site.ended(job)
+    output = site.lab.job_output(job)
+    assert ended["JobState"] == "COMPLETED", output
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def assert_same_world(plain: dict[str, Any], ours: dict[str, Any]) -> None:
+    for environ in (plain["environ"], ours["environ"]):
+        for name in OF_THE_JOB:
+            environ.pop(name, None)
+    assert ours["environ"] == plain["environ"]
+    assert ours == plain
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--ntasks=2", "--cpus-per-task=1", "--comment=a b", "--export=ALL,MORE=x"],
+        ["--export=NONE"],
+        ["--export=PLAIN,HOME"],
+    ],
+    ids=lambda options: options[-1],
+)
+def test_a_script_finds_the_same_world_as_with_sbatch(site: Site, options: Sequence[str]) -> None:
+    script = site.script("world.py", WORLD)
+    elsewhere = site.directory("else where")
+    words = [
+        "-N1",
+        "-wn1",
+        *options,
+        f"--chdir={elsewhere}",
+        script,
+        "--epochs",
+        "2",
+        "",
+        "a b",
+        "$HOME",
+    ]
+    plain, ours = submit_both(site, *words, env=ODD)
+    expected, actual = world(site, plain), world(site, ours)
+    assert expected["arguments"] == ["--epochs", "2", "", "a b", "$HOME"]
+    assert expected["cwd"] == elsewhere
+    assert_same_world(expected, actual)
+
+
+def test_a_job_looks_to_slurm_as_with_sbatch(site: Site) -> None:
+    # Its name, where it writes, what it asked for: all but when and where it ran.
+    text = "#!/bin/bash\n#SBATCH --time=00:07:00 --comment=mine\n#SBATCH -N2\nexit 0\n"
+    script = site.script("look.sh", text)
+    words = ["--hold", "--output=%x-%j.out", "--error=%x.err", "--mem=50", script, "word"]
+    shown = [site.lab.job(job) for job in submit_both(site, *words)]
+    varying = {"JobId", "Priority", "SubmitTime", "EligibleTime", "AccrueTime", "LastSchedEval"}
+    plain, ours = ({k: v for k, v in job.items() if k not in varying} for job in shown)
+    for job, fields in zip(shown, (plain, ours), strict=True):
+        assert fields.pop("StdOut").endswith(f"/look.sh-{job['JobId']}.out")
+    # A script that is rendered has to be stored somewhere else.
+    del plain["Command"], ours["Command"]
+    assert plain == ours
+
+
+def test_scripts_of_other_interpreters_on_standard_input_and_in_wrap_run(site: Site) -> None:
+    awk = '#!/usr/bin/awk -f\nBEGIN { print ENVIRON["SLURM_JOB_NAME"], ARGC, ARGV[1]; exit 4 }\n'
+    from_awk = site.submit("-N1", site.script("count.awk", awk), "one")
+    on_stdin = site.submit("-N1", "--output=in.out", stdin=b"#!/bin/sh\necho $0 $#")
+    wrapped = site.submit("-N1", "--wrap", "echo wrapped $SLURM_JOB_NAME; exit 5")
+    assert site.ended(from_awk)["ExitCode"] == "4:0"
+    assert site.lab.job_output(from_awk).splitlines()[-1] == "count.awk 2 one"
+    assert site.ended(on_stdin)["JobName"] == "sbatch"
+    assert site.read("in.out").splitlines()[-1].endswith("/slurm_script 0")
+    assert site.ended(wrapped)["ExitCode"] == "5:0"
+    assert site.lab.job_output(wrapped).splitlines()[-1] == "wrapped wrap"
+
+
+def test_sbatchs_own_answer_is_what_the_user_sees(site: Site) -> None:
+    script = site.script("quick.sh", "#!/bin/sh\nexit 6\n")
+    plain = run(site, "sbatch", "-N1", script)
+    ours = run(site, COMMAND, "sbatch", "-N1", script)
+    number = int(ours.stdout.split()[-1])
+    assert ours.stdout == plain.stdout.replace(plain.stdout.split()[-1], str(number))
+    assert (ours.stderr, ours.returncode) == (plain.stderr, plain.returncode)
+    # It may also wait and take over the code.
+    assert run(site, COMMAND, "sbatch", "--wait", "-N1", script).returncode == 6
+    assert site.report(number)["runs"][0]["script"]["exit_code"] == 6
+
+
+def test_a_script_that_exits_at_once_or_does_nothing_ends_as_with_sbatch(site: Site) -> None:
+    jobs = [site.submit("-N1", stdin=text) for text in (b"#!/bin/sh\n", b"#!/bin/false\n")]
+    assert [site.ended(job)["ExitCode"] for job in jobs] == ["0:0", "1:0"]
+
+
+def test_a_script_whose_interpreter_is_missing_ends_as_with_sbatch(site: Site) -> None:
+    script = site.script("lost.sh", "#!/no/such/interpreter\n")
+    plain, ours = (site.ended(job) for job in submit_both(site, "-N1", script))
+    assert ours["ExitCode"] == plain["ExitCode"] != "0:0"
+    assert "/no/such/interpreter" in site.lab.job_output(ours["JobId"])
+
+
+@pytest.mark.parametrize("signal_name", ["SEGV", "KILL", "TERM"])
+def test_death_by_a_signal_is_what_slurm_records(site: Site, signal_name: str) -> None:
+    script = site.script("die.sh", f"#!/bin/bash\nkill -{signal_name} $$\n")
+    plain, ours = (site.ended(job) for job in submit_both(site, "-N1", script))
+    compared = ("JobState", "ExitCode", "Reason")
+    assert [ours[key] for key in compared] == [plain[key] for key in compared]
+    assert plain["ExitCode"].startswith("0:")
+
+
+def test_a_file_that_sbatch_refuses_is_refused_in_its_own_words(site: Site) -> None:
+    for name, text in (("empty", ""), ("bare", "echo no line\n"), ("dos", "#!/bin/sh\r\ntrue\r\n")):
+        script = site.script(name, text)
+        plain, ours = run(site, "sbatch", script), run(site, COMMAND, "sbatch", script)
+        assert plain.returncode != 0
+        assert (ours.returncode, ours.stdout, ours.stderr) == (
+            plain.returncode,
+            plain.stdout,
+            plain.stderr,
+        )
+    binary = ["/bin/true"]
+    plain, ours = run(site, "sbatch", *binary), run(site, COMMAND, "sbatch", *binary)
+    assert (ours.returncode, ours.stderr) == (plain.returncode, plain.stderr)
+    assert plain.returncode != 0
+    assert site.jobs() == {}
+
+
+def test_a_heterogeneous_job_is_refused_and_says_so(site: Site) -> None:
+    script = site.script("both.sh", "#!/bin/sh\n#SBATCH -N1\n#SBATCH hetjob\n#SBATCH -N1\n")
+    for words in ([script], ["-N1", ":", "-N1", "--wrap", "true"]):
+        refused = site.health("sbatch", *words)
+        assert refused.returncode == 2
+        assert "heterogeneous" in refused.stderr
+    assert site.jobs() == {}
+
+
+def test_without_a_check_it_is_the_plain_job_and_a_dry_run_is_none(site: Site) -> None:
+    script = site.script("world.py", WORLD)
+    plain, ours = (
+        int(run(site, *command, "--parsable", "-N1", "-wn1", script).stdout)
+        for command in (["sbatch"], [COMMAND, "sbatch", "--check=off"])
+    )
+    assert_same_world(world(site, plain), world(site, ours))
+    assert site.lab.job(ours)["Command"] == script
+    assert site.health("report", str(ours)).returncode == 4
+    shown = site.health("sbatch", "--dry-run", "-N1", script)
+    assert shown.returncode == 0
+    assert shown.stdout.endswith(WORLD)
+    assert site.jobs() == {}
+
+
+def test_every_task_of_an_array_is_checked_and_reported_under_its_own_name(site: Site) -> None:
+    text = "#!/bin/sh\necho task $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT\n"
+    script = site.script("array.sh", text)
+    number = site.submit("-N1", "--array=1,3", "--output=task-%A-%a.out", script)
+    for task in (1, 3):
+        assert site.ended(f"{number}_{task}")["JobState"] == "COMPLETED"
+        assert site.read(f"task-{number}-{task}.out").splitlines()[-1] == f"task {task} of 2"
+        (attempt,) = site.report(f"{number}_{task}")["runs"]
+        assert set(levels(attempt).values()) == {"healthy"}
+        assert f"{number}_{task}" in site.table(f"{number}_{task}")
+
+
+# --- signals -----------------------------------------------------------------------------------
+
+COUNTING = """#!/bin/bash
+trap 'echo usr1 >> {name}' USR1
+trap 'echo term >> {name}; exit 9' TERM
+echo ready >> {name}
+exec 3<> <(:)  # a read that only time or a signal ends, and no child that could be left
+while :; do read -rt 0.2 -u 3; done
+"""
+
+
+def lines(site: Site, name: str) -> list[str]:
+    return site.read(name).splitlines()
+
+
+def test_scancel_delivers_a_signal_to_the_script_exactly_once(site: Site) -> None:
+    script = site.script("counting.sh", COUNTING.format(name="counted"))
+    number = str(site.submit("-N1", script))
+    wait = site.lab.wait_until
+    wait(lambda: lines(site, "counted"), lambda seen: seen == ["ready"], "ready", DEADLINE_S)
+    site.lab.run(["scancel", "--signal=USR1", "--batch", number], user="alice")
+    wait(lambda: lines(site, "counted"), lambda seen: len(seen) == 2, "the first signal")
+    site.lab.run(["scancel", "--signal=USR1", "--full", number], user="alice")
+    wait(lambda: lines(site, "counted"), lambda seen: len(seen) == 3, "the second signal")
+    site.lab.run(["scancel", "--signal=TERM", "--batch", number], user="alice")
+    job = site.ended(number)
+    assert lines(site, "counted") == ["ready", "usr1", "usr1", "term"]
+    assert job["ExitCode"] == "9:0"
+
+
+def test_scancel_ends_the_script_as_with_sbatch_and_leaves_nothing(site: Site) -> None:
+    script = site.script("stubborn.sh", COUNTING.format(name="stubborn"))
+    number = site.submit("-N1", script)
+    wait = site.lab.wait_until
+    wait(lambda: lines(site, "stubborn"), lambda seen: seen == ["ready"], "ready", DEADLINE_S)
+    site.lab.run(["scancel", str(number)], user="alice")
+    job = site.ended(number)
+    assert job["JobState"] == "CANCELLED"
+    site.assert_nothing_left()
+    assert lines(site, "stubborn") == ["ready", "term"]
+
+
+def test_the_signal_before_the_time_limit_reaches_the_script_once(site: Site) -> None:
+    # Slurm rounds limits to minutes and sends the signal up to half a minute early.
+    text = "#!/bin/bash\ntrap 'echo usr1 >> timed; told=1' USR1\nexec 3<> <(:)\n"
+    text += "until [ $told ]; do read -rt 0.2 -u 3; done\nread -rt 1 -u 3\nexit 7\n"
+    script = site.script("timed.sh", text)
+    number = site.submit("-N1", "-t1", "--signal=B:USR1@10", script)
+    assert site.ended(number)["ExitCode"] == "7:0"
+    assert lines(site, "timed") == ["usr1"]
