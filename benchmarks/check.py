@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -105,12 +107,14 @@ def _measured(chosen: Sequence[Case], options: argparse.Namespace) -> list[Row]:
 
 
 def _run(row: Row, stage: Stage) -> None:
+    load = os.getloadavg()[0]
     try:
         sample = row.case.measure(stage)
     except (Unmeasured, LabError) as err:
         row.failures.append(str(err))
         _progress(row, f"not measured: {err}")
         return
+    sample = replace(sample, detail=f"{sample.detail}, load average {load:.1f} before")
     row.samples.append(sample)
     verdict = f" wrong: {sample.wrong}" if sample.wrong else ""
     _progress(row, f"{duration(sample.elapsed_s)} ({sample.detail}){verdict}")

@@ -199,7 +199,7 @@ def measure_import(_stage: Stage) -> Sample:
     for _ in range(IMPORT_PAIRS):
         bare = _python_s("pass")
         added.append(_python_s("import slurm_health.cli") - bare)
-    return Sample(elapsed_s=statistics.median(added))
+    return Sample(elapsed_s=statistics.median(added), detail=f"{IMPORT_PAIRS} pairs")
 
 
 def _python_s(program: str) -> float:
