@@ -104,41 +104,30 @@ def test_without_srun_there_is_an_error_before_anything_is_started(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("recorded", "reasons"),
+    ("recorded", "reason"),
     [
-        (
-            "srun-exit-both.txt",
-            {node: "its agent ended: Exited with exit code 4" for node in NODES},
-        ),
-        (
-            "srun-exit-different.txt",
-            {node: f"its agent ended: Exited with exit code {node[1]}" for node in NODES},
-        ),
-        ("srun-segfault.txt", {node: "its agent ended: Segmentation fault" for node in NODES}),
-        (
-            "srun-no-such-command.txt",
-            {node: "its agent ended: Exited with exit code 2" for node in NODES},
-        ),
-        ("srun-job-ended.txt", {node: "Slurm job 1 has expired" for node in NODES}),
+        ("srun-exit-both.txt", "its agent ended: Exited with exit code 4"),
+        ("srun-exit-different.txt", "its agent ended: Exited with exit code {number}"),
+        ("srun-segfault.txt", "its agent ended: Segmentation fault"),
+        ("srun-no-such-command.txt", "its agent ended: Exited with exit code 2"),
+        ("srun-job-ended.txt", "Slurm job 1 has expired"),
         (
             "srun-node-outside.txt",
-            {
-                node: "Unable to create step for job 6: Requested node configuration is not"
-                " available"
-                for node in NODES
-            },
+            "Unable to create step for job 6: Requested node configuration is not available",
         ),
     ],
 )
 def test_a_task_that_ended_is_an_agent_that_may_be_started_again(
-    srun: Srun, recorded: str, reasons: dict[str, str]
+    srun: Srun, recorded: str, reason: str
 ) -> None:
     launcher = srun.says(recorded)
 
     launcher.start(0, NODES)
 
     lost = losses(launcher, NODES)
-    assert {node: loss.reason for node, loss in lost.items()} == reasons
+    assert {node: loss.reason for node, loss in lost.items()} == {
+        node: reason.format(number=node[1]) for node in NODES
+    }
     assert {loss.cause for loss in lost.values()} == {LossCause.ENDED}
 
 

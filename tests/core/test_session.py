@@ -315,6 +315,18 @@ def test_a_node_that_slurm_cannot_start_is_tried_apart_from_the_others_and_then_
     assert story.verdict()["n4"] == (Level.FAULTY, "Slurm cannot start a step there: no answer")
 
 
+def test_an_agent_that_sees_no_journal_is_not_started_again_and_its_node_not_to_blame() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.is_ready("n1", "n2", "n3")
+    blind = "does not see the master's journal"
+    story.says(AgentsLost(launch=0, nodes=["n4"], reason=blind, cause=LossCause.NO_JOURNAL))
+
+    assert story.does(NodesAdmitted) == NodesAdmitted(nodes=["n1", "n2", "n3"])
+    assert story.session.state.agents["n4"].no_journal
+    assert story.session.state.agents["n4"].failed == blind
+
+
 def test_a_late_word_of_an_agent_that_was_replaced_counts_for_nothing() -> None:
     story = Story(["n1"])
     story.does(AgentsLaunched)

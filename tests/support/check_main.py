@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a master over local agents: `check_main.py DIRECTORY PYTHON NODE...`; prints the verdict.
+
+With a run directory that a killed one left, it goes on with that run, as a batch job would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_health.command import own_command
+from slurm_health.core.localize import Localizer as RealLocalizer
+from slurm_health.core.records import RunFinished, RunStarted, VerdictReached
+from slurm_health.core.session import Limits, Localizer
+from slurm_health.launch import LocalLauncher
+from slurm_health.master import Master
+
+RUN_ID = "r1"
+LIMITS = Limits(round_deadline_s=3.0, adaptive_extra_s=1.0, abort_grace_s=2.0)
+
+
+def started(nodes: Sequence[str]) -> RunStarted:
+    return RunStarted(
+        run_id=RUN_ID,
+        job_id=1,
+        attempt=0,
+        cluster="local",
+        partition="",
+        nodes=list(nodes),
+        master_node=nodes[0],
+        user="u",
+    )
+
+
+def make_localizer(nodes: Sequence[str]) -> Localizer:
+    return RealLocalizer(list(nodes))
+
+
+def run(
+    directory: Path, python: str, nodes: Sequence[str], *, limits: Limits = LIMITS
+) -> VerdictReached:
+    """Check these nodes; nothing that was started is left afterwards."""
+
+    def agent_command(launch: int, node: str | None) -> list[str]:
+        return list(
+            own_command(
+                "agent",
+                f"--directory={directory}",
+                f"--run-id={RUN_ID}",
+                f"--launch={launch}",
+                f"--python={python}",
+                "--poll-s=0.02",
+                "--lifetime-s=60",
+                f"--node={node}",
+            )
+        )
+
+    master = Master(
+        directory,
+        nodes,
+        LocalLauncher(agent_command, os.environ),
+        limits=limits,
+        make_localizer=make_localizer,
+    )
+    try:
+        master.open(started(nodes))
+        verdict = master.run()
+        master.finish(RunFinished(disposition="proceed", exit_code=0))
+    finally:
+        master.close()
+    return verdict
+
+
+if __name__ == "__main__":
+    found = run(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    print(json.dumps({node.node: node.level.value for node in found.nodes}))
