@@ -339,6 +339,8 @@ class Agent:
         if interface:
             # Otherwise gloo resolves the host name, which may be a loopback address.
             environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        # What a worker says last explains its end; torch warns of names it cannot look up.
+        environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         return environ
 
     def _worker_ended(self, worker: Worker, how: str) -> None:
