@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health run` without Slurm: real processes on this machine that play nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.supervised import eventually
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+COMMAND = str(Path(sys.executable).with_name("slurm-health"))
+TRAIN = str(Path(__file__).parents[2] / "examples" / "train_torchrun.py")
+DEADLINE_S = 200
+
+
+class Node:
+    """One process of `slurm-health run`."""
+
+    def __init__(self, directory: Path, *words: str, **environ: str) -> None:
+        self.process = subprocess.Popen(
+            [COMMAND, "run", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=directory,
+            env={
+                **os.environ,
+                "SLURM_HEALTH_JOURNAL": str(directory / "journal"),
+                "OMP_NUM_THREADS": "1",
+                **environ,
+            },
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end: code, standard output, standard error."""
+        stdout, stderr = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, stdout, stderr
+
+    def program(self) -> list[str]:
+        """What the process runs now."""
+        return Path(f"/proc/{self.process.pid}/cmdline").read_text().split("\0")
+
+
+@pytest.fixture
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def test_one_machine_is_checked_and_trains(tmp_path: Path) -> None:
+    code, stdout, stderr = Node(
+        tmp_path, "--network-check", "--standalone", "--nproc_per_node=2", TRAIN, "--epochs=1"
+    ).end()
+    assert code == 0, stderr
+    assert "2 processes" in stdout
+    assert "all healthy" in stderr
+    assert list(tmp_path.glob("journal/local/*/0-2/master.jsonl"))
+
+
+def test_several_processes_are_checked_and_train_together(tmp_path: Path, free_port: str) -> None:
+    nodes = [
+        Node(
+            tmp_path,
+            *("--network-check", "--nnodes=2", "--rdzv-id=a7", "--max_restarts=3"),
+            *(TRAIN, "--epochs=1"),
+            NODE_RANK=str(rank),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=free_port,
+        )
+        for rank in range(2)
+    ]
+    ends = [node.end() for node in nodes]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert "2 processes" in ends[0][1] + ends[1][1]
+    assert "node[0-1]" in ends[0][2]
+
+
+def test_a_process_that_never_comes_is_left_out_where_it_may_be(
+    tmp_path: Path, free_port: str
+) -> None:
+    nodes = [
+        Node(
+            tmp_path,
+            *("--network-check", "--nnodes=2:3", "--rdzv-id=a7", f"--node_rank={rank}"),
+            *("--rdzv-backend=c10d", TRAIN, "--epochs=1"),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=free_port,
+        )
+        for rank in range(2)
+    ]
+    ends = [node.end() for node in nodes]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert "2 processes" in ends[0][1] + ends[1][1]
+    assert "without node2: could not be measured: its agent never reported" in ends[0][2]
+
+
+def test_a_mistyped_option_is_refused_in_torchruns_words(tmp_path: Path) -> None:
+    code, stdout, stderr = Node(tmp_path, "--network-check", "--nproc-pernode=2", TRAIN).end()
+    assert (code, stdout) == (2, "")
+    assert stderr.splitlines()[-1] == (
+        "slurm-health run: error: unrecognized arguments: --nproc-pernode=2"
+    )
+
+
+def test_the_process_becomes_torchrun_and_ends_as_it_does(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
+    node = Node(tmp_path, "--standalone", str(script))
+    eventually((tmp_path / "began").exists, "the script began")
+    assert "torch.distributed.run" in node.program()
+    node.process.send_signal(signal.SIGTERM)
+    code, _, stderr = node.end()
+    assert code != 0
+    assert "SignalException" in stderr
+
+
+def test_the_help_is_ours_at_once_and_torchruns_by_its_parser(tmp_path: Path) -> None:
+    code, stdout, _ = Node(tmp_path, "--network-check", "--help").end()
+    assert code == 0
+    assert "--exclude-straggler" in stdout
+    assert "torchrun --help" in stdout
+    assert len(stdout.splitlines()) < 60
+    assert max(map(len, stdout.splitlines())) <= 100
+    code, stdout, _ = Node(tmp_path, "--nnodes", "2", "--help").end()
+    assert code == 0
+    assert "--max-restarts" in stdout
+    assert "--exclude-straggler" in stdout
