@@ -28,6 +28,7 @@ class Clock(Check, frozen=True, kw_only=True):
     """The clock follows a time server, and is not far off."""
 
     SEEN: ClassVar[type[Seen]] = ClockSeen
+    TOGETHER: ClassVar[bool] = True
     SEVERITY: ClassVar[Status] = Status.WARN
 
     synchronised: bool = True
@@ -88,6 +89,7 @@ class ClockSource(Check, frozen=True, kw_only=True):
     """The clock source is one of the fast ones; the kernel leaves tsc when it goes wrong."""
 
     SEEN: ClassVar[type[Seen]] = ClockSourceSeen
+    TOGETHER: ClassVar[bool] = True
     COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute")
 
     allowed: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = (
@@ -121,6 +123,7 @@ class Cpus(Check, frozen=True, kw_only=True):
     """Every CPU is online."""
 
     SEEN: ClassVar[type[Seen]] = CpusSeen
+    TOGETHER: ClassVar[bool] = True
     COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute")
 
     min_online: Annotated[int, msgspec.Meta(ge=1)]

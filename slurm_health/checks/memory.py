@@ -53,6 +53,7 @@ class Memory(Check, frozen=True, kw_only=True):
     """RAM present, and RAM free before a job begins."""
 
     SEEN: ClassVar[type[Seen]] = MemorySeen
+    TOGETHER: ClassVar[bool] = True
     COMPONENTS: ClassVar[tuple[str, ...]] = _COMPUTE
 
     min_total_gib: NotNegative = 0.0
@@ -95,6 +96,7 @@ class Swap(Check, frozen=True, kw_only=True):
     """Swap space: there is as much as there should be, and little of it is used."""
 
     SEEN: ClassVar[type[Seen]] = SwapSeen
+    TOGETHER: ClassVar[bool] = True
     SEVERITY: ClassVar[Status] = Status.WARN
 
     min_total_gib: NotNegative = 0.0
@@ -132,6 +134,7 @@ class Edac(Check, frozen=True, kw_only=True):
     """Memory errors that the EDAC driver counted since it was loaded."""
 
     SEEN: ClassVar[type[Seen]] = EdacSeen
+    TOGETHER: ClassVar[bool] = True
     COMPONENTS: ClassVar[tuple[str, ...]] = _COMPUTE
 
     max_uncorrected: Count = 0
@@ -175,6 +178,7 @@ class HugePages(Check, frozen=True, kw_only=True):
     """Huge pages that an earlier job reserved and nobody gave back."""
 
     SEEN: ClassVar[type[Seen]] = HugePagesSeen
+    TOGETHER: ClassVar[bool] = True
     SEVERITY: ClassVar[Status] = Status.USER_FAULT
     CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog", "epilog")
 

@@ -25,6 +25,7 @@ class Daemon(Check, frozen=True, kw_only=True):
     """A process of this name runs."""
 
     SEEN: ClassVar[type[Seen]] = DaemonSeen
+    TOGETHER: ClassVar[bool] = True
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     user: str = ""

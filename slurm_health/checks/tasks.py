@@ -70,6 +70,7 @@ class Load(Check, frozen=True, kw_only=True):
     """Load per CPU before a job begins. High load names no culprit, so it never drains."""
 
     SEEN: ClassVar[type[Seen]] = LoadSeen
+    TOGETHER: ClassVar[bool] = True
     SEVERITY: ClassVar[Status] = Status.WARN
     CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog",)
 
@@ -123,6 +124,7 @@ class Zombies(Check, frozen=True, kw_only=True):
     """Processes that have ended and whose parents do not take notice."""
 
     SEEN: ClassVar[type[Seen]] = TasksSeen
+    TOGETHER: ClassVar[bool] = True
     SEVERITY: ClassVar[Status] = Status.WARN
 
     max_count: Count = 50
@@ -147,6 +149,7 @@ class Uninterruptible(Check, frozen=True, kw_only=True):
     """
 
     SEEN: ClassVar[type[Seen]] = TasksSeen
+    TOGETHER: ClassVar[bool] = True
     SEVERITY: ClassVar[Status] = Status.WARN
 
     max_count: Count = 10

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.checks.check import AbsolutePath, Count
 from slurm_health.core.check_result import Status
 
 CONTEXTS = ("prolog", "epilog", "healthcheck", "retest")
 
+AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 Hours = Annotated[float, msgspec.Meta(gt=0, le=8760)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]

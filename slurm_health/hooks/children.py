@@ -30,14 +30,14 @@ Work = Callable[[], bytes]
 Key = TypeVar("Key")
 
 
-class Answered(msgspec.Struct, frozen=True):
+class Answered(msgspec.Struct, frozen=True, tag=True):
     """The child's work returned this."""
 
     data: bytes
     elapsed_s: float
 
 
-class Broke(msgspec.Struct, frozen=True):
+class Broke(msgspec.Struct, frozen=True, tag=True):
     """The child's work raised, or the child died."""
 
     reason: str

@@ -9,8 +9,8 @@ import msgspec
 
 from slurm_health.checks.check import Check
 from slurm_health.core.check_result import CheckResult
+from slurm_health.core.hook_settings import CONTEXTS
 from slurm_health.hooks.select import Choice
-from slurm_health.hooks.settings import CONTEXTS
 from slurm_health.hooks.site import Site
 
 

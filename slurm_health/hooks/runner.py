@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -12,6 +13,8 @@ from slurm_health.checks.check import Check, Place
 from slurm_health.core.check_result import CheckResult, Finding, Status, capped, inconclusive
 from slurm_health.hooks.children import Answered, Broke, Hung, Outcome, Work, run_all
 
+# No check is called that: a table's name is never empty.
+_SHARED = ""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -42,14 +45,52 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_checks(planned: Sequence[Planned], place: Place) -> list[CheckResult]:
-    """Run checks in parallel. Takes no longer than the longest time limit and a moment."""
-    work = {each.name: (_work(each.check, place), each.time_limit_s) for each in planned}
+    """Run checks in parallel. Takes no longer than the longest time limit and a moment.
+
+    Checks that only read what the kernel has in memory share one child, because a child costs
+    more than they do. Should that one not end in half of its checks' shortest limit, each of them
+    gets a child of its own for the rest of the time, and the one that hangs is named.
+    """
+    shared = [each for each in planned if each.check.TOGETHER]
+    alone = [each for each in planned if not each.check.TOGETHER]
+    work = {each.name: (_work(each.check, place), each.time_limit_s) for each in alone}
+    limit_s = min((each.time_limit_s / 2 for each in shared), default=0.0)
+    if shared:
+        work[_SHARED] = (_shared_work(shared, place), limit_s)
     outcomes = run_all(work)
+    if shared:
+        outcomes |= _parted(shared, outcomes.pop(_SHARED), place, limit_s)
     return [_result(each, outcomes[each.name]) for each in planned]
 
 
 def _work(check: Check, place: Place) -> Work:
     return lambda: _encoder.encode(check.collect(place))
+
+
+def _shared_work(shared: Sequence[Planned], place: Place) -> Work:
+    def work() -> bytes:
+        parts: list[Answered | Broke] = []
+        for each in shared:
+            began_s = time.monotonic()
+            try:
+                data = _encoder.encode(each.check.collect(place))
+                parts.append(Answered(data, time.monotonic() - began_s))
+            except Exception as err:  # told by the parent, as for a child of its own
+                reason = str(err) or type(err).__name__
+                parts.append(Broke(reason, time.monotonic() - began_s))
+        return _encoder.encode(parts)
+
+    return work
+
+
+def _parted(
+    shared: Sequence[Planned], outcome: Outcome, place: Place, spent_s: float
+) -> dict[str, Outcome]:
+    if isinstance(outcome, Answered):
+        parts = msgspec.msgpack.decode(outcome.data, type=list[Answered | Broke])
+        return {each.name: part for each, part in zip(shared, parts, strict=True)}
+    work = {each.name: (_work(each.check, place), each.time_limit_s - spent_s) for each in shared}
+    return run_all(work)
 
 
 def _result(planned: Planned, outcome: Outcome) -> CheckResult:
@@ -66,9 +107,9 @@ def _result(planned: Planned, outcome: Outcome) -> CheckResult:
 
 def _finding(planned: Planned, outcome: Outcome) -> Finding:
     match outcome:
-        case Hung(limit_s=limit_s, abandoned=abandoned):
+        case Hung(abandoned=abandoned):
             left = " and cannot be killed (its process waits in the kernel)" if abandoned else ""
-            return inconclusive(f"did not end within {limit_s:g} s{left}")
+            return inconclusive(f"did not end within {planned.time_limit_s:g} s{left}")
         case Broke(reason=reason):
             return inconclusive(f"could not be measured: {reason}")
         case Answered(data=data):

@@ -20,10 +20,7 @@ import msgspec
 from slurm_health.checks import registry
 from slurm_health.checks.check import Check
 from slurm_health.core.check_result import Status
-from slurm_health.core.node_pattern import is_pattern
-from slurm_health.errors import ConfigError
-from slurm_health.hooks.runner import Planned
-from slurm_health.hooks.settings import (
+from slurm_health.core.hook_settings import (
     CONTEXTS,
     Accusations,
     Breaker,
@@ -32,6 +29,9 @@ from slurm_health.hooks.settings import (
     Marks,
     Recovery,
 )
+from slurm_health.core.node_pattern import is_pattern
+from slurm_health.errors import ConfigError
+from slurm_health.hooks.runner import Planned
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 TOP_KEYS = ("journal", "hooks", "breaker", "recovery", "marks", "accusations", "checks")
@@ -131,6 +131,8 @@ class _Reading:
 
     def _planned(self, name: str, table: Mapping[str, Any]) -> Planned | None:
         where = ("checks", name)
+        if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+            raise self._error(("checks",), name, "a check's name has letters, digits, - and _")
         shared = set(CommonKeys.__struct_fields__)
         own = {key: value for key, value in table.items() if key not in shared}
         kind = self._kind(name, table)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HealthCheckProgram: check the node every few minutes, and bring back what we drained.
+
+On a node that is well, and that we did not drain, Slurm is asked nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from slurm_health.checks.check import Place
+from slurm_health.core.check_result import CheckResult, Status, node_faults
+from slurm_health.hooks.log import Log
+from slurm_health.hooks.runner import Planned, run_checks
+from slurm_health.hooks.select import choose, node_name, running
+from slurm_health.hooks.site import Site
+
+
+def run(site: Site, environ: Mapping[str, str], place: Place) -> bool:
+    """Run the health check; return whether the node has a proven fault."""
+    from slurm_health.hooks import record
+
+    node = node_name(environ)
+    log = Log("healthcheck", node)
+    chosen = choose(site.checks, context="healthcheck", node=node, partition=None)
+    results = run_checks(running(chosen), place)
+    log.results(results)
+    faults = node_faults(results)
+    kept = record.load(site.state)
+    if kept is not None:
+        _recover(site, environ, place, log, not faults)
+    elif faults:
+        _drain(site, environ, place, log, faults)
+    return bool(faults)
+
+
+def _drain(
+    site: Site,
+    environ: Mapping[str, str],
+    place: Place,
+    log: Log,
+    faults: Sequence[CheckResult],
+) -> None:
+    from slurm_health.hooks.controller import Controller
+    from slurm_health.hooks.drain import cause_of, drain_this_node
+
+    outcome = drain_this_node(
+        site,
+        node_name(environ),
+        cause_of(faults, environ, "healthcheck"),
+        controller=Controller(environ, limit_s=site.hooks.slurm_limit_s),
+        now_s=place.now_s,
+    )
+    log.error(f"{outcome.came.value}: {outcome.text}")
+
+
+def _recover(site: Site, environ: Mapping[str, str], place: Place, log: Log, well: bool) -> None:
+    """Test anew what this node was drained for; after enough passes, give it back."""
+    from slurm_health.core.recovery import after_test, is_due
+    from slurm_health.hooks import record
+
+    kept = record.load(site.state)
+    assert kept is not None
+    passes = well and retest(site, kept.retest, place, log)
+    after = after_test(kept, all_passed=passes, now_s=place.now_s, settings=site.recovery)
+    if after != kept:
+        record.keep(site.state, after)
+    if after.passes > kept.passes:
+        log.info(f"pass {after.passes} of {site.recovery.passes} of {', '.join(kept.retest)}")
+    if is_due(after, site.recovery):
+        from slurm_health.hooks.controller import Controller
+        from slurm_health.hooks.release import release_own
+
+        controller = Controller(environ, limit_s=site.hooks.slurm_limit_s)
+        log.info(release_own(site, after, controller))
+
+
+def retest(site: Site, names: Sequence[str], place: Place, log: Log) -> bool:
+    """Run the checks of these names and tell whether every one passes.
+
+    One that the configuration no longer has cannot pass: then a person decides.
+    """
+    checks: list[Planned] = []
+    for name in names:
+        planned = site.named(name)
+        if planned is None:
+            log.warning(f"drained for {name}, which is not configured any more")
+            return False
+        checks.append(planned)
+    results = run_checks(checks, msgspec.structs.replace(place, context="retest"))
+    return bool(results) and all(each.status is Status.PASS for each in results)

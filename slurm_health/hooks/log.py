@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hook has to say: to standard error, which slurmd keeps, and to the machine's log.
+
+slurmd shows the output of a hook that succeeds only at a high debug level, so the machine's log
+is where an administrator finds warnings. It is never waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from slurm_health.core.check_result import CheckResult, Status
+
+_DAEMON = 3 << 3
+_SEVERITY = {"error": 3, "warning": 4, "info": 6}
+_SOCKET = "/dev/log"
+_LEVELS = {
+    Status.NODE_FAULT: "error",
+    Status.USER_FAULT: "warning",
+    Status.INCONCLUSIVE: "warning",
+    Status.WARN: "warning",
+}
+
+
+class Log:
+    """Says things for one hook on one node."""
+
+    def __init__(self, hook: str, node: str, job: str = "") -> None:
+        self._head = f"slurm-health {hook}: node={node}" + (f" job={job}" if job else "")
+
+    def say(self, level: str, text: str) -> None:
+        """Write one line to both logs; what cannot be written is lost, and nothing waits."""
+        line = f"{self._head} {' '.join(text.split())}"
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
+        import socket  # not free, and a node that is well has nothing to say
+
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+            to.setblocking(False)
+            data = f"<{_DAEMON | _SEVERITY[level]}>{line}".encode(errors="replace")
+            to.sendto(data[:2000], _SOCKET)
+
+    def error(self, text: str) -> None:
+        """Say what an administrator must see."""
+        self.say("error", text)
+
+    def warning(self, text: str) -> None:
+        """Say what somebody should look at."""
+        self.say("warning", text)
+
+    def info(self, text: str) -> None:
+        """Say what was done."""
+        self.say("info", text)
+
+    def results(self, results: Sequence[CheckResult]) -> None:
+        """Say everything that is not a pass."""
+        for each in results:
+            if each.status is not Status.PASS:
+                shadow = " (in shadow: nothing follows)" if each.shadow else ""
+                status = each.status.value
+                self.say(
+                    _LEVELS[each.status], f"check={each.name} {status}{shadow}: {each.finding.text}"
+                )

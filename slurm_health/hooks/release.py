@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lift a drain: only ours, only as we left it, only where nothing else holds the node."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_health.core import drain_note
+from slurm_health.core.recovery import DrainRecord
+from slurm_health.errors import SlurmError
+from slurm_health.hooks import record
+from slurm_health.hooks.controller import Controller, NodeNow
+from slurm_health.hooks.site import Site
+
+
+def release_own(site: Site, kept: DrainRecord, controller: Controller) -> str:
+    """Give this node back to the pool when it is still as we drained it; say what came of it."""
+    try:
+        now = controller.node(kept.node)
+    except SlurmError as err:
+        return f"not released: Slurm cannot be asked: {err}"
+    if not now.drained or drain_note.unsigned(now.reason) != kept.reason:
+        record.drop(site.state)
+        return f"no longer ours: {now.state}: {now.reason or '(no reason)'}"
+    if not now.releasable:
+        # Ask again after as many passes, not every time.
+        record.keep(site.state, msgspec.structs.replace(kept, passes=0))
+        return f"not released: it is {now.state}"
+    why_not = undrain(controller, now)
+    if why_not:
+        return f"not released: {why_not}"
+    record.drop(site.state)
+    return f"released after {kept.passes} passes of {', '.join(kept.retest)}"
+
+
+def undrain(controller: Controller, now: NodeNow) -> str:
+    """Lift one drain and look whether it is lifted; return what went wrong, empty for nothing."""
+    try:
+        controller.undrain(now.name)
+        after = controller.node(now.name)
+    except SlurmError as err:
+        return str(err)
+    return f"it is still {after.state}" if after.drained else ""

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The health check: drains for a fault, and brings back only what is ours, untouched and well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_health.hooks import record
+from tests.hooks.conftest import Node
+from tests.hooks.fake_scontrol import FakeScontrol
+
+
+def pass_after_pass(node: Node, count: int, apart_s: float = 61.0) -> None:
+    for _ in range(count):
+        node.now_s += apart_s
+        node.healthcheck()
+
+
+@pytest.fixture
+def drained(node: Node) -> Node:
+    """A node our health check has drained, and that is well again."""
+    node.break_it()
+    assert node.healthcheck()
+    node.mend()
+    assert node.state == "IDLE+DRAIN"
+    (node.slurm.directory / "calls").unlink()
+    return node
+
+
+def test_on_a_well_node_slurm_is_asked_nothing(node: Node) -> None:
+    for _ in range(3):
+        assert not node.healthcheck()
+    assert node.slurm.calls() == []
+
+
+def test_a_fault_drains(node: Node) -> None:
+    node.break_it()
+    assert node.healthcheck()
+    assert node.reason.startswith("slurm-health: check=scratch job=0 t=1000000 /broken exists")
+
+
+def test_a_drained_node_that_stays_bad_is_not_asked_about_again(drained: Node) -> None:
+    drained.break_it()
+    pass_after_pass(drained, 5)
+    assert drained.slurm.calls() == []
+    assert drained.state == "IDLE+DRAIN"
+
+
+def test_it_comes_back_after_three_fresh_passes(drained: Node) -> None:
+    pass_after_pass(drained, 2)
+    assert drained.slurm.calls() == []
+    pass_after_pass(drained, 1)
+    assert (drained.state, drained.reason) == ("IDLE", "")
+    assert "State=UNDRAIN" in " ".join(drained.slurm.calls())
+    assert record.load(drained.site.state) is None
+
+
+def test_passes_too_close_together_are_one(drained: Node) -> None:
+    pass_after_pass(drained, 30, apart_s=2)
+    assert drained.state == "IDLE+DRAIN"
+
+
+def test_a_failure_between_passes_begins_the_count_anew(drained: Node) -> None:
+    pass_after_pass(drained, 2)
+    drained.break_it()
+    pass_after_pass(drained, 1)
+    drained.mend()
+    pass_after_pass(drained, 2)
+    assert drained.state == "IDLE+DRAIN"
+    pass_after_pass(drained, 1)
+    assert drained.state == "IDLE"
+
+
+def test_another_fault_keeps_it_although_its_own_check_passes(drained: Node) -> None:
+    (drained.machine / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 1 kB\n")
+    pass_after_pass(drained, 5)
+    assert drained.state == "IDLE+DRAIN"
+
+
+def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
+    node = drained
+    node.more = "[checks.memory2]\ncheck='memory'\n"
+    import msgspec
+
+    kept = record.load(node.site.state)
+    assert kept is not None
+    record.keep(node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2")))
+    (node.machine / "proc/meminfo").unlink()
+    pass_after_pass(node, 5)
+    assert node.state == "IDLE+DRAIN"
+
+
+def test_a_check_that_is_not_configured_any_more_cannot_pass(drained: Node) -> None:
+    import msgspec
+
+    kept = record.load(drained.site.state)
+    assert kept is not None
+    record.keep(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
+    pass_after_pass(drained, 5)
+    assert drained.state == "IDLE+DRAIN"
+    assert "not configured any more" in drained.said
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "ADMIN SHUTDOWN [root@2026-01-02T04:00:00]",
+        "Prolog error",
+        "slurm-health: check=scratch job=0 t=999 /broken exists",
+        "slurm-health: check=scratch job=0 t=1000000 /broken exists, keep it -- admin",
+        "",
+    ],
+)
+def test_a_note_that_anybody_touched_is_anothers(
+    drained: Node, slurm: FakeScontrol, note: str
+) -> None:
+    slurm.set({"n3": ("IDLE+DRAIN", note)})
+    pass_after_pass(drained, 8)
+    assert drained.state == "IDLE+DRAIN"
+    assert drained.reason == note
+    assert not any(call.startswith("update") for call in slurm.calls())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "DOWN+DRAIN",
+        "DOWN*+DRAIN",
+        "IDLE*+DRAIN",
+        "IDLE+DRAIN+REBOOT_REQUESTED",
+        "IDLE+DRAIN+REBOOT_ISSUED",
+        "IDLE+DRAIN+MAINT",
+        "IDLE+DRAIN+POWERED_DOWN",
+        "IDLE+DRAIN+FAIL",
+        "IDLE+DRAIN+INVALID_REG",
+        "IDLE+DRAIN+NOT_RESPONDING",
+        "IDLE+DRAIN@",
+    ],
+)
+def test_a_node_that_something_else_holds_is_not_released(
+    drained: Node, slurm: FakeScontrol, state: str
+) -> None:
+    slurm.set({"n3": (state, drained.reason)})
+    pass_after_pass(drained, 8)
+    assert drained.state == state
+    assert not any(call.startswith("update") for call in slurm.calls())
+
+
+def test_a_node_an_administrator_gave_back_is_forgotten(drained: Node, slurm: FakeScontrol) -> None:
+    slurm.set({"n3": ("IDLE", "")})
+    pass_after_pass(drained, 3)
+    assert record.load(drained.site.state) is None
+    drained.break_it()
+    assert drained.healthcheck()
+    assert drained.state == "IDLE+DRAIN"
+
+
+@pytest.mark.parametrize("trouble", ["exit 1", "sleep 31", "echo nonsense; exit 0"])
+def test_a_controller_in_trouble_releases_nothing(
+    drained: Node, slurm: FakeScontrol, trouble: str
+) -> None:
+    slurm.trouble(trouble)
+    pass_after_pass(drained, 3)
+    assert drained.state == "IDLE+DRAIN"
+    slurm.trouble("")
+    pass_after_pass(drained, 1)
+    assert drained.state == "IDLE"
+
+
+def test_a_site_may_keep_releases_to_itself(drained: Node) -> None:
+    drained.more = "[recovery]\nrelease = false\n"
+    pass_after_pass(drained, 9)
+    assert drained.state == "IDLE+DRAIN"
+
+
+def test_a_clock_that_is_set_back_neither_holds_nor_frees(drained: Node) -> None:
+    drained.now_s -= 500_000
+    pass_after_pass(drained, 3)
+    assert drained.state == "IDLE+DRAIN"
+    pass_after_pass(drained, 1)
+    assert drained.state == "IDLE"
+
+
+def test_a_record_that_cannot_be_kept_is_told_and_drains_all_the_same(
+    node: Node, tmp_path: Path
+) -> None:
+    node.break_it()
+    (node.directory / "state").write_text("a file where a directory should be")
+    assert node.healthcheck()
+    assert node.state == "IDLE+DRAIN"
+    assert "will not be released by itself" in node.said
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"node":"n3"}', "\0" * 100])
+def test_a_garbled_record_is_as_good_as_none(drained: Node, text: str) -> None:
+    (drained.site.state / record.NAME).write_text(text)
+    pass_after_pass(drained, 5)
+    assert drained.state == "IDLE+DRAIN"

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shims under an empty environment: their own errors never fail a prolog or an epilog."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.hooks.sites import write_site
+
+ROOT = Path(__file__).parents[2]
+SHIMS = ["prolog/slurm-health", "epilog/slurm-health", "prolog/slurm-health-healthcheck"]
+FAILING = SHIMS[:2]
+ENV = shutil.which("env") or "/usr/bin/env"
+
+
+def install(directory: Path, shim: str, *, python: str, config: Path, limit: str = "30") -> Path:
+    """Install a shim as the documentation says: copy it and edit its three lines."""
+    text = (ROOT / shim).read_text()
+    for name, value in (("python", python), ("config", str(config)), ("limit", limit)):
+        text, count = re.subn(rf"^{name}=.*$", f"{name}={value}", text, flags=re.MULTILINE)
+        assert count == 1
+    path = directory / Path(shim).name
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def stub(directory: Path, text: str) -> str:
+    path = directory / "python"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def run(shim: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ENV, "-i", str(shim)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("shim", SHIMS)
+def test_shellcheck_finds_nothing(shim: str) -> None:
+    program = shutil.which("shellcheck")
+    if program is None:
+        pytest.skip("shellcheck is not installed")
+    subprocess.run([program, str(ROOT / shim)], check=True)
+
+
+@pytest.mark.parametrize("shim", SHIMS)
+def test_a_shim_is_short_and_executable(shim: str) -> None:
+    assert (ROOT / shim).stat().st_mode & 0o111 == 0o111
+    assert len((ROOT / shim).read_text().splitlines()) <= 30
+
+
+@pytest.mark.parametrize("shim", SHIMS)
+def test_on_a_well_node_it_ends_with_0_and_says_nothing(tmp_path: Path, shim: str) -> None:
+    config = write_site(tmp_path / "etc", "[checks.memory]\n")
+    ran = run(install(tmp_path, shim, python=sys.executable, config=config))
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("shim", FAILING)
+def test_a_proven_fault_ends_with_1(tmp_path: Path, shim: str) -> None:
+    python = stub(tmp_path, "exit 99")
+    assert run(install(tmp_path, shim, python=python, config=tmp_path)).returncode == 1
+
+
+def test_the_health_check_ends_with_0_whatever_it_finds(tmp_path: Path) -> None:
+    python = stub(tmp_path, "exit 99")
+    assert run(install(tmp_path, SHIMS[2], python=python, config=tmp_path)).returncode == 0
+
+
+@pytest.mark.parametrize("shim", SHIMS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exit 1",  # what Python ends with after a traceback
+        "exit 2",
+        "exit 70",
+        "exit 126",
+        "kill -SEGV $$",
+        "kill -KILL $$",
+        "echo noise; echo noise >&2; exit 3",
+    ],
+)
+def test_its_own_error_ends_with_0_and_is_told(tmp_path: Path, shim: str, text: str) -> None:
+    ran = run(install(tmp_path, shim, python=stub(tmp_path, text), config=tmp_path))
+    assert ran.returncode == 0
+    assert "this node was not checked (code " in ran.stderr
+
+
+@pytest.mark.parametrize("shim", SHIMS)
+def test_a_missing_interpreter_ends_with_0_and_is_told(tmp_path: Path, shim: str) -> None:
+    ran = run(install(tmp_path, shim, python="/nowhere/python", config=tmp_path))
+    assert ran.returncode == 0
+    assert "not checked (code 127)" in ran.stderr
+
+
+@pytest.mark.parametrize("shim", SHIMS)
+@pytest.mark.parametrize("text", ["[checks.memry]\n", "[[[", "[checks.memory]\nmin_total_gib=-1\n"])
+def test_an_impossible_configuration_ends_with_0_and_is_told(
+    tmp_path: Path, shim: str, text: str
+) -> None:
+    config = write_site(tmp_path / "etc", text)
+    ran = run(install(tmp_path, shim, python=sys.executable, config=config))
+    assert ran.returncode == 0
+    assert str(config) in ran.stderr
+
+
+@pytest.mark.parametrize("shim", SHIMS)
+def test_a_configuration_that_others_can_write_is_not_followed(tmp_path: Path, shim: str) -> None:
+    config = write_site(tmp_path / "etc", "[checks.memory]\n")
+    config.chmod(0o666)
+    ran = run(install(tmp_path, shim, python=sys.executable, config=config))
+    assert ran.returncode == 0
+    assert "can be written by others" in ran.stderr
+
+
+@pytest.mark.parametrize("shim", SHIMS)
+def test_a_hook_that_never_ends_is_ended_at_the_limit(tmp_path: Path, shim: str) -> None:
+    python = stub(tmp_path, "exec sleep 3600")
+    began = time.monotonic()
+    ran = run(install(tmp_path, shim, python=python, config=tmp_path, limit="1"))
+    assert time.monotonic() - began < 8
+    assert ran.returncode == 0
+    assert "not checked (code 124)" in ran.stderr
+
+
+def test_slurmds_signal_reaches_the_hook_and_its_children(tmp_path: Path) -> None:
+    """slurmd signals the process group, and a moment later kills it."""
+    note = tmp_path / "pid"
+    program = stub(tmp_path, f"echo $$ >{note}; exec sleep 3600")
+    config = write_site(
+        tmp_path / "etc", f"[checks.hung]\ncheck='command'\nargv=['{program}']\ntime_limit_s=600\n"
+    )
+    shim = install(tmp_path, SHIMS[0], python=sys.executable, config=config, limit="600")
+    hook = subprocess.Popen([ENV, "-i", str(shim)], start_new_session=True)
+    deadline = time.monotonic() + 30
+    while not (note.exists() and note.read_text().strip()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(hook.pid, signal.SIGTERM)
+    hook.wait(10)
+    child = Path(f"/proc/{note.read_text().strip()}/cmdline")
+    while time.monotonic() < deadline:
+        try:
+            if b"sleep" not in child.read_bytes():
+                return
+        except OSError:
+            return
+        time.sleep(0.01)
+    raise AssertionError("what the check started lives on")
