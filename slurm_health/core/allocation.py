@@ -24,7 +24,6 @@ class Allocation:
     cluster: str
     partition: str
     nodes: tuple[str, ...]
-    cpus_per_node: int
     array: str = ""
     start_time_s: int | None = None
 
@@ -53,7 +52,6 @@ def from_environ(environ: Mapping[str, str]) -> Allocation:
         cluster=environ.get("SLURM_CLUSTER_NAME") or "cluster",
         partition=environ.get("SLURM_JOB_PARTITION", ""),
         nodes=_nodes(environ),
-        cpus_per_node=_cpus_per_node(environ),
         array=f"{array_job}_{array_task}" if array_job and array_task else "",
         start_time_s=int(start) if start.isdecimal() else None,
     )
@@ -67,16 +65,6 @@ def _nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
         return expand(nodelist)
     except ValueError as err:
         raise AllocationError("SLURM_JOB_NODELIST", str(err)) from err
-
-
-def _cpus_per_node(environ: Mapping[str, str]) -> int:
-    """Return the smallest number of CPUs the job holds on a node, 1 where Slurm does not tell.
-
-    SLURM_JOB_CPUS_PER_NODE reads like `16(x3),8`.
-    """
-    parts = environ.get("SLURM_JOB_CPUS_PER_NODE", "").split(",")
-    counts = [int(part.split("(")[0]) for part in parts if part.split("(")[0].isdecimal()]
-    return min(counts, default=1)
 
 
 def _integer(environ: Mapping[str, str], variable: str, default: str | None = None) -> int:

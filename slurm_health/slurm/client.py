@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 import re
 import time
@@ -258,11 +257,6 @@ def parse_pairs(line: str) -> dict[str, str]:
     return {
         mark.group(1): line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)
     }
-
-
-def current_uid() -> int:
-    """Return the user the process runs as."""
-    return os.getuid()
 
 
 def _states(text: str) -> frozenset[str]:

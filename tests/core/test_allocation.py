@@ -14,7 +14,6 @@ JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
 VARIABLES = (
     "SLURM_RESTART_COUNT",
     "SLURM_HET_SIZE",
-    "SLURM_JOB_CPUS_PER_NODE",
     "SLURM_JOB_START_TIME",
     "SLURM_ARRAY_JOB_ID",
     "SLURM_ARRAY_TASK_ID",
@@ -31,7 +30,6 @@ def test_the_least_that_slurm_sets_is_enough() -> None:
         cluster="cluster",
         partition="",
         nodes=("n1", "n2", "n3"),
-        cpus_per_node=1,
     )
 
 
@@ -41,7 +39,6 @@ def test_everything_that_slurm_tells_is_taken() -> None:
         "SLURM_RESTART_COUNT": "2",
         "SLURM_CLUSTER_NAME": "lab",
         "SLURM_JOB_PARTITION": "gpu",
-        "SLURM_JOB_CPUS_PER_NODE": "16(x2),8",
         "SLURM_ARRAY_JOB_ID": "11",
         "SLURM_ARRAY_TASK_ID": "3",
         "SLURM_JOB_START_TIME": "1700000000",
@@ -53,7 +50,6 @@ def test_everything_that_slurm_tells_is_taken() -> None:
         cluster="lab",
         partition="gpu",
         nodes=("n1", "n2", "n3"),
-        cpus_per_node=8,
         array="11_3",
         start_time_s=1_700_000_000,
     )
@@ -96,4 +92,3 @@ def test_any_environment_is_an_allocation_or_an_allocation_error(told: dict[str,
     except AllocationError:
         return
     assert allocation.nodes
-    assert allocation.cpus_per_node >= 0
