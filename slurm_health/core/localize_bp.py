@@ -82,21 +82,13 @@ def propagate(
     variables). `messages` of an earlier call with the same graph make a warm start. States up to
     `tolerated` count as well in `others`.
     """
-    batch, grid, tests = log_likelihood.shape
     top = log_likelihood.max(axis=1, keepdims=True)
     likelihood = np.exp(log_likelihood - top)
     if messages is None:
-        shape = (batch, grid, tests, graph.sources.shape[1])
-        messages = np.zeros(shape, dtype=log_likelihood.dtype)
+        messages = np.zeros((*likelihood.shape, graph.sources.shape[1]), dtype=likelihood.dtype)
     for _ in range(sweeps):
-        incoming = _incoming(graph, messages, _collect(graph, messages, log_prior))
-        fresh = _log(_outgoing(likelihood, _others(incoming)))
-        fresh -= fresh.max(axis=1, keepdims=True)
-        if damping:
-            fresh = damping * messages + (1 - damping) * fresh
-        settled = float(np.abs(fresh - messages).max(initial=0)) < _SETTLED
-        messages = fresh
-        if settled:
+        before, messages = messages, _sweep(graph, likelihood, messages, log_prior, damping)
+        if float(np.abs(messages - before).max(initial=0)) < _SETTLED:
             break
     total = _collect(graph, messages, log_prior)
     incoming = _incoming(graph, messages, total)
@@ -113,6 +105,16 @@ def propagate(
         log_evidence=_log_evidence(graph, raw, joint, log_prior) + top.sum(axis=(1, 2)),
         messages=messages,
     )
+
+
+def _sweep(
+    graph: Graph, likelihood: Numbers, messages: Numbers, log_prior: Floats, damping: float
+) -> Numbers:
+    """Return every message anew from all others."""
+    incoming = _incoming(graph, messages, _collect(graph, messages, log_prior))
+    fresh = _log(_outgoing(likelihood, _others(incoming)))
+    fresh -= fresh.max(axis=1, keepdims=True)
+    return damping * messages + (1 - damping) * fresh if damping else fresh
 
 
 def _tiny(values: Numbers) -> float:

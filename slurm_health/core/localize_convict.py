@@ -22,7 +22,9 @@ from slurm_health.core.localize_slow import Observations, Slowness
 TRUST = 0.05  # who is bad with a smaller probability than this is believed as a witness
 _CANDIDATE = 0.5  # below this probability nobody is looked at
 _WITNESSES = 2  # partners, or rounds where there are no partners
+_FABRIC_ROUNDS = 3  # in which a leaf or path was slow: congestion may last for two
 _SLOW_TESTS = 3  # that convict: among thousands of nodes somebody is hit by a spike twice
+_TOO_FEW_PEERS, _SLOW_TESTS_OF_TWO = 2, 6  # a single peer may be the odd one itself
 _MARGIN = 1.3  # deviations of a slowdown above the floor
 
 
@@ -142,11 +144,13 @@ def _enough(
     """Tell whether the slow tests are many and different enough to convict."""
     groups = {trials[metric.trial[test]].nodes for test in tests}
     rounds = {trials[metric.trial[test]].round_index for test in tests}
-    if len(tests) < _SLOW_TESTS or len(rounds) < _WITNESSES:
+    needed = _SLOW_TESTS if sources.nodes > _TOO_FEW_PEERS else _SLOW_TESTS_OF_TWO
+    if len(tests) < needed or len(rounds) < _WITNESSES:
         return False
     if variable >= sources.nodes:
         is_leaf = variable < sources.nodes + sources.leaves
-        return len(groups) >= (_SLOW_TESTS if is_leaf else _WITNESSES)
+        enough = _SLOW_TESTS if is_leaf else _WITNESSES
+        return len(groups) >= enough and len(rounds) >= _FABRIC_ROUNDS
     return len(groups if metric.shared else rounds) >= _WITNESSES
 
 

@@ -62,9 +62,8 @@ def needs_of(
         _testable(ledger, findings, node, active, trusted)
         for node in undecided - findings.guilty.keys()
     )
-    fabric_open = _fabric_open(findings)
     least = _least_rounds(len(ledger.names), settings)
-    enough = begun >= least and not (useful or costly or fabric_open)
+    enough = begun >= least and not (useful or costly or _fabric_open(findings))
     over = begun >= settings.round_limit(len(ledger.names)) or not active
     over = over or (len(active) == 1 and not _solo_useful(findings, active[0], begun))
     return Needs(
@@ -74,13 +73,13 @@ def needs_of(
         trusted=trusted,
         risk=risk,
         byes=_byes(ledger),
-        repeats=tuple(pair.nodes for pair in doubtful if set(pair.nodes) <= set(active)),
-        tested_in_leaf=_tested_in_leaf(findings),
-        suspect_leaves=frozenset(
-            leaf
-            for leaf in range(findings.sources.leaves)
-            if findings.risk[findings.sources.nodes + leaf] >= _SUSPECT_FABRIC
+        repeats=tuple(
+            pair
+            for pair in (*(pair.nodes for pair in doubtful), *_only_witnesses(findings, trusted))
+            if set(pair) <= set(active)
         ),
+        tested_in_leaf=_tested_in_leaf(findings),
+        suspect_leaves=_suspect_leaves(findings),
     )
 
 
@@ -127,7 +126,9 @@ def _testable(
     if not others:
         return False
     failing = findings.bad[node] >= _SUSPICIOUS and node not in findings.crashes
-    return not failing or any(other in trusted for other in others)
+    if not failing or any(other in trusted for other in others):
+        return True
+    return node in findings.passed and any(other in findings.passed for other in others)
 
 
 def _fabric_open(findings: Findings) -> bool:
@@ -135,6 +136,25 @@ def _fabric_open(findings: Findings) -> bool:
     first = findings.sources.nodes
     suspected = np.flatnonzero(findings.risk[first:] >= _SUSPECT_FABRIC) + first
     return any(int(variable) not in findings.guilty for variable in suspected)
+
+
+def _only_witnesses(findings: Findings, trusted: frozenset[int]) -> tuple[Pair, ...]:
+    """Return the pairs that passed, if so few did that nobody is trusted yet."""
+    if trusted:
+        return ()
+    pairs = dict.fromkeys(
+        (trial.nodes[0], trial.nodes[1])
+        for trial in findings.trials
+        if trial.bearing is Bearing.PASSED and len(trial.nodes) == 2
+        if all(findings.bad[node] < _SUSPECT_FABRIC for node in trial.nodes)
+    )
+    return tuple(pairs) if len(findings.trials) > len(pairs) else ()
+
+
+def _suspect_leaves(findings: Findings) -> frozenset[int]:
+    first = findings.sources.nodes
+    risk = findings.risk[first : first + findings.sources.leaves]
+    return frozenset(int(leaf) for leaf in np.flatnonzero(risk >= _SUSPECT_FABRIC))
 
 
 def _solo_useful(findings: Findings, node: int, begun: int) -> bool:

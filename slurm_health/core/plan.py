@@ -87,6 +87,8 @@ def _bye(standing: Standing, order: Sequence[int]) -> int:
 
 def circle(order: Sequence[int], turn: int) -> list[Pair]:
     """Return turn `turn` of the round robin: over n - 1 turns (n if odd) everybody meets once."""
+    if not order:
+        return []
     seats: list[int | None] = [*order] if len(order) % 2 == 0 else [*order, None]
     rest = seats[1:]
     turn %= max(len(rest), 1)

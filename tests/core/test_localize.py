@@ -207,3 +207,17 @@ def test_a_run_without_nodes_is_refused() -> None:
 def test_a_node_named_twice_is_refused() -> None:
     with pytest.raises(LocalizeError, match="named twice: n1"):
         Localizer(["n1", "n2", "n1"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_good_nodes_of_eight_are_enough_to_convict_the_other_six(seed: int) -> None:
+    good = random.Random(seed).sample(names(8), 2)
+    dead = set(names(8)) - set(good)
+    verdict, _ = run(names(8), cluster(dead=dead), seed=seed)
+    assert set(verdict.named(Level.FAULTY)) == dead
+    assert set(verdict.named(Level.HEALTHY)) == set(good)
+
+
+def test_one_good_node_of_four_cannot_be_told_from_the_bad_ones() -> None:
+    verdict, _ = run(names(4), cluster(dead=["n1", "n2", "n3"]))
+    assert {level(verdict, node) for node in names(4)} == {Level.INCONCLUSIVE}
