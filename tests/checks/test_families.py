@@ -203,7 +203,7 @@ def test_no_edac_driver_is_unmeasured_and_not_an_error(tmp_path: Path) -> None:
         Edac().collect(Place(root=tmp_path))
 
 
-# --- counters ------------------------------------------------------------------------------------
+# --- counters --------------------------------------------------
 
 
 def later(place: Place, seconds: float) -> Place:
@@ -254,7 +254,7 @@ def test_a_garbled_memory_of_the_last_run_is_as_good_as_none(text: str, well: Pl
     assert find(check, later(well, 60)).status is Status.PASS
 
 
-# --- the kernel's log ----------------------------------------------------------------------------
+# --- the kernel's log --------------------------------------------------
 
 
 def test_old_messages_of_the_kernel_do_not_count(well: Place) -> None:
@@ -274,7 +274,7 @@ def test_garbled_messages_are_passed_over(line: str, well: Place) -> None:
     assert find(KernelLog(), well).status is Status.PASS
 
 
-# --- filesystems ---------------------------------------------------------------------------------
+# --- filesystems --------------------------------------------------
 
 
 def seen(**changes: object) -> FilesystemSeen:
@@ -323,7 +323,7 @@ def test_nothing_is_left_behind_by_a_trial_write(well: Place) -> None:
     assert [each.name for each in well.path("/scratch").iterdir()] == [".keep"]
 
 
-# --- processes -----------------------------------------------------------------------------------
+# --- processes --------------------------------------------------
 
 
 def test_a_process_may_have_brackets_and_spaces_in_its_name() -> None:
@@ -365,7 +365,7 @@ def test_leftovers_are_the_jobs_own_and_nobody_elses(well: Place) -> None:
     assert "sleep(51)" not in found.text
 
 
-# --- clock, services -----------------------------------------------------------------------------
+# --- clock, services --------------------------------------------------
 
 
 def test_the_kernel_tells_its_clocks_state() -> None:
@@ -393,7 +393,7 @@ def test_a_unit_is_judged_by_its_state(load: str, active: str, status: Status) -
     assert found.status is status
 
 
-# --- programs ------------------------------------------------------------------------------------
+# --- programs --------------------------------------------------
 
 
 def script(tmp_path: Path, text: str) -> str:

@@ -118,7 +118,7 @@ def story(node: Node, tmp_path: Path) -> Story:
     return found
 
 
-# --- what an accusation brings about -------------------------------------------------------------
+# --- what an accusation brings about --------------------------------------------------
 
 
 def test_a_job_without_a_journal_accuses_nobody(story: Story) -> None:
@@ -242,7 +242,7 @@ def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
     assert {each.job for each in found} == set(range(100, 108))
 
 
-# --- hostile journals ----------------------------------------------------------------------------
+# --- hostile journals --------------------------------------------------
 
 
 def accuse_others(story: Story) -> None:
@@ -420,7 +420,7 @@ def test_a_users_text_reaches_log_and_note_tamed(story: Story) -> None:
     assert story.node.slurm.nodes()["n9"] == ("IDLE", "")
 
 
-# --- clean-up --------------------------------------------------------------------------------------
+# --- clean-up --------------------------------------------------
 
 
 @pytest.mark.root
@@ -444,7 +444,7 @@ def test_what_the_job_left_running_is_ended_and_nothing_else(node: Node) -> None
             each.wait()
 
 
-# --- fuzzing -------------------------------------------------------------------------------------
+# --- fuzzing --------------------------------------------------
 
 
 CASES = int(os.environ.get("ACCUSATION_CASES", "3000"))

@@ -90,7 +90,7 @@ def test_a_job_may_opt_out_where_the_site_has_a_word_for_it(node: Node) -> None:
     assert node.prolog(SLURM_JOB_COMMENT="nocheck-ish")
 
 
-# --- who else has a say --------------------------------------------------------------------------
+# --- who else has a say --------------------------------------------------
 
 NOTES = [
     "ADMIN SHUTDOWN",
@@ -155,7 +155,7 @@ def test_a_node_in_the_pool_is_drained_whatever_it_does(
     assert node.state == "IDLE+DRAIN"
 
 
-# --- Slurm in trouble ----------------------------------------------------------------------------
+# --- Slurm in trouble --------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_missing_scontrol_drains_nobody(node: Node) -> None:
     assert "scontrol not found" in node.said
 
 
-# --- the breaker ---------------------------------------------------------------------------------
+# --- the breaker --------------------------------------------------
 
 
 def test_a_rack_that_fails_at_once_is_not_drained(rack: list[Node]) -> None:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA GPUs: all there, none asking for a reset, no errors, all links, nobody's leftovers."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from slurm_health.checks.check import Check, Count, Place, Seen, Unmeasured
+from slurm_health.checks.nvml import Device, Gpus, read_gpus
+from slurm_health.core.check_result import (
+    Finding,
+    Status,
+    joined,
+    node_fault,
+    passed,
+    user_fault,
+    warned,
+)
+
+# Names of nvml.h's nvmlGpuRecoveryAction_t.
+_RECOVERY = {1: "a reset", 2: "a reboot of the node", 3: "to drain its peers", 4: "drain and reset"}
+# Bits of nvml.h's clocks event reasons. The power cap is normal under load and is not among them.
+_SLOWED = {0x8: "hardware slowdown", 0x40: "hardware thermal", 0x80: "power brake"}
+_WARM = 0x20
+_IDLE = 0x1
+
+
+class GpuSeen(Seen, frozen=True, kw_only=True):
+    """What NVML says, and which GPUs Slurm gives the job (empty where there is no job)."""
+
+    gpus: Gpus
+    allotted: tuple[int, ...] = ()
+
+
+class Gpu(Check, frozen=True, kw_only=True):
+    """Every GPU of the node, in one pass over NVML."""
+
+    SEEN: ClassVar[type[Seen]] = GpuSeen
+    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "network")
+
+    # How many there should be; 0: as many as Slurm counts on for the job.
+    count: Count = 0
+    max_uncorrected: Count = 0
+    # Active NVLinks of each GPU; 0: not judged.
+    nvlinks: Count = 0
+    # 0: as wide as GPU and slot allow.
+    min_pcie_width: Count = 0
+    # Judged while a GPU is busy: an idle one lowers it. 0: not judged.
+    min_pcie_generation: Count = 0
+    # The version of the driver; empty: any.
+    driver: str = ""
+    fabric: bool = True
+    throttling: Annotated[str, msgspec.Meta(pattern="^(warn|fault|ignore)$")] = "warn"
+
+    def collect(self, place: Place) -> GpuSeen:
+        """Ask NVML."""
+        return GpuSeen(gpus=read_gpus(), allotted=allotted(place))
+
+    def judge(self, seen: GpuSeen) -> Finding:
+        """Judge the whole, then each GPU."""
+        gpus = seen.gpus
+        if gpus.broken:
+            return node_fault(gpus.broken)
+        expected = self.count or max(seen.allotted, default=-1) + 1
+        parts = [passed("", gpus=len(gpus.devices))]
+        if len(gpus.devices) < expected:
+            text = f"{len(gpus.devices)} GPUs, Slurm counts on {expected}"
+            parts.append(node_fault(text, expected=expected))
+        if self.driver and gpus.driver != self.driver:
+            parts.append(node_fault(f"driver {gpus.driver}, expected {self.driver}"))
+        for device in gpus.devices:
+            parts += self._device(device)
+        return joined(parts, well=f"{len(gpus.devices)} GPUs well, driver {gpus.driver}")
+
+    def _device(self, device: Device) -> list[Finding]:
+        name = f"GPU {device.index}{f' ({device.bus})' if device.bus else ''}"
+        if device.lost:
+            return [node_fault(f"{name} is lost: {device.lost}")]
+        faults = [*self._memory(device), *self._links(device)]
+        if device.recovery_action:
+            wanted = _RECOVERY.get(device.recovery_action, f"action {device.recovery_action}")
+            faults.insert(0, f"asks for {wanted}")
+        found = [node_fault(f"{name} {text}") for text in faults]
+        return [*found, *self._throttling(name, device)]
+
+    def _memory(self, device: Device) -> list[str]:
+        found = []
+        if device.uncorrected is not None and device.uncorrected > self.max_uncorrected:
+            limit = self.max_uncorrected
+            found.append(f"has {device.uncorrected} uncorrected ECC errors, limit {limit}")
+        if device.remap_failed:
+            found.append("has failed to remap a memory row")
+        elif device.remap_pending:
+            found.append("has a memory row to remap and needs a reset")
+        return found
+
+    def _links(self, device: Device) -> list[str]:
+        found = []
+        if self.nvlinks and device.links_active is not None and device.links_active < self.nvlinks:
+            down = ", ".join(map(str, device.links_down))
+            found.append(f"has {device.links_active} of {self.nvlinks} NVLinks (down: {down})")
+        width, most = device.pcie_width, self.min_pcie_width or device.pcie_max_width
+        if width is not None and most is not None and 0 < width < most:
+            found.append(f"runs on {width} PCIe lanes, limit {most}")
+        is_busy = device.clock_reasons is not None and not device.clock_reasons & _IDLE
+        generation = device.pcie_generation
+        if is_busy and generation is not None and generation < self.min_pcie_generation:
+            found.append(f"runs PCIe generation {generation}, limit {self.min_pcie_generation}")
+        if self.fabric and device.fabric_state == "completed" and device.fabric_status:
+            found.append(f"failed to join the NVLink fabric (status {device.fabric_status})")
+        return found
+
+    def _throttling(self, name: str, device: Device) -> list[Finding]:
+        found = []
+        reasons = device.clock_reasons or 0
+        slowed = [text for bit, text in _SLOWED.items() if reasons & bit]
+        if slowed and self.throttling != "ignore":
+            judged = node_fault if self.throttling == "fault" else warned
+            found.append(judged(f"{name} is slowed down: {', '.join(slowed)}"))
+        elif reasons & _WARM and self.throttling != "ignore":
+            found.append(warned(f"{name} is slowed down by its temperature"))
+        if self.fabric and device.fabric_state in {"not started", "in progress"}:
+            found.append(warned(f"{name}: joining the NVLink fabric is {device.fabric_state}"))
+        return found
+
+
+class GpuProcesses(Check, frozen=True, kw_only=True):
+    """Processes on the GPUs that Slurm gives the job, or has just taken back from one."""
+
+    SEEN: ClassVar[type[Seen]] = GpuSeen
+    SEVERITY: ClassVar[Status] = Status.USER_FAULT
+    CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog", "epilog")
+
+    def collect(self, place: Place) -> GpuSeen:
+        """Ask NVML about the job's GPUs only: other jobs may be at work on the others."""
+        wanted = allotted(place)
+        if not wanted:
+            raise Unmeasured("Slurm gives the job no GPU here")
+        return GpuSeen(gpus=read_gpus(), allotted=wanted)
+
+    def judge(self, seen: GpuSeen) -> Finding:
+        """Nobody should be there."""
+        parts = [
+            user_fault(f"GPU {device.index} is in use by processes {_listed(device.processes)}")
+            for device in seen.gpus.devices
+            if device.index in seen.allotted and device.processes
+        ]
+        return joined(parts, well="nobody on the job's GPUs")
+
+
+def allotted(place: Place) -> tuple[int, ...]:
+    """Return the GPUs of the job, by the numbers they have outside it; empty where none is told."""
+    words = place.environ.get("SLURM_JOB_GPUS", "").split(",")
+    return tuple(int(word) for word in words if word.isdecimal())
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Xid errors: what the NVIDIA driver wrote into the kernel's log about its GPUs."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from slurm_health.checks.check import Check, Place, Seen
+from slurm_health.checks.kernel_log import Message, read_messages
+from slurm_health.core.check_result import Finding, Status, joined, node_fault, passed, warned
+from slurm_health.core.xid_policy import judge_xid
+
+# NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has fallen off the bus.
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([\w:.]+)\): (\d+)")
+
+Numbers = tuple[Annotated[int, msgspec.Meta(ge=1, le=999)], ...]
+
+
+class XidSeen(Seen, frozen=True, kw_only=True):
+    """Messages with an Xid."""
+
+    messages: list[Message]
+
+
+class Xid(Check, frozen=True, kw_only=True):
+    """The latest Xids, judged by NVIDIA's catalogue as the site has amended it."""
+
+    SEEN: ClassVar[type[Seen]] = XidSeen
+    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "network")
+
+    window_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    fault: Numbers = ()
+    warn: Numbers = ()
+    ignore: Numbers = ()
+
+    def collect(self, place: Place) -> XidSeen:
+        """Read /dev/kmsg."""
+        return XidSeen(messages=read_messages(place, _XID.pattern, self.window_s))
+
+    def judge(self, seen: XidSeen) -> Finding:
+        """Judge each GPU's Xids; a number counts once for each GPU."""
+        latest: dict[tuple[str, int], Message] = {}
+        for message in seen.messages:
+            if found := _XID.search(message.text):
+                latest[found.group(1), int(found.group(2))] = message
+        parts = [passed("", xids=len(latest))]
+        for (bus, number), message in latest.items():
+            status, text = self._status(number)
+            said = f"GPU {bus}: Xid {number} {message.age_s:.0f} s ago ({text})"
+            if status is Status.NODE_FAULT:
+                parts.append(node_fault(said, xid=number))
+            elif status is Status.WARN:
+                parts.append(warned(said, xid=number))
+        return joined(parts, well="no Xid that says anything about the node")
+
+    def _status(self, number: int) -> tuple[Status, str]:
+        if number in self.ignore:
+            return Status.PASS, ""
+        if number in self.fault:
+            return Status.NODE_FAULT, "the site calls it a fault"
+        if number in self.warn:
+            return Status.WARN, "the site wants to know of it"
+        return judge_xid(number)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs through NVML: a stub library, built here, plays those that are broken."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurm_health.checks.check import Check, Place
+from slurm_health.checks.gpu import Gpu, GpuProcesses
+from slurm_health.checks.xid import Xid
+from slurm_health.core.check_result import CheckResult, Status
+from slurm_health.core.xid_policy import LOOK, NODE, judge_xid
+from slurm_health.hooks.runner import Planned, run_checks
+from tests.hooks.sites import tree
+
+SOURCE = Path(__file__).with_name("stub_nvml.c")
+
+
+def build_stub(directory: Path) -> Path:
+    """Build the library where it can be found under its own name."""
+    library = directory / "libnvidia-ml.so.1"
+    soname = "-Wl,-soname,libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", soname, "-o", library, SOURCE], check=True)
+    return library
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("gcc") is None or importlib.util.find_spec("pynvml") is None:
+        pytest.skip("needs gcc and nvidia-ml-py")
+    return build_stub(tmp_path_factory.mktemp("nvml"))
+
+
+class Player(Check, frozen=True, kw_only=True):
+    """A check with the stub loaded and told what to play, in the check's own child."""
+
+    check: Check
+    library: str
+    state: str
+
+    def collect(self, place: Place) -> object:  # type: ignore[override]
+        os.environ["STUB_NVML"] = self.state
+        ctypes.CDLL(self.library)  # from now on the library of that name
+        return self.check.collect(place)
+
+    def judge(self, seen: object) -> object:  # type: ignore[override]
+        return self.check.judge(seen)
+
+
+class Bench:
+    def __init__(self, library: Path, directory: Path) -> None:
+        self.library = library
+        self.state = directory / "state"
+        self.environ: dict[str, str] = {}
+
+    def play(self, check: Check, *lines: str, limit_s: float = 10) -> CheckResult:
+        self.state.write_text("".join(f"{line}\n" for line in lines))
+
+        class Playing(Player, frozen=True, kw_only=True):
+            SEEN = check.SEEN
+
+        player = Playing(check=check, library=str(self.library), state=str(self.state))
+        planned = Planned(
+            name="gpu",
+            check=player,
+            time_limit_s=limit_s,
+            severity=check.SEVERITY,
+            shadow=False,
+            contexts=(),
+        )
+        (result,) = run_checks([planned], Place(environ=self.environ))
+        return result
+
+
+@pytest.fixture
+def bench(library: Path, tmp_path: Path) -> Bench:
+    return Bench(library, tmp_path)
+
+
+def test_eight_well_gpus_pass(bench: Bench) -> None:
+    result = bench.play(Gpu(count=8, nvlinks=18, min_pcie_generation=5))
+    assert result.status is Status.PASS, result
+    assert result.finding.text == "8 GPUs well, driver 570.124.06"
+
+
+FAULTS = [
+    (("count=7",), "7 GPUs, Slurm counts on 8"),
+    (("3.error=15",), "GPU 3 is lost: GPU is lost"),
+    (("3.handle=15",), "GPU 3 is lost"),
+    (("3.handle=999",), "GPU 3 is lost: NVML gives no handle to it"),
+    (("2.recovery=1",), "GPU 2 (00000000:03:00.0) asks for a reset"),
+    (("2.recovery=2",), "asks for a reboot of the node"),
+    (("2.recovery=9",), "asks for action 9"),
+    (("0.uncorrected=1",), "has 1 uncorrected ECC errors, limit 0"),
+    (("0.remap_pending=1",), "has a memory row to remap"),
+    (("0.remap_failed=1",), "has failed to remap"),
+    (("5.links_down=2",), "has 16 of 18 NVLinks (down: 0, 1)"),
+    (("1.width=8",), "runs on 8 PCIe lanes, limit 16"),
+    (("1.reasons=4", "1.generation=3"), "runs PCIe generation 3, limit 5"),
+    (("1.fabric_status=999",), "failed to join the NVLink fabric"),
+    (("init=9",), "the NVIDIA driver is not loaded"),
+    (("init=18",), "of different versions"),
+]
+
+
+@pytest.mark.parametrize(("lines", "text"), FAULTS)
+def test_a_broken_gpu_is_named_with_its_fault(
+    bench: Bench, lines: tuple[str, ...], text: str
+) -> None:
+    result = bench.play(Gpu(count=8, nvlinks=18, min_pcie_generation=5), *lines)
+    assert result.status is Status.NODE_FAULT, result
+    assert text in result.finding.text
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("uncorrected=-1", "remap_pending=-1", "reasons=-1", "width=-1", "generation=-1"),
+        ("recovery=2", "recovery_return=3"),
+        ("fabric_state=0", "fabric_status=999"),
+        ("1.generation=1",),  # idle
+        ("1.reasons=4",),  # the power cap, normal under load
+    ],
+)
+def test_what_a_gpu_does_not_tell_is_not_held_against_it(
+    bench: Bench, lines: tuple[str, ...]
+) -> None:
+    result = bench.play(Gpu(count=8, min_pcie_generation=5), *lines)
+    assert result.status is Status.PASS, result
+
+
+@pytest.mark.parametrize("bit", ["0x8", "0x40", "0x80", "0x20"])
+def test_throttling_warns_unless_the_site_says_more(bench: Bench, bit: str) -> None:
+    assert bench.play(Gpu(), f"4.reasons={bit}").status is Status.WARN
+    assert bench.play(Gpu(throttling="ignore"), f"4.reasons={bit}").status is Status.PASS
+
+
+@pytest.mark.parametrize("code", [1, 4, 12, 999])
+def test_nvml_that_does_not_start_is_inconclusive(bench: Bench, code: int) -> None:
+    assert bench.play(Gpu(count=8), f"init={code}").status is Status.INCONCLUSIVE
+
+
+def test_a_hung_driver_is_inconclusive_after_its_limit(bench: Bench) -> None:
+    result = bench.play(Gpu(count=8), "hang=1", limit_s=0.5)
+    assert result.hung
+    assert result.status is Status.INCONCLUSIVE
+
+
+def test_slurms_count_is_enough_where_the_site_names_none(bench: Bench) -> None:
+    bench.environ = {"SLURM_JOB_GPUS": "0,7"}
+    assert bench.play(Gpu()).status is Status.PASS
+    assert bench.play(Gpu(), "count=7").status is Status.NODE_FAULT
+
+
+def test_a_process_on_the_jobs_gpu_is_the_users_fault_and_on_another_nobodys(bench: Bench) -> None:
+    bench.environ = {"SLURM_JOB_GPUS": "2,3"}
+    result = bench.play(GpuProcesses(), "3.process=4711")
+    assert result.status is Status.USER_FAULT
+    assert "GPU 3 is in use by processes 4711" in result.finding.text
+    assert bench.play(GpuProcesses(), "5.process=4711").status is Status.PASS
+
+
+def test_without_the_binding_the_checks_can_be_configured_and_say_what_is_missing() -> None:
+    code = (
+        "import sys; sys.modules['pynvml'] = None\n"
+        "from slurm_health.checks.gpu import Gpu\n"
+        "from slurm_health.checks.check import Place, Unmeasured\n"
+        "try: Gpu(count=8).collect(Place())\n"
+        "except Unmeasured as err: print(err)\n"
+    )
+    import sys
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "nvidia-ml-py is not installed" in ran.stdout
+
+
+# --- Xid --------------------------------------------------
+
+
+def xid(tmp_path: Path, number: int, bus: str = "PCI:0000:3b:00") -> Place:
+    line = f"3,9,9990000000,-;NVRM: Xid ({bus}): {number}, pid=77, name=python, text\n"
+    return tree(tmp_path, {"/dev/kmsg": line, "/proc/uptime": "10000.0 1\n"})
+
+
+@pytest.mark.parametrize("number", [46, 48, 62, 64, 74, 79, 95, 119, 120])
+def test_hardware_xids_are_seen(tmp_path: Path, number: int) -> None:
+    check = Xid()
+    found = check.judge(check.collect(xid(tmp_path, number)))
+    assert found.status is judge_xid(number)[0]
+    assert found.status in (Status.NODE_FAULT, Status.WARN)
+    assert f"Xid {number} 10 s ago" in found.text
+    assert "0000:3b:00" in found.text
+
+
+@pytest.mark.parametrize("number", [8, 11, 13, 31, 32, 43, 45, 66, 68, 69, 500])
+def test_a_programs_own_xid_says_nothing_about_the_node(tmp_path: Path, number: int) -> None:
+    check = Xid()
+    assert check.judge(check.collect(xid(tmp_path, number))).status is Status.PASS
+
+
+@pytest.mark.parametrize("number", range(144, 151))
+def test_an_nvlink_5_xid_never_drains_on_the_bare_number(number: int) -> None:
+    assert judge_xid(number)[0] is Status.WARN
+
+
+def test_a_site_may_amend_the_table(tmp_path: Path) -> None:
+    seen = Xid().collect(xid(tmp_path, 79))
+    assert Xid(ignore=(79,)).judge(seen).status is Status.PASS
+    assert Xid(warn=(79,)).judge(seen).status is Status.WARN
+    assert Xid(fault=(13,)).judge(Xid().collect(xid(tmp_path, 13))).status is Status.NODE_FAULT
+
+
+def test_the_same_xid_is_seen_again_the_next_time(tmp_path: Path) -> None:
+    place = xid(tmp_path, 79)
+    for _ in range(2):
+        assert Xid().judge(Xid().collect(place)).status is Status.NODE_FAULT
+
+
+def test_no_xid_is_in_both_tables() -> None:
+    assert not set(NODE) & set(LOOK)
