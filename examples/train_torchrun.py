@@ -18,6 +18,7 @@ def main() -> None:
     """Train for a few epochs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--lr", type=float, default=1e-2)
     arguments = parser.parse_args()
 
     cuda = torch.cuda.is_available()
@@ -30,7 +31,7 @@ def main() -> None:
             device
         )
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
     for epoch in range(arguments.epochs):
         for _ in range(20):
             inputs = torch.randn(128, 64, device=device)

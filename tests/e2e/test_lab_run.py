@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`srun slurm-health run` on the lab: a small DDP training, with and without bad nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, kinds, levels, verdict_of
+from tests.lab import missing
+from tests.lab.commands import Result
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(400),
+]
+
+TRAIN = Path(__file__).parents[2] / "examples" / "train_torchrun.py"
+BATCH = """#!/bin/bash
+#SBATCH --output=run-%j.out
+{command} run --nproc_per_node=1 train.py
+"""
+
+
+@pytest.fixture
+def trained(site: Site) -> Iterator[Site]:
+    """The site, with a training script in alice's home; nothing is left running afterwards."""
+    site.script("train.py", TRAIN.read_text())
+    yield site
+    site.assert_nothing_left()
+
+
+def srun(site: Site, nodes: int, *words: str, tasks: int = 1) -> Result:
+    """Run `srun slurm-health run` as alice."""
+    argv = ["srun", f"-N{nodes}", f"--ntasks-per-node={tasks}", COMMAND, "run", *words]
+    return site.lab.run(
+        argv, user="alice", check=False, env={"OMP_NUM_THREADS": "1"}, deadline_s=2 * DEADLINE_S
+    )
+
+
+def last_job(site: Site) -> int:
+    """The job of the newest journal."""
+    journals = site.lab.home("alice") / ".slurm-health" / "journal" / "lab"
+    return max(int(path.name) for path in journals.iterdir())
+
+
+def said_by_us(result: Result) -> list[str]:
+    return [line for line in result.stderr.splitlines() if line.startswith("slurm-health: ")]
+
+
+def test_healthy_nodes_are_checked_and_train_together(trained: Site) -> None:
+    result = srun(trained, 3, "--network-check", "--max_restarts=3", "train.py", "--epochs=1")
+    assert result.returncode == 0, result
+    assert "3 processes" in result.stdout
+    assert said_by_us(result)[-1].endswith("all healthy")
+    job = last_job(trained)
+    (run,) = trained.report(job)["runs"]
+    assert levels(run) == dict.fromkeys(("n1", "n2", "n3"), "healthy")
+    # One agent per node, in the step that trains.
+    for node in ("n1", "n2", "n3"):
+        assert kinds(trained.records(job, "0-2", node))["workers_ready"] == 1
+
+
+def test_training_goes_on_without_a_faulty_node_where_fewer_nodes_will_do(trained: Site) -> None:
+    trained.lab.fault.drop("n3")
+    result = srun(
+        trained,
+        4,
+        *("--network-check", "--nnodes=3:4", "--nproc_per_node=2", "--max_restarts=3"),
+        *("train.py", "--epochs=1"),
+    )
+    assert result.returncode == 0, result
+    assert "6 processes" in result.stdout
+    assert any("n3 is LEFT OUT: faulty" in line for line in said_by_us(result))
+    (run,) = trained.report(last_job(trained))["runs"]
+    assert verdict_of(run, "n3")["level"] == "faulty"
+    assert "went on with n[1-2,4]" in trained.table(last_job(trained))
+
+
+def test_a_faulty_first_node_hands_over_to_the_next(trained: Site) -> None:
+    trained.lab.fault.drop("n1")
+    result = srun(trained, 4, "--network-check", "--nnodes=3:4", "train.py", "--epochs=1")
+    assert result.returncode == 0, result
+    assert "3 processes" in result.stdout
+    assert any("n1 is LEFT OUT: faulty" in line for line in said_by_us(result))
+
+
+def test_nothing_starts_where_all_nodes_are_needed_and_one_is_faulty(trained: Site) -> None:
+    trained.lab.fault.drop("n3")
+    result = srun(trained, 4, "--network-check", "train.py", "--epochs=1")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    for node in ("n1", "n2", "n3", "n4"):
+        (line,) = (line for line in said_by_us(result) if f": {node}: training does NOT" in line)
+        assert "n3 is faulty" in line
+        assert "--exclude=n3" in line
+        assert "--nnodes=3:4" in line
+    assert "stopped" in trained.table(last_job(trained))
+
+
+def test_a_slow_node_is_left_out_only_if_asked(trained: Site) -> None:
+    trained.lab.fault.slow_link("n2", mbit=100)
+    result = srun(trained, 4, "--exclude-straggler", "--nnodes=3:4", "train.py", "--epochs=1")
+    assert result.returncode == 0, result
+    assert "3 processes" in result.stdout
+    assert re.search("n2 is LEFT OUT: (slow|faulty)", result.stderr)  # a busy machine times out
+
+
+def test_an_agent_that_is_killed_is_started_again_by_its_task(trained: Site) -> None:
+    trained.lab.fault.kill_agent("n2")
+    result = srun(trained, 3, "--network-check", "train.py", "--epochs=1")
+    assert result.returncode == 0, result
+    assert "3 processes" in result.stdout
+    assert said_by_us(result)[-1].endswith("all healthy")
+    ends = [
+        r for r in trained.records(last_job(trained), "0-2", "n2") if r["kind"] == "agent_ended"
+    ]
+    assert "SIGKILL" in ends[0]["reason"]
+
+
+def test_a_node_that_cannot_be_measured_trains_and_is_named(trained: Site) -> None:
+    trained.lab.fault.kill_agent("n2", times=None)
+    result = srun(trained, 3, "--network-check", "train.py", "--epochs=1")
+    assert result.returncode == 0, result
+    assert "3 processes" in result.stdout
+    assert "with n2 all the same: inconclusive" in result.stderr
+
+
+@pytest.mark.parametrize("checked", [(), ("--network-check",)])
+def test_two_tasks_on_a_node_are_one_too_many(trained: Site, checked: tuple[str, ...]) -> None:
+    result = srun(trained, 1, *checked, "train.py", tasks=2)
+    assert result.returncode == 2
+    assert "one task per node is enough" in result.stderr
+
+
+def test_a_batch_script_that_forgets_srun_is_told(trained: Site) -> None:
+    job = trained.lab.sbatch(BATCH.format(command=COMMAND), "-N2")
+    assert trained.ended(job)["ExitCode"] == "2:0"
+    assert "srun --ntasks-per-node=1 slurm-health run" in trained.read(f"run-{job}.out")
+
+
+def test_a_mistyped_option_ends_every_task_with_torchruns_word(trained: Site) -> None:
+    result = srun(trained, 2, "--network-check", "--max_restart5=3", "train.py")
+    assert result.returncode == 2
+    found = re.findall("unrecognized arguments: --max_restart5=3", result.stderr)
+    assert len(found) == 2
