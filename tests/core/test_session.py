@@ -44,7 +44,7 @@ from tests.support.world import CountingLocalizer, World
 START_S = 1000.0
 LIMITS = Limits(settle_s=0.5)
 NODES = ("n1", "n2", "n3", "n4")
-many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def real_localizer(nodes: Sequence[str]) -> Localizer:

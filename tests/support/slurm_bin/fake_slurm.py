@@ -11,17 +11,17 @@ State lies in $FAKE_SLURM_DIR: jobs.json, nodes.json, settings.json and calls (o
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # only srun needs it, and every command is started often
+    import subprocess
 
 Job = dict[str, Any]
 
@@ -255,6 +255,8 @@ def refuse_what_is_to_be_refused(words: list[str]) -> None:
 
 def srun(words: list[str]) -> int:
     """Run the command once for each node, and say how it ended in srun's words."""
+    import signal
+
     at = next(place for place, word in enumerate(words) if not word.startswith("--"))
     options = dict(word.lstrip("-").split("=", 1) for word in words[:at] if "=" in word)
     names = known(options["nodelist"])
@@ -280,6 +282,10 @@ def srun(words: list[str]) -> int:
 
 
 def start_task(name: str, command: list[str]) -> subprocess.Popen[bytes]:
+    import ctypes
+    import signal
+    import subprocess
+
     environ = {
         "SLURMD_NODENAME": name,
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
