@@ -46,7 +46,7 @@ lint: install
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run; else echo 'shellcheck is not installed: shell scripts were not checked'; fi
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run $(filter-out %.md,$(wildcard prolog/* epilog/*)); else echo 'shellcheck is not installed: shell scripts were not checked'; fi
 
 fmt: install
 	$(RUN) -m ruff format
