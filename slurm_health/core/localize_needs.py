@@ -75,7 +75,10 @@ def needs_of(
         byes=_byes(ledger),
         repeats=tuple(
             pair
-            for pair in (*(pair.nodes for pair in doubtful), *_only_witnesses(findings, trusted))
+            for pair in (
+                *(pair.nodes for pair in doubtful),
+                *_only_witnesses(ledger, findings, active),
+            )
             if set(pair) <= set(active)
         ),
         tested_in_leaf=_tested_in_leaf(findings),
@@ -138,9 +141,12 @@ def _fabric_open(findings: Findings) -> bool:
     return any(int(variable) not in findings.guilty for variable in suspected)
 
 
-def _only_witnesses(findings: Findings, trusted: frozenset[int]) -> tuple[Pair, ...]:
-    """Return the pairs that passed, if so few did that nobody is trusted yet."""
-    if trusted:
+def _only_witnesses(
+    ledger: Ledger, findings: Findings, active: tuple[int, ...]
+) -> tuple[Pair, ...]:
+    """Return the pairs that passed, if everybody met everybody and nobody is trusted yet."""
+    everybody = set(active)
+    if any(findings.trusted(node) or everybody - ledger.met[node] - {node} for node in active):
         return ()
     pairs = dict.fromkeys(
         (trial.nodes[0], trial.nodes[1])
