@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example batch scripts, submitted with sbatch as a site would, with a tiny training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site
+from tests.lab import missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(600),
+]
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / "sbatch_templates"
+# The wrapper's own; it is rendered, not edited, and tested with the wrapper.
+RENDERED = {"health.sbatch"}
+TESTED = {
+    "check-then-torchrun.sbatch",
+    "sweep.sbatch",
+    "task-per-gpu.sbatch",
+    "torchrun-with-check.sbatch",
+}
+
+
+def submit(site: Site, template: str, *options: str, script: str) -> int:
+    """Submit a template as alice, with slurm-health and torchrun on her PATH; the job's id."""
+    path = site.script(template, (TEMPLATES / template).read_text())
+    train = site.script(script, (ROOT / "examples" / script).read_text())
+    here = f"{Path(COMMAND).parent}:{Path(sys.executable).parent}"
+    output = () if template == "sweep.sbatch" else ("--output=job-%j.out",)
+    result = site.lab.run(
+        ["sbatch", "--parsable", *output, *options, path, train, "--epochs=1"],
+        user="alice",
+        env={"PATH": f"{here}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+    )
+    return int(result.stdout)
+
+
+def output_of(site: Site, job: int) -> str:
+    ended = site.ended(job, 3 * DEADLINE_S)
+    text = site.read(f"job-{job}.out")
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), text
+    site.assert_nothing_left()
+    return text
+
+
+def test_every_template_is_tested() -> None:
+    assert {path.name for path in TEMPLATES.glob("*.sbatch")} - RENDERED == TESTED
+
+
+def test_check_then_torchrun(site: Site) -> None:
+    job = submit(site, "check-then-torchrun.sbatch", "-N2", script="train_torchrun.py")
+    text = output_of(site, job)
+    assert "n[1-2]: " in text
+    assert "all healthy" in text
+    assert "2 processes" in text
+
+
+def test_check_then_torchrun_moves_away_from_a_bad_node(site: Site) -> None:
+    site.lab.fault.drop("n2")
+    job = submit(site, "check-then-torchrun.sbatch", "-N4", script="train_torchrun.py")
+    text = output_of(site, job)
+    assert "4 processes" in text
+    assert site.lab.job(job)["Restarts"] == "1"
+    assert site.lab.job(job)["ExcNodeList"] == "n2"
+
+
+def test_torchrun_with_check_leaves_the_bad_node_out(site: Site) -> None:
+    site.lab.fault.drop("n3")
+    job = submit(site, "torchrun-with-check.sbatch", "-N4", script="train_torchrun.py")
+    text = output_of(site, job)
+    assert "n3 is LEFT OUT: faulty" in text
+    assert "3 processes" in text
+    assert site.lab.job(job)["Restarts"] == "0"
+
+
+def test_task_per_gpu(site: Site) -> None:
+    job = submit(site, "task-per-gpu.sbatch", "-N2", "--ntasks-per-node=2", script="train.py")
+    text = output_of(site, job)
+    assert "all healthy" in text
+    assert "epoch 0  4 nodes" in text  # examples/train.py calls each of its ranks a node
+
+
+def test_sweep(site: Site) -> None:
+    job = submit(site, "sweep.sbatch", "--array=0-1", script="train_torchrun.py")
+    for task, rate in enumerate(("1e-2", "3e-3")):
+        ended = site.ended(f"{job}_{task}", 3 * DEADLINE_S)
+        text = site.read(f"sweep-{job}_{task}.out")
+        assert ended["ExitCode"] == "0:0", text
+        assert f"learning rate {rate}" in text
+        assert "1 processes" in text
+    site.assert_nothing_left()
