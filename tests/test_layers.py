@@ -123,21 +123,6 @@ def test_imports_go_round_in_no_circle() -> None:
         order += free
 
 
-def test_only_slurms_door_and_the_launcher_know_slurms_commands() -> None:
-    doors = (f"{NAME}.slurm.", f"{NAME}.launch", f"{NAME}.core.", f"{NAME}.submit")
-    commands = {"scontrol", "sbatch", "squeue", "scancel", "sinfo", "sacctmgr", "srun"}
-    for module in MODULES:
-        lists = [
-            node.elts[0].value
-            for node in ast.walk(ast.parse(MODULES[module].read_text()))
-            if isinstance(node, ast.List | ast.Tuple)
-            and node.elts
-            and isinstance(node.elts[0], ast.Constant)
-        ]
-        if commands & {value for value in lists if isinstance(value, str)}:
-            assert module.startswith(doors), module
-
-
 def test_nothing_is_run_through_a_shell() -> None:
     for module, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
