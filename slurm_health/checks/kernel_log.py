@@ -86,18 +86,21 @@ class KernelLog(Check, frozen=True, kw_only=True):
     SEVERITY: ClassVar[Status] = Status.NODE_FAULT
     COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "storage")
 
+    # From the beginning of a message: the kernel writes names of programs into others, and a user
+    # chooses those. A loop device's filesystem may be an image that a user brought along.
     fault: tuple[str, ...] = (
-        r"mce: .*(Uncorrected|uncorrected|Machine check events logged.*fatal)",
-        r"Memory failure: .*(unhandlable|dirty .* page still referenced)",
-        r"EXT4-fs error|XFS .*(metadata I/O error|Corruption)|BTRFS.*(error|corrupt)",
-        r"Remounting filesystem read-only",
-        r"nvme\d+: (controller is down|Removing after probe failure)",
-        r"nvme\d+: I/O \d+ .*timeout, (disable|reset) controller",
+        r"^mce: \[Hardware Error\]: .*(Uncorrected|uncorrected|Fatal)",
+        r"^Memory failure: 0x[0-9a-f]+: recovery action for .*: (Failed|Ignored)",
+        r"^EXT4-fs error \(device (?!loop)",
+        r"^EXT4-fs \((?!loop)[^)]+\): Remounting filesystem read-only",
+        r"^XFS \((?!loop)[^)]+\): .*(metadata I/O error|Corruption)",
+        r"^BTRFS (error|critical) \(device (?!loop)",
+        r"^nvme nvme\d+: (controller is down|Removing after probe failure)",
     )
     warn: tuple[str, ...] = (
         r"soft lockup|hard LOCKUP|rcu.*self-detected stall",
         r"blocked for more than \d+ seconds",
-        r"(Out of memory|oom-kill)",
+        r"^(Out of memory|Memory cgroup out of memory)",
         r"PCIe Bus Error: severity=(Uncorrected|Fatal)",
     )
     window_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0

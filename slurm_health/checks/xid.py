@@ -14,7 +14,7 @@ from slurm_health.core.check_result import Finding, Status, joined, node_fault, 
 from slurm_health.core.xid_policy import judge_xid
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has fallen off the bus.
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([\w:.]+)\): (\d+)")
+_XID = re.compile(r"^NVRM: Xid \((?:PCI:)?([\w:.]+)\): (\d+)")
 
 Numbers = tuple[Annotated[int, msgspec.Meta(ge=1, le=999)], ...]
 

@@ -7,6 +7,8 @@ import msgspec
 
 from slurm_health.core.hook_settings import Recovery
 
+_ASK_AGAIN_S = 600.0
+
 
 class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What this node was drained for, kept on the node by root.
@@ -18,6 +20,7 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         time_s: when.
         passes: how many fresh passes in a row there have been since.
         passed_s: when the last of them was.
+        asked_s: when Slurm was last asked whether the drain still stands.
     """
 
     node: str
@@ -26,6 +29,7 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     time_s: float
     passes: int = 0
     passed_s: float = 0.0
+    asked_s: float = 0.0
 
 
 def after_test(
@@ -45,6 +49,16 @@ def after_test(
     if now_s - last_s < settings.apart_s:
         return record
     return msgspec.structs.replace(record, passes=record.passes + 1, passed_s=now_s)
+
+
+def is_doubtful(record: DrainRecord, now_s: float) -> bool:
+    """Tell whether to ask Slurm if a node that is bad again, or still, is still drained.
+
+    Somebody may have given it back meanwhile. Asking every time would be a call every few minutes
+    for as long as a node waits for its repair.
+    """
+    asked_s = max(record.asked_s, record.time_s)
+    return now_s < asked_s or now_s - asked_s >= _ASK_AGAIN_S
 
 
 def is_due(record: DrainRecord, settings: Recovery) -> bool:

@@ -37,7 +37,7 @@ drain = false
 [breaker]
 # On a filesystem that all nodes share and where only root may write. Without it, nothing is
 # drained.
-directory = {shared}
+{directory}
 share = 0.1
 
 [accusations]
@@ -47,7 +47,8 @@ policy = "confirm"
 
 def draft(place: Place, *, node: str, shared: str = "") -> str:
     """Return the text of a file for nodes like this one."""
-    sections = [_HEAD.format(node=node, shared=_text(shared))]
+    directory = f"directory = {_text(shared)}" if shared else '# directory = "/shared/slurm-health"'
+    sections = [_HEAD.format(node=node, directory=directory)]
     for title, build in _SECTIONS:
         with contextlib.suppress(Unmeasured, ValueError, KeyError):
             table = build(place)

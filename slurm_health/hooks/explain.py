@@ -50,9 +50,14 @@ def _line(choice: Choice) -> str:
 
 
 def settings_text(check: Check) -> str:
-    """Return a check's settings in one line, those left at their default too."""
-    fields = msgspec.structs.asdict(check)
-    shown = {name: value for name, value in fields.items() if value not in (None, "", ())}
+    """Return a check's settings in one line, without those that ask for nothing."""
+    shown = {
+        field.name: value
+        for field in msgspec.structs.fields(check)
+        if (value := getattr(check, field.name))
+        or value != field.default
+        or (field.name.startswith("max_") and value is not None)
+    }
     return ", ".join(f"{name} = {_short(value)}" for name, value in shown.items()) or "no settings"
 
 

@@ -7,6 +7,7 @@ On a node that is well, and that we did not drain, Slurm is asked nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +17,9 @@ from slurm_health.hooks.log import Log
 from slurm_health.hooks.runner import Planned, run_checks
 from slurm_health.hooks.select import choose, node_name, running
 from slurm_health.hooks.site import Site
+
+if TYPE_CHECKING:
+    from slurm_health.core.recovery import DrainRecord
 
 
 def run(site: Site, environ: Mapping[str, str], place: Place) -> bool:
@@ -31,9 +35,31 @@ def run(site: Site, environ: Mapping[str, str], place: Place) -> bool:
     kept = record.load(site.state)
     if kept is not None:
         _recover(site, environ, place, log, not faults)
-    elif faults:
+    if faults and (kept is None or _was_given_back(site, environ, kept, place.now_s)):
         _drain(site, environ, place, log, faults)
     return bool(faults)
+
+
+def _was_given_back(
+    site: Site, environ: Mapping[str, str], kept: DrainRecord, now_s: float
+) -> bool:
+    """Tell whether a node we drained is in the pool again, asking Slurm now and then only."""
+    from slurm_health.core.recovery import is_doubtful
+    from slurm_health.errors import SlurmError
+    from slurm_health.hooks import record
+    from slurm_health.hooks.controller import Controller
+
+    if not is_doubtful(kept, now_s):
+        return False
+    try:
+        now = Controller(environ, limit_s=site.hooks.slurm_limit_s).node(kept.node)
+    except SlurmError:
+        return False
+    if now.out_of_pool:
+        record.keep(site.state, msgspec.structs.replace(kept, passes=0, asked_s=now_s))
+        return False
+    record.drop(site.state)
+    return True
 
 
 def _drain(

@@ -268,6 +268,38 @@ def test_a_message_that_a_program_wrote_is_not_the_kernels(well: Place) -> None:
     assert find(KernelLog(), well).status is Status.PASS
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "EXT4-fs error[77]: segfault at 0 ip 0 sp 0 error 4 in EXT4-fs error",
+        "traps: EXT4-fs error[77] trap invalid opcode ip:0 sp:0 error:0",
+        "EXT4-fs error (device loop3): ext4_lookup:1: bad block",
+        "XFS (loop0): Corruption of in-memory data detected",
+        "python[77]: segfault in mce: [Hardware Error]: Uncorrected",
+        "NVRM: Xid (PCI:0000:3b:00): 13, pid=7, name=EXT4-fs error (device sda1)",
+    ],
+)
+def test_a_user_cannot_write_a_fault_into_the_kernels_log(text: str, well: Place) -> None:
+    """By the name of a program that crashes, or by an image that is mounted for them."""
+    tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
+    assert find(KernelLog(), well).status is Status.PASS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "EXT4-fs error (device nvme0n1p2): ext4_lookup:1: bad block",
+        "EXT4-fs (sda1): Remounting filesystem read-only",
+        "XFS (sdb1): metadata I/O error in xfs_buf_ioend",
+        "nvme nvme0: controller is down; will reset: CSTS=0xffffffff",
+        "mce: [Hardware Error]: Machine check: Uncorrected error",
+    ],
+)
+def test_what_the_kernel_says_of_broken_hardware_is_a_fault(text: str, well: Place) -> None:
+    tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
+    assert find(KernelLog(), well).status is NODE
+
+
 @pytest.mark.parametrize("line", [";;;", "x,y,z,-;EXT4-fs error", "3;EXT4-fs error", "\xff"])
 def test_garbled_messages_are_passed_over(line: str, well: Place) -> None:
     tree(well.root, {"/dev/kmsg": f"{line}\n"})

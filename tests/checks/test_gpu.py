@@ -210,6 +210,12 @@ def test_an_nvlink_5_xid_never_drains_on_the_bare_number(number: int) -> None:
     assert judge_xid(number)[0] is Status.WARN
 
 
+def test_a_user_cannot_write_an_xid_by_naming_a_program(tmp_path: Path) -> None:
+    line = "3,9,9990000000,-;x[7]: segfault in NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n"
+    place = tree(tmp_path, {"/dev/kmsg": line, "/proc/uptime": "10000.0 1\n"})
+    assert Xid().judge(Xid().collect(place)).status is Status.PASS
+
+
 def test_a_site_may_amend_the_table(tmp_path: Path) -> None:
     seen = Xid().collect(xid(tmp_path, 79))
     assert Xid(ignore=(79,)).judge(seen).status is Status.PASS

@@ -169,6 +169,24 @@ def test_a_controller_in_trouble_releases_nothing(
     assert drained.state == "IDLE"
 
 
+def test_a_node_given_back_although_it_is_bad_is_drained_anew(
+    drained: Node, slurm: FakeScontrol
+) -> None:
+    slurm.set({"n3": ("IDLE", "")})
+    drained.break_it()
+    pass_after_pass(drained, 5)
+    assert drained.state == "IDLE"  # not asked yet
+    pass_after_pass(drained, 5)
+    assert drained.state == "IDLE+DRAIN"
+
+
+def test_a_bad_node_that_waits_for_repair_costs_a_call_every_ten_minutes(drained: Node) -> None:
+    drained.break_it()
+    pass_after_pass(drained, 60)
+    assert len(drained.slurm.calls()) <= 6
+    assert drained.state == "IDLE+DRAIN"
+
+
 def test_a_site_may_keep_releases_to_itself(drained: Node) -> None:
     drained.more = "[recovery]\nrelease = false\n"
     pass_after_pass(drained, 9)

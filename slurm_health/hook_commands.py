@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The administrator's commands: prolog, epilog, healthcheck, init-config, nodes, doctor.
+
+slurmd does not call these but the shims, which start `slurm_health.hooks` without click.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from slurm_health.errors import ExitCode, SlurmError
+from slurm_health.output import print_result
+
+if TYPE_CHECKING:
+    from slurm_health.checks.check import Place
+    from slurm_health.core.check_result import CheckResult
+    from slurm_health.hooks.controller import Controller
+    from slurm_health.hooks.site import Site
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+# A person waits longer than a hook may.
+_PATIENCE_S = 30.0
+
+
+def _config_option(command: _F) -> _F:
+    return click.option(
+        "--config",
+        metavar="FILE",
+        help="The site's file [default: SLURM_HEALTH_CONFIG, else /etc/slurm-health/config.toml].",
+    )(command)
+
+
+def _site(config: str | None) -> Site:
+    from slurm_health.config import site_file
+    from slurm_health.hooks.site import load
+
+    return load(Path(config) if config else site_file(os.environ), owner=os.getuid())
+
+
+def _place(context: str) -> Place:
+    from slurm_health.checks.check import Place
+
+    # What checks remember belongs to the hooks; a person who looks must not move it.
+    return Place(environ=dict(os.environ), now_s=time.time(), context=context)
+
+
+def _controller() -> Controller:
+    from slurm_health.hooks.controller import Controller
+
+    return Controller(os.environ, limit_s=_PATIENCE_S)
+
+
+def _hook(name: str, config: str | None) -> int:
+    from slurm_health.hooks import epilog as epilog_hook
+    from slurm_health.hooks import healthcheck as healthcheck_hook
+    from slurm_health.hooks import prolog as prolog_hook
+
+    hooks = {"prolog": prolog_hook, "epilog": epilog_hook, "healthcheck": healthcheck_hook}
+    from slurm_health.checks.check import Place
+
+    site = _site(config)
+    environ = dict(os.environ)
+    place = Place(environ=environ, now_s=time.time(), state=site.state, context=name)
+    return int(ExitCode.BAD_NODES if hooks[name].run(site, environ, place) else ExitCode.HEALTHY)
+
+
+@click.command(short_help="Check this node before a job, as slurmd's Prolog does.")
+@_config_option
+def prolog(config: str | None) -> int:
+    """Check this node before a job; drain it when it has a proven fault.
+
+    In slurm.conf, name the shim prolog/slurm-health and not this command: the shim turns errors
+    of slurm-health itself into exit code 0, so that they never drain a node.
+    """
+    return _hook("prolog", config)
+
+
+@click.command(short_help="Clean up and check this node after a job, as slurmd's Epilog does.")
+@_config_option
+def epilog(config: str | None) -> int:
+    """Clean up after a job, and look into what its own check says about this node.
+
+    In slurm.conf, name the shim epilog/slurm-health and not this command.
+    """
+    return _hook("epilog", config)
+
+
+@click.command(short_help="Run this node's checks and print what they find.")
+@_config_option
+@click.option(
+    "--context",
+    type=click.Choice(["prolog", "epilog", "healthcheck", "retest"]),
+    default="healthcheck",
+    show_default=True,
+    help="Run the checks of this hook.",
+)
+@click.option("--explain", is_flag=True, help="Run nothing; say what would run here, and why.")
+@click.option("--act", is_flag=True, help="Do what HealthCheckProgram does: drain, give back.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_json: bool) -> int:
+    """Run the checks that are configured for this node and print what they find.
+
+    Nothing is drained or given back unless --act says so. Exits 0 when the node is well, 1 for a
+    proven fault, 3 when something could not be measured.
+    """
+    if act:
+        return _hook("healthcheck", config)
+    from slurm_health.core.hook_settings import CONTEXTS
+    from slurm_health.hooks import explain as texts
+    from slurm_health.hooks.runner import run_checks
+    from slurm_health.hooks.select import choose, node_name, running
+
+    site = _site(config)
+    node = node_name(os.environ)
+    partition = os.environ.get("SLURM_JOB_PARTITION")
+    choices = {
+        each: choose(site.checks, context=each, node=node, partition=partition) for each in CONTEXTS
+    }
+    if explain:
+        print_result(texts.explain(site, choices, node))
+        return int(ExitCode.HEALTHY)
+    results = run_checks(running(choices[context]), _place(context))
+    print_result(_results_json(results) if as_json else texts.results_text(results))
+    return int(_exit_code(results))
+
+
+def _results_json(results: list[CheckResult]) -> str:
+    import msgspec
+
+    return json.dumps(msgspec.to_builtins(results), indent=2) + "\n"
+
+
+def _exit_code(results: list[CheckResult]) -> ExitCode:
+    from slurm_health.core.check_result import Status, node_faults
+
+    if node_faults(results):
+        return ExitCode.BAD_NODES
+    if any(each.status is Status.INCONCLUSIVE for each in results):
+        return ExitCode.INCONCLUSIVE
+    return ExitCode.HEALTHY
+
+
+@click.command("init-config", short_help="Write a site's file for nodes like this one.")
+@click.option("--shared", metavar="DIR", default="", help="A directory that all nodes share.")
+def init_config(shared: str) -> int:
+    """Print a configuration drafted from this node as it is now.
+
+    Run it on a node that is known to be well. Every check that could drain begins in shadow.
+    """
+    from slurm_health.checks.check import Place
+    from slurm_health.hooks.draft import draft
+    from slurm_health.hooks.select import node_name
+
+    place = Place(environ=dict(os.environ), now_s=time.time())
+    print_result(draft(place, node=node_name(os.environ), shared=shared))
+    return int(ExitCode.HEALTHY)
+
+
+@click.group(
+    invoke_without_command=True, short_help="What slurm-health has drained, why, and giving back."
+)
+@_config_option
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+@click.pass_context
+def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
+    """List the nodes that slurm-health has drained, since when and why."""
+    context.obj = config
+    if context.invoked_subcommand is not None:
+        return int(ExitCode.HEALTHY)
+    import msgspec
+
+    from slurm_health.hooks import nodes as listing
+
+    site = _site(config)
+    known = listing.known_ledger(site)
+    found = listing.drained(_controller().nodes(), known)
+    as_text = json.dumps(msgspec.to_builtins(found), indent=2) + "\n"
+    print_result(as_text if as_json else listing.table(found, known))
+    return int(ExitCode.HEALTHY)
+
+
+@nodes.command()
+@click.argument("names", metavar="NODE...", nargs=-1, required=True)
+@click.pass_obj
+def release(config: str | None, names: tuple[str, ...]) -> int:
+    """Give nodes back that slurm-health has drained, and forget their marks.
+
+    A node that somebody else has drained is left as it is.
+    """
+    from slurm_health.core.nodeset import expand
+    from slurm_health.hooks import nodes as listing
+
+    try:
+        wanted = tuple(name for each in names for name in expand(each))
+    except ValueError as err:
+        raise click.UsageError(str(err)) from err
+    came = listing.release(_site(config), wanted, _controller())
+    print_result("".join(f"{name}: {text}\n" for name, text in came.items()))
+    failed = any(not text.startswith("released") for text in came.values())
+    return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)
+
+
+@nodes.command()
+@click.pass_obj
+def retest(config: str | None) -> int:
+    """Run again, on this node, the checks that it was drained for. Nothing follows."""
+    from slurm_health.hooks import explain as texts
+    from slurm_health.hooks import record
+    from slurm_health.hooks.runner import run_checks
+
+    site = _site(config)
+    kept = record.load(site.state)
+    if kept is None:
+        print_result("this node was not drained by its hooks\n")
+        return int(ExitCode.HEALTHY)
+    planned = [each for each in site.checks if each.name in kept.retest]
+    results = run_checks(planned, _place("retest"))
+    needed = site.recovery.passes
+    print_result(f"{kept.reason}\npasses so far: {kept.passes} of {needed}\n\n")
+    print_result(texts.results_text(results))
+    return int(_exit_code(results))
+
+
+@nodes.command("marks")
+@click.argument("names", metavar="[NODE]...", nargs=-1)
+@click.pass_obj
+def marks_command(config: str | None, names: tuple[str, ...]) -> int:
+    """List accusations by users' jobs that no check of the node has confirmed."""
+    from slurm_health.hooks import nodes as listing
+    from slurm_health.hooks.ledger import Untrusted
+
+    try:
+        print_result(listing.marks_text(_site(config), names, time.time()))
+    except Untrusted as err:
+        raise click.ClickException(str(err)) from err
+    return int(ExitCode.HEALTHY)
+
+
+@nodes.command()
+@click.pass_obj
+def reset(config: str | None) -> int:
+    """Let the breaker allow drains again, once the common cause is found."""
+    from slurm_health.hooks import nodes as listing
+    from slurm_health.hooks.ledger import Untrusted
+
+    try:
+        print_result(listing.reset(_site(config)))
+    except Untrusted as err:
+        raise click.ClickException(str(err)) from err
+    return int(ExitCode.HEALTHY)
+
+
+@click.command(short_help="Say what of this site's slurm.conf and machine should be changed.")
+@_config_option
+@click.option(
+    "--python", metavar="PATH", default="python3", help="The interpreter that jobs train with."
+)
+def doctor(config: str | None, python: str) -> int:
+    """Inspect slurm.conf and this machine, and say what to change.
+
+    Exits 1 when something must be changed. Run it as root on a node.
+    """
+    from slurm_health.errors import ConfigError
+    from slurm_health.hooks import doctor as rules
+
+    advice = []
+    try:
+        site: Site | None = _site(config)
+    except ConfigError as err:
+        site = None
+        advice.append(rules.bad(str(err)))
+    advice += _slurm_advice(site)
+    advice += rules.advise_machine(site) if site is not None else []
+    advice.append(_torch_advice(python))
+    report = rules.Report(advice=tuple(advice))
+    print_result(report.text)
+    must_change = any(each.level == "change" for each in advice)
+    return int(ExitCode.BAD_NODES if must_change else ExitCode.HEALTHY)
+
+
+def _slurm_advice(site: Site | None) -> list[Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from slurm_health.hooks import doctor as rules
+    from slurm_health.slurm import command
+
+    try:
+        environ = command.clean_environ(os.environ)
+        text = command.run(["scontrol", "show", "config"], environ=environ)
+        release = command.run(["scontrol", "--version"], environ=environ)
+    except SlurmError as err:
+        return [rules.bad(f"slurm.conf cannot be inspected: {err}")]
+    try:
+        pyslurm: str | None = version("pyslurm")
+    except PackageNotFoundError:
+        pyslurm = None
+    config = rules.read_config(text)
+    return [*rules.advise(config, site), rules.pyslurm_advice(pyslurm, release)]
+
+
+def _torch_advice(python: str) -> Any:
+    from slurm_health.errors import SlurmCommandError
+    from slurm_health.hooks import doctor as rules
+    from slurm_health.slurm import command
+
+    try:
+        said = command.run(
+            [python, "-c", rules.TORCH_QUESTION], environ=dict(os.environ), deadline_s=120
+        )
+    except SlurmCommandError as err:
+        return rules.torch_advice("", err.returncode, python)
+    except SlurmError as err:
+        return rules.look(f"{python} cannot be asked for torch: {err}")
+    return rules.torch_advice(said, 0, python)
+
+
+COMMANDS: tuple[click.Command, ...] = (prolog, epilog, healthcheck, init_config, nodes, doctor)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health nodes`: what we have drained, why, and how to give it back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from slurm_health.core import drain_note, marks
+from slurm_health.core.breaker import Ledger
+from slurm_health.hooks import ledger, marked
+from slurm_health.hooks.controller import Controller, NodeNow
+from slurm_health.hooks.ledger import Untrusted
+from slurm_health.hooks.release import undrain
+from slurm_health.hooks.site import Site
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """One node with a note of ours. `checks` is empty for a note no hook wrote."""
+
+    node: str
+    state: str
+    since: str
+    by: str
+    checks: tuple[str, ...]
+    job: int
+    text: str
+    hook: str = ""
+
+
+def drained(nodes: Mapping[str, NodeNow], known: Ledger) -> list[Drained]:
+    """Return the nodes that are out of the pool with a note of ours, by name."""
+    found = [
+        _drained(node, known)
+        for node in nodes.values()
+        if node.out_of_pool and drain_note.is_ours(node.reason)
+    ]
+    return sorted(found, key=lambda each: each.node)
+
+
+def _drained(node: NodeNow, known: Ledger) -> Drained:
+    note = drain_note.parse(node.reason)
+    entry = next(
+        (
+            each
+            for each in reversed(known.entries)
+            if note is not None and each.node == node.name and int(each.time_s) == note.time_s
+        ),
+        None,
+    )
+    plain = drain_note.unsigned(node.reason).removeprefix(drain_note.PREFIX).strip()
+    return Drained(
+        node=node.name,
+        state=node.state,
+        since=drain_note.signed_at(node.reason),
+        by=drain_note.signer(node.reason),
+        checks=note.checks if note else (),
+        job=note.job if note else 0,
+        # The ledger has the whole text, the note what Slurm's tools show of it.
+        text=(entry.text if entry else "") or (note.text if note else plain),
+        hook=entry.hook if entry else "",
+    )
+
+
+def table(found: Sequence[Drained], known: Ledger) -> str:
+    """Return the list for a person, with what to type next."""
+    from tabulate import tabulate
+
+    lines = []
+    if known.trip is not None:
+        trip = known.trip
+        lines.append(f"THE BREAKER HAS TRIPPED at {trip.node}: {trip.why}")
+        lines.append("Nobody is drained until: slurm-health nodes reset\n")
+    if not found:
+        return "\n".join([*lines, "no node is drained by slurm-health\n"])
+    rows = [
+        (each.node, each.state, each.since, ",".join(each.checks), each.job or "", each.text)
+        for each in found
+    ]
+    headers = ("NODE", "STATE", "SINCE", "CHECKS", "JOB", "WHY")
+    lines.append(tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True))
+    lines.append("\ngive back: slurm-health nodes release NODE")
+    lines.append("test again, on the node: slurm-health nodes retest")
+    return "\n".join(lines) + "\n"
+
+
+def release(site: Site, names: Sequence[str], controller: Controller) -> dict[str, str]:
+    """Give nodes back; return what came of each. Another's drain is never lifted.
+
+    Raises:
+        SlurmError: Slurm cannot be asked.
+    """
+    nodes = controller.nodes()
+    return {name: _release_one(site, nodes.get(name), name, controller) for name in names}
+
+
+def _release_one(site: Site, now: NodeNow | None, name: str, controller: Controller) -> str:
+    if now is None:
+        return "Slurm does not know it"
+    if not now.drained:
+        return f"is not drained: {now.state}"
+    if not drain_note.is_ours(now.reason):
+        return f"not ours: {now.reason or '(no reason)'}"
+    why_not = undrain(controller, now)
+    if why_not:
+        return f"not released: {why_not}"
+    try:
+        marked.clear(site.breaker, name, owner=os.getuid())
+    except Untrusted as err:
+        return f"released; its marks are kept: {err}"
+    return "released"
+
+
+def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:
+    """Return every mark that is alive, a line each.
+
+    Raises:
+        Untrusted: the shared directory cannot be used.
+    """
+    lines = []
+    for node in names or marked.marked_nodes(site.breaker, owner=os.getuid()):
+        found = marked.load(site.breaker, node, owner=os.getuid())
+        alive = marks.alive(found, now_s, site.marks)
+        for each in alive:
+            hours = (now_s - each.time_s) / 3600
+            lines.append(
+                f"{node}: {hours:.0f} h ago, job {each.job} of user {each.uid}: {each.text}"
+            )
+    needed = f"{site.marks.users} users and {site.marks.jobs} jobs drain a node"
+    return "\n".join([*lines, needed if lines else "no marks"]) + "\n"
+
+
+def reset(site: Site) -> str:
+    """Let the breaker allow drains again; what happened before does not count any more.
+
+    Raises:
+        Untrusted: the ledger cannot be changed.
+    """
+    ledger.change(site.breaker, lambda _before: (Ledger(), b""), owner=os.getuid())
+    return "the breaker is reset\n"
+
+
+def known_ledger(site: Site) -> Ledger:
+    """Return the ledger, an empty one where it cannot be read."""
+    try:
+        return ledger.read(ledger.directory(site.breaker, owner=os.getuid()))
+    except Untrusted:
+        return Ledger()

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster with the hooks installed as the documentation says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.e2e.lab_support import Site
+from tests.hooks.sites import write_site
+from tests.lab import Lab
+
+ROOT = Path(__file__).parents[2]
+STATE = "/tmp/slurm-health-state"  # each node of the lab has a /tmp of its own
+FLAG = "/tmp/broken"
+HIDDEN = "/tmp/hidden-fault"
+
+SLURM_CONF = """\
+Prolog={directory}/prolog
+Epilog={directory}/epilog
+HealthCheckProgram={directory}/healthcheck
+HealthCheckInterval=3600
+HealthCheckNodeState=ANY
+PrologFlags=Alloc,DeferBatch
+SchedulerParameters=nohold_on_prolog_fail
+"""
+
+CONFIG = """\
+[hooks]
+state = "{state}"
+opt_out = "nocheck"
+[breaker]
+directory = "{directory}/shared"
+share = {share}
+per_job = 3
+[recovery]
+apart_s = 0
+[checks.flag]
+check = "file"
+path = "{flag}"
+exists = false
+# A fault that only a re-test looks for, as a long test of a GPU would be.
+[checks.deep]
+check = "file"
+path = "{hidden}"
+exists = false
+contexts = ["retest"]
+[checks.leftovers]
+{more}
+"""
+
+# What a job's own check would have left: a verdict of its owner's making.
+ACCUSE = """\
+#!/bin/sh
+exec {python} - "$@" <<'END'
+import os, pathlib, sys
+from slurm_health.core.records import NodeJudged, RunStarted, VerdictReached, encode
+from slurm_health.core.verdict import Level
+job, accused = int(os.environ["SLURM_JOB_ID"]), sys.argv[1:] or [{accused!r}]
+mine = {nodes!r}.split()
+run = pathlib.Path.home() / ".slurm-health/journal" / os.environ["SLURM_CLUSTER_NAME"]
+run = run / str(job) / os.environ.get("SLURM_RESTART_COUNT", "0")
+run.mkdir(parents=True)
+started = RunStarted(run_id="r", job_id=job, attempt=0, cluster="c", partition="p",
+                     nodes=sorted({{*mine, *accused}}), master_node="n1", user="u")
+bad = [NodeJudged(node=each, level=Level.FAULTY, reason="allgather failed", evidence=["a", "b"])
+       for each in accused]
+with open(run / "master.jsonl", "wb") as file:
+    for number, record in enumerate((started, VerdictReached(nodes=bad))):
+        file.write(encode(record, entry_id=f"master:{{number}}", time_s=1.0))
+END
+"""
+
+
+class HookedSite(Site):
+    """A cluster whose nodes run the hooks, and the directory they are installed in."""
+
+    def __init__(self, lab: Lab, directory: Path) -> None:
+        super().__init__(lab)
+        self.installed = directory
+
+    def configure(self, more: str = "", share: float = 0.2) -> None:
+        """Write the site's file, and forget what earlier tests had drained."""
+        text = CONFIG.format(
+            state=STATE,
+            directory=self.installed,
+            share=share,
+            flag=FLAG,
+            hidden=HIDDEN,
+            more=more,
+        )
+        write_site(self.installed / "etc", text)
+        for path in (self.installed / "shared").rglob("*"):
+            if path.is_file():
+                path.unlink()
+        for node in self.lab.nodes:
+            self.on(node, "rm", "-rf", FLAG, HIDDEN, STATE, "/tmp/stub-nvml")
+
+    def on(self, node: str, *argv: str) -> str:
+        """Run a command as root on a node."""
+        return self.lab.run(list(argv), node=node).stdout
+
+    def health_check(self, node: str) -> None:
+        """Let a node run its health check, as slurmd does."""
+        self.lab.run(
+            [str(self.installed / "healthcheck")], node=node, env={"SLURMD_NODENAME": node}
+        )
+
+    def out_of_pool(self) -> dict[str, str]:
+        """Return the reason of every drained node."""
+        return {
+            name: record.get("Reason", "")
+            for name, record in self.lab.node_states().items()
+            if "DRAIN" in record["State"]
+        }
+
+    def accuse(self, node: str, *accused: str, user: str = "alice") -> int:
+        """Run a user's job on a node whose journal accuses nodes; wait until it is over."""
+        text = ACCUSE.format(
+            python=sys.executable, accused=accused[0] if accused else node, nodes=node
+        )
+        script = text.replace('"$@"', " ".join(accused or (node,)))
+        job = self.lab.sbatch(script, f"-w{node}", user=user)
+        self.lab.wait_job(job, {"COMPLETED"})
+        self.lab.wait_until(
+            lambda: self.lab.node_state(node)["State"],
+            lambda state: "COMPLETING" not in state,
+            f"the epilog on {node}",
+            60,
+        )
+        return job
+
+    def slurmd_log(self, node: str) -> str:
+        """Everything a node's slurmd has logged."""
+        found = [each for each in self.lab.paths.log.iterdir() if node in each.name]
+        return "".join(each.read_text(errors="replace") for each in found)
+
+
+def install(directory: Path, library: Path | None = None) -> None:
+    """Copy the shims and edit their lines, as the documentation says."""
+    directory.chmod(0o755)
+    (directory / "shared").mkdir(mode=0o755)
+    sources = {
+        "prolog": "prolog/slurm-health",
+        "epilog": "epilog/slurm-health",
+        "healthcheck": "prolog/slurm-health-healthcheck",
+    }
+    for name, source in sources.items():
+        text = (ROOT / source).read_text()
+        settings = {"python": sys.executable, "config": str(directory / "etc/config.toml")}
+        for key, value in settings.items():
+            text = re.sub(rf"^{key}=.*$", f"{key}={value}", text, flags=re.MULTILINE)
+        if library is not None:
+            text = text.replace("\ncd / ", f"\nexport LD_LIBRARY_PATH={library}\ncd / ")
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
+
+
+@contextmanager
+def hooked_site(directory: Path, nodes: int, library: Path | None = None) -> Iterator[HookedSite]:
+    """Start a cluster with the hooks in place."""
+    install(directory, library)
+    write_site(directory / "etc", "")
+    extra = SLURM_CONF.format(directory=directory)
+    with Lab.start(nodes=nodes, slurm_conf_extra=extra, visible=[directory]) as lab:
+        yield HookedSite(lab, directory)
