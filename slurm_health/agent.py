@@ -113,6 +113,7 @@ class Agent:
                 launch=settings.launch,
                 hostname=self._hostname,
                 address=self._address,
+                leaf=node_facts.leaf_switch(self._environ),
             )
         )
         self._start_workers()

@@ -216,12 +216,14 @@ def _not_shared(directory: Path, blind: Sequence[str]) -> RunFinished:
     )
 
 
-def make_localizer(nodes: Sequence[str]) -> Localizer:
+def make_localizer(
+    nodes: Sequence[str], topology: Mapping[str, Sequence[str]] | None = None
+) -> Localizer:
     """Return the Localizer that plans the rounds of a run and judges its nodes."""
     # numpy takes a while to load: by now the agents are busy loading torch.
     from slurm_health.core.localize import Localizer as SieveLocalizer
 
-    return SieveLocalizer(nodes=list(nodes))
+    return SieveLocalizer(nodes=list(nodes), topology=topology)
 
 
 def agent_command(directory: Path, *, run_id: str, nodes: int, python: str) -> AgentCommand:

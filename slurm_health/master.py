@@ -26,7 +26,7 @@ from slurm_health.core.records import (
     RunStarted,
     VerdictReached,
 )
-from slurm_health.core.session import Append, Conclude, Launch, Limits, Localizer, Session, Wait
+from slurm_health.core.session import Append, Conclude, Launch, Limits, MakeLocalizer, Session, Wait
 from slurm_health.errors import JournalBusy, JournalError
 from slurm_health.launch import Launcher
 
@@ -53,7 +53,7 @@ class Master:
         launcher: Launcher,
         *,
         limits: Limits,
-        make_localizer: Callable[[Sequence[str]], Localizer],
+        make_localizer: MakeLocalizer,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:

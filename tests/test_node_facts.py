@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node_facts import device_count, interface_of, own_address, usable_cpus
+from slurm_health.node_facts import (
+    device_count,
+    interface_of,
+    leaf_switch,
+    own_address,
+    usable_cpus,
+)
 
 
 def test_the_address_is_that_of_the_route_to_where_srun_was_started() -> None:
@@ -68,3 +74,26 @@ def test_a_node_has_the_cpus_of_the_job_but_not_more_than_it_may_use(
     allowed = len(os.sched_getaffinity(0))
 
     assert usable_cpus({"SLURM_CPUS_ON_NODE": told}) == (count or allowed)
+
+
+@pytest.mark.parametrize(
+    ("told", "leaf"),
+    [
+        ({}, ""),
+        ({"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}, ""),
+        (
+            {
+                "SLURM_TOPOLOGY_ADDR": "spine.leaf1.n1",
+                "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+            },
+            "leaf1",
+        ),
+        (
+            {"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"},
+            "",
+        ),
+        ({"SLURM_TOPOLOGY_ADDR": "b1.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}, ""),
+    ],
+)
+def test_the_leaf_switch_is_what_slurmd_tells_a_task(told: dict[str, str], leaf: str) -> None:
+    assert leaf_switch(told) == leaf

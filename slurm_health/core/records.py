@@ -82,9 +82,13 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodesAdmitted(Record, frozen=True, kw_only=True, tag="nodes_admitted"):
-    """The rounds are run with these nodes; the others could not be measured."""
+    """The rounds are run with these nodes; the others could not be measured.
+
+    `leaves` maps leaf switches to them, where Slurm knows the topology.
+    """
 
     nodes: list[str]
+    leaves: dict[str, list[str]] = {}
 
 
 class MasterResumed(Record, frozen=True, kw_only=True, tag="master_resumed"):
@@ -196,12 +200,16 @@ class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
 
 
 class AgentStarted(Record, frozen=True, kw_only=True, tag="agent_started"):
-    """An agent runs on this node and sees the master's journal."""
+    """An agent runs on this node and sees the master's journal.
+
+    `leaf` is the switch the node hangs on, where Slurm knows the topology.
+    """
 
     node: str
     launch: Count
     hostname: str
     address: str
+    leaf: str = ""
 
 
 class WorkersStarting(Record, frozen=True, kw_only=True, tag="workers_starting"):

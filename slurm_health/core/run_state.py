@@ -102,6 +102,7 @@ class RunState:
         self.agents = {node: NodeState() for node in nodes}
         self.launches = 0
         self.admitted: tuple[str, ...] | None = None
+        self.leaves: dict[str, list[str]] = {}
         self.started: RunStarted | None = None
         self.round: RoundState | None = None
         self.ended: list[tuple[int, list[GroupResult]]] = []
@@ -157,8 +158,9 @@ class RunState:
         match entry.record:
             case RunStarted() as record:
                 self.started = record
-            case NodesAdmitted(nodes=nodes):
+            case NodesAdmitted(nodes=nodes, leaves=leaves):
                 self.admitted = tuple(nodes)
+                self.leaves = leaves
             case MasterResumed():
                 self._fold_resume()
             case VerdictReached() as record:

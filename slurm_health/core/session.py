@@ -41,6 +41,10 @@ class Localizer(Protocol):
         """Conclude."""
 
 
+MakeLocalizer = Callable[[Sequence[str], Mapping[str, Sequence[str]] | None], Localizer]
+"""Makes a Localizer for these nodes, and for the leaf switches they hang on if that is known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """How long the session waits. Every wait is measured from a record of the master's.
@@ -101,7 +105,7 @@ class Session:
     def __init__(
         self,
         nodes: Sequence[str],
-        make_localizer: Callable[[Sequence[str]], Localizer],
+        make_localizer: MakeLocalizer,
         limits: Limits,
     ) -> None:
         self.state = RunState(nodes)
@@ -139,7 +143,7 @@ class Session:
         After a resume it plans the old rounds again first; its plans are deterministic.
         """
         if self._localizer is None:
-            self._localizer = self._make_localizer(admitted)
+            self._localizer = self._make_localizer(admitted, self.state.leaves or None)
         for index, results in self.state.ended[self._observed :]:
             self._localizer.next_round()
             self._localizer.observe(index, results)
@@ -182,7 +186,17 @@ class Session:
         admitted = self._comparable()
         if not admitted:
             return Append(record=judged(self.state.nodes, Verdict(nodes={}), self._unmeasured()))
-        return Append(record=NodesAdmitted(nodes=admitted))
+        return Append(record=NodesAdmitted(nodes=admitted, leaves=self._leaves(admitted)))
+
+    def _leaves(self, nodes: Sequence[str]) -> dict[str, list[str]]:
+        """Return which leaf switch has which nodes; nothing if that is not known of every node."""
+        leaves: dict[str, list[str]] = {}
+        for name in nodes:
+            started = self.state.agents[name].started
+            if started is None or not started.leaf:
+                return {}
+            leaves.setdefault(started.leaf, []).append(name)
+        return leaves
 
     def _ready_allowance_s(self) -> float:
         """Return how long a node may take to get its workers ready.

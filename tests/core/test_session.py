@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 import pytest
@@ -47,8 +47,8 @@ NODES = ("n1", "n2", "n3", "n4")
 many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def real_localizer(nodes: Sequence[str]) -> Localizer:
-    return RealLocalizer(list(nodes))
+def real_localizer(nodes: Sequence[str], topology: Mapping[str, Sequence[str]] | None) -> Localizer:
+    return RealLocalizer(list(nodes), topology)
 
 
 # --- any world ---------------------------------------------------------------------------------

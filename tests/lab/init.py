@@ -74,6 +74,8 @@ def write_files(spec: LabSpec) -> None:
     slurm.mkdir(parents=True)
     machine_passwd = Path("/etc/passwd").read_text()
     (slurm / "slurm.conf").write_text(slurmconf.slurm_conf(spec))
+    if spec.topology_conf:
+        (slurm / "topology.conf").write_text(spec.topology_conf)
     (slurm / "cgroup.conf").write_text(slurmconf.cgroup_conf(daemons.slurm_version()))
     (paths.etc / "passwd").write_text(slurmconf.passwd(spec, machine_passwd))
     (paths.etc / "group").write_text(slurmconf.group(Path("/etc/group").read_text()))

@@ -55,6 +55,7 @@ class Lab(Inside):
         *,
         cpus: int = 2,
         memory_mb: int = 2000,
+        topology_conf: str = "",
         visible: Sequence[Path] = (),
         detached: bool = False,
         deadline_s: float = 60,
@@ -69,6 +70,7 @@ class Lab(Inside):
                 default: what the environment's LAB_RELEASE names, else the machine's own Slurm.
             cpus: CPUs of each node, whatever the machine has.
             memory_mb: RealMemory of each node, likewise.
+            topology_conf: text of a topology.conf, for topology/tree; default: no topology.
             visible: paths that jobs must reach although others may not enter them outside, or
                 although they lie below /tmp.
             detached: let the lab live on when this process ends.
@@ -88,6 +90,7 @@ class Lab(Inside):
             cpus=cpus,
             memory_mb=memory_mb,
             slurm_conf_extra=slurm_conf_extra,
+            topology_conf=topology_conf,
             release=None if release is None else str(release.resolve()),
             visible=tuple(str(path.resolve()) for path in visible),
         )

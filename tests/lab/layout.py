@@ -40,6 +40,7 @@ class LabSpec:
     cpus: int = 2
     memory_mb: int = 2000
     slurm_conf_extra: str = ""
+    topology_conf: str = ""
     release: str | None = None
     visible: tuple[str, ...] = ()
 

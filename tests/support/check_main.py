@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_health.command import own_command
@@ -36,8 +36,8 @@ def started(nodes: Sequence[str]) -> RunStarted:
     )
 
 
-def make_localizer(nodes: Sequence[str]) -> Localizer:
-    return RealLocalizer(list(nodes))
+def make_localizer(nodes: Sequence[str], topology: Mapping[str, Sequence[str]] | None) -> Localizer:
+    return RealLocalizer(list(nodes), topology)
 
 
 def run(

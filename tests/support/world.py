@@ -8,7 +8,7 @@ answering or come too late; lines written twice; lines of strangers; a master th
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -29,7 +29,7 @@ from slurm_health.core.records import (
     WorkersReady,
     WorkersStarting,
 )
-from slurm_health.core.session import Append, Conclude, Launch, Limits, Localizer, Session, Wait
+from slurm_health.core.session import Append, Conclude, Launch, Limits, MakeLocalizer, Session, Wait
 from slurm_health.core.verdict import GroupResult, Level, NodeVerdict, Outcome, Round, Verdict
 
 STRANGER = "stranger"
@@ -39,7 +39,12 @@ STEPS = 3000  # far more than any run of a few nodes needs
 class CountingLocalizer:
     """Pairs neighbours for a few rounds; a node is well if everything it took part in was."""
 
-    def __init__(self, nodes: Sequence[str], rounds: int = 3) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        _topology: Mapping[str, Sequence[str]] | None = None,
+        rounds: int = 3,
+    ) -> None:
         self._nodes = list(nodes)
         self._rounds = rounds
         self._results: list[Sequence[GroupResult]] = []
@@ -87,7 +92,7 @@ class World:
         *,
         trouble: float,
         limits: Limits,
-        make_localizer: Callable[[Sequence[str]], Localizer] = CountingLocalizer,
+        make_localizer: MakeLocalizer = CountingLocalizer,
     ) -> None:
         self.nodes = tuple(nodes)
         self.master_log: list[Entry] = []
