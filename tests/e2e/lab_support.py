@@ -105,6 +105,10 @@ class Site:
         lines = self.lab.run(["squeue", "-ho", "%j %T"]).stdout.splitlines()
         return dict(line.rsplit(" ", 1) for line in lines)
 
+    def job_ids(self) -> list[str]:
+        """The ids of all jobs that have not ended."""
+        return self.lab.run(["squeue", "-ho", "%A"]).stdout.split()
+
     def calls(self) -> Counter[str]:
         """How often Slurm has been asked what since `forget_calls`."""
         found: Counter[str] = Counter()
@@ -133,12 +137,13 @@ class Site:
     # --- what is left and what was written -----------------------------------------------------
 
     def leftovers(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Every process on a node that an idle node does not have."""
+        """Every process on a node that an idle node does not have; the lab's own do not count."""
         return [
             (node, process.argv)
             for node in self.lab.nodes
             for process in processes.on_node(self.lab.pid(node))
             if process.name not in _IDLE
+            and not any(word.endswith("/tests/lab/watcher.py") for word in process.argv)
         ]
 
     def assert_nothing_left(self, deadline_s: float = 40) -> None:

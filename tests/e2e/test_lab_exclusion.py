@@ -10,7 +10,11 @@ import pytest
 from tests.e2e.lab_support import Record, Report, Site, acts, kinds, levels
 from tests.lab import missing
 
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
+]
 
 TRAIN = """#!/bin/bash
 echo "attempt $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST" >> ran
@@ -148,7 +152,7 @@ def test_an_administrators_note_on_a_bad_node_is_left_as_it_is(site: Site) -> No
 
 def test_a_bad_batch_host_is_left_too(site: Site) -> None:
     site.lab.fault.drop("n1")
-    number = site.submit("-N3", "--wrap", "echo here is $(uname -n)")
+    number = site.submit("-N4", "--wrap", "echo here is $(uname -n)")
     job = site.ended(number)
     assert job["JobState"] == "COMPLETED"
     assert job["ExcNodeList"] == "n1"
@@ -161,12 +165,12 @@ def test_a_bad_batch_host_is_left_too(site: Site) -> None:
 
 def test_a_job_keeps_its_own_exclusions_when_it_leaves_a_node(site: Site) -> None:
     site.lab.fault.drop(BAD)
-    number = site.submit("-N3", "--exclude=n2", "--wrap", "true")
+    number = site.submit("-N4", "--exclude=n2", "--wrap", "true")
     job = site.ended(number)
     assert job["JobState"] == "COMPLETED"
     assert job["ExcNodeList"] == "n[2-3]"
     hosts = site.lab.run(["scontrol", "show", "hostnames", job["NodeList"]]).stdout.split()
-    assert len(hosts) == 3
+    assert len(hosts) == NODES
     assert not {"n2", BAD} & set(hosts)
 
 

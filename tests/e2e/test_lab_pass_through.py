@@ -16,7 +16,11 @@ from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, levels
 from tests.lab import missing
 from tests.lab.commands import Result
 
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
+]
 
 # Everything a process can be given, as JSON on standard output.
 WORLD = """#!/usr/bin/python3 -I

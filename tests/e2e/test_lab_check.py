@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health check` inside an allocation, by itself: its table, its JSON and its exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.e2e.lab_support import COMMAND, Site, levels
+from tests.lab import missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
+]
+
+
+def test_outside_an_allocation_it_says_so(site: Site) -> None:
+    result = site.health("check")
+    assert result.returncode == 4
+    assert result.stdout == ""
+    assert "salloc" in result.stderr
+    assert "--local" in result.stderr
+
+
+def test_healthy_nodes_are_a_table_and_code_0(site: Site) -> None:
+    result = site.check(["-N2"])
+    assert result.returncode == 0, result
+    assert "n[1-2]" in result.stdout
+    assert "healthy" in result.stdout
+    site.assert_nothing_left()
+
+
+def test_a_bad_node_is_code_1_and_stays_the_users_to_deal_with(site: Site) -> None:
+    site.lab.fault.drop("n3")
+    site.forget_calls()
+    result = site.check(["-N4"], "--json", user="root")
+    assert result.returncode == 1, result
+    assert levels(json.loads(result.stdout))["n3"] == "faulty"
+    # Without --act it only looks, root or not.
+    assert site.drained() == {}
+    assert not {name for name in site.calls() if "UPDATE" in name or "REQUEUE" in name}
+
+
+def test_nodes_that_cannot_be_measured_are_code_3(site: Site) -> None:
+    result = site.check(["-N1"], "--json", "--python=/usr/bin/false")
+    assert result.returncode == 3, result
+    run = json.loads(result.stdout)
+    assert levels(run) == {"n1": "inconclusive"}
+    assert run["exit_code"] == 3
+
+
+def test_a_journal_that_cannot_be_used_is_code_4(site: Site) -> None:
+    result = site.check(["-N1"], "--journal=/proc/journal")
+    assert result.returncode == 4
+    assert result.stdout == ""
+    assert "/proc/journal" in result.stderr
+    # Seen by the first node only: each has a /tmp of its own.
+    result = site.check(["-N2"], "--journal=/tmp/journal", "--json")
+    assert result.returncode in {3, 4}, result
+    assert "healthy" not in result.stdout
+
+
+def test_a_line_in_anyones_own_batch_script_checks_and_lets_the_script_decide(site: Site) -> None:
+    text = f"#!/bin/sh\n{COMMAND} check || exit\necho training\n"
+    number = site.lab.sbatch(text, "-N2")
+    site.lab.wait_job(number)
+    output = site.lab.job_output(number)
+    assert "healthy" in output
+    assert output.splitlines()[-1] == "training"
+    assert site.report(number)["runs"][0]["exit_code"] == 0
+
+
+def test_a_second_check_in_a_checked_job_has_a_journal_of_its_own(site: Site) -> None:
+    text = f"#!/bin/sh\nsrun true\n{COMMAND} check --json > again.json\nexit $?\n"
+    number = site.submit("-N2", site.script("twice.sh", text))
+    assert site.ended(number)["ExitCode"] == "0:0"
+    first, second = site.report(number)["runs"]
+    assert (first["check"], second["check"]) == (1, 2)
+    assert set(levels(first).values()) == set(levels(second).values()) == {"healthy"}
+    assert json.loads(site.read("again.json"))["run"] == second["run"]
+    site.assert_nothing_left()
