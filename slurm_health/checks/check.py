@@ -90,7 +90,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     SEEN: ClassVar[type[Seen]] = Seen
     # The worst a finding may be where the site does not say.
     SEVERITY: ClassVar[Status] = Status.NODE_FAULT
-    # Reads only what the kernel keeps in memory, so that it shares a child with others like it.
+    # Looks at a few files and is done, so that it shares a child with others like it.
     TOGETHER: ClassVar[bool] = False
     # What of a node the check tests: which accusations it can confirm.
     COMPONENTS: ClassVar[tuple[str, ...]] = ()

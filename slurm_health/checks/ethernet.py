@@ -37,6 +37,7 @@ class Ethernet(Check, frozen=True, kw_only=True):
     """One interface."""
 
     SEEN: ClassVar[type[Seen]] = EthernetSeen
+    TOGETHER: ClassVar[bool] = True
     COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "network")
 
     interface: Annotated[str, msgspec.Meta(pattern=r"^[^/\s]{1,15}$")]

@@ -186,6 +186,7 @@ class File(Check, frozen=True, kw_only=True):
     """A file or directory: there or not, of a kind, mode, owner, age and content."""
 
     SEEN: ClassVar[type[Seen]] = FileSeen
+    TOGETHER: ClassVar[bool] = True
     COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "storage")
 
     path: AbsolutePath

@@ -52,6 +52,7 @@ class Filesystem(Check, frozen=True, kw_only=True):
     """One filesystem. A hung one is caught by the time limit, as every check is."""
 
     SEEN: ClassVar[type[Seen]] = FilesystemSeen
+    TOGETHER: ClassVar[bool] = True
     COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "storage")
 
     path: AbsolutePath

@@ -39,6 +39,7 @@ class InfiniBand(Check, frozen=True, kw_only=True):
     """The ports named (`mlx5_0`, `mlx5_0:1`), or as many active ones as there should be."""
 
     SEEN: ClassVar[type[Seen]] = InfiniBandSeen
+    TOGETHER: ClassVar[bool] = True
     COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "network")
 
     ports: tuple[str, ...] = ()

@@ -83,6 +83,7 @@ class KernelLog(Check, frozen=True, kw_only=True):
     """Messages that tell of broken hardware or a broken filesystem."""
 
     SEEN: ClassVar[type[Seen]] = KernelLogSeen
+    TOGETHER: ClassVar[bool] = True
     SEVERITY: ClassVar[Status] = Status.NODE_FAULT
     COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "storage")
 

@@ -29,6 +29,7 @@ class Xid(Check, frozen=True, kw_only=True):
     """The latest Xids, judged by NVIDIA's catalogue as the site has amended it."""
 
     SEEN: ClassVar[type[Seen]] = XidSeen
+    TOGETHER: ClassVar[bool] = True
     COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "network")
 
     window_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 
@@ -13,8 +14,7 @@ from slurm_health.checks.check import Check, Place
 from slurm_health.core.check_result import CheckResult, Finding, Status, capped, inconclusive
 from slurm_health.hooks.children import Answered, Broke, Hung, Outcome, Work, run_all
 
-# No check is called that: a table's name is never empty.
-_SHARED = ""
+_MOST_SHARED = 4
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -47,20 +47,43 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 def run_checks(planned: Sequence[Planned], place: Place) -> list[CheckResult]:
     """Run checks in parallel. Takes no longer than the longest time limit and a moment.
 
-    Checks that only read what the kernel has in memory share one child, because a child costs
-    more than they do. Should that one not end in half of its checks' shortest limit, each of them
-    gets a child of its own for the rest of the time, and the one that hangs is named.
+    Checks that look at a few files share children, because a child costs more than they do. Should
+    one of those not end in half of its checks' shortest limit, each of its checks gets a child of
+    its own for the rest of the time, and the one that hangs is named.
     """
-    shared = [each for each in planned if each.check.TOGETHER]
     alone = [each for each in planned if not each.check.TOGETHER]
+    groups = _groups([each for each in planned if each.check.TOGETHER])
     work = {each.name: (_work(each.check, place), each.time_limit_s) for each in alone}
-    limit_s = min((each.time_limit_s / 2 for each in shared), default=0.0)
-    if shared:
-        work[_SHARED] = (_shared_work(shared, place), limit_s)
+    for number, group in enumerate(groups):
+        work[_shared_name(number)] = (_shared_work(group, place), _shared_limit_s(group))
     outcomes = run_all(work)
-    if shared:
-        outcomes |= _parted(shared, outcomes.pop(_SHARED), place, limit_s)
+    again: dict[str, tuple[Work, float]] = {}
+    for number, group in enumerate(groups):
+        shared = outcomes.pop(_shared_name(number))
+        if isinstance(shared, Answered):
+            outcomes |= _parted(group, shared)
+        else:
+            spent_s = _shared_limit_s(group)
+            again |= {
+                each.name: (_work(each.check, place), each.time_limit_s - spent_s) for each in group
+            }
+    outcomes |= run_all(again)
     return [_result(each, outcomes[each.name]) for each in planned]
+
+
+def _groups(shared: Sequence[Planned]) -> list[Sequence[Planned]]:
+    """Divide checks among as many children as can run at once."""
+    count = min(_MOST_SHARED, os.cpu_count() or 1, len(shared))
+    return [shared[number::count] for number in range(count)]
+
+
+def _shared_name(number: int) -> str:
+    """Return a name that no check has."""
+    return f" {number}"
+
+
+def _shared_limit_s(group: Sequence[Planned]) -> float:
+    return min(each.time_limit_s for each in group) / 2
 
 
 def _work(check: Check, place: Place) -> Work:
@@ -83,14 +106,9 @@ def _shared_work(shared: Sequence[Planned], place: Place) -> Work:
     return work
 
 
-def _parted(
-    shared: Sequence[Planned], outcome: Outcome, place: Place, spent_s: float
-) -> dict[str, Outcome]:
-    if isinstance(outcome, Answered):
-        parts = msgspec.msgpack.decode(outcome.data, type=list[Answered | Broke])
-        return {each.name: part for each, part in zip(shared, parts, strict=True)}
-    work = {each.name: (_work(each.check, place), each.time_limit_s - spent_s) for each in shared}
-    return run_all(work)
+def _parted(group: Sequence[Planned], shared: Answered) -> dict[str, Outcome]:
+    parts = msgspec.msgpack.decode(shared.data, type=list[Answered | Broke])
+    return {each.name: part for each, part in zip(group, parts, strict=True)}
 
 
 def _result(planned: Planned, outcome: Outcome) -> CheckResult:
