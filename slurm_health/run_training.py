@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_health import __version__, config, journal, run_check, torchrun_parser
+from slurm_health import __version__, config, journal, run_check, run_directory, torchrun_parser
 from slurm_health.check import LOCAL_CLUSTER, agent_command
 from slurm_health.core import allocation
 from slurm_health.core.records import AgentStarted, RunStarted
@@ -66,7 +66,10 @@ def _checked(
     within = bounds(arguments.given.get("nnodes"), len(place.nodes), alone=alone)
     try:
         directory = run_check.directory_of(root, place)
-        outcome = _check(directory, place, arguments, within, python, environ)
+        started = _started(place, arguments, within.text, python)
+        if place.leads and place.array:
+            run_directory.link_array_task(root, started)
+        outcome = _check(directory, place, started, within, environ)
     except JournalError as err:
         if within.least < len(place.nodes):
             raise  # the others may go on without this node
@@ -81,12 +84,14 @@ def _checked(
 def _check(
     directory: Path,
     place: Place,
-    arguments: Arguments,
+    started: RunStarted,
     within: Bounds,
-    python: str,
     environ: Mapping[str, str],
 ) -> Outcome:
-    command = agent_command(directory, run_id=place.start, nodes=len(place.nodes), python=python)
+    settings = started.settings
+    command = agent_command(
+        directory, run_id=place.start, nodes=len(place.nodes), python=str(settings["python"])
+    )
     agent = OwnAgent(place.node, command, _agent_environ(place, environ))
     if not place.leads:
         try:
@@ -95,10 +100,10 @@ def _check(
             agent.stop(0.0)
     outcome = run_check.lead(
         directory,
-        _started(place, arguments, within.text, python),
+        started,
         agent,
         within,
-        exclude_slow=arguments.exclude_straggler,
+        exclude_slow=bool(settings["exclude_straggler"]),
         limits=Limits(),
     )
     _summarize(directory, outcome)

@@ -96,4 +96,5 @@ def test_sweep(site: Site) -> None:
         assert ended["ExitCode"] == "0:0", text
         assert f"learning rate {rate}" in text
         assert "1 processes" in text
+        assert len(site.report(f"{job}_{task}")["runs"]) == 1
     site.assert_nothing_left()
