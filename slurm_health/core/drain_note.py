@@ -32,10 +32,13 @@ class DrainNote(msgspec.Struct, frozen=True, kw_only=True):
 
 def write(note: DrainNote) -> str:
     """Return the note as Slurm gets it: ASCII, one line, cut where Slurm's tools would cut it."""
-    text = re.sub(r"\s+", " ", note.text).replace('"', "'").strip()
+    shown = "".join(each if each.isprintable() else " " for each in note.text)
+    text = re.sub(r"\s+", " ", shown).replace('"', "'").strip()
+    # Whoever reads scontrol's output takes `Word=` for a field of the node.
+    text = text.replace("=", ":")
     names = ",".join(re.sub(r"[^\w.-]", "_", name) for name in note.checks)
     line = f"{PREFIX} check={names} job={note.job} t={note.time_s} {text}"
-    return line.encode("ascii", "replace").decode()[:LENGTH]
+    return line.encode("ascii", "replace").decode()[:LENGTH].rstrip()
 
 
 def parse(reason: str) -> DrainNote | None:

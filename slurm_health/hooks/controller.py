@@ -6,6 +6,7 @@ A controller that is slow, silent or talks nonsense is an error here, never an e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 import msgspec
@@ -18,6 +19,11 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OUT = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE")
 # Next to DRAIN these say that the node waits for something a passed check does not bring.
 _UNRELEASABLE = ("DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", "NOT_RESP")
+_NAME = re.compile(r"^NodeName=(\S+)")
+_STATE = re.compile(r"\sState=(\S+)")
+_PARTITIONS = re.compile(r"\sPartitions=(\S+)")
+# Up to who set it and when; fields may follow.
+_SIGNED = re.compile(r".*?\[[^][@\s]+@[\dT:.+-]+\]")
 
 
 class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,20 +116,20 @@ class Controller:
 
 
 def _read(line: str) -> NodeNow | None:
-    """Read one line of `scontrol show nodes -o`; None for one that is none."""
-    from slurm_health.slurm.client import parse_pairs
+    """Read one line of `scontrol show nodes -o`; None for one that is none.
 
-    if not line.startswith("NodeName="):
+    The note is free text and may hold what looks like fields, so fields are read before it only.
+    """
+    head, _, tail = line.partition(" Reason=")
+    name, state, partitions = (field.search(head) for field in (_NAME, _STATE, _PARTITIONS))
+    if name is None or state is None:
         return None
-    fields = parse_pairs(line)
-    if not fields["NodeName"] or not fields.get("State"):
-        return None
-    partitions = fields.get("Partitions", "")
+    signed = _SIGNED.match(tail)
     return NodeNow(
-        name=fields["NodeName"],
-        state=fields["State"],
-        reason=fields.get("Reason", ""),
-        partitions=tuple(partitions.split(",")) if partitions else (),
+        name=name.group(1),
+        state=state.group(1),
+        reason=signed.group() if signed else tail.strip(),
+        partitions=tuple(partitions.group(1).split(",")) if partitions else (),
     )
 
 

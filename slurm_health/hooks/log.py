@@ -32,7 +32,8 @@ class Log:
 
     def say(self, level: str, text: str) -> None:
         """Write one line to both logs; what cannot be written is lost, and nothing waits."""
-        line = f"{self._head} {' '.join(text.split())}"
+        shown = "".join(each if each.isprintable() else " " for each in text)
+        line = f"{self._head} {' '.join(shown.split())}"
         with contextlib.suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
         import socket  # not free, and a node that is well has nothing to say

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.hooks import record
+from slurm_health.hooks.controller import Controller, NodeNow
 from tests.hooks.conftest import Node
 from tests.hooks.fake_scontrol import FakeScontrol
 
@@ -185,6 +186,32 @@ def test_a_bad_node_that_waits_for_repair_costs_a_call_every_ten_minutes(drained
     pass_after_pass(drained, 60)
     assert len(drained.slurm.calls()) <= 6
     assert drained.state == "IDLE+DRAIN"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x State=IDLE Partitions=other Reason=none",
+        "NodeName=n9 State=DOWN",
+        "a [root@2026-01-01T00:00:00] b",
+    ],
+)
+def test_a_note_that_looks_like_fields_misleads_nobody(node: Node, text: str) -> None:
+    node.more = f"[checks.odd]\ncheck='command'\nargv=['sh', '-c', 'echo {text}; exit 77']\n"
+    assert node.healthcheck()
+    assert node.state == "IDLE+DRAIN"
+    (found,) = [each for each in _nodes(node).values() if each.drained]
+    assert found.name == "n3"
+    assert found.partitions == ("gpu",)
+
+
+def _nodes(node: Node) -> dict[str, NodeNow]:
+    return Controller(node.environ(), limit_s=5).nodes()
+
+
+def test_the_note_is_read_without_the_fields_behind_it(node: Node, slurm: FakeScontrol) -> None:
+    slurm.set({"n4": ("IDLE+DRAIN", "a b=c [root@2026-01-02T03:04:05] ReservationName=x")})
+    assert _nodes(node)["n4"].reason == "a b=c [root@2026-01-02T03:04:05]"
 
 
 def test_a_site_may_keep_releases_to_itself(drained: Node) -> None:
