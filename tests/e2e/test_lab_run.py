@@ -89,6 +89,14 @@ def test_a_faulty_first_node_hands_over_to_the_next(trained: Site) -> None:
     assert any("n1 is LEFT OUT: faulty" in line for line in said_by_us(result))
 
 
+def test_of_three_nodes_only_the_faulty_one_is_left_out(trained: Site) -> None:
+    trained.lab.fault.drop("n2")
+    result = srun(trained, 3, "--network-check", "--nnodes=2:3", "train.py", "--epochs=1")
+    assert result.returncode == 0, result
+    assert "2 processes" in result.stdout
+    assert any("n2 is LEFT OUT: faulty" in line for line in said_by_us(result))
+
+
 def test_nothing_starts_where_all_nodes_are_needed_and_one_is_faulty(trained: Site) -> None:
     trained.lab.fault.drop("n3")
     result = srun(trained, 4, "--network-check", "train.py", "--epochs=1")
