@@ -36,7 +36,7 @@ def journal_option(command: _F) -> _F:
 
 
 # Commands that live in modules of their own, loaded when they are called or described.
-_ELSEWHERE = {"plan": "slurm_health.plan_command"}
+_ELSEWHERE = {"plan": "slurm_health.plan_command", "run": "slurm_health.run_command"}
 
 
 class Commands(click.Group):
