@@ -212,8 +212,8 @@ def acts(records: Iterable[Record]) -> list[tuple[str, str]]:
     return [(r["kind"], r["action"]) for r in records if r["kind"].startswith("action_")]
 
 
-def levels(run: Mapping[str, Any]) -> dict[str, str]:
-    """Node → level of one check of a report."""
+def levels(run: Mapping[str, Any]) -> dict[str, str | None]:
+    """Node → level of one check of a report; None before there is a verdict."""
     return {node["node"]: node["level"] for node in run["nodes"]}
 
 

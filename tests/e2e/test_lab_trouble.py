@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever happens to a check, the job ends right: nothing lost, left behind or done twice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.lab_support import Gate, Site, acts, kinds, levels
+from tests.lab import missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
+]
+
+BAD = "n3"
+DONE = ["--wrap", "echo the script ran >> ran"]
+# States of a check, by the record that begins them.
+LAUNCHING, MEASURING = "agents_launched", "round_started"
+# What slurm-health calls when the verdict stands: to learn the situation, to leave, to drain.
+ASKS, LEAVES, DRAINS = ("show", "*job*"), ("requeuehold", ""), ("update", "*NodeName*")
+
+
+def gate_at(site: Site, call: tuple[str, str], user: str = "alice") -> Gate:
+    """Return a gate in front of one kind of `scontrol` call."""
+    return Gate(site, "scontrol", "".join(call), user)
+
+
+def ran(site: Site, user: str = "alice") -> int:
+    """How often the script has run."""
+    return site.read("ran", user).count("the script ran")
+
+
+def forget_runs(site: Site, user: str = "alice") -> None:
+    (site.lab.home(user) / "ran").unlink(missing_ok=True)
+
+
+@pytest.fixture(autouse=True)
+def no_runs(site: Site) -> None:
+    forget_runs(site)
+    forget_runs(site, "root")
+
+
+# --- scancel -----------------------------------------------------------------------------------
+
+
+def assert_cancelled_without_a_trace(site: Site, number: int, user: str = "alice") -> None:
+    job = site.ended(number)
+    assert job["JobState"] == "CANCELLED"
+    assert job["Restarts"] == "0"
+    site.assert_nothing_left()
+    assert site.drained() == {}
+    assert ran(site, user) == 0
+
+
+@pytest.mark.parametrize("state", [LAUNCHING, MEASURING])
+def test_a_job_cancelled_during_the_check_leaves_nothing(site: Site, state: str) -> None:
+    site.lab.fault.drop(BAD)
+    number = site.submit("-N4", *DONE)
+    site.wait_record(number, state)
+    site.lab.run(["scancel", str(number)], user="alice")
+    assert_cancelled_without_a_trace(site, number)
+    assert acts(site.records(number)) == []
+    (attempt,) = site.report(number)["runs"]
+    assert attempt["state"] in {"running", "stopped"}  # it cannot know yet
+    assert set(levels(attempt).values()) == {None}
+
+
+def test_a_job_cancelled_just_before_a_drain_drains_nobody(site: Site) -> None:
+    gate = gate_at(site, DRAINS, "root")
+    site.lab.fault.drop(BAD)
+    number = site.submit("-N4", *DONE, user="root", env=gate.environ)
+    gate.await_reached()
+    site.lab.run(["scancel", str(number)])
+    assert_cancelled_without_a_trace(site, number, "root")
+
+
+def test_a_job_cancelled_just_before_its_requeue_stays_cancelled(site: Site) -> None:
+    gate = gate_at(site, LEAVES)
+    site.lab.fault.drop(BAD)
+    number = site.submit("-N4", *DONE, env=gate.environ)
+    gate.await_reached()
+    site.lab.run(["scancel", str(number)], user="alice")
+    # Its helper job, which has nothing to release any more, goes too.
+    assert_cancelled_without_a_trace(site, number)
+
+
+# --- the master dies ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [LAUNCHING, MEASURING])
+def test_a_master_killed_during_the_check_is_followed_by_another(site: Site, state: str) -> None:
+    number = site.submit("-N2", *DONE)
+    site.wait_record(number, state)
+    site.kill_master()
+    job = site.ended(number)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0")
+    assert ran(site) == 1
+    seen = kinds(site.records(number))
+    assert (seen["run_started"], seen["master_resumed"], seen["verdict_reached"]) == (1, 1, 1)
+    assert "UNCHECKED" not in site.lab.job_output(number)
+    site.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("user", "call"), [("alice", ASKS), ("alice", LEAVES), ("root", DRAINS)], ids=str
+)
+def test_a_master_killed_after_the_verdict_does_nothing_twice(
+    site: Site, user: str, call: tuple[str, str]
+) -> None:
+    gate = gate_at(site, call, user)
+    site.lab.fault.drop(BAD)
+    site.forget_calls()
+    number = site.submit("-N4", *DONE, user=user, env=gate.environ)
+    gate.await_reached()
+    site.kill_master()
+    gate.open()
+    job = site.ended(number)
+    calls = site.calls()
+    assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "1", BAD)
+    assert ran(site, user) == 1
+    assert kinds(site.records(number, user=user))["verdict_reached"] == 1
+    assert calls["REQUEST_SUBMIT_BATCH_JOB"] == 2  # the job, and one helper
+    assert calls["REQUEST_JOB_REQUEUE"] == 1
+    assert calls["REQUEST_UPDATE_NODE"] == (1 if user == "root" else 0)
+    assert list(site.drained()) == ([BAD] if user == "root" else [])
+    site.assert_nothing_left()
+
+
+# --- slurmctld goes away -----------------------------------------------------------------------
+
+
+def restart(site: Site, number: int) -> None:
+    site.lab.restart_slurmctld()
+
+
+def kill_for_a_round(site: Site, number: int) -> None:
+    site.lab.kill_slurmctld()
+    site.wait_record(number, "round_ended")
+    site.lab.start_slurmctld()
+
+
+def kill_until_the_verdict(site: Site, number: int) -> None:
+    site.lab.kill_slurmctld()
+    site.wait_record(number, "verdict_reached")
+    site.lab.start_slurmctld()
+
+
+@pytest.mark.parametrize("trouble", [restart, kill_for_a_round, kill_until_the_verdict])
+def test_a_check_outlives_its_slurmctld(site: Site, trouble: Callable[[Site, int], None]) -> None:
+    site.lab.fault.drop(BAD)
+    number = site.submit("-N4", *DONE)
+    site.wait_record(number, MEASURING)
+    trouble(site, number)
+    job = site.ended(number)
+    assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "1", BAD)
+    assert ran(site) == 1
+    site.assert_nothing_left()
+
+
+# --- what the check needs is missing or broken -------------------------------------------------
+
+
+def assert_ran_unchecked(site: Site, number: int, *said: str) -> None:
+    """The job ran to its end on its first attempt, and its output says why it was not checked."""
+    job = site.ended(number)
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("COMPLETED", "0:0", "0")
+    output = site.lab.job_output(number)
+    assert all(words in output for words in said), output
+    assert ran(site) == 1
+    site.assert_nothing_left()
+
+
+def test_a_job_runs_where_srun_is_missing(site: Site) -> None:
+    tools = site.directory("tools")
+    link = f'for each in /usr/bin/* /bin/*; do ln -sf "$each" {tools}/; done; rm {tools}/srun'
+    site.lab.run(["sh", "-c", link])
+    number = site.submit("-N2", *DONE, env={"PATH": tools})
+    assert_ran_unchecked(site, number, "srun not found on PATH")
+
+
+def test_a_job_runs_where_srun_fails_or_hangs(site: Site) -> None:
+    for name, text in (("failing", "echo no luck >&2; exit 1"), ("hanging", "exec sleep 1000")):
+        site.directory(f"{name}/bin")
+        site.script(f"{name}/bin/srun", f"#!/bin/sh\n{text}\n")
+        path = f"{site.lab.home('alice')}/{name}/bin:/usr/bin:/bin"
+        forget_runs(site)
+        number = site.submit("-N2", *DONE, env={"PATH": path})
+        assert_ran_unchecked(site, number, "n[1-2]")
+        (attempt,) = site.report(number)["runs"]
+        assert set(levels(attempt).values()) == {"inconclusive"}
+
+
+def test_a_journal_that_other_nodes_do_not_see_is_named_with_them(site: Site) -> None:
+    # Every node has a /tmp of its own.
+    number = site.submit("-N3", "--journal=/tmp/journal", *DONE)
+    assert_ran_unchecked(site, number, "n[2-3]", "--journal")
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_a_job_runs_where_the_journal_is_full(site: Site, blocks: int) -> None:
+    # Full from the start, or once the first block is written.
+    small = site.directory("small")
+    fill = f"mount -t tmpfs -o size=8k,uid=4242 none {small} && head -c {8192 - 4096 * blocks}"
+    site.lab.run(["sh", "-c", f"{fill} /dev/zero > {small}/filling"], node="n1")
+    try:
+        number = site.submit("-N1", "-wn1", f"--journal={small}", *DONE)
+        assert_ran_unchecked(site, number, "No space left on device")
+    finally:
+        site.lab.run(["umount", small], node="n1")
+
+
+def test_a_job_runs_where_the_journal_cannot_be_written(site: Site) -> None:
+    number = site.submit("-N1", "--journal=/proc/journal", *DONE)
+    assert_ran_unchecked(site, number, "cannot be written", "--journal")
+
+
+OTHER_TORCH = """
+import sys, torch
+torch.__version__ = "0.0"
+"""
+
+
+def test_nodes_without_torch_or_with_another_are_undecided_and_the_job_runs(site: Site) -> None:
+    other = site.directory("other")
+    site.script("other/sitecustomize.py", OTHER_TORCH)
+    lines = [
+        "#!/bin/sh",
+        "case $(uname -n) in",
+        "n2) exec /usr/bin/python3 -I -S ;;",
+        f"n4) export PYTHONPATH={other} ;;",
+        "esac",
+        f'exec {sys.executable} "$@"',
+    ]
+    python = site.script("python", "\n".join(lines) + "\n")
+    number = site.submit("-N4", f"--python={python}", *DONE)
+    assert_ran_unchecked(site, number, "n[2,4]")
+    (attempt,) = site.report(number)["runs"]
+    found = levels(attempt)
+    assert (found["n2"], found["n4"]) == ("inconclusive", "inconclusive")
+    assert not {"faulty", "slow"} & set(found.values())
+
+
+def test_an_interpreter_that_does_not_exist_is_named_and_the_job_runs(site: Site) -> None:
+    number = site.submit("-N1", "--python=/no/such/python", *DONE)
+    assert_ran_unchecked(site, number, "/no/such/python")
