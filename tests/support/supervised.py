@@ -146,6 +146,10 @@ class Bench:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait(timeout=DEADLINE_S)
+        # Children that a script left behind: as under sbatch, nobody but Slurm ends them.
+        for pid in with_variable("LOG", str(self.log)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def descendants(root: int) -> list[int]:
