@@ -36,7 +36,16 @@ def journal_option(command: _F) -> _F:
 
 
 # Commands that live in modules of their own, loaded when they are called or described.
-_ELSEWHERE = {"plan": "slurm_health.plan_command", "run": "slurm_health.run_command"}
+_ELSEWHERE = {
+    "doctor": "slurm_health.hook_commands:doctor",
+    "epilog": "slurm_health.hook_commands:epilog",
+    "healthcheck": "slurm_health.hook_commands:healthcheck",
+    "init-config": "slurm_health.hook_commands:init_config",
+    "nodes": "slurm_health.hook_commands:nodes",
+    "plan": "slurm_health.plan_command:plan",
+    "prolog": "slurm_health.hook_commands:prolog",
+    "run": "slurm_health.run_command:run",
+}
 
 
 class Commands(click.Group):
@@ -50,7 +59,8 @@ class Commands(click.Group):
         """Return a command, None where there is none of that name."""
         if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
-        command = getattr(importlib.import_module(_ELSEWHERE[cmd_name]), cmd_name)
+        module, name = _ELSEWHERE[cmd_name].split(":")
+        command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from slurm_health.checks.check import Place
     from slurm_health.core.check_result import CheckResult
     from slurm_health.hooks.controller import Controller
-    from slurm_health.hooks.site import Site
+    from slurm_health.hooks.site_settings import Site
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 # A person waits longer than a hook may.
@@ -39,7 +39,7 @@ def _config_option(command: _F) -> _F:
 
 def _site(config: str | None) -> Site:
     from slurm_health.config import site_file
-    from slurm_health.hooks.site import load
+    from slurm_health.hooks.site_settings import load
 
     return load(Path(config) if config else site_file(os.environ), owner=os.getuid())
 
@@ -114,8 +114,8 @@ def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_j
         return _hook("healthcheck", config)
     from slurm_health.core.hook_settings import CONTEXTS
     from slurm_health.hooks import explain as texts
+    from slurm_health.hooks.chosen import choose, node_name, running
     from slurm_health.hooks.runner import run_checks
-    from slurm_health.hooks.select import choose, node_name, running
 
     site = _site(config)
     node = node_name(os.environ)
@@ -155,8 +155,8 @@ def init_config(shared: str) -> int:
     Run it on a node that is known to be well. Every check that could drain begins in shadow.
     """
     from slurm_health.checks.check import Place
+    from slurm_health.hooks.chosen import node_name
     from slurm_health.hooks.draft import draft
-    from slurm_health.hooks.select import node_name
 
     place = Place(environ=dict(os.environ), now_s=time.time())
     print_result(draft(place, node=node_name(os.environ), shared=shared))

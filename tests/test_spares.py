@@ -49,7 +49,7 @@ def test_a_range_with_a_total_is_left_to_slurm() -> None:
 
 @pytest.mark.parametrize("total", ["--ntasks=8", "-n8", "--gpus=8", "--nodelist=n[1-5]", "-wn1"])
 def test_spares_are_refused_beside_counts_that_would_no_longer_fit(total: str) -> None:
-    with pytest.raises(UsageError, match="--spares: does not go with --.*use --"):
+    with pytest.raises(UsageError, match=r"--spares: does not go with --.*use --"):
         node_counts(command_line("-N4", total), [], {"spares": "1"})
 
 

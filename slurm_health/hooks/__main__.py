@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from slurm_health.checks.check import Place
-    from slurm_health.hooks.site import Site
+    from slurm_health.hooks.site_settings import Site
 
 FAULT = 99
 USAGE = 2
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         return USAGE
     from slurm_health.checks.check import Place
     from slurm_health.errors import ConfigError
-    from slurm_health.hooks.site import load
+    from slurm_health.hooks.site_settings import load
 
     path = Path(config[0] if config else SITE_FILE)
     try:
@@ -60,8 +60,8 @@ def _run(hook: str, site: Site, place: Place) -> bool:
 
 
 def _log(hook: str, text: str) -> None:
+    from slurm_health.hooks.chosen import node_name
     from slurm_health.hooks.log import Log
-    from slurm_health.hooks.select import node_name
 
     Log(hook, node_name(os.environ), os.environ.get("SLURM_JOB_ID", "")).error(text)
 

@@ -20,7 +20,7 @@ import msgspec
 from slurm_health.core.accusation import Accusation
 from slurm_health.hooks.children import Answered, Broke, Hung, run_one
 from slurm_health.hooks.drain import number
-from slurm_health.hooks.site import Site
+from slurm_health.hooks.site_settings import Site
 
 _DEFAULT_ROOT = "~/.slurm-health/journal"
 _MASTER = "master.jsonl"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.hooks.site import Site
+from slurm_health.hooks.site_settings import Site
 
 _GLOB = re.compile(r"[*?\[]")
 _NUMBER = re.compile(r"\d+")

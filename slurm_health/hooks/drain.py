@@ -18,7 +18,7 @@ from slurm_health.core.recovery import DrainRecord
 from slurm_health.errors import SlurmError
 from slurm_health.hooks import ledger, record
 from slurm_health.hooks.controller import Controller, NodeNow, drained_by_us, members
-from slurm_health.hooks.site import Site
+from slurm_health.hooks.site_settings import Site
 
 
 class Came(Enum):

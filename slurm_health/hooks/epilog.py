@@ -12,12 +12,12 @@ from slurm_health.checks.check import Place
 from slurm_health.core.check_result import node_faults
 from slurm_health.core.hook_settings import AccusationPolicy
 from slurm_health.hooks.accused import JobEnded, Unreadable, accusations, job_of
+from slurm_health.hooks.chosen import choose, confirming, node_name, running
 from slurm_health.hooks.controller import Controller
 from slurm_health.hooks.drain import Came, Cause, cause_of, drain_this_node
 from slurm_health.hooks.log import Log
 from slurm_health.hooks.runner import run_checks
-from slurm_health.hooks.select import choose, confirming, node_name, running
-from slurm_health.hooks.site import Site
+from slurm_health.hooks.site_settings import Site
 
 
 def run(site: Site, environ: Mapping[str, str], place: Place) -> bool:

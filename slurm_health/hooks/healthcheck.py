@@ -13,10 +13,10 @@ import msgspec
 
 from slurm_health.checks.check import Place
 from slurm_health.core.check_result import CheckResult, Status, node_faults
+from slurm_health.hooks.chosen import choose, node_name, running
 from slurm_health.hooks.log import Log
 from slurm_health.hooks.runner import Planned, run_checks
-from slurm_health.hooks.select import choose, node_name, running
-from slurm_health.hooks.site import Site
+from slurm_health.hooks.site_settings import Site
 
 if TYPE_CHECKING:
     from slurm_health.core.recovery import DrainRecord

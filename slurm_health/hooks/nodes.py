@@ -14,7 +14,7 @@ from slurm_health.hooks import ledger, marked
 from slurm_health.hooks.controller import Controller, NodeNow
 from slurm_health.hooks.ledger import Untrusted
 from slurm_health.hooks.release import undrain
-from slurm_health.hooks.site import Site
+from slurm_health.hooks.site_settings import Site
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from slurm_health.checks.check import Place
 from slurm_health.core.check_result import node_faults
+from slurm_health.hooks.chosen import choose, node_name, running
 from slurm_health.hooks.log import Log
 from slurm_health.hooks.runner import run_checks
-from slurm_health.hooks.select import choose, node_name, running
-from slurm_health.hooks.site import Site
+from slurm_health.hooks.site_settings import Site
 
 
 def run(site: Site, environ: Mapping[str, str], place: Place) -> bool:

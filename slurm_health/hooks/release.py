@@ -10,7 +10,7 @@ from slurm_health.core.recovery import DrainRecord
 from slurm_health.errors import SlurmError
 from slurm_health.hooks import record
 from slurm_health.hooks.controller import Controller, NodeNow
-from slurm_health.hooks.site import Site
+from slurm_health.hooks.site_settings import Site
 
 
 def release_own(site: Site, kept: DrainRecord, controller: Controller) -> str:

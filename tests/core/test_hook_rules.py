@@ -34,7 +34,8 @@ def test_no_sequence_of_drains_gets_past_the_breaker(
     wanted: list[tuple[str, float, int, int]], share: float, per_job: int, per_user: int
 ) -> None:
     limits = Breaker(share=share, per_job=per_job, per_user_hour=per_user, window_s=3600)
-    ledger, now_s, done = Ledger(), 0.0, []
+    ledger, now_s = Ledger(), 0.0
+    done: list[Entry] = []
     for node, later_s, job, uid in wanted:
         now_s += later_s
         entry = Entry(node=node, time_s=now_s, job=job, uid=uid)

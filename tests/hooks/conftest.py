@@ -13,7 +13,7 @@ import pytest
 
 from slurm_health.checks.check import Place
 from slurm_health.hooks import epilog, healthcheck, prolog
-from slurm_health.hooks.site import Site
+from slurm_health.hooks.site_settings import Site
 from tests.checks.conftest import WELL
 from tests.hooks.fake_scontrol import FakeScontrol
 from tests.hooks.sites import load_site, tree

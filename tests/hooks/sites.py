@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_health.checks.check import Place
-from slurm_health.hooks import site as site_file
-from slurm_health.hooks.site import Site
+from slurm_health.hooks import site_settings as site_file
+from slurm_health.hooks.site_settings import Site
 
 
 def write_site(directory: Path, text: str) -> Path:

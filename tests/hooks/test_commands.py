@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 from slurm_health import hook_commands
 from slurm_health.checks.registry import BUILT_IN, find
 from slurm_health.errors import ConfigError
-from slurm_health.hooks import doctor, site
+from slurm_health.hooks import doctor
+from slurm_health.hooks import site_settings as site
 from slurm_health.hooks.draft import draft
 from tests.checks.conftest import WELL
 from tests.hooks.conftest import Node

@@ -12,7 +12,7 @@ from slurm_health import config
 from slurm_health.checks.memory import Memory
 from slurm_health.core.check_result import Status
 from slurm_health.errors import ConfigError
-from slurm_health.hooks import site as site_file
+from slurm_health.hooks import site_settings as site_file
 from tests.hooks.sites import load_site, write_site
 
 
