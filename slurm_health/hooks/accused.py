@@ -140,7 +140,9 @@ def _read(root: Path, ended: JobEnded, node: str, max_bytes: int) -> Iterator[Ac
 
 
 def _run_names(attempt: int | None) -> Iterator[str]:
-    for each in range(_ATTEMPTS) if attempt is None else (attempt,):
+    # Slurm counts a requeue before the epilogs of the attempt that it ended.
+    attempts = range(_ATTEMPTS) if attempt is None else range(max(0, attempt - 1), attempt + 1)
+    for each in attempts:
         yield str(each)
         yield from (f"{each}-{run}" for run in range(2, _RUNS + 1))
 

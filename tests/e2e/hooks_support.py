@@ -119,10 +119,7 @@ class HookedSite(Site):
 
     def accuse(self, node: str, *accused: str, user: str = "alice") -> int:
         """Run a user's job on a node whose journal accuses nodes; wait until it is over."""
-        text = ACCUSE.format(
-            python=sys.executable, accused=accused[0] if accused else node, nodes=node
-        )
-        script = text.replace('"$@"', " ".join(accused or (node,)))
+        script = self.accusation(node, *accused)
         job = self.lab.sbatch(script, f"-w{node}", user=user)
         self.lab.wait_job(job, {"COMPLETED"})
         self.lab.wait_until(
@@ -132,6 +129,13 @@ class HookedSite(Site):
             60,
         )
         return job
+
+    def accusation(self, node: str, *accused: str) -> str:
+        """Return a batch script that leaves a journal which accuses nodes; by default its own."""
+        text = ACCUSE.format(
+            python=sys.executable, accused=accused[0] if accused else node, nodes=node
+        )
+        return text.replace('"$@"', " ".join(accused or (node,)))
 
     def slurmd_log(self, node: str) -> str:
         """Everything a node's slurmd has logged."""

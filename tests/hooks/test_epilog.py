@@ -222,6 +222,14 @@ def test_without_the_restart_count_every_attempt_is_looked_at(story: Story) -> N
     assert story.ended(restarts=None)
 
 
+def test_an_attempt_that_was_requeued_is_looked_at_although_slurm_counts_on(story: Story) -> None:
+    """In its epilog, Slurm's restart count is the next attempt's already."""
+    story.write(journal(), attempt="2")
+    story.node.break_it()
+    assert not story.ended(restarts="1")
+    assert story.ended(restarts="3")
+
+
 def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
     from slurm_health.core.marks import Mark
 

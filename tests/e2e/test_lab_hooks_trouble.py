@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hooks when Slurm, the disk or time are against them, and with a real check's finding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.hooks_support import FLAG, HIDDEN, STATE, HookedSite, hooked_site
+from tests.lab import missing
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite]:
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with hooked_site(tmp_path_factory.mktemp("hooks"), nodes=4) as site:
+        yield site
+
+
+@pytest.fixture
+def site(module_site: HookedSite) -> Iterator[HookedSite]:
+    module_site.configure(share=0.5)
+    yield module_site
+    module_site.lab.reset()
+    module_site.configure()
+
+
+def test_with_slurmctld_down_nothing_is_drained_and_the_hook_ends_in_time(
+    site: HookedSite,
+) -> None:
+    site.on("n2", "touch", FLAG)
+    site.lab.kill_slurmctld()
+    began = time.monotonic()
+    site.health_check("n2")
+    assert time.monotonic() - began < 20
+    site.lab.start_slurmctld()
+    assert site.out_of_pool() == {}
+    site.health_check("n2")
+    assert list(site.out_of_pool()) == ["n2"]
+
+
+def test_a_full_disk_neither_hides_a_fault_nor_condemns_a_node(site: HookedSite) -> None:
+    for node in ("n1", "n2"):
+        site.on(node, "mkdir", "-p", STATE)
+        site.on(node, "mount", "-t", "tmpfs", "-o", "size=4k", "full", STATE)
+        site.on(node, "sh", "-c", f"head -c 8192 /dev/zero >{STATE}/fill || true")
+    try:
+        site.on("n2", "touch", FLAG)
+        for node in ("n1", "n2"):
+            site.health_check(node)
+        assert list(site.out_of_pool()) == ["n2"]
+    finally:
+        for node in ("n1", "n2"):
+            site.on(node, "umount", STATE)
+
+
+def test_two_jobs_that_end_at_once_on_a_node_leave_two_marks(site: HookedSite) -> None:
+    scripts = [site.accusation("n3") for _ in range(2)]
+    jobs = [site.lab.sbatch(script, "-wn3", "-n1", "--mem=100") for script in scripts]
+    for job in jobs:
+        site.lab.wait_job(job)
+    site.lab.wait_nodes()
+    text = (site.installed / "shared/marks/n3.json").read_text()
+    assert all(f'"job":{job}' in text for job in jobs)
+    assert site.out_of_pool() == {}
+
+
+def test_a_hook_that_is_killed_leaves_a_state_that_the_next_one_understands(
+    site: HookedSite,
+) -> None:
+    site.on("n2", "touch", FLAG)
+    shim = str(site.installed / "healthcheck")
+    for hundredths in (2, 5, 8, 11, 14, 17, 20, 25, 30):
+        site.lab.run(
+            ["timeout", "-s", "KILL", f"0.{hundredths:02d}", shim],
+            node="n2",
+            env={"SLURMD_NODENAME": "n2"},
+            check=False,
+        )
+    site.lab.wait_until(
+        lambda: site.lab.run(["pgrep", "-f", "slurm_health.hooks"], check=False).returncode,
+        lambda code: code != 0,
+        "the killed hooks' processes gone",
+        30,
+    )
+    site.health_check("n2")
+    assert list(site.out_of_pool()) == ["n2"]
+    site.on("n2", "rm", FLAG)
+    for _ in range(4):
+        site.health_check("n2")
+    assert site.out_of_pool() == {}
+
+
+@pytest.mark.torch
+def test_what_a_real_check_finds_is_confirmed_by_the_epilog_and_drained(site: HookedSite) -> None:
+    """A node that loses packets, found by the job of a user, and a local test that confirms it."""
+    argv = ["sh", "-c", f"test ! -e {HIDDEN} || exit 77"]
+    more = f"[checks.link]\ncheck='command'\nargv={argv}\ncontexts=['retest']\n"
+    site.configure(more, share=0.5)
+    site.on("n3", "touch", HIDDEN)
+    site.lab.fault.drop("n3")
+    script = site.script("train.sh", "#!/bin/sh\nhostname\n")
+    job = site.submit("-N4", script)
+    site.lab.wait_until(site.out_of_pool, bool, "n3 drained by its epilog", 200)
+    assert list(site.out_of_pool()) == ["n3"]
+    assert f"check=link job={job} " in site.out_of_pool()["n3"]
