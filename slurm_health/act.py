@@ -32,7 +32,7 @@ from slurm_health.core.records import (
     RunStarted,
     VerdictReached,
 )
-from slurm_health.errors import ExitCode, SlurmError
+from slurm_health.errors import ExitCode, JournalError, SlurmError
 from slurm_health.slurm.client import Client, Job
 
 log = logging.getLogger(__name__)
@@ -111,16 +111,26 @@ def requeue_obstacle(job: Job, bad: Sequence[str]) -> str:
 
 
 def requeues_so_far(job_directory: Path, *, exclude: Path) -> int:
-    """Count the runs of a job that ended in a requeue, from the journals of earlier attempts."""
+    """Count the runs of a job that ended in a requeue, from the journals of earlier attempts.
+
+    A journal that cannot be read counts: a job that moves once too few does less harm than one
+    that moves for ever.
+    """
     if not job_directory.is_dir():
         return 0
-    return sum(
-        any(
-            isinstance(entry.record, ActionIntended) and entry.record.action == "requeue"
-            for entry in journal.read_all(run, journal.MASTER)
-        )
-        for run in job_directory.iterdir()
-        if run.is_dir() and run != exclude
+    runs = [run for run in job_directory.iterdir() if run.is_dir() and run != exclude]
+    return sum(map(_ended_in_requeue, runs))
+
+
+def _ended_in_requeue(run: Path) -> bool:
+    try:
+        entries = journal.read_all(run, journal.MASTER)
+    except JournalError as err:
+        log.warning("%s; counted as a requeue", err)
+        return True
+    return any(
+        isinstance(entry.record, ActionIntended) and entry.record.action == "requeue"
+        for entry in entries
     )
 
 

@@ -242,6 +242,14 @@ def test_requeues_are_counted_from_the_earlier_attempts(tmp_path: Path) -> None:
     assert requeues_so_far(tmp_path / "nowhere", exclude=first.directory) == 0
 
 
+def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: Path) -> None:
+    newer = tmp_path / "job" / "0"
+    newer.mkdir(parents=True)
+    (newer / "master.jsonl").write_text('{"v":99,"id":"master:0","time_s":0,"kind":"x"}\n')
+
+    assert requeues_so_far(tmp_path / "job", exclude=tmp_path / "job" / "1") == 1
+
+
 def test_a_job_as_sbatch_submits_it_by_default_can_be_requeued() -> None:
     fields = {"BatchFlag": "1", "Requeue": "1", "ReqNodeList": "(null)"}
     job = Job(job_id=1, states=frozenset(), reason="", fields=fields)
