@@ -14,7 +14,7 @@ RELEASES  := 24.11 26.05
 LAB_ROOTS := /var/cache/slurm-health-lab
 ROOT   := $(filter 0,$(shell id -u))
 
-.PHONY: help demo test test-releases lint fmt bench bench-localize install lab-packages clean
+.PHONY: help demo test test-releases lint fmt bench bench-localize bench-hooks install lab-packages clean
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and leaves it, the report'
@@ -24,6 +24,7 @@ help:
 	@echo 'make fmt             format the code'
 	@echo 'make bench           the time a check takes, beside its targets'
 	@echo 'make bench-localize  how right the localisation is, beside the published rule'
+	@echo 'make bench-hooks      what prolog and health check cost on this node'
 	@echo 'make clean           remove what these commands made here'
 
 demo: install lab-packages
@@ -57,6 +58,9 @@ bench: install lab-packages
 
 bench-localize: install
 	$(RUN) -m benchmarks.localize
+
+bench-hooks: install
+	$(RUN) -m benchmarks.hooks
 
 install: $(VENV)/.installed
 

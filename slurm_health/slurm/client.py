@@ -251,12 +251,17 @@ class Client:
 
 
 def parse_pairs(line: str) -> dict[str, str]:
-    """Return the fields of one line of `scontrol show -o`."""
+    """Return the fields of one line of `scontrol show -o`.
+
+    Where a name comes twice the first counts: free text that looks like a field, as a node's
+    reason may, stands behind the fields that matter.
+    """
     marks = list(_PAIR.finditer(line))
     ends = [mark.start() for mark in marks[1:]] + [len(line)]
-    return {
-        mark.group(1): line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)
-    }
+    fields: dict[str, str] = {}
+    for mark, end in zip(marks, ends, strict=False):
+        fields.setdefault(mark.group(1), line[mark.end() : end].strip())
+    return fields
 
 
 def _states(text: str) -> frozenset[str]:

@@ -257,3 +257,14 @@ def test_a_job_without_node_lists_excludes_and_holds_none() -> None:
     job = Job(job_id=1, states=frozenset(), reason="", fields={"ExcNodeList": "(null)"})
 
     assert (job.excluded, job.nodes, job.held) == ((), (), False)
+
+
+def test_a_reason_that_looks_like_a_state_does_not_change_the_state() -> None:
+    line = "NodeName=n1 State=IDLE+DRAIN Reason=see State=IDLE [root@2026-11-20T18:00:00]"
+
+    assert parse_pairs(line)["State"] == "IDLE+DRAIN"
+
+
+def test_a_line_without_fields_has_none() -> None:
+    assert parse_pairs("") == {}
+    assert parse_pairs("slurm_load_node error") == {}
