@@ -24,7 +24,7 @@ help:
 	@echo 'make fmt             format the code'
 	@echo 'make bench           the time a check takes, beside its targets'
 	@echo 'make bench-localize  how right the localisation is, beside the published rule'
-	@echo 'make bench-hooks      what prolog and health check cost on this node'
+	@echo 'make bench-hooks     what prolog and health check cost on this node'
 	@echo 'make clean           remove what these commands made here'
 
 demo: install lab-packages
