@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -189,9 +190,12 @@ class Site:
         ]
 
     def kill_master(self) -> None:
-        """Kill (SIGKILL) the one master that runs."""
-        (master,) = self.processes_with("--for-supervisor")
-        os.kill(master, signal.SIGKILL)
+        """Kill (SIGKILL) the master; a child of its that has not become srun yet looks like it."""
+        masters = self.processes_with("--for-supervisor")
+        assert masters
+        for each in masters:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
 
 
 def records_in(path: Path) -> list[Record]:
