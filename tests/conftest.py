@@ -24,6 +24,14 @@ _REAP_S = 5.0
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "root: needs to be run as root")
+    # A shell has what it runs in the background ignore SIGINT, and nohup SIGHUP; every process a
+    # test starts would inherit that, and not end when it is interrupted.
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
