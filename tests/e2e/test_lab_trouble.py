@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.lab_support import Gate, Site, acts, kinds, levels
+from tests.e2e.lab_support import Gate, Site, acts, eventually, kinds, levels
 from tests.lab import missing
 
 pytestmark = [
@@ -138,19 +138,33 @@ def restart(site: Site, number: int) -> None:
     site.lab.restart_slurmctld()
 
 
-def kill_for_a_round(site: Site, number: int) -> None:
+def kill(site: Site, number: int) -> None:
+    """Kill slurmctld (SIGKILL) once it has saved the job: Slurm forgets what it has not saved."""
+    began_s = site.wait_record(number, "run_started")["time_s"]
+    saved = site.lab.paths.root / "state" / "job_state"
+    site.lab.wait_until(lambda: saved.stat().st_mtime, lambda s: s > began_s, "a saved state")
     site.lab.kill_slurmctld()
-    site.wait_record(number, "round_ended")
+
+
+def kill_for_a_while(site: Site, number: int) -> None:
+    kill(site, number)
+    known = len(site.records(number))
+
+    def goes_on() -> bool:
+        records = site.records(number)  # after the verdict it may have to wait for Slurm
+        return len(records) > known or kinds(records)["verdict_reached"] > 0
+
+    eventually(site, goes_on, "the check going on")
     site.lab.start_slurmctld()
 
 
 def kill_until_the_verdict(site: Site, number: int) -> None:
-    site.lab.kill_slurmctld()
+    kill(site, number)
     site.wait_record(number, "verdict_reached")
     site.lab.start_slurmctld()
 
 
-@pytest.mark.parametrize("trouble", [restart, kill_for_a_round, kill_until_the_verdict])
+@pytest.mark.parametrize("trouble", [restart, kill_for_a_while, kill_until_the_verdict])
 def test_a_check_outlives_its_slurmctld(site: Site, trouble: Callable[[Site, int], None]) -> None:
     site.lab.fault.drop(BAD)
     number = site.submit("-N4", *DONE)
