@@ -35,7 +35,7 @@ class FakeSlurm:
     def variables(self) -> dict[str, str]:
         return {"FAKE_SLURM_DIR": str(self.directory)}
 
-    def run_job(self, job_id: int, nodes: Sequence[str], **changes: object) -> None:
+    def run_job(self, job_id: int | str, nodes: Sequence[str], **changes: object) -> None:
         """Let a job run."""
         jobs = self._read("jobs")
         jobs[str(job_id)] = {**new_job("train", list(nodes)), **changes}
