@@ -187,7 +187,7 @@ def _await_pending(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
-    """Wait until the attempt is over and the job in the queue.
+    """Wait until the attempt is over and the job in the queue, or beyond.
 
     Raises:
         NotNeeded: that will not come.
@@ -200,11 +200,15 @@ def _await_pending(
         except SlurmError as err:
             log.warning("cannot read job %s yet: %s", target.name, err)
         else:
-            if job.pending:
+            if job.pending or _runs_again(job, target):
                 return
         polls += 1
         sleep(POLL_S if polls < QUICK_POLLS else SLOW_POLL_S)
     raise NotNeeded(f"the job was not requeued within {PENDING_S:.0f} s")
+
+
+def _runs_again(job: Job, target: Target) -> bool:
+    return "RUNNING" in job.states and job.restarts > target.attempt
 
 
 def _waiting(target: Target, client: Client) -> Job:

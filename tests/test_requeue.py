@@ -248,3 +248,66 @@ def test_a_helper_that_slurm_refuses_is_an_error(scene: Scene) -> None:
 
 def test_a_helper_that_cannot_be_cancelled_is_no_error(scene: Scene) -> None:
     scene.helper().withdraw(scene.client, 99)
+
+
+def test_in_the_end_the_job_has_its_own_comment_again(scene: Scene) -> None:
+    scene.client.update_job(JOB, Comment="slurm-health: leaving n2")
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2")
+
+    assert scene.slurm.job(JOB)["Comment"] == OWN
+
+
+def test_a_job_that_was_requeued_again_is_left_to_the_helper_of_that_attempt(
+    scene: Scene,
+) -> None:
+    scene.client.requeue_held(JOB)
+    scene.slurm.change_job(JOB, Restarts=2)
+
+    assert not scene.release("n2")
+
+    assert scene.slurm.calls("scontrol", "update") == []
+    assert scene.slurm.calls("scontrol", "release") == []
+    assert "requeued again" in scene.recorded()[1]
+
+
+def test_a_job_that_slurm_has_forgotten_is_not_waited_for(scene: Scene) -> None:
+    scene.slurm.forget_job(JOB)
+
+    assert not scene.release("n2")
+
+    assert scene.slept == []
+    assert "forgotten" in scene.recorded()[1]
+
+
+def test_a_job_that_is_cancelled_while_it_is_being_released_is_left_alone(scene: Scene) -> None:
+    scene.slurm.set(lose_releases=True)
+    scene.client.requeue_held(JOB)
+
+    def cancel(_: float) -> None:
+        if scene.slurm.calls("scontrol", "release"):
+            scene.slurm.change_job(JOB, state="CANCELLED")
+
+    scene.on_sleep = cancel
+
+    assert not scene.release("n2")
+
+    assert len(scene.slurm.calls("scontrol", "release")) == 1
+    assert scene.recorded() == (False, "the job has ended (CANCELLED)")
+    assert scene.slurm.job(JOB)["Comment"] == ""
+
+
+def test_a_job_that_somebody_else_let_run_on_the_bad_node_is_not_touched(scene: Scene) -> None:
+    scene.client.requeue_held(JOB)
+
+    def release(_: float) -> None:
+        scene.slurm.change_job(JOB, state="RUNNING", nodes=["n1", "n2"])
+
+    scene.slurm.set(completing_steps=1)
+    scene.on_sleep = release
+
+    assert not scene.release("n2")
+
+    assert scene.slurm.calls("scontrol", "update") == []
+    assert "somebody else has released the job" in scene.recorded()[1]

@@ -50,6 +50,12 @@ class FakeSlurm:
         jobs[str(job_id)].update(changes)
         self._write("jobs", jobs)
 
+    def forget_job(self, job_id: int) -> None:
+        """Let Slurm drop the record of a job, as it does some minutes after its end."""
+        jobs = self._read("jobs")
+        del jobs[str(job_id)]
+        self._write("jobs", jobs)
+
     def node(self, name: str) -> dict[str, str]:
         found: dict[str, str] = self._read("nodes")[name]
         return found
