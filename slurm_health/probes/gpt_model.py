@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,8 @@ LEARNING_RATE = 1e-4
 _BF16_CAPABILITY = (8, 0)
 # torch.OutOfMemoryError appeared in torch 2.5.
 OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+# What CPUs, the CUDA runtime and its matrix library say of it, as plain runtime errors.
+_NO_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
@@ -157,12 +160,32 @@ def half_precision(device: torch.device) -> torch.dtype:
     return torch.float16
 
 
-@contextlib.contextmanager
-def memory_returned(place: Place) -> Iterator[None]:
-    """Give all device memory back at the end; what was built inside must be out of reach then."""
-    try:
-        yield
-    finally:
-        gc.collect()
-        if place.on_cuda:
-            torch.cuda.empty_cache()
+def is_out_of_memory(err: BaseException) -> bool:
+    """Tell an error that says there is no memory from all others."""
+    if isinstance(err, (OutOfMemory, MemoryError)):
+        return True
+    return isinstance(err, RuntimeError) and any(text in str(err) for text in _NO_MEMORY)
+
+
+def first_line(err: BaseException) -> str:
+    """Return the first line of an error; torch appends advice and stacks to some."""
+    return (str(err).splitlines() or [type(err).__name__])[0][:200]
+
+
+def return_memory(place: Place) -> None:
+    """Give the memory of what is out of reach back to the device.
+
+    An exception that is still being handled keeps its frames, and all their tensors, in reach.
+    """
+    gc.collect()
+    if place.on_cuda:
+        torch.cuda.empty_cache()
+
+
+def device_memory(place: Place) -> tuple[int, int]:
+    """Return the free and the total bytes of the device, or of this machine for a CPU."""
+    if place.on_cuda:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(place.device)
+        return int(free_bytes), int(total_bytes)
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * page_bytes, os.sysconf("SC_PHYS_PAGES") * page_bytes
