@@ -185,9 +185,7 @@ def _conclude(
 ) -> RunFinished:
     if settings.act:
         helper = Helper(
-            command=own_command(
-                "requeue-helper", f"--job-id={started.job_id}", f"--directory={directory}"
-            ),
+            command=own_command("requeue-helper"),
             directory=directory,
             environ=environ,
             uid=os.getuid(),
@@ -278,6 +276,8 @@ def _recorded(settings: CheckSettings) -> dict[str, str | int | float | bool]:
         "act": settings.act,
         "max_requeues": settings.policy.max_requeues,
         "on_straggler": settings.policy.on_straggler.value,
+        "on_inconclusive": settings.policy.on_inconclusive.value,
+        "at_requeue_limit": settings.policy.at_requeue_limit.value,
         "round_deadline_s": settings.limits.round_deadline_s,
     }
 

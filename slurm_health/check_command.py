@@ -22,7 +22,13 @@ from slurm_health.check import (
     find_python,
 )
 from slurm_health.core import phases
-from slurm_health.core.actions import Disposition, OnStraggler, Policy
+from slurm_health.core.actions import (
+    AtRequeueLimit,
+    Disposition,
+    OnInconclusive,
+    OnStraggler,
+    Policy,
+)
 from slurm_health.core.allocation import from_environ
 from slurm_health.core.records import RunFinished
 from slurm_health.core.session import Limits
@@ -68,6 +74,8 @@ def _checked(options: Mapping[str, Any], environ: Mapping[str, str]) -> CheckRes
         policy=Policy(
             max_requeues=options["max_requeues"],
             on_straggler=OnStraggler(options["on_straggler"]),
+            on_inconclusive=OnInconclusive(options["on_inconclusive"]),
+            at_requeue_limit=AtRequeueLimit(options["at_requeue_limit"]),
             nodes_wanted=options["nodes_wanted"],
             nodes_needed=options["nodes_needed"],
         ),

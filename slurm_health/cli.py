@@ -164,10 +164,19 @@ def sbatch(arguments: tuple[str, ...]) -> int:
 )
 @click.option(
     "--on-straggler",
-    type=click.Choice(["exclude", "report"]),
+    type=click.Choice(["exclude", "report", "requeue", "drain"]),
     default="exclude",
     show_default=True,
-    help="With --act: whether a slow node is left out of the job, or only reported.",
+    help="With --act: leave a slow node out of the job, only report it, leave it out but never at"
+    " the price of a smaller job, or leave it out and drain it too.",
+)
+@click.option(
+    "--on-inconclusive",
+    type=click.Choice(["proceed", "hold", "requeue"]),
+    default="proceed",
+    show_default=True,
+    help="With --act: run on nodes that could not be decided, hold the job for a person to look at"
+    " them, or leave them out like bad ones.",
 )
 @click.option(
     "--max-requeues",
@@ -176,6 +185,13 @@ def sbatch(arguments: tuple[str, ...]) -> int:
     show_default=True,
     metavar="N",
     help="With --act: how often the job may be requeued away from bad nodes.",
+)
+@click.option(
+    "--at-requeue-limit",
+    type=click.Choice(["start", "hold", "stop"]),
+    default="stop",
+    show_default=True,
+    help="With --act: what a job does on bad nodes once it was requeued that often.",
 )
 @click.option(
     "--round-deadline",
@@ -262,6 +278,8 @@ def agent(node: str | None, **settings: Any) -> int:
 @click.option("--python", default=None)
 @click.option("--max-requeues", type=int, default=None)
 @click.option("--on-straggler", default=None)
+@click.option("--on-inconclusive", default=None)
+@click.option("--at-requeue-limit", default=None)
 @click.option("--nodes-wanted", type=int, default=None)
 @click.option("--nodes-needed", type=int, default=None)
 @click.option("--script-line", type=int, required=True)
@@ -305,16 +323,25 @@ def supervise(
 
 @commands.command("requeue-helper", hidden=True)
 @click.option("--job-id", type=int, required=True)
+@click.option("--name", required=True)
+@click.option("--attempt", type=int, required=True)
 @click.option("--directory", type=click.Path(path_type=Path), required=True)
 @click.option("--exclude", required=True)
-def requeue_helper(job_id: int, directory: Path, exclude: str) -> int:
+@click.option("--comment", default="")
+def requeue_helper(
+    job_id: int, name: str, attempt: int, directory: Path, exclude: str, comment: str
+) -> int:
     """Release a requeued job without its bad nodes. Runs as a job of its own."""
     from slurm_health.core.nodeset import expand
-    from slurm_health.requeue import release_elsewhere
+    from slurm_health.requeue import Target, release_elsewhere
     from slurm_health.slurm.client import Client
 
     released = release_elsewhere(
-        job_id, expand(exclude), directory=directory, client=Client(os.environ)
+        Target(job_id=job_id, name=name, attempt=attempt),
+        expand(exclude),
+        comment,
+        directory=directory,
+        client=Client(os.environ),
     )
     return int(ExitCode.HEALTHY if released else ExitCode.UNAVAILABLE)
 

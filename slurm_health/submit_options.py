@@ -16,12 +16,13 @@ from slurm_health import probe_choice
 from slurm_health.core import phases
 from slurm_health.errors import ConfigError
 
-ON_STRAGGLER = ("exclude", "report")
+ON_STRAGGLER = ("exclude", "report", "requeue", "drain")
+ON_INCONCLUSIVE = ("proceed", "hold", "requeue")
+AT_REQUEUE_LIMIT = ("start", "hold", "stop")
 PREFIX = "SLURM_HEALTH_"
 MAGIC = b"#HEALTH"
 FLAGS = ("network-check", "straggler-detection")
-
-
+_USAGE_WIDTH = 34
 _YES, _NO = ("yes", "true", "1", ""), ("no", "false", "0")
 
 
@@ -49,10 +50,13 @@ def _interpreter(value: str) -> str:
     return _directory(value)
 
 
-def _on_straggler(value: str) -> str:
-    if value not in ON_STRAGGLER:
-        raise ValueError(f"{value!r} is neither of {', '.join(ON_STRAGGLER)}")
-    return value
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value not in choices:
+            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+        return value
+
+    return parse
 
 
 def _positive(value: str) -> str:
@@ -117,14 +121,26 @@ OPTIONS = (
     Option(
         name="max-requeues",
         metavar="N",
-        help="how often the job may be requeued away from bad nodes",
+        help="how often the job may be requeued away from bad nodes (default: 3)",
         parse=_count,
     ),
     Option(
         name="on-straggler",
         metavar="|".join(ON_STRAGGLER),
         help="what a slow node causes (default: exclude)",
-        parse=_on_straggler,
+        parse=_one_of(*ON_STRAGGLER),
+    ),
+    Option(
+        name="on-inconclusive",
+        metavar="|".join(ON_INCONCLUSIVE),
+        help="what an undecided node causes (default: proceed)",
+        parse=_one_of(*ON_INCONCLUSIVE),
+    ),
+    Option(
+        name="at-requeue-limit",
+        metavar="|".join(AT_REQUEUE_LIMIT),
+        help="what a job on bad nodes does once it was requeued so often (default: stop)",
+        parse=_one_of(*AT_REQUEUE_LIMIT),
     ),
     Option(
         name="spares",
@@ -234,9 +250,12 @@ def help_text() -> str:
     rows = []
     for option in OPTIONS:
         usage = f"--{option.name}={option.metavar}" if option.metavar else f"--{option.name}"
-        rows.append(f"  {usage:<34}{option.help}")
+        if len(usage) >= _USAGE_WIDTH:
+            rows.append(f"  {usage}")
+            usage = ""
+        rows.append(f"  {usage:<{_USAGE_WIDTH}}{option.help}")
         if option.everywhere:
-            rows.append(f"  {'':<34}(variable {option.variable})")
+            rows.append(f"  {'':<{_USAGE_WIDTH}}(variable {option.variable})")
     return _HELP.format(options="\n".join(rows))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health.core.nodeset import expand, fold
-from slurm_health.errors import SlurmCommandError, SlurmError
+from slurm_health.errors import SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.slurm import command
 
 # `Key=value` pairs of one-line scontrol output. A value may hold spaces, and a reason or comment
@@ -19,7 +19,9 @@ from slurm_health.slurm import command
 _PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
+_UNKNOWN_JOB = re.compile(r"Invalid job id specified")
 RETRY_S = 1.0
+JobId = int | str
 _OUT_OF_POOL = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT")
 
 
@@ -27,7 +29,7 @@ _OUT_OF_POOL = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT")
 class Job:
     """One job as scontrol shows it."""
 
-    job_id: int
+    job_id: JobId
     states: frozenset[str]
     reason: str
     fields: Mapping[str, str]
@@ -41,6 +43,12 @@ class Job:
     def nodes(self) -> tuple[str, ...]:
         """Nodes the job holds."""
         return _nodes(self.fields.get("NodeList", ""))
+
+    @property
+    def restarts(self) -> int:
+        """How often the job was requeued, by anybody, or 0 where Slurm does not say."""
+        text = self.fields.get("Restarts", "")
+        return int(text) if text.isdigit() else 0
 
     @property
     def pending(self) -> bool:
@@ -70,7 +78,8 @@ class Node:
 class Client:
     """Slurm's commands, with an environment that the surrounding job does not disturb.
 
-    A controller that is being restarted is asked again for up to `patience_s`.
+    A task of an array is named as `12_3`: one of them has the array's own number, and that would
+    mean all of them. A controller that is being restarted is asked again for up to `patience_s`.
     """
 
     def __init__(
@@ -86,13 +95,20 @@ class Client:
         self._monotonic = monotonic
         self._sleep = sleep
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: JobId) -> Job:
         """Read one job.
 
         Raises:
-            SlurmError: Slurm does not know it, or does not answer.
+            UnknownJob: Slurm does not know it, or no longer.
+            SlurmError: Slurm does not answer.
         """
-        fields = parse_pairs(self._run("scontrol", "show", "job", "-o", str(job_id)))
+        try:
+            text = self._run("scontrol", "show", "job", "-o", str(job_id))
+        except SlurmCommandError as err:
+            if _UNKNOWN_JOB.search(err.stderr):
+                raise UnknownJob(job_id) from err
+            raise
+        fields = parse_pairs(text)
         return Job(
             job_id=job_id,
             states=_states(fields.get("JobState", "")),
@@ -147,7 +163,7 @@ class Client:
             "scontrol", "update", f"NodeName={fold(nodes)}", "State=DRAIN", f"Reason={reason}"
         )
 
-    def update_job(self, job_id: int, **changes: str) -> None:
+    def update_job(self, job_id: JobId, **changes: str) -> None:
         """Change fields of a job.
 
         Raises:
@@ -156,7 +172,18 @@ class Client:
         pairs = [f"{key}={value}" for key, value in changes.items()]
         self._run("scontrol", "update", f"JobId={job_id}", *pairs)
 
-    def shrink(self, job_id: int, keep: Sequence[str], directory: Path) -> None:
+    def comment(self, job_id: JobId) -> str:
+        """Return the comment of a job that has not ended, whole.
+
+        What `job` reads ends at the first word of it that looks like a field.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        text = self._run("squeue", "--noheader", f"--jobs={job_id}", "--format=%k").rstrip("\n")
+        return "" if text == "(null)" else text
+
+    def shrink(self, job_id: JobId, keep: Sequence[str], directory: Path) -> None:
         """Let a running job go on with some of its nodes only.
 
         scontrol leaves shell scripts with the new variables in its working directory, which must
@@ -171,7 +198,7 @@ class Client:
             directory=directory,
         )
 
-    def requeue_held(self, job_id: int) -> None:
+    def requeue_held(self, job_id: JobId) -> None:
         """Requeue a job and hold it. Ends the caller when it runs in that job.
 
         Raises:
@@ -179,7 +206,7 @@ class Client:
         """
         self._run("scontrol", "requeuehold", str(job_id))
 
-    def release(self, job_id: int) -> None:
+    def release(self, job_id: JobId) -> None:
         """Release a held job.
 
         Raises:
