@@ -15,7 +15,6 @@ from slurm_health.core.actions import (
     OnStraggler,
     Policy,
     RequeueElsewhere,
-    Shrink,
     Situation,
     decide,
     decide_unasked,
