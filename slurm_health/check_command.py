@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from slurm_health import config
+from slurm_health import config, probe_choice
 from slurm_health.check import (
     CheckResult,
     CheckSettings,
@@ -21,6 +21,7 @@ from slurm_health.check import (
     check_local,
     find_python,
 )
+from slurm_health.core import phases
 from slurm_health.core.actions import (
     AtRequeueLimit,
     Disposition,
@@ -79,12 +80,25 @@ def _checked(options: Mapping[str, Any], environ: Mapping[str, str]) -> CheckRes
             nodes_needed=options["nodes_needed"],
         ),
         limits=Limits(round_deadline_s=options["round_deadline"]),
+        phases=probe_choice.chosen_phases(_what(options)),
+        cpu_workers=options["workers_per_node"],
         act=options["act"],
         script=options["script_name"],
     )
     if allocation is None:
         return check_local(local, settings, environ, now_s=time.time())
     return check_allocation(allocation, settings, environ)
+
+
+def _what(options: Mapping[str, Any]) -> str:
+    """Return what to check: what is named, what the flags stand for, or the default."""
+    flags = [name for name in ("network-check", "straggler-detection") if options[_key(name)]]
+    named = [options["what"]] if options["what"] else []
+    return ",".join([*named, *flags]) or phases.DEFAULT
+
+
+def _key(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _print(result: CheckResult, *, as_json: bool) -> None:

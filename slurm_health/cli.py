@@ -133,6 +133,31 @@ def sbatch(arguments: tuple[str, ...]) -> int:
     " PATH if it has torch, else slurm-health's own].",
 )
 @click.option(
+    "--check",
+    "what",
+    metavar="WHAT[,WHAT...]",
+    help="What to measure: quick, standard or thorough; probes by name; a program of your own by"
+    " its path [default: standard].",
+)
+@click.option(
+    "--network-check",
+    is_flag=True,
+    help="Measure the network in pairs of nodes; alone or beside --check.",
+)
+@click.option(
+    "--straggler-detection",
+    is_flag=True,
+    help="Train a GPT of the size that fits, in pairs of nodes; alone or beside --check.",
+)
+@click.option(
+    "--workers-per-node",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many processes measure a node that has no accelerators.",
+)
+@click.option(
     "--act",
     is_flag=True,
     help="Drain faulty nodes (with the rights to) and requeue the job without its bad nodes.",
@@ -238,6 +263,7 @@ def report(job: str, journal: str | None, cluster: str | None, as_json: bool, ra
 @click.option("--python", required=True)
 @click.option("--poll-s", type=float, required=True)
 @click.option("--lifetime-s", type=float, required=True)
+@click.option("--cpu-workers", type=int, default=1)
 @click.option("--node", default=None)
 def agent(node: str | None, **settings: Any) -> int:
     """Serve one node of a check. Started by the master."""
@@ -247,7 +273,7 @@ def agent(node: str | None, **settings: Any) -> int:
 
 
 @commands.command(hidden=True)
-@click.option("--check", "_check", default="standard")
+@click.option("--check", default=None)
 @click.option("--journal", default=None)
 @click.option("--python", default=None)
 @click.option("--max-requeues", type=int, default=None)
@@ -262,7 +288,6 @@ def agent(node: str | None, **settings: Any) -> int:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def supervise(
-    _check: str,
     script_line: int,
     script_name: str,
     environ_fd: int | None,

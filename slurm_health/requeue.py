@@ -44,6 +44,13 @@ SLOW_POLL_S = 1.0
 REVOKED_S = 1.1
 QUICK_POLLS = 100
 TRIES = 20
+# What the helper shares with the job, as sbatch and scontrol call it: elsewhere it may not start.
+_LIKE_THE_JOB = (
+    ("partition", "Partition"),
+    ("account", "Account"),
+    ("qos", "QOS"),
+    ("reservation", "Reservation"),
+)
 _ENDED = frozenset(
     {
         "BOOT_FAIL",
@@ -142,7 +149,7 @@ def helper_arguments(job: Job, name: str, exclude: Sequence[str], directory: Pat
         f"--chdir={directory}",
         f"--output={directory / 'requeue.log'}",
     ]
-    for option, key in (("partition", "Partition"), ("account", "Account"), ("qos", "QOS")):
+    for option, key in _LIKE_THE_JOB:
         value = job.fields.get(key, "(null)")
         if value not in {"", "(null)", "N/A"}:
             arguments.append(f"--{option}={value}")

@@ -12,15 +12,28 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from slurm_health import probe_choice
+from slurm_health.core import phases
 from slurm_health.errors import ConfigError
 
-CHECKS = ("standard", "off")
 ON_STRAGGLER = ("exclude", "report", "requeue", "drain")
 ON_INCONCLUSIVE = ("proceed", "hold", "requeue")
 AT_REQUEUE_LIMIT = ("start", "hold", "stop")
 PREFIX = "SLURM_HEALTH_"
 MAGIC = b"#HEALTH"
+FLAGS = ("network-check", "straggler-detection")
 _USAGE_WIDTH = 34
+_YES, _NO = ("yes", "true", "1", ""), ("no", "false", "0")
+
+
+def _check(value: str) -> str:
+    return value if value == probe_choice.OFF else probe_choice.spelled_out(value, "--check")
+
+
+def _flag(value: str) -> str:
+    if value.lower() not in (*_YES, *_NO):
+        raise ValueError(f"expected yes or no, found {value!r}")
+    return "yes" if value.lower() in _YES else "no"
 
 
 def _directory(value: str) -> str:
@@ -77,9 +90,21 @@ class Option:
 OPTIONS = (
     Option(
         name="check",
-        metavar="|".join(CHECKS),
-        help="what to check first (default: standard)",
-        parse=_one_of(*CHECKS),
+        metavar="WHAT[,WHAT...]",
+        help="quick, standard (default), thorough, off; or probes by name",
+        parse=_check,
+    ),
+    Option(
+        name="network-check",
+        metavar="",
+        help="measure the network in pairs of nodes; alone or beside --check",
+        parse=_flag,
+    ),
+    Option(
+        name="straggler-detection",
+        metavar="",
+        help="train a GPT in pairs of nodes; alone or beside --check",
+        parse=_flag,
     ),
     Option(
         name="journal",
@@ -195,7 +220,7 @@ def _pairs(text: str, where: str) -> Iterator[tuple[str, str]]:
         if not word.startswith("--") or name not in _IN_SCRIPT:
             valid = [f"--{known}" for known in _IN_SCRIPT]
             raise ConfigError(where, word.partition("=")[0], "unknown #HEALTH option", valid=valid)
-        if not equals:
+        if not equals and TAKES_VALUE[name]:
             if not words:
                 raise ConfigError(where, word, f"needs a value: {word}={_BY_NAME[name].metavar}")
             value = words.pop(0)
@@ -205,8 +230,19 @@ def _pairs(text: str, where: str) -> Iterator[tuple[str, str]]:
 def _parsed(option: Option, value: str, source: str, key: str) -> str:
     try:
         return option.parse(value)
+    except ConfigError as err:  # about an item of the value
+        raise ConfigError(source, key, str(err).removeprefix(f"{err.source}: ")) from None
     except ValueError as err:
         raise ConfigError(source, key, str(err)) from None
+
+
+def what_to_check(settings: Mapping[str, str]) -> str:
+    """Return the whole of what is to be checked, from the option and the flags beside it."""
+    named = settings.get("check")
+    if named == probe_choice.OFF:
+        return named
+    flags = [name for name in FLAGS if settings.get(name) == "yes"]
+    return ",".join([*([named] if named else []), *flags]) or phases.DEFAULT
 
 
 def help_text() -> str:

@@ -92,11 +92,12 @@ def test_the_job_starts_again_elsewhere(scene: Scene) -> None:
 def test_nothing_is_changed_before_the_job_has_stopped_completing(scene: Scene) -> None:
     scene.slurm.set(completing_steps=5)
     scene.client.requeue_held(JOB)
+    before = len(scene.slurm.calls("scontrol"))
 
     assert scene.release("n2")
 
-    shows = [call[1] for call in scene.slurm.calls("scontrol") if call[1] in {"show", "update"}]
-    assert shows[: shows.index("update")] == ["show"] * 6
+    called = [call[1] for call in scene.slurm.calls("scontrol")[before:]]
+    assert called[: called.index("update")] == ["show"] * 6
 
 
 def test_nodes_that_the_user_excluded_stay_excluded(scene: Scene) -> None:
@@ -225,9 +226,10 @@ def test_a_helper_that_was_submitted_already_is_found_again(scene: Scene) -> Non
     assert len(scene.slurm.calls("sbatch")) == 1
 
 
-def test_account_and_qos_of_the_job_are_the_helpers_too(scene: Scene) -> None:
+def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene) -> None:
     job = scene.client.job(JOB)
     fields = {**job.fields, "Account": "ml", "QOS": "high", "Partition": "gpu"}
+    fields["Reservation"] = "mine"
 
     arguments = helper_arguments(
         type(job)(job_id=JOB, states=job.states, reason="", fields=fields),
@@ -236,7 +238,7 @@ def test_account_and_qos_of_the_job_are_the_helpers_too(scene: Scene) -> None:
         Path("/run"),
     )
 
-    assert {"--partition=gpu", "--account=ml", "--qos=high"} <= set(arguments)
+    assert {"--partition=gpu", "--account=ml", "--qos=high", "--reservation=mine"} <= set(arguments)
 
 
 def test_a_helper_that_slurm_refuses_is_an_error(scene: Scene) -> None:

@@ -13,10 +13,15 @@ from pathlib import Path
 from slurm_health.core.nodeset import expand, fold
 from slurm_health.errors import SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.slurm import command
+from slurm_health.slurm.partition import Partition, partition_of
 
 # `Key=value` pairs of one-line scontrol output. A value may hold spaces, and a reason or comment
 # words like `limit=280`; Slurm's own keys begin with a capital letter.
 _PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
+# One job of several, and the name its owner gave it: both a name and a comment may hold line ends,
+# and a name, which stands in front, words that look like the fields behind it.
+_JOB = re.compile(r"^(?=JobId=\d+ (?:ArrayJobId|HetJobId|JobName)=)", re.MULTILINE)
+_JOB_NAME = re.compile(r"(?<= )JobName=.*?(?= UserId=\S+\(\d+\) GroupId=)", re.DOTALL)
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
 _UNKNOWN_JOB = re.compile(r"Invalid job id specified")
@@ -33,6 +38,16 @@ class Job:
     states: frozenset[str]
     reason: str
     fields: Mapping[str, str]
+
+    @property
+    def reference(self) -> str:
+        """What Slurm's commands call this job: `12_3` for one task of an array.
+
+        The task that Slurm splits off last has the array's own id, and a command that names that
+        id means every task.
+        """
+        array, task = self.fields.get("ArrayJobId", ""), self.fields.get("ArrayTaskId", "")
+        return f"{array}_{task}" if array and task.isdecimal() else str(self.job_id)
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -78,8 +93,8 @@ class Node:
 class Client:
     """Slurm's commands, with an environment that the surrounding job does not disturb.
 
-    A task of an array is named as `12_3`: one of them has the array's own number, and that would
-    mean all of them. A controller that is being restarted is asked again for up to `patience_s`.
+    A job is named by its id, or as `12_3` where it is a task of an array. A controller that is
+    being restarted is asked again for up to `patience_s`.
     """
 
     def __init__(
@@ -108,7 +123,9 @@ class Client:
             if _UNKNOWN_JOB.search(err.stderr):
                 raise UnknownJob(job_id) from err
             raise
-        fields = parse_pairs(text)
+        # The id of an array shows all its tasks.
+        tasks = [parse_pairs(_JOB_NAME.sub("", each)) for each in _JOB.split(text)]
+        fields = next((task for task in tasks if task.get("JobId") == str(job_id)), tasks[-1])
         return Job(
             job_id=job_id,
             states=_states(fields.get("JobState", "")),
@@ -133,6 +150,16 @@ class Client:
                     reason=fields.get("Reason", ""),
                 )
         return nodes
+
+    def partitions(self) -> dict[str, Partition]:
+        """Read all partitions, hidden ones too, in one call.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        text = self._run("scontrol", "show", "partition", "-a", "-o")
+        found = [partition_of(parse_pairs(line)) for line in text.splitlines() if line.strip()]
+        return {partition.name: partition for partition in found}
 
     def may_drain(self, uid: int) -> bool:
         """Tell whether a user may drain nodes, without trying.
@@ -170,7 +197,7 @@ class Client:
             SlurmError: it was refused, or Slurm does not answer.
         """
         pairs = [f"{key}={value}" for key, value in changes.items()]
-        self._run("scontrol", "update", f"JobId={job_id}", *pairs)
+        self._run("scontrol", "update", f"JobId={self._reference(job_id)}", *pairs)
 
     def comment(self, job_id: JobId) -> str:
         """Return the comment of a job that has not ended, whole.
@@ -192,8 +219,9 @@ class Client:
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
+        reference = self._reference(job_id)
         self._patiently(
-            ["scontrol", "update", f"JobId={job_id}", f"NodeList={fold(keep)}"],
+            ["scontrol", "update", f"JobId={reference}", f"NodeList={fold(keep)}"],
             environ=self._environ,
             directory=directory,
         )
@@ -204,7 +232,7 @@ class Client:
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
-        self._run("scontrol", "requeuehold", str(job_id))
+        self._run("scontrol", "requeuehold", self._reference(job_id))
 
     def release(self, job_id: JobId) -> None:
         """Release a held job.
@@ -212,7 +240,7 @@ class Client:
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
-        self._run("scontrol", "release", str(job_id))
+        self._run("scontrol", "release", self._reference(job_id))
 
     def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
         """Submit a batch script; return the job's id.
@@ -245,6 +273,10 @@ class Client:
             SlurmError: it was refused, or Slurm does not answer.
         """
         self._run("scancel", str(job_id))
+
+    def _reference(self, job_id: JobId) -> str:
+        """Return what to call a job; a name is one already, a number may be that of an array."""
+        return job_id if isinstance(job_id, str) else self.job(job_id).reference
 
     def _is_administrator(self, uid: int) -> bool:
         try:
