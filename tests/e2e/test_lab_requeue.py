@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import pytest
 
 from slurm_health.core.nodeset import expand
 from slurm_health.requeue import REVOKED_S, helper_name
+from tests.e2e import played_nodes
 from tests.e2e.lab_support import Gate, Site, acts, eventually
+from tests.e2e.played_nodes import FAULTY
 from tests.lab import missing
 
 pytestmark = [
@@ -21,14 +24,12 @@ pytestmark = [
 
 BAD = "n3"
 USERS = ("alice", "root")
-RAN = "echo attempt $SLURM_RESTART_COUNT ran on $SLURM_JOB_NODELIST"
 
 
-def submit(site: Site, *words: str, user: str = "alice", **options: object) -> int:
-    """Submit a job of four nodes, one of which drops every packet."""
-    site.lab.fault.drop(BAD)
-    wrap = ("--open-mode=append", "--wrap", RAN)
-    return site.submit("-N4", *words, *wrap, user=user, **options)
+def submit(site: Site, *words: str, user: str = "alice", **options: Any) -> int:
+    """Submit a job of four nodes, on one of which every check process is killed."""
+    played_nodes.play(site, user, n3=FAULTY)
+    return played_nodes.submit(site, "-N4", *words, user=user, **options)
 
 
 def comment(site: Site, job: int) -> str:
@@ -104,10 +105,7 @@ def test_a_helper_that_cannot_be_submitted_leaves_a_held_job_that_says_what_to_t
         user,
     )
     path = f"{site.lab.home(user) / 'refusing'}:/usr/bin:/bin:/usr/sbin:/sbin"
-    site.lab.fault.drop(BAD)
-    job = site.submit(
-        "-N4", "--open-mode=append", "--wrap", RAN, user=user, env=_only_in_the_job(path)
-    )
+    job = submit(site, user=user, env={"SBATCH_EXPORT": f"ALL,PATH={path}"})
     await_held(site, job)
 
     assert "Job violates accounting/QOS policy" in comment(site, job)
@@ -118,10 +116,6 @@ def test_a_helper_that_cannot_be_submitted_leaves_a_held_job_that_says_what_to_t
     ]
     type_what_the_comment_says(site, job, user)
     assert_ran_elsewhere(site, job, user)
-
-
-def _only_in_the_job(path: str) -> dict[str, str]:
-    return {"SBATCH_EXPORT": f"ALL,PATH={path}"}
 
 
 def test_a_helper_that_finds_no_place_leaves_a_held_job_and_lets_it_go_when_it_starts(
