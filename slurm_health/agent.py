@@ -99,6 +99,7 @@ class Agent:
         self._starts = 0
         self._round: _CurrentRound | None = None
         self._end: str | None = None
+        self._hanging = ""
         hostname = socket.gethostname()
         self._address = node_facts.own_address(environ, hostname)
         self._hostname = hostname
@@ -381,6 +382,10 @@ class Agent:
         self._stop_workers()
         environ = self._worker_environ()
         devices = node_facts.device_count(environ)
+        obstacle = self._hanging or node_facts.missing_devices(environ, devices)
+        if obstacle:
+            self._fail(obstacle)
+            return
         workers = devices or self._settings.cpu_workers
         threads = max(1, node_facts.usable_cpus(self._environ) // workers)
         for local_rank in range(workers):
@@ -420,8 +425,12 @@ class Agent:
             self._start_workers()
             return
         self._stop_workers()
+        self._fail(how)
+
+    def _fail(self, reason: str) -> None:
+        """Say that this node can take part in no round."""
         self._writer.append(
-            WorkersFailed(node=self._settings.node, launch=self._settings.launch, reason=how)
+            WorkersFailed(node=self._settings.node, launch=self._settings.launch, reason=reason)
         )
 
     def _stop_workers(self) -> None:
@@ -429,6 +438,11 @@ class Agent:
             for descriptor in worker.descriptors:
                 self._selector.unregister(descriptor)
             worker.kill()
+            if worker.unkillable:
+                self._hanging = (
+                    f"the check process of device {worker.local_rank} hangs in the kernel and"
+                    " cannot be killed"
+                )
         self._workers = []
         self._ready = {}
 

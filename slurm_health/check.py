@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health import __version__, run_directory
+from slurm_health import __version__, config, run_directory
 from slurm_health.act import act
 from slurm_health.command import own_command
 from slurm_health.core.actions import Disposition, Policy, exit_code
@@ -158,6 +158,7 @@ def _check(
         limits=settings.limits,
         phases=settings.phases,
         make_localizer=make_localizer,
+        expectations=config.expectations(environ),
     )
     try:
         master.open(started)

@@ -6,13 +6,15 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from filelock import FileLock, Timeout
 
 from slurm_health import journal
 from slurm_health.core.course import MakeLocalizer
+from slurm_health.core.expectations import Expectation
 from slurm_health.core.nodeset import fold
 from slurm_health.core.phases import Phase
 from slurm_health.core.records import (
@@ -57,10 +59,11 @@ class Master:
         limits: Limits,
         phases: Sequence[Phase],
         make_localizer: MakeLocalizer,
+        expectations: Mapping[str, Expectation] = MappingProxyType({}),
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.session = Session(nodes, make_localizer, limits, phases)
+        self.session = Session(nodes, make_localizer, limits, phases, expectations)
         self._directory = directory
         self._launcher = launcher
         self._clock = clock

@@ -44,8 +44,10 @@ def shape_of(options: Mapping[str, int | float | str]) -> Shape:
     """Return the shape that the round's options ask for.
 
     Raises:
-        NotMeasured: they ask for none.
+        NotMeasured: they ask for none, or say why there can be none.
     """
+    if "gpt_refused" in options:
+        raise NotMeasured(str(options["gpt_refused"]))
     names = ("layers", "hidden", "heads", "sequence", "batch", "vocabulary")
     missing = [f"gpt_{name}" for name in names if f"gpt_{name}" not in options]
     if missing:

@@ -300,12 +300,23 @@ def _arguments_are_valid(arguments: list[str]) -> bool:
     return len(arguments) == 3 and all(argument.isdigit() for argument in arguments)
 
 
+def loopback() -> None:
+    """Be one of the processes that the probe nic_loopback starts."""
+    from slurm_health.probes import nic_loopback
+
+    nic_loopback.exchange(sys.argv[2:])
+
+
 if __name__ == "__main__":
-    if not _arguments_are_valid(sys.argv[1:]):
+    is_loopback = sys.argv[1:2] == ["loopback"]
+    if not is_loopback and not _arguments_are_valid(sys.argv[1:]):
         raise SystemExit(
             "usage: worker.py LOCAL_RANK THREADS DEVICES (started by the slurm-health agent)"
         )
     # A worker is run by its path; its own directory must not be searched for modules.
     sys.path.pop(0)
     _make_package_importable()
-    main()
+    if is_loopback:
+        loopback()
+    else:
+        main()
