@@ -24,14 +24,20 @@ class Worker:
     """
 
     def __init__(
-        self, *, python: str, local_rank: int, threads: int, environ: Mapping[str, str]
+        self,
+        *,
+        python: str,
+        local_rank: int,
+        threads: int,
+        devices: int,
+        environ: Mapping[str, str],
     ) -> None:
         self.local_rank = local_rank
         self._buffer = b""
         self._said: list[str] = []
         try:
             self._process: subprocess.Popen[bytes] | None = start_tied(
-                [python, str(WORKER), str(local_rank), str(threads)],
+                [python, str(WORKER), str(local_rank), str(threads), str(devices)],
                 environ=environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

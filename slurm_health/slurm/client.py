@@ -11,15 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health.core.nodeset import expand, fold
-from slurm_health.errors import SlurmCommandError, SlurmError
+from slurm_health.errors import SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.slurm import command
+from slurm_health.slurm.partition import Partition, partition_of
 
 # `Key=value` pairs of one-line scontrol output. A value may hold spaces, and a reason or comment
 # words like `limit=280`; Slurm's own keys begin with a capital letter.
 _PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
+# One job of several, and the name its owner gave it: both a name and a comment may hold line ends,
+# and a name, which stands in front, words that look like the fields behind it.
+_JOB = re.compile(r"^(?=JobId=\d+ (?:ArrayJobId|HetJobId|JobName)=)", re.MULTILINE)
+_JOB_NAME = re.compile(r"(?<= )JobName=.*?(?= UserId=\S+\(\d+\) GroupId=)", re.DOTALL)
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
+_UNKNOWN_JOB = re.compile(r"Invalid job id specified")
 RETRY_S = 1.0
+JobId = int | str
 _OUT_OF_POOL = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT")
 
 
@@ -27,10 +34,20 @@ _OUT_OF_POOL = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT")
 class Job:
     """One job as scontrol shows it."""
 
-    job_id: int
+    job_id: JobId
     states: frozenset[str]
     reason: str
     fields: Mapping[str, str]
+
+    @property
+    def reference(self) -> str:
+        """What Slurm's commands call this job: `12_3` for one task of an array.
+
+        The task that Slurm splits off last has the array's own id, and a command that names that
+        id means every task.
+        """
+        array, task = self.fields.get("ArrayJobId", ""), self.fields.get("ArrayTaskId", "")
+        return f"{array}_{task}" if array and task.isdecimal() else str(self.job_id)
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -41,6 +58,12 @@ class Job:
     def nodes(self) -> tuple[str, ...]:
         """Nodes the job holds."""
         return _nodes(self.fields.get("NodeList", ""))
+
+    @property
+    def restarts(self) -> int:
+        """How often the job was requeued, by anybody, or 0 where Slurm does not say."""
+        text = self.fields.get("Restarts", "")
+        return int(text) if text.isdigit() else 0
 
     @property
     def pending(self) -> bool:
@@ -70,7 +93,8 @@ class Node:
 class Client:
     """Slurm's commands, with an environment that the surrounding job does not disturb.
 
-    A controller that is being restarted is asked again for up to `patience_s`.
+    A task of an array is named as `12_3`: one of them has the array's own number, and that would
+    mean all of them. A controller that is being restarted is asked again for up to `patience_s`.
     """
 
     def __init__(
@@ -86,13 +110,22 @@ class Client:
         self._monotonic = monotonic
         self._sleep = sleep
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: JobId) -> Job:
         """Read one job.
 
         Raises:
-            SlurmError: Slurm does not know it, or does not answer.
+            UnknownJob: Slurm does not know it, or no longer.
+            SlurmError: Slurm does not answer.
         """
-        fields = parse_pairs(self._run("scontrol", "show", "job", "-o", str(job_id)))
+        try:
+            text = self._run("scontrol", "show", "job", "-o", str(job_id))
+        except SlurmCommandError as err:
+            if _UNKNOWN_JOB.search(err.stderr):
+                raise UnknownJob(job_id) from err
+            raise
+        # The id of an array shows all its tasks.
+        tasks = [parse_pairs(_JOB_NAME.sub("", each)) for each in _JOB.split(text)]
+        fields = next((task for task in tasks if task.get("JobId") == str(job_id)), tasks[-1])
         return Job(
             job_id=job_id,
             states=_states(fields.get("JobState", "")),
@@ -117,6 +150,16 @@ class Client:
                     reason=fields.get("Reason", ""),
                 )
         return nodes
+
+    def partitions(self) -> dict[str, Partition]:
+        """Read all partitions, hidden ones too, in one call.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        text = self._run("scontrol", "show", "partition", "-a", "-o")
+        found = [partition_of(parse_pairs(line)) for line in text.splitlines() if line.strip()]
+        return {partition.name: partition for partition in found}
 
     def may_drain(self, uid: int) -> bool:
         """Tell whether a user may drain nodes, without trying.
@@ -147,16 +190,27 @@ class Client:
             "scontrol", "update", f"NodeName={fold(nodes)}", "State=DRAIN", f"Reason={reason}"
         )
 
-    def update_job(self, job_id: int, **changes: str) -> None:
+    def update_job(self, job_id: JobId, **changes: str) -> None:
         """Change fields of a job.
 
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
         pairs = [f"{key}={value}" for key, value in changes.items()]
-        self._run("scontrol", "update", f"JobId={job_id}", *pairs)
+        self._run("scontrol", "update", f"JobId={self.job(job_id).reference}", *pairs)
 
-    def shrink(self, job_id: int, keep: Sequence[str], directory: Path) -> None:
+    def comment(self, job_id: JobId) -> str:
+        """Return the comment of a job that has not ended, whole.
+
+        What `job` reads ends at the first word of it that looks like a field.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        text = self._run("squeue", "--noheader", f"--jobs={job_id}", "--format=%k").rstrip("\n")
+        return "" if text == "(null)" else text
+
+    def shrink(self, job_id: JobId, keep: Sequence[str], directory: Path) -> None:
         """Let a running job go on with some of its nodes only.
 
         scontrol leaves shell scripts with the new variables in its working directory, which must
@@ -165,27 +219,28 @@ class Client:
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
+        reference = self.job(job_id).reference
         self._patiently(
-            ["scontrol", "update", f"JobId={job_id}", f"NodeList={fold(keep)}"],
+            ["scontrol", "update", f"JobId={reference}", f"NodeList={fold(keep)}"],
             environ=self._environ,
             directory=directory,
         )
 
-    def requeue_held(self, job_id: int) -> None:
+    def requeue_held(self, job_id: JobId) -> None:
         """Requeue a job and hold it. Ends the caller when it runs in that job.
 
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
-        self._run("scontrol", "requeuehold", str(job_id))
+        self._run("scontrol", "requeuehold", self.job(job_id).reference)
 
-    def release(self, job_id: int) -> None:
+    def release(self, job_id: JobId) -> None:
         """Release a held job.
 
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
-        self._run("scontrol", "release", str(job_id))
+        self._run("scontrol", "release", self.job(job_id).reference)
 
     def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
         """Submit a batch script; return the job's id.
