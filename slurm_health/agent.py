@@ -18,10 +18,12 @@ from typing import Any
 import msgspec
 
 from slurm_health import journal, node_facts
+from slurm_health.burn_watch import BurnWatch
 from slurm_health.core.records import (
     AgentEnded,
     AgentsLaunched,
     AgentStarted,
+    DevicesWatched,
     Entry,
     GroupAborted,
     NodeReported,
@@ -100,6 +102,7 @@ class Agent:
         self._round: _CurrentRound | None = None
         self._end: str | None = None
         self._hanging = ""
+        self._watch: BurnWatch | None = None
         hostname = socket.gethostname()
         self._address = node_facts.own_address(environ, hostname)
         self._hostname = hostname
@@ -130,10 +133,14 @@ class Agent:
                 self._wait()
                 self._heed(self._master.read_new())
                 self._check_workers()
+                if self._watch is not None:
+                    self._watch.read()
                 if self._monotonic() > leave_at:
                     self._end = f"the master has said nothing for {settings.lifetime_s:.0f} s"
         finally:
             self._stop_workers()
+            if self._watch is not None:
+                self._watch.end()
         self._writer.append(
             AgentEnded(node=settings.node, launch=settings.launch, reason=self._end or "")
         )
@@ -174,6 +181,8 @@ class Agent:
             if not self._ready or not rendezvous.port:
                 return  # the master knows: it did not count on this group
             self._round = _CurrentRound(record=record, group=group, started=self._monotonic())
+            if "burn_s" in record.options and self._ready[0]["backend"] != "gloo":
+                self._watch = BurnWatch(self._environ)
             for worker in self._workers:
                 worker.send(
                     {
@@ -356,6 +365,7 @@ class Agent:
         current = self._round
         assert current is not None
         self._round = None
+        self._end_watch(current.record.round)
         reported = NodeReported(
             node=self._settings.node,
             round=current.record.round,
@@ -371,6 +381,20 @@ class Agent:
         # In one write: whoever sees the report also sees that this node is not ready.
         self._writer.append(self._starting(), reported)
         self._start_workers()
+
+    def _end_watch(self, round_index: int) -> None:
+        if self._watch is None:
+            return
+        devices, not_watched = self._watch.end()
+        self._watch = None
+        self._writer.append(
+            DevicesWatched(
+                node=self._settings.node,
+                round=round_index,
+                devices=devices,
+                not_watched=not_watched,
+            )
+        )
 
     def _starting(self) -> WorkersStarting:
         return WorkersStarting(node=self._settings.node, launch=self._settings.launch)

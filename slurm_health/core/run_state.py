@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slurm_health.core.burn import Burn
 from slurm_health.core.measurement import group_result
 from slurm_health.core.records import (
     ActionDone,
@@ -19,6 +20,7 @@ from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
     AgentStarted,
+    DevicesWatched,
     Entry,
     Figure,
     GroupAborted,
@@ -116,6 +118,7 @@ class RunState:
         # By node and launch, because a node's file may be read before the master's.
         self._words: defaultdict[tuple[str, int], list[tuple[_AgentRecord, float]]]
         self._words = defaultdict(list)
+        self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
         self._model_of: dict[str, str] = {}
         self._ended_ms: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -154,6 +157,8 @@ class RunState:
                 self._fold_launch(record, entry.time_s)
             case AgentsLost() as record:
                 self._fold_loss(record, entry.time_s)
+            case DevicesWatched(node=node, devices=devices):
+                self.burns[node].extend(devices)
             case _:
                 self._fold_milestone(entry)
 

@@ -13,7 +13,7 @@ from statistics import median
 from types import MappingProxyType
 
 from slurm_health.core import gpt_sizing
-from slurm_health.core.conclusion import judged, unmeasured
+from slurm_health.core.conclusion import judged, unmeasured, with_burns
 from slurm_health.core.course import Course, MakeLocalizer
 from slurm_health.core.expectations import Expectation, expected_ms
 from slurm_health.core.phases import GPT, Phase
@@ -125,7 +125,8 @@ class Session:
         course = self._course_of(state.admitted)
         planned = course.next_round(state.ended)
         if planned is None or course.phase is None:
-            return Append(record=judged(state.nodes, course.verdict(), self._unmeasured()))
+            verdict = with_burns(course.verdict(), state.burns)
+            return Append(record=judged(state.nodes, verdict, self._unmeasured()))
         return self._step_to_round(planned, course.phase, now_s)
 
     def _course_of(self, admitted: Sequence[str]) -> Course:
