@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -234,3 +235,16 @@ def test_a_node_exchanges_data_with_itself_through_its_interface(make: type[Benc
     assert done["outcome"] == "measured"
     sample = bench.samples()["nic_loopback"]
     assert (sample["quantity"], sample["total_bytes"]) == ("lo", 2 * (4 << 20))
+
+
+def test_the_python_file_that_is_shown_as_a_probe_is_one(make: type[Bench], tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/reference/probes.md").read_text()
+    begin = text.index("    # embedding_probe.py")
+    path = tmp_path / "embedding_probe.py"
+    path.write_text(textwrap.dedent(text[begin : text.index("It is found through")]))
+
+    bench = make()
+    (done,) = bench.round(solo("embedding", str(path)))
+
+    assert done["outcome"] == "measured"
+    assert len(bench.samples()["embedding"]["iteration_ms"]) == 10
