@@ -33,7 +33,8 @@ from slurm_health.core.records import (
     VerdictReached,
 )
 from slurm_health.errors import ExitCode, JournalError, SlurmError
-from slurm_health.slurm.client import Client, Job
+from slurm_health.slurm.client import Client
+from slurm_health.slurm.shown import Job
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,9 @@ from slurm_health import journal
 from slurm_health.core.nodeset import fold
 from slurm_health.core.records import ActionDone
 from slurm_health.errors import JournalError, SlurmError
-from slurm_health.slurm.client import Client, Job
+from slurm_health.slurm.client import Client
 from slurm_health.slurm.command import clean_environ
+from slurm_health.slurm.shown import Job
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from slurm_health.core.records import (
 )
 from slurm_health.core.verdict import Level
 from slurm_health.errors import ExitCode
-from slurm_health.slurm.client import Client, Job
+from slurm_health.slurm.client import Client
+from slurm_health.slurm.shown import Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import RunJournal, write_requeued_job
 
