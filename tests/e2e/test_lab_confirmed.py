@@ -49,7 +49,7 @@ def test_a_starved_node_is_found_by_a_users_job_measured_by_root_and_drained(
     while not site.out_of_pool() and len(jobs) < 4:  # on a busy machine a check may not be sure
         jobs.append(site.submit("-N4", "--max-requeues=0", script))
         site.wait_record(jobs[-1], "nodes_admitted")
-        site.lab.fault.starve_cpu("n3", share=0.08)
+        site.lab.fault.starve_cpu("n3", share=0.03)
         site.ended(jobs[-1], deadline_s=300)
         site.lab.wait_until(
             lambda: site.lab.node_state("n3")["State"],
