@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from slurm_health.config import site_file
 from slurm_health.errors import ConfigError, ExitCode, SlurmCommandError, SlurmError
-from slurm_health.hook_commands import config_option, load_site
+from slurm_health.hook_commands import config_option, site_if_any
 from slurm_health.hooks import doctor as slurm_conf
 from slurm_health.hooks import doctor_machine as machine
 from slurm_health.hooks.advice import Advice, Level, Report, change, look
@@ -40,7 +41,10 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
     advice: list[Advice] = []
     site: Site | None = None
     try:
-        site = load_site(config)
+        site = site_if_any(config)
+        if site is None:
+            text = f"{site_file(os.environ)} is not there: no hooks are installed on this machine"
+            advice.append(look(text, "nothing, or as root: docs/admin/install.md"))
     except ConfigError as err:
         advice.append(change(str(err), "mend the file; a draft of one: slurm-health init-config"))
     said = _slurm(advice)

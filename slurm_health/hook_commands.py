@@ -50,6 +50,19 @@ def load_site(config: str | None) -> Site:
     return load(Path(config) if config else site_file(os.environ), owner=os.getuid())
 
 
+def site_if_any(config: str | None) -> Site | None:
+    """Read the site's file; None where none is named and none is installed.
+
+    Raises:
+        ConfigError: as `load_site`.
+    """
+    from slurm_health.config import site_file
+
+    if config is None and not site_file(os.environ).exists():
+        return None
+    return load_site(config)
+
+
 def _place(context: str) -> Place:
     from slurm_health.checks.check import Place
 
@@ -182,10 +195,11 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
         return int(ExitCode.HEALTHY)
     import msgspec
 
+    from slurm_health.core.breaker import Ledger
     from slurm_health.hooks import nodes as listing
 
-    site = load_site(config)
-    known = listing.known_ledger(site)
+    site = site_if_any(config)
+    known = listing.known_ledger(site) if site is not None else Ledger()
     found = listing.drained(_controller().nodes(), known)
     as_text = json.dumps(msgspec.to_builtins(found), indent=2) + "\n"
     print_result(as_text if as_json else listing.table(found, known))

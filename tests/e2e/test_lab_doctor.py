@@ -100,6 +100,19 @@ def test_an_ordinary_user_is_told_what_can_be_told_without_rights(well: Consulte
     assert "run doctor as root" in well.told("look", "alice")
 
 
+def test_a_user_of_a_cluster_without_a_sites_file_is_told_so_and_can_list_nodes(
+    well: Consulted,
+) -> None:
+    """As on a cluster whose administrator has installed nothing."""
+    if Path("/etc/slurm-health/config.toml").exists():
+        pytest.skip("this machine has a site's file")
+    ran = well.lab.run([COMMAND, "doctor"], user="alice", check=False)
+    assert ran.returncode == 0, ran
+    assert "no hooks are installed on this machine" in ran.stdout
+    ran = well.lab.run([COMMAND, "nodes"], user="alice", check=False)
+    assert (ran.returncode, ran.stdout) == (0, "no node is drained by slurm-health\n")
+
+
 def test_what_root_keeps_to_itself_is_not_called_missing(well: Consulted) -> None:
     well.installed.chmod(0o700)
     try:
