@@ -14,7 +14,7 @@ RELEASES  := 24.11 26.05
 LAB_ROOTS := /var/cache/slurm-health-lab
 ROOT   := $(filter 0,$(shell id -u))
 
-.PHONY: help demo test test-releases lint fmt bench bench-localize bench-hooks install lab-packages clean
+.PHONY: help demo test test-releases lint fmt bench bench-localize bench-hooks bench-probes install lab-packages clean
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and leaves it, the report'
@@ -25,6 +25,7 @@ help:
 	@echo 'make bench           the time a check takes, beside its targets'
 	@echo 'make bench-localize  how right the localisation is, beside the published rule'
 	@echo 'make bench-hooks     what prolog and health check cost on this node'
+	@echo 'make bench-probes    how far runs of each probe lie apart on this machine'
 	@echo 'make clean           remove what these commands made here'
 
 demo: install lab-packages
@@ -61,6 +62,9 @@ bench-localize: install
 
 bench-hooks: install
 	$(RUN) -m benchmarks.hooks
+
+bench-probes: install
+	$(RUN) -m benchmarks.probes
 
 install: $(VENV)/.installed
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from slurm_health import config
+from slurm_health import config, probe_choice
 from slurm_health.check import (
     CheckResult,
     CheckSettings,
@@ -21,7 +21,14 @@ from slurm_health.check import (
     check_local,
     find_python,
 )
-from slurm_health.core.actions import Disposition, OnStraggler, Policy
+from slurm_health.core import phases
+from slurm_health.core.actions import (
+    AtRequeueLimit,
+    Disposition,
+    OnInconclusive,
+    OnStraggler,
+    Policy,
+)
 from slurm_health.core.allocation import from_environ
 from slurm_health.core.records import RunFinished
 from slurm_health.core.session import Limits
@@ -67,16 +74,31 @@ def _checked(options: Mapping[str, Any], environ: Mapping[str, str]) -> CheckRes
         policy=Policy(
             max_requeues=options["max_requeues"],
             on_straggler=OnStraggler(options["on_straggler"]),
+            on_inconclusive=OnInconclusive(options["on_inconclusive"]),
+            at_requeue_limit=AtRequeueLimit(options["at_requeue_limit"]),
             nodes_wanted=options["nodes_wanted"],
             nodes_needed=options["nodes_needed"],
         ),
         limits=Limits(round_deadline_s=options["round_deadline"]),
+        phases=probe_choice.chosen_phases(_what(options)),
+        cpu_workers=options["workers_per_node"],
         act=options["act"],
         script=options["script_name"],
     )
     if allocation is None:
         return check_local(local, settings, environ, now_s=time.time())
     return check_allocation(allocation, settings, environ)
+
+
+def _what(options: Mapping[str, Any]) -> str:
+    """Return what to check: what is named, what the flags stand for, or the default."""
+    flags = [name for name in ("network-check", "straggler-detection") if options[_key(name)]]
+    named = [options["what"]] if options["what"] else []
+    return ",".join([*named, *flags]) or phases.DEFAULT
+
+
+def _key(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _print(result: CheckResult, *, as_json: bool) -> None:

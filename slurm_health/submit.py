@@ -222,7 +222,8 @@ class _Submission:
     def _settings(self, script: bytes, given: Mapping[str, str]) -> dict[str, str]:
         lines = batch_script.header(script)
         found = submit_options.from_script(lines, self._title())
-        settings = {"check": "standard"} | found | dict(given)
+        settings = found | dict(given)
+        settings["check"] = submit_options.what_to_check(settings)
         if settings["check"] != "off" and batch_script.has_components(script):
             raise UsageError(f"{self._title()}: {_COMPONENTS}")
         return settings
@@ -243,7 +244,7 @@ class _Submission:
     def _render(
         self, script: bytes, settings: Mapping[str, str], python: str, counts: NodeCounts | None
     ) -> bytes:
-        counted = {"spares", "min-nodes"}
+        counted = {"spares", "min-nodes", *submit_options.FLAGS}
         kept = [o.name for o in submit_options.OPTIONS if o.everywhere and o.name not in counted]
         nodes = (
             {"nodes-wanted": str(counts.wanted), "nodes-needed": str(counts.needed)}
@@ -255,9 +256,7 @@ class _Submission:
             template=batch_script.read_template(),
             python=python,
             flags=_python_flags(self.environ),
-            settings={"check": "standard"}
-            | {key: settings[key] for key in kept if key in settings}
-            | nodes,
+            settings={key: settings[key] for key in kept if key in settings} | nodes,
             name=self._name(),
             is_wrap=self.line.wrap is not None,
         )

@@ -85,7 +85,7 @@ def supervise(
         answer = _answer(check_argv, environ=environ, mask=mask, limits=limits, clock=clock)
         if answer.disposition == "stop":
             return _stop(answer)
-        if answer.disposition == "requeue":
+        if answer.disposition in {"requeue", "hold"}:
             return _await_requeue(answer, limits.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
@@ -155,7 +155,8 @@ def _stop(answer: Answer) -> int:
 
 def _await_requeue(answer: Answer, wait_s: float) -> int:
     """Wait for Slurm to end this attempt of the job."""
-    _say(f"the job is requeued: {answer.reason}")
+    what = "put on hold" if answer.disposition == "hold" else "requeued"
+    _say(f"the job is {what}: {answer.reason}")
     deadline = time.monotonic() + wait_s
     while (remaining := deadline - time.monotonic()) > 0:
         info = signal.sigtimedwait(ALL_SIGNALS, remaining)

@@ -299,7 +299,7 @@ def test_command_line_wins_over_environment_over_script(desk: Desk) -> None:
         ("spares=1", r"s\.sh, line 3: spares: unknown"),
         ("--max-requeues=many", r"s\.sh, line 3: --max-requeues: expected a whole number"),
         ("--max-requeues", r"s\.sh, line 3: --max-requeues: needs a value"),
-        ("--check=fast", r"s\.sh, line 3: --check: 'fast' is not one of standard, off"),
+        ("--check=fast", r"s\.sh, line 3: --check: fast: no such probe; valid: quick"),
         ("--journal='x", r"s\.sh, line 3: #HEALTH: cannot be read: no closing quotation"),
     ],
 )
@@ -314,8 +314,12 @@ def test_bad_line_is_named_with_its_number(desk: Desk, line: str, message: str) 
     ("words", "extra", "message"),
     [
         (["--max-requeues=-1"], {}, "command line: --max-requeues: expected a whole number"),
-        (["--check=", "x"], {}, "command line: --check: '' is not one of"),
-        ([], {"SLURM_HEALTH_CHECK": "no"}, "environment: SLURM_HEALTH_CHECK: 'no' is not one of"),
+        (["--check=", "x"], {}, "command line: --check: '': names nothing to check; valid: quick"),
+        (
+            [],
+            {"SLURM_HEALTH_CHECK": "no"},
+            "environment: SLURM_HEALTH_CHECK: no: no such probe; valid: quick",
+        ),
     ],
 )
 def test_bad_value_is_named_with_its_source(

@@ -130,8 +130,7 @@ def _node_lines(nodes: Sequence[NodeReport], width: int | None, *, unicode: bool
         return []
     show = partial(printable, unicode=unicode)
     rows = _rows(nodes)
-    probes = {figure.probe for node in nodes for figure in node.figures}
-    shown = [*_ALWAYS_SHOWN, *sorted(probes - set(_ALWAYS_SHOWN))]
+    shown = [*_ALWAYS_SHOWN, *_in_question(rows)]
     columns = [_column(probe, rows) for probe in shown]
     cells = [
         [
@@ -143,6 +142,14 @@ def _node_lines(nodes: Sequence[NodeReport], width: int | None, *, unicode: bool
     ]
     heads = [("NODES", ""), ("VERDICT", ""), *(head for head, _ in columns)]
     return table(heads, cells, [show(row.reason) for row in rows], "REASON", width)
+
+
+def _in_question(rows: Sequence[_Row]) -> list[str]:
+    """Return the other probes that a node is not well in, by name."""
+    unwell = [row for row in rows if row.level not in (Level.HEALTHY, None)]
+    measured = {figure.probe for row in rows for node in row.nodes for figure in node.figures}
+    named = {probe for probe in measured if any(probe in row.reason for row in unwell)}
+    return sorted(named - set(_ALWAYS_SHOWN))
 
 
 def _column(probe: str, rows: Sequence[_Row]) -> tuple[tuple[str, str], list[str]]:

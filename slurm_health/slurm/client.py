@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health.core.nodeset import expand, fold
-from slurm_health.errors import SlurmCommandError, SlurmError
+from slurm_health.errors import SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.slurm import command
 from slurm_health.slurm.partition import Partition, partition_of
 
@@ -24,7 +24,9 @@ _JOB = re.compile(r"^(?=JobId=\d+ (?:ArrayJobId|HetJobId|JobName)=)", re.MULTILI
 _JOB_NAME = re.compile(r"(?<= )JobName=.*?(?= UserId=\S+\(\d+\) GroupId=)", re.DOTALL)
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
+_UNKNOWN_JOB = re.compile(r"Invalid job id specified")
 RETRY_S = 1.0
+JobId = int | str
 _OUT_OF_POOL = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT")
 
 
@@ -32,7 +34,7 @@ _OUT_OF_POOL = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT")
 class Job:
     """One job as scontrol shows it."""
 
-    job_id: int
+    job_id: JobId
     states: frozenset[str]
     reason: str
     fields: Mapping[str, str]
@@ -56,6 +58,12 @@ class Job:
     def nodes(self) -> tuple[str, ...]:
         """Nodes the job holds."""
         return _nodes(self.fields.get("NodeList", ""))
+
+    @property
+    def restarts(self) -> int:
+        """How often the job was requeued, by anybody, or 0 where Slurm does not say."""
+        text = self.fields.get("Restarts", "")
+        return int(text) if text.isdigit() else 0
 
     @property
     def pending(self) -> bool:
@@ -85,7 +93,8 @@ class Node:
 class Client:
     """Slurm's commands, with an environment that the surrounding job does not disturb.
 
-    A controller that is being restarted is asked again for up to `patience_s`.
+    A task of an array is named as `12_3`: one of them has the array's own number, and that would
+    mean all of them. A controller that is being restarted is asked again for up to `patience_s`.
     """
 
     def __init__(
@@ -101,13 +110,19 @@ class Client:
         self._monotonic = monotonic
         self._sleep = sleep
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: JobId) -> Job:
         """Read one job.
 
         Raises:
-            SlurmError: Slurm does not know it, or does not answer.
+            UnknownJob: Slurm does not know it, or no longer.
+            SlurmError: Slurm does not answer.
         """
-        text = self._run("scontrol", "show", "job", "-o", str(job_id))
+        try:
+            text = self._run("scontrol", "show", "job", "-o", str(job_id))
+        except SlurmCommandError as err:
+            if _UNKNOWN_JOB.search(err.stderr):
+                raise UnknownJob(job_id) from err
+            raise
         # The id of an array shows all its tasks.
         tasks = [parse_pairs(_JOB_NAME.sub("", each)) for each in _JOB.split(text)]
         fields = next((task for task in tasks if task.get("JobId") == str(job_id)), tasks[-1])
@@ -175,7 +190,7 @@ class Client:
             "scontrol", "update", f"NodeName={fold(nodes)}", "State=DRAIN", f"Reason={reason}"
         )
 
-    def update_job(self, job_id: int, **changes: str) -> None:
+    def update_job(self, job_id: JobId, **changes: str) -> None:
         """Change fields of a job.
 
         Raises:
@@ -184,7 +199,18 @@ class Client:
         pairs = [f"{key}={value}" for key, value in changes.items()]
         self._run("scontrol", "update", f"JobId={self.job(job_id).reference}", *pairs)
 
-    def shrink(self, job_id: int, keep: Sequence[str], directory: Path) -> None:
+    def comment(self, job_id: JobId) -> str:
+        """Return the comment of a job that has not ended, whole.
+
+        What `job` reads ends at the first word of it that looks like a field.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        text = self._run("squeue", "--noheader", f"--jobs={job_id}", "--format=%k").rstrip("\n")
+        return "" if text == "(null)" else text
+
+    def shrink(self, job_id: JobId, keep: Sequence[str], directory: Path) -> None:
         """Let a running job go on with some of its nodes only.
 
         scontrol leaves shell scripts with the new variables in its working directory, which must
@@ -200,7 +226,7 @@ class Client:
             directory=directory,
         )
 
-    def requeue_held(self, job_id: int) -> None:
+    def requeue_held(self, job_id: JobId) -> None:
         """Requeue a job and hold it. Ends the caller when it runs in that job.
 
         Raises:
@@ -208,7 +234,7 @@ class Client:
         """
         self._run("scontrol", "requeuehold", self.job(job_id).reference)
 
-    def release(self, job_id: int) -> None:
+    def release(self, job_id: JobId) -> None:
         """Release a held job.
 
         Raises:

@@ -29,7 +29,12 @@ def reports(**outcomes: Outcome) -> dict[str, NodeReported]:
 
 def sampled(node: str, probe: str, *iteration_ms: list[float]) -> Sampled:
     return Sampled(
-        node=node, round=0, group=list(GROUP), probe=probe, iteration_ms=list(iteration_ms)
+        node=node,
+        round=0,
+        group=list(GROUP),
+        probe=probe,
+        iteration_ms=list(iteration_ms),
+        scope="pair" if probe == "allgather" else "solo",
     )
 
 
@@ -51,19 +56,19 @@ def test_a_rate_is_work_over_time() -> None:
 def test_a_nodes_own_work_counts_by_its_median_and_a_transfer_by_its_lower_quartile() -> None:
     iterations = [[1.0, 2.0, 3.0, 4.0, 100.0]]
 
-    assert reduced_ms("matmul", iterations) == 3.0
-    assert reduced_ms("allgather", iterations) == 2.0
+    assert reduced_ms(sampled("n1", "matmul", *iterations)) == 3.0
+    assert reduced_ms(sampled("n1", "allgather", *iterations)) == 2.0
 
 
 def test_the_slowest_device_counts() -> None:
-    assert reduced_ms("matmul", [[1.0] * 3, [9.0] * 3, [2.0] * 3]) == 9.0
+    assert reduced_ms(sampled("n1", "matmul", *[[1.0] * 3, [9.0] * 3, [2.0] * 3])) == 9.0
 
 
 @pytest.mark.parametrize("iterations", [[], [[]], [[0.0]], [[-1.0]], [[float("inf")]]])
 def test_what_cannot_have_been_measured_is_unknown_and_not_zero(
     iterations: list[list[float]],
 ) -> None:
-    assert reduced_ms("matmul", iterations) is None
+    assert reduced_ms(sampled("n1", "matmul", *iterations)) is None
 
 
 @given(st.lists(st.floats(0.001, 1e6), min_size=1))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.errors import SlurmCommandError, SlurmError
+from slurm_health.errors import SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.slurm.client import Client, Job, Node, parse_pairs
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.supervised import write_executable
@@ -165,8 +165,16 @@ def test_an_administrator_of_the_accounting_may_drain(
 
 
 def test_a_job_that_slurm_does_not_know_is_an_error(client: Client) -> None:
-    with pytest.raises(SlurmCommandError, match="Invalid job id specified"):
+    with pytest.raises(UnknownJob, match="does not know job 99"):
         client.job(99)
+
+
+def test_a_comment_is_read_whole_whatever_stands_in_it(slurm: FakeSlurm, client: Client) -> None:
+    assert client.comment(12) == ""
+
+    slurm.change_job(12, Comment="mine: JobState=RUNNING  it's  odd")
+
+    assert client.comment(12) == "mine: JobState=RUNNING  it's  odd"
 
 
 def test_a_running_job_cannot_exclude_nodes(client: Client) -> None:
