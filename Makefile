@@ -14,7 +14,7 @@ RELEASES  := 24.11 26.05
 LAB_ROOTS := /var/cache/slurm-health-lab
 ROOT   := $(filter 0,$(shell id -u))
 
-.PHONY: help demo test test-releases lint fmt bench bench-localize bench-hooks bench-probes install lab-packages clean
+.PHONY: help demo test test-releases lint fmt bench bench-acting bench-localize bench-hooks bench-probes install lab-packages clean
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and leaves it, the report'
@@ -23,6 +23,7 @@ help:
 	@echo 'make lint            ruff, mypy --strict, shellcheck'
 	@echo 'make fmt             format the code'
 	@echo 'make bench           the time a check takes, beside its targets'
+	@echo 'make bench-acting    how soon a job goes on once it has its verdict'
 	@echo 'make bench-localize  how right the localisation is, beside the published rule'
 	@echo 'make bench-hooks     what prolog and health check cost on this node'
 	@echo 'make bench-probes    how far runs of each probe lie apart on this machine'
@@ -56,6 +57,9 @@ fmt: install
 
 bench: install lab-packages
 	$(RUN) -m benchmarks.check
+
+bench-acting: install lab-packages
+	$(RUN) -m benchmarks.acting
 
 bench-localize: install
 	$(RUN) -m benchmarks.localize

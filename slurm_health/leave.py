@@ -15,7 +15,7 @@ from slurm_health.core import hold_note
 from slurm_health.core.actions import Disposition, Hold, RequeueElsewhere
 from slurm_health.core.nodeset import fold
 from slurm_health.core.records import ActionDone, ActionIntended, Record, RunFinished
-from slurm_health.errors import ExitCode, SlurmError
+from slurm_health.errors import ExitCode, SlurmCommandError, SlurmError
 from slurm_health.requeue import Helper, Target
 from slurm_health.slurm.client import Client
 
@@ -53,7 +53,7 @@ def requeue_elsewhere(action: RequeueElsewhere, acting: Acting) -> RunFinished:
             Hold(
                 nodes=action.exclude,
                 exit_code=ExitCode.BAD_NODES,
-                reason=f"{action.reason}; the job cannot be moved away: {err}",
+                reason=f"no helper job could be submitted: {_cause(err)}; {action.reason}",
             ),
             acting,
         )
@@ -119,6 +119,13 @@ def _requeue_held(action: str, comment: str, acting: Acting) -> str:
     except SlurmError as err:
         log.warning("cannot give job %s its comment back: %s", acting.target.name, err)
     return problem
+
+
+def _cause(err: SlurmError) -> str:
+    """Return what Slurm said, without the command line, which would fill the job's comment."""
+    if not isinstance(err, SlurmCommandError):
+        return str(err)
+    return " / ".join(line.strip() for line in err.stderr.splitlines() if line.strip()) or str(err)
 
 
 def _finished(disposition: Disposition, exit_code: ExitCode, reason: str) -> RunFinished:

@@ -219,7 +219,10 @@ def test_a_helper_that_cannot_be_submitted_leaves_the_job_held_with_a_word_of_wh
     ]
     assert scene.slurm.calls()[-1] == ["scontrol", "requeuehold", "12"]
     comment = scene.slurm.job(JOB)["Comment"]
-    assert comment.startswith("slurm-health: held (n3: no allgather; the job cannot be moved away:")
+    assert comment.startswith(
+        "slurm-health: held (no helper job could be submitted: sbatch: error: Batch job submission"
+        " failed: Job violates policy; n3: no allgather)."
+    )
     assert "scontrol update jobid=12 excnodelist=n[3-4] starttime=now; scontrol release 12" in (
         comment
     )

@@ -97,7 +97,7 @@ def test_nothing_is_changed_before_the_job_has_stopped_completing(scene: Scene) 
     assert scene.release("n2")
 
     called = [call[1] for call in scene.slurm.calls("scontrol")[before:]]
-    assert called[: called.index("update")] == ["show"] * 7
+    assert called[: called.index("update")] == ["show"] * 6
 
 
 def test_nodes_that_the_user_excluded_stay_excluded(scene: Scene) -> None:

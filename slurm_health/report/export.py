@@ -12,7 +12,7 @@ import msgspec
 from slurm_health.core.records import PathJudged
 from slurm_health.report.acts import Act
 from slurm_health.report.figures import ALLGATHER, MATMUL, Figure, unit_of
-from slurm_health.report.model import JobReport, NodeReport, RunReport, ScriptOutcome
+from slurm_health.report.model import Event, JobReport, NodeReport, RunReport, ScriptOutcome
 
 SCHEMA = 1
 
@@ -64,6 +64,7 @@ def run_object(run: RunReport, *, raw: bool = False) -> dict[str, object]:
         "paths": [_path(path) for path in run.paths],
         "leaves": [_path(leaf) for leaf in run.leaves],
         "actions": [_act(act) for act in run.acts],
+        "timeline": [_event(event) for event in run.timeline],
         "script": _script(run.script) if run.script else None,
     }
     if raw:
@@ -125,6 +126,17 @@ def _act(act: Act) -> dict[str, object]:
         "progress": act.progress.value,
         "reason": act.reason,
         "detail": act.detail,
+    }
+
+
+def _event(event: Event) -> dict[str, object]:
+    return {
+        "after_s": event.after_s,
+        "event": event.what,
+        "action": event.action or None,
+        "nodes": list(event.nodes),
+        "succeeded": event.succeeded,
+        "detail": event.detail,
     }
 
 

@@ -22,6 +22,7 @@ from slurm_health.report.phrases import (
     outcome_texts,
     range_text,
 )
+from slurm_health.report.timeline_text import timeline_lines
 
 _ALWAYS_SHOWN = (ALLGATHER, MATMUL)
 _PER_TFLOP = 1000.0
@@ -59,7 +60,7 @@ def job_text(report: JobReport, *, width: int | None = None, unicode: bool = Tru
         lines += flowed([(gap, show(part)) for gap, part in _attempt_line(run)], width)
     nodes = _node_lines(report.nodes, width, unicode=unicode)
     paths = _path_lines(report.paths, report.leaves, width, unicode=unicode)
-    return _blocks(lines, nodes, paths)
+    return _blocks(lines, nodes, paths, timeline_lines(report.runs, width, unicode=unicode))
 
 
 def check_summary(run: RunReport, *, width: int | None = None, unicode: bool = True) -> str:

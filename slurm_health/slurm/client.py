@@ -93,8 +93,8 @@ class Node:
 class Client:
     """Slurm's commands, with an environment that the surrounding job does not disturb.
 
-    A task of an array is named as `12_3`: one of them has the array's own number, and that would
-    mean all of them. A controller that is being restarted is asked again for up to `patience_s`.
+    A job is named by its id, or as `12_3` where it is a task of an array. A controller that is
+    being restarted is asked again for up to `patience_s`.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Client:
             SlurmError: it was refused, or Slurm does not answer.
         """
         pairs = [f"{key}={value}" for key, value in changes.items()]
-        self._run("scontrol", "update", f"JobId={self.job(job_id).reference}", *pairs)
+        self._run("scontrol", "update", f"JobId={self._reference(job_id)}", *pairs)
 
     def comment(self, job_id: JobId) -> str:
         """Return the comment of a job that has not ended, whole.
@@ -219,7 +219,7 @@ class Client:
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
-        reference = self.job(job_id).reference
+        reference = self._reference(job_id)
         self._patiently(
             ["scontrol", "update", f"JobId={reference}", f"NodeList={fold(keep)}"],
             environ=self._environ,
@@ -232,7 +232,7 @@ class Client:
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
-        self._run("scontrol", "requeuehold", self.job(job_id).reference)
+        self._run("scontrol", "requeuehold", self._reference(job_id))
 
     def release(self, job_id: JobId) -> None:
         """Release a held job.
@@ -240,7 +240,7 @@ class Client:
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
-        self._run("scontrol", "release", self.job(job_id).reference)
+        self._run("scontrol", "release", self._reference(job_id))
 
     def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
         """Submit a batch script; return the job's id.
@@ -273,6 +273,10 @@ class Client:
             SlurmError: it was refused, or Slurm does not answer.
         """
         self._run("scancel", str(job_id))
+
+    def _reference(self, job_id: JobId) -> str:
+        """Return what to call a job; a name is one already, a number may be that of an array."""
+        return job_id if isinstance(job_id, str) else self.job(job_id).reference
 
     def _is_administrator(self, uid: int) -> bool:
         try:
