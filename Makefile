@@ -16,7 +16,8 @@ ROOT   := $(filter 0,$(shell id -u))
 # pyslurm has no package of its own for most releases of Slurm; this is the one for Debian 12's.
 PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
-.PHONY: help demo test test-releases lint fmt bench bench-localize bench-hooks bench-probes install lab-packages pyslurm bench-acting clean
+.PHONY: help demo test test-releases lint fmt install lab-packages pyslurm clean
+.PHONY: bench bench-acting bench-hooks bench-localize bench-probes
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and leaves it, the report'
