@@ -18,10 +18,12 @@ from typing import Any
 import msgspec
 
 from slurm_health import journal, node_facts
+from slurm_health.burn_watch import BurnWatch
 from slurm_health.core.records import (
     AgentEnded,
     AgentsLaunched,
     AgentStarted,
+    DevicesWatched,
     Entry,
     GroupAborted,
     NodeReported,
@@ -99,6 +101,8 @@ class Agent:
         self._starts = 0
         self._round: _CurrentRound | None = None
         self._end: str | None = None
+        self._hanging = ""
+        self._watch: BurnWatch | None = None
         hostname = socket.gethostname()
         self._address = node_facts.own_address(environ, hostname)
         self._hostname = hostname
@@ -129,10 +133,14 @@ class Agent:
                 self._wait()
                 self._heed(self._master.read_new())
                 self._check_workers()
+                if self._watch is not None:
+                    self._watch.read()
                 if self._monotonic() > leave_at:
                     self._end = f"the master has said nothing for {settings.lifetime_s:.0f} s"
         finally:
             self._stop_workers()
+            if self._watch is not None:
+                self._watch.end()
         self._writer.append(
             AgentEnded(node=settings.node, launch=settings.launch, reason=self._end or "")
         )
@@ -173,6 +181,8 @@ class Agent:
             if not self._ready or not rendezvous.port:
                 return  # the master knows: it did not count on this group
             self._round = _CurrentRound(record=record, group=group, started=self._monotonic())
+            if "burn_s" in record.options and self._ready[0]["backend"] != "gloo":
+                self._watch = BurnWatch(self._environ)
             for worker in self._workers:
                 worker.send(
                     {
@@ -355,6 +365,7 @@ class Agent:
         current = self._round
         assert current is not None
         self._round = None
+        self._end_watch(current.record.round)
         reported = NodeReported(
             node=self._settings.node,
             round=current.record.round,
@@ -371,6 +382,20 @@ class Agent:
         self._writer.append(self._starting(), reported)
         self._start_workers()
 
+    def _end_watch(self, round_index: int) -> None:
+        if self._watch is None:
+            return
+        devices, not_watched = self._watch.end()
+        self._watch = None
+        self._writer.append(
+            DevicesWatched(
+                node=self._settings.node,
+                round=round_index,
+                devices=devices,
+                not_watched=not_watched,
+            )
+        )
+
     def _starting(self) -> WorkersStarting:
         return WorkersStarting(node=self._settings.node, launch=self._settings.launch)
 
@@ -381,6 +406,10 @@ class Agent:
         self._stop_workers()
         environ = self._worker_environ()
         devices = node_facts.device_count(environ)
+        obstacle = self._hanging or node_facts.missing_devices(environ, devices)
+        if obstacle:
+            self._fail(obstacle)
+            return
         workers = devices or self._settings.cpu_workers
         threads = max(1, node_facts.usable_cpus(self._environ) // workers)
         for local_rank in range(workers):
@@ -420,8 +449,12 @@ class Agent:
             self._start_workers()
             return
         self._stop_workers()
+        self._fail(how)
+
+    def _fail(self, reason: str) -> None:
+        """Say that this node can take part in no round."""
         self._writer.append(
-            WorkersFailed(node=self._settings.node, launch=self._settings.launch, reason=how)
+            WorkersFailed(node=self._settings.node, launch=self._settings.launch, reason=reason)
         )
 
     def _stop_workers(self) -> None:
@@ -429,6 +462,11 @@ class Agent:
             for descriptor in worker.descriptors:
                 self._selector.unregister(descriptor)
             worker.kill()
+            if worker.unkillable:
+                self._hanging = (
+                    f"the check process of device {worker.local_rank} hangs in the kernel and"
+                    " cannot be killed"
+                )
         self._workers = []
         self._ready = {}
 

@@ -10,11 +10,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health import __version__, run_directory
+from slurm_health import __version__, config, run_directory
 from slurm_health.act import act
 from slurm_health.command import own_command
 from slurm_health.core.actions import Disposition, Policy, exit_code
@@ -47,6 +47,7 @@ class CheckSettings:
     limits: Limits
     phases: tuple[Phase, ...]
     cpu_workers: int = 1
+    progress: Callable[[str], None] | None = None
     act: bool = False
     script: str = ""
 
@@ -158,6 +159,8 @@ def _check(
         limits=settings.limits,
         phases=settings.phases,
         make_localizer=make_localizer,
+        expectations=config.expectations(environ),
+        progress=settings.progress,
     )
     try:
         master.open(started)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from slurm_health.core.burn import Burn, words
 from slurm_health.core.records import NodeJudged, PathJudged, VerdictReached
 from slurm_health.core.verdict import Level, NodeVerdict, Verdict
 
@@ -80,6 +81,28 @@ def _both(first: NodeVerdict, then: NodeVerdict) -> NodeVerdict:
         slowdown=max(first.slowdown, then.slowdown),
         evidence=(*first.evidence, *then.evidence),
     )
+
+
+def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict:
+    """Return the verdict with what GPUs said of themselves while they were under load.
+
+    Memory errors that could not be corrected, and rows that could not be remapped, are the
+    driver's own proof: such a node is faulty. Everything else explains, and changes no level: a
+    GPU that was throttled and kept up with its peers is no slower than they are.
+    """
+    nodes = dict(verdict.nodes)
+    for name, found in burns.items():
+        said = list(dict.fromkeys(text for burn in found for text in words(burn)))
+        if name not in nodes or not said:
+            continue
+        before = nodes[name]
+        proven = any(burn.uncorrected or burn.remap_failed for burn in found)
+        reason = "; ".join([*said, before.reason] if proven else [before.reason, *said])
+        after = replace(before, reason=reason, evidence=(*before.evidence, *said))
+        if proven and before.level is not Level.FAULTY:
+            after = replace(after, level=Level.FAULTY, component="memory", probability=1.0)
+        nodes[name] = after
+    return replace(verdict, nodes=nodes)
 
 
 def judged(

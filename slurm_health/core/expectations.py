@@ -137,6 +137,39 @@ def largest_copy_ms(expectation: Expectation, *, moved_bytes: float) -> float | 
     return None if peak is None else moved_bytes / (peak * 1e6 * expectation.healthy_fraction)
 
 
+# What one iteration of the probes does on an accelerator; tests hold these and the probes together.
+MATMUL_FLOP = 2.0 * 8192**3
+COPY_BYTES = 2 * (2 << 30)
+
+
+def expected_ms(
+    models: Mapping[str, str], known: Mapping[str, Expectation], slack: float = 1.25
+) -> dict[str, float]:
+    """Return what each metric takes at most on a healthy node, for `LocalizeSettings.expected_ms`.
+
+    Args:
+        models: what each node of the run computes with. Where they differ, metrics are named
+            `matmul on MODEL`, as in `measurement.group_result`.
+        known: what is expected of each model.
+        slack: the factor by which the Localizer lets a time exceed it.
+    """
+    found: dict[str, float] = {}
+    several = len(set(models.values())) > 1
+    for model in set(models.values()):
+        expectation = expectation_of(model, known)
+        if expectation is None:
+            continue
+        times_ms = {
+            "matmul": largest_matmul_ms(expectation, flop=MATMUL_FLOP),
+            "memory_copy": largest_copy_ms(expectation, moved_bytes=COPY_BYTES),
+        }
+        for metric, largest_ms in times_ms.items():
+            if largest_ms is not None:
+                name = f"{metric} on {model.replace(':', ' ')}" if several else metric
+                found[name] = largest_ms / slack
+    return found
+
+
 def _key(model: str) -> str:
     return " ".join(model.split()).casefold()
 

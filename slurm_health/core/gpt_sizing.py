@@ -7,7 +7,7 @@ output layer tied to the embedding, AdamW, DDP. All sizes are bytes, GB is 1e9 b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 Option = int | float | str
@@ -180,3 +180,16 @@ def to_options(model: GptModel) -> dict[str, Option]:
 def from_options(options: Mapping[str, Option]) -> GptModel:
     """Return the model that `to_options` wrote; other options may stand beside it."""
     return GptModel(**{each.name: int(options[_PREFIX + each.name]) for each in fields(GptModel)})
+
+
+def options_for(free_bytes: Sequence[int], batches: Sequence[int]) -> dict[str, Option]:
+    """Return the options of a round in which all nodes train the same model.
+
+    Args:
+        free_bytes: the least free memory of a device of each node; empty where they are CPUs.
+        batches: what was found to fit by trying, one for each node that tried.
+    """
+    model = choose(min(free_bytes)) if free_bytes else CPU
+    if isinstance(model, TooLittleMemory):
+        return {"gpt_refused": str(model)}
+    return to_options(replace(model, batch=min([model.batch, *batches])))

@@ -9,7 +9,7 @@ training step on the nodes that are still well.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 from slurm_health.core.records import Figure, ProbeUsed
@@ -91,7 +91,7 @@ BUILT_IN = (
         about="training steps of a GPT: computing and communicating apart",
     ),
 )
-_GPT = ("gpt_fit", "gpt")
+GPT = ("gpt_fit", "gpt")
 _COMPONENTS = {probe.name: probe.component for probe in BUILT_IN}
 
 
@@ -139,9 +139,9 @@ _STANDARD = ("values", "memory_copy", "node_allgather", "rail_allgather", *_QUIC
 SETS = {
     "quick": _QUICK,
     "standard": _STANDARD,
-    "thorough": (*_STANDARD, "nic_loopback", *_GPT),
+    "thorough": (*_STANDARD, "nic_loopback", *GPT),
     "network-check": ("matmul", "rail_allgather", "allgather"),
-    "straggler-detection": _GPT,
+    "straggler-detection": GPT,
 }
 DEFAULT = "standard"
 # Seconds of sustained work on an accelerator. Longer finds what only shows when a device is hot.
@@ -163,7 +163,7 @@ def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...
     if "gpt" in names:
         names.add("gpt_fit")  # which says how large the model may be
     probes = sorted((known[name] for name in names), key=list(known.values()).index)
-    measured = [probe for probe in probes if probe.name not in _GPT]
+    measured = [probe for probe in probes if probe.name not in GPT]
     burn_s = _LONG_BURN_S if "thorough" in chosen else _BURN_S
     found = [*_solo(measured, burn_s), *_pair(measured)]
     if "gpt_fit" in names:
@@ -203,7 +203,7 @@ def _solo(probes: Sequence[Probe], burn_s: float) -> Iterator[Phase]:
             probes=tuple(alone),
             alone=True,
             least_rounds=1,
-            most_rounds=4,
+            most_rounds=3,
             options={"burn_s": burn_s},
         )
 
@@ -214,8 +214,3 @@ def _pair(probes: Sequence[Probe]) -> Iterator[Phase]:
     if paired:
         again = [probe for probe in probes if probe.name == "matmul"]
         yield Phase(name="pair", probes=(*again, *paired))
-
-
-def with_options(phase: Phase, options: Mapping[str, Figure]) -> Phase:
-    """Return the phase with more options for its probes."""
-    return replace(phase, options={**phase.options, **options})

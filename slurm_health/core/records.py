@@ -18,6 +18,7 @@ from typing import Annotated
 
 import msgspec
 
+from slurm_health.core.burn import Burn
 from slurm_health.core.verdict import Level, Outcome
 
 VERSION = 1
@@ -301,6 +302,15 @@ class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
     unmeasured: bool = False
 
 
+class DevicesWatched(Record, frozen=True, kw_only=True, tag="devices_watched"):
+    """What the node's GPUs said of themselves during a round; `not_watched` says why nothing."""
+
+    node: str
+    round: Count
+    devices: list[Burn] = []
+    not_watched: str = ""
+
+
 class AgentEnded(Record, frozen=True, kw_only=True, tag="agent_ended"):
     """The agent left, on request or because of `reason`."""
 
@@ -346,6 +356,7 @@ KINDS: tuple[type[Record], ...] = (
     WorkersFailed,
     Sampled,
     NodeReported,
+    DevicesWatched,
     AgentEnded,
     ScriptStarted,
     ScriptEnded,

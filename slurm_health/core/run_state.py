@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slurm_health.core.burn import Burn
 from slurm_health.core.measurement import group_result
 from slurm_health.core.records import (
     ActionDone,
@@ -19,7 +20,9 @@ from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
     AgentStarted,
+    DevicesWatched,
     Entry,
+    Figure,
     GroupAborted,
     LossCause,
     MasterResumed,
@@ -115,6 +118,7 @@ class RunState:
         # By node and launch, because a node's file may be read before the master's.
         self._words: defaultdict[tuple[str, int], list[tuple[_AgentRecord, float]]]
         self._words = defaultdict(list)
+        self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
         self._model_of: dict[str, str] = {}
         self._ended_ms: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -153,6 +157,8 @@ class RunState:
                 self._fold_launch(record, entry.time_s)
             case AgentsLost() as record:
                 self._fold_loss(record, entry.time_s)
+            case DevicesWatched(node=node, devices=devices):
+                self.burns[node].extend(devices)
             case _:
                 self._fold_milestone(entry)
 
@@ -240,6 +246,8 @@ class RunState:
         self._ended_ms[current.record.phase] += _durations_ms(current.groups, answered)
         samples = [sample for sample in self._samples[record.round] if sample.node in answered]
         results = []
+        known = self.models()
+        models = known if len(set(known.values())) > 1 else {}
         for group in current.groups:
             abort = current.aborted.get(group)
             results.append(
@@ -249,16 +257,24 @@ class RunState:
                     answered,
                     silent=silent,
                     timed_out=abort is not None and abort[0].timed_out,
-                    models=self._models(),
+                    models=models,
                 )
             )
         return results
 
-    def _models(self) -> dict[str, str]:
-        """Return what each node computes with, nothing where all have the same."""
+    def models(self) -> dict[str, str]:
+        """Return what each admitted node computes with, as far as it is known."""
         compared = self.admitted or ()
-        models = {name: self._model_of[name] for name in compared if name in self._model_of}
-        return models if len(set(models.values())) > 1 else {}
+        return {name: self._model_of[name] for name in compared if name in self._model_of}
+
+    def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, Figure]]:
+        """Return the figures that a probe gave on these nodes, in all rounds."""
+        return [
+            sample.figures
+            for samples in self._samples.values()
+            for sample in samples
+            if sample.probe == probe and sample.node in nodes
+        ]
 
 
 def _heed(node: NodeState, record: _AgentRecord, time_s: float) -> None:

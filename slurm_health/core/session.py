@@ -10,13 +10,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 
-from slurm_health.core.conclusion import judged, unmeasured
+from slurm_health.core import gpt_sizing
+from slurm_health.core.conclusion import judged, unmeasured, with_burns
 from slurm_health.core.course import Course, MakeLocalizer
-from slurm_health.core.phases import Phase
+from slurm_health.core.expectations import Expectation, expected_ms
+from slurm_health.core.phases import GPT, Phase
 from slurm_health.core.records import (
     AgentsLaunched,
     Entry,
+    Figure,
     GroupAborted,
     NodeReported,
     NodesAdmitted,
@@ -92,11 +96,13 @@ class Session:
         make_localizer: MakeLocalizer,
         limits: Limits,
         phases: Sequence[Phase],
+        expectations: Mapping[str, Expectation] = MappingProxyType({}),
     ) -> None:
         self.state = RunState(nodes)
         self.limits = limits
         self._make_localizer = make_localizer
         self._phases = phases
+        self._expectations = expectations
         self._course: Course | None = None
         self._waiting: tuple[int, float] | None = None
 
@@ -119,7 +125,8 @@ class Session:
         course = self._course_of(state.admitted)
         planned = course.next_round(state.ended)
         if planned is None or course.phase is None:
-            return Append(record=judged(state.nodes, course.verdict(), self._unmeasured()))
+            verdict = with_burns(course.verdict(), state.burns)
+            return Append(record=judged(state.nodes, verdict, self._unmeasured()))
         return self._step_to_round(planned, course.phase, now_s)
 
     def _course_of(self, admitted: Sequence[str]) -> Course:
@@ -130,9 +137,22 @@ class Session:
                 self.state.leaves or None,
                 self._phases,
                 self._make_localizer,
-                expected_ms={},
+                expected_ms=expected_ms(self.state.models(), self._expectations),
             )
         return self._course
+
+    def _options(self, phase: Phase, nodes: Sequence[str]) -> dict[str, Figure]:
+        """Return the options of a round: the phase's, and the GPT that all its nodes can train."""
+        if not any(probe.name in GPT for probe in phase.probes):
+            return dict(phase.options)
+        ready = [self.state.agents[node].ready for node in nodes]
+        free_bytes = [each.free_bytes for each in ready if each and each.backend != "gloo"]
+        batches = [
+            int(figures["micro_batch"])
+            for figures in self.state.figures("gpt_fit", nodes)
+            if "micro_batch" in figures
+        ]
+        return {**phase.options, **gpt_sizing.options_for(free_bytes, batches)}
 
     # --- before the rounds -------------------------------------------------------------------
 
@@ -241,7 +261,7 @@ class Session:
                 absent=[node for node in members if not agents[node].usable],
                 phase=phase.name,
                 probes=phase.used(several_devices=self._several_devices(members)),
-                options=dict(phase.options),
+                options=self._options(phase, members),
             )
         )
 
@@ -275,7 +295,9 @@ class Session:
                 return Append(record=abort)
             wake_s.append(deadline_s)
         if wake_s:
-            return Wait(until_s=min(wake_s), reason=f"round {index}")
+            done = sum(not self._awaited(current, group) for group in current.groups)
+            said = f"round {index} ({current.record.phase}): {done} of {len(current.groups)} groups"
+            return Wait(until_s=min(wake_s), reason=f"{said} done")
         return Append(record=RoundEnded(round=index, silent=self._silent(current)))
 
     def _expected(self, current: RoundState, group: tuple[str, ...]) -> list[str]:
@@ -340,4 +362,6 @@ class Session:
 
 def _stack(node: NodeState) -> str:
     """Return what a node's workers run, empty where they are not ready."""
-    return f"torch {node.ready.torch} with {node.ready.backend}" if node.ready else ""
+    if node.ready is None:
+        return ""
+    return f"torch {node.ready.torch} with {node.ready.collective_library or node.ready.backend}"

@@ -116,6 +116,7 @@ def main() -> None:
 
 def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: int) -> None:
     """Run one round and say how it ended, whatever happened."""
+    from slurm_health.probes import device as devices_of
     from slurm_health.probes.place import NodeFault, NotMeasured
 
     course = Round(channel, command, device, local_rank)
@@ -131,7 +132,7 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
     except Exception as err:
         outcome, detail = "failed", f"{course.probe}: {type(err).__name__}: {_said(err)}"
         own_fault = not course.has_partners
-        if _is_out_of_memory(err):
+        if devices_of.is_out_of_memory(err):
             outcome, own_fault = "unmeasured", False
     channel.send(
         "done",
@@ -269,14 +270,6 @@ def _said(err: Exception) -> str:
     return " ".join([lines[0], *own_words])
 
 
-def _is_out_of_memory(err: Exception) -> bool:
-    import torch
-
-    return isinstance(err, (MemoryError, torch.cuda.OutOfMemoryError)) or (
-        isinstance(err, RuntimeError) and "can't allocate memory" in str(err)  # torch on a CPU
-    )
-
-
 def _make_package_importable() -> None:
     """Make `slurm_health` importable from where this file lies.
 
@@ -300,12 +293,23 @@ def _arguments_are_valid(arguments: list[str]) -> bool:
     return len(arguments) == 3 and all(argument.isdigit() for argument in arguments)
 
 
+def loopback() -> None:
+    """Be one of the processes that the probe nic_loopback starts."""
+    from slurm_health.probes import nic_loopback
+
+    nic_loopback.exchange(sys.argv[2:])
+
+
 if __name__ == "__main__":
-    if not _arguments_are_valid(sys.argv[1:]):
+    is_loopback = sys.argv[1:2] == ["loopback"]
+    if not is_loopback and not _arguments_are_valid(sys.argv[1:]):
         raise SystemExit(
             "usage: worker.py LOCAL_RANK THREADS DEVICES (started by the slurm-health agent)"
         )
     # A worker is run by its path; its own directory must not be searched for modules.
     sys.path.pop(0)
     _make_package_importable()
-    main()
+    if is_loopback:
+        loopback()
+    else:
+        main()
