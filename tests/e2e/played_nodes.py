@@ -7,11 +7,13 @@ Slurm, its nodes, agents and jobs are real; only the process that would measure 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.lab_support import Site
+from slurm_health.requeue import REVOKED_S
+from tests.e2e.lab_support import Site, eventually
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
 FAULTY, SLOW, INCONCLUSIVE = "dies", "slow", "no-torch"
@@ -37,3 +39,12 @@ def submit(
     played = {"FAKE_WORKER_DIR": site.directory("played", user)}
     more = (f"--python={FAKE_WORKER}", "--open-mode=append", "--wrap", script)
     return site.submit(*words, *more, user=user, env={**played, **(env or {})}, **options)
+
+
+def await_typist(site: Site) -> None:
+    """Let pass what a person needs to type a command.
+
+    Within the second in which an attempt ends, Slurm fails the next one: REVOKED_S tells why.
+    """
+    seen_s = time.time()
+    eventually(site, lambda: time.time() > seen_s + REVOKED_S, "a second to type in")

@@ -7,7 +7,16 @@ import pytest
 
 from slurm_health.core.nodeset import expand
 from tests.e2e.lab_support import Site, acts
-from tests.e2e.played_nodes import FAKE_WORKER, FAULTY, INCONCLUSIVE, RAN, SLOW, play, submit
+from tests.e2e.played_nodes import (
+    FAKE_WORKER,
+    FAULTY,
+    INCONCLUSIVE,
+    RAN,
+    SLOW,
+    await_typist,
+    play,
+    submit,
+)
 from tests.lab import missing
 
 pytestmark = [
@@ -31,7 +40,8 @@ def await_held(site: Site, job: int) -> str:
 
 
 def release(site: Site, job: int) -> None:
-    """Release a held job as its user, now."""
+    """Release a held job as its user."""
+    await_typist(site)
     site.lab.run(["scontrol", "update", f"jobid={job}", "starttime=now"], user="alice")
     site.lab.run(["scontrol", "release", str(job)], user="alice")
 

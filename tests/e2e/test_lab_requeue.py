@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from slurm_health.core.nodeset import expand
-from slurm_health.requeue import REVOKED_S, helper_name
+from slurm_health.requeue import helper_name
 from tests.e2e import played_nodes
 from tests.e2e.lab_support import Gate, Site, acts, eventually
-from tests.e2e.played_nodes import FAULTY
+from tests.e2e.played_nodes import FAULTY, await_typist
 from tests.lab import missing
 
 pytestmark = [
@@ -75,12 +74,8 @@ def closed_partition(site: Site) -> Iterator[None]:
 
 
 def type_what_the_comment_says(site: Site, job: int, user: str = "alice") -> None:
-    """Do as a person does who reads the comment, and who needs a second to type.
-
-    Within the second in which an attempt ends, Slurm fails the next one: REVOKED_S tells why.
-    """
-    seen_s = time.time()
-    eventually(site, lambda: time.time() > seen_s + REVOKED_S, "a second to type in")
+    """Do as a person does who reads the comment."""
+    await_typist(site)
     found = re.search(r"(scontrol update jobid=.*?; scontrol release \w+)", comment(site, job))
     assert found, comment(site, job)
     site.lab.run(["sh", "-c", found[1]], user=user)
@@ -233,6 +228,7 @@ def test_a_second_requeue_does_not_wait_for_the_helper_of_the_first(site: Site) 
     gate = Gate(site, "scontrol", "ExcNodeList=")
     job = submit(site, env=gate.environ)
     gate.await_reached()
+    await_typist(site)
     # Released without a word about the bad node, and kept from the sixth node: it meets it again.
     site.lab.run(["scontrol", "update", f"jobid={job}", "excnodelist=n6", "starttime=now"])
     site.lab.run(["scontrol", "release", str(job)])
