@@ -16,7 +16,8 @@ ROOT   := $(filter 0,$(shell id -u))
 # pyslurm has no package of its own for most releases of Slurm; this is the one for Debian 12's.
 PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
-.PHONY: help demo test test-releases lint fmt bench bench-localize bench-hooks install lab-packages pyslurm clean
+.PHONY: help demo test test-releases lint fmt install lab-packages pyslurm clean
+.PHONY: bench bench-acting bench-hooks bench-localize bench-probes
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and leaves it, the report'
@@ -25,8 +26,10 @@ help:
 	@echo 'make lint            ruff, mypy --strict, shellcheck'
 	@echo 'make fmt             format the code'
 	@echo 'make bench           the time a check takes, beside its targets'
+	@echo 'make bench-acting    how soon a job goes on once it has its verdict'
 	@echo 'make bench-localize  how right the localisation is, beside the published rule'
 	@echo 'make bench-hooks     what prolog and health check cost on this node'
+	@echo 'make bench-probes    how far runs of each probe lie apart on this machine'
 	@echo 'make pyslurm         pyslurm for Slurm 22.05, built here; the tests of it run where it is there'
 	@echo 'make clean           remove what these commands made here'
 
@@ -59,11 +62,17 @@ fmt: install
 bench: install lab-packages
 	$(RUN) -m benchmarks.check
 
+bench-acting: install lab-packages
+	$(RUN) -m benchmarks.acting
+
 bench-localize: install
 	$(RUN) -m benchmarks.localize
 
 bench-hooks: install
 	$(RUN) -m benchmarks.hooks
+
+bench-probes: install
+	$(RUN) -m benchmarks.probes
 
 install: $(VENV)/.installed
 

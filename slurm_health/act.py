@@ -4,41 +4,41 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from slurm_health import journal, requeue
+from slurm_health import journal
 from slurm_health.core.actions import (
     Action,
     Disposition,
-    Drain,
     Finish,
-    LeaveAlone,
+    Hold,
     Policy,
     RequeueElsewhere,
     Shrink,
     Situation,
     decide,
+    decide_unasked,
     unwanted,
 )
+from slurm_health.core.draining import Drain, LeaveAlone
 from slurm_health.core.nodeset import expand, fold
 from slurm_health.core.records import (
     ActionDone,
     ActionIntended,
-    Record,
     RunFinished,
     RunStarted,
     VerdictReached,
 )
 from slurm_health.errors import ExitCode, JournalError, SlurmError
+from slurm_health.leave import Acting, RecordAppender, hold, requeue_elsewhere
+from slurm_health.requeue import Helper, Target
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.shown import Job
 
 log = logging.getLogger(__name__)
-
-RecordAppender = Callable[[Record], None]
 
 
 def act(
@@ -50,7 +50,7 @@ def act(
     client: Client,
     uid: int,
     append: RecordAppender,
-    helper: requeue.Helper,
+    helper: Helper,
 ) -> RunFinished:
     """Act on the verdict of the run that `started` began; return how it ends.
 
@@ -66,10 +66,16 @@ def act(
         try:
             situation = read_situation(verdict, started, directory, policy, client, uid)
         except SlurmError as err:
-            reason = f"bad nodes found, but Slurm cannot be asked what to do about them: {err}"
-            return _stopped(reason)
+            return _finished(decide_unasked(verdict, policy, str(err)))
         actions = decide(verdict, policy, situation)
-    return _perform(actions, started.job_id, directory, client, append, helper)
+    acting = Acting(
+        target=_target(started),
+        directory=directory,
+        client=client,
+        append=append,
+        helper=helper,
+    )
+    return _perform(actions, acting)
 
 
 def read_situation(
@@ -88,27 +94,35 @@ def read_situation(
     names = [node.node for node in unwanted(verdict, policy)]
     may_drain = client.may_drain(uid)
     states = client.nodes(names) if may_drain else {}
+    job = client.job(_target(started).name)
     return Situation(
         job_id=started.job_id,
         batch_node=started.master_node,
         requeues=requeues_so_far(directory.parent, exclude=directory),
-        requeue_obstacle=requeue_obstacle(client.job(started.job_id), names),
+        requeue_obstacle=requeue_obstacle(job, names),
         may_drain=may_drain,
         node_reasons={name: node.reason for name, node in states.items() if node.out_of_pool},
+        hold_obstacle=hold_obstacle(job),
+        held_for=held_for(directory.parent, exclude=directory),
     )
 
 
-def requeue_obstacle(job: Job, bad: Sequence[str]) -> str:
-    """Say why a job cannot be started again without these nodes, empty if it can."""
+def hold_obstacle(job: Job) -> str:
+    """Say why a job cannot be put back into the queue, empty if it can."""
     if job.fields.get("BatchFlag") != "1":
         return "it is not a batch job, so it cannot be requeued"
     if job.fields.get("Requeue") != "1":
         return "it may not be requeued (--no-requeue, or the cluster's JobRequeue=0)"
+    return ""
+
+
+def requeue_obstacle(job: Job, bad: Sequence[str]) -> str:
+    """Say why a job cannot be started again without these nodes, empty if it can."""
     asked = job.fields.get("ReqNodeList", "(null)")
     wanted = set(expand(asked)) if asked not in {"", "(null)"} else set()
-    if wanted & set(bad):
+    if not hold_obstacle(job) and wanted & set(bad):
         return f"it asks for {fold(wanted & set(bad))} itself (--nodelist)"
-    return ""
+    return hold_obstacle(job)
 
 
 def requeues_so_far(job_directory: Path, *, exclude: Path) -> int:
@@ -117,72 +131,73 @@ def requeues_so_far(job_directory: Path, *, exclude: Path) -> int:
     A journal that cannot be read counts: a job that moves once too few does less harm than one
     that moves for ever.
     """
+    intents = _earlier_intents(job_directory, exclude)
+    return sum(run is None or any(act.action == "requeue" for act in run) for run in intents)
+
+
+def held_for(job_directory: Path, *, exclude: Path) -> frozenset[str]:
+    """Return the nodes for which the job was held in an earlier attempt."""
+    intents = _earlier_intents(job_directory, exclude)
+    return frozenset(
+        node for run in intents for act in run or () if act.action == "hold" for node in act.nodes
+    )
+
+
+def _earlier_intents(job_directory: Path, exclude: Path) -> list[list[ActionIntended] | None]:
+    """Return what each other run of the job set out to do, None where it cannot be read."""
     if not job_directory.is_dir():
-        return 0
+        return []
     runs = [run for run in job_directory.iterdir() if run.is_dir() and run != exclude]
-    return sum(map(_ended_in_requeue, runs))
+    return [_intents(run) for run in runs]
 
 
-def _ended_in_requeue(run: Path) -> bool:
+def _intents(run: Path) -> list[ActionIntended] | None:
     try:
         entries = journal.read_all(run, journal.MASTER)
     except JournalError as err:
         log.warning("%s; counted as a requeue", err)
-        return True
-    return any(
-        isinstance(entry.record, ActionIntended) and entry.record.action == "requeue"
-        for entry in entries
-    )
+        return None
+    return [entry.record for entry in entries if isinstance(entry.record, ActionIntended)]
 
 
-def _perform(
-    actions: Sequence[Action],
-    job_id: int,
-    directory: Path,
-    client: Client,
-    append: RecordAppender,
-    helper: requeue.Helper,
-) -> RunFinished:
-    finished = _finish(actions) if isinstance(actions[-1], Finish) else None
+def _perform(actions: Sequence[Action], acting: Acting) -> RunFinished:
+    last = actions[-1]
+    finished = _finished(last) if isinstance(last, Finish) else None
     for action in actions:
         match action:
             case LeaveAlone(nodes=nodes, reason=reason):
                 log.warning("%s is not drained: %s", fold(nodes), reason)
-                append(
+                acting.append(
                     ActionDone(action="drain", succeeded=False, nodes=list(nodes), detail=reason)
                 )
             case Drain():
-                _drain(action, client, append)
+                _drain(action, acting)
             case Shrink():
                 assert finished is not None
-                finished = _shrink(action, finished, job_id, directory, client, append)
+                finished = _shrink(action, finished, acting)
             case RequeueElsewhere():
-                return _requeue(action, job_id, client, append, helper)
+                return requeue_elsewhere(action, acting)
+            case Hold():
+                return hold(action, acting)
             case Finish():
                 pass
     assert finished is not None
     return finished
 
 
-def _shrink(
-    action: Shrink,
-    finished: RunFinished,
-    job_id: int,
-    directory: Path,
-    client: Client,
-    append: RecordAppender,
-) -> RunFinished:
+def _shrink(action: Shrink, finished: RunFinished, acting: Acting) -> RunFinished:
     """Give nodes back; a job that needs it and cannot have it stops, one that does not goes on."""
     nodes = list(action.drop)
-    append(ActionIntended(action="drop", nodes=nodes, reason=action.reason))
+    name = acting.target.name
+    acting.append(ActionIntended(action="drop", nodes=nodes, reason=action.reason))
     try:
-        client.shrink(job_id, action.keep, directory)
-        held = client.job(job_id).nodes
+        acting.client.shrink(name, action.keep, acting.directory)
+        held = acting.client.job(name).nodes
     except SlurmError as err:
         problem = str(err)
     else:
         problem = "" if set(held) == set(action.keep) else f"the job holds {fold(held)} afterwards"
-    append(ActionDone(action="drop", succeeded=not problem, nodes=nodes, detail=problem))
+    acting.append(ActionDone(action="drop", succeeded=not problem, nodes=nodes, detail=problem))
     if problem and finished.exit_code == ExitCode.BAD_NODES:
         return _stopped(
             f"{action.reason}; the job cannot give {fold(nodes)} back: {problem};"
@@ -195,8 +210,9 @@ def _shrink(
     return msgspec.structs.replace(finished, nodes=list(action.keep), reason=reason)
 
 
-def _drain(action: Drain, client: Client, append: RecordAppender) -> None:
+def _drain(action: Drain, acting: Acting) -> None:
     nodes = list(action.nodes)
+    append, client = acting.append, acting.client
     append(ActionIntended(action="drain", nodes=nodes, reason=action.reason))
     try:
         client.drain(nodes, action.reason)
@@ -216,47 +232,7 @@ def _drain(action: Drain, client: Client, append: RecordAppender) -> None:
         log.warning("%s is not drained: %s", fold(missed), detail)
 
 
-def _requeue(
-    action: RequeueElsewhere,
-    job_id: int,
-    client: Client,
-    append: RecordAppender,
-    helper: requeue.Helper,
-) -> RunFinished:
-    nodes = list(action.exclude)
-    append(ActionIntended(action="exclude", nodes=nodes, reason=action.reason))
-    try:
-        helper_id = helper.ensure_submitted(client, job_id, nodes)
-    except SlurmError as err:
-        append(ActionDone(action="exclude", succeeded=False, detail=str(err)))
-        return _stopped(
-            f"{fold(nodes)} cannot be used: {action.reason}; the job cannot be moved away: {err};"
-            f" submit it again with --exclude={fold(nodes)}"
-        )
-    append(ActionDone(action="exclude", succeeded=True, nodes=nodes, detail=f"job {helper_id}"))
-    append(ActionIntended(action="requeue", reason=action.reason))
-    finished = RunFinished(
-        disposition=Disposition.REQUEUE.value,
-        exit_code=ExitCode.BAD_NODES,
-        reason=f"{fold(nodes)}: {action.reason}",
-    )
-    append(finished)
-    log.warning("requeueing job %d without %s: %s", job_id, fold(nodes), action.reason)
-    try:
-        client.requeue_held(job_id)
-    except SlurmError as err:
-        append(ActionDone(action="requeue", succeeded=False, detail=str(err)))
-        helper.withdraw(client, helper_id)
-        return _stopped(
-            f"{fold(nodes)} cannot be used: {action.reason}; the requeue was refused: {err};"
-            f" submit the job again with --exclude={fold(nodes)}"
-        )
-    return finished
-
-
-def _finish(actions: Sequence[Action]) -> RunFinished:
-    last = actions[-1]
-    assert isinstance(last, Finish)
+def _finished(last: Finish) -> RunFinished:
     return RunFinished(
         disposition=last.disposition.value, exit_code=last.exit_code, reason=last.reason
     )
@@ -268,13 +244,21 @@ def _stopped(reason: str) -> RunFinished:
     )
 
 
+def _target(started: RunStarted) -> Target:
+    """Return the job as Slurm's commands call it: a task of an array never by its number alone."""
+    return Target(
+        job_id=started.job_id,
+        name=started.array or str(started.job_id),
+        attempt=started.attempt,
+    )
+
+
 def _nothing_known(started: RunStarted) -> Situation:
-    node_reasons: Mapping[str, str] = {}
     return Situation(
         job_id=started.job_id,
         batch_node=started.master_node,
         requeues=0,
         requeue_obstacle="",
         may_drain=False,
-        node_reasons=node_reasons,
+        node_reasons={},
     )

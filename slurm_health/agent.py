@@ -15,14 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from slurm_health import journal, node_facts
+from slurm_health.burn_watch import BurnWatch
 from slurm_health.core.records import (
     AgentEnded,
     AgentsLaunched,
     AgentStarted,
+    DevicesWatched,
     Entry,
     GroupAborted,
     NodeReported,
+    Rendezvous,
     RoundStarted,
     RunFinished,
     RunStarted,
@@ -41,6 +46,8 @@ JOURNAL_VISIBLE_S = 15.0
 ABORT_GRACE_S = 0.3
 STARTS_PER_LAUNCH = 2  # a worker that ends before it is ready gets one more try
 
+_Quantity = tuple[str, str]  # a probe and its quantity
+
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
@@ -53,6 +60,7 @@ class AgentSettings:
     python: str
     poll_s: float
     lifetime_s: float
+    cpu_workers: int = 1
 
 
 class JournalNotVisible(Exception):
@@ -66,7 +74,7 @@ class _CurrentRound:
     record: RoundStarted
     group: list[str]
     started: float
-    samples: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    samples: dict[tuple[_Quantity, int], dict[str, Any]] = field(default_factory=dict)
     done: dict[int, dict[str, Any]] = field(default_factory=dict)
     aborted: GroupAborted | None = None
     kill_at: float | None = None
@@ -93,6 +101,8 @@ class Agent:
         self._starts = 0
         self._round: _CurrentRound | None = None
         self._end: str | None = None
+        self._hanging = ""
+        self._watch: BurnWatch | None = None
         hostname = socket.gethostname()
         self._address = node_facts.own_address(environ, hostname)
         self._hostname = hostname
@@ -123,10 +133,14 @@ class Agent:
                 self._wait()
                 self._heed(self._master.read_new())
                 self._check_workers()
+                if self._watch is not None:
+                    self._watch.read()
                 if self._monotonic() > leave_at:
                     self._end = f"the master has said nothing for {settings.lifetime_s:.0f} s"
         finally:
             self._stop_workers()
+            if self._watch is not None:
+                self._watch.end()
         self._writer.append(
             AgentEnded(node=settings.node, launch=settings.launch, reason=self._end or "")
         )
@@ -167,20 +181,41 @@ class Agent:
             if not self._ready or not rendezvous.port:
                 return  # the master knows: it did not count on this group
             self._round = _CurrentRound(record=record, group=group, started=self._monotonic())
-            per_node = len(self._workers)
+            if "burn_s" in record.options and self._ready[0]["backend"] != "gloo":
+                self._watch = BurnWatch(self._environ)
             for worker in self._workers:
                 worker.send(
                     {
                         "op": "round",
                         "round": record.round,
-                        "rank": group.index(self._settings.node) * per_node + worker.local_rank,
-                        "world_size": len(group) * per_node if len(group) > 1 else 1,
-                        "address": rendezvous.address,
-                        "port": rendezvous.port,
-                        "prefix": f"{self._settings.run_id}/{record.round}/{group[0]}",
                         "timeout_s": record.deadline_s + 10.0,
+                        "local_size": len(self._workers),
+                        "probes": msgspec.to_builtins(record.probes),
+                        "options": record.options,
+                        "groups": self._groups_of(worker, record, group, rendezvous),
                     }
                 )
+
+    def _groups_of(
+        self, worker: Worker, record: RoundStarted, group: list[str], rendezvous: Rendezvous
+    ) -> dict[str, dict[str, object]]:
+        """Return the process group of each scope in which this worker has somebody beside it."""
+        local, size = worker.local_rank, len(self._workers)
+        place = group.index(self._settings.node)
+        meeting = f"{self._settings.run_id}/{record.round}/{group[0]}"
+        far = {"address": rendezvous.address, "port": rendezvous.port}
+        near = {"address": "127.0.0.1", "port": self._ready[0]["store_port"]}
+        groups: dict[str, dict[str, object]] = {}
+        if size > 1:
+            prefix = f"{self._settings.run_id}/{record.round}/node"
+            groups["node"] = {"rank": local, "world_size": size, "prefix": prefix, **near}
+        if size > 1 and len(group) > 1:
+            prefix = f"{meeting}/rail{local}"
+            groups["rail"] = {"rank": place, "world_size": len(group), "prefix": prefix, **far}
+        if len(group) > 1:
+            rank, world_size = place * size + local, len(group) * size
+            groups["pair"] = {"rank": rank, "world_size": world_size, "prefix": meeting, **far}
+        return groups
 
     def _abort(self, record: GroupAborted) -> None:
         current = self._round
@@ -227,14 +262,16 @@ class Agent:
         if current is None or event["round"] != current.record.round:
             return
         if event["event"] == "sample":
-            current.samples[event["probe"], worker.local_rank] = event
-            self._record_samples(current, event["probe"])
+            quantity = (event["probe"], event["quantity"])
+            current.samples[quantity, worker.local_rank] = event
+            self._record_samples(current, quantity)
         elif event["event"] == "done":
             current.done[worker.local_rank] = event
             self._consider_report(current)
 
     def _say_ready(self) -> None:
-        first = self._ready[0]
+        ready = [self._ready[rank] for rank in sorted(self._ready)]
+        first = ready[0]
         self._writer.append(
             WorkersReady(
                 node=self._settings.node,
@@ -242,45 +279,70 @@ class Agent:
                 store_port=first["store_port"],
                 torch=first["torch"],
                 backend=first["backend"],
-                devices=[self._ready[rank]["device"] for rank in sorted(self._ready)],
+                devices=[event["device"] for event in ready],
                 collective_library=first["collective_library"],
-                start_ms=max(event["start_ms"] for event in self._ready.values()),
+                start_ms=max(event["start_ms"] for event in ready),
+                model=" and ".join(dict.fromkeys(event["model"] for event in ready)),
+                free_bytes=min(event["free_bytes"] for event in ready),
             )
         )
 
-    def _record_samples(self, current: _CurrentRound, probe: str) -> None:
-        """Append a probe's samples once every worker of the node has given its own."""
+    def _record_samples(self, current: _CurrentRound, quantity: _Quantity) -> None:
+        """Append a quantity's samples once every worker of the node has given its own."""
         ranks = range(len(self._workers))
-        if not all((probe, rank) in current.samples for rank in ranks):
-            return
-        events = [current.samples[probe, rank] for rank in ranks]
-        self._writer.append(
-            Sampled(
-                node=self._settings.node,
-                round=current.record.round,
-                group=current.group,
-                probe=probe,
-                iteration_ms=[_rounded(event["iteration_ms"]) for event in events],
-                world_size=events[0].get("world_size", 1),
-                total_bytes=events[0].get("total_bytes", 0),
-                flop=events[0].get("flop", 0.0),
-            )
+        if all((quantity, rank) in current.samples for rank in ranks):
+            self._writer.append(self._sampled(current, quantity))
+
+    def _record_partial_samples(self, current: _CurrentRound) -> None:
+        """Append what only some of the workers measure, now that all have ended their round."""
+        complete = len(self._workers)
+        given: dict[_Quantity, int] = {}
+        for quantity, _ in current.samples:
+            given[quantity] = given.get(quantity, 0) + 1
+        for quantity, count in given.items():
+            if count < complete:
+                self._writer.append(self._sampled(current, quantity))
+
+    def _sampled(self, current: _CurrentRound, quantity: _Quantity) -> Sampled:
+        events = {rank: event for (of, rank), event in current.samples.items() if of == quantity}
+        first = next(iter(events.values()))
+        return Sampled(
+            node=self._settings.node,
+            round=current.record.round,
+            group=current.group,
+            probe=quantity[0],
+            quantity=quantity[1],
+            scope=first["scope"],
+            iteration_ms=[
+                _rounded(events[rank]["iteration_ms"]) if rank in events else []
+                for rank in range(max(events) + 1)
+            ],
+            world_size=first["world_size"],
+            total_bytes=first["total_bytes"],
+            flop=first["flop"],
+            figures=first["figures"],
         )
 
     def _consider_report(self, current: _CurrentRound) -> None:
         """Report the round once its outcome is known: all are done, or one has failed."""
         failed = [event for event in current.done.values() if event["outcome"] == "failed"]
+        unmeasured = [e for e in current.done.values() if e["outcome"] == "unmeasured"]
+        # Another worker of this node may wait for the one that gave up. And NCCL, or a device, is
+        # in a state nobody vouches for after a failure; gloo is not.
+        waiting = len(current.done) < len(self._workers)
         if failed:
             self._report(
                 Outcome.FAILED,
                 failed[0]["detail"],
                 crashed=any(event["own_fault"] for event in failed),
-                # NCCL, or a device, is in a state nobody vouches for after a failure; gloo is not.
-                replace=self._ready[0]["backend"] != "gloo",
+                replace=waiting or self._ready[0]["backend"] != "gloo",
             )
+        elif unmeasured:
+            self._report(Outcome.NOT_RUN, unmeasured[0]["detail"], unmeasured=True, replace=waiting)
         elif len(current.done) == len(self._workers):
             stopped = [event for event in current.done.values() if event["outcome"] != "measured"]
             if not stopped:
+                self._record_partial_samples(current)
                 self._report(Outcome.MEASURED, "")
                 return
             aborted = current.aborted
@@ -291,12 +353,19 @@ class Agent:
             )
 
     def _report(
-        self, outcome: Outcome, detail: str, *, crashed: bool = False, replace: bool = False
+        self,
+        outcome: Outcome,
+        detail: str,
+        *,
+        crashed: bool = False,
+        unmeasured: bool = False,
+        replace: bool = False,
     ) -> None:
         """Say the last word on the current round; `replace` the workers after it."""
         current = self._round
         assert current is not None
         self._round = None
+        self._end_watch(current.record.round)
         reported = NodeReported(
             node=self._settings.node,
             round=current.record.round,
@@ -304,6 +373,7 @@ class Agent:
             elapsed_ms=round((self._monotonic() - current.started) * 1e3, 1),
             detail=detail,
             crashed=crashed,
+            unmeasured=unmeasured,
         )
         if not replace:
             self._writer.append(reported)
@@ -311,6 +381,20 @@ class Agent:
         # In one write: whoever sees the report also sees that this node is not ready.
         self._writer.append(self._starting(), reported)
         self._start_workers()
+
+    def _end_watch(self, round_index: int) -> None:
+        if self._watch is None:
+            return
+        devices, not_watched = self._watch.end()
+        self._watch = None
+        self._writer.append(
+            DevicesWatched(
+                node=self._settings.node,
+                round=round_index,
+                devices=devices,
+                not_watched=not_watched,
+            )
+        )
 
     def _starting(self) -> WorkersStarting:
         return WorkersStarting(node=self._settings.node, launch=self._settings.launch)
@@ -322,12 +406,18 @@ class Agent:
         self._stop_workers()
         environ = self._worker_environ()
         devices = node_facts.device_count(environ)
-        threads = max(1, node_facts.usable_cpus(self._environ) // max(1, devices))
-        for local_rank in range(max(1, devices)):
+        obstacle = self._hanging or node_facts.missing_devices(environ, devices)
+        if obstacle:
+            self._fail(obstacle)
+            return
+        workers = devices or self._settings.cpu_workers
+        threads = max(1, node_facts.usable_cpus(self._environ) // workers)
+        for local_rank in range(workers):
             worker = Worker(
                 python=self._settings.python,
                 local_rank=local_rank,
                 threads=threads,
+                devices=devices,
                 environ=environ,
             )
             for descriptor in worker.descriptors:
@@ -359,8 +449,12 @@ class Agent:
             self._start_workers()
             return
         self._stop_workers()
+        self._fail(how)
+
+    def _fail(self, reason: str) -> None:
+        """Say that this node can take part in no round."""
         self._writer.append(
-            WorkersFailed(node=self._settings.node, launch=self._settings.launch, reason=how)
+            WorkersFailed(node=self._settings.node, launch=self._settings.launch, reason=reason)
         )
 
     def _stop_workers(self) -> None:
@@ -368,6 +462,11 @@ class Agent:
             for descriptor in worker.descriptors:
                 self._selector.unregister(descriptor)
             worker.kill()
+            if worker.unkillable:
+                self._hanging = (
+                    f"the check process of device {worker.local_rank} hangs in the kernel and"
+                    " cannot be killed"
+                )
         self._workers = []
         self._ready = {}
 

@@ -10,18 +10,21 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health import __version__, run_directory
+from slurm_health import __version__, config, run_directory
 from slurm_health.act import act
 from slurm_health.command import own_command
 from slurm_health.core.actions import Disposition, Policy, exit_code
 from slurm_health.core.allocation import Allocation
+from slurm_health.core.course import Localizer
+from slurm_health.core.localize_settings import LocalizeSettings
 from slurm_health.core.nodeset import fold
+from slurm_health.core.phases import Phase
 from slurm_health.core.records import RunFinished, RunStarted, VerdictReached
-from slurm_health.core.session import Limits, Localizer
+from slurm_health.core.session import Limits
 from slurm_health.errors import ConfigError, ExitCode
 from slurm_health.launch import AgentCommand, Launcher, LocalLauncher, SlurmLauncher
 from slurm_health.master import Master, poll_interval_s
@@ -42,6 +45,9 @@ class CheckSettings:
     python: str
     policy: Policy
     limits: Limits
+    phases: tuple[Phase, ...]
+    cpu_workers: int = 1
+    progress: Callable[[str], None] | None = None
     act: bool = False
     script: str = ""
 
@@ -151,7 +157,10 @@ def _check(
         started.nodes,
         launcher,
         limits=settings.limits,
+        phases=settings.phases,
         make_localizer=make_localizer,
+        expectations=config.expectations(environ),
+        progress=settings.progress,
     )
     try:
         master.open(started)
@@ -179,9 +188,7 @@ def _conclude(
 ) -> RunFinished:
     if settings.act:
         helper = Helper(
-            command=own_command(
-                "requeue-helper", f"--job-id={started.job_id}", f"--directory={directory}"
-            ),
+            command=own_command("requeue-helper"),
             directory=directory,
             environ=environ,
             uid=os.getuid(),
@@ -217,16 +224,20 @@ def _not_shared(directory: Path, blind: Sequence[str]) -> RunFinished:
 
 
 def make_localizer(
-    nodes: Sequence[str], topology: Mapping[str, Sequence[str]] | None = None
+    nodes: Sequence[str],
+    topology: Mapping[str, Sequence[str]] | None,
+    settings: LocalizeSettings,
 ) -> Localizer:
     """Return the Localizer that plans the rounds of a run and judges its nodes."""
     # numpy takes a while to load: by now the agents are busy loading torch.
     from slurm_health.core.localize import Localizer as SieveLocalizer
 
-    return SieveLocalizer(nodes=list(nodes), topology=topology)
+    return SieveLocalizer(nodes=list(nodes), topology=topology, settings=settings)
 
 
-def agent_command(directory: Path, *, run_id: str, nodes: int, python: str) -> AgentCommand:
+def agent_command(
+    directory: Path, *, run_id: str, nodes: int, python: str, cpu_workers: int = 1
+) -> AgentCommand:
     """Return how the agents of a run on so many nodes are started."""
 
     def command(launch: int, node: str | None) -> list[str]:
@@ -237,6 +248,7 @@ def agent_command(directory: Path, *, run_id: str, nodes: int, python: str) -> A
             f"--python={python}",
             f"--poll-s={poll_interval_s(nodes):g}",
             f"--lifetime-s={AGENT_LIFETIME_S:g}",
+            f"--cpu-workers={cpu_workers}",
         ]
         if node is not None:
             arguments.append(f"--node={node}")
@@ -247,7 +259,11 @@ def agent_command(directory: Path, *, run_id: str, nodes: int, python: str) -> A
 
 def _agent_command(directory: Path, started: RunStarted, settings: CheckSettings) -> AgentCommand:
     return agent_command(
-        directory, run_id=started.run_id, nodes=len(started.nodes), python=settings.python
+        directory,
+        run_id=started.run_id,
+        nodes=len(started.nodes),
+        python=settings.python,
+        cpu_workers=settings.cpu_workers,
     )
 
 
@@ -259,9 +275,12 @@ def _recorded(settings: CheckSettings) -> dict[str, str | int | float | bool]:
     """Return the settings in force, so that a report explains itself."""
     return {
         "python": settings.python,
+        "check": ",".join(probe.name for phase in settings.phases for probe in phase.probes),
         "act": settings.act,
         "max_requeues": settings.policy.max_requeues,
         "on_straggler": settings.policy.on_straggler.value,
+        "on_inconclusive": settings.policy.on_inconclusive.value,
+        "at_requeue_limit": settings.policy.at_requeue_limit.value,
         "round_deadline_s": settings.limits.round_deadline_s,
     }
 

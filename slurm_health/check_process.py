@@ -28,7 +28,7 @@ HARMLESS = frozenset(
         signal.SIGTTOU,
     }
 )
-DISPOSITIONS = ("proceed", "requeue", "stop")
+DISPOSITIONS = ("proceed", "requeue", "hold", "stop")
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.1

@@ -133,16 +133,50 @@ def sbatch(arguments: tuple[str, ...]) -> int:
     " PATH if it has torch, else slurm-health's own].",
 )
 @click.option(
+    "--check",
+    "what",
+    metavar="WHAT[,WHAT...]",
+    help="What to measure: quick, standard or thorough; probes by name; a program of your own by"
+    " its path [default: standard].",
+)
+@click.option(
+    "--network-check",
+    is_flag=True,
+    help="Measure the network in pairs of nodes; alone or beside --check.",
+)
+@click.option(
+    "--straggler-detection",
+    is_flag=True,
+    help="Train a GPT of the size that fits, in pairs of nodes; alone or beside --check.",
+)
+@click.option(
+    "--workers-per-node",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many processes measure a node that has no accelerators.",
+)
+@click.option(
     "--act",
     is_flag=True,
     help="Drain faulty nodes (with the rights to) and requeue the job without its bad nodes.",
 )
 @click.option(
     "--on-straggler",
-    type=click.Choice(["exclude", "report"]),
+    type=click.Choice(["exclude", "report", "requeue", "drain"]),
     default="exclude",
     show_default=True,
-    help="With --act: whether a slow node is left out of the job, or only reported.",
+    help="With --act: leave a slow node out of the job, only report it, leave it out but never at"
+    " the price of a smaller job, or leave it out and drain it too.",
+)
+@click.option(
+    "--on-inconclusive",
+    type=click.Choice(["proceed", "hold", "requeue"]),
+    default="proceed",
+    show_default=True,
+    help="With --act: run on nodes that could not be decided, hold the job for a person to look at"
+    " them, or leave them out like bad ones.",
 )
 @click.option(
     "--max-requeues",
@@ -151,6 +185,13 @@ def sbatch(arguments: tuple[str, ...]) -> int:
     show_default=True,
     metavar="N",
     help="With --act: how often the job may be requeued away from bad nodes.",
+)
+@click.option(
+    "--at-requeue-limit",
+    type=click.Choice(["start", "hold", "stop"]),
+    default="stop",
+    show_default=True,
+    help="With --act: what a job does on bad nodes once it was requeued that often.",
 )
 @click.option(
     "--round-deadline",
@@ -222,6 +263,7 @@ def report(job: str, journal: str | None, cluster: str | None, as_json: bool, ra
 @click.option("--python", required=True)
 @click.option("--poll-s", type=float, required=True)
 @click.option("--lifetime-s", type=float, required=True)
+@click.option("--cpu-workers", type=int, default=1)
 @click.option("--node", default=None)
 def agent(node: str | None, **settings: Any) -> int:
     """Serve one node of a check. Started by the master."""
@@ -231,11 +273,13 @@ def agent(node: str | None, **settings: Any) -> int:
 
 
 @commands.command(hidden=True)
-@click.option("--check", "_check", default="standard")
+@click.option("--check", default=None)
 @click.option("--journal", default=None)
 @click.option("--python", default=None)
 @click.option("--max-requeues", type=int, default=None)
 @click.option("--on-straggler", default=None)
+@click.option("--on-inconclusive", default=None)
+@click.option("--at-requeue-limit", default=None)
 @click.option("--nodes-wanted", type=int, default=None)
 @click.option("--nodes-needed", type=int, default=None)
 @click.option("--script-line", type=int, required=True)
@@ -244,7 +288,6 @@ def agent(node: str | None, **settings: Any) -> int:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def supervise(
-    _check: str,
     script_line: int,
     script_name: str,
     environ_fd: int | None,
@@ -280,16 +323,25 @@ def supervise(
 
 @commands.command("requeue-helper", hidden=True)
 @click.option("--job-id", type=int, required=True)
+@click.option("--name", required=True)
+@click.option("--attempt", type=int, required=True)
 @click.option("--directory", type=click.Path(path_type=Path), required=True)
 @click.option("--exclude", required=True)
-def requeue_helper(job_id: int, directory: Path, exclude: str) -> int:
+@click.option("--comment", default="")
+def requeue_helper(
+    job_id: int, name: str, attempt: int, directory: Path, exclude: str, comment: str
+) -> int:
     """Release a requeued job without its bad nodes. Runs as a job of its own."""
     from slurm_health.core.nodeset import expand
-    from slurm_health.requeue import release_elsewhere
+    from slurm_health.requeue import Target, release_elsewhere
     from slurm_health.slurm.client import Client
 
     released = release_elsewhere(
-        job_id, expand(exclude), directory=directory, client=Client(os.environ)
+        Target(job_id=job_id, name=name, attempt=attempt),
+        expand(exclude),
+        comment,
+        directory=directory,
+        client=Client(os.environ),
     )
     return int(ExitCode.HEALTHY if released else ExitCode.UNAVAILABLE)
 

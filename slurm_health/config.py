@@ -6,8 +6,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from slurm_health import journal
+from slurm_health.core.expectations import Expectation, expectations_from
 from slurm_health.errors import ConfigError
 
 SITE_FILE = Path("/etc/slurm-health/config.toml")
@@ -15,7 +17,7 @@ SITE_FILE_VARIABLE = "SLURM_HEALTH_CONFIG"
 JOURNAL_VARIABLE = "SLURM_HEALTH_JOURNAL"
 # The tables are the administrator's: read, and checked, by what runs as root.
 ADMIN_TABLES = ("hooks", "breaker", "recovery", "marks", "accusations", "checks")
-SITE_KEYS = ("journal", *ADMIN_TABLES)
+SITE_KEYS = ("journal", "expectations", *ADMIN_TABLES)
 
 
 def journal_root(option: str | None, environ: Mapping[str, str]) -> Path:
@@ -36,12 +38,21 @@ def journal_root(option: str | None, environ: Mapping[str, str]) -> Path:
     return path.absolute()
 
 
+def expectations(environ: Mapping[str, str]) -> dict[str, Expectation]:
+    """Return what a healthy device of each known model reaches, with the site's own figures.
+
+    Raises:
+        ConfigError: the site's file cannot be used.
+    """
+    return expectations_from(_site(environ).get("expectations", {}), str(site_file(environ)))
+
+
 def site_file(environ: Mapping[str, str]) -> Path:
     """Return the path of the site's file."""
     return Path(environ.get(SITE_FILE_VARIABLE) or SITE_FILE)
 
 
-def _site(environ: Mapping[str, str]) -> dict[str, str]:
+def _site(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what the site's file says to every user, nothing where there is no file.
 
     Raises:
@@ -57,6 +68,6 @@ def _site(environ: Mapping[str, str]) -> dict[str, str]:
     for key, value in settings.items():
         if key not in SITE_KEYS:
             raise ConfigError(str(path), key, "unknown setting", valid=SITE_KEYS)
-        if key not in ADMIN_TABLES and (not isinstance(value, str) or not value):
+        if key == "journal" and (not isinstance(value, str) or not value):
             raise ConfigError(str(path), key, f"expected a directory, found {value!r}")
     return {key: value for key, value in settings.items() if key not in ADMIN_TABLES}

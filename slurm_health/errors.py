@@ -8,7 +8,8 @@
     ├─ SlurmError                               4
     │  ├─ SlurmCommandMissing(command)
     │  ├─ SlurmCommandError(argv, returncode, stderr)
-    │  └─ SlurmTimeoutError(argv, deadline_s)
+    │  ├─ SlurmTimeoutError(argv, deadline_s)
+    │  └─ UnknownJob(job_id)
     ├─ JournalError(path)                       4
     │  ├─ RecordTooNew(path, version)
     │  └─ JournalBusy(path)
@@ -103,6 +104,17 @@ class SlurmCommandError(SlurmError):
         said = " / ".join(line.strip() for line in stderr.splitlines() if line.strip())
         super().__init__(
             f"{' '.join(argv)} failed with code {returncode}: {said or '(it said nothing)'}"
+        )
+
+
+class UnknownJob(SlurmError):
+    """Slurm has no such job, or has forgotten it."""
+
+    def __init__(self, job_id: int | str) -> None:
+        self.job_id = job_id
+        super().__init__(
+            f"Slurm does not know job {job_id}: it ended some time ago, or there never was one;"
+            f" look for it with: sacct -j {job_id}"
         )
 
 

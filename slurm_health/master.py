@@ -6,13 +6,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from filelock import FileLock, Timeout
 
 from slurm_health import journal
+from slurm_health.core.course import MakeLocalizer
+from slurm_health.core.expectations import Expectation
 from slurm_health.core.nodeset import fold
+from slurm_health.core.phases import Phase
 from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
@@ -26,7 +30,7 @@ from slurm_health.core.records import (
     RunStarted,
     VerdictReached,
 )
-from slurm_health.core.session import Append, Conclude, Launch, Limits, MakeLocalizer, Session, Wait
+from slurm_health.core.session import Append, Conclude, Launch, Limits, Session, Wait
 from slurm_health.errors import JournalBusy, JournalError
 from slurm_health.launch import Launcher
 
@@ -53,11 +57,14 @@ class Master:
         launcher: Launcher,
         *,
         limits: Limits,
+        phases: Sequence[Phase],
         make_localizer: MakeLocalizer,
+        expectations: Mapping[str, Expectation] = MappingProxyType({}),
+        progress: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.session = Session(nodes, make_localizer, limits)
+        self.session = Session(nodes, make_localizer, limits, phases, expectations)
         self._directory = directory
         self._launcher = launcher
         self._clock = clock
@@ -66,6 +73,8 @@ class Master:
         self._lock = FileLock(directory / "master.lock")
         self._readers = {node: journal.Reader(directory, node) for node in nodes}
         self._said = ""
+        self._waiting_since_s = 0.0
+        self._progress = progress
         self._writer: journal.Writer | None = None
 
     def open(self, started: RunStarted) -> None:
@@ -111,7 +120,7 @@ class Master:
                     self.append(record)
                     self._launcher.start(record.launch, record.nodes)
                 case Wait(until_s=until_s, reason=reason):
-                    self._say("waiting for %s", reason)
+                    self._say(reason)
                     self._sleep(min(self._poll_s, max(0.001, until_s - self._clock())))
                 case Conclude():
                     assert self.session.state.verdict is not None
@@ -153,11 +162,14 @@ class Master:
         if self.session.state.verdict is None:
             self.append(lost)
 
-    def _say(self, text: str, *values: object) -> None:
-        line = text % values
-        if line != self._said:
-            self._said = line
-            log.debug(line)
+    def _say(self, reason: str) -> None:
+        if reason != self._said:
+            self._said = reason
+            self._waiting_since_s = self._clock()
+            log.debug("waiting for %s", reason)
+        if self._progress is not None:
+            waited_s = self._clock() - self._waiting_since_s
+            self._progress(f"waiting for {reason}, {waited_s:.0f} s")
 
 
 def _log_record(record: Record) -> None:
@@ -168,9 +180,18 @@ def _log_record(record: Record) -> None:
             log.warning("node=%s agent lost: %s", fold(nodes), reason)
         case NodesAdmitted(nodes=nodes):
             log.debug("measuring %s", fold(nodes))
-        case RoundStarted(round=index, groups=groups):
-            log.info("round %d: %s", index, " ".join(fold(group) for group in groups))
+        case RoundStarted() as started:
+            log.info("round %d: %s", started.round, _round_text(started))
         case GroupAborted(round=index, group=group, reason=reason):
             log.info("round %d: %s stopped: %s", index, fold(group), reason)
         case _:
             pass
+
+
+def _round_text(started: RoundStarted) -> str:
+    """Say who does what in a round: `pairs n1-n2 n3-n4: matmul, allgather`."""
+    if all(len(group) == 1 for group in started.groups):
+        who = f"{fold(node for group in started.groups for node in group)} alone"
+    else:
+        who = " ".join(fold(group) for group in started.groups)
+    return f"{who}: {', '.join(probe.name for probe in started.probes)}"

@@ -72,6 +72,17 @@ def device_count(environ: Mapping[str, str], proc: Path = Path("/proc")) -> int:
         return 0
 
 
+def missing_devices(environ: Mapping[str, str], visible: int) -> str:
+    """Say how many accelerators this process sees of those Slurm gave the job here.
+
+    Empty where it sees them all, or Slurm does not say.
+    """
+    given = environ.get("SLURM_GPUS_ON_NODE", "")
+    if not given.isdecimal() or int(given) <= visible:
+        return ""
+    return f"Slurm gave the job {given} GPUs here, {visible or 'none'} of them can be seen"
+
+
 def usable_cpus(environ: Mapping[str, str]) -> int:
     """Return how many CPUs the job holds on this node."""
     told = environ.get("SLURM_CPUS_ON_NODE", "")

@@ -6,10 +6,14 @@ the job is pending, and the job's processes are dead by then. A plain requeue wo
 again two minutes later, perhaps on the same node. So before it requeues and holds itself, the
 job submits a small helper job, which waits until the first one is pending, gives it the nodes to
 exclude and a start time of now, reads back that this took effect, and releases it.
+
+Whatever becomes of the helper, the job then carries a comment that says how to release it by hand;
+the helper takes that away at its end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shlex
 import time
@@ -18,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health import journal
+from slurm_health.core import hold_note
 from slurm_health.core.nodeset import fold
 from slurm_health.core.records import ActionDone
-from slurm_health.errors import JournalError, SlurmError
+from slurm_health.errors import JournalError, SlurmError, UnknownJob
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.command import clean_environ
 from slurm_health.slurm.shown import Job
@@ -40,6 +45,13 @@ SLOW_POLL_S = 1.0
 REVOKED_S = 1.1
 QUICK_POLLS = 100
 TRIES = 20
+# What the helper shares with the job, as sbatch and scontrol call it: elsewhere it may not start.
+_LIKE_THE_JOB = (
+    ("partition", "Partition"),
+    ("account", "Account"),
+    ("qos", "QOS"),
+    ("reservation", "Reservation"),
+)
 _ENDED = frozenset(
     {
         "BOOT_FAIL",
@@ -56,16 +68,29 @@ _ENDED = frozenset(
 )
 
 
-def helper_name(job_id: int) -> str:
-    """Return the name of the helper job of a job."""
-    return f"slurm-health-requeue-{job_id}"
+def helper_name(job_id: int, attempt: int) -> str:
+    """Return the name of the helper job of one attempt of a job."""
+    return f"slurm-health-requeue-{job_id}-{attempt}"
+
+
+class NotNeeded(Exception):
+    """There is nothing left to do for the job; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One attempt of a job. `name` is how Slurm's commands call it: `12`, or `12_3` in an array."""
+
+    job_id: int
+    name: str
+    attempt: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Helper:
-    """How to submit the helper job.
+    """How to submit the helper job of a run.
 
-    `command` runs `release_elsewhere` in it; `directory` is the run's, for its log.
+    `command` runs slurm-health in it; `directory` is the run's, for its log.
     """
 
     command: tuple[str, ...]
@@ -73,17 +98,34 @@ class Helper:
     environ: Mapping[str, str]
     uid: int
 
-    def ensure_submitted(self, client: Client, job_id: int, exclude: Sequence[str]) -> int:
+    def ensure_submitted(
+        self, client: Client, target: Target, exclude: Sequence[str], comment: str
+    ) -> int:
         """Submit the helper of a job, or find the one an interrupted master submitted.
+
+        Args:
+            client: Slurm's commands.
+            target: the job.
+            exclude: nodes that it must not come back to.
+            comment: the job's own, which it gets back in the end.
 
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
-        present = client.jobs_named(helper_name(job_id), self.uid)
+        name = helper_name(target.job_id, target.attempt)
+        present = client.jobs_named(name, self.uid)
         if present:
             return present[0]
-        arguments = helper_arguments(client.job(job_id), exclude, self.directory)
-        command = [*self.command, "--exclude", fold(exclude)]
+        arguments = helper_arguments(client.job(target.name), name, exclude, self.directory)
+        command = [
+            *self.command,
+            f"--job-id={target.job_id}",
+            f"--name={target.name}",
+            f"--attempt={target.attempt}",
+            f"--directory={self.directory}",
+            f"--exclude={fold(exclude)}",
+            f"--comment={comment}",
+        ]
         script = f"#!/bin/sh\nexec {shlex.join(command)}\n"
         return client.submit(arguments, script, clean_environ(self.environ))
 
@@ -95,10 +137,10 @@ class Helper:
             log.warning("cannot cancel helper job %d: %s", helper_id, err)
 
 
-def helper_arguments(job: Job, exclude: Sequence[str], directory: Path) -> list[str]:
+def helper_arguments(job: Job, name: str, exclude: Sequence[str], directory: Path) -> list[str]:
     """Return sbatch's options for the helper: one small task, beside the job, not on a bad node."""
     arguments = [
-        f"--job-name={helper_name(job.job_id)}",
+        f"--job-name={name}",
         "--nodes=1",
         "--ntasks=1",
         f"--mem={HELPER_MEMORY_MB}M",
@@ -108,7 +150,7 @@ def helper_arguments(job: Job, exclude: Sequence[str], directory: Path) -> list[
         f"--chdir={directory}",
         f"--output={directory / 'requeue.log'}",
     ]
-    for option, key in (("partition", "Partition"), ("account", "Account"), ("qos", "QOS")):
+    for option, key in _LIKE_THE_JOB:
         value = job.fields.get(key, "(null)")
         if value not in {"", "(null)", "N/A"}:
             arguments.append(f"--{option}={value}")
@@ -116,8 +158,9 @@ def helper_arguments(job: Job, exclude: Sequence[str], directory: Path) -> list[
 
 
 def release_elsewhere(
-    job_id: int,
+    target: Target,
     exclude: Sequence[str],
+    comment: str,
     *,
     directory: Path,
     client: Client,
@@ -126,78 +169,133 @@ def release_elsewhere(
 ) -> bool:
     """Run in the helper job: let the job go, but not to the excluded nodes.
 
-    The job is released only after Slurm has been seen to have taken the list. When that cannot
-    be had the job stays held, with a comment that says so.
+    The job is released only after Slurm has been seen to have taken the list, and only if it is
+    still waiting for that: not when it has ended, or was released and requeued by others since.
+    `comment` is the job's own. A job that cannot be released stays held, and its comment says why.
     """
-    if not _wait_until_pending(job_id, client, clock, sleep):
-        _record(directory, clock, succeeded=False, detail="the job ended or was never requeued")
+    try:
+        _await_pending(target, client, clock, sleep)
+        sleep(REVOKED_S)
+        problem = _release(target, exclude, client, sleep)
+    except NotNeeded as reason:
+        _record(directory, clock, succeeded=False, detail=str(reason))
         return False
-    sleep(REVOKED_S)
-    problem = ""
-    for _ in range(TRIES):
-        try:
-            problem = _release_once(job_id, exclude, client)
-        except SlurmError as err:
-            problem = str(err)
-        if not problem:
-            _record(directory, clock, succeeded=True, detail=f"without {fold(exclude)}")
-            return True
-        sleep(SLOW_POLL_S)
-    _explain_hold(job_id, exclude, client, problem)
-    _record(directory, clock, succeeded=False, detail=f"left held: {problem}")
-    return False
+    if problem:
+        _comment(target, client, _explained(target, exclude, client, problem, comment))
+        _record(directory, clock, succeeded=False, detail=f"left held: {problem}")
+        return False
+    _comment(target, client, comment)
+    _record(directory, clock, succeeded=True, detail=f"without {fold(exclude)}")
+    return True
 
 
-def _wait_until_pending(
-    job_id: int, client: Client, clock: Callable[[], float], sleep: Callable[[float], None]
-) -> bool:
+def _await_pending(
+    target: Target,
+    client: Client,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    """Wait until the attempt is over and the job in the queue, or beyond.
+
+    Raises:
+        NotNeeded: that will not come.
+    """
     give_up_s = clock() + PENDING_S
     polls = 0
     while clock() < give_up_s:
         try:
-            job = client.job(job_id)
+            job = _waiting(target, client)
         except SlurmError as err:
-            log.warning("cannot read job %d yet: %s", job_id, err)
+            log.warning("cannot read job %s yet: %s", target.name, err)
         else:
-            if job.pending:
-                return True
-            if job.states & _ENDED and "COMPLETING" not in job.states:
-                return False
+            if job.pending or _runs_again(job, target):
+                return
         polls += 1
         sleep(POLL_S if polls < QUICK_POLLS else SLOW_POLL_S)
-    return False
+    raise NotNeeded(f"the job was not requeued within {PENDING_S:.0f} s")
 
 
-def _release_once(job_id: int, exclude: Sequence[str], client: Client) -> str:
-    """Try once; return what stands in the way, empty when the job is released."""
-    job = client.job(job_id)
+def _runs_again(job: Job, target: Target) -> bool:
+    return "RUNNING" in job.states and job.restarts > target.attempt
+
+
+def _waiting(target: Target, client: Client) -> Job:
+    """Read the job.
+
+    Raises:
+        NotNeeded: it has ended, or this attempt of it lies behind the next one.
+        SlurmError: Slurm does not answer.
+    """
+    try:
+        job = client.job(target.name)
+    except UnknownJob:
+        raise NotNeeded("Slurm has forgotten the job, so it has ended") from None
+    if job.states & _ENDED and "COMPLETING" not in job.states:
+        raise NotNeeded(f"the job has ended ({'+'.join(sorted(job.states))})")
+    if job.restarts > target.attempt + 1:
+        raise NotNeeded("the job was requeued again since, by itself or by others")
+    return job
+
+
+def _release(
+    target: Target,
+    exclude: Sequence[str],
+    client: Client,
+    sleep: Callable[[float], None],
+) -> str:
+    """Release the job; return what stands in the way after many tries, empty once it is released.
+
+    Raises:
+        NotNeeded: it needs no release any more.
+    """
+    problem = ""
+    for _ in range(TRIES):
+        try:
+            problem = _release_once(target, exclude, client)
+        except SlurmError as err:
+            problem = str(err)
+        if not problem:
+            return ""
+        sleep(SLOW_POLL_S)
+    return problem
+
+
+def _release_once(target: Target, exclude: Sequence[str], client: Client) -> str:
+    job = _waiting(target, client)
+    if "RUNNING" in job.states:
+        if set(job.nodes) & set(exclude):
+            raise NotNeeded(f"somebody else has released the job, and it runs on {fold(job.nodes)}")
+        return ""  # an earlier try took effect although it was answered by an error
     if not job.pending:
-        return "" if _runs_elsewhere(job) else f"the job is {'+'.join(sorted(job.states))}"
+        return f"the job is {'+'.join(sorted(job.states))}"
     wanted = sorted({*job.excluded, *exclude})
-    client.update_job(job_id, ExcNodeList=fold(wanted))
-    if not set(wanted) <= set(client.job(job_id).excluded):
+    client.update_job(target.name, ExcNodeList=fold(wanted))
+    if not set(wanted) <= set(client.job(target.name).excluded):
         return "Slurm did not keep the list of nodes to exclude"
-    client.update_job(job_id, StartTime="now")
-    client.release(job_id)
-    after = client.job(job_id)
+    client.update_job(target.name, StartTime="now")
+    client.release(target.name)
+    after = client.job(target.name)
     if after.held:
         return f"the job is still held ({after.reason})"
     return ""
 
 
-def _runs_elsewhere(job: Job) -> bool:
-    return "RUNNING" in job.states
+def _explained(
+    target: Target, exclude: Sequence[str], client: Client, problem: str, own: str
+) -> str:
+    """Return the comment for a job that stays held."""
+    excluded: tuple[str, ...] = ()
+    with contextlib.suppress(SlurmError):
+        excluded = client.job(target.name).excluded
+    note = hold_note.leaving(target.name, exclude, excluded, f"it could not be released: {problem}")
+    return hold_note.with_own(note, own)
 
 
-def _explain_hold(job_id: int, exclude: Sequence[str], client: Client, problem: str) -> None:
-    hint = (
-        f"held by slurm-health: {problem}. Release it without the bad nodes: scontrol update"
-        f" JobId={job_id} ExcNodeList={fold(exclude)} StartTime=now; scontrol release {job_id}"
-    )
+def _comment(target: Target, client: Client, text: str) -> None:
     try:
-        client.update_job(job_id, Comment=hint)
+        client.update_job(target.name, Comment=text)
     except SlurmError as err:
-        log.warning("cannot say on job %d why it is held: %s", job_id, err)
+        log.warning("cannot set the comment of job %s to %r: %s", target.name, text, err)
 
 
 def _record(directory: Path, clock: Callable[[], float], *, succeeded: bool, detail: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from slurm_health import journal
 from slurm_health.check import make_localizer
 from slurm_health.core.actions import Disposition
+from slurm_health.core.phases import Phase
 from slurm_health.core.records import (
     ActionIntended,
     AgentEnded,
@@ -126,6 +127,7 @@ def lead(
     *,
     exclude_slow: bool,
     limits: Limits,
+    phases: Sequence[Phase],
 ) -> Outcome:
     """Run the check for all processes, and decide who trains.
 
@@ -136,7 +138,9 @@ def lead(
     if journal.read_all(directory, journal.MASTER):
         raise _used_before(directory)
     nodes = started.nodes
-    master = Master(directory, nodes, agent, limits=limits, make_localizer=make_localizer)
+    master = Master(
+        directory, nodes, agent, limits=limits, phases=phases, make_localizer=make_localizer
+    )
     try:
         master.open(started)
         verdict = master.run()

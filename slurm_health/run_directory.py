@@ -12,6 +12,9 @@ from slurm_health.core.actions import Disposition
 from slurm_health.core.records import RunFinished, RunStarted
 from slurm_health.errors import JournalError
 
+# Ends of a run whose job leaves its nodes: a master that is started there again has not left.
+_LEFT = (Disposition.REQUEUE.value, Disposition.HOLD.value)
+
 
 def choose(root: Path, started: RunStarted) -> tuple[Path, RunStarted]:
     """Return the directory for a run, and the first record it has or is to get.
@@ -31,7 +34,7 @@ def choose(root: Path, started: RunStarted) -> tuple[Path, RunStarted]:
         if before is None:
             return directory, started
         finished = [record for record in records if isinstance(record, RunFinished)]
-        over = finished and finished[-1].disposition != Disposition.REQUEUE.value
+        over = finished and finished[-1].disposition not in _LEFT
         if not over and _same_start(before, started):
             return directory, before
     raise AssertionError("names never end")

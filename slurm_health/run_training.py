@@ -18,6 +18,7 @@ from slurm_health.core import allocation
 from slurm_health.core.records import AgentStarted, RunStarted
 from slurm_health.core.session import Limits
 from slurm_health.errors import ConfigError, ExitCode, JournalError
+from slurm_health.probe_choice import chosen_phases
 from slurm_health.run_check import Outcome, OwnAgent
 from slurm_health.run_place import Place, find
 from slurm_health.run_start import Bounds, bounds, why_left_out
@@ -105,6 +106,7 @@ def _check(
         within,
         exclude_slow=bool(settings["exclude_straggler"]),
         limits=Limits(),
+        phases=chosen_phases(str(settings["check"])),
     )
     _summarize(directory, outcome)
     return outcome
@@ -162,6 +164,7 @@ def _started(place: Place, arguments: Arguments, nnodes: str, python: str) -> Ru
         slurm_health=__version__,
         settings={
             "python": python,
+            "check": arguments.check,
             "nnodes": nnodes,
             "exclude_straggler": arguments.exclude_straggler,
         },

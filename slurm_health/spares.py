@@ -11,16 +11,21 @@ from dataclasses import dataclass
 
 from slurm_health.errors import UsageError
 from slurm_health.slurm import sbatch_options
+from slurm_health.slurm.partition import Partition
 from slurm_health.slurm.sbatch_options import CommandLine
 
 _NODES = re.compile(r"(\d+)(?:-(\d+))?")
-# Counts of the whole job: on fewer nodes than were allocated they would no longer fit.
-_TOTALS = {
-    "ntasks": "--ntasks-per-node",
-    "gpus": "--gpus-per-node",
-    "gpus-per-task": "--gpus-per-node",
-    "nodelist": "--exclude or --constraint",
-    "nodefile": "--exclude or --constraint",
+# What would no longer fit on fewer nodes than were allocated, why, and what to use.
+_UNFIT = {
+    "ntasks": ("is for all nodes together", "--ntasks-per-node"),
+    "gpus": ("is for all nodes together", "--gpus-per-node"),
+    "nodelist": ("names nodes that the job must have", "--exclude or --constraint"),
+    "nodefile": ("names nodes that the job must have", "--exclude or --constraint"),
+}
+_VARIABLES = {
+    "SBATCH_CLUSTERS": "clusters",
+    "SBATCH_GPUS": "gpus",
+    "SBATCH_PARTITION": "partition",
 }
 
 
@@ -31,11 +36,10 @@ class NodeCounts:
     request: str
     wanted: int
     needed: int
+    spares: int = 0
 
 
-def node_counts(
-    line: CommandLine, header: Sequence[bytes], settings: Mapping[str, str]
-) -> NodeCounts | None:
+def node_counts(asked: Mapping[str, str], settings: Mapping[str, str]) -> NodeCounts | None:
     """Return what `--spares`, `--min-nodes` and a range of `--nodes` come to, None without any.
 
     Raises:
@@ -43,7 +47,6 @@ def node_counts(
     """
     spares = int(settings.get("spares", "0"))
     least = settings.get("min-nodes")
-    asked = _asked(line, header)
     text = asked.get("nodes", "")
     found = _NODES.fullmatch(text)
     is_range = found is not None and found[2] is not None
@@ -55,24 +58,47 @@ def node_counts(
             f"{option}: needs the number of nodes, as in --nodes=4 or --nodes=3-4"
             + (f", found --nodes={text}" if text else "")
         )
-    unsuited = next((name for name in _TOTALS if name in asked), None)
+    unsuited = next((name for name in _UNFIT if name in asked), None)
     if unsuited is not None:
         if not spares and least is None:
             return None  # a plain range with totals is for Slurm alone to fit
-        raise UsageError(
-            f"{option}: does not go with --{unsuited}, which is for all nodes together;"
-            f" use {_TOTALS[unsuited]}"
-        )
+        why, instead = _UNFIT[unsuited]
+        raise UsageError(f"{option}: does not go with --{unsuited}, which {why}; use {instead}")
     low, high = int(found[1]), int(found[2] or found[1])
     needed = low if least is None else int(least)
     if needed > high:
         raise UsageError(f"--min-nodes: {needed} is more than --nodes={text}")
     request = f"{low}-{high + spares}" if is_range else str(high + spares)
-    return NodeCounts(request=request, wanted=high, needed=needed)
+    return NodeCounts(request=request, wanted=high, needed=needed, spares=spares)
 
 
-def _asked(line: CommandLine, header: Sequence[bytes]) -> dict[str, str]:
-    """Return sbatch's options of the script and of the command line, which wins."""
+def require_room(
+    counts: NodeCounts, asked: Mapping[str, str], partitions: Mapping[str, Partition]
+) -> None:
+    """Refuse spares with which the job would wait for ever: Slurm takes it, and never starts it.
+
+    Raises:
+        UsageError: no partition that the job may run in gives a job that many nodes.
+    """
+    least = int(counts.request.partition("-")[0])
+    names = asked.get("partition", "").split(",")
+    chosen = [each for each in partitions.values() if each.name in names]
+    if not names[0]:
+        chosen = [each for each in partitions.values() if each.is_default]
+    rooms = {each.name: each.room for each in chosen}
+    if not counts.spares or not rooms or max(rooms.values()) >= least:
+        return
+    most = ", ".join(f"{name} gives a job {room} at most" for name, room in rooms.items())
+    raise UsageError(
+        f"--spares: {counts.wanted} nodes and {counts.spares} to spare are {least},"
+        f" and partition {most}; ask for fewer, or for another partition"
+    )
+
+
+def options_asked(
+    line: CommandLine, header: Sequence[bytes], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return sbatch's options: the command line wins over its variables, these over the script."""
     words: list[str] = []
     for text in header:
         if text.startswith(b"#SBATCH"):
@@ -81,4 +107,5 @@ def _asked(line: CommandLine, header: Sequence[bytes]) -> dict[str, str]:
             except ValueError:
                 continue  # sbatch will say what it thinks of it
     script = sbatch_options.parse(words, own={}, read_help=str)
-    return {**script.values, **line.values}
+    variables = {name: environ[key] for key, name in _VARIABLES.items() if environ.get(key)}
+    return {**script.values, **variables, **line.values}

@@ -22,6 +22,7 @@ from typing import BinaryIO
 from slurm_health import spares, submit_options
 from slurm_health.errors import SlurmCommandMissing, SlurmError, UsageError
 from slurm_health.slurm import batch_script, command, sbatch_options
+from slurm_health.slurm.client import Client
 from slurm_health.slurm.sbatch_options import CommandLine
 from slurm_health.spares import NodeCounts
 
@@ -141,10 +142,21 @@ class _Submission:
         settings = self._settings(script, given)
         if settings["check"] == "off":
             return self._unchanged(script)
-        counts = spares.node_counts(self.line, batch_script.header(script), settings)
+        asked = self._asked(script)
+        counts = spares.node_counts(asked, settings)
+        text = self._render(script, settings, python, counts)
+        if counts is None:
+            return self._feed(text)
+        self._require_room(counts, asked)
         # The last of several wins, and the command line over the script.
-        more = [f"--nodes={counts.request}"] if counts else []
-        return self._feed(self._render(script, settings, python, counts), more)
+        code = self._feed(text, [f"--nodes={counts.request}"])
+        if code != 0 and counts.spares:
+            print(
+                f"slurm-health: sbatch was asked for {counts.request} nodes,"
+                f" {counts.spares} of them to spare (--spares)",
+                file=sys.stderr,
+            )
+        return code
 
     def show(self, given: Mapping[str, str], python: str) -> int:
         """Print the batch script that would be submitted."""
@@ -157,7 +169,7 @@ class _Submission:
             raise UsageError(f"--dry-run: sbatch would refuse this: {refused}") from None
         settings = self._settings(script, given)
         off = settings["check"] == "off"
-        counts = spares.node_counts(self.line, batch_script.header(script), settings)
+        counts = None if off else spares.node_counts(self._asked(script), settings)
         text = script if off else self._render(script, settings, python, counts)
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
@@ -210,15 +222,29 @@ class _Submission:
     def _settings(self, script: bytes, given: Mapping[str, str]) -> dict[str, str]:
         lines = batch_script.header(script)
         found = submit_options.from_script(lines, self._title())
-        settings = {"check": "standard"} | found | dict(given)
+        settings = found | dict(given)
+        settings["check"] = submit_options.what_to_check(settings)
         if settings["check"] != "off" and batch_script.has_components(script):
             raise UsageError(f"{self._title()}: {_COMPONENTS}")
         return settings
 
+    def _asked(self, script: bytes) -> dict[str, str]:
+        return spares.options_asked(self.line, batch_script.header(script), self.environ)
+
+    def _require_room(self, counts: NodeCounts, asked: Mapping[str, str]) -> None:
+        """Refuse spares that no partition has; where Slurm cannot be asked, sbatch will say so."""
+        if not counts.spares or "clusters" in asked:
+            return
+        try:
+            partitions = Client(self.environ, patience_s=0).partitions()
+        except SlurmError:
+            return
+        spares.require_room(counts, asked, partitions)
+
     def _render(
         self, script: bytes, settings: Mapping[str, str], python: str, counts: NodeCounts | None
     ) -> bytes:
-        counted = {"spares", "min-nodes"}
+        counted = {"spares", "min-nodes", *submit_options.FLAGS}
         kept = [o.name for o in submit_options.OPTIONS if o.everywhere and o.name not in counted]
         nodes = (
             {"nodes-wanted": str(counts.wanted), "nodes-needed": str(counts.needed)}
@@ -230,9 +256,7 @@ class _Submission:
             template=batch_script.read_template(),
             python=python,
             flags=_python_flags(self.environ),
-            settings={"check": "standard"}
-            | {key: settings[key] for key in kept if key in settings}
-            | nodes,
+            settings={key: settings[key] for key in kept if key in settings} | nodes,
             name=self._name(),
             is_wrap=self.line.wrap is not None,
         )

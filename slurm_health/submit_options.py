@@ -12,18 +12,28 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from slurm_health import probe_choice
+from slurm_health.core import phases
 from slurm_health.errors import ConfigError
 
-CHECKS = ("standard", "off")
-ON_STRAGGLER = ("exclude", "report")
+ON_STRAGGLER = ("exclude", "report", "requeue", "drain")
+ON_INCONCLUSIVE = ("proceed", "hold", "requeue")
+AT_REQUEUE_LIMIT = ("start", "hold", "stop")
 PREFIX = "SLURM_HEALTH_"
 MAGIC = b"#HEALTH"
+FLAGS = ("network-check", "straggler-detection")
+_USAGE_WIDTH = 34
+_YES, _NO = ("yes", "true", "1", ""), ("no", "false", "0")
 
 
 def _check(value: str) -> str:
-    if value not in CHECKS:
-        raise ValueError(f"{value!r} is not one of {', '.join(CHECKS)}")
-    return value
+    return value if value == probe_choice.OFF else probe_choice.spelled_out(value, "--check")
+
+
+def _flag(value: str) -> str:
+    if value.lower() not in (*_YES, *_NO):
+        raise ValueError(f"expected yes or no, found {value!r}")
+    return "yes" if value.lower() in _YES else "no"
 
 
 def _directory(value: str) -> str:
@@ -40,10 +50,13 @@ def _interpreter(value: str) -> str:
     return _directory(value)
 
 
-def _on_straggler(value: str) -> str:
-    if value not in ON_STRAGGLER:
-        raise ValueError(f"{value!r} is neither of {', '.join(ON_STRAGGLER)}")
-    return value
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value not in choices:
+            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+        return value
+
+    return parse
 
 
 def _positive(value: str) -> str:
@@ -77,9 +90,21 @@ class Option:
 OPTIONS = (
     Option(
         name="check",
-        metavar="|".join(CHECKS),
-        help="what to check first (default: standard)",
+        metavar="WHAT[,WHAT...]",
+        help="quick, standard (default), thorough, off; or probes by name",
         parse=_check,
+    ),
+    Option(
+        name="network-check",
+        metavar="",
+        help="measure the network in pairs of nodes; alone or beside --check",
+        parse=_flag,
+    ),
+    Option(
+        name="straggler-detection",
+        metavar="",
+        help="train a GPT in pairs of nodes; alone or beside --check",
+        parse=_flag,
     ),
     Option(
         name="journal",
@@ -96,14 +121,26 @@ OPTIONS = (
     Option(
         name="max-requeues",
         metavar="N",
-        help="how often the job may be requeued away from bad nodes",
+        help="how often the job may be requeued away from bad nodes (default: 3)",
         parse=_count,
     ),
     Option(
         name="on-straggler",
         metavar="|".join(ON_STRAGGLER),
         help="what a slow node causes (default: exclude)",
-        parse=_on_straggler,
+        parse=_one_of(*ON_STRAGGLER),
+    ),
+    Option(
+        name="on-inconclusive",
+        metavar="|".join(ON_INCONCLUSIVE),
+        help="what an undecided node causes (default: proceed)",
+        parse=_one_of(*ON_INCONCLUSIVE),
+    ),
+    Option(
+        name="at-requeue-limit",
+        metavar="|".join(AT_REQUEUE_LIMIT),
+        help="what a job on bad nodes does once it was requeued so often (default: stop)",
+        parse=_one_of(*AT_REQUEUE_LIMIT),
     ),
     Option(
         name="spares",
@@ -183,7 +220,7 @@ def _pairs(text: str, where: str) -> Iterator[tuple[str, str]]:
         if not word.startswith("--") or name not in _IN_SCRIPT:
             valid = [f"--{known}" for known in _IN_SCRIPT]
             raise ConfigError(where, word.partition("=")[0], "unknown #HEALTH option", valid=valid)
-        if not equals:
+        if not equals and TAKES_VALUE[name]:
             if not words:
                 raise ConfigError(where, word, f"needs a value: {word}={_BY_NAME[name].metavar}")
             value = words.pop(0)
@@ -193,8 +230,19 @@ def _pairs(text: str, where: str) -> Iterator[tuple[str, str]]:
 def _parsed(option: Option, value: str, source: str, key: str) -> str:
     try:
         return option.parse(value)
+    except ConfigError as err:  # about an item of the value
+        raise ConfigError(source, key, str(err).removeprefix(f"{err.source}: ")) from None
     except ValueError as err:
         raise ConfigError(source, key, str(err)) from None
+
+
+def what_to_check(settings: Mapping[str, str]) -> str:
+    """Return the whole of what is to be checked, from the option and the flags beside it."""
+    named = settings.get("check")
+    if named == probe_choice.OFF:
+        return named
+    flags = [name for name in FLAGS if settings.get(name) == "yes"]
+    return ",".join([*([named] if named else []), *flags]) or phases.DEFAULT
 
 
 def help_text() -> str:
@@ -202,9 +250,12 @@ def help_text() -> str:
     rows = []
     for option in OPTIONS:
         usage = f"--{option.name}={option.metavar}" if option.metavar else f"--{option.name}"
-        rows.append(f"  {usage:<34}{option.help}")
+        if len(usage) >= _USAGE_WIDTH:
+            rows.append(f"  {usage}")
+            usage = ""
+        rows.append(f"  {usage:<{_USAGE_WIDTH}}{option.help}")
         if option.everywhere:
-            rows.append(f"  {'':<34}(variable {option.variable})")
+            rows.append(f"  {'':<{_USAGE_WIDTH}}(variable {option.variable})")
     return _HELP.format(options="\n".join(rows))
 
 

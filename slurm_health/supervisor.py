@@ -82,10 +82,10 @@ def supervise(
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
     try:
-        answer = _answer(check_argv, environ=environ, mask=mask, limits=limits)
+        answer = _answer(check_argv, environ=environ, mask=mask, limits=limits, clock=clock)
         if answer.disposition == "stop":
             return _stop(answer)
-        if answer.disposition == "requeue":
+        if answer.disposition in {"requeue", "hold"}:
             return _await_requeue(answer, limits.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
@@ -111,6 +111,7 @@ def _answer(
     environ: Mapping[bytes, bytes],
     mask: Collection[int],
     limits: Limits,
+    clock: Clock,
 ) -> Answer:
     """Return what the check says. One that dies is started again: it goes on from its journal."""
     for start in range(1, limits.master_starts + 1):
@@ -121,6 +122,14 @@ def _answer(
         except (check_process.NoAnswer, OSError) as failure:
             _say(f"start {start} of {limits.master_starts} of the check: {failure}")
             continue
+        except check_process.Interrupted:
+            end_s = environ.get(b"SLURM_JOB_END_TIME", b"")
+            if end_s.isdigit() and clock() >= int(end_s):
+                _say(
+                    "the job's time limit ended the check, so the script did not run; ask for more"
+                    " time (--time): the check counts against it"
+                )
+            raise
         if answer.disposition == "proceed" and answer.exit_code:
             _say(f"the script runs all the same: {answer.reason}")
         return answer
@@ -146,7 +155,8 @@ def _stop(answer: Answer) -> int:
 
 def _await_requeue(answer: Answer, wait_s: float) -> int:
     """Wait for Slurm to end this attempt of the job."""
-    _say(f"the job is requeued: {answer.reason}")
+    what = "put on hold" if answer.disposition == "hold" else "requeued"
+    _say(f"the job is {what}: {answer.reason}")
     deadline = time.monotonic() + wait_s
     while (remaining := deadline - time.monotonic()) > 0:
         info = signal.sigtimedwait(ALL_SIGNALS, remaining)

@@ -39,6 +39,12 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the nodes are to be checked first."""
         return self.network_check or self.straggler_detection or self.exclude_straggler
 
+    @property
+    def check(self) -> str:
+        """What is checked, as `--check` of the other commands would say it."""
+        chosen = ["network-check"] if self.network_check or not self.straggler_detection else []
+        return ",".join([*chosen, *(["straggler-detection"] if self.straggler_detection else [])])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Team:

@@ -14,6 +14,7 @@ from slurm_health.processes import exit_text, kill_session, read_available, star
 
 WORKER = Path(__file__).parent / "probes" / "worker.py"
 STDERR_LINES = 20
+UNKILLABLE_S = 2.0  # a killed process ends within milliseconds, unless it hangs in the kernel
 
 
 class Worker:
@@ -24,14 +25,21 @@ class Worker:
     """
 
     def __init__(
-        self, *, python: str, local_rank: int, threads: int, environ: Mapping[str, str]
+        self,
+        *,
+        python: str,
+        local_rank: int,
+        threads: int,
+        devices: int,
+        environ: Mapping[str, str],
     ) -> None:
         self.local_rank = local_rank
+        self.unkillable = False
         self._buffer = b""
         self._said: list[str] = []
         try:
             self._process: subprocess.Popen[bytes] | None = start_tied(
-                [python, str(WORKER), str(local_rank), str(threads)],
+                [python, str(WORKER), str(local_rank), str(threads), str(devices)],
                 environ=environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -79,11 +87,18 @@ class Worker:
         return exit_text(returncode) + said
 
     def kill(self) -> None:
-        """Kill the worker with all its children and reap it."""
+        """Kill the worker with all its children and reap it.
+
+        One that hangs in the kernel (a driver, a filesystem) cannot be killed: it is given up, and
+        `unkillable` says so.
+        """
         if self._process is None:
             return
         kill_session(self._process)
-        self._process.wait()
+        try:
+            self._process.wait(UNKILLABLE_S)
+        except subprocess.TimeoutExpired:
+            self.unkillable = True
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):

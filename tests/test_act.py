@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurm_health import journal, requeue
-from slurm_health.act import RecordAppender, act, requeue_obstacle, requeues_so_far
-from slurm_health.core.actions import Policy
+from slurm_health.act import act, requeue_obstacle, requeues_so_far
+from slurm_health.core.actions import OnInconclusive, Policy
 from slurm_health.core.records import (
     ActionDone,
     ActionIntended,
@@ -21,12 +21,14 @@ from slurm_health.core.records import (
 )
 from slurm_health.core.verdict import Level
 from slurm_health.errors import ExitCode
+from slurm_health.leave import RecordAppender
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.shown import Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import RunJournal, write_requeued_job
 
 JOB = 12
+HOLD = Policy(on_inconclusive=OnInconclusive.HOLD)
 
 
 class Scene:
@@ -40,7 +42,7 @@ class Scene:
         self.append: RecordAppender = self.records.append
 
     def act(
-        self, *, uid: int = 65534, policy: Policy | None = None, **levels: Level
+        self, *, uid: int = 65534, policy: Policy | None = None, array: str = "", **levels: Level
     ) -> RunFinished:
         judged = [
             NodeJudged(node=node, level=level, component="network", reason="no allgather")
@@ -57,6 +59,7 @@ class Scene:
                 nodes=["n1", "n2", "n3"],
                 master_node="n1",
                 user="ml",
+                array=array,
             ),
             directory=self.run.directory,
             policy=policy or Policy(),
@@ -199,15 +202,98 @@ def test_a_job_that_was_moved_often_enough_stops(scene: Scene) -> None:
     assert "--max-requeues" in finished.reason
 
 
-def test_a_helper_that_cannot_be_submitted_leaves_the_job_where_it_is(scene: Scene) -> None:
+def test_a_helper_that_cannot_be_submitted_leaves_the_job_held_with_a_word_of_what_to_do(
+    scene: Scene,
+) -> None:
     scene.slurm.set(no_submissions=True)
+    scene.slurm.change_job(JOB, ExcNodeList="n4", Comment="mine")
 
     finished = scene.act(n3=Level.FAULTY)
 
-    assert finished.disposition == "stop"
-    assert "submit it again with --exclude=n3" in finished.reason
-    assert ("done", "exclude", False) in scene.told()
-    assert scene.slurm.calls("scontrol", "requeuehold") == []
+    assert finished.disposition == "hold"
+    assert "Job violates policy" in finished.reason
+    assert scene.told() == [
+        ("intended", "exclude", None),
+        ("done", "exclude", False),
+        ("intended", "hold", None),
+        ("finished", "hold", None),
+    ]
+    assert scene.slurm.calls()[-1] == ["scontrol", "requeuehold", "12"]
+    comment = scene.slurm.job(JOB)["Comment"]
+    assert comment.startswith(
+        "slurm-health: held (no helper job could be submitted: sbatch: error: Batch job submission"
+        " failed: Job violates policy; n3: no allgather)."
+    )
+    assert "scontrol update jobid=12 excnodelist=n[3-4] starttime=now; scontrol release 12" in (
+        comment
+    )
+    assert comment.endswith("mine")
+
+
+def test_before_the_job_is_requeued_its_comment_says_how_to_release_it(scene: Scene) -> None:
+    scene.slurm.change_job(JOB, Comment="mine: A=b")
+
+    scene.act(n3=Level.FAULTY)
+
+    comment = scene.slurm.job(JOB)["Comment"]
+    assert comment.startswith("slurm-health: leaving n3 (n3: no allgather). If the job stays held")
+    assert "scontrol update jobid=12 excnodelist=n3 starttime=now; scontrol release 12" in comment
+    changes = [call for call in scene.slurm.calls("scontrol") if call[1] != "show"]
+    assert f"Comment={comment}" in changes[-2]
+    assert changes[-1][1] == "requeuehold"
+    assert "--comment=mine: A=b" in str(scene.slurm.job(13)["script"])
+
+
+def test_a_task_of_an_array_is_never_called_by_the_number_of_the_whole_array(
+    scene: Scene,
+) -> None:
+    """Slurm takes that for all tasks of the array, and requeues them all."""
+    scene.slurm.run_job("12_3", ["n1", "n2", "n3"])
+
+    scene.act(array="12_3", n3=Level.FAULTY)
+
+    assert not [call for call in scene.slurm.calls("scontrol") if {"12", "JobId=12"} & set(call)]
+    assert scene.slurm.calls()[-1] == ["scontrol", "requeuehold", "12_3"]
+    assert "--name=12_3" in str(scene.slurm.job(13)["script"])
+
+
+def test_doubt_holds_the_job_where_the_user_wants_to_look_first(scene: Scene) -> None:
+    finished = scene.act(policy=HOLD, n3=Level.INCONCLUSIVE)
+
+    assert (finished.disposition, finished.exit_code) == ("hold", ExitCode.INCONCLUSIVE)
+    assert scene.told() == [("intended", "hold", None), ("finished", "hold", None)]
+    assert scene.slurm.calls("sbatch") == []
+    assert "To run it all the same: scontrol release 12" in scene.slurm.job(JOB)["Comment"]
+
+
+def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_again(
+    scene: Scene,
+) -> None:
+    earlier = RunJournal(scene.run.directory.parents[2], job=JOB, label="7")
+    earlier.write(
+        journal.MASTER, ActionIntended(action="hold", nodes=["n3"], reason="n3: no allgather")
+    )
+
+    assert scene.act(policy=HOLD, n3=Level.INCONCLUSIVE).disposition == "proceed"
+    assert scene.act(policy=HOLD, n2=Level.INCONCLUSIVE, n3=Level.HEALTHY).disposition == "hold"
+
+
+def test_a_hold_that_is_refused_stops_the_job_and_gives_its_comment_back(scene: Scene) -> None:
+    scene.slurm.change_job(JOB, Comment="mine")
+    scene.slurm.set(refuse={"requeuehold": "Requested operation is presently disabled"})
+
+    finished = scene.act(policy=HOLD, n3=Level.INCONCLUSIVE)
+
+    assert (finished.disposition, finished.exit_code) == ("stop", ExitCode.INCONCLUSIVE)
+    assert scene.slurm.job(JOB)["Comment"] == "mine"
+
+
+def test_doubt_does_not_stop_a_job_when_slurm_cannot_be_asked(scene: Scene) -> None:
+    scene.slurm.set(refuse={"show": "slurm_load error: something is wrong"})
+    elsewhere = Policy(on_inconclusive=OnInconclusive.REQUEUE)
+
+    assert scene.act(policy=elsewhere, n3=Level.INCONCLUSIVE).disposition == "proceed"
+    assert scene.act(policy=HOLD, n3=Level.INCONCLUSIVE).disposition == "stop"
 
 
 def test_a_requeue_that_is_refused_withdraws_the_helper_and_stops(scene: Scene) -> None:

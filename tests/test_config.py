@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.config import JOURNAL_VARIABLE, SITE_FILE_VARIABLE, journal_root
+from slurm_health.config import (
+    JOURNAL_VARIABLE,
+    SITE_FILE_VARIABLE,
+    expectations,
+    journal_root,
+)
+from slurm_health.core.expectations import expectation_of
 from slurm_health.errors import ConfigError, ExitCode
 
 
@@ -86,3 +92,32 @@ def test_a_site_file_that_is_not_text_is_an_error(environ: dict[str, str]) -> No
 
     with pytest.raises(ConfigError, match="cannot be read"):
         journal_root(None, environ)
+
+
+def test_expectations_are_the_tables_where_a_site_says_nothing(environ: dict[str, str]) -> None:
+    found = expectation_of("NVIDIA H200", expectations(environ))
+
+    assert found is not None
+    assert found.bf16_tflop_per_s == 989
+
+
+def test_a_sites_expectations_stand_beside_its_journal(environ: dict[str, str]) -> None:
+    write_site(
+        environ,
+        'journal = "/site"\n[hooks]\ndrain = false\n'
+        '[expectations."NVIDIA H200"]\nhealthy_fraction = 0.6\n',
+    )
+
+    found = expectation_of("NVIDIA H200", expectations(environ))
+    assert found is not None
+    assert found.healthy_fraction == 0.6
+    assert journal_root(None, environ) == Path("/site")
+
+
+def test_a_sites_impossible_expectation_is_named_with_its_file(environ: dict[str, str]) -> None:
+    write_site(environ, '[expectations."NVIDIA H200"]\nhealthy_fraction = 60\n')
+
+    with pytest.raises(ConfigError, match="healthy_fraction: Expected `float` <= 1") as caught:
+        expectations(environ)
+
+    assert str(caught.value).startswith(environ[SITE_FILE_VARIABLE])

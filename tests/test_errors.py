@@ -23,6 +23,7 @@ SAMPLES = {
     "SlurmCommandMissing": errors.SlurmCommandMissing("srun"),
     "SlurmCommandError": SlurmCommandError(["scontrol", "ping"], 1, "no\n\n such\n"),
     "SlurmTimeoutError": errors.SlurmTimeoutError(["scontrol", "ping"], 30.0),
+    "UnknownJob": errors.UnknownJob("12_3"),
     "JournalError": errors.JournalError(Path("/j"), "cannot be read"),
     "RecordTooNew": errors.RecordTooNew(Path("/j"), 2, 1),
     "JournalBusy": errors.JournalBusy(Path("/j")),

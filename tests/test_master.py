@@ -16,6 +16,7 @@ import pytest
 from filelock import FileLock
 
 from slurm_health import journal
+from slurm_health.check import make_localizer
 from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
@@ -32,7 +33,7 @@ from slurm_health.core.session import Limits
 from slurm_health.core.verdict import Level
 from slurm_health.errors import JournalBusy, JournalError
 from slurm_health.master import SHORTEST_POLL_S, Master, poll_interval_s
-from tests.support.check_main import make_localizer, run, started
+from tests.support.check_main import QUICK, run, started
 from tests.support.journals import Clock
 from tests.support.supervised import descendants, eventually
 
@@ -222,6 +223,7 @@ def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: 
         NODES,
         launcher,
         limits=Limits(),
+        phases=QUICK,
         make_localizer=make_localizer,
         clock=clock,
         sleep=sleep,
@@ -240,7 +242,12 @@ def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: 
 
 def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path: Path) -> None:
     master = Master(
-        tmp_path / "run", NODES, IdleLauncher(), limits=Limits(), make_localizer=make_localizer
+        tmp_path / "run",
+        NODES,
+        IdleLauncher(),
+        limits=Limits(),
+        phases=QUICK,
+        make_localizer=make_localizer,
     )
     master.open(started(NODES))
     requeue = RunFinished(disposition="requeue", exit_code=1)
@@ -256,7 +263,12 @@ def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path:
 
 def test_a_master_that_was_not_opened_records_nothing(tmp_path: Path) -> None:
     master = Master(
-        tmp_path / "run", NODES, IdleLauncher(), limits=Limits(), make_localizer=make_localizer
+        tmp_path / "run",
+        NODES,
+        IdleLauncher(),
+        limits=Limits(),
+        phases=QUICK,
+        make_localizer=make_localizer,
     )
 
     with pytest.raises(JournalError, match="not open"):

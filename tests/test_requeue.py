@@ -16,6 +16,7 @@ from slurm_health.requeue import (
     PENDING_S,
     TRIES,
     Helper,
+    Target,
     helper_arguments,
     helper_name,
     release_elsewhere,
@@ -25,6 +26,8 @@ from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
 
 JOB = 12
+TARGET = Target(job_id=JOB, name=str(JOB), attempt=0)
+OWN = "it's mine; a=b"
 
 
 class Scene:
@@ -45,8 +48,9 @@ class Scene:
 
     def release(self, *exclude: str) -> bool:
         return release_elsewhere(
-            JOB,
+            TARGET,
             exclude,
+            OWN,
             directory=self.directory,
             client=self.client,
             clock=self.clock,
@@ -88,11 +92,12 @@ def test_the_job_starts_again_elsewhere(scene: Scene) -> None:
 def test_nothing_is_changed_before_the_job_has_stopped_completing(scene: Scene) -> None:
     scene.slurm.set(completing_steps=5)
     scene.client.requeue_held(JOB)
+    before = len(scene.slurm.calls("scontrol"))
 
     assert scene.release("n2")
 
-    shows = [call[1] for call in scene.slurm.calls("scontrol") if call[1] in {"show", "update"}]
-    assert shows[: shows.index("update")] == ["show"] * 6
+    called = [call[1] for call in scene.slurm.calls("scontrol")[before:]]
+    assert called[: called.index("update")] == ["show"] * 6
 
 
 def test_nodes_that_the_user_excluded_stay_excluded(scene: Scene) -> None:
@@ -116,7 +121,8 @@ def test_a_list_that_slurm_does_not_keep_leaves_the_job_held_with_a_word_of_why(
     assert (job["state"], job["Priority"]) == ("PENDING", 0)
     assert scene.slurm.calls("scontrol", "release") == []
     assert len(scene.slept) >= TRIES
-    assert "held by slurm-health: Slurm did not keep the list" in job["Comment"]
+    assert "Slurm did not keep the list" in job["Comment"]
+    assert job["Comment"].endswith(OWN)
     assert f"scontrol release {JOB}" in job["Comment"]
     succeeded, detail = scene.recorded()
     assert not succeeded
@@ -159,7 +165,7 @@ def test_a_job_that_has_ended_is_left_alone(scene: Scene, state: str) -> None:
 
     assert scene.slept == []
     assert scene.slurm.calls("scontrol", "update") == []
-    assert scene.recorded() == (False, "the job ended or was never requeued")
+    assert scene.recorded() == (False, f"the job has ended ({state})")
 
 
 def test_a_job_that_is_never_requeued_is_given_up(scene: Scene) -> None:
@@ -185,11 +191,11 @@ def test_a_journal_that_is_gone_does_not_keep_the_job_held(scene: Scene) -> None
 def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(
     scene: Scene,
 ) -> None:
-    job_id = scene.helper().ensure_submitted(scene.client, JOB, ["n3", "n2"])
+    job_id = scene.helper().ensure_submitted(scene.client, TARGET, ["n3", "n2"], OWN)
 
     (call,) = scene.slurm.calls("sbatch")
     assert {
-        f"--job-name={helper_name(JOB)}",
+        f"--job-name={helper_name(JOB, 0)}",
         "--ntasks=1",
         "--no-requeue",
         "--exclude=n[2-3]",
@@ -204,35 +210,106 @@ def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(
         "python3",
         "-m",
         "a name with spaces",
-        "--exclude",
-        "n[2-3]",
+        "--job-id=12",
+        "--name=12",
+        "--attempt=0",
+        f"--directory={scene.directory}",
+        "--exclude=n[2-3]",
+        f"--comment={OWN}",
     ]
 
 
 def test_a_helper_that_was_submitted_already_is_found_again(scene: Scene) -> None:
-    first = scene.helper().ensure_submitted(scene.client, JOB, ["n2"])
+    first = scene.helper().ensure_submitted(scene.client, TARGET, ["n2"], OWN)
 
-    assert scene.helper().ensure_submitted(scene.client, JOB, ["n2"]) == first
+    assert scene.helper().ensure_submitted(scene.client, TARGET, ["n2"], OWN) == first
     assert len(scene.slurm.calls("sbatch")) == 1
 
 
-def test_account_and_qos_of_the_job_are_the_helpers_too(scene: Scene) -> None:
+def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene) -> None:
     job = scene.client.job(JOB)
     fields = {**job.fields, "Account": "ml", "QOS": "high", "Partition": "gpu"}
+    fields["Reservation"] = "mine"
 
     arguments = helper_arguments(
-        type(job)(job_id=JOB, states=job.states, reason="", fields=fields), ["n2"], Path("/run")
+        type(job)(job_id=JOB, states=job.states, reason="", fields=fields),
+        "x",
+        ["n2"],
+        Path("/run"),
     )
 
-    assert {"--partition=gpu", "--account=ml", "--qos=high"} <= set(arguments)
+    assert {"--partition=gpu", "--account=ml", "--qos=high", "--reservation=mine"} <= set(arguments)
 
 
 def test_a_helper_that_slurm_refuses_is_an_error(scene: Scene) -> None:
     scene.slurm.set(no_submissions=True)
 
     with pytest.raises(SlurmError, match="Job violates policy"):
-        scene.helper().ensure_submitted(scene.client, JOB, ["n2"])
+        scene.helper().ensure_submitted(scene.client, TARGET, ["n2"], OWN)
 
 
 def test_a_helper_that_cannot_be_cancelled_is_no_error(scene: Scene) -> None:
     scene.helper().withdraw(scene.client, 99)
+
+
+def test_in_the_end_the_job_has_its_own_comment_again(scene: Scene) -> None:
+    scene.client.update_job(JOB, Comment="slurm-health: leaving n2")
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2")
+
+    assert scene.slurm.job(JOB)["Comment"] == OWN
+
+
+def test_a_job_that_was_requeued_again_is_left_to_the_helper_of_that_attempt(
+    scene: Scene,
+) -> None:
+    scene.client.requeue_held(JOB)
+    scene.slurm.change_job(JOB, Restarts=2)
+
+    assert not scene.release("n2")
+
+    assert scene.slurm.calls("scontrol", "update") == []
+    assert scene.slurm.calls("scontrol", "release") == []
+    assert "requeued again" in scene.recorded()[1]
+
+
+def test_a_job_that_slurm_has_forgotten_is_not_waited_for(scene: Scene) -> None:
+    scene.slurm.forget_job(JOB)
+
+    assert not scene.release("n2")
+
+    assert scene.slept == []
+    assert "forgotten" in scene.recorded()[1]
+
+
+def test_a_job_that_is_cancelled_while_it_is_being_released_is_left_alone(scene: Scene) -> None:
+    scene.slurm.set(lose_releases=True)
+    scene.client.requeue_held(JOB)
+
+    def cancel(_: float) -> None:
+        if scene.slurm.calls("scontrol", "release"):
+            scene.slurm.change_job(JOB, state="CANCELLED")
+
+    scene.on_sleep = cancel
+
+    assert not scene.release("n2")
+
+    assert len(scene.slurm.calls("scontrol", "release")) == 1
+    assert scene.recorded() == (False, "the job has ended (CANCELLED)")
+    assert scene.slurm.job(JOB)["Comment"] == ""
+
+
+def test_a_job_that_somebody_else_let_run_on_the_bad_node_is_not_touched(scene: Scene) -> None:
+    scene.client.requeue_held(JOB)
+
+    def release(_: float) -> None:
+        scene.slurm.change_job(JOB, state="RUNNING", nodes=["n1", "n2"])
+
+    scene.slurm.set(completing_steps=1)
+    scene.on_sleep = release
+
+    assert not scene.release("n2")
+
+    assert scene.slurm.calls("scontrol", "update") == []
+    assert "somebody else has released the job" in scene.recorded()[1]

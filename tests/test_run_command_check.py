@@ -35,6 +35,7 @@ from slurm_health.run_check import (
 )
 from slurm_health.run_place import Place
 from slurm_health.run_start import Bounds
+from tests.support.world import QUICK
 
 NODES = ("n1", "n2")
 STARTED = RunStarted(
@@ -191,7 +192,7 @@ def test_a_name_that_was_used_before_is_refused_on_all_nodes(tmp_path: Path) -> 
     with pytest.raises(JournalError, match="earlier start; give each start a --rdzv-id"):
         follow(tmp_path, place(chosen_start=True), agent())
     with pytest.raises(JournalError, match="earlier start"):
-        lead(tmp_path, STARTED, agent(), BOUNDS, exclude_slow=False, limits=Limits())
+        lead(tmp_path, STARTED, agent(), BOUNDS, exclude_slow=False, limits=Limits(), phases=QUICK)
 
 
 def test_a_late_task_learns_what_was_decided_without_it(tmp_path: Path) -> None:

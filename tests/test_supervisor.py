@@ -356,6 +356,17 @@ def test_signal_during_the_check_leaves_no_process(bench: Bench, number: signal.
     assert with_variable("LOG", str(bench.log)) == []
 
 
+@pytest.mark.parametrize(("end_s", "told"), [("1", True), ("9999999999", False)])
+def test_a_time_limit_that_ends_the_check_is_named(bench: Bench, end_s: str, told: bool) -> None:
+    bench.master(MASTER_THAT_HANGS)
+    environ = {**bench.environ(), "SLURM_JOB_END_TIME": end_s}
+    options = ["--grace-s", "0.3"]
+    process = bench.supervised("#!/bin/sh\n", options=options, environ=environ)
+    bench.wait_for("ready")
+    os.kill(process.pid, signal.SIGTERM)
+    assert (b"ask for more time (--time)" in bench.finish(process)[2]) is told
+
+
 def test_harmless_signals_during_the_check_change_nothing(bench: Bench) -> None:
     bench.master(
         "echo ready >>$LOG\nwhile ! [ -e $LOG.go ]; do sleep 0.02; done\n"

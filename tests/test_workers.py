@@ -24,7 +24,7 @@ class Bench:
 
     def start(self, python: str | Path) -> Worker:
         environ = {**os.environ, "FAKE_WORKER_DIR": str(self.directory)}
-        worker = Worker(python=str(python), local_rank=0, threads=1, environ=environ)
+        worker = Worker(python=str(python), local_rank=0, threads=1, devices=0, environ=environ)
         self.workers.append(worker)
         return worker
 
@@ -60,7 +60,7 @@ def test_a_worker_says_that_it_is_ready_and_serves_a_round(bench: Bench) -> None
     worker = bench.start(FAKE)
     assert hears(worker, "ready")["backend"] == "gloo"
 
-    worker.send({"op": "round", "round": 4, "rank": 0, "world_size": 1, "prefix": "r/4/n1"})
+    worker.send({"op": "round", "round": 4, "groups": {}})
 
     assert hears(worker, "done")["round"] == 4
     assert worker.ended() is None

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 _DRIVER_NOT_LOADED = 9
 _LOST = (15, 16, 28)  # GPU is lost, reset required, GPU not found
 _VERSION_MISMATCH = 18
-_UNCORRECTED, _VOLATILE = 1, 0
+UNCORRECTED, VOLATILE = 1, 0
 _FABRIC_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 
 
@@ -54,12 +54,21 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
 
 
-def read_gpus() -> Gpus:
-    """Ask NVML about every GPU.
+class DriverBroken(Exception):
+    """The driver as a whole does not work; the text says what is wrong with it."""
+
+
+class Lost(Exception):
+    """A GPU has gone; the text says how NVML puts it."""
+
+
+def start() -> Any:
+    """Load the binding and start NVML; return the binding.
 
     Raises:
         Unmeasured: the binding or the library is not installed, or NVML does not start for a
             reason that says nothing about the node.
+        DriverBroken: the driver does not work.
     """
     try:
         nvml = importlib.import_module("pynvml")
@@ -70,82 +79,93 @@ def read_gpus() -> Gpus:
     except nvml.NVMLError as err:
         code = getattr(err, "value", 0)
         if code == _DRIVER_NOT_LOADED:
-            return Gpus(broken="the NVIDIA driver is not loaded")
+            raise DriverBroken("the NVIDIA driver is not loaded") from err
         if code == _VERSION_MISMATCH:
-            return Gpus(broken="the NVIDIA driver and its library are of different versions")
+            text = "the NVIDIA driver and its library are of different versions"
+            raise DriverBroken(text) from err
         raise Unmeasured(f"NVML does not start: {err}") from err
+    return nvml
+
+
+def read_gpus() -> Gpus:
+    """Ask NVML about every GPU.
+
+    Raises:
+        Unmeasured: the binding or the library is not installed, or NVML does not start for a
+            reason that says nothing about the node.
+    """
+    try:
+        nvml = start()
+    except DriverBroken as err:
+        return Gpus(broken=str(err))
     try:
         count = int(nvml.nvmlDeviceGetCount())
-        driver = _told(nvml, nvml.nvmlSystemGetDriverVersion)
+        driver = told(nvml, nvml.nvmlSystemGetDriverVersion)
         devices = tuple(_device(nvml, index) for index in range(count))
     except nvml.NVMLError as err:
         raise Unmeasured(f"NVML: {err}") from err
     return Gpus(driver=driver or "", devices=devices)
 
 
-class _Lost(Exception):
-    pass
-
-
-def _told(nvml: Any, ask: Callable[..., _T], *arguments: Any) -> _T | None:
+def told(nvml: Any, ask: Callable[..., _T], *arguments: Any) -> _T | None:
     """Return what a call says, None where it says nothing.
 
     Raises:
-        _Lost: the GPU has gone.
+        Lost: the GPU has gone.
     """
     try:
         return ask(*arguments)
     except nvml.NVMLError as err:
         if getattr(err, "value", 0) in _LOST:
-            raise _Lost(str(err)) from err
+            raise Lost(str(err)) from err
         return None
 
 
 def _device(nvml: Any, index: int) -> Device:
     device = Device(index=index)
     try:
-        handle = _told(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+        handle = told(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
         if handle is None:
             return msgspec.structs.replace(device, lost="NVML gives no handle to it")
         device = _identity(nvml, handle, device)
         device = _health(nvml, handle, device)
         return _links(nvml, handle, device)
-    except _Lost as err:
+    except Lost as err:
         return msgspec.structs.replace(device, lost=str(err))
 
 
 def _identity(nvml: Any, handle: Any, device: Device) -> Device:
-    pci = _told(nvml, nvml.nvmlDeviceGetPciInfo, handle)
-    running = _told(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    pci = told(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+    running = told(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
     return msgspec.structs.replace(
         device,
-        uuid=_told(nvml, nvml.nvmlDeviceGetUUID, handle) or "",
-        bus=_text(pci.busId) if pci is not None else "",
+        uuid=told(nvml, nvml.nvmlDeviceGetUUID, handle) or "",
+        bus=as_text(pci.busId) if pci is not None else "",
         processes=tuple(int(each.pid) for each in running),
     )
 
 
-def _text(value: str | bytes) -> str:
+def as_text(value: str | bytes) -> str:
     """Return what older bindings give as bytes, and newer ones as text."""
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
 def _health(nvml: Any, handle: Any, device: Device) -> Device:
-    remapped = _told(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
+    remapped = told(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
     return msgspec.structs.replace(
         device,
         recovery_action=_field(nvml, handle, nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
-        uncorrected=_told(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, _UNCORRECTED, _VOLATILE),
+        uncorrected=told(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, UNCORRECTED, VOLATILE),
         remap_pending=bool(remapped[2]) if remapped is not None else None,
         remap_failed=bool(remapped[3]) if remapped is not None else None,
-        clock_reasons=_told(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle),
+        clock_reasons=told(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle),
     )
 
 
 def _links(nvml: Any, handle: Any, device: Device) -> Device:
     states = {}
     for link in range(int(nvml.NVML_NVLINK_MAX_LINKS)):
-        state = _told(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
+        state = told(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
         if state is None:
             break  # the GPU has no more
         states[link] = bool(state)
@@ -154,9 +174,9 @@ def _links(nvml: Any, handle: Any, device: Device) -> Device:
         device,
         links_active=sum(states.values()) if states else None,
         links_down=tuple(link for link, up in states.items() if not up),
-        pcie_width=_told(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        pcie_max_width=_told(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        pcie_generation=_told(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        pcie_width=told(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        pcie_max_width=told(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        pcie_generation=told(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
         fabric_state=_FABRIC_STATES.get(int(fabric.state), "") if fabric is not None else "",
         fabric_status=int(fabric.status) if fabric is not None else None,
     )
@@ -164,12 +184,12 @@ def _links(nvml: Any, handle: Any, device: Device) -> Device:
 
 def _fabric(nvml: Any, handle: Any) -> Any:
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
-    asked = _told(nvml, nvml.nvmlDeviceGetGpuFabricInfoV, handle, nvml.byref(info))
+    asked = told(nvml, nvml.nvmlDeviceGetGpuFabricInfoV, handle, nvml.byref(info))
     return info if asked is not None else None
 
 
 def _field(nvml: Any, handle: Any, number: int) -> int | None:
-    values = _told(nvml, nvml.nvmlDeviceGetFieldValues, handle, [number])
+    values = told(nvml, nvml.nvmlDeviceGetFieldValues, handle, [number])
     if values is None or values[0].nvmlReturn != 0:
         return None
     return int(values[0].value.uiVal)

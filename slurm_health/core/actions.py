@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from slurm_health.core.draining import Drain, LeaveAlone, drains
 from slurm_health.core.nodeset import fold
 from slurm_health.core.records import NodeJudged, VerdictReached
 from slurm_health.core.verdict import Level
 from slurm_health.errors import ExitCode
-
-REASON_PREFIX = "slurm-health:"
-# Slurm's own tools cut longer notes.
-REASON_LENGTH = 200
 
 
 class Disposition(Enum):
@@ -22,14 +19,33 @@ class Disposition(Enum):
 
     PROCEED = "proceed"
     REQUEUE = "requeue"
+    HOLD = "hold"
     STOP = "stop"
 
 
 class OnStraggler(Enum):
-    """What a slow node causes. It is never drained for being slow."""
+    """What a slow node causes."""
 
-    EXCLUDE = "exclude"
-    REPORT = "report"
+    EXCLUDE = "exclude"  # the job runs without it: on a spare, on fewer nodes, or elsewhere
+    REPORT = "report"  # the job runs with it
+    REQUEUE = "requeue"  # as EXCLUDE, but elsewhere rather than on fewer nodes
+    DRAIN = "drain"  # as EXCLUDE, and where the slowness is proven the node leaves the pool
+
+
+class OnInconclusive(Enum):
+    """What a node causes that could not be decided. It is never drained for that."""
+
+    PROCEED = "proceed"
+    HOLD = "hold"  # a person decides
+    REQUEUE = "requeue"  # the job runs without it, as without a bad one
+
+
+class AtRequeueLimit(Enum):
+    """What becomes of a job on bad nodes that was requeued as often as it may be."""
+
+    START = "start"
+    HOLD = "hold"
+    STOP = "stop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +60,8 @@ class Policy:
 
     max_requeues: int = 3
     on_straggler: OnStraggler = OnStraggler.EXCLUDE
+    on_inconclusive: OnInconclusive = OnInconclusive.PROCEED
+    at_requeue_limit: AtRequeueLimit = AtRequeueLimit.STOP
     max_bad_share: float = 0.5
     nodes_wanted: int | None = None
     nodes_needed: int | None = None
@@ -57,9 +75,12 @@ class Situation:
         job_id: the job.
         batch_node: where its batch script runs; Slurm never lets a job drop that node.
         requeues: how often it was requeued because of a check.
-        requeue_obstacle: why it cannot be requeued, empty if it can.
+        requeue_obstacle: why it cannot be requeued without its bad nodes, empty if it can.
         may_drain: the user is root, SlurmUser or an administrator.
         node_reasons: for nodes that are drained, down or failing already, the note on them.
+        hold_obstacle: why it cannot even be requeued and held, empty if it can.
+        held_for: nodes that it was held for before. A person has released it since, and that is
+            the answer about those nodes.
     """
 
     job_id: int
@@ -68,22 +89,8 @@ class Situation:
     requeue_obstacle: str
     may_drain: bool
     node_reasons: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drain:
-    """Take nodes out of the pool, with one note for all of them."""
-
-    nodes: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeaveAlone:
-    """Do not drain these nodes, and say why."""
-
-    nodes: tuple[str, ...]
-    reason: str
+    hold_obstacle: str = ""
+    held_for: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +111,15 @@ class RequeueElsewhere:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hold:
+    """Put the job back into the queue until a person releases it. Comes last, as a requeue."""
+
+    nodes: tuple[str, ...]
+    exit_code: ExitCode
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finish:
     """End the check with the job going on here (PROCEED) or not at all (STOP)."""
 
@@ -112,7 +128,7 @@ class Finish:
     reason: str
 
 
-Action = Drain | LeaveAlone | Shrink | RequeueElsewhere | Finish
+Action = Drain | LeaveAlone | Shrink | RequeueElsewhere | Hold | Finish
 
 
 def exit_code(verdict: VerdictReached) -> ExitCode:
@@ -126,36 +142,46 @@ def exit_code(verdict: VerdictReached) -> ExitCode:
 
 
 def unwanted(verdict: VerdictReached, policy: Policy) -> tuple[NodeJudged, ...]:
-    """Return the nodes the job should not run on."""
+    """Return the nodes the job should not run on, bad or, by the policy, in doubt."""
     levels = {Level.FAULTY}
-    if policy.on_straggler is OnStraggler.EXCLUDE:
+    if policy.on_straggler is not OnStraggler.REPORT:
         levels.add(Level.SLOW)
+    if policy.on_inconclusive is not OnInconclusive.PROCEED:
+        levels.add(Level.INCONCLUSIVE)
     return tuple(node for node in verdict.nodes if node.level in levels)
 
 
 def decide(verdict: VerdictReached, policy: Policy, situation: Situation) -> tuple[Action, ...]:
     """Decide what is done about a verdict, in the order in which it must be done.
 
-    Guarantees: only proven faults are drained; every drain comes before the requeue; at most
-    one requeue, and it is last; another's note on a node is never touched.
+    Guarantees: only proven faults, and on request proven slowness, are drained; every drain comes
+    before the requeue; at most one requeue or hold, and it is last; another's note on a node is
+    never touched; doubt alone never ends a job that could be held.
     """
-    bad = unwanted(verdict, policy)
-    if not bad and not surplus(verdict, policy):
+    avoided = tuple(
+        node
+        for node in unwanted(verdict, policy)
+        if node.level is not Level.INCONCLUSIVE or node.node not in situation.held_for
+    )
+    if not avoided and not surplus(verdict, policy):
         return (_proceed(verdict),)
-    drains = _drains(bad, len(verdict.nodes), policy, situation)
-    names = tuple(node.node for node in bad)
-    shrink = _shrink(verdict, bad, policy, situation)
+    draining = _drains(avoided, len(verdict.nodes), policy, situation)
+    shrink = _shrink(verdict, avoided, situation, policy.nodes_wanted, _least(avoided, policy))
     if shrink is not None:
-        return (*drains, shrink, _proceed(verdict))
-    if not bad:
+        return (*draining, shrink, _proceed(verdict))
+    if not avoided:
         return (_proceed(verdict),)
-    obstacle = _requeue_obstacle(policy, situation)
-    if obstacle:
-        again = f"submit the job again with --exclude={fold(names)}"
-        reason = f"{fold(names)} cannot be used: {_because(bad)}; {obstacle}; {again}"
-        finish = Finish(disposition=Disposition.STOP, exit_code=ExitCode.BAD_NODES, reason=reason)
-        return (*drains, finish)
-    return (*drains, RequeueElsewhere(exclude=names, reason=_because(bad)))
+    return (*draining, *_leave(verdict, avoided, policy, situation))
+
+
+def decide_unasked(verdict: VerdictReached, policy: Policy, problem: str) -> Finish:
+    """Decide what becomes of a job with unwanted nodes when Slurm cannot be asked or told."""
+    nodes = unwanted(verdict, policy)
+    said = f"{_because(nodes)}; Slurm cannot be asked what to do about it: {problem}"
+    wait = policy.on_inconclusive is OnInconclusive.HOLD
+    if _bad(nodes) or wait:
+        return _finish(Disposition.STOP, verdict, f"{said}; submit the job again")
+    return _finish(Disposition.PROCEED, verdict, f"{said}; going on all the same")
 
 
 def surplus(verdict: VerdictReached, policy: Policy) -> bool:
@@ -163,17 +189,84 @@ def surplus(verdict: VerdictReached, policy: Policy) -> bool:
     return policy.nodes_wanted is not None and len(verdict.nodes) > policy.nodes_wanted
 
 
+def _leave(
+    verdict: VerdictReached,
+    avoided: Sequence[NodeJudged],
+    policy: Policy,
+    situation: Situation,
+) -> tuple[Action, ...]:
+    """Decide for a job that cannot just go on without the nodes it should avoid."""
+    bad = _bad(avoided)
+    if not bad and policy.on_inconclusive is OnInconclusive.HOLD:
+        return (_hold(verdict, avoided, situation, "not to be run on (--on-inconclusive=hold)"),)
+    left = avoided if policy.on_inconclusive is OnInconclusive.REQUEUE else bad
+    at_limit = situation.requeues >= policy.max_requeues
+    if not situation.requeue_obstacle and not at_limit:
+        names = tuple(node.node for node in left)
+        return (RequeueElsewhere(exclude=names, reason=_because(left)),)
+    smaller = _shrink(verdict, avoided, situation, policy.nodes_wanted, policy.nodes_needed)
+    if smaller is not None:
+        return (smaller, _proceed(verdict))
+    if situation.requeue_obstacle:
+        return (_stay(verdict, left, situation.requeue_obstacle),)
+    limit = (
+        f"already requeued {situation.requeues} times because of bad nodes,"
+        f" the limit is {policy.max_requeues} (--max-requeues)"
+    )
+    match policy.at_requeue_limit:
+        case AtRequeueLimit.HOLD:
+            return (_hold(verdict, left, situation, limit),)
+        case AtRequeueLimit.START:
+            reason = f"{_because(left)}; {limit}; starting all the same (--at-requeue-limit)"
+            return (_finish(Disposition.PROCEED, verdict, reason),)
+        case AtRequeueLimit.STOP:
+            return (_stay(verdict, left, limit),)
+
+
+def _stay(verdict: VerdictReached, left: Sequence[NodeJudged], obstacle: str) -> Finish:
+    """End a job that cannot move away from bad nodes; doubt alone does not end it."""
+    names = fold(node.node for node in left)
+    if not _bad(left):
+        reason = f"{_because(left)}; {obstacle}; going on with {names} all the same"
+        return _finish(Disposition.PROCEED, verdict, reason)
+    again = f"submit the job again with --exclude={names}"
+    reason = f"{names} cannot be used: {_because(left)}; {obstacle}; {again}"
+    return _finish(Disposition.STOP, verdict, reason)
+
+
+def _hold(
+    verdict: VerdictReached, nodes: Sequence[NodeJudged], situation: Situation, why: str
+) -> Hold | Finish:
+    names = tuple(node.node for node in nodes)
+    reason = f"{_because(nodes)}; {why}"
+    if not situation.hold_obstacle:
+        return Hold(nodes=names, exit_code=exit_code(verdict), reason=reason)
+    again = f"submit the job again with --exclude={fold(names)}"
+    reason = f"{reason}; it cannot be held either: {situation.hold_obstacle}; {again}"
+    return _finish(Disposition.STOP, verdict, reason)
+
+
+def _least(avoided: Sequence[NodeJudged], policy: Policy) -> int | None:
+    """Return with how few nodes the job goes on rather than leave; None: all that it wants."""
+    slow = any(node.level is Level.SLOW for node in avoided)
+    keep_size = slow and policy.on_straggler is OnStraggler.REQUEUE
+    return policy.nodes_wanted if keep_size else policy.nodes_needed
+
+
 def _shrink(
-    verdict: VerdictReached, bad: Sequence[NodeJudged], policy: Policy, situation: Situation
+    verdict: VerdictReached,
+    avoided: Sequence[NodeJudged],
+    situation: Situation,
+    wanted: int | None,
+    least: int | None,
 ) -> Shrink | None:
     """Choose the nodes to go on with, None where there are not enough or it cannot be done."""
-    wanted = policy.nodes_wanted
     if wanted is None:
         return None
     names = [node.node for node in verdict.nodes]
-    unfit = {node.node for node in bad}
+    unfit = {node.node for node in avoided}
     fit = [node for node in verdict.nodes if node.node not in unfit]
-    needed = wanted if policy.nodes_needed is None else policy.nodes_needed
+    needed = wanted if least is None else least
     if len(fit) < needed or situation.batch_node not in {node.node for node in fit}:
         return None
     # The batch node stays whatever comes; then certain before uncertain, fast before slow.
@@ -190,12 +283,11 @@ def _shrink(
     return Shrink(
         keep=tuple(name for name in names if name in kept),
         drop=drop,
-        reason=_because(bad) if bad else "not needed",
+        reason=_because(avoided) if avoided else "not needed",
     )
 
 
 def _proceed(verdict: VerdictReached) -> Finish:
-    code = exit_code(verdict)
     undecided = [node.node for node in verdict.nodes if node.level is Level.INCONCLUSIVE]
     slow = [node.node for node in verdict.nodes if node.level is Level.SLOW]
     links = [
@@ -208,52 +300,31 @@ def _proceed(verdict: VerdictReached) -> Finish:
         said.append(f"{fold(slow)} slow, reported only")
     if undecided:
         said.append(f"{fold(undecided)} undecided, going on all the same")
-    return Finish(
-        disposition=Disposition.PROCEED, exit_code=code, reason="; ".join(said) or "all healthy"
-    )
+    return _finish(Disposition.PROCEED, verdict, "; ".join(said) or "all healthy")
 
 
 def _drains(
-    bad: Sequence[NodeJudged], total: int, policy: Policy, situation: Situation
+    avoided: Sequence[NodeJudged], total: int, policy: Policy, situation: Situation
 ) -> tuple[Drain | LeaveAlone, ...]:
-    faulty = [node for node in bad if node.level is Level.FAULTY]
-    if not faulty or not situation.may_drain:
+    if not situation.may_drain:
         return ()
-    names = tuple(node.node for node in faulty)
-    if len(faulty) > max(1, int(policy.max_bad_share * total)):
-        reason = f"{len(faulty)} of {total} nodes at once is a fabric or software problem"
-        return (LeaveAlone(nodes=names, reason=reason),)
-    fresh: dict[str, list[str]] = {}
-    actions: list[Drain | LeaveAlone] = []
-    for node in faulty:
-        note = situation.node_reasons.get(node.node)
-        if note is None:
-            fresh.setdefault(drain_reason(node, situation.job_id), []).append(node.node)
-        else:
-            reason = f"already out of the pool: {note or '(no reason given)'}"
-            actions.append(LeaveAlone(nodes=(node.node,), reason=reason))
-    # One call for all nodes with the same note: each call locks the controller.
-    actions += [Drain(nodes=tuple(nodes), reason=note) for note, nodes in fresh.items()]
-    return tuple(actions)
+    return drains(
+        _bad(avoided),
+        total=total,
+        job_id=situation.job_id,
+        drain_slow=policy.on_straggler is OnStraggler.DRAIN,
+        max_bad_share=policy.max_bad_share,
+        node_reasons=situation.node_reasons,
+    )
 
 
-def drain_reason(node: NodeJudged, job_id: int) -> str:
-    """Return the note for Slurm: ASCII, one line, short, beginning with our prefix."""
-    text = f"{REASON_PREFIX} job {job_id}: {node.component}: {node.reason}"
-    plain = text.encode("ascii", "replace").decode().replace('"', "'")
-    return "".join(char if char.isprintable() else " " for char in plain)[:REASON_LENGTH]
+def _bad(nodes: Sequence[NodeJudged]) -> tuple[NodeJudged, ...]:
+    return tuple(node for node in nodes if node.level is not Level.INCONCLUSIVE)
 
 
-def _requeue_obstacle(policy: Policy, situation: Situation) -> str:
-    if situation.requeue_obstacle:
-        return situation.requeue_obstacle
-    if situation.requeues >= policy.max_requeues:
-        return (
-            f"already requeued {situation.requeues} times because of bad nodes,"
-            f" the limit is {policy.max_requeues} (--max-requeues)"
-        )
-    return ""
+def _finish(disposition: Disposition, verdict: VerdictReached, reason: str) -> Finish:
+    return Finish(disposition=disposition, exit_code=exit_code(verdict), reason=reason)
 
 
-def _because(bad: Sequence[NodeJudged]) -> str:
-    return "; ".join(f"{node.node}: {node.reason}" for node in bad)
+def _because(nodes: Sequence[NodeJudged]) -> str:
+    return "; ".join(f"{node.node}: {node.reason}" for node in nodes)

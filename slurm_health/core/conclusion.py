@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from slurm_health.core.burn import Burn, words
 from slurm_health.core.records import NodeJudged, PathJudged, VerdictReached
 from slurm_health.core.verdict import Level, NodeVerdict, Verdict
 
@@ -47,6 +49,60 @@ def unmeasured(
     else:
         reason = "could not be measured: its agent never reported"
     return NodeVerdict(level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
+
+
+_WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, Level.HEALTHY)
+
+
+def merged(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return what the verdicts of several phases say together, each node's and link's worst.
+
+    A node that is bad in several phases has the reasons of all; its evidence is that of every
+    phase, in their order.
+    """
+    nodes: dict[str, NodeVerdict] = {}
+    for verdict in verdicts:
+        for name, found in verdict.nodes.items():
+            nodes[name] = _both(nodes[name], found) if name in nodes else found
+    paths = {path.ends: path for path in reversed([p for v in verdicts for p in v.paths])}
+    leaves = {leaf.leaf: leaf for leaf in reversed([f for v in verdicts for f in v.leaves])}
+    return Verdict(nodes=nodes, paths=tuple(paths.values()), leaves=tuple(leaves.values()))
+
+
+def _both(first: NodeVerdict, then: NodeVerdict) -> NodeVerdict:
+    ranks = [_WORST_FIRST.index(each.level) for each in (first, then)]
+    leading = first if ranks[0] < ranks[1] else then
+    reason = leading.reason
+    if ranks[0] == ranks[1] and leading.level is not Level.HEALTHY:
+        leading, reason = first, "; ".join(dict.fromkeys((first.reason, then.reason)))
+    return replace(
+        leading,
+        reason=reason,
+        slowdown=max(first.slowdown, then.slowdown),
+        evidence=(*first.evidence, *then.evidence),
+    )
+
+
+def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict:
+    """Return the verdict with what GPUs said of themselves while they were under load.
+
+    Memory errors that could not be corrected, and rows that could not be remapped, are the
+    driver's own proof: such a node is faulty. Everything else explains, and changes no level: a
+    GPU that was throttled and kept up with its peers is no slower than they are.
+    """
+    nodes = dict(verdict.nodes)
+    for name, found in burns.items():
+        said = list(dict.fromkeys(text for burn in found for text in words(burn)))
+        if name not in nodes or not said:
+            continue
+        before = nodes[name]
+        proven = any(burn.uncorrected or burn.remap_failed for burn in found)
+        reason = "; ".join([*said, before.reason] if proven else [before.reason, *said])
+        after = replace(before, reason=reason, evidence=(*before.evidence, *said))
+        if proven and before.level is not Level.FAULTY:
+            after = replace(after, level=Level.FAULTY, component="memory", probability=1.0)
+        nodes[name] = after
+    return replace(verdict, nodes=nodes)
 
 
 def judged(

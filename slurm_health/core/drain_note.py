@@ -12,7 +12,7 @@ import re
 
 import msgspec
 
-# As `slurm_health.core.actions` has it; that module is too heavy for a hook, a test compares them.
+# As `slurm_health.core.draining` has it; that module is too heavy for a hook, a test compares them.
 PREFIX = "slurm-health:"
 LENGTH = 200
 

@@ -108,6 +108,8 @@ class Localizer:
     def _groups(self, needs: Needs) -> list[tuple[int, ...]]:
         if len(needs.active) == 1:
             return [needs.active]
+        if self._settings.alone:
+            return [(node,) for node in needs.active]
         standing = Standing(
             active=needs.active,
             risk=needs.risk,

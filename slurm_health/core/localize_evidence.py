@@ -39,6 +39,7 @@ class Trial:
     node_ms: Mapping[str, Mapping[int, float]]
     silent: tuple[int, ...]
     crashed: tuple[int, ...]
+    said: Mapping[int, str]
     doubts: tuple[str, ...] = ()
 
     def partners(self, node: int) -> tuple[int, ...]:
@@ -95,7 +96,7 @@ class Ledger:
         self, round_index: int, planned: set[frozenset[str]], result: GroupResult
     ) -> tuple[int, ...]:
         """Return the node numbers of a result after checking that it can be what it says."""
-        named = {*result.nodes, *result.silent, *result.crashed}
+        named = {*result.nodes, *result.silent, *result.crashed, *result.said}
         named.update(*(values for values in result.node_ms.values()))
         unknown = sorted(name for name in named if name not in self._number)
         if unknown:
@@ -126,6 +127,7 @@ class Ledger:
                 node_ms={},
                 silent=(),
                 crashed=(),
+                said={},
                 doubts=("two results that contradict each other",),
             )
 
@@ -157,6 +159,7 @@ class Ledger:
             node_ms=node_ms,
             silent=silent,
             crashed=crashed if started else (),
+            said={self._number[name]: text for name, text in result.said.items()},
             doubts=tuple(doubts),
         )
 
@@ -180,4 +183,5 @@ def _content(result: GroupResult) -> tuple[object, ...]:
         ),
         sorted(result.silent),
         sorted(result.crashed),
+        sorted(result.said.items()),
     )

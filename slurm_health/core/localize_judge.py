@@ -167,5 +167,5 @@ def _comparable(kind: Ints) -> npt.NDArray[np.bool_]:
 
 def _ceiling(name: str, settings: LocalizeSettings) -> float:
     """Return the largest baseline that is believed, from what good hardware is known to take."""
-    expected = settings.expected_ms.get(name)
+    expected = settings.expected_ms.get(name.partition(":")[0])
     return float("inf") if expected is None else float(np.log(expected * settings.expected_slack))

@@ -20,6 +20,7 @@ _KNOWN_TROUBLE = 0.05  # a prior above this makes a node a suspect before the fi
 _GIVE_UP_ON_SILENCE = 2
 _SUSPECT_FABRIC = 0.5  # the same for leaves and paths, which many tests touch
 _SURE = 1e-6  # probability of error below which a conviction needs no more tests
+_CRASHING_ROUNDS = 3
 _PATIENCE = 4  # rounds after which a slowdown that looks tolerable is not pursued
 _PAIR_ROUNDS = 2  # how many rounds beyond the least a doubtful pair may cost
 
@@ -65,6 +66,8 @@ def needs_of(
     least = _least_rounds(len(ledger.names), settings)
     enough = begun >= least and not (useful or costly or _fabric_open(findings))
     over = begun >= settings.round_limit(len(ledger.names)) or not active
+    # Everybody's processes crash: that is the software, and one more round will not mend it.
+    over = over or (begun >= _CRASHING_ROUNDS and len(findings.crashes) == len(ledger.names))
     over = over or (len(active) == 1 and not _solo_useful(findings, active[0], begun))
     return Needs(
         another_round=not (enough or over),

@@ -21,6 +21,9 @@ class LocalizeSettings:
     `expected_ms` holds what a metric takes on good hardware, where that is known; it decides
     where peers cannot, because there are none or all are slow. `expected_slack` is the factor
     by which a time may exceed it.
+    Where `alone` is set nodes are tested by themselves, all at once, and not in pairs.
+    `first_round` is the number of the first round in the run that this is a part of; `workload`
+    is what a group of nodes does together, for the words of a verdict.
     """
 
     seed: int = 0
@@ -31,6 +34,9 @@ class LocalizeSettings:
     error: float = 0.01
     expected_ms: Mapping[str, float] = field(default_factory=dict)
     expected_slack: float = 1.25
+    alone: bool = False
+    first_round: int = 0
+    workload: str = "allgather"
 
     def __post_init__(self) -> None:
         """Refuse values that no run can honour."""

@@ -14,6 +14,7 @@ from slurm_health.core.localize_evidence import Bearing, Ledger, Trial
 from slurm_health.core.localize_judge import Findings
 from slurm_health.core.localize_pairs import LonePair, lone_pairs
 from slurm_health.core.localize_settings import LocalizeSettings
+from slurm_health.core.phases import component_of
 from slurm_health.core.verdict import (
     LeafVerdict,
     Level,
@@ -50,7 +51,7 @@ class _Words:
 
     def __init__(self, ledger: Ledger, findings: Findings, settings: LocalizeSettings) -> None:
         self._names = ledger.names
-        self._rounds = len(ledger.rounds)
+        self._workload = settings.workload
         self._findings = findings
         self._settings = settings
         self._history: dict[int, list[int]] = {}
@@ -74,9 +75,10 @@ class _Words:
         failed = [trial for trial in trials if node not in trial.crashed]
         reasons = []
         if failed:
-            reasons.append(f"no allgather with {self._partners(node, failed)} ({_how(failed)})")
+            partners = self._partners(node, failed)
+            reasons.append(f"no {self._workload} with {partners} ({_how(failed)})")
         if crashed:
-            reasons.append(f"its check process crashed in {_rounds(crashed)}")
+            reasons.append(self._crash(node, crashed))
         return NodeVerdict(
             level=Level.FAULTY,
             probability=guilt.probability,
@@ -84,6 +86,21 @@ class _Words:
             reason="; ".join(reasons),
             evidence=self._evidence(node),
         )
+
+    def _crash(self, node: int, crashes: Sequence[Trial]) -> str:
+        """Say what the node's own probe reported when it failed, or that it died."""
+        texts = dict.fromkeys(trial.said[node] for trial in crashes if node in trial.said)
+        what = "; ".join(texts) or "its check process crashed"
+        return f"{what} ({self._rounds_of(crashes)})"
+
+    def _rounds_of(self, trials: Sequence[Trial]) -> str:
+        numbers = [str(self._round(number)) for number in sorted({t.round_index for t in trials})]
+        if len(numbers) == 1:
+            return f"round {numbers[0]}"
+        return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+    def _round(self, round_index: int) -> int:
+        return self._settings.first_round + round_index
 
     def _slow(self, node: int, guilt: Sequence[Guilt]) -> NodeVerdict:
         ordered = sorted(guilt, key=lambda found: found.metric is None or found.metric.shared)
@@ -132,9 +149,12 @@ class _Words:
         crashes = [findings.trials[index] for index in findings.crashes.get(node, ())]
         if len(silences) >= 2 or (silences and node not in findings.tested):
             silent = [findings.trials[index] for index in silences]
-            return f"never answered in {_rounds(silent)}"
+            why = dict.fromkeys(trial.said[node] for trial in silent if node in trial.said)
+            if why:
+                return f"could not be measured: {'; '.join(why)}"
+            return f"never answered in {self._rounds_of(silent)}"
         if crashes and (len(crashes) >= 2 or node not in findings.passed):
-            return self._crash_doubt(crashes)
+            return self._crash_doubt(node, crashes)
         if node not in findings.tested:
             return "was never measured"
         if findings.bad[node] >= _DOUBT or node not in findings.passed:
@@ -142,7 +162,7 @@ class _Words:
             if failed:
                 partners = self._partners(node, failed)
                 return (
-                    f"no allgather with {partners} ({_how(failed)}),"
+                    f"no {self._workload} with {partners} ({_how(failed)}),"
                     " and too few proven partners to tell who is to blame"
                 )
         for metric in findings.metrics:
@@ -155,8 +175,8 @@ class _Words:
                 )
         return None
 
-    def _crash_doubt(self, crashes: Sequence[Trial]) -> str:
-        text = f"its check process crashed in {_rounds(crashes)}"
+    def _crash_doubt(self, node: int, crashes: Sequence[Trial]) -> str:
+        text = self._crash(node, crashes)
         count = len(self._findings.crashes)
         if 2 * count > len(self._names):
             return f"{text}, as on {count} of {len(self._names)} nodes: more likely the software"
@@ -167,13 +187,15 @@ class _Words:
         notes = []
         crashes = [findings.trials[index] for index in findings.crashes.get(node, ())]
         if crashes:
-            notes.append(f"its check process crashed in {_rounds(crashes)}, and worked afterwards")
+            notes.append(f"{self._crash(node, crashes)}, and worked afterwards")
         for metric in findings.metrics:
             if metric.found.slow[node] >= _NOTED:
                 times = math.exp(float(metric.found.effect[node]))
                 limit = f"{1 + metric.floor:.2f}x"
                 notes.append(f"{metric.name} about {times:.2f}x slower, the limit is {limit}")
-        if not any(len(trial.nodes) > 1 for trial in self._trials(node)):
+        if self._settings.alone:
+            notes = notes or ["well by itself"]
+        elif not any(len(trial.nodes) > 1 for trial in self._trials(node)):
             notes.append("no partner to test the network with")
         if not notes:
             partners = {p for trial in self._trials(node) for p in trial.partners(node)}
@@ -214,7 +236,7 @@ class _Words:
             level=level if pair.proven else Level.INCONCLUSIVE,
             slowdown=math.exp(pair.excess) if pair.slow else 1.0,
             probability=0.99 if pair.proven else 0.5,
-            reason=f"allgather {how} {times}; both ends are well with others",
+            reason=f"{self._workload} {how} {times}; both ends are well with others",
             evidence=tuple(self._fabric_line(index) for index in pair.trials),
         )
 
@@ -232,7 +254,7 @@ class _Words:
         metric = guilt.metric
         if metric is None:
             trials = [self._findings.trials[index] for index in guilt.tests]
-            reason = f"no allgather {where} in {len(trials)} tests ({_how(trials)})"
+            reason = f"no {self._workload} {where} in {len(trials)} tests ({_how(trials)})"
             numbers = guilt.tests
         else:
             mine, base = _times(metric, guilt.tests)
@@ -270,7 +292,8 @@ class _Words:
     def _line(self, node: int, trial: Trial, also: str = "") -> str:
         partners = self._partners(node, [trial])
         who = f" {also}" if also else ""
-        where = f"round {trial.round_index}{who} {f'with {partners}' if partners else 'alone'}"
+        company = f"with {partners}" if partners else "alone"
+        where = f"round {self._round(trial.round_index)}{who} {company}"
         facts = [f"{metric} {_ms(ms)}" for metric, ms in sorted(trial.shared_ms.items())]
         facts += [
             f"{metric} {_ms(times[node])}"
@@ -278,15 +301,15 @@ class _Words:
             if node in times
         ]
         if node in trial.silent:
-            facts.append("did not answer")
+            facts.append(trial.said.get(node, "did not answer"))
         elif trial.silent:
             facts.append("the partner did not answer")
         if node in trial.crashed:
-            facts.append("its check process crashed")
+            facts.append(trial.said.get(node, "its check process crashed"))
         elif trial.crashed:
             facts.append("the partner's check process crashed")
         elif trial.bearing is Bearing.FAILED:
-            facts.insert(0, f"allgather {_how([trial])}")
+            facts.insert(0, f"{self._workload} {_how([trial])}")
         elif trial.outcome is Outcome.NOT_RUN:
             facts.append("not run")
         return f"{where}: {', '.join([*facts, *trial.doubts]) or 'passed'}"
@@ -300,10 +323,13 @@ def _times(metric: Metric, tests: Sequence[int]) -> tuple[float, float]:
 
 
 def _component(metrics: Sequence[Metric]) -> str:
-    """Return the part that is slow; slow compute explains a slow network, not the reverse."""
-    compute = [metric for metric in metrics if not metric.shared]
-    parts = {metric.name.partition(":")[2] for metric in compute or metrics}
-    what = "compute" if compute else "network"
+    """Return the part that is slow; a slow device explains a slow network, not the reverse."""
+    own = [metric for metric in metrics if not metric.shared]
+    found: dict[str, set[str]] = {}
+    for metric in own or metrics:
+        name, _, part = metric.name.partition(":")
+        found.setdefault(component_of(name), set()).add(part)
+    what, parts = next(iter(found.items()))
     return f"{what} {next(iter(parts))}" if len(parts) == 1 and "" not in parts else what
 
 
@@ -312,13 +338,6 @@ def _how(trials: Sequence[Trial]) -> str:
     if outcomes == {Outcome.TIMED_OUT}:
         return "timed out"
     return "failed" if outcomes == {Outcome.FAILED} else "failed or timed out"
-
-
-def _rounds(trials: Sequence[Trial]) -> str:
-    numbers = [str(number) for number in sorted({trial.round_index for trial in trials})]
-    if len(numbers) == 1:
-        return f"round {numbers[0]}"
-    return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
 def _ms(ms: float) -> str:

@@ -18,11 +18,13 @@ from typing import Annotated
 
 import msgspec
 
+from slurm_health.core.burn import Burn
 from slurm_health.core.verdict import Level, Outcome
 
 VERSION = 1
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Figure = int | float | str
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -97,10 +99,19 @@ class MasterResumed(Record, frozen=True, kw_only=True, tag="master_resumed"):
     pid: int
 
 
-class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
-    """Groups began a round. `rendezvous[i]` belongs to `groups[i]`.
+class ProbeUsed(msgspec.Struct, frozen=True, kw_only=True):
+    """A probe of a round, and whom it needs. `path` is the file of one that is not ours."""
 
-    `absent` names members without a usable agent; their groups do not start.
+    name: str
+    scope: str
+    path: str = ""
+
+
+class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
+    """Groups began a round of a phase. `rendezvous[i]` belongs to `groups[i]`.
+
+    `absent` names members without a usable agent; their groups do not start. `options` are the
+    probes', the same for all nodes.
     """
 
     round: Count
@@ -108,6 +119,9 @@ class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
     rendezvous: list[Rendezvous]
     deadline_s: float
     absent: list[str] = []
+    phase: str = ""
+    probes: list[ProbeUsed] = []
+    options: dict[str, Figure] = {}
 
 
 class GroupAborted(Record, frozen=True, kw_only=True, tag="group_aborted"):
@@ -185,7 +199,7 @@ class ActionDone(Record, frozen=True, kw_only=True, tag="action_done"):
 
 
 class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
-    """The check is over. `disposition` is what becomes of the job: proceed, requeue or stop.
+    """The check is over. `disposition` is what becomes of the job: proceed, requeue, hold or stop.
 
     `nodes` are those the job goes on with, where they are not all it had.
     """
@@ -223,6 +237,8 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     """Every worker of the node has loaded torch and waits for a round.
 
     `store_port` is where the first worker serves the rendezvous of groups this node leads.
+    `model` says what the node computes with: only nodes of one model are compared in what they
+    do alone. `free_bytes` is the least memory that is free on any of its devices.
     """
 
     node: str
@@ -233,6 +249,8 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     devices: list[str]
     collective_library: str = ""
     start_ms: float = 0.0
+    model: str = ""
+    free_bytes: Count = 0
 
 
 class WorkersFailed(Record, frozen=True, kw_only=True, tag="workers_failed"):
@@ -247,7 +265,10 @@ class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
     """What one probe measured on this node in one round, raw.
 
     `iteration_ms[r]` are the timings of local rank r, one per timed iteration. `total_bytes` is
-    the size of a collective over all its ranks, `flop` the work of one iteration.
+    what one iteration moves (the size of a collective over all its ranks), `flop` its work.
+    `quantity` tells several quantities of one probe apart. `scope` says whose times these are:
+    each device's own ("solo"), those of the node's devices together ("node"), of the devices of
+    one rank on all nodes of the group ("rail"), or of the whole group ("pair").
     """
 
     node: str
@@ -258,13 +279,18 @@ class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
     world_size: Annotated[int, msgspec.Meta(ge=1)] = 1
     total_bytes: Count = 0
     flop: float = 0.0
+    quantity: str = ""
+    scope: str = "solo"
+    figures: dict[str, Figure] = {}
 
 
 class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
     """This node's last word on a round.
 
-    `crashed` is set when a process of this node's own died or raised, as opposed to waiting for
-    a partner in vain. `elapsed_ms` counts from when this node saw the round begin.
+    `crashed` is set when a process of this node's own died or raised, or found the node at fault,
+    as opposed to waiting for a partner in vain; `unmeasured` when a probe could not measure here,
+    for a reason that is no fault of the node. `elapsed_ms` counts from when this node saw the
+    round begin.
     """
 
     node: str
@@ -273,6 +299,16 @@ class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
     elapsed_ms: float = 0.0
     detail: str = ""
     crashed: bool = False
+    unmeasured: bool = False
+
+
+class DevicesWatched(Record, frozen=True, kw_only=True, tag="devices_watched"):
+    """What the node's GPUs said of themselves during a round; `not_watched` says why nothing."""
+
+    node: str
+    round: Count
+    devices: list[Burn] = []
+    not_watched: str = ""
 
 
 class AgentEnded(Record, frozen=True, kw_only=True, tag="agent_ended"):
@@ -320,6 +356,7 @@ KINDS: tuple[type[Record], ...] = (
     WorkersFailed,
     Sampled,
     NodeReported,
+    DevicesWatched,
     AgentEnded,
     ScriptStarted,
     ScriptEnded,

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slurm_health.core.burn import Burn
 from slurm_health.core.measurement import group_result
 from slurm_health.core.records import (
     ActionDone,
@@ -19,7 +20,9 @@ from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
     AgentStarted,
+    DevicesWatched,
     Entry,
+    Figure,
     GroupAborted,
     LossCause,
     MasterResumed,
@@ -115,7 +118,9 @@ class RunState:
         # By node and launch, because a node's file may be read before the master's.
         self._words: defaultdict[tuple[str, int], list[tuple[_AgentRecord, float]]]
         self._words = defaultdict(list)
-        self._ended_ms: list[float] = []
+        self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
+        self._model_of: dict[str, str] = {}
+        self._ended_ms: defaultdict[str, list[float]] = defaultdict(list)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -126,12 +131,13 @@ class RunState:
         """Return each node's last word on a round, as far as it is known."""
         return self._reports[round_index]
 
-    def measured_ms(self) -> list[float]:
-        """Return how long each measured group took, for the deadlines of the others."""
+    def measured_ms(self, phase: str) -> list[float]:
+        """Return how long each measured group of a phase took, for the deadlines of the others."""
+        ended_ms = self._ended_ms[phase]
         if self.round is None:
-            return self._ended_ms
+            return ended_ms
         reports = self._reports[self.round.record.round]
-        return self._ended_ms + _durations_ms(self.round.groups, reports)
+        return ended_ms + _durations_ms(self.round.groups, reports)
 
     def fold(self, entry: Entry) -> None:
         """Take in one journal entry, of any writer."""
@@ -151,6 +157,8 @@ class RunState:
                 self._fold_launch(record, entry.time_s)
             case AgentsLost() as record:
                 self._fold_loss(record, entry.time_s)
+            case DevicesWatched(node=node, devices=devices):
+                self.burns[node].extend(devices)
             case _:
                 self._fold_milestone(entry)
 
@@ -209,6 +217,8 @@ class RunState:
 
     def _fold_agent(self, record: _AgentRecord, time_s: float) -> None:
         self._words[record.node, record.launch].append((record, time_s))
+        if isinstance(record, WorkersReady) and record.model:
+            self._model_of.setdefault(record.node, record.model)
         node = self.agents.get(record.node)
         if node is None or node.launch != record.launch:
             return  # an agent of an earlier launch that has not noticed yet
@@ -233,9 +243,11 @@ class RunState:
         silent = set(record.silent)
         reports = self._reports[record.round]
         answered = {} if record.void else {n: r for n, r in reports.items() if n not in silent}
-        self._ended_ms += _durations_ms(current.groups, answered)
+        self._ended_ms[current.record.phase] += _durations_ms(current.groups, answered)
         samples = [sample for sample in self._samples[record.round] if sample.node in answered]
         results = []
+        known = self.models()
+        models = known if len(set(known.values())) > 1 else {}
         for group in current.groups:
             abort = current.aborted.get(group)
             results.append(
@@ -245,9 +257,24 @@ class RunState:
                     answered,
                     silent=silent,
                     timed_out=abort is not None and abort[0].timed_out,
+                    models=models,
                 )
             )
         return results
+
+    def models(self) -> dict[str, str]:
+        """Return what each admitted node computes with, as far as it is known."""
+        compared = self.admitted or ()
+        return {name: self._model_of[name] for name in compared if name in self._model_of}
+
+    def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, Figure]]:
+        """Return the figures that a probe gave on these nodes, in all rounds."""
+        return [
+            sample.figures
+            for samples in self._samples.values()
+            for sample in samples
+            if sample.probe == probe and sample.node in nodes
+        ]
 
 
 def _heed(node: NodeState, record: _AgentRecord, time_s: float) -> None:

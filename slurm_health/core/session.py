@@ -7,15 +7,20 @@ It holds no clock and touches nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
+from types import MappingProxyType
 
-from slurm_health.core.conclusion import judged, unmeasured
+from slurm_health.core import gpt_sizing
+from slurm_health.core.conclusion import judged, unmeasured, with_burns
+from slurm_health.core.course import Course, MakeLocalizer
+from slurm_health.core.expectations import Expectation, expected_ms
+from slurm_health.core.phases import GPT, Phase
 from slurm_health.core.records import (
     AgentsLaunched,
     Entry,
+    Figure,
     GroupAborted,
     NodeReported,
     NodesAdmitted,
@@ -25,24 +30,7 @@ from slurm_health.core.records import (
     RoundStarted,
 )
 from slurm_health.core.run_state import NodeState, RoundState, RunState
-from slurm_health.core.verdict import GroupResult, NodeVerdict, Outcome, Round, Verdict
-
-
-class Localizer(Protocol):
-    """What the session needs of `slurm_health.core.localize.Localizer`."""
-
-    def next_round(self) -> Round | None:
-        """Plan the next round, None when enough is known."""
-
-    def observe(self, index: int, results: Sequence[GroupResult]) -> None:
-        """Take in a round's results."""
-
-    def verdict(self) -> Verdict:
-        """Conclude."""
-
-
-MakeLocalizer = Callable[[Sequence[str], Mapping[str, Sequence[str]] | None], Localizer]
-"""Makes a Localizer for these nodes, and for the leaf switches they hang on if that is known."""
+from slurm_health.core.verdict import NodeVerdict, Outcome, Round, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +95,15 @@ class Session:
         nodes: Sequence[str],
         make_localizer: MakeLocalizer,
         limits: Limits,
+        phases: Sequence[Phase],
+        expectations: Mapping[str, Expectation] = MappingProxyType({}),
     ) -> None:
         self.state = RunState(nodes)
         self.limits = limits
         self._make_localizer = make_localizer
-        self._localizer: Localizer | None = None
-        self._observed = 0
+        self._phases = phases
+        self._expectations = expectations
+        self._course: Course | None = None
         self._waiting: tuple[int, float] | None = None
 
     def fold(self, entry: Entry) -> None:
@@ -131,24 +122,37 @@ class Session:
             return relaunch
         if state.admitted is None:
             return self._step_before_rounds(now_s)
-        localizer = self._informed_localizer(state.admitted)
-        planned = localizer.next_round()
-        if planned is None:
-            return Append(record=judged(state.nodes, localizer.verdict(), self._unmeasured()))
-        return self._step_to_round(planned, now_s)
+        course = self._course_of(state.admitted)
+        planned = course.next_round(state.ended)
+        if planned is None or course.phase is None:
+            verdict = with_burns(course.verdict(), state.burns)
+            return Append(record=judged(state.nodes, verdict, self._unmeasured()))
+        return self._step_to_round(planned, course.phase, now_s)
 
-    def _informed_localizer(self, admitted: Sequence[str]) -> Localizer:
-        """Return the Localizer, with every round that has ended taken in.
+    def _course_of(self, admitted: Sequence[str]) -> Course:
+        """Return the course of this check; its plans follow from the rounds that have ended."""
+        if self._course is None:
+            self._course = Course(
+                admitted,
+                self.state.leaves or None,
+                self._phases,
+                self._make_localizer,
+                expected_ms=expected_ms(self.state.models(), self._expectations),
+            )
+        return self._course
 
-        After a resume it plans the old rounds again first; its plans are deterministic.
-        """
-        if self._localizer is None:
-            self._localizer = self._make_localizer(admitted, self.state.leaves or None)
-        for index, results in self.state.ended[self._observed :]:
-            self._localizer.next_round()
-            self._localizer.observe(index, results)
-            self._observed += 1
-        return self._localizer
+    def _options(self, phase: Phase, nodes: Sequence[str]) -> dict[str, Figure]:
+        """Return the options of a round: the phase's, and the GPT that all its nodes can train."""
+        if not any(probe.name in GPT for probe in phase.probes):
+            return dict(phase.options)
+        ready = [self.state.agents[node].ready for node in nodes]
+        free_bytes = [each.free_bytes for each in ready if each and each.backend != "gloo"]
+        batches = [
+            int(figures["micro_batch"])
+            for figures in self.state.figures("gpt_fit", nodes)
+            if "micro_batch" in figures
+        ]
+        return {**phase.options, **gpt_sizing.options_for(free_bytes, batches)}
 
     # --- before the rounds -------------------------------------------------------------------
 
@@ -238,7 +242,7 @@ class Session:
 
     # --- rounds ----------------------------------------------------------------------------
 
-    def _step_to_round(self, planned: Round, now_s: float) -> Step:
+    def _step_to_round(self, planned: Round, phase: Phase, now_s: float) -> Step:
         """Start the round once its nodes are ready, or once waiting longer is pointless."""
         agents = self.state.agents
         members = [node for group in planned.groups for node in group]
@@ -255,8 +259,15 @@ class Session:
                 rendezvous=[self._rendezvous(group) for group in planned.groups],
                 deadline_s=self.limits.round_deadline_s,
                 absent=[node for node in members if not agents[node].usable],
+                phase=phase.name,
+                probes=phase.used(several_devices=self._several_devices(members)),
+                options=self._options(phase, members),
             )
         )
+
+    def _several_devices(self, nodes: Sequence[str]) -> bool:
+        ready = [self.state.agents[node].ready for node in nodes]
+        return any(len(each.devices) > 1 for each in ready if each is not None)
 
     def _rendezvous(self, group: Sequence[str]) -> Rendezvous:
         agents = [self.state.agents[node] for node in group]
@@ -284,7 +295,9 @@ class Session:
                 return Append(record=abort)
             wake_s.append(deadline_s)
         if wake_s:
-            return Wait(until_s=min(wake_s), reason=f"round {index}")
+            done = sum(not self._awaited(current, group) for group in current.groups)
+            said = f"round {index} ({current.record.phase}): {done} of {len(current.groups)} groups"
+            return Wait(until_s=min(wake_s), reason=f"{said} done")
         return Append(record=RoundEnded(round=index, silent=self._silent(current)))
 
     def _expected(self, current: RoundState, group: tuple[str, ...]) -> list[str]:
@@ -337,7 +350,7 @@ class Session:
         limits = self.limits
         running = [group for group in current.groups if current.runs(group)]
         reported = [group for group in running if not self._expected(current, group)]
-        measured_ms = self.state.measured_ms()
+        measured_ms = self.state.measured_ms(current.record.phase)
         if not measured_ms:
             return current.started_s + limits.round_deadline_s
         usual_s = median(measured_ms) / 1e3
@@ -349,4 +362,6 @@ class Session:
 
 def _stack(node: NodeState) -> str:
     """Return what a node's workers run, empty where they are not ready."""
-    return f"torch {node.ready.torch} with {node.ready.backend}" if node.ready else ""
+    if node.ready is None:
+        return ""
+    return f"torch {node.ready.torch} with {node.ready.collective_library or node.ready.backend}"

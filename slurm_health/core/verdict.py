@@ -44,8 +44,9 @@ class GroupResult:
 
     `shared_ms` holds one value for the whole group per metric (a collective is as slow as its
     slowest member), `node_ms` one value per node. `silent` names members that never took part
-    because nobody on them answered; the others are not to blame for that. `crashed` names members
-    whose own probe process died or raised; neither are their partners to blame.
+    because nobody on them answered, or because their probe could not measure; the others are not
+    to blame for that. `crashed` names members whose own probe process died or raised, or found
+    its node at fault; neither are their partners to blame. `said` holds what members reported.
     """
 
     nodes: tuple[str, ...]
@@ -54,6 +55,7 @@ class GroupResult:
     node_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     crashed: tuple[str, ...] = ()
+    said: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ import msgspec
 from slurm_health.checks import registry
 from slurm_health.checks.check import Check
 from slurm_health.core.check_result import Status
+from slurm_health.core.expectations import expectations_from
 from slurm_health.core.hook_settings import (
     CONTEXTS,
     Accusations,
@@ -34,7 +35,16 @@ from slurm_health.errors import ConfigError
 from slurm_health.hooks.runner import Planned
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-TOP_KEYS = ("journal", "hooks", "breaker", "recovery", "marks", "accusations", "checks")
+TOP_KEYS = (
+    "journal",
+    "expectations",
+    "hooks",
+    "breaker",
+    "recovery",
+    "marks",
+    "accusations",
+    "checks",
+)
 _FIELD = re.compile(r"\$\.(\w+)")
 
 
@@ -109,6 +119,7 @@ class _Reading:
         journal = document.get("journal", "")
         if not isinstance(journal, str) or ("journal" in document and not journal):
             raise self._error((), "journal", f"expected a directory, found {journal!r}")
+        self._check_expectations(document)
         checks = self._table((), "checks", document)
         planned = tuple(
             each
@@ -125,6 +136,13 @@ class _Reading:
             accusations=self._top(Accusations, "accusations", document),
             checks=planned,
         )
+
+    def _check_expectations(self, document: Mapping[str, Any]) -> None:
+        """Refuse what users' checks could not read; the hooks themselves expect nothing."""
+        tables = self._table((), "expectations", document)
+        for model, table in tables.items():
+            line = self._line(("expectations", re.sub(r"\s", "", model)), None)
+            expectations_from({model: table}, f"{self._path}:{line}")
 
     def _top(self, kind: type[_T], name: str, document: Mapping[str, Any]) -> _T:
         return self._struct(kind, self._table((), name, document), (name,))

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+from slurm_health.probes.place import Place, Sample
 
 # On the bandwidth plateau of each kind of link: sockets between CPUs, NVLink and RDMA between GPUs.
 CPU_BYTES_PER_RANK = 4 << 20
@@ -21,44 +22,31 @@ MIN_ITERATIONS = 4
 MAX_ITERATIONS = 20
 
 
-@dataclass(frozen=True)
-class AllgatherSample:
-    """Milliseconds per all-gather on this rank, and the size of the gathered array."""
-
-    iteration_ms: list[float]
-    total_bytes: int
-    world_size: int
-
-
-def measure_allgather(device: torch.device) -> AllgatherSample:
+def measure_allgather(place: Place) -> list[Sample]:
     """Time all-gathers over the default process group.
 
     All ranks run the same number of iterations: the group agrees on it after the warm-up.
     """
-    world_size = dist.get_world_size()
-    cuda = device.type == "cuda"
-    per_rank = CUDA_BYTES_PER_RANK if cuda else CPU_BYTES_PER_RANK
-    mine = torch.randn(per_rank // 4, device=device)
-    gathered = [torch.empty_like(mine) for _ in range(world_size)]
-    warm_up_ms = [_timed_ms(gathered, mine, device) for _ in range(WARM_UP_ITERATIONS)]
-    count = _agreed_count(min(warm_up_ms), device)
-    iteration_ms = [_timed_ms(gathered, mine, device) for _ in range(count)]
-    return AllgatherSample(
-        iteration_ms=iteration_ms, total_bytes=per_rank * world_size, world_size=world_size
-    )
+    per_rank = CUDA_BYTES_PER_RANK if place.on_cuda else CPU_BYTES_PER_RANK
+    mine = torch.randn(per_rank // 4, device=place.device)
+    gathered = [torch.empty_like(mine) for _ in range(place.world_size)]
+    warm_up_ms = [_timed_ms(gathered, mine, place) for _ in range(WARM_UP_ITERATIONS)]
+    count = agreed_count(min(warm_up_ms), place.device)
+    iteration_ms = [_timed_ms(gathered, mine, place) for _ in range(count)]
+    total_bytes = per_rank * place.world_size
+    return [Sample(iteration_ms=iteration_ms, shared=True, total_bytes=total_bytes)]
 
 
-def _timed_ms(gathered: list[torch.Tensor], mine: torch.Tensor, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _timed_ms(gathered: list[torch.Tensor], mine: torch.Tensor, place: Place) -> float:
+    place.synchronize()
     start = time.perf_counter()
     dist.all_gather(gathered, mine)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    place.synchronize()
     return (time.perf_counter() - start) * 1e3
 
 
-def _agreed_count(typical_ms: float, device: torch.device) -> int:
+def agreed_count(typical_ms: float, device: torch.device) -> int:
+    """Return how many iterations of this length fit the time; the same number on all ranks."""
     slowest = torch.tensor([typical_ms], device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     fits = int(BUDGET_S * 1e3 / max(float(slowest.item()), 1e-3))

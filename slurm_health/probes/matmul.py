@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import torch
+
+from slurm_health.probes.device import half_precision
+from slurm_health.probes.place import Place, Sample
 
 # A window must span several periods of a CPU quota (100 ms on Linux), or a starved CPU looks
 # healthy between two throttles; on a GPU it must outlast clock jitter.
@@ -16,28 +18,26 @@ CPU_SIZE = 512
 CUDA_WINDOW_S = 0.25
 CUDA_WINDOWS = 4
 CUDA_WARM_UP_S = 0.5
+CUDA_BURN_WARM_UP_S = 3.0  # until a device has reached the clock it can sustain
 CUDA_SIZE = 8192
 
 
-@dataclass(frozen=True)
-class MatmulSample:
-    """Mean milliseconds per multiplication, one value per timed window, and its work."""
-
-    iteration_ms: list[float]
-    flop: float
-
-
-def measure(device: torch.device) -> MatmulSample:
+def measure(place: Place) -> list[Sample]:
     """Multiply random square matrices for a few windows of time.
 
-    Random numbers, because zeros draw less power and overstate the rate of a GPU by 15 %.
+    Random numbers, because zeros draw less power and overstate the rate of a GPU by 15 %. Each
+    value is the mean of one window. The option `burn_s` sets how long an accelerator is measured
+    after it has warmed up.
     """
-    if device.type == "cuda":
-        return _measure_cuda(device)
-    return _measure_cpu()
+    size = CUDA_SIZE if place.on_cuda else CPU_SIZE
+    if place.on_cuda:
+        windows_ms = _measure_cuda(place.device, float(place.options.get("burn_s", 0.0)))
+    else:
+        windows_ms = _measure_cpu()
+    return [Sample(iteration_ms=windows_ms, flop=2.0 * size**3)]
 
 
-def _measure_cpu() -> MatmulSample:
+def _measure_cpu() -> list[float]:
     left = torch.randn(CPU_SIZE, CPU_SIZE)
     right = torch.randn(CPU_SIZE, CPU_SIZE)
     out = torch.empty(CPU_SIZE, CPU_SIZE)
@@ -52,21 +52,25 @@ def _measure_cpu() -> MatmulSample:
             count += 1
             elapsed_s = time.perf_counter() - start
         windows.append(elapsed_s * 1e3 / count)
-    return MatmulSample(iteration_ms=windows, flop=2.0 * CPU_SIZE**3)
+    return windows
 
 
-def _measure_cuda(device: torch.device) -> MatmulSample:
-    left = torch.randn(CUDA_SIZE, CUDA_SIZE, device=device).to(torch.bfloat16)
-    right = torch.randn(CUDA_SIZE, CUDA_SIZE, device=device).to(torch.bfloat16)
-    out = torch.empty(CUDA_SIZE, CUDA_SIZE, dtype=torch.bfloat16, device=device)
-    per_window = max(1, int(CUDA_WINDOW_S * 1e3 / _warm_up_ms(left, right, out)))
-    windows = [_timed_ms(left, right, out, per_window) / per_window for _ in range(CUDA_WINDOWS)]
-    return MatmulSample(iteration_ms=windows, flop=2.0 * CUDA_SIZE**3)
+def _measure_cuda(device: torch.device, burn_s: float) -> list[float]:
+    dtype = half_precision(device)
+    left = torch.randn(CUDA_SIZE, CUDA_SIZE, device=device).to(dtype)
+    right = torch.randn(CUDA_SIZE, CUDA_SIZE, device=device).to(dtype)
+    out = torch.empty(CUDA_SIZE, CUDA_SIZE, dtype=dtype, device=device)
+    warm_up_s = CUDA_BURN_WARM_UP_S if burn_s >= CUDA_BURN_WARM_UP_S else CUDA_WARM_UP_S
+    per_window = max(1, int(CUDA_WINDOW_S * 1e3 / _warm_up_ms(left, right, out, warm_up_s)))
+    windows = max(CUDA_WINDOWS, int(burn_s / CUDA_WINDOW_S))
+    return [_timed_ms(left, right, out, per_window) / per_window for _ in range(windows)]
 
 
-def _warm_up_ms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> float:
+def _warm_up_ms(
+    left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, warm_up_s: float
+) -> float:
     """Run until clocks and caches have settled; return milliseconds per multiplication."""
-    end = time.perf_counter() + CUDA_WARM_UP_S
+    end = time.perf_counter() + warm_up_s
     elapsed_ms = _timed_ms(left, right, out, 5) / 5
     while time.perf_counter() < end:
         elapsed_ms = _timed_ms(left, right, out, 5) / 5

@@ -4,14 +4,19 @@
 The agent starts it with the job's own interpreter, sends commands as JSON lines on its standard
 input and reads events as JSON lines from its standard output:
 
-    command  {"op": "round", "round": 0, "rank": 0, "world_size": 2, "address": "10.0.0.1",
-              "port": 4711, "prefix": "3f2a/0/n1", "timeout_s": 60.0}
+    command  {"op": "round", "round": 0, "timeout_s": 60.0, "local_size": 1, "options": {},
+              "probes": [{"name": "matmul", "scope": "solo", "path": ""}, ...],
+              "groups": {"pair": {"rank": 0, "world_size": 2, "address": "10.0.0.1",
+                                  "port": 4711, "prefix": "3f2a/0/n1"}, ...}}
              {"op": "abort", "round": 0}
              end of file: leave
     event    {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
              {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
              {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false}
 
+A probe whose scope has no group in the command is left out: there is nobody to run it with.
+Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame), "unmeasured" for
+what is no fault of the node, and "timed_out".
 An aborted worker that is still in Python answers "done" with outcome "timed_out"; one that is
 stuck inside a collective cannot, and the agent kills it.
 """
@@ -32,6 +37,7 @@ from typing import Any
 
 _STARTED = time.perf_counter()
 POLL_S = 0.005
+DETAIL_LENGTH = 300
 
 
 class Aborted(Exception):
@@ -77,15 +83,14 @@ class Channel:
 def main() -> None:
     """Serve rounds until the agent leaves."""
     channel = Channel()
-    local_rank = int(sys.argv[1])
-    threads = int(sys.argv[2])
+    local_rank, threads, devices = (int(argument) for argument in sys.argv[1:])
     import torch
     import torch.distributed as dist
 
-    from slurm_health.probes import collectives, matmul
+    from slurm_health.probes import device as devices_of
 
     torch.set_num_threads(threads)
-    device = _device(local_rank)
+    device = devices_of.claim(local_rank, expected=devices)
     # The first worker of a node serves the rendezvous of every group its node leads.
     store = (
         dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -96,92 +101,148 @@ def main() -> None:
         "ready",
         store_port=store.port if store else 0,
         torch=str(torch.__version__),
-        backend=_backend(device),
-        device=_device_name(device),
-        collective_library=_collective_library(device),
+        backend=devices_of.backend(device),
+        device=devices_of.name(device),
+        model=devices_of.model(device, threads),
+        free_bytes=devices_of.free_bytes(device),
+        collective_library=devices_of.collective_library(device),
         start_ms=round((time.perf_counter() - _STARTED) * 1e3, 1),
     )
-    probes = {"matmul": matmul.measure, "allgather": collectives.measure_allgather}
     while True:
         command = channel.rounds.get()
         assert command is not None
-        _serve(channel, command, device, probes)
+        _serve(channel, command, device, local_rank)
 
 
-def _serve(channel: Channel, command: dict[str, Any], device: Any, probes: dict[str, Any]) -> None:
+def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: int) -> None:
     """Run one round and say how it ended, whatever happened."""
-    round_index = int(command["round"])
-    # Own until the first moment at which a partner can be to blame.
-    own_fault = True
+    from slurm_health.probes import device as devices_of
+    from slurm_health.probes.place import NodeFault, NotMeasured
+
+    course = Round(channel, command, device, local_rank)
+    outcome, detail, own_fault = "measured", "", False
     try:
-        sample = probes["matmul"](device)
-        channel.send(
-            "sample",
-            round=round_index,
-            probe="matmul",
-            iteration_ms=sample.iteration_ms,
-            flop=sample.flop,
-        )
-        if int(command["world_size"]) > 1:
-            own_fault = False
-            _measure_group(channel, command, device, probes)
+        course.run()
     except Aborted:
-        channel.send(
-            "done", round=round_index, outcome="timed_out", detail="told to stop", own_fault=False
-        )
+        outcome, detail = "timed_out", "told to stop"
+    except NotMeasured as err:
+        outcome, detail = "unmeasured", _said(err)
+    except NodeFault as err:
+        outcome, detail, own_fault = "failed", _said(err), True
     except Exception as err:
-        detail = f"{type(err).__name__}: {str(err).splitlines()[0] if str(err) else ''}"
-        channel.send(
-            "done", round=round_index, outcome="failed", detail=detail[:300], own_fault=own_fault
-        )
-    else:
-        channel.send("done", round=round_index, outcome="measured", detail="", own_fault=False)
-
-
-def _measure_group(
-    channel: Channel, command: dict[str, Any], device: Any, probes: dict[str, Any]
-) -> None:
-    import torch.distributed as dist
-
-    timeout = timedelta(seconds=float(command["timeout_s"]))
-    store = _meet(channel, command, timeout)
-    dist.init_process_group(
-        _backend(device),
-        store=store,
-        rank=int(command["rank"]),
-        world_size=int(command["world_size"]),
-        timeout=timeout,
+        outcome, detail = "failed", f"{course.probe}: {type(err).__name__}: {_said(err)}"
+        own_fault = not course.has_partners
+        if devices_of.is_out_of_memory(err):
+            outcome, own_fault = "unmeasured", False
+    channel.send(
+        "done",
+        round=int(command["round"]),
+        outcome=outcome,
+        detail=detail[:DETAIL_LENGTH],
+        own_fault=own_fault,
     )
-    try:
-        sample = probes["allgather"](device)
-        channel.send(
-            "sample",
-            round=int(command["round"]),
-            probe="allgather",
-            iteration_ms=sample.iteration_ms,
-            total_bytes=sample.total_bytes,
-            world_size=sample.world_size,
+
+
+class Round:
+    """One round of this worker: its probes one after another, each with its group.
+
+    `probe` is the one in progress, `has_partners` whether a partner can be to blame for it.
+    """
+
+    def __init__(
+        self, channel: Channel, command: dict[str, Any], device: Any, local_rank: int
+    ) -> None:
+        self._channel = channel
+        self._command = command
+        self._device = device
+        self._local_rank = local_rank
+        self.probe = ""
+        self.has_partners = False
+
+    def run(self) -> None:
+        """Run every probe that this worker has a group for."""
+        groups = self._command["groups"]
+        scope = ""
+        try:
+            for probe in self._command["probes"]:
+                self.probe = probe["name"]
+                if probe["scope"] != "solo" and probe["scope"] not in groups:
+                    continue
+                if probe["scope"] != scope:
+                    self._leave_group()
+                    scope = probe["scope"]
+                    self._enter_group(groups.get(scope))
+                self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
+        finally:
+            self._leave_group()
+
+    def _measure(self, probe: dict[str, Any], group: dict[str, Any]) -> None:
+        from slurm_health.probes import load
+        from slurm_health.probes.place import Place
+
+        place = Place(
+            device=self._device,
+            local_rank=self._local_rank,
+            local_size=int(self._command["local_size"]),
+            rank=int(group["rank"]),
+            world_size=int(group["world_size"]),
+            options=self._command["options"],
         )
-    finally:
-        dist.destroy_process_group()
+        for sample in load.measure_of(probe["name"], probe["path"])(place):
+            self._channel.send(
+                "sample",
+                round=int(self._command["round"]),
+                probe=probe["name"],
+                quantity=sample.quantity,
+                scope=probe["scope"] if sample.shared else "solo",
+                iteration_ms=sample.iteration_ms,
+                flop=sample.flop,
+                total_bytes=sample.total_bytes,
+                world_size=place.world_size,
+                figures=sample.figures,
+            )
+
+    def _enter_group(self, group: dict[str, Any] | None) -> None:
+        if group is None:
+            return
+        import torch.distributed as dist
+
+        from slurm_health.probes import device as devices_of
+
+        devices_of.require_interfaces(os.environ)
+        self.has_partners = True
+        timeout = timedelta(seconds=float(self._command["timeout_s"]))
+        store = _meet(self._channel, int(self._command["round"]), group, timeout)
+        dist.init_process_group(
+            devices_of.backend(self._device),
+            store=store,
+            rank=int(group["rank"]),
+            world_size=int(group["world_size"]),
+            timeout=timeout,
+        )
+
+    def _leave_group(self) -> None:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
-def _meet(channel: Channel, command: dict[str, Any], timeout: timedelta) -> Any:
+def _meet(channel: Channel, round_index: int, group: dict[str, Any], timeout: timedelta) -> Any:
     """Return the group's store once every member is known to be there.
 
     Waits in Python, so that an abort is heard: torch's own rendezvous cannot be interrupted.
     """
     import torch.distributed as dist
 
-    round_index = int(command["round"])
-    address, port = str(command["address"]), int(command["port"])
+    address, port = str(group["address"]), int(group["port"])
     _wait_for_port(channel, round_index, address, port)
     store = dist.PrefixStore(
-        str(command["prefix"]),
+        str(group["prefix"]),
         dist.TCPStore(address, port, None, False, timeout=timeout, wait_for_workers=False),
     )
-    store.set(f"here/{command['rank']}", "1")
-    everyone = [f"here/{rank}" for rank in range(int(command["world_size"]))]
+    store.set(f"here/{group['rank']}", "1")
+    everyone = [f"here/{rank}" for rank in range(int(group["world_size"]))]
     while not store.check(everyone):
         channel.raise_if_aborted(round_index)
         time.sleep(POLL_S)
@@ -199,38 +260,14 @@ def _wait_for_port(channel: Channel, round_index: int, address: str, port: int) 
             return
 
 
-def _device(local_rank: int) -> Any:
-    import torch
-
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise SystemExit(
-            f"device {local_rank} was expected, torch sees {torch.cuda.device_count()}"
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
-
-
-def _backend(device: Any) -> str:
-    return "nccl" if device.type == "cuda" else "gloo"
-
-
-def _device_name(device: Any) -> str:
-    import torch
-
-    if device.type != "cuda":
-        return "cpu"
-    properties = torch.cuda.get_device_properties(device)
-    return f"{properties.name} {getattr(properties, 'uuid', '')}".strip()
-
-
-def _collective_library(device: Any) -> str:
-    import torch
-
-    if device.type != "cuda":
-        return "gloo"
-    return "nccl " + ".".join(str(part) for part in torch.cuda.nccl.version())
+def _said(err: Exception) -> str:
+    """Return what an error says in one line, with what NCCL itself said last where it did."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    if not lines:
+        return ""
+    marks = [index for index, line in enumerate(lines) if line.startswith("Last error:")]
+    own_words = lines[marks[-1] :] if marks and marks[-1] else []
+    return " ".join([lines[0], *own_words])
 
 
 def _make_package_importable() -> None:
@@ -253,13 +290,26 @@ def _make_package_importable() -> None:
 
 
 def _arguments_are_valid(arguments: list[str]) -> bool:
-    return len(arguments) == 2 and all(argument.isdigit() for argument in arguments)
+    return len(arguments) == 3 and all(argument.isdigit() for argument in arguments)
+
+
+def loopback() -> None:
+    """Be one of the processes that the probe nic_loopback starts."""
+    from slurm_health.probes import nic_loopback
+
+    nic_loopback.exchange(sys.argv[2:])
 
 
 if __name__ == "__main__":
-    if not _arguments_are_valid(sys.argv[1:]):
-        raise SystemExit("usage: worker.py LOCAL_RANK THREADS (started by the slurm-health agent)")
+    is_loopback = sys.argv[1:2] == ["loopback"]
+    if not is_loopback and not _arguments_are_valid(sys.argv[1:]):
+        raise SystemExit(
+            "usage: worker.py LOCAL_RANK THREADS DEVICES (started by the slurm-health agent)"
+        )
     # A worker is run by its path; its own directory must not be searched for modules.
     sys.path.pop(0)
     _make_package_importable()
-    main()
+    if is_loopback:
+        loopback()
+    else:
+        main()

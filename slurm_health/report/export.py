@@ -11,12 +11,12 @@ import msgspec
 
 from slurm_health.core.records import PathJudged
 from slurm_health.report.acts import Act
-from slurm_health.report.figures import ALLGATHER, MATMUL, Figure
-from slurm_health.report.model import JobReport, NodeReport, RunReport, ScriptOutcome
+from slurm_health.report.figures import ALLGATHER, MATMUL, Figure, unit_of
+from slurm_health.report.model import Event, JobReport, NodeReport, RunReport, ScriptOutcome
 
 SCHEMA = 1
 
-_KEYS = {ALLGATHER: "allgather_gb_per_s", MATMUL: "matmul_gflop_per_s"}
+_ALWAYS = (ALLGATHER, MATMUL)
 
 
 def as_json(report: JobReport, *, raw: bool = False) -> str:
@@ -64,6 +64,7 @@ def run_object(run: RunReport, *, raw: bool = False) -> dict[str, object]:
         "paths": [_path(path) for path in run.paths],
         "leaves": [_path(leaf) for leaf in run.leaves],
         "actions": [_act(act) for act in run.acts],
+        "timeline": [_event(event) for event in run.timeline],
         "script": _script(run.script) if run.script else None,
     }
     if raw:
@@ -97,10 +98,14 @@ def _figures(figures: tuple[Figure, ...]) -> dict[str, list[float]]:
     measured = {
         figure.probe: [float(f"{value:.6g}") for value in figure.values] for figure in figures
     }
-    missing: dict[str, list[float]] = {probe: [] for probe in _KEYS}
-    return {
-        _KEYS.get(probe, f"{probe}_ms"): values for probe, values in (missing | measured).items()
-    }
+    missing: dict[str, list[float]] = {probe: [] for probe in _ALWAYS}
+    return {_key(probe): values for probe, values in (missing | measured).items()}
+
+
+def _key(probe: str) -> str:
+    """Return a figure's name with its unit: `allgather_gb_per_s`."""
+    unit = unit_of(probe).lower().replace("/", "_per_")
+    return f"{probe.replace(' ', '_')}_{unit}"
 
 
 def _path(path: PathJudged) -> dict[str, object]:
@@ -121,6 +126,17 @@ def _act(act: Act) -> dict[str, object]:
         "progress": act.progress.value,
         "reason": act.reason,
         "detail": act.detail,
+    }
+
+
+def _event(event: Event) -> dict[str, object]:
+    return {
+        "after_s": event.after_s,
+        "event": event.what,
+        "action": event.action or None,
+        "nodes": list(event.nodes),
+        "succeeded": event.succeeded,
+        "detail": event.detail,
     }
 
 

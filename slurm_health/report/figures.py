@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from math import isfinite
 
 from slurm_health.core.measurement import (
-    COLLECTIVES,
+    SHARED_SCOPES,
     allgather_busbw_gb_per_s,
+    metric,
     rate_gflop_per_s,
     reduced_ms,
 )
@@ -17,7 +18,9 @@ from slurm_health.core.records import Sampled
 
 ALLGATHER = "allgather"
 MATMUL = "matmul"
-_UNITS = {ALLGATHER: "GB/s", MATMUL: "GFLOP/s"}
+_ALLGATHERS = frozenset({ALLGATHER, "rail_allgather", "node_allgather"})
+_MEMORY_COPY = "memory_copy"
+_UNITS = {MATMUL: "GFLOP/s", _MEMORY_COPY: "GB/s", **dict.fromkeys(_ALLGATHERS, "GB/s")}
 # More bytes than any machine has: such a record is foreign, and could not become a float.
 _IMPOSSIBLE_BYTES = 2**63
 
@@ -26,8 +29,9 @@ _IMPOSSIBLE_BYTES = 2**63
 class Figure:
     """What one probe measured on one node, one value per group the node was in, by round.
 
-    Allgather is the bus bandwidth in GB/s, matmul the rate in GFLOP/s, any other probe its
-    time in ms. A value that was not measured is not there.
+    An all-gather is its bus bandwidth in GB/s, a copy what it reads and writes in GB/s, matmul
+    the rate in GFLOP/s, any other probe its time in ms. A value that was not measured is not
+    there.
     """
 
     probe: str
@@ -87,14 +91,11 @@ class _Group:
 
     @property
     def is_shared(self) -> bool:
-        return self.probe in COLLECTIVES
+        return any(sample.scope in SHARED_SCOPES for sample in self.samples.values())
 
     def elapsed_ms(self) -> dict[str, float]:
         """Return the members' times; a collective's is its slowest member's, if all are known."""
-        known = {
-            node: reduced_ms(sample.probe, sample.iteration_ms)
-            for node, sample in self.samples.items()
-        }
+        known = {node: reduced_ms(sample) for node, sample in self.samples.items()}
         times = {node: value for node, value in known.items() if value is not None}
         if not self.is_shared:
             return times
@@ -109,7 +110,7 @@ def _groups(samples: Iterable[Sampled]) -> list[_Group]:
     for sample in samples:
         members = frozenset(sample.group)
         if sample.node in members:
-            found.setdefault((sample.round, sample.probe, members), {})[sample.node] = sample
+            found.setdefault((sample.round, metric(sample), members), {})[sample.node] = sample
     return [
         _Group(round=index, probe=probe, members=members, samples=by_node)
         for (index, probe, members), by_node in found.items()
@@ -118,12 +119,14 @@ def _groups(samples: Iterable[Sampled]) -> list[_Group]:
 
 def _value(sample: Sampled, elapsed_ms: float) -> float | None:
     value = elapsed_ms
-    if sample.probe == ALLGATHER:
+    if sample.probe in _ALLGATHERS:
         if sample.world_size < 2 or not 0 < sample.total_bytes < _IMPOSSIBLE_BYTES:
             return None
         value = allgather_busbw_gb_per_s(
             total_bytes=sample.total_bytes, ranks=sample.world_size, elapsed_ms=elapsed_ms
         )
+    elif sample.probe == _MEMORY_COPY:
+        value = min(sample.total_bytes, _IMPOSSIBLE_BYTES) / (elapsed_ms * 1e6)
     elif sample.probe == MATMUL:
         value = rate_gflop_per_s(flop=sample.flop, elapsed_ms=elapsed_ms)
     return value if isfinite(value) and value > 0 else None

@@ -32,6 +32,7 @@ from slurm_health.report.model import (
     State,
     attempt_and_check,
 )
+from slurm_health.report.timeline import timeline
 
 # How long a master may be silent before it is taken for dead. It writes at the latest when a
 # round's deadline has passed; before the first round it waits for torch to load on every node.
@@ -87,6 +88,7 @@ def run_report(
         leaves=tuple(verdict.leaves) if verdict else (),
         acts=tuple(map(_took_effect, acts)) if requeued else acts,
         script=_script(entries, start),
+        timeline=timeline(entries),
         samples=samples,
     )
     if finished is None:

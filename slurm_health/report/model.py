@@ -64,6 +64,22 @@ class ScriptOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that happened, `after_s` seconds after the start of the check.
+
+    `what` is the kind of the journal's record. `detail` is what the record says in words: a
+    reason, a cause, a result.
+    """
+
+    after_s: float
+    what: str
+    action: str = ""
+    nodes: tuple[str, ...] = ()
+    succeeded: bool | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunReport:
     """One check: of one attempt of a job, or one of several in the same attempt.
 
@@ -90,6 +106,7 @@ class RunReport:
     reason: str = ""
     exit_code: int | None = None
     script: ScriptOutcome | None = None
+    timeline: tuple[Event, ...] = ()
     samples: tuple[Sampled, ...] = ()
 
     def named(self, level: Level) -> tuple[str, ...]:

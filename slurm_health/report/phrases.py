@@ -139,7 +139,9 @@ def _act_text(act: Act, run: RunReport) -> str:
         return _proceed_text(run, act.nodes, act.reason)
     done, failed, begun = _VERBS.get(act.action, (act.action, f"no {act.action}", act.action))
     who = "" if act.action in _ON_THE_JOB or not act.nodes else f" {nodes_text(act.nodes)}"
-    if act.progress is Progress.DONE:
+    # The end of a hold is the end of the process that would record it.
+    held = act.action == "hold" and run.disposition == "hold"
+    if act.progress is Progress.DONE or (held and act.progress is Progress.INTENDED):
         why = f" ({act.reason})" if act.action == "hold" and act.reason else ""
         return f"{done}{who}{why}"
     if act.progress is Progress.FAILED:

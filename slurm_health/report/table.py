@@ -22,6 +22,7 @@ from slurm_health.report.phrases import (
     outcome_texts,
     range_text,
 )
+from slurm_health.report.timeline_text import timeline_lines
 
 _ALWAYS_SHOWN = (ALLGATHER, MATMUL)
 _PER_TFLOP = 1000.0
@@ -59,7 +60,7 @@ def job_text(report: JobReport, *, width: int | None = None, unicode: bool = Tru
         lines += flowed([(gap, show(part)) for gap, part in _attempt_line(run)], width)
     nodes = _node_lines(report.nodes, width, unicode=unicode)
     paths = _path_lines(report.paths, report.leaves, width, unicode=unicode)
-    return _blocks(lines, nodes, paths)
+    return _blocks(lines, nodes, paths, timeline_lines(report.runs, width, unicode=unicode))
 
 
 def check_summary(run: RunReport, *, width: int | None = None, unicode: bool = True) -> str:
@@ -130,8 +131,7 @@ def _node_lines(nodes: Sequence[NodeReport], width: int | None, *, unicode: bool
         return []
     show = partial(printable, unicode=unicode)
     rows = _rows(nodes)
-    probes = {figure.probe for node in nodes for figure in node.figures}
-    shown = [*_ALWAYS_SHOWN, *sorted(probes - set(_ALWAYS_SHOWN))]
+    shown = [*_ALWAYS_SHOWN, *_in_question(rows)]
     columns = [_column(probe, rows) for probe in shown]
     cells = [
         [
@@ -143,6 +143,14 @@ def _node_lines(nodes: Sequence[NodeReport], width: int | None, *, unicode: bool
     ]
     heads = [("NODES", ""), ("VERDICT", ""), *(head for head, _ in columns)]
     return table(heads, cells, [show(row.reason) for row in rows], "REASON", width)
+
+
+def _in_question(rows: Sequence[_Row]) -> list[str]:
+    """Return the other probes that a node is not well in, by name."""
+    unwell = [row for row in rows if row.level not in (Level.HEALTHY, None)]
+    measured = {figure.probe for row in rows for node in row.nodes for figure in node.figures}
+    named = {probe for probe in measured if any(probe in row.reason for row in unwell)}
+    return sorted(named - set(_ALWAYS_SHOWN))
 
 
 def _column(probe: str, rows: Sequence[_Row]) -> tuple[tuple[str, str], list[str]]:

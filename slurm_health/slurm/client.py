@@ -13,9 +13,10 @@ from pathlib import Path
 from slurm_health.core.nodeset import fold
 from slurm_health.errors import SlurmCommandError, SlurmError
 from slurm_health.slurm import command
+from slurm_health.slurm.partition import Partition, partition_of
 from slurm_health.slurm.reads import Reads
 from slurm_health.slurm.reads_choice import choose
-from slurm_health.slurm.shown import Job, Node
+from slurm_health.slurm.shown import Job, JobId, Node, parse_pairs
 
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
@@ -25,7 +26,8 @@ RETRY_S = 1.0
 class Client:
     """Slurm's commands, with an environment that the surrounding job does not disturb.
 
-    A controller that is being restarted is asked again for up to `patience_s`.
+    A job is named by its id, or as `12_3` where it is a task of an array. A controller that is
+    being restarted is asked again for up to `patience_s`.
     """
 
     def __init__(
@@ -45,11 +47,12 @@ class Client:
     def _reads(self) -> Reads:
         return choose(lambda argv: self._run(*argv)).reads
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: JobId) -> Job:
         """Read one job.
 
         Raises:
-            SlurmError: Slurm does not know it, or does not answer.
+            UnknownJob: Slurm does not know it, or no longer.
+            SlurmError: Slurm does not answer.
         """
         return self._reads.job(job_id)
 
@@ -60,6 +63,16 @@ class Client:
             SlurmError: Slurm does not know one of them, or does not answer.
         """
         return self._reads.nodes(names)
+
+    def partitions(self) -> dict[str, Partition]:
+        """Read all partitions, hidden ones too, in one call.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        text = self._run("scontrol", "show", "partition", "-a", "-o")
+        found = [partition_of(parse_pairs(line)) for line in text.splitlines() if line.strip()]
+        return {partition.name: partition for partition in found}
 
     def may_drain(self, uid: int) -> bool:
         """Tell whether a user may drain nodes, without trying.
@@ -90,16 +103,27 @@ class Client:
             "scontrol", "update", f"NodeName={fold(nodes)}", "State=DRAIN", f"Reason={reason}"
         )
 
-    def update_job(self, job_id: int, **changes: str) -> None:
+    def update_job(self, job_id: JobId, **changes: str) -> None:
         """Change fields of a job.
 
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
         pairs = [f"{key}={value}" for key, value in changes.items()]
-        self._run("scontrol", "update", f"JobId={job_id}", *pairs)
+        self._run("scontrol", "update", f"JobId={self._reference(job_id)}", *pairs)
 
-    def shrink(self, job_id: int, keep: Sequence[str], directory: Path) -> None:
+    def comment(self, job_id: JobId) -> str:
+        """Return the comment of a job that has not ended, whole.
+
+        What `job` reads ends at the first word of it that looks like a field.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        text = self._run("squeue", "--noheader", f"--jobs={job_id}", "--format=%k").rstrip("\n")
+        return "" if text == "(null)" else text
+
+    def shrink(self, job_id: JobId, keep: Sequence[str], directory: Path) -> None:
         """Let a running job go on with some of its nodes only.
 
         scontrol leaves shell scripts with the new variables in its working directory, which must
@@ -108,27 +132,28 @@ class Client:
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
+        reference = self._reference(job_id)
         self._patiently(
-            ["scontrol", "update", f"JobId={job_id}", f"NodeList={fold(keep)}"],
+            ["scontrol", "update", f"JobId={reference}", f"NodeList={fold(keep)}"],
             environ=self._environ,
             directory=directory,
         )
 
-    def requeue_held(self, job_id: int) -> None:
+    def requeue_held(self, job_id: JobId) -> None:
         """Requeue a job and hold it. Ends the caller when it runs in that job.
 
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
-        self._run("scontrol", "requeuehold", str(job_id))
+        self._run("scontrol", "requeuehold", self._reference(job_id))
 
-    def release(self, job_id: int) -> None:
+    def release(self, job_id: JobId) -> None:
         """Release a held job.
 
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
         """
-        self._run("scontrol", "release", str(job_id))
+        self._run("scontrol", "release", self._reference(job_id))
 
     def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
         """Submit a batch script; return the job's id.
@@ -161,6 +186,10 @@ class Client:
             SlurmError: it was refused, or Slurm does not answer.
         """
         self._run("scancel", str(job_id))
+
+    def _reference(self, job_id: JobId) -> str:
+        """Return what to call a job; a name is one already, a number may be that of an array."""
+        return job_id if isinstance(job_id, str) else self.job(job_id).reference
 
     def _is_administrator(self, uid: int) -> bool:
         try:

@@ -16,15 +16,13 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from slurm_health.errors import ExitCode, SlurmCommandError, SlurmError
-from slurm_health.slurm.shown import JOB_FIELDS, Job, Node, job_of
-
-if TYPE_CHECKING:
-    from slurm_health.slurm.reads import Reads, Run
+from slurm_health.errors import ExitCode, SlurmCommandError, SlurmError, UnknownJob
+from slurm_health.slurm.reads import Reads, Run, knows_no_job
+from slurm_health.slurm.shown import JOB_FIELDS, Job, JobId, Node, job_of
 
 log = logging.getLogger(__name__)
 # Slurm was asked and refused, or did not answer. Every other code means that pyslurm is no use.
@@ -53,12 +51,18 @@ class PyslurmReads:
         self._instead = instead
         self._usable = True
 
-    def job(self, job_id: int) -> Job:
-        """Read one job."""
-        text = self._try("job", str(job_id))
-        if text is None:
+    def job(self, job_id: JobId) -> Job:
+        """Read one job; `instead` reads what pyslurm cannot name, such as a task as `12_3`."""
+        fields = self._job_fields(job_id)
+        # Of all the tasks that an array's id means pyslurm shows one, which may be another; and it
+        # takes task 0 for none.
+        if (
+            fields is None
+            or fields.get("JobId") != str(job_id)
+            or ("ArrayJobId" in fields and "ArrayTaskId" not in fields)
+        ):
             return self._instead.job(job_id)
-        return job_of(job_id, _decoded(text, dict[str, str]))
+        return job_of(job_id, fields)
 
     def nodes(self, names: Sequence[str]) -> dict[str, Node]:
         """Read some nodes, or all, in one call."""
@@ -75,6 +79,17 @@ class PyslurmReads:
         """
         module = "slurm_health.slurm.pyslurm_client"
         return self._run([sys.executable, "-I", "-m", module, *question])
+
+    def _job_fields(self, job_id: JobId) -> dict[str, str] | None:
+        if not str(job_id).isdecimal():
+            return None
+        try:
+            text = self._try("job", str(job_id))
+        except SlurmCommandError as err:
+            if knows_no_job(err):
+                raise UnknownJob(job_id) from err
+            raise
+        return None if text is None else _decoded(text, dict[str, str])
 
     def _try(self, *question: str) -> str | None:
         if not self._usable:
@@ -122,22 +137,27 @@ def main(argv: Sequence[str]) -> int:
 def _job_fields(job: Any) -> dict[str, str]:
     """Return the fields of a job as scontrol names and writes them."""
     found = {
+        "JobId": job.id,
+        "ArrayJobId": job.array_id,
+        "ArrayTaskId": job.array_task_id,
         "JobState": job.state,
-        "Reason": job.state_reason,
+        "Reason": (job.state_reason or "").replace(" ", "_"),  # as scontrol does
         "Priority": job.priority,
         "NodeList": job.allocated_nodes,
         "ReqNodeList": job.required_nodes,
         "ExcNodeList": job.excluded_nodes,
         "BatchFlag": int(bool(job.is_batch_job)),
         "Requeue": int(bool(job.is_requeueable)),
+        "Restarts": job.requeue_count,
         "Partition": job.partition,
         "Account": job.account,
         "QOS": job.qos,
     }
-    return {
+    shown = {
         key: nothing if found[key] in {None, ""} else str(found[key])
         for key, nothing in JOB_FIELDS.items()
     }
+    return {key: text for key, text in shown.items() if text is not None}
 
 
 def _nodes(pyslurm: Any, names: Sequence[str]) -> list[Node]:

@@ -10,20 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from slurm_health.errors import SlurmError
-from slurm_health.slurm.shown import Job, Node, job_of, node_of, parse_pairs
+from slurm_health.errors import SlurmCommandError, SlurmError, UnknownJob
+from slurm_health.slurm.shown import Job, JobId, Node, job_fields, job_of, node_of
 
 Run = Callable[[Sequence[str]], str]
+# Slurm's own words, which its commands and its library share.
+_UNKNOWN_JOB = "Invalid job id specified"
 
 
 class Reads(Protocol):
     """What is asked of Slurm. An empty list of names means every node."""
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: JobId) -> Job:
         """Read one job.
 
         Raises:
-            SlurmError: Slurm does not know it, or does not answer.
+            UnknownJob: Slurm does not know it, or no longer.
+            SlurmError: Slurm does not answer.
         """
         ...
 
@@ -42,11 +45,15 @@ class CommandReads:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: JobId) -> Job:
         """Read one job."""
-        return job_of(
-            job_id, parse_pairs(self._run(["scontrol", "show", "job", "-o", str(job_id)]))
-        )
+        try:
+            text = self._run(["scontrol", "show", "job", "-o", str(job_id)])
+        except SlurmCommandError as err:
+            if knows_no_job(err):
+                raise UnknownJob(job_id) from err
+            raise
+        return job_of(job_id, job_fields(job_id, text))
 
     def nodes(self, names: Sequence[str]) -> dict[str, Node]:
         """Read some nodes, or all, in one call."""
@@ -58,6 +65,11 @@ class CommandReads:
             wanted = f"nodes {', '.join(missing)}" if missing else "nodes"
             raise SlurmError(f"scontrol show {which[0]} answered {text[:80]!r}, expected {wanted}")
         return found
+
+
+def knows_no_job(err: SlurmCommandError) -> bool:
+    """Tell whether Slurm refused because it does not know the job."""
+    return _UNKNOWN_JOB in err.stderr
 
 
 def folded(names: Sequence[str]) -> str:

@@ -11,6 +11,10 @@ import msgspec
 # `Key=value` pairs of one-line scontrol output. A value may hold spaces, and a reason or comment
 # words like `limit=280`; Slurm's own keys begin with a capital letter.
 _PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
+# One job of several, and the name its owner gave it: both a name and a comment may hold line ends,
+# and a name, which stands in front, words that look like the fields behind it.
+_JOB = re.compile(r"^(?=JobId=\d+ (?:ArrayJobId|HetJobId|JobName)=)", re.MULTILINE)
+_JOB_NAME = re.compile(r"(?<= )JobName=.*?(?= UserId=\S+\(\d+\) GroupId=)", re.DOTALL)
 _OUT = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE")
 # Next to DRAIN these say that the node waits for something a passed check does not bring.
 _UNRELEASABLE = ("DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", "NOT_RESP")
@@ -21,13 +25,27 @@ _PARTITIONS = re.compile(r"\sPartitions=(\S+)")
 _SIGNED = re.compile(r".*?\[[^][@\s]+@[\dT:.+-]+\]")
 
 
+# `12_3` names one task of an array.
+JobId = int | str
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `fields` holds at least what `JOB_FIELDS` names, under scontrol's names."""
 
-    job_id: int
+    job_id: JobId
     states: frozenset[str]
     reason: str
     fields: Mapping[str, str]
+
+    @property
+    def reference(self) -> str:
+        """What Slurm's commands call this job: `12_3` for one task of an array.
+
+        The task that Slurm splits off last has the array's own id, and a command that names that
+        id means every task.
+        """
+        array, task = self.fields.get("ArrayJobId", ""), self.fields.get("ArrayTaskId", "")
+        return f"{array}_{task}" if array and task.isdecimal() else str(self.job_id)
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -40,6 +58,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return _names(self.fields.get("NodeList", ""))
 
     @property
+    def restarts(self) -> int:
+        """How often the job was requeued, by anybody, or 0 where Slurm does not say."""
+        text = self.fields.get("Restarts", "")
+        return int(text) if text.isdigit() else 0
+
+    @property
     def pending(self) -> bool:
         """Pending for good: nothing of an earlier attempt is still being cleaned up."""
         return "PENDING" in self.states and "COMPLETING" not in self.states
@@ -50,8 +74,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.fields.get("Priority") == "0"
 
 
-# What is asked of a job, and what scontrol writes where there is nothing.
-JOB_FIELDS: Mapping[str, str] = {
+# What is asked of a job, and what scontrol writes where there is nothing; None for a field that it
+# then leaves out.
+JOB_FIELDS: Mapping[str, str | None] = {
+    "JobId": "",
+    "ArrayJobId": None,
+    "ArrayTaskId": None,
     "JobState": "",
     "Reason": "None",
     "Priority": "0",
@@ -60,6 +88,7 @@ JOB_FIELDS: Mapping[str, str] = {
     "ExcNodeList": "(null)",
     "BatchFlag": "0",
     "Requeue": "0",
+    "Restarts": "0",
     "Partition": "(null)",
     "Account": "(null)",
     "QOS": "(null)",
@@ -103,7 +132,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def job_of(job_id: int, fields: Mapping[str, str]) -> Job:
+def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job:
     """Return a job from its fields."""
     return Job(
         job_id=job_id,
@@ -111,6 +140,16 @@ def job_of(job_id: int, fields: Mapping[str, str]) -> Job:
         reason=fields.get("Reason", ""),
         fields=fields,
     )
+
+
+def job_fields(job_id: JobId, text: str) -> dict[str, str]:
+    """Return the fields of one job from what `scontrol show job -o` prints.
+
+    The id of an array, or of a job of several parts, shows every task or part. The name of a job
+    is left out: only its owner knows where it ends.
+    """
+    shown = [parse_pairs(_JOB_NAME.sub("", each)) for each in _JOB.split(text)]
+    return next((fields for fields in shown if fields.get("JobId") == str(job_id)), shown[-1])
 
 
 def node_of(line: str) -> Node | None:

@@ -59,7 +59,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(int *gpu, uint *count, char *found) 
     if (*count < 1) { *count = 1; return 7; }
     memset(found, 0, 24); memcpy(found, &pid, 4); *count = 1; return 0; }
 int nvmlDeviceGetRemappedRows(int *gpu, uint *a, uint *b, uint *pending, uint *failed) {
-    *a = *b = 0; *failed = (uint)ask(gpu, "remap_failed", 0); ANSWER(gpu, "remap_pending", 0, pending); }
+    *a = (uint)ask(gpu, "remapped", 0); *b = 0; *failed = (uint)ask(gpu, "remap_failed", 0); ANSWER(gpu, "remap_pending", 0, pending); }
 int nvmlDeviceGetTotalEccErrors(int *gpu, int type, int counter, ull *count) {
     (void)type; (void)counter; ANSWER(gpu, "uncorrected", 0, count); }
 int nvmlDeviceGetCurrentClocksEventReasons(int *gpu, ull *reasons) { ANSWER(gpu, "reasons", 1, reasons); }
@@ -80,3 +80,15 @@ int nvmlDeviceGetFieldValues(int *gpu, int count, char *values) {
     uint action = (uint)ask(gpu, "recovery", 0); int code = (int)ask(gpu, "recovery_return", 0);
     memcpy(values + 28, &code, 4); memcpy(values + 32, &action, 4);
     return (int)ask(gpu, "error", 0); }
+int nvmlDeviceGetClockInfo(int *gpu, int type, uint *mhz) {
+    if (type != 1) return 2;  // the clock of the multiprocessors only
+    ANSWER(gpu, "clock", 1980, mhz); }
+int nvmlDeviceGetTemperature(int *gpu, int sensor, uint *celsius) {
+    (void)sensor; ANSWER(gpu, "temperature", 45, celsius); }
+int nvmlDeviceGetPowerUsage(int *gpu, uint *milliwatts) { ANSWER(gpu, "milliwatts", 700000, milliwatts); }
+int nvmlDeviceGetRetiredPages(int *gpu, int cause, uint *count, ull *pages) {
+    if (ask(gpu, "error", 0)) return (int)ask(gpu, "error", 0);
+    long long found = cause == 0 ? ask(gpu, "retired", -1) : 0;
+    if (found < 0) return 3;
+    if (*count < (uint)found || !pages) { *count = (uint)found; return 7; }
+    memset(pages, 0, sizeof *pages * (size_t)found); *count = (uint)found; return 0; }

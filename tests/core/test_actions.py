@@ -1,26 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.core.actions import (
-    REASON_LENGTH,
-    REASON_PREFIX,
+    AtRequeueLimit,
     Disposition,
-    Drain,
     Finish,
-    LeaveAlone,
+    Hold,
+    OnInconclusive,
     OnStraggler,
     Policy,
     RequeueElsewhere,
     Shrink,
     Situation,
     decide,
-    drain_reason,
     exit_code,
     unwanted,
+)
+from slurm_health.core.draining import (
+    REASON_LENGTH,
+    REASON_PREFIX,
+    Drain,
+    LeaveAlone,
+    drain_reason,
 )
 from slurm_health.core.records import NodeJudged, PathJudged, VerdictReached
 from slurm_health.core.verdict import Level
@@ -31,6 +38,8 @@ POLICIES = st.builds(
     Policy,
     max_requeues=st.integers(0, 4),
     on_straggler=st.sampled_from(OnStraggler),
+    on_inconclusive=st.sampled_from(OnInconclusive),
+    at_requeue_limit=st.sampled_from(AtRequeueLimit),
     max_bad_share=st.floats(0.0, 1.0),
     nodes_wanted=st.none() | st.integers(1, 8),
     nodes_needed=st.none() | st.integers(1, 8),
@@ -45,6 +54,8 @@ def situations(draw: st.DrawFn, verdict: VerdictReached) -> Situation:
         batch_node=names[0],
         requeues=draw(st.integers(0, 4)),
         requeue_obstacle=draw(st.sampled_from(["", "it is not a batch job"])),
+        hold_obstacle=draw(st.sampled_from(["", "it is not a batch job"])),
+        held_for=frozenset(draw(st.sets(st.sampled_from(names)))),
         may_drain=draw(st.booleans()),
         node_reasons=draw(st.dictionaries(st.sampled_from(names), st.text(max_size=9))),
     )
@@ -76,6 +87,10 @@ def situation(
     )
 
 
+def verdict_nodes(verdict: VerdictReached, level: Level) -> list[str]:
+    return [node.node for node in verdict.nodes if node.level is level]
+
+
 ONE_FAULTY = verdict_of(n1=Level.HEALTHY, n2=Level.FAULTY, n3=Level.HEALTHY)
 
 
@@ -87,12 +102,15 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
 
     actions = decide(verdict, policy, known)
 
-    faulty = {node.node for node in verdict.nodes if node.level is Level.FAULTY}
-    bad = {node.node for node in unwanted(verdict, policy)}
+    at = {level: set(verdict_nodes(verdict, level)) for level in Level}
+    bad = {node.node for node in unwanted(verdict, policy)} - (at[Level.INCONCLUSIVE])
     drains = [action for action in actions if isinstance(action, Drain)]
     drained = [name for action in drains for name in action.nodes]
+    may_go = at[Level.FAULTY] | (
+        at[Level.SLOW] if policy.on_straggler is OnStraggler.DRAIN else set()
+    )
     assert len(drained) == len(set(drained))
-    assert set(drained) <= faulty - set(known.node_reasons)
+    assert set(drained) <= may_go - set(known.node_reasons)
     assert not drained or known.may_drain
     assert len(drained) <= max(1, int(policy.max_bad_share * len(verdict.nodes)))
     assert all(action.reason.startswith(REASON_PREFIX) for action in drains)
@@ -106,14 +124,26 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
         assert shrink.reason
     match actions[-1]:
         case RequeueElsewhere(exclude=exclude):
-            assert set(exclude) == bad
-            assert bad
+            assert bad <= set(exclude) <= bad | at[Level.INCONCLUSIVE]
+            assert exclude
             assert not shrinks
             assert known.requeues < policy.max_requeues
             assert not known.requeue_obstacle
+        case Hold(nodes=nodes):
+            assert nodes
+            assert not shrinks
+            assert not known.hold_obstacle
+            assert OnInconclusive.HOLD in {policy.on_inconclusive} or (
+                policy.at_requeue_limit is AtRequeueLimit.HOLD
+                and known.requeues >= policy.max_requeues
+            )
         case Finish(disposition=disposition, exit_code=code, reason=reason):
-            stops = bool(bad) and not shrinks
-            assert disposition is (Disposition.STOP if stops else Disposition.PROCEED)
+            if disposition is Disposition.PROCEED and bad and not shrinks:
+                assert policy.at_requeue_limit is AtRequeueLimit.START
+                assert known.requeues >= policy.max_requeues
+            if disposition is Disposition.STOP and not bad:
+                assert known.hold_obstacle
+            assert disposition is not Disposition.STOP or not shrinks
             assert code is exit_code(verdict)
             assert reason
         case last:
@@ -121,12 +151,14 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_undecided_and_healthy_nodes_cause_nothing(data: st.DataObject) -> None:
+def test_undecided_and_healthy_nodes_cause_nothing_by_default(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1))
     harmless = st.sampled_from([Level.HEALTHY, Level.INCONCLUSIVE])
     verdict = verdict_of(**{name: data.draw(harmless) for name in names})
 
-    *before, last = decide(verdict, data.draw(POLICIES), data.draw(situations(verdict)))
+    policy = replace(data.draw(POLICIES), on_inconclusive=OnInconclusive.PROCEED)
+
+    *before, last = decide(verdict, policy, data.draw(situations(verdict)))
 
     assert all(isinstance(action, Shrink) for action in before)
     assert isinstance(last, Finish)

@@ -165,7 +165,7 @@ def test_a_node_whose_process_crashes_twice_is_faulty_and_its_partners_are_not(c
     verdict, _ = run(names(count), answer)
     assert verdict.named(Level.FAULTY) == ("n2",)
     assert verdict.nodes["n2"].component == "node"
-    assert verdict.nodes["n2"].reason == "its check process crashed in rounds 0 and 1"
+    assert verdict.nodes["n2"].reason == "its check process crashed (rounds 0 and 1)"
 
 
 def test_a_process_that_crashes_once_and_then_works_is_mentioned() -> None:
@@ -178,7 +178,7 @@ def test_a_process_that_crashes_once_and_then_works_is_mentioned() -> None:
 
     verdict, _ = run(names(4), answer)
     assert verdict.named(Level.HEALTHY) == tuple(names(4))
-    assert "crashed in round 0, and worked afterwards" in verdict.nodes["n2"].reason
+    assert "crashed (round 0), and worked afterwards" in verdict.nodes["n2"].reason
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 20])

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_health.core.localize import Localizer as RealLocalizer
+from slurm_health.check import make_localizer
+from slurm_health.core.phases import phases
 from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
@@ -33,22 +34,17 @@ from slurm_health.core.session import (
     Conclude,
     Launch,
     Limits,
-    Localizer,
     Session,
     Step,
     Wait,
 )
 from slurm_health.core.verdict import Level, Outcome
-from tests.support.world import CountingLocalizer, World
+from tests.support.world import QUICK, CountingLocalizer, World
 
 START_S = 1000.0
 LIMITS = Limits(settle_s=0.5)
 NODES = ("n1", "n2", "n3", "n4")
 many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-def real_localizer(nodes: Sequence[str], topology: Mapping[str, Sequence[str]] | None) -> Localizer:
-    return RealLocalizer(list(nodes), topology)
 
 
 # --- any world ---------------------------------------------------------------------------------
@@ -98,11 +94,22 @@ def test_what_is_concluded_follows_from_the_journal_alone(
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 2**32), st.lists(st.integers(5, 40), max_size=2))
+@given(
+    st.integers(0, 2**32),
+    st.lists(st.integers(5, 40), max_size=2),
+    st.sampled_from(["quick", "standard", "thorough"]),
+)
 def test_the_real_localizer_is_never_given_what_it_did_not_plan(
-    seed: int, deaths: list[int]
+    seed: int, deaths: list[int], check: str
 ) -> None:
-    world = World(names(5), Random(seed), trouble=0.4, limits=LIMITS, make_localizer=real_localizer)
+    world = World(
+        names(5),
+        Random(seed),
+        trouble=0.4,
+        limits=LIMITS,
+        make_localizer=make_localizer,
+        course=phases([check]),
+    )
 
     session = world.play(die_after=deaths)
 
@@ -142,7 +149,7 @@ class Story:
     """A session that is told what happens, second by second."""
 
     def __init__(self, nodes: Sequence[str] = NODES, limits: Limits = LIMITS) -> None:
-        self.session = Session(nodes, CountingLocalizer, limits)
+        self.session = Session(nodes, CountingLocalizer, limits, QUICK)
         self.now_s = START_S
 
     def says(self, *records: Record, at_s: float | None = None) -> None:

@@ -23,6 +23,7 @@ TEMPLATES = ROOT / "sbatch_templates"
 RENDERED = {"health.sbatch"}
 TESTED = {
     "check-then-torchrun.sbatch",
+    "container.sbatch",
     "sweep.sbatch",
     "task-per-gpu.sbatch",
     "torchrun-with-check.sbatch",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_health.core import actions, drain_note
+from slurm_health.core import drain_note, draining
 from slurm_health.hooks import ledger
 from tests.hooks.conftest import Node
 from tests.hooks.fake_scontrol import FakeScontrol
@@ -39,8 +39,8 @@ def test_the_note_is_set_before_the_hook_fails(node: Node) -> None:
 
 
 def test_prefix_and_length_are_those_of_every_other_note() -> None:
-    assert drain_note.PREFIX == actions.REASON_PREFIX
-    assert drain_note.LENGTH == actions.REASON_LENGTH
+    assert drain_note.PREFIX == draining.REASON_PREFIX
+    assert drain_note.LENGTH == draining.REASON_LENGTH
 
 
 @pytest.mark.parametrize("severity", ["warn", "user_fault"])

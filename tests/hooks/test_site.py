@@ -125,3 +125,13 @@ def test_the_same_file_tells_users_where_journals_go(tmp_path: Path) -> None:
     environ = {config.SITE_FILE_VARIABLE: str(path), "HOME": "/home/alice"}
     assert config.journal_root(None, environ) == Path("/shared/j")
     assert site_file.TOP_KEYS == config.SITE_KEYS
+
+
+def test_expectations_are_for_users_checks_and_a_mistake_in_them_is_named_with_its_line(
+    tmp_path: Path,
+) -> None:
+    good = '[expectations."NVIDIA H200"]\nhealthy_fraction = 0.6\n'
+    assert load_site(tmp_path, good).checks == ()
+
+    with pytest.raises(ConfigError, match=r":3: .*did you mean healthy_fraction"):
+        load_site(tmp_path, '\n\n[expectations."NVIDIA H200"]\nhealthy_fractoin = 0.6\n')

@@ -76,6 +76,8 @@ def write_files(spec: LabSpec) -> None:
     (slurm / "slurm.conf").write_text(slurmconf.slurm_conf(spec))
     if spec.topology_conf:
         (slurm / "topology.conf").write_text(spec.topology_conf)
+    if spec.gres_conf:
+        (slurm / "gres.conf").write_text(spec.gres_conf)
     (slurm / "cgroup.conf").write_text(slurmconf.cgroup_conf(daemons.slurm_version()))
     (paths.etc / "passwd").write_text(slurmconf.passwd(spec, machine_passwd))
     (paths.etc / "group").write_text(slurmconf.group(Path("/etc/group").read_text()))

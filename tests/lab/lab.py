@@ -56,6 +56,7 @@ class Lab(Inside):
         cpus: int = 2,
         memory_mb: int = 2000,
         topology_conf: str = "",
+        gres_conf: str = "",
         visible: Sequence[Path] = (),
         detached: bool = False,
         deadline_s: float = 60,
@@ -71,6 +72,7 @@ class Lab(Inside):
             cpus: CPUs of each node, whatever the machine has.
             memory_mb: RealMemory of each node, likewise.
             topology_conf: text of a topology.conf, for topology/tree; default: no topology.
+            gres_conf: text of a gres.conf; the nodes' Gres is for `slurm_conf_extra` to say.
             visible: paths that jobs must reach although others may not enter them outside, or
                 although they lie below /tmp.
             detached: let the lab live on when this process ends.
@@ -91,6 +93,7 @@ class Lab(Inside):
             memory_mb=memory_mb,
             slurm_conf_extra=slurm_conf_extra,
             topology_conf=topology_conf,
+            gres_conf=gres_conf,
             release=None if release is None else str(release.resolve()),
             visible=tuple(str(path.resolve()) for path in visible),
         )

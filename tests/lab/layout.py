@@ -41,6 +41,7 @@ class LabSpec:
     memory_mb: int = 2000
     slurm_conf_extra: str = ""
     topology_conf: str = ""
+    gres_conf: str = ""
     release: str | None = None
     visible: tuple[str, ...] = ()
 

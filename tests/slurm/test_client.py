@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.errors import SlurmCommandError, SlurmError
+from slurm_health.errors import SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.shown import Job, Node, parse_pairs
 from tests.support.fake_slurm import FakeSlurm
@@ -165,8 +165,16 @@ def test_an_administrator_of_the_accounting_may_drain(
 
 
 def test_a_job_that_slurm_does_not_know_is_an_error(client: Client) -> None:
-    with pytest.raises(SlurmCommandError, match="Invalid job id specified"):
+    with pytest.raises(UnknownJob, match="does not know job 99"):
         client.job(99)
+
+
+def test_a_comment_is_read_whole_whatever_stands_in_it(slurm: FakeSlurm, client: Client) -> None:
+    assert client.comment(12) == ""
+
+    slurm.change_job(12, Comment="mine: JobState=RUNNING  it's  odd")
+
+    assert client.comment(12) == "mine: JobState=RUNNING  it's  odd"
 
 
 def test_a_running_job_cannot_exclude_nodes(client: Client) -> None:
@@ -237,7 +245,8 @@ exit 1
 
 
 def test_a_controller_that_stays_away_is_given_up(tmp_path: Path) -> None:
-    says = "echo 'Unable to contact slurm controller' >&2; exit 1"
+    # Its version scontrol tells without a controller.
+    says = "[ $1 = --version ] || { echo 'Unable to contact slurm controller' >&2; exit 1; }"
     write_executable(tmp_path / "scontrol", f"#!/bin/sh\n{says}\n")
     now_s = 0.0
 
@@ -268,3 +277,23 @@ def test_a_reason_that_looks_like_a_state_does_not_change_the_state() -> None:
 def test_a_line_without_fields_has_none() -> None:
     assert parse_pairs("") == {}
     assert parse_pairs("slurm_load_node error") == {}
+
+
+def test_one_task_of_an_array_is_told_from_the_others_and_named_as_slurm_names_it(
+    tmp_path: Path,
+) -> None:
+    # The task that is split off last has the id of the array, and that id shows every task.
+    client = client_that_prints(tmp_path, "job-array.txt")
+
+    assert client.job(18).reference == "18_2"
+    assert client.job(18).nodes == ("n4", "n5", "n6")
+    assert client.job(19).reference == "18_1"
+    assert client_that_prints(tmp_path, "job-running.txt").job(4).reference == "4"
+
+
+def test_a_job_name_that_looks_like_fields_disturbs_none(tmp_path: Path) -> None:
+    job = client_that_prints(tmp_path, "job-odd-name.txt").job(20)
+
+    assert job.states == {"PENDING"}
+    assert (job.fields["Requeue"], job.fields["Partition"]) == ("1", "main")
+    assert job.reference == "20"

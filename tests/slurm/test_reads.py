@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from slurm_health.core import drain_note
-from slurm_health.errors import SlurmCommandError, SlurmError, SlurmTimeoutError
+from slurm_health.errors import SlurmCommandError, SlurmError, SlurmTimeoutError, UnknownJob
 from slurm_health.slurm import command
 from slurm_health.slurm.pyslurm_client import PyslurmReads
 from slurm_health.slurm.reads import CommandReads, Reads, Run
 from slurm_health.slurm.reads_choice import choose, mismatch, proven
-from slurm_health.slurm.shown import JOB_FIELDS, Node
+from slurm_health.slurm.shown import JOB_FIELDS, JobId, Node
 from tests.lab import Lab, missing
 from tests.lab.errors import DeadlinePassed
 from tests.support.supervised import write_executable
@@ -25,6 +25,8 @@ from tests.support.supervised import write_executable
 DATA = Path(__file__).parents[1] / "data" / "slurm-22.05"
 NOTE = "slurm-health: job 3: network: allgather 95 GB/s, limit k=v"
 LAB_LIMIT_S = 20.0
+ODD_NAME = "a 'b\" c\nd Requeue=0 JobState=X"
+ODD_COMMENT = "x\nJobId=99 y "
 # Answers from recorded files, and refuses in Slurm's words what they do not have.
 RECORDED = """\
 #!/bin/sh
@@ -32,6 +34,9 @@ cd '{data}'
 case "$*" in
 "show job -o 4") cat job-running.txt ;;
 "show job -o 5") cat job-requeued-held.txt ;;
+"show job -o 18") cat job-array.txt ;;
+"show job -o 19" | "show job -o 18_1") grep ArrayTaskId=1 job-array.txt ;;
+"show job -o 20") cat job-odd-name.txt ;;
 "show job -o "*) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;;
 "show node -o n1") cat node-idle.txt ;;
 "show node -o n2") cat node-drained.txt ;;
@@ -43,14 +48,18 @@ esac
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A cluster: n1 is well, n2 drained with NOTE; one job holds both, another is held without n2.
+    """A cluster: n1 is well, n2 drained with NOTE; one job holds both.
 
-    `silence` makes the controller unreachable until it is called again.
+    Another was requeued once and is held without n2. All tasks of the array run, 2 is the last.
+    The odd job is held, and its name and comment look like fields. `silence` makes the controller
+    unreachable until it is called again.
     """
 
     reads: Reads
     running: int
     held: int
+    array: int
+    odd: int
     silence: Callable[[bool], None]
 
 
@@ -71,6 +80,8 @@ def recorded(directory: Path) -> Stage:
         reads=CommandReads(lambda argv: command.run(argv, environ=environ)),
         running=4,
         held=5,
+        array=18,
+        odd=20,
         silence=silence,
     )
 
@@ -97,6 +108,8 @@ class Played:
     lab: Lab
     running: int
     held: int
+    array: int
+    odd: int
 
     def silence(self, silent: bool) -> None:
         if silent:
@@ -111,14 +124,28 @@ def played() -> Iterator[Played]:
     if reason is not None:
         pytest.skip(reason)
     # Slurm's own clients then say within seconds that nobody answers.
-    with Lab.start(nodes=3, slurm_conf_extra="MessageTimeout=2") as lab:
-        running = lab.sbatch("#!/bin/sh\nsleep 600\n", "-wn1,n2", "-N2")
+    with Lab.start(nodes=3, cpus=4, slurm_conf_extra="MessageTimeout=2") as lab:
+        running = lab.sbatch("#!/bin/sh\nsleep 600\n", "-wn1,n2", "-N2", "--mem=100M")
         lab.wait_job(running, {"RUNNING"})
-        held = lab.sbatch("#!/bin/sh\nhostname\n", "--hold", "-xn2")
+        array = lab.sbatch("#!/bin/sh\nsleep 600\n", "-wn1", "--mem=100M", "--array=0-2")
+        for task in range(3):
+            lab.wait_job(f"{array}_{task}", {"RUNNING"})
+        held = requeued_and_held(lab)
+        named = [f"--job-name={ODD_NAME}", f"--comment={ODD_COMMENT}"]
+        odd = lab.sbatch("#!/bin/sh\nhostname\n", "--hold", *named)
         lab.run(["scontrol", "update", "NodeName=n2", "State=DRAIN", f"Reason={NOTE}"])
         lab.restart_slurmctld()  # what it has saved outlives being killed
         lab.wait_node("n2", "MIXED")
-        yield Played(lab, running, held)
+        yield Played(lab, running, held, array, odd)
+
+
+def requeued_and_held(lab: Lab) -> int:
+    job = lab.sbatch("#!/bin/sh\nsleep 600\n", "-wn3")
+    lab.wait_job(job, {"RUNNING"})
+    lab.run(["scontrol", "requeuehold", str(job)])
+    lab.wait_job(job, {"PENDING"})
+    lab.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=n2", "ReqNodeList="])
+    return job
 
 
 @pytest.fixture(
@@ -136,6 +163,8 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
         reads=reader(played.lab, request.param),
         running=played.running,
         held=played.held,
+        array=played.array,
+        odd=played.odd,
         silence=played.silence,
     )
 
@@ -159,6 +188,7 @@ def test_a_running_job_holds_its_nodes(stage: Stage) -> None:
 
     assert (job.job_id, job.reason) == (stage.running, "None")
     assert job.states == {"RUNNING"}
+    assert (job.reference, job.restarts) == (str(stage.running), 0)
     assert (job.nodes, job.excluded) == (("n1", "n2"), ())
     assert not job.pending
     assert not job.held
@@ -172,6 +202,28 @@ def test_a_held_job_is_pending_and_says_which_nodes_it_excludes(stage: Stage) ->
     assert job.pending
     assert job.held
     assert (job.nodes, job.excluded) == ((), ("n2",))
+    assert (job.reference, job.restarts) == (str(stage.held), 1)
+
+
+def test_a_task_of_an_array_is_told_from_the_others_and_has_its_own_name(stage: Stage) -> None:
+    first, last = f"{stage.array}_1", f"{stage.array}_2"
+
+    job = stage.reads.job(first)
+
+    assert (job.job_id, job.reference) == (first, first)
+    assert job.states == {"RUNNING"}
+    assert stage.reads.job(int(job.fields["JobId"])).reference == first
+    # The array's own id is that of the task which was split off last.
+    assert stage.reads.job(stage.array).reference == last
+
+
+def test_a_name_and_a_comment_that_look_like_fields_disturb_none(stage: Stage) -> None:
+    job = stage.reads.job(stage.odd)
+
+    assert job.pending
+    assert job.held
+    assert (job.reference, job.fields["JobId"]) == (str(stage.odd), str(stage.odd))
+    assert (job.fields["Requeue"], job.fields["Partition"]) == ("1", "main")
 
 
 def test_a_drained_node_has_its_note_and_who_left_it(stage: Stage) -> None:
@@ -209,9 +261,12 @@ def test_a_node_slurm_does_not_know_is_an_error(stage: Stage, names: list[str]) 
         stage.reads.nodes(names)
 
 
-def test_a_job_slurm_does_not_know_is_an_error(stage: Stage) -> None:
-    with pytest.raises(SlurmError, match="Invalid job id"):
-        stage.reads.job(999_999)
+@pytest.mark.parametrize("job_id", [999_999, "999999_1"])
+def test_a_job_slurm_does_not_know_is_an_error(stage: Stage, job_id: JobId) -> None:
+    with pytest.raises(UnknownJob) as caught:
+        stage.reads.job(job_id)
+
+    assert caught.value.job_id == job_id
 
 
 def test_a_controller_that_is_not_there_is_an_error_and_never_an_empty_answer(
@@ -259,10 +314,12 @@ def agree(lab: Lab, ask: Callable[[Reads], dict[str, Node]]) -> None:
 @pytest.mark.lab
 def test_both_readers_say_the_same_of_jobs(played: Played) -> None:
     scontrol, pyslurm = reader(played.lab, "scontrol"), reader(played.lab, "pyslurm")
-    for number in (played.running, played.held):
-        seen = scontrol.job(number)
-        assert pyslurm.job(number).fields == {key: seen.fields[key] for key in JOB_FIELDS}
-        assert pyslurm.job(number).states == seen.states
+    tasks = range(played.array, played.array + 3)
+    for number in (played.running, played.held, played.odd, *tasks):
+        seen, found = scontrol.job(number), pyslurm.job(number)
+        asked = {key: seen.fields[key] for key in JOB_FIELDS if key in seen.fields}
+        assert {key: found.fields[key] for key in JOB_FIELDS if key in found.fields} == asked
+        assert (found.states, found.reference) == (seen.states, seen.reference)
 
 
 @pytest.mark.lab
@@ -345,6 +402,31 @@ def test_a_pyslurm_that_hangs_is_not_waited_for_twice() -> None:
 
     with pytest.raises(SlurmTimeoutError):
         PyslurmReads(run, instead=CommandReads(run)).nodes([])
+
+
+@pytest.mark.parametrize(
+    ("job_id", "answer", "asked"),
+    [
+        (18, {"JobId": "19", "ArrayJobId": "18", "ArrayTaskId": "1"}, [sys.executable, "scontrol"]),
+        (18, {"JobId": "18", "ArrayJobId": "18"}, [sys.executable, "scontrol"]),
+        ("18_2", {}, ["scontrol"]),
+        (18, {"JobId": "18", "ArrayJobId": "18", "ArrayTaskId": "2"}, [sys.executable]),
+    ],
+    ids=["another task", "task 0, or several", "a task by name", "the task"],
+)
+def test_a_task_that_pyslurm_cannot_tell_is_read_through_the_commands(
+    job_id: JobId, answer: dict[str, str], asked: list[str]
+) -> None:
+    ran: list[str] = []
+
+    def run(argv: Sequence[str]) -> str:
+        ran.append(argv[0])
+        recorded = (DATA / "job-array.txt").read_text()
+        return recorded if argv[0] == "scontrol" else msgspec.json.encode(answer).decode()
+
+    PyslurmReads(run, instead=CommandReads(run)).job(job_id)
+
+    assert ran == asked
 
 
 @pytest.mark.parametrize("answer", ["", "nonsense", "[1]", '[{"name": "n1"}]', "{}"])

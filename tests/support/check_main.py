@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from slurm_health.check import make_localizer
 from slurm_health.command import own_command
-from slurm_health.core.localize import Localizer as RealLocalizer
+from slurm_health.core.phases import phases
 from slurm_health.core.records import RunFinished, RunStarted, VerdictReached
-from slurm_health.core.session import Limits, Localizer
+from slurm_health.core.session import Limits
 from slurm_health.launch import LocalLauncher
 from slurm_health.master import Master
 
 RUN_ID = "r1"
+QUICK = phases(["quick"])
 LIMITS = Limits(round_deadline_s=3.0, adaptive_extra_s=1.0, abort_grace_s=2.0)
 
 
@@ -34,10 +36,6 @@ def started(nodes: Sequence[str]) -> RunStarted:
         master_node=nodes[0],
         user="u",
     )
-
-
-def make_localizer(nodes: Sequence[str], topology: Mapping[str, Sequence[str]] | None) -> Localizer:
-    return RealLocalizer(list(nodes), topology)
 
 
 def run(
@@ -64,6 +62,7 @@ def run(
         nodes,
         LocalLauncher(agent_command, os.environ),
         limits=limits,
+        phases=QUICK,
         make_localizer=make_localizer,
     )
     try:

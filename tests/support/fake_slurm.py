@@ -35,7 +35,7 @@ class FakeSlurm:
     def variables(self) -> dict[str, str]:
         return {"FAKE_SLURM_DIR": str(self.directory)}
 
-    def run_job(self, job_id: int, nodes: Sequence[str], **changes: object) -> None:
+    def run_job(self, job_id: int | str, nodes: Sequence[str], **changes: object) -> None:
         """Let a job run."""
         jobs = self._read("jobs")
         jobs[str(job_id)] = {**new_job("train", list(nodes)), **changes}
@@ -48,6 +48,12 @@ class FakeSlurm:
     def change_job(self, job_id: int, **changes: object) -> None:
         jobs = self._read("jobs")
         jobs[str(job_id)].update(changes)
+        self._write("jobs", jobs)
+
+    def forget_job(self, job_id: int) -> None:
+        """Let Slurm drop the record of a job, as it does some minutes after its end."""
+        jobs = self._read("jobs")
+        del jobs[str(job_id)]
         self._write("jobs", jobs)
 
     def node(self, name: str) -> dict[str, str]:

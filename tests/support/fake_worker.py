@@ -10,6 +10,7 @@ How it behaves is read at its start and at each round from the file $FAKE_WORKER
     never-ready         starts and says nothing
     dies                is killed in the round
     raises              its own probe raises
+    cannot              its probe cannot measure, for no fault of the node
     stuck               never answers, whatever it is told
     deaf                as stuck, and ignores SIGTERM
 """
@@ -50,6 +51,19 @@ def say(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
+def sample(index: int, probe: str, iteration_ms: list[float], **more: object) -> None:
+    fields: dict[str, object] = {
+        "quantity": "",
+        "scope": "solo",
+        "flop": 0.0,
+        "total_bytes": 0,
+        "world_size": 1,
+        "figures": {},
+    }
+    fields |= more
+    say("sample", round=index, probe=probe, iteration_ms=iteration_ms, **fields)
+
+
 def listen(rounds: queue.Queue[dict[str, Any]], aborted: set[int]) -> None:
     for line in sys.stdin:
         command = json.loads(line)
@@ -62,10 +76,11 @@ def listen(rounds: queue.Queue[dict[str, Any]], aborted: set[int]) -> None:
 
 def meet(command: dict[str, Any], aborted: set[int]) -> bool:
     """Wait until every rank has come to this round's meeting; tell whether they did."""
-    place = HOME / "meetings" / command["prefix"].replace("/", "_")
+    group = command["groups"]["pair"]
+    place = HOME / "meetings" / group["prefix"].replace("/", "_")
     place.mkdir(parents=True, exist_ok=True)
-    (place / str(command["rank"])).touch()
-    while len(list(place.iterdir())) < command["world_size"]:
+    (place / str(group["rank"])).touch()
+    while len(list(place.iterdir())) < group["world_size"]:
         if command["round"] in aborted:
             return False
         time.sleep(0.005)
@@ -83,21 +98,20 @@ def serve(command: dict[str, Any], aborted: set[int]) -> None:
         detail = "RuntimeError: out of memory"
         say("done", round=index, outcome="failed", detail=detail, own_fault=True)
         return
+    if how == "cannot":
+        detail = "matmul: another process holds the device"
+        say("done", round=index, outcome="unmeasured", detail=detail, own_fault=False)
+        return
     factor = 10.0 if how == "slow" else 1.0
-    say("sample", round=index, probe="matmul", iteration_ms=[MATMUL_MS * factor] * 3, flop=1e9)
-    if command["world_size"] > 1:
+    sample(index, "matmul", [MATMUL_MS * factor] * 3, flop=1e9)
+    if "pair" in command["groups"]:
         if not meet(command, aborted):
             detail = "told to stop"
             say("done", round=index, outcome="timed_out", detail=detail, own_fault=False)
             return
-        say(
-            "sample",
-            round=index,
-            probe="allgather",
-            iteration_ms=[ALLGATHER_MS] * 3,
-            total_bytes=1 << 24,
-            world_size=command["world_size"],
-        )
+        ranks = command["groups"]["pair"]["world_size"]
+        times = [ALLGATHER_MS] * 3
+        sample(index, "allgather", times, scope="pair", total_bytes=1 << 24, world_size=ranks)
     say("done", round=index, outcome="measured", detail="", own_fault=False)
 
 
@@ -115,6 +129,8 @@ def main() -> None:
             backend="gloo",
             device="cpu",
             collective_library="gloo",
+            model="cpu with 1 thread",
+            free_bytes=1 << 30,
             start_ms=20.0,
         )
     rounds: queue.Queue[dict[str, Any]] = queue.Queue()

@@ -180,6 +180,7 @@ def sampled(node: str, index: int, group: Sequence[str], probe: str, elapsed_ms:
         world_size=len(group),
         total_bytes=_ALLGATHER_BYTES if probe == "allgather" else 0,
         flop=_MATMUL_FLOP if probe == "matmul" else 0.0,
+        scope="pair" if probe == "allgather" else "solo",
     )
 
 

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from slurm_health.core.course import MakeLocalizer
+from slurm_health.core.localize_settings import LocalizeSettings
+from slurm_health.core.phases import Phase, phases
 from slurm_health.core.records import (
     AgentEnded,
     AgentsLost,
@@ -29,10 +32,11 @@ from slurm_health.core.records import (
     WorkersReady,
     WorkersStarting,
 )
-from slurm_health.core.session import Append, Conclude, Launch, Limits, MakeLocalizer, Session, Wait
+from slurm_health.core.session import Append, Conclude, Launch, Limits, Session, Wait
 from slurm_health.core.verdict import GroupResult, Level, NodeVerdict, Outcome, Round, Verdict
 
 STRANGER = "stranger"
+QUICK = phases(["quick"])
 STEPS = 3000  # far more than any run of a few nodes needs
 
 
@@ -43,6 +47,7 @@ class CountingLocalizer:
         self,
         nodes: Sequence[str],
         _topology: Mapping[str, Sequence[str]] | None = None,
+        _settings: LocalizeSettings | None = None,
         rounds: int = 3,
     ) -> None:
         self._nodes = list(nodes)
@@ -93,6 +98,7 @@ class World:
         trouble: float,
         limits: Limits,
         make_localizer: MakeLocalizer = CountingLocalizer,
+        course: Sequence[Phase] = QUICK,
     ) -> None:
         self.nodes = tuple(nodes)
         self.master_log: list[Entry] = []
@@ -103,13 +109,14 @@ class World:
         self._trouble = trouble
         self._limits = limits
         self._make_localizer = make_localizer
+        self._course = course
         self._events: list[_Event] = []
         self._number = 0
         self._launch: dict[str, int] = {}
         self.session = self.new_session()
 
     def new_session(self) -> Session:
-        return Session(self.nodes, self._make_localizer, self._limits)
+        return Session(self.nodes, self._make_localizer, self._limits, self._course)
 
     def replayed(self, *, without: type[Record] | None = None) -> Session:
         """Return a session that has read the journal: the nodes' files first, in any order."""

@@ -225,7 +225,7 @@ def sbatch(words: list[str]) -> str:
     if any(name.startswith("SLURM_JOB_ID") for name in os.environ):
         raise Refused("sbatch: error: the surrounding job's environment came along")
     jobs = load("jobs")
-    job_id = str(max(map(int, jobs), default=0) + 1)
+    job_id = str(max((int(name.partition("_")[0]) for name in jobs), default=0) + 1)
     jobs[job_id] = new_job(options["job-name"], ["n1"])
     jobs[job_id].update(ExcNodeList=options.get("exclude", ""), script=sys.stdin.read())
     save("jobs", jobs)
@@ -234,6 +234,8 @@ def sbatch(words: list[str]) -> str:
 
 def squeue(words: list[str]) -> str:
     options = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
+    if options["format"] == "%k":
+        return find(load("jobs"), options["jobs"])["Comment"] or "(null)"
     over = {"COMPLETED", "CANCELLED", "FAILED"}
     named = (n for n, j in load("jobs").items() if j["name"] == options["name"])
     return "\n".join(number for number in named if load("jobs")[number]["state"] not in over)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a check is made of: probes, and the phases that run them one after another.
+
+A phase runs one list of probes round after round until its nodes are decided. Solo probes come
+first and all nodes at once; then pairs with changing partners; then, where it is wanted, a
+training step on the nodes that are still well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from slurm_health.core.records import Figure, ProbeUsed
+
+
+class Scope(Enum):
+    """Who takes part in a probe together with a worker."""
+
+    SOLO = "solo"  # nobody: the worker alone
+    NODE = "node"  # all workers of its node
+    RAIL = "rail"  # the workers of the same local rank of all nodes of the group
+    PAIR = "pair"  # all workers of all nodes of the group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """One kind of measurement. `path` is its file, empty for those that come with slurm-health."""
+
+    name: str
+    scope: Scope
+    component: str
+    about: str
+    path: str = ""
+
+
+BUILT_IN = (
+    Probe(
+        name="values",
+        scope=Scope.SOLO,
+        component="compute",
+        about="a matrix product whose exact result is known: finds devices that calculate wrongly",
+    ),
+    Probe(
+        name="matmul",
+        scope=Scope.SOLO,
+        component="compute",
+        about="the rate at which each device multiplies matrices, all devices of a node at once",
+    ),
+    Probe(
+        name="memory_copy",
+        scope=Scope.SOLO,
+        component="memory",
+        about="the bandwidth of each device's memory",
+    ),
+    Probe(
+        name="node_allgather",
+        scope=Scope.NODE,
+        component="local links",
+        about="all-gather over the devices of each node (NVLink or PCIe)",
+    ),
+    Probe(
+        name="nic_loopback",
+        scope=Scope.SOLO,
+        component="nic",
+        about="all-gather of a node with itself through each of its network adapters",
+    ),
+    Probe(
+        name="rail_allgather",
+        scope=Scope.RAIL,
+        component="network",
+        about="all-gather of two nodes, each pair of devices by itself: names the adapter",
+    ),
+    Probe(
+        name="allgather",
+        scope=Scope.PAIR,
+        component="network",
+        about="all-gather over all devices of two nodes",
+    ),
+    Probe(
+        name="gpt_fit",
+        scope=Scope.SOLO,
+        component="memory",
+        about="one training step of the largest GPT that fits, to size the GPT rounds",
+    ),
+    Probe(
+        name="gpt",
+        scope=Scope.PAIR,
+        component="training",
+        about="training steps of a GPT: computing and communicating apart",
+    ),
+)
+GPT = ("gpt_fit", "gpt")
+_COMPONENTS = {probe.name: probe.component for probe in BUILT_IN}
+
+
+def component_of(metric: str) -> str:
+    """Return the part of a node that a metric is about; an own probe is its own part."""
+    probe, _, quantity = metric.partition(" ")
+    if probe == "gpt":
+        return "compute" if "compute" in quantity else "network"
+    return _COMPONENTS.get(probe, probe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Rounds of the same probes.
+
+    `alone` is set where each node is a group of its own, `survivors_only` where only nodes take
+    part that earlier phases found neither faulty nor slow. `workload` is what a group does
+    together, in one word.
+    """
+
+    name: str
+    probes: tuple[Probe, ...]
+    alone: bool = False
+    survivors_only: bool = False
+    workload: str = "allgather"
+    least_rounds: int = 2
+    most_rounds: int | None = None
+    options: Mapping[str, Figure] = field(default_factory=dict)
+
+    def used(self, *, several_devices: bool) -> list[ProbeUsed]:
+        """Return the probes as a round's record names them, without those nobody can take part in.
+
+        Args:
+            several_devices: a node of the round has more than one device.
+        """
+        return [
+            ProbeUsed(name=probe.name, scope=probe.scope.value, path=probe.path)
+            for probe in self.probes
+            if several_devices or probe.scope not in {Scope.NODE, Scope.RAIL}
+        ]
+
+
+_QUICK = ("matmul", "allgather")
+_STANDARD = ("values", "memory_copy", "node_allgather", "rail_allgather", *_QUICK)
+SETS = {
+    "quick": _QUICK,
+    "standard": _STANDARD,
+    "thorough": (*_STANDARD, "nic_loopback", *GPT),
+    "network-check": ("matmul", "rail_allgather", "allgather"),
+    "straggler-detection": GPT,
+}
+DEFAULT = "standard"
+# Seconds of sustained work on an accelerator. Longer finds what only shows when a device is hot.
+_BURN_S, _LONG_BURN_S = 3.0, 8.0
+
+
+def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...]:
+    """Return the phases of a check.
+
+    Args:
+        chosen: names of sets of probes (`SETS`) and of probes, of `BUILT_IN` and `own`.
+        own: probes that do not come with slurm-health.
+
+    Raises:
+        KeyError: a name is that of no set and no probe.
+    """
+    known = {probe.name: probe for probe in (*BUILT_IN, *own)}
+    names = {name for item in chosen for name in SETS.get(item, (item,))}
+    if "gpt" in names:
+        names.add("gpt_fit")  # which says how large the model may be
+    probes = sorted((known[name] for name in names), key=list(known.values()).index)
+    measured = [probe for probe in probes if probe.name not in GPT]
+    burn_s = _LONG_BURN_S if "thorough" in chosen else _BURN_S
+    found = [*_solo(measured, burn_s), *_pair(measured)]
+    if "gpt_fit" in names:
+        found.append(
+            Phase(
+                name="size",
+                probes=(known["gpt_fit"],),
+                alone=True,
+                survivors_only=True,
+                least_rounds=1,
+                most_rounds=1,
+            )
+        )
+    if "gpt" in names:
+        found.append(
+            Phase(
+                name="gpt",
+                probes=(known["gpt"],),
+                survivors_only=True,
+                workload="training step",
+                most_rounds=4,
+            )
+        )
+    return tuple(found)
+
+
+def _solo(probes: Sequence[Probe], burn_s: float) -> Iterator[Phase]:
+    """Yield the phase of what nodes do by themselves.
+
+    Pairs multiply matrices too, in every round; only more than that is worth rounds of its own.
+    """
+    alone = [probe for probe in probes if probe.scope in {Scope.SOLO, Scope.NODE}]
+    only_repeated = [probe.name for probe in alone] == ["matmul"] and len(alone) < len(probes)
+    if alone and not only_repeated:
+        yield Phase(
+            name="solo",
+            probes=tuple(alone),
+            alone=True,
+            least_rounds=1,
+            most_rounds=3,
+            options={"burn_s": burn_s},
+        )
+
+
+def _pair(probes: Sequence[Probe]) -> Iterator[Phase]:
+    """Yield the phase of pairs. It is short of work, so matrices are multiplied again."""
+    paired = [probe for probe in probes if probe.scope in {Scope.RAIL, Scope.PAIR}]
+    if paired:
+        again = [probe for probe in probes if probe.name == "matmul"]
+        yield Phase(name="pair", probes=(*again, *paired))

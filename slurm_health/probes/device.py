@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device of a worker: which one, what it is, and whether it can be used at all."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from slurm_health.probes.place import NotMeasured
+
+# Variables that name the interfaces a collective library uses. NCCL's may be a pattern of its own
+# (^docker, =eth0, eth): only plain names can be looked up.
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+# The oldest NVIDIA devices whose tensor cores know bfloat16.
+_BF16_CAPABILITY = (8, 0)
+# torch.OutOfMemoryError appeared in torch 2.5.
+OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+# What CPUs, the CUDA runtime and its matrix library say of it, as plain runtime errors.
+_NO_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")
+
+
+def claim(local_rank: int, *, expected: int) -> torch.device:
+    """Return the device of a worker, made current.
+
+    Args:
+        local_rank: number of the worker on its node.
+        expected: how many accelerators the job was given here, 0 on a CPU node.
+
+    Raises:
+        SystemExit: the accelerators cannot be used, or are fewer than the job was given.
+    """
+    if expected == 0:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            f"{expected} accelerators were expected, torch {torch.__version__} can use none"
+        )
+    if torch.cuda.device_count() < expected:
+        raise SystemExit(
+            f"{expected} accelerators were expected, torch sees {torch.cuda.device_count()}"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def backend(device: torch.device) -> str:
+    """Return the library that exchanges data between such devices."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def name(device: torch.device) -> str:
+    """Return what identifies the device: its model and its own identifier."""
+    if device.type != "cuda":
+        return "cpu"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} {getattr(properties, 'uuid', '')}".strip()
+
+
+def model(device: torch.device, threads: int) -> str:
+    """Return what devices must share to be compared: the model, of CPUs also how many are used."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{_cpu_model()} with {threads} thread{'s' if threads != 1 else ''}"
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory of the device nobody uses; 0 where that cannot be told."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+def collective_library(device: torch.device) -> str:
+    """Return the library that exchanges data, with its version where it has one."""
+    if device.type != "cuda":
+        return "gloo"
+    return "nccl " + ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def require_interfaces(environ: Mapping[str, str]) -> None:
+    """Make sure that the interfaces which the environment names exist.
+
+    Raises:
+        NotMeasured: one does not.
+    """
+    present = {found for _, found in socket.if_nameindex()}
+    for variable in _INTERFACE_VARIABLES:
+        names = [each for each in environ.get(variable, "").split(",") if each]
+        if any(not each[0].isalnum() for each in names):
+            continue
+        exact = variable.startswith("GLOO")
+        for each in names:
+            if not any(found == each if exact else found.startswith(each) for found in present):
+                raise NotMeasured(
+                    f"{variable} names the interface {each}, this node has"
+                    f" {', '.join(sorted(present))}"
+                )
+
+
+def half_precision(device: torch.device) -> torch.dtype:
+    """Return bfloat16 where the device computes with it, else float16."""
+    is_amd = getattr(torch.version, "hip", None) is not None
+    if is_amd or torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY:
+        return torch.bfloat16
+    return torch.float16
+
+
+def is_out_of_memory(err: BaseException) -> bool:
+    """Tell an error that says there is no memory from all others."""
+    if isinstance(err, (OutOfMemory, MemoryError)):
+        return True
+    return isinstance(err, RuntimeError) and any(text in str(err) for text in _NO_MEMORY)
+
+
+def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return "cpu"
+    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return found[0] if found else "cpu"

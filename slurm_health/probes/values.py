@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a device calculates correctly: products of integers, of which the exact result is known.
+
+Every entry of the product is a sum of K integers of at most 64 in magnitude. That is below 2^24
+for any K used here, so single precision holds every partial sum exactly, and the result does not
+depend on the order of the additions: any kernel of any device must give the same bits. The large
+matrices are tiled from small ones, so that the expected result is computed on the host, exactly
+and at once, while the device has to calculate every entry.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from slurm_health.probes.device import half_precision
+from slurm_health.probes.place import NodeFault, Place, Sample
+
+LARGEST = 8  # of the integers, in magnitude: exact in every floating-point format in use
+TILE = 128
+CPU_TILES = 4
+CUDA_TILES = 64
+CPU_PRODUCTS = 4
+CUDA_PRODUCTS = 200
+_SEED = 20
+
+
+def measure(place: Place) -> list[Sample]:
+    """Multiply, and compare every entry of every product.
+
+    Raises:
+        NodeFault: an entry differs from the only correct value.
+    """
+    tiles = CUDA_TILES if place.on_cuda else CPU_TILES
+    products = CUDA_PRODUCTS if place.on_cuda else CPU_PRODUCTS
+    generator = torch.Generator().manual_seed(_SEED)
+    left, right = (
+        torch.randint(-LARGEST, LARGEST + 1, (TILE, TILE), generator=generator) for _ in range(2)
+    )
+    dtype = _dtype(place)
+    expected = ((left.double() @ right.double()) * tiles).to(dtype).to(place.device)
+    big_left, big_right = (
+        block.to(dtype).to(place.device).repeat(tiles, tiles) for block in (left, right)
+    )
+    wrong = torch.zeros((), dtype=torch.int64, device=place.device)
+    _forbid_inexact_sums()
+    for _ in range(products):
+        product = torch.mm(big_left, big_right)
+        tiled = product.view(tiles, TILE, tiles, TILE)
+        wrong += (tiled != expected[None, :, None, :]).sum()
+    count = int(wrong.item())
+    if count:
+        raise NodeFault(
+            f"device {place.local_rank} calculates wrongly: {count} of"
+            f" {products * (tiles * TILE) ** 2} values of a product of integers are not exact"
+        )
+    return [Sample(figures={"products": products, "wrong": 0})]
+
+
+def _dtype(place: Place) -> torch.dtype:
+    if not place.on_cuda:
+        return torch.float32
+    half = half_precision(place.device)
+    return half if half is torch.bfloat16 else torch.float32  # float16 cannot hold the sums
+
+
+def _forbid_inexact_sums() -> None:
+    """Have every sum kept in single precision, and every product exact."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_tf32 = False

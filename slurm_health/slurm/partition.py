@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A partition as scontrol shows it: how many nodes it gives to one job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """One partition; `max_nodes` is None where a job may have them all."""
+
+    name: str
+    is_default: bool
+    nodes: int
+    max_nodes: int | None
+
+    @property
+    def room(self) -> int:
+        """How many nodes it gives to one job at most."""
+        return self.nodes if self.max_nodes is None else min(self.nodes, self.max_nodes)
+
+
+def partition_of(fields: Mapping[str, str]) -> Partition:
+    """Return the partition that `scontrol show partition` describes with these fields."""
+    return Partition(
+        name=fields.get("PartitionName", ""),
+        is_default=fields.get("Default") == "YES",
+        nodes=_count(fields.get("TotalNodes", "")) or 0,
+        max_nodes=_count(fields.get("MaxNodes", "")),
+    )
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes of the lab whose probes are played: tests of what follows a verdict need no torch.
+
+Slurm, its nodes, agents and jobs are real; only the process that would measure with torch is
+`tests/support/fake_worker.py`, which behaves as it is told. So a verdict comes within seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.lab_support import Site
+
+FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
+FAULTY, SLOW, INCONCLUSIVE = "dies", "slow", "no-torch"
+RAN = "echo attempt $SLURM_RESTART_COUNT ran on $SLURM_JOB_NODELIST"
+
+
+def play(site: Site, user: str = "alice", **behaviours: str) -> None:
+    """From now on these nodes behave so in the jobs that `submit` submits; all others are well."""
+    directory = Path(site.directory("played", user))
+    for node in site.lab.nodes:
+        (directory / node).write_text(behaviours.get(node, "well"))
+
+
+def submit(
+    site: Site,
+    *words: str,
+    user: str = "alice",
+    env: Mapping[str, str] | None = None,
+    script: str = RAN,
+    **options: Any,
+) -> int:
+    """Submit a job that says where it ran; the job's id."""
+    played = {"FAKE_WORKER_DIR": site.directory("played", user)}
+    more = (f"--python={FAKE_WORKER}", "--open-mode=append", "--wrap", script)
+    return site.submit(*words, *more, user=user, env={**played, **(env or {})}, **options)

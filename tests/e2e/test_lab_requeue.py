@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However a requeue is interrupted, the job runs elsewhere, or is held and says what to do."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+
+from slurm_health.core.nodeset import expand
+from slurm_health.requeue import REVOKED_S, helper_name
+from tests.e2e import played_nodes
+from tests.e2e.lab_support import Gate, Site, acts, eventually
+from tests.e2e.played_nodes import FAULTY
+from tests.lab import missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
+]
+
+BAD = "n3"
+USERS = ("alice", "root")
+
+
+def submit(site: Site, *words: str, user: str = "alice", **options: Any) -> int:
+    """Submit a job of four nodes, on one of which every check process is killed."""
+    played_nodes.play(site, user, n3=FAULTY)
+    return played_nodes.submit(site, "-N4", *words, user=user, **options)
+
+
+def comment(site: Site, job: int) -> str:
+    """What Slurm shows beside the job."""
+    return site.lab.run(["squeue", "--noheader", f"--jobs={job}", "--format=%k"]).stdout.strip()
+
+
+def await_held(site: Site, job: int) -> dict[str, str]:
+    """Wait until the job is in the queue and held."""
+
+    def look() -> dict[str, str]:
+        return site.lab.job(job)
+
+    def held(record: dict[str, str]) -> bool:
+        return (record["JobState"], record["Priority"]) == ("PENDING", "0")
+
+    return site.lab.wait_until(look, held, f"job {job} held", 120)
+
+
+def helpers(site: Site, job: int, attempt: int = 0) -> list[str]:
+    """The ids of the helper jobs of one attempt that have not ended."""
+    name = helper_name(job, attempt)
+    return site.lab.run(["squeue", "-ho", "%A", f"--name={name}"]).stdout.split()
+
+
+def type_what_the_comment_says(site: Site, job: int, user: str = "alice") -> None:
+    """Do as a person does who reads the comment, and who needs a second to type.
+
+    Within the second in which an attempt ends, Slurm fails the next one: REVOKED_S tells why.
+    """
+    seen_s = time.time()
+    eventually(site, lambda: time.time() > seen_s + REVOKED_S, "a second to type in")
+    found = re.search(r"(scontrol update jobid=.*?; scontrol release \w+)", comment(site, job))
+    assert found, comment(site, job)
+    site.lab.run(["sh", "-c", found[1]], user=user)
+
+
+def assert_ran_elsewhere(site: Site, job: int, user: str = "alice") -> None:
+    record = site.ended(job)
+    assert record["JobState"] == "COMPLETED", site.lab.job_output(job)
+    assert record["Restarts"] == "1"
+    assert BAD in expand(record["ExcNodeList"])
+    assert BAD not in expand(record["NodeList"])
+    assert f"attempt 1 ran on {record['NodeList']}" in site.lab.job_output(job)
+    assert "attempt 0 ran" not in site.lab.job_output(job)
+    site.assert_nothing_left()
+
+
+# --- the comment ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_job_that_moved_has_its_own_comment_and_no_other(site: Site, user: str) -> None:
+    own = 'mine: it\'s "so"; A=b'
+
+    job = submit(site, f"--comment={own}", "--exclude=n2", user=user)
+
+    assert_ran_elsewhere(site, job, user)
+    assert site.lab.run(["scontrol", "show", "job", str(job)]).stdout.count(f"Comment={own}") == 1
+    assert site.lab.job(job)["ExcNodeList"] == "n[2-3]"
+
+
+# --- the helper ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_helper_that_cannot_be_submitted_leaves_a_held_job_that_says_what_to_type(
+    site: Site, user: str
+) -> None:
+    site.script(
+        "refusing/sbatch",
+        "#!/bin/sh\necho 'Job violates accounting/QOS policy' >&2; exit 1\n",
+        user,
+    )
+    path = f"{site.lab.home(user) / 'refusing'}:/usr/bin:/bin:/usr/sbin:/sbin"
+    job = submit(site, user=user, env={"SBATCH_EXPORT": f"ALL,PATH={path}"})
+    await_held(site, job)
+
+    assert "Job violates accounting/QOS policy" in comment(site, job)
+    assert acts(site.records(job, user=user))[-3:] == [
+        ("action_intended", "exclude"),
+        ("action_done", "exclude"),
+        ("action_intended", "hold"),
+    ]
+    type_what_the_comment_says(site, job, user)
+    assert_ran_elsewhere(site, job, user)
+
+
+def test_a_helper_that_finds_no_place_leaves_a_held_job_and_lets_it_go_when_it_starts(
+    site: Site,
+) -> None:
+    gate = Gate(site, "scontrol", "requeuehold")
+    job = submit(site, "--exclusive", env=gate.environ)
+    gate.await_reached()
+    (helper,) = helpers(site, job)
+    site.lab.run(["scontrol", "hold", helper])  # as good as a partition that is full for ever
+    gate.open()
+    await_held(site, job)
+
+    assert comment(site, job).startswith(f"slurm-health: leaving {BAD} ")
+    assert f"excnodelist={BAD} starttime=now; scontrol release {job}" in comment(site, job)
+
+    site.lab.run(["scontrol", "release", helper])
+    assert_ran_elsewhere(site, job)
+    assert "slurm-health" not in site.lab.job(job).get("Comment", "")
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_job_whose_helper_is_cancelled_runs_elsewhere_once_it_is_released_by_hand(
+    site: Site, user: str
+) -> None:
+    gate = Gate(site, "scontrol", "requeuehold", user)
+    job = submit(site, user=user, env=gate.environ)
+    gate.await_reached()
+    site.lab.run(["scancel", *helpers(site, job)])
+    gate.open()
+    await_held(site, job)
+
+    type_what_the_comment_says(site, job, user)
+    assert_ran_elsewhere(site, job, user)
+
+
+def test_a_helper_that_is_killed_at_work_leaves_a_held_job_that_says_what_to_type(
+    site: Site,
+) -> None:
+    gate = Gate(site, "scontrol", "StartTime=now")
+    job = submit(site, env=gate.environ)
+    gate.await_reached()
+    site.lab.run(["scancel", "--signal=KILL", "--full", *helpers(site, job)])
+    eventually(site, lambda: not helpers(site, job), "no helper left")
+    gate.open()
+    assert await_held(site, job)["ExcNodeList"] == BAD
+
+    type_what_the_comment_says(site, job)
+    assert_ran_elsewhere(site, job)
+
+
+# --- the controller ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["requeuehold", "ExcNodeList=", "StartTime=now"])
+def test_a_controller_that_restarts_in_between_delays_the_job_and_no_more(
+    site: Site, when: str
+) -> None:
+    gate = Gate(site, "scontrol", when)
+    job = submit(site, env=gate.environ)
+    gate.await_reached()
+    site.lab.restart_slurmctld()
+    gate.open()
+    assert_ran_elsewhere(site, job)
+
+
+# --- the user ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("user", "when"),
+    [
+        ("alice", "requeuehold"),
+        ("alice", "ExcNodeList="),
+        ("alice", "StartTime=now"),
+        ("root", "ExcNodeList="),
+    ],
+)
+def test_a_job_that_is_cancelled_meanwhile_stays_cancelled_and_leaves_nothing(
+    site: Site, user: str, when: str
+) -> None:
+    gate = Gate(site, "scontrol", when, user)
+    job = submit(site, user=user, env=gate.environ)
+    gate.await_reached()
+    site.lab.run(["scancel", str(job)], user=user)
+    gate.open()
+    record = site.lab.wait_job(job, {"CANCELLED"}, 60)
+    site.assert_nothing_left()
+    assert site.lab.job(job)["JobState"] == "CANCELLED"
+    assert "ran on" not in site.lab.job_output(job)
+    assert record["JobId"] == str(job)
+
+
+def test_a_job_that_is_released_by_hand_before_its_helper_comes_is_not_touched_again(
+    site: Site,
+) -> None:
+    gate = Gate(site, "scontrol", "requeuehold")
+    job = submit(site, env=gate.environ)
+    gate.await_reached()
+    (helper,) = helpers(site, job)
+    site.lab.run(["scontrol", "hold", helper])
+    gate.open()
+    await_held(site, job)
+    type_what_the_comment_says(site, job)
+    eventually(site, lambda: site.lab.job(job)["JobState"] != "PENDING", "running", 60)
+    site.lab.run(["scontrol", "release", helper])
+    assert_ran_elsewhere(site, job)
+
+
+def test_a_second_requeue_does_not_wait_for_the_helper_of_the_first(site: Site) -> None:
+    gate = Gate(site, "scontrol", "requeuehold")
+    job = submit(site, env=gate.environ)
+    gate.await_reached()
+    (helper,) = helpers(site, job)
+    site.lab.run(["scontrol", "hold", helper])
+    gate.open()
+    await_held(site, job)
+    # Released without a word about the bad node, and kept from the sixth node: it meets it again.
+    site.lab.run(["scontrol", "update", f"jobid={job}", "excnodelist=n6", "starttime=now"])
+    seen_s = time.time()
+    eventually(site, lambda: time.time() > seen_s + REVOKED_S, "a second to type in")
+    site.lab.run(["scontrol", "release", str(job)])
+    record = site.wait_record(job, "verdict_reached", "1")
+    assert BAD in [node["node"] for node in record["nodes"]]
+    site.wait_record(job, "verdict_reached", "2")
+    site.lab.run(["scontrol", "release", helper])
+    record = site.ended(job)
+    assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "2")
+    assert BAD not in expand(record["NodeList"])
+    assert set(expand(record["ExcNodeList"])) == {BAD, "n6"}
+    site.assert_nothing_left()

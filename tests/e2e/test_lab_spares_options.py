@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spare nodes beside sbatch's other options: what the script gets is what it would have got."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_health.core.nodeset import expand
+from tests.e2e.lab_support import DEADLINE_S, Site
+from tests.lab import Lab, missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.torch,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(600),
+]
+
+# Slurm only counts them: any file of a device will do.
+GPUS = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"
+NODES_WITH_GPUS = "GresTypes=gpu\nNodeName=DEFAULT Gres=gpu:2\n"
+WANTED = 2
+SEEN = """\
+#!/bin/sh
+echo "on $SLURM_JOB_NODELIST"
+env | grep '^SLURM\\|^CUDA' | grep -v 'JOB_\\?ID=\\|TIME=\\|PID=\\|NODELIST=\\|TOPOLOGY' | sort
+srun sh -c 'echo "step $SLURM_STEP_NUM_NODES $SLURM_STEP_NUM_TASKS gpus $CUDA_VISIBLE_DEVICES"' |
+    sort
+srun hostname | sort | uniq -c | sed 's/ n[0-9]$//'
+"""
+
+
+@pytest.fixture(scope="module")
+def module_site() -> Iterator[Site]:
+    """A cluster of six nodes with two GPUs each, as far as Slurm can tell."""
+    with Lab.start(nodes=6, slurm_conf_extra=NODES_WITH_GPUS, gres_conf=GPUS) as lab:
+        yield Site(lab)
+
+
+def told(site: Site, job: int) -> tuple[list[str], str]:
+    """What the script of a job saw, and the nodes that it ran on."""
+    ended = site.ended(job)
+    output = site.lab.job_output(job)
+    assert ended["JobState"] == "COMPLETED", output
+    lines = [line for line in output.splitlines() if not line.startswith("slurm-health:")]
+    assert lines[0] == f"on {ended['NodeList']}"
+    return lines[1:], ended["NodeList"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--gres=gpu:2",
+        "--exclusive",
+        "--ntasks-per-node=2",
+        "--gpus-per-node=1 --ntasks-per-node=2",
+        "--gpus-per-task=1 --ntasks-per-node=2",
+        "--ntasks-per-gpu=1 --gpus-per-node=2 --mem-per-gpu=100 --cpus-per-gpu=1",
+        "--gres=gpu:1 --exclusive --mem=500 --cpus-per-task=2",
+    ],
+)
+def test_a_job_that_gave_nodes_back_is_as_one_submitted_for_those_it_kept(
+    site: Site, options: str
+) -> None:
+    script = site.script("seen.sh", SEEN)
+    words = [f"-N{WANTED}", *options.split()]
+    shrunk, nodes = told(site, site.submit(*words, "--spares=1", script))
+    plain = site.lab.run(["sbatch", "--parsable", *words, script], user="alice").stdout
+    as_asked, _ = told(site, int(plain))
+    assert len(expand(nodes)) == WANTED
+    assert shrunk == as_asked
+
+
+@pytest.mark.parametrize(
+    ("total", "instead"),
+    [("--ntasks=4", "--ntasks-per-node"), ("--gpus=4", "--gpus-per-node"), ("-wn1", "--exclude")],
+)
+def test_what_would_not_fit_fewer_nodes_is_refused_with_what_to_use(
+    site: Site, total: str, instead: str
+) -> None:
+    refused = site.health("sbatch", "-N2", total, "--spares=1", "--wrap=true")
+    assert refused.returncode == 2
+    assert "--spares: does not go with" in refused.stderr
+    assert f"use {instead}" in refused.stderr
+    assert site.jobs() == {}
+
+
+def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> None:
+    script = site.script("where.sh", "#!/bin/sh\nsrun hostname | sort | xargs\n")
+    number = site.submit("-N2", "--spares=1", "--array=1-2", "--output=w-%a", script)
+    for task in (1, 2):
+        ended = site.ended(f"{number}_{task}")
+        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
+        assert len(expand(ended["NodeList"])) == WANTED
+        assert site.read(f"w-{task}").splitlines()[-1].split() == list(expand(ended["NodeList"]))
+
+
+def test_one_task_of_an_array_moves_and_the_others_run_on(site: Site) -> None:
+    # The last task has the array's own number, which for Slurm's commands means all of them.
+    text = "#!/bin/sh\necho $SLURM_ARRAY_TASK_ID ${SLURM_RESTART_COUNT:-0} >> ran\nexec ./wait.sh\n"
+    waits = "#!/bin/bash\nexec 3<> <(:)\nuntil [ -e go ]; do read -rt 0.2 -u 3; done\n"
+    site.script("wait.sh", waits)
+    script = site.script("task.sh", text)
+    site.lab.fault.drop("n5")
+    number = site.submit("-N3", "--array=1-2", "--open-mode=append", script)
+    site.lab.wait_until(
+        lambda: site.lab.job(f"{number}_2"),
+        lambda job: job["JobState"] == "PENDING" and job["ExcNodeList"] == "n5",
+        "the second task waiting for other nodes",
+        2 * DEADLINE_S,
+    )
+    assert site.lab.job(f"{number}_1")["JobState"] == "RUNNING"
+    site.script("go", "")
+    first, second = (site.ended(f"{number}_{task}") for task in (1, 2))
+    assert (first["JobState"], first["Restarts"]) == ("COMPLETED", "0")
+    assert (second["JobState"], second["Restarts"]) == ("COMPLETED", "1")
+    assert site.read("ran").splitlines() == ["1 0", "2 1"]

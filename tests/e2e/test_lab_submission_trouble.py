@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users ask for beside a check that may get in its way: right, or refused with what to do."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.lab_support import DEADLINE_S, Site
+from tests.lab import Lab, missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(400),  # a check takes seconds, on a machine that is busy a minute
+]
+
+PARTITIONS = """\
+PartitionName=small Nodes=n[1-3] State=UP
+PartitionName=capped Nodes=ALL MaxNodes=4 State=UP
+PartitionName=large Nodes=ALL MinNodes=2 State=UP
+EnforcePartLimits=ALL
+"""
+BAD = "n2"
+USERS = ("alice", "root")
+RAN = '#!/bin/sh\necho "attempt ${SLURM_RESTART_COUNT:-0} ran on" $(srun hostname | sort)\n'
+
+
+@pytest.fixture(scope="module")
+def module_site() -> Iterator[Site]:
+    """A cluster whose partitions do not give everything to everybody."""
+    with Lab.start(nodes=6, slurm_conf_extra=PARTITIONS) as lab:
+        yield Site(lab)
+
+
+@pytest.fixture
+def reservation(site: Site) -> Iterator[str]:
+    """A reservation of the whole cluster for both users: nothing starts outside of it."""
+    words = "ReservationName=mine Users=alice,root StartTime=now Duration=60 Nodes=ALL"
+    site.lab.run(["scontrol", "create", "reservation", *words.split()])
+    yield "mine"
+    site.lab.run(["sh", "-c", "scancel --state=PENDING; scancel --state=RUNNING; true"])
+    site.lab.wait_until(site.jobs, lambda jobs: not jobs, "an empty queue", 40)
+    site.lab.run(["scontrol", "delete", "ReservationName=mine"])
+
+
+# --- more nodes than there are -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-N6"], "6 nodes and 1 to spare are 7, and partition main gives a job 6 at most"),
+        (["-N3", "--partition=small"], "partition small gives a job 3 at most"),
+        (["-N4", "-p", "capped"], "partition capped gives a job 4 at most"),
+    ],
+)
+def test_spares_for_which_the_job_would_wait_for_ever_are_refused(
+    site: Site, words: list[str], told: str, user: str
+) -> None:
+    refused = site.health("sbatch", *words, "--spares=1", "--wrap=true", user=user)
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert told in refused.stderr
+    assert "ask for fewer" in refused.stderr
+    assert site.jobs() == {}
+
+
+def test_spares_that_sbatch_itself_refuses_are_named_behind_its_own_words(site: Site) -> None:
+    words = ["-N5", "--spares=1", "--exclude=n6", "--wrap=true"]
+    refused = site.health("sbatch", *words)
+    assert refused.returncode != 0
+    assert "sbatch: error" in refused.stderr
+    assert "sbatch was asked for 6 nodes, 1 of them to spare (--spares)" in refused.stderr
+    assert site.jobs() == {}
+
+
+# --- fixed nodes, reservations, partitions -----------------------------------------------------
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_job_that_asks_for_the_bad_node_by_name_stops_and_says_what_to_change(
+    site: Site, user: str
+) -> None:
+    script = site.script("train.sh", RAN, user)
+    site.lab.fault.drop(BAD)
+    number = site.submit("-N4", "-w", f"n1,{BAD}", script, user=user)
+    job = site.ended(number)
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
+    output = site.lab.job_output(number)
+    assert "ran on" not in output
+    assert f"it asks for {BAD} itself (--nodelist)" in output
+    assert (BAD in site.drained()) is (user == "root")
+
+
+def test_a_job_in_a_reservation_of_the_whole_cluster_moves_within_it(
+    site: Site, reservation: str
+) -> None:
+    script = site.script("train.sh", RAN)
+    site.lab.fault.drop(BAD)
+    number = site.submit("-N4", f"--reservation={reservation}", "--open-mode=append", script)
+    job = site.ended(number, 2 * DEADLINE_S)
+    output = site.lab.job_output(number)
+    assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "1", BAD)
+    assert "attempt 1 ran on" in output
+    assert BAD not in output.rpartition("ran on")[2].split()
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_where_the_partition_refuses_the_helper_nothing_runs_on_the_bad_node(
+    site: Site, user: str
+) -> None:
+    # It is for large jobs, and the helper is one of one node.
+    script = site.script("train.sh", RAN, user)
+    site.lab.fault.drop(BAD)
+    number = site.submit("-N4", "-p", "large", "--open-mode=append", script, user=user)
+
+    def settled() -> dict[str, str]:
+        return site.lab.job(number)
+
+    def is_over(job: dict[str, str]) -> bool:
+        held = job["JobState"] == "PENDING" and job["Priority"] == "0"
+        return job["JobState"] == "FAILED" or held
+
+    job = site.lab.wait_until(settled, is_over, "the job failed or held", 2 * DEADLINE_S)
+    told = site.lab.job_output(number) + job.get("Comment", "")
+    assert "ran on" not in told
+    assert BAD in told
+    assert "--exclude=" in told or "ExcNodeList=" in told
+    assert not [name for name in site.jobs() if name.startswith("slurm-health")]
+
+
+# --- jobs that wait for others -----------------------------------------------------------------
+
+
+def test_a_job_that_depends_on_one_that_moves_waits_for_its_end(site: Site) -> None:
+    script = site.script("train.sh", RAN + "sleep 1; date +%s.%N > ended\n")
+    site.lab.fault.drop(BAD)
+    first = site.submit("-N4", "--open-mode=append", script)
+    begun = "date +%s.%N > begun"
+    after = site.submit("-N1", f"--dependency=afterok:{first}", f"--wrap={begun}")
+    last = site.submit("-N1", f"-dafterany:{after}", "--wrap=true")
+    moved = site.ended(first, 2 * DEADLINE_S)
+    assert (moved["JobState"], moved["Restarts"]) == ("COMPLETED", "1")
+    assert site.ended(after)["JobState"] == site.ended(last)["JobState"] == "COMPLETED"
+    assert float(site.read("ended")) < float(site.read("begun"))
+
+
+# --- names -------------------------------------------------------------------------------------
+
+ODD_NAME = "a 'b' \"c\" $(d)\nJobState=FAILED Requeue=0 e"
+ODD_DIRECTORY = "dir 'x' \"y\"\nz $HOME"
+
+
+def test_odd_names_of_jobs_scripts_and_directories_are_kept_when_the_job_moves(site: Site) -> None:
+    where = site.directory(ODD_DIRECTORY)
+    script = site.script(f"{ODD_DIRECTORY}/train 'it' \"now\"\n.sh", RAN)
+    site.lab.fault.drop(BAD)
+    words = ["-N4", "--job-name", ODD_NAME, f"--chdir={where}", "--output=%j.out"]
+    number = site.submit(*words, "--open-mode=append", script, "one 'two'\nthree")
+    site.lab.wait_until(
+        lambda: site.read(f"{ODD_DIRECTORY}/{number}.out"),
+        lambda text: "attempt 1 ran on" in text,
+        "the second attempt",
+        2 * DEADLINE_S,
+    )
+    site.assert_nothing_left()
+    name = site.lab.run(["squeue", "-h", "-t", "all", "-j", str(number), "-o", "%j"]).stdout
+    assert name.rstrip("\n") == ODD_NAME
+    assert "--chdir" not in site.read(f"{ODD_DIRECTORY}/{number}.out")
+    assert site.report(number)["runs"][1]["script"]["exit_code"] == 0
+
+
+def test_a_script_gets_odd_arguments_as_they_are(site: Site) -> None:
+    odd = "one 'two' \"three\"\n$HOME *"
+    script = site.script("say.sh", '#!/bin/sh\nprintf "%s" "$1" > said\n')
+    site.ended(site.submit("-N1", script, odd))
+    assert site.read("said") == odd
+    assert shlex.quote(odd) != odd
