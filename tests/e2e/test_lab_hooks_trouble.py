@@ -104,8 +104,9 @@ def test_a_node_in_the_hands_of_others_is_left_as_it_is(
 ) -> None:
     """Real Slurm's own words for each state; a job on the node keeps drain and reboot waiting."""
     if state in {"DRAIN", "REBOOT"}:
-        job = site.lab.sbatch("#!/bin/sh\nsleep 300\n", "-wn3")
-        site.lab.wait_job(job, {"RUNNING"})
+        job = site.lab.sbatch("#!/bin/sh\necho begun\nsleep 300\n", "-wn3")
+        # Slurm calls it running while the prolog still is.
+        site.lab.wait_until(lambda: site.lab.job_output(job), bool, f"job {job} past its prolog")
     site.lab.run(["scontrol", *change])
     try:
         before = site.lab.wait_until(
