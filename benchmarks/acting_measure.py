@@ -175,9 +175,10 @@ def _check_s(entries: list[Entry]) -> float:
 
 def _require_the_fault(case: Case, reached: Entry) -> None:
     assert isinstance(reached.record, VerdictReached)
-    bad = [node.node for node in reached.record.nodes if node.level is not Level.HEALTHY]
-    if bad != ([BAD] if case.broken else []):
-        raise Unmeasured(f"the check called {bad or 'nobody'} unwell, which measures another case")
+    unwell = [node for node in reached.record.nodes if node.level is not Level.HEALTHY]
+    if [node.node for node in unwell] != ([BAD] if case.broken else []):
+        said = ", ".join(f"{node.node} {node.level.value}" for node in unwell) or "all well"
+        raise Unmeasured(f"the check found {said}, which is another case")
 
 
 def _wrong(lab: Lab, case: Case, attempt: int, nodes: list[str]) -> str:

@@ -37,7 +37,9 @@ class Acting:
 
 
 def requeue_elsewhere(action: RequeueElsewhere, acting: Acting) -> RunFinished:
-    """Requeue the job without some nodes; where no helper can be had it waits for a person.
+    """Requeue the job without some nodes.
+
+    Where no helper can be had, a job that has to leave waits for a person, and another stays.
 
     Raises:
         JournalError: an intent or a result cannot be recorded.
@@ -49,6 +51,8 @@ def requeue_elsewhere(action: RequeueElsewhere, acting: Acting) -> RunFinished:
         helper_id = acting.helper.ensure_submitted(acting.client, acting.target, nodes, comment)
     except SlurmError as err:
         acting.append(ActionDone(action="exclude", succeeded=False, detail=str(err)))
+        if not action.needed:
+            return _stayed(action, str(err))
         return hold(
             Hold(
                 nodes=action.exclude,
@@ -62,11 +66,14 @@ def requeue_elsewhere(action: RequeueElsewhere, acting: Acting) -> RunFinished:
     _annotate(acting, nodes, action.reason, comment, hold_note.leaving)
     acting.append(ActionIntended(action="requeue", reason=action.reason))
     log.warning("requeueing job %s without %s: %s", acting.target.name, fold(nodes), action.reason)
-    finished = _finished(Disposition.REQUEUE, ExitCode.BAD_NODES, f"{fold(nodes)}: {action.reason}")
+    code = ExitCode.BAD_NODES if action.needed else ExitCode.INCONCLUSIVE
+    finished = _finished(Disposition.REQUEUE, code, f"{fold(nodes)}: {action.reason}")
     acting.append(finished)
     problem = _requeue_held("requeue", comment, acting)
     if problem:
         acting.helper.withdraw(acting.client, helper_id)
+        if not action.needed:
+            return _stayed(action, problem)
         return _stopped(nodes, action.reason, problem, ExitCode.BAD_NODES)
     return finished
 
@@ -130,6 +137,15 @@ def _cause(err: SlurmError) -> str:
 
 def _finished(disposition: Disposition, exit_code: ExitCode, reason: str) -> RunFinished:
     return RunFinished(disposition=disposition.value, exit_code=exit_code, reason=reason)
+
+
+def _stayed(action: RequeueElsewhere, problem: str) -> RunFinished:
+    nodes = fold(action.exclude)
+    return _finished(
+        Disposition.PROCEED,
+        ExitCode.INCONCLUSIVE,
+        f"{action.reason}; the job cannot leave {nodes}: {problem}; going on all the same",
+    )
 
 
 def _stopped(nodes: Sequence[str], reason: str, problem: str, exit_code: ExitCode) -> RunFinished:

@@ -155,7 +155,7 @@ def _stop(answer: Answer) -> int:
 
 def _await_requeue(answer: Answer, wait_s: float) -> int:
     """Wait for Slurm to end this attempt of the job."""
-    what = "put on hold" if answer.disposition == "hold" else "requeued"
+    what = "to be held" if answer.disposition == "hold" else "requeued"
     _say(f"the job is {what}: {answer.reason}")
     deadline = time.monotonic() + wait_s
     while (remaining := deadline - time.monotonic()) > 0:

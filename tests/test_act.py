@@ -28,6 +28,7 @@ from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import RunJournal, write_requeued_job
 
 JOB = 12
+ELSEWHERE = Policy(on_inconclusive=OnInconclusive.REQUEUE)
 HOLD = Policy(on_inconclusive=OnInconclusive.HOLD)
 
 
@@ -278,6 +279,22 @@ def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_agai
     assert scene.act(policy=HOLD, n2=Level.INCONCLUSIVE, n3=Level.HEALTHY).disposition == "hold"
 
 
+@pytest.mark.parametrize(
+    "refusal", [{"no_submissions": True}, {"refuse": {"requeuehold": "disabled"}}]
+)
+def test_a_job_that_cannot_leave_nodes_in_doubt_stays_on_them(
+    scene: Scene, refusal: dict[str, object]
+) -> None:
+    scene.slurm.set(**refusal)
+
+    finished = scene.act(policy=ELSEWHERE, n3=Level.INCONCLUSIVE)
+
+    assert (finished.disposition, finished.exit_code) == ("proceed", ExitCode.INCONCLUSIVE)
+    assert "the job cannot leave n3" in finished.reason
+    assert scene.slurm.job(JOB)["state"] == "RUNNING"
+    assert scene.slurm.job(JOB)["Comment"] == ""
+
+
 def test_a_hold_that_is_refused_stops_the_job_and_gives_its_comment_back(scene: Scene) -> None:
     scene.slurm.change_job(JOB, Comment="mine")
     scene.slurm.set(refuse={"requeuehold": "Requested operation is presently disabled"})
@@ -290,9 +307,8 @@ def test_a_hold_that_is_refused_stops_the_job_and_gives_its_comment_back(scene: 
 
 def test_doubt_does_not_stop_a_job_when_slurm_cannot_be_asked(scene: Scene) -> None:
     scene.slurm.set(refuse={"show": "slurm_load error: something is wrong"})
-    elsewhere = Policy(on_inconclusive=OnInconclusive.REQUEUE)
 
-    assert scene.act(policy=elsewhere, n3=Level.INCONCLUSIVE).disposition == "proceed"
+    assert scene.act(policy=ELSEWHERE, n3=Level.INCONCLUSIVE).disposition == "proceed"
     assert scene.act(policy=HOLD, n3=Level.INCONCLUSIVE).disposition == "stop"
 
 
@@ -337,8 +353,9 @@ def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: P
     assert requeues_so_far(tmp_path / "job", exclude=tmp_path / "job" / "1") == 1
 
 
-def test_a_job_as_sbatch_submits_it_by_default_can_be_requeued() -> None:
-    fields = {"BatchFlag": "1", "Requeue": "1", "ReqNodeList": "(null)"}
+@pytest.mark.parametrize("flag", ["1", "2"])
+def test_a_job_that_slurm_has_requeued_itself_is_still_a_batch_job(flag: str) -> None:
+    fields = {"BatchFlag": flag, "Requeue": "1", "ReqNodeList": "(null)"}
     job = Job(job_id=1, states=frozenset(), reason="", fields=fields)
 
     assert requeue_obstacle(job, ["n3"]) == ""

@@ -292,6 +292,19 @@ def test_requeue_that_does_not_come_ends_with_a_message(bench: Bench) -> None:
     assert b"not requeued the job within 0.2 s" in err
 
 
+def test_a_job_that_is_held_waits_for_slurm_to_end_it_as_one_that_is_requeued(
+    bench: Bench,
+) -> None:
+    bench.answer("hold", exit_code=3, reason="n3 is undecided")
+    process = bench.supervised("#!/bin/sh\necho ran\n")
+    eventually(lambda: b"held" in bench.stderr.read_bytes(), "the announcement")
+    process.send_signal(signal.SIGTERM)
+    code, out, err = bench.finish(process)
+    assert code == -signal.SIGTERM
+    assert b"the job is to be held: n3 is undecided" in err
+    assert out == b""
+
+
 def test_requeue_ends_when_slurm_ends_it(bench: Bench) -> None:
     bench.answer("requeue", reason="n3 is broken")
     process = bench.supervised("#!/bin/sh\necho ran\n")

@@ -104,10 +104,14 @@ class Shrink:
 
 @dataclass(frozen=True, kw_only=True)
 class RequeueElsewhere:
-    """Start the job again on other nodes. Ends the process that performs it, so it comes last."""
+    """Start the job again on other nodes. Ends the process that performs it, so it comes last.
+
+    Where that is not `needed`, because the nodes are only in doubt, a job that cannot move stays.
+    """
 
     exclude: tuple[str, ...]
     reason: str
+    needed: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +207,7 @@ def _leave(
     at_limit = situation.requeues >= policy.max_requeues
     if not situation.requeue_obstacle and not at_limit:
         names = tuple(node.node for node in left)
-        return (RequeueElsewhere(exclude=names, reason=_because(left)),)
+        return (RequeueElsewhere(exclude=names, reason=_because(left), needed=bool(bad)),)
     smaller = _shrink(verdict, avoided, situation, policy.nodes_wanted, policy.nodes_needed)
     if smaller is not None:
         return (smaller, _proceed(verdict))
