@@ -13,8 +13,11 @@ TORCH  ?= torch==2.13.0
 RELEASES  := 24.11 26.05
 LAB_ROOTS := /var/cache/slurm-health-lab
 ROOT   := $(filter 0,$(shell id -u))
+# pyslurm has no package of its own for most releases of Slurm; this is the one for Debian 12's.
+PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
-.PHONY: help demo test test-releases lint fmt bench bench-acting bench-localize bench-hooks bench-probes install lab-packages clean
+.PHONY: help demo test test-releases lint fmt install lab-packages pyslurm clean
+.PHONY: bench bench-acting bench-hooks bench-localize bench-probes
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and leaves it, the report'
@@ -27,6 +30,7 @@ help:
 	@echo 'make bench-localize  how right the localisation is, beside the published rule'
 	@echo 'make bench-hooks     what prolog and health check cost on this node'
 	@echo 'make bench-probes    how far runs of each probe lie apart on this machine'
+	@echo 'make pyslurm         pyslurm for Slurm 22.05, built here; the tests of it run where it is there'
 	@echo 'make clean           remove what these commands made here'
 
 demo: install lab-packages
@@ -96,6 +100,14 @@ ifneq ($(ROOT),)
 	@$(PYTHON) -c 'import sys; from tests.lab import missing; sys.exit(missing() is not None)' || \
 		$(PYTHON) -m tests.lab install
 endif
+
+# Takes minutes, and pyslurm's tag must be that of Slurm's release.
+pyslurm: install
+	@command -v git >/dev/null && test -e /usr/include/slurm/slurm.h || \
+		{ apt-get update -q && apt-get install -yq --no-install-recommends gcc git libslurm-dev python3-dev; }
+	SLURM_INCLUDE_DIR=/usr/include \
+	SLURM_LIB_DIR=$$(dirname "$$(ls /usr/lib/*/libslurm.so /usr/lib64/libslurm.so 2>/dev/null | head -n 1)") \
+		$(PYTHON) -m pip install --no-deps '$(PYSLURM)'
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

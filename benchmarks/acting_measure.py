@@ -6,6 +6,7 @@ Nothing is polled but files while a job is on its way, so that measuring it does
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tests.lab import Lab
 
 BAD = "n3"
 DEADLINE_S = 240.0
+_FAKE_WORKER = Path(__file__).parents[1] / "tests" / "support" / "fake_worker.py"
 
 _PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 _SCRIPT = """#!/bin/sh
@@ -90,20 +92,27 @@ CASES = (
 )
 
 
-def measure(stage: Stage, case: Case, *, load_average: float) -> Measured:
+def measure(stage: Stage, case: Case, *, played: bool, load_average: float) -> Measured:
     """Submit one job, and time it.
+
+    With `played`, agents and Slurm are real and the process that would measure with torch is
+    told how to behave: a check of a second leaves acting alone, and many runs take little time.
 
     Raises:
         Unmeasured: it did not meet the bad node, or its check did not find it.
         LabError: the lab failed, or the script never began.
     """
     lab = stage.lab()
-    if case.broken:
-        lab.fault.drop(BAD)
     script = lab.home(case.user) / "first-line.sh"
     script.write_text(_SCRIPT)
+    environ = {"PATH": _PATH}
     argv = ["slurm-health", "sbatch", "--parsable", "--exclusive", "--open-mode=append"]
-    answer = lab.run([*argv, *case.words, script.name], user=case.user, env={"PATH": _PATH})
+    if played:
+        environ["FAKE_WORKER_DIR"] = str(_play(lab, case))
+        argv.append(f"--python={_FAKE_WORKER}")
+    elif case.broken:
+        lab.fault.drop(BAD)
+    answer = lab.run([*argv, *case.words, script.name], user=case.user, env=environ)
     job = int(answer.stdout)
     found = _await_first_line(lab, case, job)
     attempts = [_entries(lab, case, job, attempt) for attempt in range(case.attempt + 1)]
@@ -116,6 +125,17 @@ def measure(stage: Stage, case: Case, *, load_average: float) -> Measured:
         load_average=load_average,
         wrong=_wrong(lab, case, int(found[2]), found[3].split()),
     )
+
+
+def _play(lab: Lab, case: Case) -> Path:
+    """Say how each node is to behave, where its fake worker looks."""
+    directory = lab.home(case.user) / "played"
+    directory.mkdir(exist_ok=True)
+    for node in lab.nodes:
+        (directory / node).write_text("dies" if case.broken and node == BAD else "well")
+    home = lab.home(case.user).stat()
+    os.chown(directory, home.st_uid, home.st_gid)
+    return directory
 
 
 def _await_first_line(lab: Lab, case: Case, job: int) -> re.Match[str]:

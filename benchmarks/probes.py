@@ -187,7 +187,7 @@ def _rows(bench: Bench, probe: Probe, options: Mapping[str, object], runs: int) 
     rows: dict[str, Row] = {}
     # The first run finds cold caches and a device that has not settled.
     for index in range(runs + 1):
-        for each in zip(*bench.run(probe, options), strict=True):
+        for each in _by_quantity(bench.run(probe, options)):
             sample = _sampled(each)
             name = f"{probe.name} {sample.quantity}".strip()
             row = rows.setdefault(name, Row(name=name))
@@ -196,6 +196,14 @@ def _rows(bench: Bench, probe: Probe, options: Mapping[str, object], runs: int) 
             if index and elapsed_ms is not None:
                 row.times_ms.append(elapsed_ms)
     return list(rows.values())
+
+
+def _by_quantity(said: Sequence[Sequence[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Return the samples of each quantity; some probes take theirs on the first worker only."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for sample in (sample for samples in said for sample in samples):
+        found.setdefault(sample["quantity"], []).append(sample)
+    return list(found.values())
 
 
 def _sampled(events: Sequence[Mapping[str, Any]]) -> Sampled:

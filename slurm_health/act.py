@@ -35,7 +35,8 @@ from slurm_health.core.records import (
 from slurm_health.errors import ExitCode, JournalError, SlurmError
 from slurm_health.leave import Acting, RecordAppender, hold, requeue_elsewhere
 from slurm_health.requeue import Helper, Target
-from slurm_health.slurm.client import Client, Job
+from slurm_health.slurm.client import Client
+from slurm_health.slurm.shown import Job
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class CheckSettings:
     limits: Limits
     phases: tuple[Phase, ...]
     cpu_workers: int = 1
+    progress: Callable[[str], None] | None = None
     act: bool = False
     script: str = ""
 
@@ -159,6 +160,7 @@ def _check(
         phases=settings.phases,
         make_localizer=make_localizer,
         expectations=config.expectations(environ),
+        progress=settings.progress,
     )
     try:
         master.open(started)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 import time
@@ -34,6 +35,7 @@ from slurm_health.core.records import RunFinished
 from slurm_health.core.session import Limits
 from slurm_health.errors import SlurmHealthError
 from slurm_health.output import print_result, terminal
+from slurm_health.progress import ProgressLine
 
 
 def run_check(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:
@@ -68,6 +70,7 @@ def _checked(options: Mapping[str, Any], environ: Mapping[str, str]) -> CheckRes
     if local and options["act"]:
         raise click.UsageError("--act needs a Slurm job; --local has none")
     allocation = None if local else from_environ(environ)
+    line = _progress_line()
     settings = CheckSettings(
         journal_root=config.journal_root(options["journal"], environ),
         python=find_python(options["python"], environ),
@@ -82,12 +85,27 @@ def _checked(options: Mapping[str, Any], environ: Mapping[str, str]) -> CheckRes
         limits=Limits(round_deadline_s=options["round_deadline"]),
         phases=probe_choice.chosen_phases(_what(options)),
         cpu_workers=options["workers_per_node"],
+        progress=line.show if line is not None else None,
         act=options["act"],
         script=options["script_name"],
     )
-    if allocation is None:
-        return check_local(local, settings, environ, now_s=time.time())
-    return check_allocation(allocation, settings, environ)
+    try:
+        if allocation is None:
+            return check_local(local, settings, environ, now_s=time.time())
+        return check_allocation(allocation, settings, environ)
+    finally:
+        if line is not None:
+            line.erase()
+
+
+def _progress_line() -> ProgressLine | None:
+    """Return the line that shows what is going on, None where nobody is at a terminal."""
+    if not sys.stderr.isatty():
+        return None
+    line = ProgressLine(sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(line)
+    return line
 
 
 def _what(options: Mapping[str, Any]) -> str:

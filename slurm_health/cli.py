@@ -37,7 +37,7 @@ def journal_option(command: _F) -> _F:
 
 # Commands that live in modules of their own, loaded when they are called or described.
 _ELSEWHERE = {
-    "doctor": "slurm_health.hook_commands:doctor",
+    "doctor": "slurm_health.doctor_command:doctor",
     "epilog": "slurm_health.hook_commands:epilog",
     "healthcheck": "slurm_health.hook_commands:healthcheck",
     "init-config": "slurm_health.hook_commands:init_config",

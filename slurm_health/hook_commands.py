@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The administrator's commands: prolog, epilog, healthcheck, init-config, nodes, doctor.
+"""The administrator's commands: prolog, epilog, healthcheck, init-config, nodes.
 
 slurmd does not call these but the shims, which start `slurm_health.hooks` without click.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from slurm_health.errors import ExitCode, SlurmError
+from slurm_health.errors import ExitCode
 from slurm_health.output import print_result
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _PATIENCE_S = 30.0
 
 
-def _config_option(command: _F) -> _F:
+def config_option(command: _F) -> _F:
+    """Add the option that names the site's file."""
     return click.option(
         "--config",
         metavar="FILE",
@@ -37,11 +38,29 @@ def _config_option(command: _F) -> _F:
     )(command)
 
 
-def _site(config: str | None) -> Site:
+def load_site(config: str | None) -> Site:
+    """Read the site's file: the named one, else the one all commands use.
+
+    Raises:
+        ConfigError: it cannot be read or trusted, or says something impossible.
+    """
     from slurm_health.config import site_file
     from slurm_health.hooks.site_settings import load
 
     return load(Path(config) if config else site_file(os.environ), owner=os.getuid())
+
+
+def site_if_any(config: str | None) -> Site | None:
+    """Read the site's file; None where none is named and none is installed.
+
+    Raises:
+        ConfigError: as `load_site`.
+    """
+    from slurm_health.config import site_file
+
+    if config is None and not site_file(os.environ).exists():
+        return None
+    return load_site(config)
 
 
 def _place(context: str) -> Place:
@@ -65,14 +84,14 @@ def _hook(name: str, config: str | None) -> int:
     hooks = {"prolog": prolog_hook, "epilog": epilog_hook, "healthcheck": healthcheck_hook}
     from slurm_health.checks.check import Place
 
-    site = _site(config)
+    site = load_site(config)
     environ = dict(os.environ)
     place = Place(environ=environ, now_s=time.time(), state=site.state, context=name)
     return int(ExitCode.BAD_NODES if hooks[name].run(site, environ, place) else ExitCode.HEALTHY)
 
 
 @click.command(short_help="Check this node before a job, as slurmd's Prolog does.")
-@_config_option
+@config_option
 def prolog(config: str | None) -> int:
     """Check this node before a job; drain it when it has a proven fault.
 
@@ -83,7 +102,7 @@ def prolog(config: str | None) -> int:
 
 
 @click.command(short_help="Clean up and check this node after a job, as slurmd's Epilog does.")
-@_config_option
+@config_option
 def epilog(config: str | None) -> int:
     """Clean up after a job, and look into what its own check says about this node.
 
@@ -93,7 +112,7 @@ def epilog(config: str | None) -> int:
 
 
 @click.command(short_help="Run this node's checks and print what they find.")
-@_config_option
+@config_option
 @click.option(
     "--context",
     type=click.Choice(["prolog", "epilog", "healthcheck", "retest"]),
@@ -117,7 +136,7 @@ def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_j
     from slurm_health.hooks.chosen import choose, node_name, running
     from slurm_health.hooks.runner import run_checks
 
-    site = _site(config)
+    site = load_site(config)
     node = node_name(os.environ)
     partition = os.environ.get("SLURM_JOB_PARTITION")
     choices = {
@@ -166,7 +185,7 @@ def init_config(shared: str) -> int:
 @click.group(
     invoke_without_command=True, short_help="What slurm-health has drained, why, and giving back."
 )
-@_config_option
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 @click.pass_context
 def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
@@ -176,10 +195,11 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
         return int(ExitCode.HEALTHY)
     import msgspec
 
+    from slurm_health.core.breaker import Ledger
     from slurm_health.hooks import nodes as listing
 
-    site = _site(config)
-    known = listing.known_ledger(site)
+    site = site_if_any(config)
+    known = listing.known_ledger(site) if site is not None else Ledger()
     found = listing.drained(_controller().nodes(), known)
     as_text = json.dumps(msgspec.to_builtins(found), indent=2) + "\n"
     print_result(as_text if as_json else listing.table(found, known))
@@ -201,7 +221,7 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
         wanted = tuple(name for each in names for name in expand(each))
     except ValueError as err:
         raise click.UsageError(str(err)) from err
-    came = listing.release(_site(config), wanted, _controller())
+    came = listing.release(load_site(config), wanted, _controller())
     print_result("".join(f"{name}: {text}\n" for name, text in came.items()))
     failed = any(not text.startswith("released") for text in came.values())
     return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)
@@ -215,7 +235,7 @@ def retest(config: str | None) -> int:
     from slurm_health.hooks import record
     from slurm_health.hooks.runner import run_checks
 
-    site = _site(config)
+    site = load_site(config)
     kept = record.load(site.state)
     if kept is None:
         print_result("this node was not drained by its hooks\n")
@@ -237,7 +257,7 @@ def marks_command(config: str | None, names: tuple[str, ...]) -> int:
     from slurm_health.hooks.ledger import Untrusted
 
     try:
-        print_result(listing.marks_text(_site(config), names, time.time()))
+        print_result(listing.marks_text(load_site(config), names, time.time()))
     except Untrusted as err:
         raise click.ClickException(str(err)) from err
     return int(ExitCode.HEALTHY)
@@ -251,74 +271,10 @@ def reset(config: str | None) -> int:
     from slurm_health.hooks.ledger import Untrusted
 
     try:
-        print_result(listing.reset(_site(config)))
+        print_result(listing.reset(load_site(config)))
     except Untrusted as err:
         raise click.ClickException(str(err)) from err
     return int(ExitCode.HEALTHY)
 
 
-@click.command(short_help="Say what of this site's slurm.conf and machine should be changed.")
-@_config_option
-@click.option(
-    "--python", metavar="PATH", default="python3", help="The interpreter that jobs train with."
-)
-def doctor(config: str | None, python: str) -> int:
-    """Inspect slurm.conf and this machine, and say what to change.
-
-    Exits 1 when something must be changed. Run it as root on a node.
-    """
-    from slurm_health.errors import ConfigError
-    from slurm_health.hooks import doctor as rules
-
-    advice = []
-    try:
-        site: Site | None = _site(config)
-    except ConfigError as err:
-        site = None
-        advice.append(rules.bad(str(err)))
-    advice += _slurm_advice(site)
-    advice += rules.advise_machine(site) if site is not None else []
-    advice.append(_torch_advice(python))
-    report = rules.Report(advice=tuple(advice))
-    print_result(report.text)
-    must_change = any(each.level == "change" for each in advice)
-    return int(ExitCode.BAD_NODES if must_change else ExitCode.HEALTHY)
-
-
-def _slurm_advice(site: Site | None) -> list[Any]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    from slurm_health.hooks import doctor as rules
-    from slurm_health.slurm import command
-
-    try:
-        environ = command.clean_environ(os.environ)
-        text = command.run(["scontrol", "show", "config"], environ=environ)
-        release = command.run(["scontrol", "--version"], environ=environ)
-    except SlurmError as err:
-        return [rules.bad(f"slurm.conf cannot be inspected: {err}")]
-    try:
-        pyslurm: str | None = version("pyslurm")
-    except PackageNotFoundError:
-        pyslurm = None
-    config = rules.read_config(text)
-    return [*rules.advise(config, site), rules.pyslurm_advice(pyslurm, release)]
-
-
-def _torch_advice(python: str) -> Any:
-    from slurm_health.errors import SlurmCommandError
-    from slurm_health.hooks import doctor as rules
-    from slurm_health.slurm import command
-
-    try:
-        said = command.run(
-            [python, "-c", rules.TORCH_QUESTION], environ=dict(os.environ), deadline_s=120
-        )
-    except SlurmCommandError as err:
-        return rules.torch_advice("", err.returncode, python)
-    except SlurmError as err:
-        return rules.look(f"{python} cannot be asked for torch: {err}")
-    return rules.torch_advice(said, 0, python)
-
-
-COMMANDS: tuple[click.Command, ...] = (prolog, epilog, healthcheck, init_config, nodes, doctor)
+COMMANDS: tuple[click.Command, ...] = (prolog, epilog, healthcheck, init_config, nodes)

@@ -60,6 +60,7 @@ class Master:
         phases: Sequence[Phase],
         make_localizer: MakeLocalizer,
         expectations: Mapping[str, Expectation] = MappingProxyType({}),
+        progress: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -72,6 +73,8 @@ class Master:
         self._lock = FileLock(directory / "master.lock")
         self._readers = {node: journal.Reader(directory, node) for node in nodes}
         self._said = ""
+        self._waiting_since_s = 0.0
+        self._progress = progress
         self._writer: journal.Writer | None = None
 
     def open(self, started: RunStarted) -> None:
@@ -117,7 +120,7 @@ class Master:
                     self.append(record)
                     self._launcher.start(record.launch, record.nodes)
                 case Wait(until_s=until_s, reason=reason):
-                    self._say("waiting for %s", reason)
+                    self._say(reason)
                     self._sleep(min(self._poll_s, max(0.001, until_s - self._clock())))
                 case Conclude():
                     assert self.session.state.verdict is not None
@@ -159,11 +162,14 @@ class Master:
         if self.session.state.verdict is None:
             self.append(lost)
 
-    def _say(self, text: str, *values: object) -> None:
-        line = text % values
-        if line != self._said:
-            self._said = line
-            log.debug(line)
+    def _say(self, reason: str) -> None:
+        if reason != self._said:
+            self._said = reason
+            self._waiting_since_s = self._clock()
+            log.debug("waiting for %s", reason)
+        if self._progress is not None:
+            waited_s = self._clock() - self._waiting_since_s
+            self._progress(f"waiting for {reason}, {waited_s:.0f} s")
 
 
 def _log_record(record: Record) -> None:

@@ -26,8 +26,9 @@ from slurm_health.core import hold_note
 from slurm_health.core.nodeset import fold
 from slurm_health.core.records import ActionDone
 from slurm_health.errors import JournalError, SlurmError, UnknownJob
-from slurm_health.slurm.client import Client, Job
+from slurm_health.slurm.client import Client
 from slurm_health.slurm.command import clean_environ
+from slurm_health.slurm.shown import Job
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from slurm_health.core.records import (
 from slurm_health.core.verdict import Level
 from slurm_health.errors import ExitCode
 from slurm_health.leave import RecordAppender
-from slurm_health.slurm.client import Client, Job
+from slurm_health.slurm.client import Client
+from slurm_health.slurm.shown import Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import RunJournal, write_requeued_job
 
@@ -237,8 +238,9 @@ def test_before_the_job_is_requeued_its_comment_says_how_to_release_it(scene: Sc
     comment = scene.slurm.job(JOB)["Comment"]
     assert comment.startswith("slurm-health: leaving n3 (n3: no allgather). If the job stays held")
     assert "scontrol update jobid=12 excnodelist=n3 starttime=now; scontrol release 12" in comment
-    calls = scene.slurm.calls("scontrol")
-    assert f"Comment={comment}" in calls[-2]
+    changes = [call for call in scene.slurm.calls("scontrol") if call[1] != "show"]
+    assert f"Comment={comment}" in changes[-2]
+    assert changes[-1][1] == "requeuehold"
     assert "--comment=mine: A=b" in str(scene.slurm.job(13)["script"])
 
 

@@ -36,6 +36,7 @@ from tests.support.journals import Clock
 from tests.support.supervised import descendants, eventually
 
 FAKE_WORKER = Path(__file__).parent / "support" / "fake_worker.py"
+FREEZER = Path("/sys/fs/cgroup/freezer" if os.geteuid() == 0 else "/nonexistent")
 _R = TypeVar("_R", bound=Record)
 
 
@@ -79,7 +80,12 @@ class Stage:
         )
 
     def start(
-        self, how: str = "well", *, python: str | Path = FAKE_WORKER, lifetime_s: float = 60.0
+        self,
+        how: str = "well",
+        *,
+        python: str | Path = FAKE_WORKER,
+        lifetime_s: float = 60.0,
+        **environ: str,
     ) -> subprocess.Popen[bytes]:
         self.behave(how)
         settings = self.settings(str(python), lifetime_s)
@@ -103,6 +109,7 @@ class Stage:
                 "FAKE_WORKER_DIR": str(self.behaviour),
                 "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
                 "CUDA_VISIBLE_DEVICES": "",
+                **environ,
             },
         )
         self.processes.append(process)
@@ -145,6 +152,22 @@ class Stage:
             for pid in below:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Freeze a process: it takes no signal, not even the one that kills."""
+    group = FREEZER / f"slurm-health-test-{pid}"
+    group.mkdir()
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "frozen")
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        eventually(lambda: not (group / "cgroup.procs").read_text(), "the end of the process")
+        group.rmdir()
 
 
 @pytest.fixture
@@ -248,6 +271,42 @@ def test_a_probe_that_raises_is_a_crash_of_this_node(running: Stage) -> None:
 
     assert (report.outcome, report.crashed) == (Outcome.FAILED, True)
     assert report.detail == "RuntimeError: out of memory"
+
+
+def test_a_probe_that_cannot_measure_is_no_crash(running: Stage) -> None:
+    running.behave("cannot")
+    running.round()
+
+    report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed, report.unmeasured) == (Outcome.NOT_RUN, False, True)
+    assert report.detail == "matmul: another process holds the device"
+    assert "WorkersStarting" not in running.kinds()
+
+
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
+def test_a_worker_that_cannot_be_killed_is_given_up_and_the_agent_goes_on(running: Stage) -> None:
+    (worker,) = descendants(running.processes[0].pid)
+    with frozen(worker):  # as one that hangs in a driver: it does not end when it is killed
+        running.round()
+        running.abort()
+
+        failed = running.hears(WorkersFailed)
+
+        assert failed.reason == (
+            "the check process of device 0 hangs in the kernel and cannot be killed"
+        )
+        assert running.hears(NodeReported).outcome is Outcome.NOT_RUN
+        running.says(VerdictReached(nodes=[]))
+        assert end_of(running.processes[0])[0] == 0
+
+
+def test_a_node_that_sees_fewer_gpus_than_slurm_gave_starts_no_worker(stage: Stage) -> None:
+    stage.begin()
+    stage.start(SLURM_GPUS_ON_NODE="4")
+
+    reason = stage.hears(WorkersFailed).reason
+    assert reason == "Slurm gave the job 4 GPUs here, none of them can be seen"
 
 
 @pytest.mark.parametrize("how", ["stuck", "deaf"])

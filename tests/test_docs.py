@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from slurm_health.cli import commands
+from slurm_health.core.phases import BUILT_IN, SETS
 from slurm_health.core.records import KINDS
+from tests.support.supervised import write_executable
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/lab/*.md")])
@@ -41,3 +45,19 @@ def test_every_kind_of_record_is_in_the_page_about_the_journal() -> None:
     text = (ROOT / "docs/reference/journal.md").read_text()
     kinds = {str(kind.__struct_config__.tag) for kind in KINDS}
     assert {kind for kind in kinds if f"`{kind}`" not in text} == set()
+
+
+def test_every_probe_and_every_set_of_them_is_described() -> None:
+    text = (ROOT / "docs/reference/probes.md").read_text()
+    names = [*SETS, *(probe.name for probe in BUILT_IN)]
+    assert [name for name in names if f"| `{name}` |" not in text] == []
+
+
+def test_the_program_that_is_shown_as_a_probe_is_one(tmp_path: Path) -> None:
+    text = (ROOT / "docs/reference/probes.md").read_text()
+    script = textwrap.dedent(text[text.index("    #!/bin/sh") : text.index("**A Python file**")])
+    program = write_executable(tmp_path / "scratch.sh", script.replace("/scratch", str(tmp_path)))
+
+    assert subprocess.run([program], check=False, timeout=60).returncode == 0
+    write_executable(program, script.replace("/scratch", "/nonexistent"))
+    assert subprocess.run([program], check=False, timeout=60, capture_output=True).returncode == 77

@@ -292,6 +292,27 @@ def test_command_line_wins_over_environment_over_script(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "variable", "line", "expected"),
+    [
+        (["--on-inconclusive=hold"], "requeue", "proceed", "hold"),
+        ([], "requeue", "hold", "requeue"),
+        ([], "", "hold", "hold"),
+        ([], "", "", None),
+    ],
+)
+def test_what_doubt_causes_is_read_from_all_four_places(
+    desk: Desk, words: list[str], variable: str, line: str, expected: str | None
+) -> None:
+    text = "#!/bin/sh\n" + (f"#HEALTH --on-inconclusive={line}\n" if line else "")
+    (desk.directory / "s.sh").write_text(text)
+
+    desk.submit(*words, "s.sh", SLURM_HEALTH_ON_INCONCLUSIVE=variable)
+
+    found = [word for word in launcher_options(desk.text) if word.startswith("--on-inconclusive")]
+    assert found == ([f"--on-inconclusive={expected}"] if expected else [])
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("--max-requeue=1", r"s\.sh, line 3: --max-requeue: unknown.*mean --max-requeues\?"),
@@ -299,6 +320,8 @@ def test_command_line_wins_over_environment_over_script(desk: Desk) -> None:
         ("spares=1", r"s\.sh, line 3: spares: unknown"),
         ("--max-requeues=many", r"s\.sh, line 3: --max-requeues: expected a whole number"),
         ("--max-requeues", r"s\.sh, line 3: --max-requeues: needs a value"),
+        ("--on-straggler=shoot", r"line 3: --on-straggler: 'shoot' is not one of exclude, report"),
+        ("--at-requeue-limit=go", r"line 3: --at-requeue-limit: 'go' is not one of start, hold"),
         ("--check=fast", r"s\.sh, line 3: --check: fast: no such probe; valid: quick"),
         ("--journal='x", r"s\.sh, line 3: #HEALTH: cannot be read: no closing quotation"),
     ],

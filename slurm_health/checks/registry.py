@@ -24,6 +24,7 @@ BUILT_IN: dict[str, str] = {
     "clock": "slurm_health.checks.clock:Clock",
     "clocksource": "slurm_health.checks.clock:ClockSource",
     "cpus": "slurm_health.checks.clock:Cpus",
+    "cpu-speed": "slurm_health.checks.cpu_speed:CpuSpeed",
     "kernel-log": "slurm_health.checks.kernel_log:KernelLog",
     "xid": "slurm_health.checks.xid:Xid",
     "ethernet": "slurm_health.checks.ethernet:Ethernet",

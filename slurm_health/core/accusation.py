@@ -25,7 +25,11 @@ Short = Annotated[str, msgspec.Meta(max_length=_TEXT)]
 
 
 class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job's check found this node faulty. Texts are cut and free of control characters."""
+    """A job's check found this node bad. Texts are cut and free of control characters.
+
+    One of slowness is worth a test and nothing else: what is slow is decided by comparison, and a
+    healthy node among faster ones is slow too.
+    """
 
     node: Annotated[str, msgspec.Meta(max_length=255)]
     job: Annotated[int, msgspec.Meta(ge=1)]
@@ -33,21 +37,20 @@ class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reason: Short
     probability: Annotated[float, msgspec.Meta(ge=0, le=1)]
     evidence: Annotated[tuple[Short, ...], msgspec.Meta(max_length=_EVIDENCE)]
+    slow: bool = False
 
     @property
     def strong(self) -> bool:
         """Whether it brings evidence of its own, from more than one test."""
-        return (
-            self.probability >= _STRONG_PROBABILITY and len(set(self.evidence)) >= _STRONG_EVIDENCE
-        )
+        certain = self.probability >= _STRONG_PROBABILITY
+        return certain and not self.slow and len(set(self.evidence)) >= _STRONG_EVIDENCE
 
 
 def from_journal(data: bytes, *, node: str, job: int) -> Accusation | None:
     """Return what the master's file of one run says against a node; None for nothing.
 
     Nothing is said by a file of another job, of a run without this node, of a newer version, or
-    without a verdict. The last verdict counts, and only a faulty node is accused: slow ones are
-    never drained. Raises nothing.
+    without a verdict. The last verdict counts. Raises nothing.
     """
     started: RunStarted | None = None
     verdict: VerdictReached | None = None
@@ -69,7 +72,7 @@ def from_journal(data: bytes, *, node: str, job: int) -> Accusation | None:
 
 def _of_node(verdict: VerdictReached, node: str, job: int) -> Accusation | None:
     judged = [each for each in verdict.nodes if each.node == node]
-    if len(judged) != 1 or judged[0].level is not Level.FAULTY:
+    if len(judged) != 1 or judged[0].level not in {Level.FAULTY, Level.SLOW}:
         return None
     (found,) = judged
     if not 0 <= found.probability <= 1:  # nan as well
@@ -83,6 +86,7 @@ def _of_node(verdict: VerdictReached, node: str, job: int) -> Accusation | None:
         reason=plain(found.reason),
         probability=found.probability,
         evidence=evidence,
+        slow=found.level is Level.SLOW,
     )
 
 

@@ -295,7 +295,9 @@ class Session:
                 return Append(record=abort)
             wake_s.append(deadline_s)
         if wake_s:
-            return Wait(until_s=min(wake_s), reason=f"round {index}")
+            done = sum(not self._awaited(current, group) for group in current.groups)
+            said = f"round {index} ({current.record.phase}): {done} of {len(current.groups)} groups"
+            return Wait(until_s=min(wake_s), reason=f"{said} done")
         return Append(record=RoundEnded(round=index, silent=self._silent(current)))
 
     def _expected(self, current: RoundState, group: tuple[str, ...]) -> list[str]:

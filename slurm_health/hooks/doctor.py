@@ -1,44 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health doctor`: what of a site's slurm.conf and of this machine should be changed."""
+"""`slurm-health doctor`, the part about slurm.conf: what of it should be changed."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import msgspec
-
+from slurm_health.hooks.advice import Advice, change, fine, look
+from slurm_health.hooks.shim import Shim, read_shim, trouble
 from slurm_health.hooks.site_settings import Site
 
 _GLOB = re.compile(r"[*?\[]")
 _NUMBER = re.compile(r"\d+")
-# The shims' own limit, and what Slurm needs beyond it.
-_SHIM_LIMIT_S = 65
-
-
-class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is fine, worth a look, or to be changed."""
-
-    level: str
-    text: str
-
-
-def fine(text: str) -> Advice:
-    """Return that something is as it should be."""
-    return Advice(level="fine", text=text)
-
-
-def look(text: str) -> Advice:
-    """Return that something may be meant so, and has a price."""
-    return Advice(level="look", text=text)
-
-
-def bad(text: str) -> Advice:
-    """Return that something must be changed."""
-    return Advice(level="change", text=text)
+# `timeout -k 5` in the shims.
+_KILL_AFTER_S = 5
+_SHIM_LIMIT_S = 60
+_HEALTH_CHECK_LIMIT_S = 60
+_SHIMS = {
+    "Prolog": "prolog/slurm-health",
+    "Epilog": "epilog/slurm-health",
+    "HealthCheckProgram": "prolog/slurm-health-healthcheck",
+}
+_WITHOUT = {
+    "Prolog": "nodes are not checked before a job",
+    "Epilog": "what users' jobs find out is not looked into, and nothing is cleaned up",
+    "HealthCheckProgram": "idle nodes are not checked, nor given back",
+}
+_FAILS = "every job fails there, and Slurm drains its nodes"
 
 
 def read_config(text: str) -> dict[str, str]:
@@ -52,178 +43,178 @@ def read_config(text: str) -> dict[str, str]:
 
 
 def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
-    """Return what slurm.conf should have. Pure but for the scripts it names."""
+    """Return what slurm.conf should have. Reads the scripts it names, and nothing else."""
+    shims = {key: [shim for _, shim in entries(key, config) if shim is not None] for key in _SHIMS}
+    every = {shim.path: shim for found in shims.values() for shim in found}
     return [
-        *_scripts("Prolog", config),
-        *_scripts("Epilog", config),
+        *(each for key in ("Prolog", "Epilog") for each in _scripts(key, config)),
         *_prolog_flags(config),
-        *_timeouts(config),
+        *_timeouts(config, [*shims["Prolog"], *shims["Epilog"]]),
         *_requeue(config),
-        *_health_check(config, site),
+        *_health_check(config, site, shims["HealthCheckProgram"]),
+        *(each for shim in every.values() for each in _shim(shim, site)),
     ]
 
 
-def _scripts(key: str, config: Mapping[str, str]) -> list[Advice]:
+def hook_limit_s(config: Mapping[str, str]) -> int:
+    """Return the shortest time after which a shim ends prolog or epilog."""
+    found = [
+        shim.limit_s for key in ("Prolog", "Epilog") for _, shim in entries(key, config) if shim
+    ]
+    return min(found, default=_SHIM_LIMIT_S)
+
+
+def entries(key: str, config: Mapping[str, str]) -> list[tuple[str, Shim | None]]:
+    """Return every script slurm.conf names under a key, with what stands in it if it is a shim."""
+    return [(path, read_shim(Path(path))) for path in _paths(key, config) for path in _files(path)]
+
+
+def _paths(key: str, config: Mapping[str, str]) -> list[str]:
     # 23.02 and newer number several entries: Prolog[0].
-    entries = [
+    return [
         entry
         for name, value in config.items()
         if re.fullmatch(rf"{key}(\[\d+\])?", name) and value
         for entry in value.split(",")
     ]
-    if not entries:
-        return [look(f"{key} is not set: {key.lower()} checks do not run")]
-    return [advice for entry in entries for advice in _entry(key, entry)]
 
 
-def _entry(key: str, entry: str) -> list[Advice]:
-    if _GLOB.search(entry):
-        found = sorted(glob.glob(entry))  # noqa: PTH207 - slurmd expands it the same way
-        if not found:
-            return [bad(f"{key}={entry} matches nothing: every job fails and drains its nodes")]
-        wrong = [path for path in found if not os.access(path, os.R_OK | os.X_OK)]
-        return [
-            look(f"{key}={entry} is a pattern: a stray file there fails every job; name each file"),
-            *(bad(f"{path} is not executable: {key} fails on every node") for path in wrong),
-        ]
-    if not Path(entry).is_file():
-        return [bad(f"{key}={entry} is not there: every job fails and drains its nodes")]
-    if not os.access(entry, os.R_OK | os.X_OK):
-        return [bad(f"{key}={entry} is not executable: every job fails and drains its nodes")]
-    return [fine(f"{key}={entry}")]
+def _files(entry: str) -> list[str]:
+    # slurmd expands a pattern in the same way.
+    return sorted(glob.glob(entry)) if _GLOB.search(entry) else [entry]  # noqa: PTH207
+
+
+def _scripts(key: str, config: Mapping[str, str]) -> Iterator[Advice]:
+    paths = _paths(key, config)
+    shim = f"{key}=/etc/slurm-health/{_SHIMS[key]}"
+    if not paths:
+        yield look(f"{key} is not set: {_WITHOUT[key]}", f"install the shim, then {shim}")
+        return
+    for entry in paths:
+        if _GLOB.search(entry):
+            yield from _pattern(key, entry)
+        else:
+            yield _script(key, entry)
+    found = entries(key, config)
+    if (
+        found
+        and not any(each for _, each in found)
+        and all(os.access(p, os.R_OK) for p, _ in found)
+    ):
+        yield look(f"{key} runs no shim of slurm-health: {_WITHOUT[key]}", f"add {shim}")
+
+
+def _pattern(key: str, entry: str) -> Iterator[Advice]:
+    found = _files(entry)
+    if not found:
+        if os.access(Path(entry).parent, os.R_OK | os.X_OK) or not Path(entry).parent.exists():
+            text = f"{key}={entry} matches nothing: {_FAILS}"
+            yield change(text, f"name each script, or take {key} out of slurm.conf")
+        else:
+            yield look(f"{key}={entry} cannot be looked into by this user", "run doctor as root")
+        return
+    for path in found:
+        why = trouble(path)
+        if why:
+            yield change(
+                f"{key}={entry}: {path} {why}: {_FAILS}", f"chmod 755 it, or remove {path}"
+            )
+    text = f"{key}={entry} is a pattern: any stray file there fails every job"
+    yield look(text, "name each script in slurm.conf")
+
+
+def _script(key: str, entry: str) -> Advice:
+    why = trouble(entry)
+    if why:
+        mend = f"chmod 755 {entry}" if "executable" in why else "put it there on every node"
+        return change(f"{key}={entry} {why}: {_FAILS}", f"{mend}, or take {key} out of slurm.conf")
+    return fine(f"{key}={entry}")
+
+
+def _shim(shim: Shim, site: Site | None) -> Iterator[Advice]:
+    why = trouble(shim.python)
+    unchecked = "it checks nothing, says so in the log, and lets every job start"
+    if why:
+        text = f"{shim.path}: python={shim.python} {why}: {unchecked}"
+        yield change(text, f"edit the line python= in {shim.path}")
+    why = trouble(shim.config, program=False)
+    if why:
+        text = f"{shim.path}: config={shim.config} {why}: {unchecked}"
+        yield change(text, f"put the site's file there, or edit the line config= in {shim.path}")
+    elif site is not None and Path(shim.config).resolve() != Path(site.path).resolve():
+        text = f"{shim.path} follows {shim.config}, and what is said here is about {site.path}"
+        yield look(text, f"slurm-health doctor --config {shim.config}")
 
 
 def _prolog_flags(config: Mapping[str, str]) -> list[Advice]:
-    flags = {flag.lower() for flag in config.get("PrologFlags", "").split(",")}
-    missing = [flag for flag in ("Alloc", "DeferBatch") if flag.lower() not in flags]
+    flags = [flag for flag in config.get("PrologFlags", "").split(",") if flag]
+    known = {flag.lower() for flag in flags}
+    missing = [flag for flag in ("Alloc", "DeferBatch") if flag.lower() not in known]
     if missing:
-        text = "PrologFlags needs Alloc,DeferBatch: else a batch script starts while the prologs"
-        return [bad(f"{text} of its other nodes still run (missing: {', '.join(missing)})")]
+        text = (
+            f"PrologFlags lacks {' and '.join(missing)}: a batch script starts while the prologs of"
+            " its other nodes still run"
+        )
+        return [change(text, f"PrologFlags={','.join([*flags, *missing])}")]
     return [fine("PrologFlags has Alloc and DeferBatch")]
 
 
-def _timeouts(config: Mapping[str, str]) -> list[Advice]:
+def _timeouts(config: Mapping[str, str], shims: list[Shim]) -> list[Advice]:
+    limit_s = max((shim.limit_s for shim in shims), default=_SHIM_LIMIT_S) + _KILL_AFTER_S
     found = []
     for key in ("PrologEpilogTimeout", "PrologTimeout", "EpilogTimeout"):
         number = _NUMBER.match(config.get(key, ""))
-        if number and int(number.group()) <= _SHIM_LIMIT_S:
-            text = f"{key}={number.group()}: Slurm would kill the hook, which fails it;"
-            found.append(bad(f"{text} more than {_SHIM_LIMIT_S}, or lower the limit in the shims"))
-    return found or [fine("Slurm lets the hooks end by themselves")]
+        if number and int(number.group()) <= limit_s:
+            text = (
+                f"{key}={number.group()}: Slurm kills a hook that takes longer, and drains its node"
+            )
+            mend = f"{key}={limit_s + _KILL_AFTER_S} or more, or a lower limit= in the shims"
+            found.append(change(text, mend))
+    return found or [fine(f"Slurm lets the hooks end by themselves, after {limit_s} s at most")]
 
 
 def _requeue(config: Mapping[str, str]) -> list[Advice]:
     found = []
     if config.get("JobRequeue") == "0":
-        found.append(look("JobRequeue=0: a job whose prolog fails is not started elsewhere"))
-    parameters = config.get("SchedulerParameters", "").split(",")
+        text = "JobRequeue=0: a job whose prolog fails is not started elsewhere"
+        found.append(look(text, "JobRequeue=1"))
+    parameters = [each for each in config.get("SchedulerParameters", "").split(",") if each]
     if "nohold_on_prolog_fail" not in parameters:
-        text = "SchedulerParameters lacks nohold_on_prolog_fail: a job whose prolog fails is held"
-        found.append(look(f"{text} until somebody releases it"))
+        text = (
+            "SchedulerParameters lacks nohold_on_prolog_fail: a job whose prolog finds a bad node"
+            " is held until somebody releases it"
+        )
+        wanted = ",".join([*parameters, "nohold_on_prolog_fail"])
+        found.append(look(text, f"SchedulerParameters={wanted}"))
     return found or [fine("a job whose prolog fails starts elsewhere")]
 
 
-def _health_check(config: Mapping[str, str], site: Site | None) -> list[Advice]:
-    if not config.get("HealthCheckProgram"):
-        return [look("HealthCheckProgram is not set: idle nodes are not checked, nor given back")]
+def _health_check(
+    config: Mapping[str, str], site: Site | None, shims: list[Shim]
+) -> Iterator[Advice]:
+    key = "HealthCheckProgram"
+    program = config.get(key, "")
+    if not program:
+        yield look(f"{key} is not set: {_WITHOUT[key]}", f"{key}=/etc/slurm-health/{_SHIMS[key]}")
+        return
+    why = trouble(program)
+    if why:
+        mend = f"put it there on every node, executable, or take {key} out of slurm.conf"
+        yield change(f"{key}={program} {why}: {_WITHOUT[key]}", mend)
+    elif not shims and os.access(program, os.R_OK):
+        text = f"{key}={program} is no shim of slurm-health: nodes it drained are not given back"
+        yield look(text, f"call /etc/slurm-health/{_SHIMS[key]} from it")
     number = _NUMBER.match(config.get("HealthCheckInterval", ""))
     if not number or int(number.group()) == 0:
-        return [look("HealthCheckInterval=0: HealthCheckProgram never runs")]
+        text = f"HealthCheckInterval=0: {key} never runs: {_WITHOUT[key]}"
+        yield look(text, "HealthCheckInterval=300")
+        return
+    if any(shim.limit_s + _KILL_AFTER_S >= _HEALTH_CHECK_LIMIT_S for shim in shims):
+        text = f"Slurm kills {key} after {_HEALTH_CHECK_LIMIT_S} s, before its shim's own limit"
+        yield look(text, f"limit=30 in {program}")
     state = config.get("HealthCheckNodeState", "").upper()
     if "NONDRAINED_IDLE" in state and (site is None or site.recovery.release):
-        return [look("HealthCheckNodeState=NONDRAINED_IDLE: a drained node is never given back")]
-    return [fine(f"HealthCheckProgram runs every {number.group()} s")]
-
-
-def advise_machine(site: Site) -> list[Advice]:
-    """Return what this machine lacks: rights, shared directory, clock, the state directory."""
-    return [_rights(), _shared(site), _clock(), _gpu(site)]
-
-
-def _rights() -> Advice:
-    if os.getuid() != 0:
-        return look("not root: run doctor as root on a node, as the hooks do")
-    return fine("root")
-
-
-def _shared(site: Site) -> Advice:
-    from slurm_health.hooks import ledger
-
-    if not site.breaker.directory:
-        return bad("breaker.directory is not set: nothing is drained")
-    try:
-        ledger.change(site.breaker, lambda before: (before, b""), owner=os.getuid())
-    except ledger.Untrusted as err:
-        return bad(f"the shared directory cannot be used, so nothing is drained: {err}")
-    return fine(f"{site.breaker.directory} can be locked and written here")
-
-
-def _clock() -> Advice:
-    from slurm_health.checks.check import Place, Unmeasured
-    from slurm_health.checks.clock import Clock
-
-    try:
-        seen = Clock().collect(Place())
-    except Unmeasured as err:
-        return look(str(err))
-    if not seen.synchronised:
-        return look("the clock is not synchronised: times in journals cannot be compared")
-    return fine(f"the clock is {seen.offset_ms:g} ms off")
-
-
-def _gpu(site: Site) -> Advice:
-    import importlib.util
-
-    uses_gpu = any(type(each.check).__name__.startswith("Gpu") for each in site.checks)
-    if uses_gpu and importlib.util.find_spec("pynvml") is None:
-        return bad(
-            "GPU checks are configured and nvidia-ml-py is missing: pip install 'slurm-health[gpu]'"
-        )
-    return fine("what the configured checks need is installed")
-
-
-def pyslurm_advice(pyslurm: str | None, slurm: str) -> Advice:
-    """Return whether pyslurm, of that version or missing, goes with `scontrol --version`."""
-    if pyslurm is None:
-        return fine("pyslurm is not installed; Slurm's commands are used")
-    release = _release(slurm)
-    if release is None:
-        return look(f"cannot tell which Slurm this is: {slurm.strip()!r}")
-    if _release(pyslurm) != release:
-        major, minor = release
-        return look(
-            f"pyslurm {pyslurm} does not go with Slurm {major}.{minor:02d} and is not used;"
-            f" install pyslurm {major}.{minor}"
-        )
-    return fine(f"pyslurm {pyslurm} goes with Slurm")
-
-
-def _release(text: str) -> tuple[int, int] | None:
-    found = re.search(r"(\d+)\.(\d+)", text)
-    return (int(found.group(1)), int(found.group(2))) if found else None
-
-
-def torch_advice(output: str, code: int, python: str) -> Advice:
-    """Return what an interpreter's torch, asked with `TORCH_QUESTION`, is good for."""
-    if code != 0:
-        return look(f"{python} has no torch: jobs that use it cannot be checked here")
-    return fine(f"{python}: {output.strip()}")
-
-
-TORCH_QUESTION = (
-    "import torch; n = torch.cuda.nccl.version() if torch.cuda.is_available() else 'none';"
-    "print('torch', torch.__version__, 'CUDA', torch.version.cuda, 'NCCL', n)"
-)
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the doctor has to say."""
-
-    advice: tuple[Advice, ...]
-
-    @property
-    def text(self) -> str:
-        """One line each, the worst first."""
-        order = {"change": 0, "look": 1, "fine": 2}
-        ranked = sorted(self.advice, key=lambda each: order[each.level])
-        return "".join(f"{each.level:<7} {each.text}\n" for each in ranked)
+        text = "HealthCheckNodeState=NONDRAINED_IDLE: a drained node is never given back"
+        yield look(text, "HealthCheckNodeState=ANY")
+        return
+    yield fine(f"{key} runs every {number.group()} s")

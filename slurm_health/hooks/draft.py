@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 
 from slurm_health.checks.check import Place, Unmeasured
+from slurm_health.checks.cpu_speed import CpuSpeed
 from slurm_health.checks.filesystem import read_mounts
 from slurm_health.checks.memory import read_meminfo
 from slurm_health.checks.tasks import count_cpus, processes
@@ -21,6 +22,9 @@ _SHARED_TYPES = frozenset({"nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "w
 _KIB_PER_GIB = 1 << 20
 # Firmware and crash kernels take a little; a missing module takes far more.
 _MEMORY_SHARE = 0.97
+# Of this node's speed; processors share caches, power and heat with what else runs.
+_SPEED_SHARE = 0.6
+_QUIET_SHARE = 0.9
 
 _HEAD = """\
 # slurm-health: the site's settings. Drafted from {node}.
@@ -76,6 +80,14 @@ def _edac(place: Place) -> str:
 
 def _cpus(place: Place) -> str:
     return _table("cpus", min_online=count_cpus(place.read("/sys/devices/system/cpu/online")))
+
+
+def _cpu_speed(place: Place) -> str:
+    seen = CpuSpeed().collect(place)
+    if seen.share < _QUIET_SHARE:
+        raise Unmeasured("the node is busy, so its speed cannot be told")
+    limit = round(seen.rounds_per_s * _SPEED_SHARE, -4)
+    return _table("cpu-speed", min_rounds_per_s=int(limit))
 
 
 def _clocksource(place: Place) -> str:
@@ -150,6 +162,7 @@ _SECTIONS: tuple[tuple[str, Callable[[Place], str]], ...] = (
     ("Swap", _swap),
     ("Memory errors", _edac),
     ("Processors", _cpus),
+    ("Speed of the processors, tested when a user's job calls the node slow or faulty", _cpu_speed),
     ("Clock", _clocksource),
     ("Filesystems", _filesystems),
     ("Ethernet", _ethernet),

@@ -17,8 +17,9 @@ from slurm_health.core.drain_note import DrainNote
 from slurm_health.core.recovery import DrainRecord
 from slurm_health.errors import SlurmError
 from slurm_health.hooks import ledger, record
-from slurm_health.hooks.controller import Controller, NodeNow, drained_by_us, members
+from slurm_health.hooks.controller import Controller, drained_by_us, members
 from slurm_health.hooks.site_settings import Site
+from slurm_health.slurm.shown import Node
 
 
 class Came(Enum):
@@ -113,9 +114,7 @@ def drain_this_node(
     return outcome
 
 
-def _perform(
-    site: Site, now: NodeNow, cause: Cause, controller: Controller, now_s: float
-) -> Outcome:
+def _perform(site: Site, now: Node, cause: Cause, controller: Controller, now_s: float) -> Outcome:
     if now.reason and not drain_note.is_ours(now.reason):
         return Outcome(came=Came.FOREIGN_NOTE, text=f"it has a note already: {now.reason}")
     note = DrainNote(checks=cause.checks, job=cause.job, time_s=int(now_s), text=cause.text)

@@ -67,13 +67,14 @@ def _accused(site: Site, environ: Mapping[str, str], place: Place, log: Log) -> 
         return None
     if not found:
         return None
-    accusation = found[-1]
+    accusation = next((each for each in reversed(found) if not each.slow), found[-1])
     said = f"{accusation.component}: {accusation.reason}"
-    log.warning(f"user {ended.uid} accuses this node: {said}")
+    what = "calls this node slow" if accusation.slow else "accuses this node"
+    log.warning(f"user {ended.uid} {what}: {said}")
     if site.accusations.policy is AccusationPolicy.NEVER:
         return None
     confirmed = _confirmed(site, environ, place, log, accusation.component)
-    if confirmed is not None:
+    if confirmed is not None or accusation.slow:
         return confirmed
     cause = Cause(
         checks=("accused",), text=said, retest=(), job=ended.job, uid=ended.uid, hook="epilog"

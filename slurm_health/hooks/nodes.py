@@ -11,10 +11,11 @@ import msgspec
 from slurm_health.core import drain_note, marks
 from slurm_health.core.breaker import Ledger
 from slurm_health.hooks import ledger, marked
-from slurm_health.hooks.controller import Controller, NodeNow
+from slurm_health.hooks.controller import Controller
 from slurm_health.hooks.ledger import Untrusted
 from slurm_health.hooks.release import undrain
 from slurm_health.hooks.site_settings import Site
+from slurm_health.slurm.shown import Node
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +31,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     hook: str = ""
 
 
-def drained(nodes: Mapping[str, NodeNow], known: Ledger) -> list[Drained]:
+def drained(nodes: Mapping[str, Node], known: Ledger) -> list[Drained]:
     """Return the nodes that are out of the pool with a note of ours, by name."""
     found = [
         _drained(node, known)
@@ -40,7 +41,7 @@ def drained(nodes: Mapping[str, NodeNow], known: Ledger) -> list[Drained]:
     return sorted(found, key=lambda each: each.node)
 
 
-def _drained(node: NodeNow, known: Ledger) -> Drained:
+def _drained(node: Node, known: Ledger) -> Drained:
     note = drain_note.parse(node.reason)
     entry = next(
         (
@@ -96,7 +97,7 @@ def release(site: Site, names: Sequence[str], controller: Controller) -> dict[st
     return {name: _release_one(site, nodes.get(name), name, controller) for name in names}
 
 
-def _release_one(site: Site, now: NodeNow | None, name: str, controller: Controller) -> str:
+def _release_one(site: Site, now: Node | None, name: str, controller: Controller) -> str:
     if now is None:
         return "Slurm does not know it"
     if not now.drained:

@@ -9,8 +9,9 @@ from slurm_health.core import drain_note
 from slurm_health.core.recovery import DrainRecord
 from slurm_health.errors import SlurmError
 from slurm_health.hooks import record
-from slurm_health.hooks.controller import Controller, NodeNow
+from slurm_health.hooks.controller import Controller
 from slurm_health.hooks.site_settings import Site
+from slurm_health.slurm.shown import Node
 
 
 def release_own(site: Site, kept: DrainRecord, controller: Controller) -> str:
@@ -33,7 +34,7 @@ def release_own(site: Site, kept: DrainRecord, controller: Controller) -> str:
     return f"released after {kept.passes} passes of {', '.join(kept.retest)}"
 
 
-def undrain(controller: Controller, now: NodeNow) -> str:
+def undrain(controller: Controller, now: Node) -> str:
     """Lift one drain and look whether it is lifted; return what went wrong, empty for nothing."""
     try:
         controller.undrain(now.name)

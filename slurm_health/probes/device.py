@@ -16,6 +16,13 @@ from slurm_health.probes.place import NotMeasured
 # (^docker, =eth0, eth): only plain names can be looked up.
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
+# The oldest NVIDIA devices whose tensor cores know bfloat16.
+_BF16_CAPABILITY = (8, 0)
+# torch.OutOfMemoryError appeared in torch 2.5.
+OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+# What CPUs, the CUDA runtime and its matrix library say of it, as plain runtime errors.
+_NO_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")
+
 
 def claim(local_rank: int, *, expected: int) -> torch.device:
     """Return the device of a worker, made current.
@@ -96,6 +103,21 @@ def require_interfaces(environ: Mapping[str, str]) -> None:
                     f"{variable} names the interface {each}, this node has"
                     f" {', '.join(sorted(present))}"
                 )
+
+
+def half_precision(device: torch.device) -> torch.dtype:
+    """Return bfloat16 where the device computes with it, else float16."""
+    is_amd = getattr(torch.version, "hip", None) is not None
+    if is_amd or torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY:
+        return torch.bfloat16
+    return torch.float16
+
+
+def is_out_of_memory(err: BaseException) -> bool:
+    """Tell an error that says there is no memory from all others."""
+    if isinstance(err, (OutOfMemory, MemoryError)):
+        return True
+    return isinstance(err, RuntimeError) and any(text in str(err) for text in _NO_MEMORY)
 
 
 def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

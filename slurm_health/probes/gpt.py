@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slurm_health.probes import gpt_model
+from slurm_health.probes import device, gpt_model
 from slurm_health.probes.gpt_model import Shape
 from slurm_health.probes.place import NotMeasured, Place, Sample
 
@@ -59,7 +59,7 @@ def measure(place: Place) -> list[Sample]:
     try:
         samples = _samples(place, shape)
     except (RuntimeError, MemoryError) as err:
-        if not gpt_model.is_out_of_memory(err):
+        if not device.is_out_of_memory(err):
             raise
         said = gpt_model.first_line(err)
     # Not before the exception is gone: it keeps the tensors of its frames alive.

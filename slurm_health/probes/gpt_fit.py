@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from slurm_health.probes import gpt_model
+from slurm_health.probes import device, gpt_model
 from slurm_health.probes.gpt_model import Shape
 from slurm_health.probes.place import NotMeasured, Place, Sample
 
@@ -61,7 +61,7 @@ def _try(place: Place, shape: Shape) -> tuple[int | None, str]:
     try:
         peak_bytes = _peak_bytes(place, shape)
     except (RuntimeError, MemoryError) as err:
-        if not gpt_model.is_out_of_memory(err):
+        if not device.is_out_of_memory(err):
             raise
         return None, f"and it ran out: {gpt_model.first_line(err)}"
     return peak_bytes, f"and a step takes {peak_bytes / 1e9:.1f} GB, more than {FULL:.0%} of that"

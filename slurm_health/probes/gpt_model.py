@@ -16,16 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from slurm_health.probes import device
 from slurm_health.probes.place import NotMeasured, Place
 
 SEED = 20240
 LEARNING_RATE = 1e-4
-# The oldest NVIDIA devices whose tensor cores know bfloat16.
-_BF16_CAPABILITY = (8, 0)
-# torch.OutOfMemoryError appeared in torch 2.5.
-OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
-# What CPUs, the CUDA runtime and its matrix library say of it, as plain runtime errors.
-_NO_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
@@ -151,22 +146,7 @@ def _autocast(place: Place) -> contextlib.AbstractContextManager[object]:
     """16-bit arithmetic on an accelerator, float32 elsewhere: many CPUs only emulate 16 bits."""
     if not place.on_cuda:
         return contextlib.nullcontext()
-    return torch.autocast("cuda", dtype=half_precision(place.device))
-
-
-def half_precision(device: torch.device) -> torch.dtype:
-    """Return bfloat16 where the device computes with it, else float16."""
-    is_amd = getattr(torch.version, "hip", None) is not None
-    if is_amd or torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY:
-        return torch.bfloat16
-    return torch.float16
-
-
-def is_out_of_memory(err: BaseException) -> bool:
-    """Tell an error that says there is no memory from all others."""
-    if isinstance(err, (OutOfMemory, MemoryError)):
-        return True
-    return isinstance(err, RuntimeError) and any(text in str(err) for text in _NO_MEMORY)
+    return torch.autocast("cuda", dtype=device.half_precision(place.device))
 
 
 def first_line(err: BaseException) -> str:

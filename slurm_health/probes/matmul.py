@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from slurm_health.probes.device import half_precision
 from slurm_health.probes.place import Place, Sample
 
 # A window must span several periods of a CPU quota (100 ms on Linux), or a starved CPU looks
@@ -55,8 +56,7 @@ def _measure_cpu() -> list[float]:
 
 
 def _measure_cuda(device: torch.device, burn_s: float) -> list[float]:
-    # Volta and older have no bf16 units.
-    dtype = torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
+    dtype = half_precision(device)
     left = torch.randn(CUDA_SIZE, CUDA_SIZE, device=device).to(dtype)
     right = torch.randn(CUDA_SIZE, CUDA_SIZE, device=device).to(dtype)
     out = torch.empty(CUDA_SIZE, CUDA_SIZE, dtype=dtype, device=device)

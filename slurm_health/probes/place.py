@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Union
 
 import torch
 
-Figure = int | float | str
+Figure = Union[int, float, str]  # noqa: UP007 - read when it is run, by older Pythons too
 
 
 class NodeFault(Exception):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from slurm_health.probes.device import half_precision
 from slurm_health.probes.place import NodeFault, Place, Sample
 
 LARGEST = 8  # of the integers, in magnitude: exact in every floating-point format in use
@@ -58,9 +59,8 @@ def measure(place: Place) -> list[Sample]:
 def _dtype(place: Place) -> torch.dtype:
     if not place.on_cuda:
         return torch.float32
-    if torch.cuda.get_device_capability(place.device)[0] >= 8:
-        return torch.bfloat16
-    return torch.float32  # float16 cannot hold the sums
+    half = half_precision(place.device)
+    return half if half is torch.bfloat16 else torch.float32  # float16 cannot hold the sums
 
 
 def _forbid_inexact_sums() -> None:

@@ -116,6 +116,7 @@ def main() -> None:
 
 def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: int) -> None:
     """Run one round and say how it ended, whatever happened."""
+    from slurm_health.probes import device as devices_of
     from slurm_health.probes.place import NodeFault, NotMeasured
 
     course = Round(channel, command, device, local_rank)
@@ -131,7 +132,7 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
     except Exception as err:
         outcome, detail = "failed", f"{course.probe}: {type(err).__name__}: {_said(err)}"
         own_fault = not course.has_partners
-        if _is_out_of_memory(err):
+        if devices_of.is_out_of_memory(err):
             outcome, own_fault = "unmeasured", False
     channel.send(
         "done",
@@ -267,14 +268,6 @@ def _said(err: Exception) -> str:
     marks = [index for index, line in enumerate(lines) if line.startswith("Last error:")]
     own_words = lines[marks[-1] :] if marks and marks[-1] else []
     return " ".join([lines[0], *own_words])
-
-
-def _is_out_of_memory(err: Exception) -> bool:
-    import torch
-
-    return isinstance(err, (MemoryError, torch.cuda.OutOfMemoryError)) or (
-        isinstance(err, RuntimeError) and "can't allocate memory" in str(err)  # torch on a CPU
-    )
 
 
 def _make_package_importable() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What slurm-health asks of Slurm and does in it, through its own commands."""
+"""What slurm-health asks of Slurm and does in it; Slurm's own commands do all that changes it."""
 
 from __future__ import annotations
 
@@ -7,87 +7,20 @@ import pwd
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from slurm_health.core.nodeset import expand, fold
-from slurm_health.errors import SlurmCommandError, SlurmError, UnknownJob
+from slurm_health.core.nodeset import fold
+from slurm_health.errors import SlurmCommandError, SlurmError
 from slurm_health.slurm import command
 from slurm_health.slurm.partition import Partition, partition_of
+from slurm_health.slurm.reads import Reads
+from slurm_health.slurm.reads_choice import choose
+from slurm_health.slurm.shown import Job, JobId, Node, parse_pairs
 
-# `Key=value` pairs of one-line scontrol output. A value may hold spaces, and a reason or comment
-# words like `limit=280`; Slurm's own keys begin with a capital letter.
-_PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
-# One job of several, and the name its owner gave it: both a name and a comment may hold line ends,
-# and a name, which stands in front, words that look like the fields behind it.
-_JOB = re.compile(r"^(?=JobId=\d+ (?:ArrayJobId|HetJobId|JobName)=)", re.MULTILINE)
-_JOB_NAME = re.compile(r"(?<= )JobName=.*?(?= UserId=\S+\(\d+\) GroupId=)", re.DOTALL)
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
-_UNKNOWN_JOB = re.compile(r"Invalid job id specified")
 RETRY_S = 1.0
-JobId = int | str
-_OUT_OF_POOL = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One job as scontrol shows it."""
-
-    job_id: JobId
-    states: frozenset[str]
-    reason: str
-    fields: Mapping[str, str]
-
-    @property
-    def reference(self) -> str:
-        """What Slurm's commands call this job: `12_3` for one task of an array.
-
-        The task that Slurm splits off last has the array's own id, and a command that names that
-        id means every task.
-        """
-        array, task = self.fields.get("ArrayJobId", ""), self.fields.get("ArrayTaskId", "")
-        return f"{array}_{task}" if array and task.isdecimal() else str(self.job_id)
-
-    @property
-    def excluded(self) -> tuple[str, ...]:
-        """Nodes the job must not run on."""
-        return _nodes(self.fields.get("ExcNodeList", ""))
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Nodes the job holds."""
-        return _nodes(self.fields.get("NodeList", ""))
-
-    @property
-    def restarts(self) -> int:
-        """How often the job was requeued, by anybody, or 0 where Slurm does not say."""
-        text = self.fields.get("Restarts", "")
-        return int(text) if text.isdigit() else 0
-
-    @property
-    def pending(self) -> bool:
-        """Pending for good: nothing of an earlier attempt is still being cleaned up."""
-        return "PENDING" in self.states and "COMPLETING" not in self.states
-
-    @property
-    def held(self) -> bool:
-        """Held by anyone: Slurm marks that with a priority of 0, whatever it gives as reason."""
-        return self.fields.get("Priority") == "0"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """One node as scontrol shows it."""
-
-    name: str
-    states: frozenset[str]
-    reason: str
-
-    @property
-    def out_of_pool(self) -> bool:
-        """Whether somebody has taken it out of use already."""
-        return any(state.startswith(_OUT_OF_POOL) for state in self.states)
 
 
 class Client:
@@ -110,6 +43,10 @@ class Client:
         self._monotonic = monotonic
         self._sleep = sleep
 
+    @cached_property
+    def _reads(self) -> Reads:
+        return choose(lambda argv: self._run(*argv)).reads
+
     def job(self, job_id: JobId) -> Job:
         """Read one job.
 
@@ -117,21 +54,7 @@ class Client:
             UnknownJob: Slurm does not know it, or no longer.
             SlurmError: Slurm does not answer.
         """
-        try:
-            text = self._run("scontrol", "show", "job", "-o", str(job_id))
-        except SlurmCommandError as err:
-            if _UNKNOWN_JOB.search(err.stderr):
-                raise UnknownJob(job_id) from err
-            raise
-        # The id of an array shows all its tasks.
-        tasks = [parse_pairs(_JOB_NAME.sub("", each)) for each in _JOB.split(text)]
-        fields = next((task for task in tasks if task.get("JobId") == str(job_id)), tasks[-1])
-        return Job(
-            job_id=job_id,
-            states=_states(fields.get("JobState", "")),
-            reason=fields.get("Reason", ""),
-            fields=fields,
-        )
+        return self._reads.job(job_id)
 
     def nodes(self, names: Sequence[str]) -> dict[str, Node]:
         """Read some nodes in one call.
@@ -139,17 +62,7 @@ class Client:
         Raises:
             SlurmError: Slurm does not know one of them, or does not answer.
         """
-        text = self._run("scontrol", "show", "node", "-o", fold(names))
-        nodes = {}
-        for line in text.splitlines():
-            fields = parse_pairs(line)
-            if "NodeName" in fields:
-                nodes[fields["NodeName"]] = Node(
-                    name=fields["NodeName"],
-                    states=_states(fields.get("State", "")),
-                    reason=fields.get("Reason", ""),
-                )
-        return nodes
+        return self._reads.nodes(names)
 
     def partitions(self) -> dict[str, Partition]:
         """Read all partitions, hidden ones too, in one call.
@@ -307,25 +220,3 @@ class Client:
                 if not _UNREACHABLE.search(err.stderr) or self._monotonic() >= give_up_s:
                     raise
             self._sleep(RETRY_S)
-
-
-def parse_pairs(line: str) -> dict[str, str]:
-    """Return the fields of one line of `scontrol show -o`.
-
-    Where a name comes twice the first counts: free text that looks like a field, as a node's
-    reason may, stands behind the fields that matter.
-    """
-    marks = list(_PAIR.finditer(line))
-    ends = [mark.start() for mark in marks[1:]] + [len(line)]
-    fields: dict[str, str] = {}
-    for mark, end in zip(marks, ends, strict=False):
-        fields.setdefault(mark.group(1), line[mark.end() : end].strip())
-    return fields
-
-
-def _states(text: str) -> frozenset[str]:
-    return frozenset(state.rstrip("*~#!%$@^-") for state in text.split("+") if state)
-
-
-def _nodes(text: str) -> tuple[str, ...]:
-    return expand(text) if text and text != "(null)" else ()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.core.hold_note import leaving, own_comment, waiting, with_own
-from slurm_health.slurm.client import parse_pairs
+from slurm_health.slurm.shown import parse_pairs
 
 
 @given(st.text(), st.text())

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slurm_health.core.measurement import (
     allgather_busbw_gb_per_s,
@@ -131,3 +132,69 @@ def test_only_the_member_whose_own_process_died_is_said_to_have_crashed() -> Non
     told["n2"] = NodeReported(node="n2", round=0, outcome=Outcome.FAILED, crashed=True)
 
     assert group_result(GROUP, [], told).crashed == ("n2",)
+
+
+def test_each_device_of_a_node_is_judged_apart_so_that_a_verdict_can_name_it() -> None:
+    result = group_result(
+        ("n1",), [sampled("n1", "matmul", [3.0], [4.5], [3.1])], reports(n1=Outcome.MEASURED)
+    )
+
+    assert result.node_ms == {
+        "matmul:device 0": {"n1": 3.0},
+        "matmul:device 1": {"n1": 4.5},
+        "matmul:device 2": {"n1": 3.1},
+    }
+
+
+def test_a_rail_is_as_slow_as_the_slower_of_its_two_devices() -> None:
+    rails = [
+        replace(sampled(node, "rail_allgather", *times), scope="rail")
+        for node, times in (("n1", ([5.0], [5.1])), ("n2", ([5.2], [9.9])))
+    ]
+
+    result = group_result(GROUP, rails, reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED))
+
+    assert result.shared_ms == {"rail_allgather:rail 0": 5.2, "rail_allgather:rail 1": 9.9}
+
+
+def test_the_devices_of_a_node_together_have_one_time_of_its_own() -> None:
+    together = replace(sampled("n1", "node_allgather", [5.0], [6.0]), scope="node")
+
+    result = group_result(("n1",), [together], reports(n1=Outcome.MEASURED))
+
+    assert result.node_ms == {"node_allgather": {"n1": 6.0}}
+    assert result.shared_ms == {}
+
+
+def test_nodes_of_different_models_are_not_compared_in_what_they_do_alone() -> None:
+    models = {"n1": "NVIDIA H200", "n2": "NVIDIA A100"}
+    samples = [
+        sampled("n1", "matmul", [3.0]),
+        sampled("n2", "matmul", [9.0]),
+        sampled("n1", "allgather", [50.0]),
+        sampled("n2", "allgather", [50.0]),
+    ]
+
+    told = reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED)
+    result = group_result(GROUP, samples, told, models=models)
+
+    assert result.node_ms == {
+        "matmul on NVIDIA H200": {"n1": 3.0},
+        "matmul on NVIDIA A100": {"n2": 9.0},
+    }
+    assert result.shared_ms == {"allgather": 50.0}
+
+
+def test_a_probe_that_could_not_measure_counts_like_a_node_that_was_not_there() -> None:
+    told = reports(n1=Outcome.NOT_RUN)
+    told["n2"] = NodeReported(
+        node="n2", round=0, outcome=Outcome.NOT_RUN, detail="no memory", unmeasured=True
+    )
+
+    result = group_result(GROUP, [], told)
+
+    assert (result.outcome, result.silent, result.said) == (
+        Outcome.NOT_RUN,
+        ("n2",),
+        {"n2": "no memory"},
+    )

@@ -16,6 +16,7 @@ from tests.lab import Lab
 ROOT = Path(__file__).parents[2]
 STATE = "/tmp/slurm-health-state"  # each node of the lab has a /tmp of its own
 FLAG = "/tmp/broken"
+HOOK_LOG = "/tmp/hooks.log"
 HIDDEN = "/tmp/hidden-fault"
 
 SLURM_CONF = """\
@@ -32,6 +33,7 @@ CONFIG = """\
 [hooks]
 state = "{state}"
 opt_out = "nocheck"
+{hooks}
 [breaker]
 directory = "{directory}/shared"
 share = {share}
@@ -66,8 +68,8 @@ run = run / str(job) / os.environ.get("SLURM_RESTART_COUNT", "0")
 run.mkdir(parents=True)
 started = RunStarted(run_id="r", job_id=job, attempt=0, cluster="c", partition="p",
                      nodes=sorted({{*mine, *accused}}), master_node="n1", user="u")
-bad = [NodeJudged(node=each, level=Level.FAULTY, reason="allgather failed", evidence=["a", "b"])
-       for each in accused]
+bad = [NodeJudged(node=each, level=Level.{level}, component={component!r},
+                  reason="allgather failed", evidence=["a", "b"]) for each in accused]
 with open(run / "master.jsonl", "wb") as file:
     for number, record in enumerate((started, VerdictReached(nodes=bad))):
         file.write(encode(record, entry_id=f"master:{{number}}", time_s=1.0))
@@ -82,7 +84,7 @@ class HookedSite(Site):
         super().__init__(lab)
         self.installed = directory
 
-    def configure(self, more: str = "", share: float = 0.2) -> None:
+    def configure(self, more: str = "", share: float = 0.2, hooks: str = "") -> None:
         """Write the site's file, and forget what earlier tests had drained."""
         text = CONFIG.format(
             state=STATE,
@@ -91,6 +93,7 @@ class HookedSite(Site):
             flag=FLAG,
             hidden=HIDDEN,
             more=more,
+            hooks=hooks,
         )
         write_site(self.installed / "etc", text)
         for path in (self.installed / "shared").rglob("*"):
@@ -117,9 +120,9 @@ class HookedSite(Site):
             if "DRAIN" in record["State"]
         }
 
-    def accuse(self, node: str, *accused: str, user: str = "alice") -> int:
+    def accuse(self, node: str, *accused: str, user: str = "alice", **said: str) -> int:
         """Run a user's job on a node whose journal accuses nodes; wait until it is over."""
-        script = self.accusation(node, *accused)
+        script = self.accusation(node, *accused, **said)
         job = self.lab.sbatch(script, f"-w{node}", user=user)
         self.lab.wait_job(job, {"COMPLETED"})
         self.lab.wait_until(
@@ -130,12 +133,23 @@ class HookedSite(Site):
         )
         return job
 
-    def accusation(self, node: str, *accused: str) -> str:
+    def accusation(
+        self, node: str, *accused: str, component: str = "node", level: str = "FAULTY"
+    ) -> str:
         """Return a batch script that leaves a journal which accuses nodes; by default its own."""
         text = ACCUSE.format(
-            python=sys.executable, accused=accused[0] if accused else node, nodes=node
+            python=sys.executable,
+            accused=accused[0] if accused else node,
+            nodes=node,
+            component=component,
+            level=level,
         )
         return text.replace('"$@"', " ".join(accused or (node,)))
+
+    def hook_log(self, node: str) -> str:
+        """Everything the hooks of a node have said."""
+        path = self.lab.paths.tmp(node) / "hooks.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def slurmd_log(self, node: str) -> str:
         """Everything a node's slurmd has logged."""
@@ -157,6 +171,8 @@ def install(directory: Path, library: Path | None = None) -> None:
         settings = {"python": sys.executable, "config": str(directory / "etc/config.toml")}
         for key, value in settings.items():
             text = re.sub(rf"^{key}=.*$", f"{key}={value}", text, flags=re.MULTILINE)
+        # slurmd shows what a hook says that succeeds at a high debug level only.
+        text = text.replace('"$config" </dev/null\n', f'"$config" </dev/null 2>>{HOOK_LOG}\n')
         if library is not None:
             text = text.replace("\ncd / ", f"\nexport LD_LIBRARY_PATH={library}\ncd / ")
         (directory / name).write_text(text)

@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 from slurm_health import hook_commands
 from slurm_health.checks.registry import BUILT_IN, find
 from slurm_health.errors import ConfigError
-from slurm_health.hooks import doctor
 from slurm_health.hooks import site_settings as site
 from slurm_health.hooks.draft import draft
 from tests.checks.conftest import WELL
@@ -186,89 +185,6 @@ def test_an_empty_machine_gives_a_draft_too(tmp_path: Path) -> None:
 
     text = draft(Place(root=tmp_path), node="n1", shared="")
     site.load(write_site(tmp_path / "etc", text), owner=os.getuid())
-
-
-# --- doctor --------------------------------------------------
-
-GOOD = """\
-HealthCheckInterval     = 300 sec
-HealthCheckNodeState    = ANY
-HealthCheckProgram      = /bin/sh
-JobRequeue              = 1
-Prolog                  = /bin/sh
-Epilog                  = /bin/sh
-PrologEpilogTimeout     = 65534
-PrologFlags             = Alloc,DeferBatch
-SchedulerParameters     = nohold_on_prolog_fail
-"""
-
-
-def levels(text: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {"fine": [], "look": [], "change": []}
-    for each in doctor.advise(doctor.read_config(text), None):
-        found[each.level].append(each.text)
-    return found
-
-
-def test_a_site_as_it_should_be_needs_nothing() -> None:
-    assert levels(GOOD)["change"] == levels(GOOD)["look"] == []
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "level", "said"),
-    [
-        ("Prolog                  = /bin/sh", "Prolog = /nowhere/p", "change", "is not there"),
-        ("Prolog                  = /bin/sh", "Prolog = (null)", "look", "Prolog is not set"),
-        (
-            "Epilog                  = /bin/sh",
-            "Epilog[0] = /nowhere/*",
-            "change",
-            "matches nothing",
-        ),
-        ("Epilog                  = /bin/sh", "Epilog = /etc/passwd", "change", "not executable"),
-        ("Alloc,DeferBatch", "Contain", "change", "missing: Alloc, DeferBatch"),
-        ("65534", "30", "change", "Slurm would kill the hook"),
-        ("JobRequeue              = 1", "JobRequeue = 0", "look", "not started elsewhere"),
-        ("nohold_on_prolog_fail", "bf_max_time=3", "look", "is held"),
-        ("300 sec", "0 sec", "look", "never runs"),
-        ("= ANY", "= NONDRAINED_IDLE", "look", "never given back"),
-    ],
-)
-def test_what_should_be_changed_is_said(before: str, after: str, level: str, said: str) -> None:
-    assert before in GOOD
-    assert any(said in text for text in levels(GOOD.replace(before, after))[level])
-
-
-def test_a_pattern_with_a_stray_file_is_found(tmp_path: Path) -> None:
-    for name, mode in (("good", 0o755), ("README", 0o644)):
-        (tmp_path / name).write_text("")
-        (tmp_path / name).chmod(mode)
-    config = GOOD.replace("Prolog                  = /bin/sh", f"Prolog = {tmp_path}/*")
-    if os.access(tmp_path / "README", os.X_OK):
-        pytest.skip("this user may execute everything")
-    assert any("README is not executable" in text for text in levels(config)["change"])
-
-
-@pytest.mark.parametrize(
-    ("pyslurm", "release", "level"),
-    [
-        (None, "slurm 22.05.8", "fine"),
-        ("22.5.1", "slurm 22.05.8", "fine"),
-        ("24.11.0", "slurm-wlm 22.05.8", "look"),
-        ("22.5.1", "nonsense", "look"),
-    ],
-)
-def test_pyslurm_must_go_with_slurms_release(pyslurm: str | None, release: str, level: str) -> None:
-    assert doctor.pyslurm_advice(pyslurm, release).level == level
-
-
-def test_doctor_names_an_unusable_file_and_goes_on(tmp_path: Path) -> None:
-    path = write_site(tmp_path / "etc", "[hook]\n")
-    result = CliRunner().invoke(
-        hook_commands.doctor, ["--config", str(path), "--python", "/nowhere"], standalone_mode=False
-    )
-    assert result.return_value == 1
-    assert "did you mean hooks?" in result.output
 
 
 # --- what is loaded --------------------------------------------------

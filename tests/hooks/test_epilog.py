@@ -208,12 +208,36 @@ def test_a_site_that_trusts_its_users_drains_on_strong_evidence(story: Story) ->
     assert "check=accused job=8" in story.node.reason
 
 
-@pytest.mark.parametrize("level", [Level.SLOW, Level.HEALTHY, Level.INCONCLUSIVE])
-def test_only_a_faulty_node_is_accused(story: Story, level: Level) -> None:
+@pytest.mark.parametrize("level", [Level.HEALTHY, Level.INCONCLUSIVE])
+def test_only_a_bad_node_is_accused(story: Story, level: Level) -> None:
     story.write(journal(judged(level=level)))
     story.node.break_it()
     assert not story.ended()
     assert story.node.said == ""
+
+
+def test_a_slow_node_is_tested_and_drained_for_what_the_test_finds(story: Story) -> None:
+    story.write(journal(judged(level=Level.SLOW)))
+    story.node.break_it()
+    assert story.ended()
+    assert "calls this node slow" in story.node.said
+    assert "check=flag" in story.node.reason
+
+
+@pytest.mark.parametrize("policy", ["confirm", "evidence"])
+def test_a_slow_node_that_passes_the_test_is_not_even_marked(story: Story, policy: str) -> None:
+    story.policy = policy
+    for job, uid in ((7, 1000), (8, 1001), (9, 1002), (10, 1003)):
+        story.write(journal(judged(level=Level.SLOW), job=job), job=job, uid=uid)
+        assert not story.ended(job, uid)
+    assert marked.load(story.node.site.breaker, "n3", owner=os.getuid()) == ()
+
+
+def test_among_several_runs_the_one_that_calls_it_faulty_counts(story: Story) -> None:
+    story.write(journal(), attempt="0")
+    story.write(journal(judged(level=Level.SLOW)), attempt="0-2")
+    assert not story.ended()
+    assert "marked" in story.node.said
 
 
 def test_without_the_restart_count_every_attempt_is_looked_at(story: Story) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurm_health.hooks import record
-from slurm_health.hooks.controller import Controller, NodeNow
+from slurm_health.hooks.controller import Controller
+from slurm_health.slurm.shown import Node as SlurmNode
 from tests.hooks.conftest import Node
 from tests.hooks.fake_scontrol import FakeScontrol
 
@@ -205,7 +206,7 @@ def test_a_note_that_looks_like_fields_misleads_nobody(node: Node, text: str) ->
     assert found.partitions == ("gpu",)
 
 
-def _nodes(node: Node) -> dict[str, NodeNow]:
+def _nodes(node: Node) -> dict[str, SlurmNode]:
     return Controller(node.environ(), limit_s=5).nodes()
 
 

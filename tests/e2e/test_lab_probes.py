@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each probe catches its own kind of fault and no other; what cannot be measured is no number."""
+
+from __future__ import annotations
+
+import json
+import sys
+from statistics import median
+
+import pytest
+
+from tests.e2e.lab_support import Report, Site, levels, verdict_of
+from tests.lab import missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(300),
+]
+
+BAD = {"faulty", "slow"}
+# What a broken device does, at the border to torch: one value of a product is off by one.
+WRONG_TORCH = """
+import torch
+
+right = torch.mm
+
+def wrong(*arguments, **more):
+    result = right(*arguments, **more)
+    result[-1, -1] += 1
+    return result
+
+torch.mm = wrong
+"""
+
+
+def checked(site: Site, count: int, *words: str) -> Report:
+    names = ",".join(site.lab.nodes[:count])
+    result = site.check([f"-N{count}", f"--nodelist={names}"], "--json", *words)
+    found: Report = json.loads(result.stdout)
+    return found
+
+
+def share_of_peers(run: Report, node: str, figure: str) -> float:
+    """Return a node's typical figure in parts of what the others reach."""
+    figures: dict[str, list[float]] = {each["node"]: each[figure] for each in run["nodes"]}
+    others = [value for name, values in figures.items() if name != node for value in values]
+    return median(figures[node]) / median(others)
+
+
+def on_one_node(site: Site, node: str, python_path: str) -> str:
+    """Return an interpreter that looks for modules in `python_path`, on one node only."""
+    lines = [
+        "#!/bin/sh",
+        f"[ $(uname -n) = {node} ] && export PYTHONPATH={python_path}",
+        f'exec {sys.executable} "$@"',
+    ]
+    return site.script("python", "\n".join(lines) + "\n")
+
+
+def test_a_starved_cpu_moves_the_matrices(site: Site) -> None:
+    site.lab.fault.starve_cpu("n3", share=0.2)
+    run = checked(site, 4, "--check=matmul,allgather")
+    assert share_of_peers(run, "n3", "matmul_gflop_per_s") < 0.7
+    assert not [n for n, level in levels(run).items() if level in BAD and n != "n3"], run
+    if levels(run)["n3"] in BAD:
+        assert verdict_of(run, "n3")["component"].startswith(("compute", "node"))
+
+
+def test_a_throttled_link_moves_the_allgather_and_nothing_a_node_does_alone(site: Site) -> None:
+    site.lab.fault.slow_link("n3", mbit=50)
+    run = checked(site, 4, "--check=standard")
+    verdict = verdict_of(run, "n3")
+    assert levels(run)["n3"] in BAD
+    assert verdict["component"] == "network"
+    assert "allgather" in verdict["reason"]
+    assert not [
+        metric for metric in ("matmul", "memory_copy", "wrong") if metric in verdict["reason"]
+    ]
+    assert not [n for n, level in levels(run).items() if level in BAD and n != "n3"], run
+
+
+def test_a_device_that_calculates_wrongly_is_faulty_and_meets_nobody(site: Site) -> None:
+    site.script("wrong/sitecustomize.py", WRONG_TORCH)
+    python = on_one_node(site, "n2", site.directory("wrong"))
+    run = checked(site, 4, f"--python={python}", "--check=standard")
+    assert levels(run)["n2"] == "faulty"
+    assert "device 0 calculates wrongly" in verdict_of(run, "n2")["reason"]
+    assert not [n for n, level in levels(run).items() if level in BAD and n != "n2"], run
+    assert not [line for line in verdict_of(run, "n2")["evidence"] if " with " in line]
+
+
+def test_a_program_of_the_users_own_names_the_node_it_fails_on(site: Site) -> None:
+    program = site.script(
+        "scratch.sh",
+        "#!/bin/sh\n[ $(uname -n) = n4 ] || exit 0\necho scratch is read-only >&2\nexit 77\n",
+    )
+    number = site.submit("-N4", f"--check=quick,{program}", "--max-requeues=0", "--wrap=true")
+    site.ended(number)
+    (run,) = site.report(number)["runs"]
+    assert levels(run)["n4"] == "faulty"
+    assert "scratch.sh: scratch is read-only" in verdict_of(run, "n4")["reason"]
+    assert not [n for n, level in levels(run).items() if level in BAD and n != "n4"], run
+
+
+def test_an_interface_that_one_node_does_not_have_is_said_and_is_not_held_against_it(
+    site: Site,
+) -> None:
+    lines = [
+        "#!/bin/sh",
+        "[ $(uname -n) = n1 ] && export GLOO_SOCKET_IFNAME=ib7",
+        f'exec {sys.executable} "$@"',
+    ]
+    python = site.script("python", "\n".join(lines) + "\n")
+    run = checked(site, 4, f"--python={python}", "--check=quick")
+    assert levels(run)["n1"] == "inconclusive"
+    assert "GLOO_SOCKET_IFNAME names the interface ib7" in verdict_of(run, "n1")["reason"]
+    assert not BAD & set(levels(run).values()), run
+
+
+def test_training_steps_are_taken_by_pairs_of_the_nodes_that_are_left(site: Site) -> None:
+    site.lab.fault.drop("n3")
+    run = checked(site, 4, "--network-check", "--straggler-detection")
+    assert levels(run)["n3"] == "faulty"
+    steps = {each["node"] for each in run["nodes"] if each.get("gpt_step_ms")}
+    assert steps == {"n1", "n2", "n4"}
+    assert all(each["gpt_compute_ms"] for each in run["nodes"] if each["node"] in steps)
+
+
+def test_several_workers_of_a_node_are_measured_rail_by_rail(site: Site) -> None:
+    run = checked(site, 2, "--workers-per-node=2", "--check=standard")
+    for each in run["nodes"]:
+        assert each["node_allgather_gb_per_s"]
+        assert each["rail_allgather_gb_per_s"]
+    assert not BAD & set(levels(run).values()), run

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real workers with the real torch: one after another serves rounds as the agent would ask."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.workers import Worker
+from tests.support.supervised import eventually, write_executable
+
+# A device that calculates wrongly cannot be had: at the border to torch, one bit of one value.
+WRONG_TORCH = """
+import torch
+
+right = torch.mm
+
+def wrong(*arguments, **more):
+    result = right(*arguments, **more)
+    result[-1, -1] += 1
+    return result
+
+torch.mm = wrong
+"""
+VALUES = {"name": "values", "scope": "solo", "path": ""}
+
+
+class Bench:
+    """Workers of one node, as an agent has them."""
+
+    def __init__(self, count: int = 1, **environ: str) -> None:
+        self.workers = [
+            Worker(
+                python=sys.executable,
+                local_rank=rank,
+                threads=1,
+                devices=0,
+                environ={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environ},
+            )
+            for rank in range(count)
+        ]
+        self.events: list[list[dict[str, Any]]] = [[] for _ in self.workers]
+        self.ready: list[dict[str, Any]] = []
+
+    def get_ready(self) -> None:
+        self.ready = [self.hears(rank, "ready") for rank in range(len(self.workers))]
+
+    def hears(self, rank: int, kind: str) -> dict[str, Any]:
+        worker, events = self.workers[rank], self.events[rank]
+
+        def heard() -> bool:
+            events.extend(worker.read_events())
+            return any(event["event"] == kind for event in events) or worker.ended() is not None
+
+        eventually(heard, f"the event {kind}")
+        found = [event for event in events if event["event"] == kind]
+        assert found, worker.ended()
+        return found[0]
+
+    def round(self, *probes: dict[str, str], **groups: str) -> list[dict[str, Any]]:
+        """Run one round; return how it ended on each worker. `groups` are scopes and addresses."""
+        size = len(self.workers)
+        for events in self.events:
+            events.clear()
+        for rank, worker in enumerate(self.workers):
+            group = {"rank": rank, "world_size": size, "port": self.ready[0]["store_port"]}
+            worker.send(
+                {
+                    "op": "round",
+                    "round": 7,
+                    "timeout_s": 30.0,
+                    "local_size": size,
+                    "probes": probes,
+                    "options": {},
+                    "groups": {
+                        scope: {**group, "address": address, "prefix": f"7/{scope}"}
+                        for scope, address in groups.items()
+                    },
+                }
+            )
+        return [self.hears(rank, "done") for rank in range(size)]
+
+    def samples(self, rank: int = 0) -> dict[str, dict[str, Any]]:
+        return {e["probe"]: e for e in self.events[rank] if e["event"] == "sample"}
+
+
+@pytest.fixture
+def make() -> Iterator[type[Bench]]:
+    made: list[Bench] = []
+
+    class Made(Bench):
+        def __init__(self, count: int = 1, **environ: str) -> None:
+            super().__init__(count, **environ)
+            made.append(self)
+            self.get_ready()
+
+    yield Made
+    for bench in made:
+        for worker in bench.workers:
+            worker.kill()
+
+
+def solo(name: str, path: str = "") -> dict[str, str]:
+    return {"name": name, "scope": "solo", "path": path}
+
+
+def test_a_node_by_itself_is_measured_in_all_it_can_do_alone(make: type[Bench]) -> None:
+    bench = make()
+    (done,) = bench.round(VALUES, solo("matmul"), solo("memory_copy"))
+
+    assert done["outcome"] == "measured"
+    samples = bench.samples()
+    assert samples["values"]["figures"]["wrong"] == 0
+    assert samples["matmul"]["flop"] > 0
+    assert samples["memory_copy"]["total_bytes"] > 0
+    assert all(
+        ms > 0 for probe in ("matmul", "memory_copy") for ms in samples[probe]["iteration_ms"]
+    )
+    assert bench.ready[0]["free_bytes"] > 0
+    assert bench.ready[0]["model"].endswith("with 1 thread")
+
+
+def test_a_probe_without_anybody_to_run_it_with_is_left_out(make: type[Bench]) -> None:
+    bench = make()
+    (done,) = bench.round(VALUES, {"name": "allgather", "scope": "pair", "path": ""})
+
+    assert (done["outcome"], list(bench.samples())) == ("measured", ["values"])
+
+
+def test_two_devices_of_a_node_exchange_data_and_each_rail_by_itself(make: type[Bench]) -> None:
+    bench = make(2)
+    probe = {"name": "node_allgather", "scope": "node", "path": ""}
+    done = bench.round(solo("matmul"), probe, node="127.0.0.1")
+
+    assert [each["outcome"] for each in done] == ["measured", "measured"]
+    sample = bench.samples(1)["node_allgather"]
+    assert (sample["scope"], sample["world_size"]) == ("node", 2)
+    assert bench.samples(1)["matmul"]["scope"] == "solo"
+
+
+def test_a_device_that_calculates_wrongly_is_found_and_is_at_fault(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WRONG_TORCH)
+    bench = make(PYTHONPATH=str(tmp_path))
+
+    (done,) = bench.round(VALUES)
+
+    assert (done["outcome"], done["own_fault"]) == ("failed", True)
+    assert done["detail"].startswith("device 0 calculates wrongly: 4 of 1048576 values")
+
+
+def test_an_interface_that_does_not_exist_is_no_fault_and_is_named(make: type[Bench]) -> None:
+    bench = make(GLOO_SOCKET_IFNAME="ib7")
+
+    (done,) = bench.round({"name": "allgather", "scope": "pair", "path": ""}, pair="127.0.0.1")
+
+    assert (done["outcome"], done["own_fault"]) == ("unmeasured", False)
+    assert "GLOO_SOCKET_IFNAME names the interface ib7, this node has" in done["detail"]
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "own_fault"),
+    [
+        (0, "measured", False),
+        (77, "failed", True),
+        (78, "unmeasured", False),
+        (3, "unmeasured", False),
+    ],
+)
+def test_the_exit_code_of_a_program_is_its_finding(
+    make: type[Bench], tmp_path: Path, code: int, outcome: str, own_fault: bool
+) -> None:
+    script = f"#!/bin/sh\necho first >&2; echo 'disk is slow' >&2; exit {code}\n"
+    program = write_executable(tmp_path / "mine.sh", script)
+
+    (done,) = make().round(solo("mine.sh", str(program)))
+
+    assert (done["outcome"], done["own_fault"]) == (outcome, own_fault)
+    if code:
+        assert done["detail"].startswith("mine.sh: disk is slow")
+
+
+OWN_PROBE = """
+from slurm_health.probes.place import NodeFault, Sample
+
+def measure(place):
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome", "own_fault", "detail"),
+    [
+        ("return [Sample(iteration_ms=[4.0])]", "measured", False, ""),
+        ("raise NodeFault('scratch is read-only')", "failed", True, "scratch is read-only"),
+        ("raise OSError('no scratch')", "failed", True, "mine: OSError: no scratch"),
+        ("raise MemoryError", "unmeasured", False, "mine: MemoryError: "),
+        ("syntax error", "unmeasured", False, "mine.py cannot be loaded: SyntaxError"),
+    ],
+)
+def test_a_probe_of_ones_own_is_one_file(
+    make: type[Bench], tmp_path: Path, body: str, outcome: str, own_fault: bool, detail: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN_PROBE.format(body=body))
+
+    (done,) = make().round(solo("mine", str(path)))
+
+    assert (done["outcome"], done["own_fault"]) == (outcome, own_fault)
+    assert detail in done["detail"]
+
+
+def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
+    worker = Worker(
+        python=sys.executable, local_rank=0, threads=1, devices=2, environ=dict(os.environ)
+    )
+    try:
+        eventually(lambda: worker.ended() is not None, "the worker's end")
+        assert "2 accelerators were expected, torch" in (worker.ended() or "")
+    finally:
+        worker.kill()
+
+
+def test_a_node_exchanges_data_with_itself_through_its_interface(make: type[Bench]) -> None:
+    bench = make()
+    (done,) = bench.round(solo("nic_loopback"))
+
+    assert done["outcome"] == "measured"
+    sample = bench.samples()["nic_loopback"]
+    assert (sample["quantity"], sample["total_bytes"]) == ("lo", 2 * (4 << 20))
+
+
+def test_the_python_file_that_is_shown_as_a_probe_is_one(make: type[Bench], tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/reference/probes.md").read_text()
+    begin = text.index("    # embedding_probe.py")
+    path = tmp_path / "embedding_probe.py"
+    path.write_text(textwrap.dedent(text[begin : text.index("It is found through")]))
+
+    bench = make()
+    (done,) = bench.round(solo("embedding", str(path)))
+
+    assert done["outcome"] == "measured"
+    assert len(bench.samples()["embedding"]["iteration_ms"]) == 10
