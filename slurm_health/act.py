@@ -109,7 +109,8 @@ def read_situation(
 
 def hold_obstacle(job: Job) -> str:
     """Say why a job cannot be put back into the queue, empty if it can."""
-    if job.fields.get("BatchFlag") != "1":
+    # 1, and one more each time Slurm itself has put the job back.
+    if job.fields.get("BatchFlag", "0") == "0":
         return "it is not a batch job, so it cannot be requeued"
     if job.fields.get("Requeue") != "1":
         return "it may not be requeued (--no-requeue, or the cluster's JobRequeue=0)"

@@ -337,8 +337,9 @@ def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: P
     assert requeues_so_far(tmp_path / "job", exclude=tmp_path / "job" / "1") == 1
 
 
-def test_a_job_as_sbatch_submits_it_by_default_can_be_requeued() -> None:
-    fields = {"BatchFlag": "1", "Requeue": "1", "ReqNodeList": "(null)"}
+@pytest.mark.parametrize("flag", ["1", "2"])
+def test_a_job_that_slurm_has_requeued_itself_is_still_a_batch_job(flag: str) -> None:
+    fields = {"BatchFlag": flag, "Requeue": "1", "ReqNodeList": "(null)"}
     job = Job(job_id=1, states=frozenset(), reason="", fields=fields)
 
     assert requeue_obstacle(job, ["n3"]) == ""
