@@ -106,6 +106,18 @@ def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> N
         assert site.read(f"w-{task}").splitlines()[-1].split() == list(expand(ended["NodeList"]))
 
 
+def test_with_too_few_nodes_left_to_be_requeued_to_the_job_stops_and_says_so(site: Site) -> None:
+    # Slurm would hold it for ever, with no more to say than BadConstraints.
+    played_nodes.play(site, n3=FAULTY, n4=FAULTY)
+    number = played_nodes.submit(site, "-N4", "--spares=1")
+    job = site.ended(number)
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
+    output = site.lab.job_output(number)
+    assert "partition main has 4 nodes without them, and the job asks for 5" in output
+    assert "ask for fewer (--nodes, --spares)" in output
+    site.assert_nothing_left()
+
+
 def test_one_task_of_an_array_moves_and_the_others_run_on(site: Site) -> None:
     # The last task has the array's own number, which for Slurm's commands means all of them.
     text = "#!/bin/sh\necho $SLURM_ARRAY_TASK_ID ${SLURM_RESTART_COUNT:-0} >> ran\nexec ./wait.sh\n"
