@@ -214,15 +214,8 @@ def _perform(actions: Sequence[Action], acting: Acting) -> RunFinished:
 def _shrink(action: Shrink, finished: RunFinished, acting: Acting) -> RunFinished:
     """Give nodes back; a job that needs it and cannot have it stops, one that does not goes on."""
     nodes = list(action.drop)
-    name = acting.target.name
     acting.append(ActionIntended(action="drop", nodes=nodes, reason=action.reason))
-    try:
-        acting.client.shrink(name, action.keep, acting.directory)
-        held = acting.client.job(name).nodes
-    except SlurmError as err:
-        problem = str(err)
-    else:
-        problem = "" if set(held) == set(action.keep) else f"the job holds {fold(held)} afterwards"
+    problem = _given_back(action, acting)
     acting.append(ActionDone(action="drop", succeeded=not problem, nodes=nodes, detail=problem))
     if problem and finished.exit_code == ExitCode.BAD_NODES:
         return _stopped(
@@ -234,6 +227,24 @@ def _shrink(action: Shrink, finished: RunFinished, acting: Acting) -> RunFinishe
         return finished
     reason = f"going on with {fold(action.keep)}, without {fold(nodes)}: {action.reason}"
     return msgspec.structs.replace(finished, nodes=list(action.keep), reason=reason)
+
+
+def _given_back(action: Shrink, acting: Acting) -> str:
+    """Give nodes back; return what stood in the way, empty if the job holds what it is to keep."""
+    refusal = ""
+    try:
+        acting.client.shrink(acting.target.name, action.keep, acting.directory)
+    except SlurmError as err:
+        refusal = str(err)
+    try:
+        # Asked whatever the answer was: Slurm 24.11 drops the nodes of a job with --ntasks-per-gpu,
+        # and answers that it cannot.
+        held = acting.client.job(acting.target.name).nodes
+    except SlurmError as err:
+        return refusal or str(err)
+    if set(held) == set(action.keep):
+        return ""
+    return refusal or f"the job holds {fold(held)} afterwards"
 
 
 def _drain(action: Drain, acting: Acting) -> None:

@@ -26,7 +26,7 @@ WANTED = 2
 SEEN = """\
 #!/bin/sh
 echo "on $SLURM_JOB_NODELIST"
-env | grep '^SLURM\\|^CUDA' | grep -v 'JOB_\\?ID=\\|TIME=\\|PID=\\|NODELIST=\\|TOPOLOGY' | sort
+env | grep -E '^(SLURM|CUDA)' | grep -vE 'JOB_?ID=|SLUID=|TIME=|PID=|NODELIST=|TOPOLOGY' | sort
 srun sh -c 'echo "step $SLURM_STEP_NUM_NODES $SLURM_STEP_NUM_TASKS gpus $CUDA_VISIBLE_DEVICES"' |
     sort
 srun hostname | sort | uniq -c | sed 's/ n[0-9]$//'
