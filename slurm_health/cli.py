@@ -219,7 +219,7 @@ def sbatch(arguments: tuple[str, ...]) -> int:
 def check(**options: Any) -> int:
     """Check the nodes of this allocation (salloc, or a line in a batch script).
 
-    Every node multiplies matrices and exchanges data with changing partners, round by round,
+    Every node is measured alone, then exchanges data with changing partners, round by round,
     until each node is decided. Prints a table; exits 0 when all nodes are healthy, 1 when bad
     ones were found, 3 when some could not be decided.
     """

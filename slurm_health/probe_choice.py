@@ -30,6 +30,8 @@ def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
     if not items:
         valid = ", ".join([*SETS, OFF])
         raise ConfigError(option, repr(value), f"names nothing to check; valid: {valid}")
+    if OFF in items:
+        raise ConfigError(option, OFF, "stands alone, for sbatch: a check without a check is none")
     built_in = {probe.name for probe in BUILT_IN}
     programs = [_program(item, option) for item in items if "/" in item]
     foreign = {*items} - built_in - SETS.keys() - {item for item in items if "/" in item}

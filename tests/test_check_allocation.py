@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,16 +92,10 @@ def test_a_bad_node_is_left_behind(site: Site) -> None:
 def test_the_helper_that_was_submitted_lets_the_job_go_elsewhere(site: Site) -> None:
     site.behave("n3", "dies")
     site.check("--act")
-    script = site.slurm.job(JOB + 1)["script"]
-    assert "requeue-helper" in script
+    words = shlex.split(str(site.slurm.job(JOB + 1)["script"]))
+    submitted = words[words.index("requeue-helper") :]
 
-    helped = slurm_health(
-        "requeue-helper",
-        f"--job-id={JOB}",
-        f"--directory={site.run}",
-        "--exclude=n3",
-        environ=site.slurm.environ(),
-    )
+    helped = slurm_health(*submitted, environ=site.slurm.environ())
 
     assert helped.code == 0
     assert site.slurm.job(JOB)["ExcNodeList"] == "n3"

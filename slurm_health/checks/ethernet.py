@@ -38,7 +38,7 @@ class Ethernet(Check, frozen=True, kw_only=True):
 
     SEEN: ClassVar[type[Seen]] = EthernetSeen
     TOGETHER: ClassVar[bool] = True
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "network")
+    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "network", "nic")
 
     interface: Annotated[str, msgspec.Meta(pattern=r"^[^/\s]{1,15}$")]
     min_speed_mbit: NotNegative = 0.0

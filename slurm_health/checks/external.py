@@ -32,6 +32,9 @@ _NOT_RUN = (125, 126, 127)  # what shells, env and timeout say when there is not
 ExitCodes = tuple[Annotated[int, msgspec.Meta(ge=1, le=255)], ...]
 Argv = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
+# A site's own program may test whatever it likes.
+_ANYTHING = ("node", "compute", "memory", "links", "network", "nic", "storage")
+
 
 class ProgramSeen(Seen, frozen=True, kw_only=True):
     """How a program ended (negative: by that signal), and what it said."""
@@ -91,7 +94,7 @@ class Command(Check, frozen=True, kw_only=True):
     """A program of the site. Its exit codes mean what the table says, everything else nothing."""
 
     SEEN: ClassVar[type[Seen]] = ProgramSeen
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "network", "storage")
+    COMPONENTS: ClassVar[tuple[str, ...]] = _ANYTHING
 
     argv: Argv
     fault_codes: ExitCodes = (77,)
@@ -124,7 +127,7 @@ class Nagios(Check, frozen=True, kw_only=True):
     """A Nagios plugin: 0 fine, 1 warning, 2 critical; 3 and everything else unknown."""
 
     SEEN: ClassVar[type[Seen]] = ProgramSeen
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "network", "storage")
+    COMPONENTS: ClassVar[tuple[str, ...]] = _ANYTHING
 
     argv: Argv
 
@@ -145,7 +148,7 @@ class Nhc(Check, frozen=True, kw_only=True):
     """LBNL Node Health Check with the site's own nhc.conf, unchanged. It marks nothing offline."""
 
     SEEN: ClassVar[type[Seen]] = ProgramSeen
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "network", "storage")
+    COMPONENTS: ClassVar[tuple[str, ...]] = _ANYTHING
 
     program: AbsolutePath = "/usr/sbin/nhc"
     conf: str = ""

@@ -38,7 +38,7 @@ class Gpu(Check, frozen=True, kw_only=True):
     """Every GPU of the node, in one pass over NVML."""
 
     SEEN: ClassVar[type[Seen]] = GpuSeen
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "network")
+    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "memory", "links", "network")
 
     # How many there should be; 0: as many as Slurm counts on for the job.
     count: Count = 0

@@ -40,7 +40,7 @@ class InfiniBand(Check, frozen=True, kw_only=True):
 
     SEEN: ClassVar[type[Seen]] = InfiniBandSeen
     TOGETHER: ClassVar[bool] = True
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "network")
+    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "network", "nic")
 
     ports: tuple[str, ...] = ()
     min_active: Count = 0

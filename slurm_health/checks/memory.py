@@ -17,7 +17,7 @@ from slurm_health.core.check_result import (
 )
 
 _KIB_PER_GIB = 1 << 20
-_COMPUTE = ("node", "compute")
+_COMPUTE = ("node", "compute", "memory")
 
 
 def read_meminfo(place: Place) -> dict[str, int]:

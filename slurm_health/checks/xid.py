@@ -30,7 +30,7 @@ class Xid(Check, frozen=True, kw_only=True):
 
     SEEN: ClassVar[type[Seen]] = XidSeen
     TOGETHER: ClassVar[bool] = True
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "network")
+    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "memory", "links", "network")
 
     window_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     fault: Numbers = ()

@@ -77,7 +77,9 @@ def _of_node(verdict: VerdictReached, node: str, job: int) -> Accusation | None:
     (found,) = judged
     if not 0 <= found.probability <= 1:  # nan as well
         return None
-    component = found.component if found.component.replace("-", "").isalnum() else "node"
+    # "compute device 3" is about compute: what a test here is chosen by.
+    kind = found.component.partition(" ")[0]
+    component = kind if kind.replace("-", "").isalnum() else "node"
     evidence = tuple(plain(each) for each in found.evidence[:_EVIDENCE])
     return Accusation(
         node=node,

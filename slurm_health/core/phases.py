@@ -57,7 +57,7 @@ BUILT_IN = (
     Probe(
         name="node_allgather",
         scope=Scope.NODE,
-        component="local links",
+        component="links",
         about="all-gather over the devices of each node (NVLink or PCIe)",
     ),
     Probe(

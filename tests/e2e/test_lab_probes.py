@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.lab_support import Report, Site, levels, verdict_of
 from tests.lab import missing
+from tests.support import wrong_torch
 
 pytestmark = [
     pytest.mark.lab,
@@ -19,19 +20,6 @@ pytestmark = [
 ]
 
 BAD = {"faulty", "slow"}
-# What a broken device does, at the border to torch: one value of a product is off by one.
-WRONG_TORCH = """
-import torch
-
-right = torch.mm
-
-def wrong(*arguments, **more):
-    result = right(*arguments, **more)
-    result[-1, -1] += 1
-    return result
-
-torch.mm = wrong
-"""
 
 
 def checked(site: Site, count: int, *words: str) -> Report:
@@ -81,7 +69,7 @@ def test_a_throttled_link_moves_the_allgather_and_nothing_a_node_does_alone(site
 
 
 def test_a_device_that_calculates_wrongly_is_faulty_and_meets_nobody(site: Site) -> None:
-    site.script("wrong/sitecustomize.py", WRONG_TORCH)
+    site.script("wrong/sitecustomize.py", wrong_torch.SITECUSTOMIZE)
     python = on_one_node(site, "n2", site.directory("wrong"))
     run = checked(site, 4, f"--python={python}", "--check=standard")
     assert levels(run)["n2"] == "faulty"
@@ -130,6 +118,7 @@ def test_training_steps_are_taken_by_pairs_of_the_nodes_that_are_left(site: Site
 def test_several_workers_of_a_node_are_measured_rail_by_rail(site: Site) -> None:
     run = checked(site, 2, "--workers-per-node=2", "--check=standard")
     for each in run["nodes"]:
-        assert each["node_allgather_gb_per_s"]
-        assert each["rail_allgather_gb_per_s"]
+        evidence = "\n".join(each["evidence"])
+        for metric in ("matmul:device 1", "node_allgather", "rail_allgather:rail 1", "allgather"):
+            assert f"{metric} " in evidence, run
     assert not BAD & set(levels(run).values()), run

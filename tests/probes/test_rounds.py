@@ -13,21 +13,9 @@ from typing import Any
 import pytest
 
 from slurm_health.workers import Worker
+from tests.support import wrong_torch
 from tests.support.supervised import eventually, write_executable
 
-# A device that calculates wrongly cannot be had: at the border to torch, one bit of one value.
-WRONG_TORCH = """
-import torch
-
-right = torch.mm
-
-def wrong(*arguments, **more):
-    result = right(*arguments, **more)
-    result[-1, -1] += 1
-    return result
-
-torch.mm = wrong
-"""
 VALUES = {"name": "values", "scope": "solo", "path": ""}
 
 
@@ -147,7 +135,7 @@ def test_two_devices_of_a_node_exchange_data_and_each_rail_by_itself(make: type[
 def test_a_device_that_calculates_wrongly_is_found_and_is_at_fault(
     make: type[Bench], tmp_path: Path
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(WRONG_TORCH)
+    (tmp_path / "sitecustomize.py").write_text(wrong_torch.SITECUSTOMIZE)
     bench = make(PYTHONPATH=str(tmp_path))
 
     (done,) = bench.round(VALUES)
