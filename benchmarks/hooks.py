@@ -4,15 +4,15 @@
     python -m benchmarks.hooks                     the table
     python -m benchmarks.hooks --nhc DIRECTORY     with NHC's source tree, the checks both have
 
-Each line is the median, and the slowest, of some runs of a whole process, as slurmd starts it.
-NHC runs from its source tree, in the foreground, and marks nothing offline.
+Each line is the quickest, the median and the slowest of some runs of a whole process, as slurmd
+starts it. The cases take turns, so that what else the machine does falls on all of them. NHC runs
+from its source tree, in the foreground, and marks nothing offline.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tabulate import tabulate
 
@@ -68,6 +69,14 @@ _NHC = """\
 """
 
 
+class Run(NamedTuple):
+    """What one run took."""
+
+    elapsed_ms: float
+    cpu_ms: float
+    peak_mb: float
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -76,7 +85,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         rows = measure(Path(directory), options.runs, options.nhc)
-    print(tabulate(rows, headers=("", "median ms", "slowest ms", "MB", "target ms")))
+    headers = ("", "quickest ms", "median ms", "slowest ms", "CPU ms", "MB", "target ms")
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors, {options.runs} runs")
+    print(tabulate(rows, headers=headers))
 
 
 def measure(directory: Path, runs: int, nhc: Path | None) -> list[tuple[object, ...]]:
@@ -85,19 +96,23 @@ def measure(directory: Path, runs: int, nhc: Path | None) -> list[tuple[object, 
     hung = '[checks.hung]\ncheck = "command"\nargv = ["sleep", "600"]\n'
     hung += f"time_limit_s = {_LIMIT_S}\n"
     limit_ms = int(_LIMIT_S * 1000)
-    cases = [
+    ours = [
         ("prolog, 20 checks, well", "prolog", twenty, 120),
         ("health check, 20 checks, well", "healthcheck", twenty, 1000),
         (f"prolog, one of 21 hangs, limit {limit_ms}", "prolog", twenty + hung, limit_ms + 120),
         ("prolog, the 14 checks NHC has too", "prolog", both, ""),
     ]
-    rows: list[tuple[object, ...]] = []
-    for name, hook, text, target in cases:
-        config = site(directory / str(len(rows)), text)
-        rows.append((name, *timed(hook_argv(hook, config), runs), target))
+    cases: list[tuple[str, list[str], object]] = [
+        (name, hook_argv(hook, site(directory / str(number), text)), target)
+        for number, (name, hook, text, target) in enumerate(ours)
+    ]
     if nhc is not None:
-        rows.append(("NHC, the same 14", *timed(nhc_argv(directory, nhc), runs), ""))
-    return rows
+        cases.append(("NHC, the same 14", nhc_argv(directory, nhc), ""))
+    took: dict[str, list[Run]] = {name: [] for name, _, _ in cases}
+    for _ in range(runs + 1):
+        for name, argv, _ in cases:
+            took[name].append(timed(argv))
+    return [(name, *summary(took[name][1:]), target) for name, _, target in cases]
 
 
 def tables(checks: dict[str, str]) -> str:
@@ -129,23 +144,28 @@ def nhc_argv(directory: Path, nhc: Path) -> list[str]:
     return ["bash", str(nhc / "nhc"), "-c", str(conf), *settings]
 
 
-def timed(argv: Sequence[str], runs: int) -> tuple[str, str, str]:
-    """Return median and slowest wall time, and the largest memory of one process."""
-    took_ms = []
-    for _ in range(runs + 1):
-        began = time.perf_counter()
-        ran = subprocess.run(
-            argv,
-            env={**_ENVIRON, "HOME": os.environ.get("HOME", "/")},
-            capture_output=True,
-            check=False,
-        )
-        took_ms.append((time.perf_counter() - began) * 1000)
-        if ran.returncode != 0:
-            raise SystemExit(f"{argv} ended with {ran.returncode}: {ran.stdout!r} {ran.stderr!r}")
-    warm_ms = took_ms[1:]
-    peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
-    return f"{statistics.median(warm_ms):.0f}", f"{max(warm_ms):.0f}", f"{peak_mb:.0f}"
+def timed(argv: Sequence[str]) -> Run:
+    """Run a whole process once."""
+    environ = {**_ENVIRON, "HOME": os.environ.get("HOME", "/")}
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        argv, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    elapsed_ms = (time.perf_counter() - began) * 1000
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise SystemExit(f"{argv} ended with {process.returncode}")
+    return Run(elapsed_ms, (used.ru_utime + used.ru_stime) * 1000, used.ru_maxrss / 1000)
+
+
+def summary(runs: Sequence[Run]) -> list[str]:
+    """Return quickest, median and slowest time, the median processor time, the largest memory."""
+    times = [each.elapsed_ms for each in runs]
+    cpu_ms = statistics.median(each.cpu_ms for each in runs)
+    peak_mb = max(each.peak_mb for each in runs)
+    found = (min(times), statistics.median(times), max(times), cpu_ms, peak_mb)
+    return [f"{each:.0f}" for each in found]
 
 
 if __name__ == "__main__":

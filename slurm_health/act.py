@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -36,6 +36,7 @@ from slurm_health.errors import ExitCode, JournalError, SlurmError
 from slurm_health.leave import Acting, RecordAppender, hold, requeue_elsewhere
 from slurm_health.requeue import Helper, Target
 from slurm_health.slurm.client import Client
+from slurm_health.slurm.partition import Partition
 from slurm_health.slurm.shown import Job
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,8 @@ def read_situation(
         job_id=started.job_id,
         batch_node=started.master_node,
         requeues=requeues_so_far(directory.parent, exclude=directory),
-        requeue_obstacle=requeue_obstacle(job, names),
+        requeue_obstacle=requeue_obstacle(job, names)
+        or too_few_left(job, names, client.partitions(), policy),
         may_drain=may_drain,
         node_reasons={name: node.reason for name, node in states.items() if node.out_of_pool},
         hold_obstacle=hold_obstacle(job),
@@ -124,6 +126,29 @@ def requeue_obstacle(job: Job, bad: Sequence[str]) -> str:
     if not hold_obstacle(job) and wanted & set(bad):
         return f"it asks for {fold(wanted & set(bad))} itself (--nodelist)"
     return hold_obstacle(job)
+
+
+def too_few_left(
+    job: Job, bad: Sequence[str], partitions: Mapping[str, Partition], policy: Policy
+) -> str:
+    """Say why a requeued job would wait for ever, empty if it would not.
+
+    With more nodes excluded than its partition can do without, Slurm holds it and says no more
+    than `BadConstraints`.
+    """
+    partition = partitions.get(job.fields.get("Partition", ""))
+    if partition is None or not partition.names:
+        return ""
+    left = len(set(partition.names) - {*job.excluded, *bad})
+    asked = len(job.nodes)
+    if policy.nodes_needed is not None and policy.nodes_needed != policy.nodes_wanted:
+        asked = policy.nodes_needed  # perhaps a range; of what was asked no more is known here
+    if left >= asked:
+        return ""
+    return (
+        f"partition {partition.name} has {left} nodes without them, and the job asks for {asked}:"
+        " ask for fewer (--nodes, --spares)"
+    )
 
 
 def requeues_so_far(job_directory: Path, *, exclude: Path) -> int:
@@ -189,15 +214,8 @@ def _perform(actions: Sequence[Action], acting: Acting) -> RunFinished:
 def _shrink(action: Shrink, finished: RunFinished, acting: Acting) -> RunFinished:
     """Give nodes back; a job that needs it and cannot have it stops, one that does not goes on."""
     nodes = list(action.drop)
-    name = acting.target.name
     acting.append(ActionIntended(action="drop", nodes=nodes, reason=action.reason))
-    try:
-        acting.client.shrink(name, action.keep, acting.directory)
-        held = acting.client.job(name).nodes
-    except SlurmError as err:
-        problem = str(err)
-    else:
-        problem = "" if set(held) == set(action.keep) else f"the job holds {fold(held)} afterwards"
+    problem = _given_back(action, acting)
     acting.append(ActionDone(action="drop", succeeded=not problem, nodes=nodes, detail=problem))
     if problem and finished.exit_code == ExitCode.BAD_NODES:
         return _stopped(
@@ -209,6 +227,24 @@ def _shrink(action: Shrink, finished: RunFinished, acting: Acting) -> RunFinishe
         return finished
     reason = f"going on with {fold(action.keep)}, without {fold(nodes)}: {action.reason}"
     return msgspec.structs.replace(finished, nodes=list(action.keep), reason=reason)
+
+
+def _given_back(action: Shrink, acting: Acting) -> str:
+    """Give nodes back; return what stood in the way, empty if the job holds what it is to keep."""
+    refusal = ""
+    try:
+        acting.client.shrink(acting.target.name, action.keep, acting.directory)
+    except SlurmError as err:
+        refusal = str(err)
+    try:
+        # Asked whatever the answer was: Slurm 24.11 drops the nodes of a job with --ntasks-per-gpu,
+        # and answers that it cannot.
+        held = acting.client.job(acting.target.name).nodes
+    except SlurmError as err:
+        return refusal or str(err)
+    if set(held) == set(action.keep):
+        return ""
+    return refusal or f"the job holds {fold(held)} afterwards"
 
 
 def _drain(action: Drain, acting: Acting) -> None:

@@ -196,6 +196,16 @@ def test_a_job_that_cannot_move_stops_and_says_why(
     assert scene.slurm.calls("sbatch") == scene.slurm.calls("scontrol", "requeuehold") == []
 
 
+def test_a_job_that_its_partition_could_never_start_again_stops(scene: Scene) -> None:
+    scene.slurm.set(partition_nodes="n[1-3]")
+
+    finished = scene.act(n3=Level.FAULTY)
+
+    assert finished.disposition == "stop"
+    assert "main has 2 nodes without them, and the job asks for 3" in finished.reason
+    assert scene.slurm.calls("sbatch") == []
+
+
 def test_a_job_that_was_moved_often_enough_stops(scene: Scene) -> None:
     finished = scene.act(policy=Policy(max_requeues=0), n3=Level.FAULTY)
 

@@ -34,8 +34,9 @@ OPTIONS = (
     Option(
         "--straggler-detection",
         None,
-        "The same check: its rounds find slow nodes as well as faulty ones, and both options"
-        " always report both. Either is enough.",
+        "Check the nodes before training with training steps: pairs of them train a GPT of the"
+        " size that fits, and each node's arithmetic is told from the communication. Alone, or"
+        " after --network-check on the nodes that it leaves.",
     ),
     Option(
         "--exclude-straggler",

@@ -6,14 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurm_health.core.nodeset import expand
+
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """One partition; `max_nodes` is None where a job may have them all."""
+    """One partition; `max_nodes` is None where a job may have them all.
+
+    `names` are its nodes, none where Slurm names them in a way that cannot be read.
+    """
 
     name: str
     is_default: bool
     nodes: int
+    names: tuple[str, ...]
     max_nodes: int | None
 
     @property
@@ -28,8 +34,16 @@ def partition_of(fields: Mapping[str, str]) -> Partition:
         name=fields.get("PartitionName", ""),
         is_default=fields.get("Default") == "YES",
         nodes=_count(fields.get("TotalNodes", "")) or 0,
+        names=_names(fields.get("Nodes", "")),
         max_nodes=_count(fields.get("MaxNodes", "")),
     )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    try:
+        return expand(text) if text != "(null)" else ()
+    except ValueError:
+        return ()
 
 
 def _count(text: str) -> int | None:

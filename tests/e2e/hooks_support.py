@@ -184,6 +184,6 @@ def hooked_site(directory: Path, nodes: int, library: Path | None = None) -> Ite
     """Start a cluster with the hooks in place."""
     install(directory, library)
     write_site(directory / "etc", "")
-    extra = SLURM_CONF.format(directory=directory)
+    extra = SLURM_CONF.format(directory=directory) + "RebootProgram=/bin/true\n"
     with Lab.start(nodes=nodes, slurm_conf_extra=extra, visible=[directory]) as lab:
         yield HookedSite(lab, directory)

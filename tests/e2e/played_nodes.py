@@ -35,10 +35,12 @@ def submit(
     script: str = RAN,
     **options: Any,
 ) -> int:
-    """Submit a job that says where it ran; the job's id."""
+    """Submit a job that says where it ran, or the script in `words` where `script` is empty."""
     played = {"FAKE_WORKER_DIR": site.directory("played", user)}
-    more = (f"--python={FAKE_WORKER}", "--open-mode=append", "--wrap", script)
-    return site.submit(*words, *more, user=user, env={**played, **(env or {})}, **options)
+    # Words behind a script are its arguments.
+    named = ("--wrap", script) if script else ()
+    more = (f"--python={FAKE_WORKER}", "--open-mode=append", *named)
+    return site.submit(*more, *words, user=user, env={**played, **(env or {})}, **options)
 
 
 def await_typist(site: Site) -> None:

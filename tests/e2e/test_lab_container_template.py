@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.e2e import played_nodes
 from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site
+from tests.e2e.played_nodes import FAKE_WORKER, FAULTY
 from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.torch,
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
-    pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bwrap (Debian: bubblewrap)"),
     pytest.mark.timeout(600),
 ]
 
@@ -34,6 +34,12 @@ MARK = "in-the-container"
 LOOK = (
     '#!/usr/bin/env python3\nimport os\nprint("runs on", os.uname().nodename, *os.listdir("/"))\n'
 )
+
+
+@pytest.fixture(autouse=True)
+def _needs_bubblewrap(site: Site) -> None:
+    if site.lab.run(["sh", "-c", "command -v bwrap"], check=False).returncode:
+        pytest.skip("no bwrap where the lab's Slurm is installed (python -m tests.lab install)")
 
 
 def container(site: Site) -> list[str]:
@@ -51,18 +57,19 @@ def container(site: Site) -> list[str]:
     return [*words, "--bind", home, home]
 
 
-def submit(site: Site, *words: str, check: str = "") -> int:
-    """Submit the template with its one line edited; `check` is added to the line of the check."""
+def submit(site: Site, *words: str, check: str = f"check --act --python={FAKE_WORKER} ||") -> int:
+    """Submit the template with its one line edited, and `check` as the line of the check."""
     text = (ROOT / "sbatch_templates" / TEMPLATE).read_text()
     assert len(CONTAINER.findall(text)) == 1
     line = f"container=({shlex.join(container(site))})"
-    text = CONTAINER.sub(lambda _: line, text).replace("check --act", f"check --act {check}")
+    text = CONTAINER.sub(lambda _: line, text).replace("check --act ||", check)
     path = site.script(TEMPLATE, text)
+    played = {"FAKE_WORKER_DIR": site.directory("played")}
     here = f"{Path(COMMAND).parent}:{Path(sys.executable).parent}"
     result = site.lab.run(
         ["sbatch", "--parsable", "--output=job-%j.out", *words[:-1], path, *words[-1].split()],
         user="alice",
-        env={"PATH": f"{here}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        env={"PATH": f"{here}:/usr/bin:/bin", "OMP_NUM_THREADS": "1", **played},
     )
     return int(result.stdout)
 
@@ -76,6 +83,7 @@ def output_of(site: Site, job: int) -> str:
 
 
 def test_the_script_trains_in_the_container_after_the_check(site: Site) -> None:
+    played_nodes.play(site)
     train = site.script("train.py", (ROOT / "examples" / "train.py").read_text())
     job = submit(site, "-N2", "--ntasks-per-node=2", f"{train} --epochs=1")
     text = output_of(site, job)
@@ -85,7 +93,7 @@ def test_the_script_trains_in_the_container_after_the_check(site: Site) -> None:
 
 def test_the_tasks_see_the_containers_root_and_the_job_leaves_a_bad_node(site: Site) -> None:
     where = site.script("where.py", LOOK)
-    site.lab.fault.drop("n2")
+    played_nodes.play(site, n2=FAULTY)
     text = output_of(site, submit(site, "-N4", "--ntasks-per-node=1", where))
     told = [line.split() for line in text.splitlines() if line.startswith("runs on")]
     assert len({node for _, _, node, *_ in told} - {"n2"}) == 4
@@ -98,7 +106,15 @@ def test_the_check_can_run_with_the_containers_own_torch(site: Site) -> None:
     program = site.script("container-python", inside)
     text = output_of(
         site,
-        submit(site, "-N2", "--ntasks-per-node=1", where, check=f"--python={program}"),
+        # A busy machine may leave doubt, which is not what this is about.
+        submit(
+            site,
+            "-N2",
+            "--ntasks-per-node=1",
+            where,
+            check=f"check --act --python={program} || [ $? = 3 ] ||",
+        ),
     )
-    assert "all healthy" in text
+    assert re.search(r"n\[1-2\]: \d+ rounds", text)
+    assert "cannot" not in text
     assert MARK in text

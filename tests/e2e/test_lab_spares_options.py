@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_health.core.nodeset import expand
+from tests.e2e import played_nodes
 from tests.e2e.lab_support import DEADLINE_S, Site
+from tests.e2e.played_nodes import FAULTY
 from tests.lab import Lab, missing
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.torch,
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(600),
 ]
@@ -25,7 +26,7 @@ WANTED = 2
 SEEN = """\
 #!/bin/sh
 echo "on $SLURM_JOB_NODELIST"
-env | grep '^SLURM\\|^CUDA' | grep -v 'JOB_\\?ID=\\|TIME=\\|PID=\\|NODELIST=\\|TOPOLOGY' | sort
+env | grep -E '^(SLURM|CUDA)' | grep -vE 'JOB_?ID=|SLUID=|TIME=|PID=|NODELIST=|TOPOLOGY' | sort
 srun sh -c 'echo "step $SLURM_STEP_NUM_NODES $SLURM_STEP_NUM_TASKS gpus $CUDA_VISIBLE_DEVICES"' |
     sort
 srun hostname | sort | uniq -c | sed 's/ n[0-9]$//'
@@ -44,7 +45,9 @@ def told(site: Site, job: int) -> tuple[list[str], str]:
     ended = site.ended(job)
     output = site.lab.job_output(job)
     assert ended["JobState"] == "COMPLETED", output
-    lines = [line for line in output.splitlines() if not line.startswith("slurm-health:")]
+    # Two steps in a row: srun may have to wait for the first to be cleaned up, and says so.
+    noise = ("slurm-health:", "srun: Job ", "srun: Step created")
+    lines = [line for line in output.splitlines() if not line.startswith(noise)]
     assert lines[0] == f"on {ended['NodeList']}"
     return lines[1:], ended["NodeList"]
 
@@ -64,10 +67,13 @@ def told(site: Site, job: int) -> tuple[list[str], str]:
 def test_a_job_that_gave_nodes_back_is_as_one_submitted_for_those_it_kept(
     site: Site, options: str
 ) -> None:
+    played_nodes.play(site)
     script = site.script("seen.sh", SEEN)
     words = [f"-N{WANTED}", *options.split()]
-    shrunk, nodes = told(site, site.submit(*words, "--spares=1", script))
-    plain = site.lab.run(["sbatch", "--parsable", *words, script], user="alice").stdout
+    shrunk, nodes = told(site, played_nodes.submit(site, *words, "--spares=1", script, script=""))
+    plain = site.lab.run(
+        ["sbatch", "--parsable", "--open-mode=append", *words, script], user="alice"
+    ).stdout
     as_asked, _ = told(site, int(plain))
     assert len(expand(nodes)) == WANTED
     assert shrunk == as_asked
@@ -88,8 +94,11 @@ def test_what_would_not_fit_fewer_nodes_is_refused_with_what_to_use(
 
 
 def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> None:
+    played_nodes.play(site)
     script = site.script("where.sh", "#!/bin/sh\nsrun hostname | sort | xargs\n")
-    number = site.submit("-N2", "--spares=1", "--array=1-2", "--output=w-%a", script)
+    number = played_nodes.submit(
+        site, "-N2", "--spares=1", "--array=1-2", "--output=w-%a", script, script=""
+    )
     for task in (1, 2):
         ended = site.ended(f"{number}_{task}")
         assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
@@ -97,19 +106,31 @@ def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> N
         assert site.read(f"w-{task}").splitlines()[-1].split() == list(expand(ended["NodeList"]))
 
 
+def test_with_too_few_nodes_left_to_be_requeued_to_the_job_stops_and_says_so(site: Site) -> None:
+    # Slurm would hold it for ever, with no more to say than BadConstraints.
+    played_nodes.play(site, n3=FAULTY, n4=FAULTY)
+    number = played_nodes.submit(site, "-N4", "--spares=1")
+    job = site.ended(number)
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
+    output = site.lab.job_output(number)
+    assert "partition main has 4 nodes without them, and the job asks for 5" in output
+    assert "ask for fewer (--nodes, --spares)" in output
+    site.assert_nothing_left()
+
+
 def test_one_task_of_an_array_moves_and_the_others_run_on(site: Site) -> None:
     # The last task has the array's own number, which for Slurm's commands means all of them.
     text = "#!/bin/sh\necho $SLURM_ARRAY_TASK_ID ${SLURM_RESTART_COUNT:-0} >> ran\nexec ./wait.sh\n"
-    waits = "#!/bin/bash\nexec 3<> <(:)\nuntil [ -e go ]; do read -rt 0.2 -u 3; done\n"
+    waits = "#!/bin/bash\nexec 3<> <(:)\nuntil [ -e go ]; do read -rt 0.2 -u 3; done\nexit 0\n"
     site.script("wait.sh", waits)
     script = site.script("task.sh", text)
-    site.lab.fault.drop("n5")
-    number = site.submit("-N3", "--array=1-2", "--open-mode=append", script)
+    played_nodes.play(site, n5=FAULTY)
+    number = played_nodes.submit(site, "-N3", "--array=1-2", script, script="")
     site.lab.wait_until(
         lambda: site.lab.job(f"{number}_2"),
         lambda job: job["JobState"] == "PENDING" and job["ExcNodeList"] == "n5",
         "the second task waiting for other nodes",
-        2 * DEADLINE_S,
+        DEADLINE_S,
     )
     assert site.lab.job(f"{number}_1")["JobState"] == "RUNNING"
     site.script("go", "")

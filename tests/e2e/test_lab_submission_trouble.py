@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e import played_nodes
 from tests.e2e.lab_support import DEADLINE_S, Site
+from tests.e2e.played_nodes import FAULTY
 from tests.lab import Lab, missing
 
 pytestmark = [
@@ -26,6 +28,12 @@ EnforcePartLimits=ALL
 BAD = "n2"
 USERS = ("alice", "root")
 RAN = '#!/bin/sh\necho "attempt ${SLURM_RESTART_COUNT:-0} ran on" $(srun hostname | sort)\n'
+
+
+def submit_with_a_bad_node(site: Site, *words: str, user: str = "alice") -> int:
+    """Submit a job, on one of whose nodes every check process is killed."""
+    played_nodes.play(site, user, n2=FAULTY)
+    return played_nodes.submit(site, *words, user=user, script="")
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +94,7 @@ def test_a_job_that_asks_for_the_bad_node_by_name_stops_and_says_what_to_change(
     site: Site, user: str
 ) -> None:
     script = site.script("train.sh", RAN, user)
-    site.lab.fault.drop(BAD)
-    number = site.submit("-N4", "-w", f"n1,{BAD}", script, user=user)
+    number = submit_with_a_bad_node(site, "-N4", "-w", f"n1,{BAD}", script, user=user)
     job = site.ended(number)
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
     output = site.lab.job_output(number)
@@ -100,9 +107,8 @@ def test_a_job_in_a_reservation_of_the_whole_cluster_moves_within_it(
     site: Site, reservation: str
 ) -> None:
     script = site.script("train.sh", RAN)
-    site.lab.fault.drop(BAD)
-    number = site.submit("-N4", f"--reservation={reservation}", "--open-mode=append", script)
-    job = site.ended(number, 2 * DEADLINE_S)
+    number = submit_with_a_bad_node(site, "-N4", f"--reservation={reservation}", script)
+    job = site.ended(number, DEADLINE_S)
     output = site.lab.job_output(number)
     assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "1", BAD)
     assert "attempt 1 ran on" in output
@@ -110,27 +116,25 @@ def test_a_job_in_a_reservation_of_the_whole_cluster_moves_within_it(
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_where_the_partition_refuses_the_helper_nothing_runs_on_the_bad_node(
+def test_where_the_partition_refuses_the_helper_the_job_waits_and_says_what_to_type(
     site: Site, user: str
 ) -> None:
     # It is for large jobs, and the helper is one of one node.
     script = site.script("train.sh", RAN, user)
-    site.lab.fault.drop(BAD)
-    number = site.submit("-N4", "-p", "large", "--open-mode=append", script, user=user)
+    number = submit_with_a_bad_node(site, "-N4", "-p", "large", script, user=user)
 
-    def settled() -> dict[str, str]:
-        return site.lab.job(number)
-
-    def is_over(job: dict[str, str]) -> bool:
-        held = job["JobState"] == "PENDING" and job["Priority"] == "0"
-        return job["JobState"] == "FAILED" or held
-
-    job = site.lab.wait_until(settled, is_over, "the job failed or held", 2 * DEADLINE_S)
-    told = site.lab.job_output(number) + job.get("Comment", "")
-    assert "ran on" not in told
-    assert BAD in told
-    assert "--exclude=" in told or "ExcNodeList=" in told
-    assert not [name for name in site.jobs() if name.startswith("slurm-health")]
+    site.lab.wait_until(
+        lambda: site.lab.job(number),
+        lambda job: (job["JobState"], job["Priority"]) == ("PENDING", "0"),
+        "the job held",
+        DEADLINE_S,
+    )
+    comment = site.lab.run(["squeue", "-ho", "%k", f"-j{number}"]).stdout
+    output = site.lab.job_output(number)
+    assert "ran on" not in output
+    assert f"excnodelist={BAD}" in comment
+    assert f"scontrol release {number}" in comment
+    assert list(site.jobs().values()) == ["PENDING"]
 
 
 # --- jobs that wait for others -----------------------------------------------------------------
@@ -138,12 +142,11 @@ def test_where_the_partition_refuses_the_helper_nothing_runs_on_the_bad_node(
 
 def test_a_job_that_depends_on_one_that_moves_waits_for_its_end(site: Site) -> None:
     script = site.script("train.sh", RAN + "sleep 1; date +%s.%N > ended\n")
-    site.lab.fault.drop(BAD)
-    first = site.submit("-N4", "--open-mode=append", script)
+    first = submit_with_a_bad_node(site, "-N4", script)
     begun = "date +%s.%N > begun"
     after = site.submit("-N1", f"--dependency=afterok:{first}", f"--wrap={begun}")
     last = site.submit("-N1", f"-dafterany:{after}", "--wrap=true")
-    moved = site.ended(first, 2 * DEADLINE_S)
+    moved = site.ended(first, DEADLINE_S)
     assert (moved["JobState"], moved["Restarts"]) == ("COMPLETED", "1")
     assert site.ended(after)["JobState"] == site.ended(last)["JobState"] == "COMPLETED"
     assert float(site.read("ended")) < float(site.read("begun"))
@@ -158,14 +161,13 @@ ODD_DIRECTORY = "dir 'x' \"y\"\nz $HOME"
 def test_odd_names_of_jobs_scripts_and_directories_are_kept_when_the_job_moves(site: Site) -> None:
     where = site.directory(ODD_DIRECTORY)
     script = site.script(f"{ODD_DIRECTORY}/train 'it' \"now\"\n.sh", RAN)
-    site.lab.fault.drop(BAD)
     words = ["-N4", "--job-name", ODD_NAME, f"--chdir={where}", "--output=%j.out"]
-    number = site.submit(*words, "--open-mode=append", script, "one 'two'\nthree")
+    number = submit_with_a_bad_node(site, *words, script, "one 'two'\nthree")
     site.lab.wait_until(
         lambda: site.read(f"{ODD_DIRECTORY}/{number}.out"),
         lambda text: "attempt 1 ran on" in text,
         "the second attempt",
-        2 * DEADLINE_S,
+        DEADLINE_S,
     )
     site.assert_nothing_left()
     name = site.lab.run(["squeue", "-h", "-t", "all", "-j", str(number), "-o", "%j"]).stdout

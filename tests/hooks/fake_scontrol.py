@@ -73,5 +73,7 @@ class FakeScontrol:
         path.write_text(shell) if shell else path.unlink(missing_ok=True)
 
     def calls(self) -> list[str]:
+        """Return what slurmctld was asked; scontrol knows its own version, asked for pyslurm."""
         path = self.directory / "calls"
-        return path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if line != "--version"]

@@ -207,6 +207,18 @@ def test_a_hook_on_a_well_node_loads_nothing_heavy(tmp_path: Path) -> None:
     assert ran.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("hook", ["prolog", "healthcheck"])
+def test_a_hook_on_a_well_node_takes_less_than_60_mb(tmp_path: Path, hook: str) -> None:
+    checks = "".join(f"[checks.{name}]\n" for name in ("memory", "swap", "load", "zombies"))
+    state = f"[hooks]\nstate='{tmp_path}/state'\n"
+    config = write_site(tmp_path / "etc", f"{state}{checks}[checks.cpus]\nmin_online=1\n")
+    argv = [sys.executable, "-I", "-m", "slurm_health.hooks", hook, str(config)]
+    pid = os.posix_spawn(sys.executable, argv, {})
+    _, status, used = os.wait4(pid, 0)
+    assert status == 0
+    assert used.ru_maxrss / 1000 < 60
+
+
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_every_check_that_is_named_is_there_and_says_what_it_is_for(name: str) -> None:
     kind = find(name)

@@ -479,11 +479,11 @@ def test_what_the_job_left_running_is_ended_and_nothing_else(node: Node) -> None
 # --- fuzzing --------------------------------------------------
 
 
-CASES = int(os.environ.get("ACCUSATION_CASES", "3000"))
+CASES = int(os.environ.get("ACCUSATION_CASES", "100000"))
 
 
 def test_no_mutation_of_a_journal_accuses_what_it_should_not() -> None:
-    """ACCUSATION_CASES=100000 for the long run. Whatever comes out is about this node and job."""
+    """Whatever comes out is about this node and job."""
     from slurm_health.core.accusation import from_journal
 
     choice = random.Random(7)

@@ -123,7 +123,11 @@ def _remount_sys() -> None:
 
 def _wanted(spec: LabSpec) -> tuple[Path, ...]:
     """What jobs must reach by the path it has outside, none of it below another."""
-    wanted = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), *map(Path, spec.visible)]
+    # An environment may borrow packages from another one, by a .pth file.
+    borrowed = [path for path in map(Path, sys.path) if path.is_absolute() and path.is_dir()]
+    borrowed = [path for path in borrowed if Path("/usr") not in path.parents]
+    wanted = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), *borrowed]
+    wanted += map(Path, spec.visible)
     # Open to everyone anyhow; and in another release's root it must be that release's.
     wanted = [path for path in dict.fromkeys(wanted) if path != Path("/usr")]
     return tuple(path for path in wanted if not set(path.parents) & set(wanted))
