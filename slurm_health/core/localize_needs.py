@@ -16,6 +16,8 @@ from slurm_health.core.plan import Pair
 
 _SUSPICIOUS = 0.1  # a node that is bad with a smaller probability than this is left alone
 _SUSPICIOUS_OF_FEW = 0.05  # the same where the prior alone comes close to that
+# What a node does alone nobody else can disturb: one test of it says more than one of a pair.
+_SUSPICIOUS_ALONE = 0.3
 _KNOWN_TROUBLE = 0.05  # a prior above this makes a node a suspect before the first round
 _GIVE_UP_ON_SILENCE = 2
 _SUSPECT_FABRIC = 0.5  # the same for leaves and paths, which many tests touch
@@ -51,7 +53,9 @@ def needs_of(
     trusted = frozenset(node for node in active if findings.trusted(node))
     if begun:
         undecided = frozenset(
-            node for node in active if node in findings.guilty or _open(findings, node, begun)
+            node
+            for node in active
+            if node in findings.guilty or _open(findings, node, begun, settings)
         )
     else:
         risk = tuple(prior.get(node, 0.0) for node in nodes)
@@ -68,7 +72,7 @@ def needs_of(
     over = begun >= settings.round_limit(len(ledger.names)) or not active
     # Everybody's processes crash: that is the software, and one more round will not mend it.
     over = over or (begun >= _CRASHING_ROUNDS and len(findings.crashes) == len(ledger.names))
-    over = over or (len(active) == 1 and not _solo_useful(findings, active[0], begun))
+    over = over or (len(active) == 1 and not _solo_useful(findings, active[0], begun, settings))
     return Needs(
         another_round=not (enough or over),
         active=active,
@@ -100,10 +104,12 @@ def _out(findings: Findings, node: int) -> bool:
     return sure or len(findings.silences.get(node, ())) >= _GIVE_UP_ON_SILENCE
 
 
-def _open(findings: Findings, node: int, begun: int) -> bool:
+def _open(findings: Findings, node: int, begun: int, settings: LocalizeSettings) -> bool:
     """Tell whether it matters to know more about a node."""
     few = findings.sources.nodes < SMALL_RUN
     limit = _SUSPICIOUS_OF_FEW if few else _SUSPICIOUS
+    if settings.alone:
+        limit = _SUSPICIOUS_ALONE
     if node not in findings.tested or findings.bad[node] >= limit:
         return True
     patience = begun < _PATIENCE
@@ -166,9 +172,9 @@ def _suspect_leaves(findings: Findings) -> frozenset[int]:
     return frozenset(int(leaf) for leaf in np.flatnonzero(risk >= _SUSPECT_FABRIC))
 
 
-def _solo_useful(findings: Findings, node: int, begun: int) -> bool:
+def _solo_useful(findings: Findings, node: int, begun: int, settings: LocalizeSettings) -> bool:
     """Tell whether a node without any partner should be tested alone once more."""
-    return node not in findings.tested or begun == 0 or _open(findings, node, begun)
+    return node not in findings.tested or begun == 0 or _open(findings, node, begun, settings)
 
 
 def _byes(ledger: Ledger) -> tuple[int, ...]:

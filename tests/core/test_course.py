@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -136,6 +138,26 @@ def test_a_slow_node_trains_no_gpt() -> None:
         for node in result.nodes
     }
     assert trained == {"n1", "n2", "n3"}
+
+
+@pytest.mark.parametrize("slowdown", [1.15, 1.5, 4.0])
+def test_slow_memory_shows_in_what_a_node_does_alone(slowdown: float) -> None:
+    noise = Random(7)
+
+    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
+        copy_ms = {
+            node: 10.0 * noise.gauss(1.0, 0.01) * (slowdown if node == "n2" else 1.0)
+            for node in group
+        }
+        alone = {"memory_copy": copy_ms} if phase == "solo" else {}
+        result = measured(group)
+        return replace(result, node_ms={**result.node_ms, **alone})
+
+    under_test = course("standard")
+    run(under_test, answer)
+
+    assert under_test.verdict().named(Level.SLOW) == ("n2",)
+    assert under_test.verdict().nodes["n2"].component == "memory"
 
 
 def test_if_all_are_slow_only_what_is_known_of_the_device_shows_it() -> None:
