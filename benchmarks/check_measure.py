@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from slurm_health import journal
-from slurm_health.core.records import Entry, RoundStarted, VerdictReached
+from slurm_health.core.records import Entry, RoundEnded, RoundStarted, VerdictReached
 from slurm_health.core.verdict import Level
 from tests.lab import Lab, LabError
 
@@ -153,11 +153,12 @@ def measure_check(stage: Stage, nodes: int, fault: Fault, expected: Sequence[Lev
     if fault.strikes and len(lab.fault.victims(BAD)) == struck:
         raise Unmeasured(f"the fault struck no process of {BAD}")
     assert isinstance(reached.record, VerdictReached)
-    rounds = sum(isinstance(entry.record, RoundStarted) for entry in _master_records(lab, job))
+    elapsed_s = reached.time_s - float(began.group(1))
+    rounds, inside_s = _rounds(_master_records(lab, job))
     return Sample(
-        elapsed_s=reached.time_s - float(began.group(1)),
+        elapsed_s=elapsed_s,
         wrong=wrong_in(reached.record, expected),
-        detail=f"{rounds} rounds",
+        detail=f"{rounds} rounds, {elapsed_s - inside_s:.1f} s outside them",
     )
 
 
@@ -233,6 +234,17 @@ def _await_verdict(lab: Lab, job: int, fault: Fault) -> Entry:
     reached = lab.wait_until(look, lambda seen: seen is not None, what, VERDICT_DEADLINE_S)
     assert reached is not None
     return reached
+
+
+def _rounds(entries: Iterable[Entry]) -> tuple[int, float]:
+    """Return how many rounds there were, and how long they were in progress together."""
+    count, inside_s, began_s = 0, 0.0, 0.0
+    for entry in entries:
+        if isinstance(entry.record, RoundStarted):
+            count, began_s = count + 1, entry.time_s
+        elif isinstance(entry.record, RoundEnded):
+            inside_s += entry.time_s - began_s
+    return count, inside_s
 
 
 def _master_records(lab: Lab, job: int, attempt: int = 0) -> Iterator[Entry]:

@@ -90,7 +90,9 @@ class _Words:
     def _crash(self, node: int, crashes: Sequence[Trial]) -> str:
         """Say what the node's own probe reported when it failed, or that it died."""
         texts = dict.fromkeys(trial.said[node] for trial in crashes if node in trial.said)
-        what = "; ".join(texts) or "its check process crashed"
+        late = all(trial.outcome is Outcome.TIMED_OUT for trial in crashes)
+        crashed = "did not finish in time" if late else "its check process crashed"
+        what = "; ".join(texts) or crashed
         return f"{what} ({self._rounds_of(crashes)})"
 
     def _rounds_of(self, trials: Sequence[Trial]) -> str:

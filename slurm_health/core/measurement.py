@@ -105,7 +105,9 @@ def group_result(
         said={
             node: reports[node].detail
             for node in group
-            if node in reports and reports[node].detail and node in {*crashed, *quiet}
+            if node in reports
+            and reports[node].detail
+            and (len(group) == 1 or node in {*crashed, *quiet})
         },
     )
 

@@ -91,6 +91,19 @@ def test_who_calculates_wrongly_twice_alone_meets_nobody() -> None:
     )
 
 
+def test_a_node_that_hangs_twice_alone_is_said_to_have_hung() -> None:
+    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
+        if phase == "solo" and group == ("n3",):
+            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT)
+        return measured(group)
+
+    under_test = course("standard")
+    run(under_test, answer)
+
+    assert under_test.verdict().named(Level.FAULTY) == ("n3",)
+    assert under_test.verdict().nodes["n3"].reason == "did not finish in time (rounds 0 and 1)"
+
+
 def test_what_failed_once_and_not_again_is_no_fault() -> None:
     failed: list[str] = []
 
