@@ -109,7 +109,7 @@ class Phase:
 
     `alone` is set where each node is a group of its own, `survivors_only` where only nodes take
     part that earlier phases found neither faulty nor slow. `workload` is what a group does
-    together, in one word.
+    together, in one word. `not_on_cpus` names probes that nodes without accelerators leave out.
     """
 
     name: str
@@ -120,17 +120,20 @@ class Phase:
     least_rounds: int = 2
     most_rounds: int | None = None
     options: Mapping[str, Figure] = field(default_factory=dict)
+    not_on_cpus: frozenset[str] = frozenset()
 
-    def used(self, *, several_devices: bool) -> list[ProbeUsed]:
-        """Return the probes as a round's record names them, without those nobody can take part in.
+    def used(self, *, several_devices: bool, on_cpus: bool) -> list[ProbeUsed]:
+        """Return the probes as a round's record names them, without those that do not apply.
 
         Args:
             several_devices: a node of the round has more than one device.
+            on_cpus: no node of the round has accelerators.
         """
         return [
             ProbeUsed(name=probe.name, scope=probe.scope.value, path=probe.path)
             for probe in self.probes
             if several_devices or probe.scope not in {Scope.NODE, Scope.RAIL}
+            if not (on_cpus and probe.name in self.not_on_cpus)
         ]
 
 
@@ -144,6 +147,10 @@ SETS = {
     "straggler-detection": GPT,
 }
 DEFAULT = "standard"
+# An accelerator is the job's alone. The cores and the memory of a CPU node may not be: what others
+# do there shows in these, all the more when every node is at it at once, and is no fault of a node.
+# Pairs multiply matrices again and again, which tells a passing disturbance from a slow node.
+_SHARED_ON_CPUS = frozenset({"matmul", "memory_copy"})
 # Seconds of sustained work on an accelerator. Longer finds what only shows when a device is hot.
 _BURN_S, _LONG_BURN_S = 3.0, 8.0
 
@@ -165,7 +172,9 @@ def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...
     probes = sorted((known[name] for name in names), key=list(known.values()).index)
     measured = [probe for probe in probes if probe.name not in GPT]
     burn_s = _LONG_BURN_S if "thorough" in chosen else _BURN_S
-    found = [*_solo(measured, burn_s), *_pair(measured)]
+    asked_for = {*chosen} - SETS.keys()
+    shared = frozenset() if "thorough" in chosen else _SHARED_ON_CPUS - asked_for
+    found = [*_solo(measured, burn_s, shared), *_pair(measured)]
     if "gpt_fit" in names:
         found.append(
             Phase(
@@ -190,7 +199,7 @@ def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...
     return tuple(found)
 
 
-def _solo(probes: Sequence[Probe], burn_s: float) -> Iterator[Phase]:
+def _solo(probes: Sequence[Probe], burn_s: float, not_on_cpus: frozenset[str]) -> Iterator[Phase]:
     """Yield the phase of what nodes do by themselves.
 
     Pairs multiply matrices too, in every round; only more than that is worth rounds of its own.
@@ -205,6 +214,7 @@ def _solo(probes: Sequence[Probe], burn_s: float) -> Iterator[Phase]:
             least_rounds=1,
             most_rounds=3,
             options={"burn_s": burn_s},
+            not_on_cpus=not_on_cpus,
         )
 
 

@@ -24,6 +24,7 @@ from slurm_health.core.records import (
     GroupAborted,
     NodeReported,
     NodesAdmitted,
+    ProbeUsed,
     Record,
     Rendezvous,
     RoundEnded,
@@ -260,14 +261,17 @@ class Session:
                 deadline_s=self.limits.round_deadline_s,
                 absent=[node for node in members if not agents[node].usable],
                 phase=phase.name,
-                probes=phase.used(several_devices=self._several_devices(members)),
+                probes=self._probes(phase, members),
                 options=self._options(phase, members),
             )
         )
 
-    def _several_devices(self, nodes: Sequence[str]) -> bool:
-        ready = [self.state.agents[node].ready for node in nodes]
-        return any(len(each.devices) > 1 for each in ready if each is not None)
+    def _probes(self, phase: Phase, nodes: Sequence[str]) -> list[ProbeUsed]:
+        ready = [each for node in nodes if (each := self.state.agents[node].ready) is not None]
+        return phase.used(
+            several_devices=any(len(each.devices) > 1 for each in ready),
+            on_cpus=all(each.backend == "gloo" for each in ready),
+        )
 
     def _rendezvous(self, group: Sequence[str]) -> Rendezvous:
         agents = [self.state.agents[node] for node in group]

@@ -4,13 +4,17 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.core.expectations import COPY_BYTES, MATMUL_FLOP, expectations_from, expected_ms
-from slurm_health.core.phases import BUILT_IN, SETS, Probe, Scope, component_of, phases
+from slurm_health.core.phases import BUILT_IN, SETS, Phase, Probe, Scope, component_of, phases
 
 OWN = Probe(name="dataloader", scope=Scope.SOLO, component="dataloader", about="", path="/p.py")
 
 
 def probes_of(*chosen: str) -> dict[str, list[str]]:
     return {phase.name: [p.name for p in phase.probes] for phase in phases(chosen, [OWN])}
+
+
+def used(phase: Phase, *, several_devices: bool = True, on_cpus: bool = False) -> list[str]:
+    return [each.name for each in phase.used(several_devices=several_devices, on_cpus=on_cpus)]
 
 
 def test_a_quick_check_is_pairs_and_nothing_else() -> None:
@@ -53,8 +57,19 @@ def test_a_name_of_no_probe_is_an_error() -> None:
 def test_probes_that_need_several_devices_are_left_out_where_no_node_has_them() -> None:
     pair = phases(["standard"])[1]
 
-    assert [used.name for used in pair.used(several_devices=False)] == ["matmul", "allgather"]
-    assert "rail_allgather" in [used.name for used in pair.used(several_devices=True)]
+    assert used(pair, several_devices=False) == ["matmul", "allgather"]
+    assert "rail_allgather" in used(pair, several_devices=True)
+
+
+def test_what_others_on_a_cpu_node_disturb_is_measured_there_only_if_it_is_asked_for() -> None:
+    standard, thorough, asked = (
+        phases([*chosen])[0] for chosen in (["standard"], ["thorough"], ["standard", "memory_copy"])
+    )
+
+    assert used(standard, on_cpus=True) == ["values", "node_allgather"]
+    assert used(standard, on_cpus=False)[:3] == ["values", "matmul", "memory_copy"]
+    assert used(thorough, on_cpus=True)[:3] == ["values", "matmul", "memory_copy"]
+    assert used(asked, on_cpus=True) == ["values", "memory_copy", "node_allgather"]
 
 
 def test_every_probe_of_a_set_exists_and_every_probe_is_in_the_thorough_set() -> None:
