@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.hooks_support import HookedSite, hooked_site
 from tests.lab import missing
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
 
 # What init-config writes on a quiet node; a figure that any processor reaches, because here
 # other work on the machine may take its share and must not decide.

@@ -15,6 +15,7 @@ from tests.lab.commands import Result
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.slow,
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(400),
 ]
