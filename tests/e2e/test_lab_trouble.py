@@ -13,6 +13,7 @@ from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.slow,
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
