@@ -174,6 +174,8 @@ class Agent:
                     pass
 
     def _begin_round(self, record: RoundStarted) -> None:
+        if self._round is not None:  # void: a new master begins anew
+            self._end_watch(self._round.record.round)
         self._round = None
         for group, rendezvous in zip(record.groups, record.rendezvous, strict=True):
             if self._settings.node not in group:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from slurm_health import device_sampler
 from slurm_health.core.burn import Burn, DeviceSample, NotSampled, decode, summarise
-from slurm_health.processes import end_session, read_available, start_tied
+from slurm_health.processes import abandon_session, read_available, start_tied
 
-_GRACE_S = 0.5
+_UNKILLABLE_S = 2.0
 
 
 class BurnWatch:
@@ -46,11 +46,15 @@ class BurnWatch:
                 self._not_sampled = found.not_sampled
 
     def end(self) -> tuple[list[Burn], str]:
-        """End the sampler; return what it saw of each GPU, and why nothing if it could not."""
+        """End the sampler; return what it saw of each GPU, and why nothing if it could not.
+
+        It has nothing to put in order, so it is killed; one that hangs in a driver is given up.
+        """
         self.read()
         process, self._process = self._process, None
         if process is not None:
-            end_session(process, grace_s=_GRACE_S)
+            if not abandon_session(process, wait_s=_UNKILLABLE_S):
+                self._not_sampled = "the sampler hangs in the kernel and cannot be killed"
             for pipe in (process.stdin, process.stdout, process.stderr):
                 assert pipe is not None
                 pipe.close()

@@ -72,6 +72,16 @@ def kill_session(process: subprocess.Popen[bytes], signal_number: int = signal.S
         os.killpg(process.pid, signal_number)
 
 
+def abandon_session(process: subprocess.Popen[bytes], *, wait_s: float) -> bool:
+    """Kill a child and its group, and reap it unless it hangs in the kernel; tell if it ended."""
+    kill_session(process)
+    try:
+        process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 def end_session(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
     """End a child and its group: terminate, wait at most `grace_s`, kill, reap."""
     if process.poll() is None:

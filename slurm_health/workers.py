@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_health.processes import exit_text, kill_session, read_available, start_tied
+from slurm_health.processes import abandon_session, exit_text, read_available, start_tied
 
 WORKER = Path(__file__).parent / "probes" / "worker.py"
 STDERR_LINES = 20
@@ -94,11 +94,7 @@ class Worker:
         """
         if self._process is None:
             return
-        kill_session(self._process)
-        try:
-            self._process.wait(UNKILLABLE_S)
-        except subprocess.TimeoutExpired:
-            self.unkillable = True
+        self.unkillable = not abandon_session(self._process, wait_s=UNKILLABLE_S)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):

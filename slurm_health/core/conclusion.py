@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from slurm_health.core.burn import Burn, words
 from slurm_health.core.records import NodeJudged, PathJudged, VerdictReached
-from slurm_health.core.verdict import Level, NodeVerdict, Verdict
+from slurm_health.core.verdict import LeafVerdict, Level, NodeVerdict, PathVerdict, Verdict
 
 
 def unmeasured(
@@ -64,9 +64,16 @@ def merged(verdicts: Sequence[Verdict]) -> Verdict:
     for verdict in verdicts:
         for name, found in verdict.nodes.items():
             nodes[name] = _both(nodes[name], found) if name in nodes else found
-    paths = {path.ends: path for path in reversed([p for v in verdicts for p in v.paths])}
-    leaves = {leaf.leaf: leaf for leaf in reversed([f for v in verdicts for f in v.leaves])}
+    # The last of several stands: the worst.
+    all_paths = sorted((path for v in verdicts for path in v.paths), key=_badness)
+    all_leaves = sorted((leaf for v in verdicts for leaf in v.leaves), key=_badness)
+    paths = {path.ends: path for path in all_paths}
+    leaves = {leaf.leaf: leaf for leaf in all_leaves}
     return Verdict(nodes=nodes, paths=tuple(paths.values()), leaves=tuple(leaves.values()))
+
+
+def _badness(link: PathVerdict | LeafVerdict) -> int:
+    return -_WORST_FIRST.index(link.level)
 
 
 def _both(first: NodeVerdict, then: NodeVerdict) -> NodeVerdict:

@@ -14,7 +14,14 @@ from slurm_health.core.burn import HARDWARE_THERMAL, Burn
 from slurm_health.core.conclusion import merged, with_burns
 from slurm_health.core.course import Course
 from slurm_health.core.phases import phases
-from slurm_health.core.verdict import GroupResult, Level, NodeVerdict, Outcome, Verdict
+from slurm_health.core.verdict import (
+    GroupResult,
+    Level,
+    NodeVerdict,
+    Outcome,
+    PathVerdict,
+    Verdict,
+)
 
 NODES = ("n1", "n2", "n3", "n4")
 Ended = list[tuple[int, Sequence[GroupResult]]]
@@ -219,3 +226,16 @@ def test_memory_errors_that_were_not_corrected_are_proof() -> None:
 
     assert (found.level, found.component) == (Level.FAULTY, "memory")
     assert found.evidence
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_link_is_as_bad_as_its_worst_phase(order: tuple[int, int]) -> None:
+    ends = ("n1", "n2")
+    both = (
+        Verdict(nodes={}, paths=(PathVerdict(ends=ends, level=Level.INCONCLUSIVE),)),
+        Verdict(nodes={}, paths=(PathVerdict(ends=ends, level=Level.FAULTY),)),
+    )
+
+    (found,) = merged([both[at] for at in order]).paths
+
+    assert found.level is Level.FAULTY
