@@ -33,7 +33,7 @@ from slurm_health.core.actions import (
 from slurm_health.core.allocation import from_environ
 from slurm_health.core.records import RunFinished
 from slurm_health.core.session import Limits
-from slurm_health.errors import SlurmHealthError
+from slurm_health.errors import ExitCode, SlurmHealthError
 from slurm_health.output import print_result, terminal
 from slurm_health.progress import ProgressLine
 
@@ -50,7 +50,7 @@ def run_check(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:
     if not options["for_supervisor"]:
         result = _checked(options, environ)
         _print(result, as_json=options["as_json"])
-        return result.finished.exit_code
+        return _exit_code(result.finished, acted=options["act"])
     try:
         result = _checked(options, environ)
     except SlurmHealthError as err:
@@ -63,6 +63,14 @@ def run_check(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:
         return int(err.exit_code)
     _tell_supervisor(result.finished, str(result.directory))
     return result.finished.exit_code
+
+
+def _exit_code(finished: RunFinished, *, acted: bool) -> int:
+    """Return the code for a script: what was found or, once acted on, whether it may go on."""
+    goes_on = finished.disposition == Disposition.PROCEED.value
+    if acted and goes_on and finished.exit_code != ExitCode.UNAVAILABLE:
+        return ExitCode.HEALTHY
+    return finished.exit_code
 
 
 def _checked(options: Mapping[str, Any], environ: Mapping[str, str]) -> CheckResult:

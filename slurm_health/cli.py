@@ -221,7 +221,8 @@ def check(**options: Any) -> int:
 
     Every node is measured alone, then exchanges data with changing partners, round by round,
     until each node is decided. Prints a table; exits 0 when all nodes are healthy, 1 when bad
-    ones were found, 3 when some could not be decided.
+    ones were found, 3 when some could not be decided. With --act it exits 0 whenever the script
+    may go on.
     """
     from slurm_health.check_command import run_check
 

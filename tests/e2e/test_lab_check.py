@@ -52,6 +52,18 @@ def test_nodes_that_cannot_be_measured_are_code_3(site: Site) -> None:
     assert run["exit_code"] == 3
 
 
+def test_with_act_the_code_says_whether_the_script_may_go_on(site: Site) -> None:
+    unmeasured = ("--act", "--json", "--python=/usr/bin/false")
+    result = site.check(["-N1"], *unmeasured)
+    assert result.returncode == 0, result
+    run = json.loads(result.stdout)
+    assert (run["exit_code"], run["disposition"]) == (3, "proceed")
+    # An salloc has no script that could be started again, so it cannot be held.
+    result = site.check(["-N1"], *unmeasured, "--on-inconclusive=hold")
+    assert result.returncode == 3, result
+    assert json.loads(result.stdout)["disposition"] == "stop"
+
+
 def test_a_journal_that_cannot_be_used_is_code_4(site: Site) -> None:
     result = site.check(["-N1"], "--journal=/proc/journal")
     assert result.returncode == 4
