@@ -31,7 +31,7 @@ def unmeasured(
         lost: why the agent ended, empty if it did not.
         failed: why its workers could not be used, empty if they could.
         started: the agent did write to the journal.
-        stack: torch and backend of a node that was ready but unlike the others.
+        stack: what runs, and on how many devices, on a node that was ready but unlike the others.
     """
     if could_not_start and others_started:
         reason = f"Slurm cannot start a step there: {lost}"
@@ -41,7 +41,7 @@ def unmeasured(
     if failed:
         reason = f"could not be measured: {failed}"
     elif stack:
-        reason = f"not compared: {stack} there, another version on the other nodes"
+        reason = f"not compared: {stack} there, unlike the other nodes"
     elif lost:
         reason = f"could not be measured: {lost}"
     elif started:

@@ -217,7 +217,10 @@ class Session:
         return min(limits.adaptive_factor * median(took_s) + limits.ready_extra_s, limits.ready_s)
 
     def _comparable(self) -> list[str]:
-        """Return the usable nodes that run the most common torch and backend."""
+        """Return the usable nodes that are equipped as most are.
+
+        Each rank of a collective must expect the same ranks and speak the same protocol.
+        """
         stacks = {name: _stack(node) for name, node in self.state.agents.items() if node.usable}
         if not stacks:
             return []
@@ -365,7 +368,8 @@ class Session:
 
 
 def _stack(node: NodeState) -> str:
-    """Return what a node's workers run, empty where they are not ready."""
-    if node.ready is None:
+    """Return what a node's workers run and on how much, empty where they are not ready."""
+    if (ready := node.ready) is None:
         return ""
-    return f"torch {node.ready.torch} with {node.ready.collective_library or node.ready.backend}"
+    devices = f"{len(ready.devices)} device{'' if len(ready.devices) == 1 else 's'}"
+    return f"torch {ready.torch} with {ready.collective_library or ready.backend} on {devices}"

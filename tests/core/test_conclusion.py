@@ -70,7 +70,7 @@ def test_what_could_not_be_measured_is_never_healthy_and_never_a_fault(
         ({"started": True}, "could not be measured: its check processes were not ready in time"),
         ({"lost": "its master died"}, "could not be measured: its master died"),
         ({"failed": "no torch", "lost": "left"}, "could not be measured: no torch"),
-        ({"stack": "torch 2.4"}, "not compared: torch 2.4 there, another version on the other"),
+        ({"stack": "torch 2.4"}, "not compared: torch 2.4 there, unlike the other nodes"),
     ],
 )
 def test_the_reason_is_the_most_telling_one(known: Mapping[str, object], reason: str) -> None:

@@ -197,14 +197,16 @@ def started(node: str, launch: int = 0) -> AgentStarted:
     return AgentStarted(node=node, launch=launch, hostname=node, address=f"10.0.0.{node[1:]}")
 
 
-def ready(node: str, launch: int = 0, torch: str = "2.4", port: int = 4000) -> WorkersReady:
+def ready(
+    node: str, launch: int = 0, torch: str = "2.4", port: int = 4000, devices: int = 1
+) -> WorkersReady:
     return WorkersReady(
         node=node,
         launch=launch,
         store_port=port,
         torch=torch,
         backend="gloo",
-        devices=["cpu"],
+        devices=["cpu"] * devices,
         start_ms=1000.0,
     )
 
@@ -277,6 +279,17 @@ def test_the_odd_torch_out_is_not_compared_with_the_others() -> None:
     story.is_ready("n1", "n2", "n3")
     story.is_ready("n4", torch="1.13")
 
+    assert story.does(NodesAdmitted) == NodesAdmitted(nodes=["n1", "n2", "n3"])
+
+
+def test_a_node_with_fewer_devices_is_not_compared_with_the_others() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    for node in ("n1", "n2", "n3"):
+        story.says(started(node), ready(node, devices=4))
+    story.says(started("n4"), ready("n4", devices=2))
+
+    # Its ranks would wait for ranks that never come, and the fault be its partner's.
     assert story.does(NodesAdmitted) == NodesAdmitted(nodes=["n1", "n2", "n3"])
 
 
@@ -471,4 +484,4 @@ def test_a_new_master_keeps_what_is_known_of_a_node_that_was_left_out() -> None:
     level, reason = story.verdict()["n4"]
 
     assert level is Level.INCONCLUSIVE
-    assert "torch 1.13 with gloo there, another version" in reason
+    assert "torch 1.13 with gloo on 1 device there, unlike the other nodes" in reason
