@@ -12,6 +12,7 @@ import importlib.util
 import os
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from slurm_health.core.phases import BUILT_IN, SETS, Phase, Probe, Scope, phases
 from slurm_health.errors import ConfigError
@@ -32,12 +33,11 @@ def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
         raise ConfigError(option, repr(value), f"names nothing to check; valid: {valid}")
     if OFF in items:
         raise ConfigError(option, OFF, "stands alone, for sbatch: a check without a check is none")
-    built_in = {probe.name for probe in BUILT_IN}
-    programs = [_program(item, option) for item in items if "/" in item]
-    foreign = {*items} - built_in - SETS.keys() - {item for item in items if "/" in item}
-    own = [_installed(name, option) for name in sorted(foreign)]
-    names = [os.path.basename(item) if "/" in item else item for item in items]  # noqa: PTH119
-    return phases(names, [*own, *programs])
+    named = [item for item in items if "/" not in item]
+    programs = _programs([item for item in items if "/" in item], named, option)
+    foreign = {*named} - {probe.name for probe in BUILT_IN} - SETS.keys()
+    own = [*(_installed(name, option) for name in sorted(foreign)), *programs]
+    return phases([*named, *(probe.name for probe in programs)], own)
 
 
 def spelled_out(value: str, option: str) -> str:
@@ -48,22 +48,31 @@ def spelled_out(value: str, option: str) -> str:
     """
     chosen_phases(value, option)
     items = [item.strip() for item in value.split(",") if item.strip()]
-    return ",".join(os.path.abspath(item) if "/" in item else item for item in items)  # noqa: PTH100
+    return ",".join(str(_absolute(item)) if "/" in item else item for item in items)
 
 
-def _program(path: str, option: str) -> Probe:
-    if "," in path or not os.access(path, os.X_OK) or os.path.isdir(path):  # noqa: PTH112
-        raise ConfigError(option, path, "is not a program that can be run here")
-    name = os.path.basename(path)  # noqa: PTH119
-    if name in {probe.name for probe in BUILT_IN} | SETS.keys():
-        raise ConfigError(option, path, f"is named like the probe {name}; give it another name")
-    return Probe(
-        name=name,
-        scope=Scope.SOLO,
-        component=name,
-        about="a program of your own",
-        path=os.path.abspath(path),  # noqa: PTH100
-    )
+def _programs(paths: Iterable[str], named: Iterable[str], option: str) -> list[Probe]:
+    """Return the probes that programs are, each under its own name, beside those `named`.
+
+    Raises:
+        ConfigError: one of them cannot be run, or is named like another probe.
+    """
+    taken = {probe.name for probe in BUILT_IN} | SETS.keys() | {*named}
+    found = []
+    for path, given in {_absolute(path): path for path in paths}.items():
+        if not path.is_file() or not os.access(path, os.X_OK):
+            raise ConfigError(option, given, "is not a program that can be run here")
+        if path.name in taken:
+            problem = f"is named like the probe {path.name}; give it another name"
+            raise ConfigError(option, given, problem)
+        taken.add(path.name)
+        found.append(Probe(path.name, Scope.SOLO, str(path)))
+    return found
+
+
+def _absolute(path: str) -> Path:
+    """Return where a program lies. A link is not followed: it may say how it is to be run."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - pathlib leaves `..` in place
 
 
 def _installed(name: str, option: str) -> Probe:
@@ -75,13 +84,7 @@ def _installed(name: str, option: str) -> Probe:
     for scope in Scope:
         found: Iterable[EntryPoint] = entry_points(group=f"{_GROUP}.{scope.value}", name=name)
         for point in found:
-            return Probe(
-                name=name,
-                scope=scope,
-                component=name,
-                about=f"{point.value}, of another package",
-                path=_file_of(point, option),
-            )
+            return Probe(name, scope, _file_of(point, option))
     raise ConfigError(option, name, "no such probe", valid=_all_names())
 
 

@@ -90,3 +90,14 @@ def test_a_program_must_not_be_called_like_a_probe(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="is named like the probe matmul"):
         chosen_phases(str(program))
+
+
+def test_two_programs_of_one_name_cannot_be_told_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    programs = [write_executable(tmp_path / name / "io.sh", "#!/bin/sh\n") for name in ("a", "b")]
+
+    with pytest.raises(ConfigError, match=r"b/io\.sh: is named like the probe io\.sh"):
+        chosen_phases(",".join(map(str, programs)))
+
+    assert len(chosen_phases(f"{programs[0]},{programs[0]}")[0].probes) == 1

@@ -24,75 +24,38 @@ class Scope(Enum):
     PAIR = "pair"  # all workers of all nodes of the group
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Probe:
     """One kind of measurement. `path` is its file, empty for those that come with slurm-health."""
 
     name: str
     scope: Scope
-    component: str
-    about: str
     path: str = ""
 
 
+# In the order in which a round runs them.
 BUILT_IN = (
-    Probe(
-        name="values",
-        scope=Scope.SOLO,
-        component="compute",
-        about="a matrix product whose exact result is known: finds devices that calculate wrongly",
-    ),
-    Probe(
-        name="matmul",
-        scope=Scope.SOLO,
-        component="compute",
-        about="the rate at which each device multiplies matrices, all devices of a node at once",
-    ),
-    Probe(
-        name="memory_copy",
-        scope=Scope.SOLO,
-        component="memory",
-        about="the bandwidth of each device's memory",
-    ),
-    Probe(
-        name="node_allgather",
-        scope=Scope.NODE,
-        component="links",
-        about="all-gather over the devices of each node (NVLink or PCIe)",
-    ),
-    Probe(
-        name="nic_loopback",
-        scope=Scope.SOLO,
-        component="nic",
-        about="all-gather of a node with itself through each of its network adapters",
-    ),
-    Probe(
-        name="rail_allgather",
-        scope=Scope.RAIL,
-        component="network",
-        about="all-gather of two nodes, each pair of devices by itself: names the adapter",
-    ),
-    Probe(
-        name="allgather",
-        scope=Scope.PAIR,
-        component="network",
-        about="all-gather over all devices of two nodes",
-    ),
-    Probe(
-        name="gpt_fit",
-        scope=Scope.SOLO,
-        component="memory",
-        about="one training step of the largest GPT that fits, to size the GPT rounds",
-    ),
-    Probe(
-        name="gpt",
-        scope=Scope.PAIR,
-        component="training",
-        about="training steps of a GPT: computing and communicating apart",
-    ),
+    Probe("values", Scope.SOLO),
+    Probe("matmul", Scope.SOLO),
+    Probe("memory_copy", Scope.SOLO),
+    Probe("node_allgather", Scope.NODE),
+    Probe("nic_loopback", Scope.SOLO),
+    Probe("rail_allgather", Scope.RAIL),
+    Probe("allgather", Scope.PAIR),
+    Probe("gpt_fit", Scope.SOLO),
+    Probe("gpt", Scope.PAIR),
 )
 GPT = ("gpt_fit", "gpt")
-_COMPONENTS = {probe.name: probe.component for probe in BUILT_IN}
+_COMPONENTS = {
+    "values": "compute",
+    "matmul": "compute",
+    "memory_copy": "memory",
+    "node_allgather": "links",
+    "nic_loopback": "nic",
+    "rail_allgather": "network",
+    "allgather": "network",
+    "gpt_fit": "memory",
+}
 
 
 def component_of(metric: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 from slurm_health.core.expectations import COPY_BYTES, MATMUL_FLOP, expectations_from, expected_ms
 from slurm_health.core.phases import BUILT_IN, SETS, Phase, Probe, Scope, component_of, phases
 
-OWN = Probe(name="dataloader", scope=Scope.SOLO, component="dataloader", about="", path="/p.py")
+OWN = Probe("dataloader", Scope.SOLO, "/p.py")
 
 
 def probes_of(*chosen: str) -> dict[str, list[str]]:
@@ -70,6 +70,12 @@ def test_what_others_on_a_cpu_node_disturb_is_measured_there_only_if_it_is_asked
     assert used(standard, on_cpus=False)[:3] == ["values", "matmul", "memory_copy"]
     assert used(thorough, on_cpus=True)[:3] == ["values", "matmul", "memory_copy"]
     assert used(asked, on_cpus=True) == ["values", "memory_copy", "node_allgather"]
+
+
+def test_every_probe_finds_faults_of_a_known_part() -> None:
+    parts = {component_of(probe.name) for probe in BUILT_IN}
+
+    assert parts == {"compute", "memory", "links", "nic", "network"}
 
 
 def test_every_probe_of_a_set_exists_and_every_probe_is_in_the_thorough_set() -> None:
