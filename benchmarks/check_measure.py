@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Self
 
 from slurm_health import journal
-from slurm_health.core.records import Entry, RoundEnded, RoundStarted, VerdictReached
+from slurm_health.core.record_lines import Entry
+from slurm_health.core.records import RoundEnded, RoundStarted, VerdictReached
 from slurm_health.core.verdict import Level
 from tests.lab import Lab, LabError
 

@@ -11,7 +11,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,20 @@ import msgspec
 
 from slurm_health import journal, node_facts
 from slurm_health.burn_watch import BurnWatch
+from slurm_health.core.node_round import Ending, NodeRound, part_of, process_groups
+from slurm_health.core.record_lines import Entry
 from slurm_health.core.records import (
     AgentEnded,
     AgentsLaunched,
     AgentStarted,
     DevicesWatched,
-    Entry,
     GroupAborted,
     NodeReported,
+    Record,
     Rendezvous,
     RoundStarted,
     RunFinished,
     RunStarted,
-    Sampled,
     VerdictReached,
     WorkersFailed,
     WorkersReady,
@@ -45,8 +46,6 @@ JOURNAL_VISIBLE_S = 15.0
 # From an abort to the kill of a worker that is stuck inside a collective.
 ABORT_GRACE_S = 0.3
 STARTS_PER_LAUNCH = 2  # a worker that ends before it is ready gets one more try
-
-_Quantity = tuple[str, str]  # a probe and its quantity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +64,6 @@ class AgentSettings:
 
 class JournalNotVisible(Exception):
     """This node does not see the master's journal."""
-
-
-@dataclass
-class _CurrentRound:
-    """The round this node is in."""
-
-    record: RoundStarted
-    group: list[str]
-    started: float
-    samples: dict[tuple[_Quantity, int], dict[str, Any]] = field(default_factory=dict)
-    done: dict[int, dict[str, Any]] = field(default_factory=dict)
-    aborted: GroupAborted | None = None
-    kill_at: float | None = None
 
 
 class Agent:
@@ -99,7 +85,7 @@ class Agent:
         self._workers: list[Worker] = []
         self._ready: dict[int, dict[str, Any]] = {}
         self._starts = 0
-        self._round: _CurrentRound | None = None
+        self._round: NodeRound | None = None
         self._end: str | None = None
         self._hanging = ""
         self._watch: BurnWatch | None = None
@@ -174,57 +160,47 @@ class Agent:
                     pass
 
     def _begin_round(self, record: RoundStarted) -> None:
-        if self._round is not None:  # void: a new master begins anew
-            self._end_watch(self._round.record.round)
+        if self._round is not None and self._watch is not None:  # void: a new master begins anew
+            self._writer.append(*self._watched(self._round.record.round))
         self._round = None
-        for group, rendezvous in zip(record.groups, record.rendezvous, strict=True):
-            if self._settings.node not in group:
-                continue
-            if not self._ready or not rendezvous.port:
-                return  # the master knows: it did not count on this group
-            self._round = _CurrentRound(record=record, group=group, started=self._monotonic())
-            if "burn_s" in record.options and self._ready[0]["backend"] != "gloo":
-                self._watch = BurnWatch(self._environ)
-            for worker in self._workers:
-                worker.send(
-                    {
-                        "op": "round",
-                        "round": record.round,
-                        "timeout_s": record.deadline_s + 10.0,
-                        "local_size": len(self._workers),
-                        "probes": msgspec.to_builtins(record.probes),
-                        "options": record.options,
-                        "groups": self._groups_of(worker, record, group, rendezvous),
-                    }
-                )
-
-    def _groups_of(
-        self, worker: Worker, record: RoundStarted, group: list[str], rendezvous: Rendezvous
-    ) -> dict[str, dict[str, object]]:
-        """Return the process group of each scope in which this worker has somebody beside it."""
-        local, size = worker.local_rank, len(self._workers)
-        place = group.index(self._settings.node)
-        meeting = f"{self._settings.run_id}/{record.round}/{group[0]}"
-        far = {"address": rendezvous.address, "port": rendezvous.port}
-        near = {"address": "127.0.0.1", "port": self._ready[0]["store_port"]}
-        groups: dict[str, dict[str, object]] = {}
-        if size > 1:
-            prefix = f"{self._settings.run_id}/{record.round}/node"
-            groups["node"] = {"rank": local, "world_size": size, "prefix": prefix, **near}
-        if size > 1 and len(group) > 1:
-            prefix = f"{meeting}/rail{local}"
-            groups["rail"] = {"rank": place, "world_size": len(group), "prefix": prefix, **far}
-        if len(group) > 1:
-            rank, world_size = place * size + local, len(group) * size
-            groups["pair"] = {"rank": rank, "world_size": world_size, "prefix": meeting, **far}
-        return groups
+        part = part_of(record, self._settings.node)
+        if part is None or not self._ready or not part[1].port:
+            return  # the master knows: it did not count on this node
+        group, far = part
+        first = self._ready[0]
+        current = NodeRound(
+            record=record,
+            node=self._settings.node,
+            group=group,
+            workers=len(self._workers),
+            backend=first["backend"],
+            started_s=self._monotonic(),
+        )
+        self._round = current
+        if "burn_s" in record.options and current.backend != "gloo":
+            self._watch = BurnWatch(self._environ)
+        near = Rendezvous(address="127.0.0.1", port=first["store_port"])
+        for worker in self._workers:
+            worker.send(
+                {
+                    "op": "round",
+                    "round": record.round,
+                    "timeout_s": record.deadline_s + 10.0,
+                    "local_size": current.workers,
+                    "probes": msgspec.to_builtins(record.probes),
+                    "options": record.options,
+                    "groups": process_groups(
+                        self._settings.run_id, current, worker.local_rank, far=far, near=near
+                    ),
+                }
+            )
 
     def _abort(self, record: GroupAborted) -> None:
         current = self._round
-        if current is None or record.round != current.record.round or record.group != current.group:
+        if current is None or not current.is_aborted_by(record):
             return
         current.aborted = record
-        current.kill_at = self._monotonic() + ABORT_GRACE_S
+        current.kill_at_s = self._monotonic() + ABORT_GRACE_S
         for worker in self._workers:
             worker.send({"op": "abort", "round": record.round})
 
@@ -232,8 +208,8 @@ class Agent:
 
     def _wait(self) -> None:
         timeout = self._settings.poll_s
-        if self._round and self._round.kill_at is not None:
-            timeout = min(timeout, max(0.0, self._round.kill_at - self._monotonic()))
+        if self._round and self._round.kill_at_s is not None:
+            timeout = min(timeout, max(0.0, self._round.kill_at_s - self._monotonic()))
         self._selector.select(timeout)
 
     def _check_workers(self) -> None:
@@ -246,13 +222,8 @@ class Agent:
                 self._worker_ended(worker, ended)
                 return
         current = self._round
-        if current and current.kill_at is not None and self._monotonic() >= current.kill_at:
-            assert current.aborted is not None
-            self._report(
-                Outcome.TIMED_OUT if current.aborted.timed_out else Outcome.NOT_RUN,
-                f"stopped while stuck: {current.aborted.reason}",
-                replace=True,
-            )
+        if current and current.kill_at_s is not None and self._monotonic() >= current.kill_at_s:
+            self._report(current.stuck())
 
     def _hear(self, worker: Worker, event: dict[str, Any]) -> None:
         if event["event"] == "ready":
@@ -264,12 +235,13 @@ class Agent:
         if current is None or event["round"] != current.record.round:
             return
         if event["event"] == "sample":
-            quantity = (event["probe"], event["quantity"])
-            current.samples[quantity, worker.local_rank] = event
-            self._record_samples(current, quantity)
+            sampled = current.sample(worker.local_rank, event)
+            if sampled is not None:
+                self._writer.append(sampled)
         elif event["event"] == "done":
-            current.done[worker.local_rank] = event
-            self._consider_report(current)
+            ending = current.done(worker.local_rank, event)
+            if ending is not None:
+                self._report(ending)
 
     def _say_ready(self) -> None:
         ready = [self._ready[rank] for rank in sorted(self._ready)]
@@ -289,114 +261,41 @@ class Agent:
             )
         )
 
-    def _record_samples(self, current: _CurrentRound, quantity: _Quantity) -> None:
-        """Append a quantity's samples once every worker of the node has given its own."""
-        ranks = range(len(self._workers))
-        if all((quantity, rank) in current.samples for rank in ranks):
-            self._writer.append(self._sampled(current, quantity))
-
-    def _record_partial_samples(self, current: _CurrentRound) -> None:
-        """Append what only some of the workers measure, now that all have ended their round."""
-        complete = len(self._workers)
-        given: dict[_Quantity, int] = {}
-        for quantity, _ in current.samples:
-            given[quantity] = given.get(quantity, 0) + 1
-        for quantity, count in given.items():
-            if count < complete:
-                self._writer.append(self._sampled(current, quantity))
-
-    def _sampled(self, current: _CurrentRound, quantity: _Quantity) -> Sampled:
-        events = {rank: event for (of, rank), event in current.samples.items() if of == quantity}
-        first = next(iter(events.values()))
-        return Sampled(
-            node=self._settings.node,
-            round=current.record.round,
-            group=current.group,
-            probe=quantity[0],
-            quantity=quantity[1],
-            scope=first["scope"],
-            iteration_ms=[
-                _rounded(events[rank]["iteration_ms"]) if rank in events else []
-                for rank in range(max(events) + 1)
-            ],
-            world_size=first["world_size"],
-            total_bytes=first["total_bytes"],
-            flop=first["flop"],
-            figures=first["figures"],
-        )
-
-    def _consider_report(self, current: _CurrentRound) -> None:
-        """Report the round once its outcome is known: all are done, or one has failed."""
-        failed = [event for event in current.done.values() if event["outcome"] == "failed"]
-        unmeasured = [e for e in current.done.values() if e["outcome"] == "unmeasured"]
-        # Another worker of this node may wait for the one that gave up. And NCCL, or a device, is
-        # in a state nobody vouches for after a failure; gloo is not.
-        waiting = len(current.done) < len(self._workers)
-        if failed:
-            self._report(
-                Outcome.FAILED,
-                failed[0]["detail"],
-                crashed=any(event["own_fault"] for event in failed),
-                replace=waiting or self._ready[0]["backend"] != "gloo",
-            )
-        elif unmeasured:
-            self._report(Outcome.NOT_RUN, unmeasured[0]["detail"], unmeasured=True, replace=waiting)
-        elif len(current.done) == len(self._workers):
-            stopped = [event for event in current.done.values() if event["outcome"] != "measured"]
-            if not stopped:
-                self._record_partial_samples(current)
-                self._report(Outcome.MEASURED, "")
-                return
-            aborted = current.aborted
-            timed_out = aborted is None or aborted.timed_out
-            self._report(
-                Outcome.TIMED_OUT if timed_out else Outcome.NOT_RUN,
-                aborted.reason if aborted else stopped[0]["detail"],
-            )
-
-    def _report(
-        self,
-        outcome: Outcome,
-        detail: str,
-        *,
-        crashed: bool = False,
-        unmeasured: bool = False,
-        replace: bool = False,
-    ) -> None:
-        """Say the last word on the current round; `replace` the workers after it."""
+    def _report(self, ending: Ending) -> None:
+        """Say the last word on the current round; replace the workers after it if need be."""
         current = self._round
         assert current is not None
         self._round = None
-        self._end_watch(current.record.round)
+        last: list[Record] = []
+        if ending.outcome is Outcome.MEASURED:
+            last += current.partial_samples()
+        last += self._watched(current.record.round)
         reported = NodeReported(
             node=self._settings.node,
             round=current.record.round,
-            outcome=outcome,
-            elapsed_ms=round((self._monotonic() - current.started) * 1e3, 1),
-            detail=detail,
-            crashed=crashed,
-            unmeasured=unmeasured,
+            outcome=ending.outcome,
+            elapsed_ms=round((self._monotonic() - current.started_s) * 1e3, 1),
+            detail=ending.detail,
+            crashed=ending.crashed,
+            unmeasured=ending.unmeasured,
         )
-        if not replace:
-            self._writer.append(reported)
-            return
         # In one write: whoever sees the report also sees that this node is not ready.
-        self._writer.append(self._starting(), reported)
-        self._start_workers()
+        if ending.replace:
+            last.append(self._starting())
+        self._writer.append(*last, reported)
+        if ending.replace:
+            self._start_workers()
 
-    def _end_watch(self, round_index: int) -> None:
+    def _watched(self, round_index: int) -> list[DevicesWatched]:
+        """End the watch over the devices, if there is one; return what it saw."""
         if self._watch is None:
-            return
+            return []
         devices, not_watched = self._watch.end()
         self._watch = None
-        self._writer.append(
-            DevicesWatched(
-                node=self._settings.node,
-                round=round_index,
-                devices=devices,
-                not_watched=not_watched,
-            )
+        seen = DevicesWatched(
+            node=self._settings.node, round=round_index, devices=devices, not_watched=not_watched
         )
+        return [seen]
 
     def _starting(self) -> WorkersStarting:
         return WorkersStarting(node=self._settings.node, launch=self._settings.launch)
@@ -442,8 +341,10 @@ class Agent:
         if was_ready:
             self._starts = 0
             if current is not None:
-                name = f"check process of device {worker.local_rank}"
-                self._report(Outcome.FAILED, f"{name} died: {how}", crashed=True, replace=True)
+                detail = f"check process of device {worker.local_rank} died: {how}"
+                self._report(
+                    Ending(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
+                )
                 return
         self._starts += 1
         if self._starts < STARTS_PER_LAUNCH:
@@ -475,7 +376,3 @@ class Agent:
 
 def _starts_run(entry: Entry, run_id: str) -> bool:
     return isinstance(entry.record, RunStarted) and entry.record.run_id == run_id
-
-
-def _rounded(values: list[float]) -> list[float]:
-    return [round(value, 4) for value in values]

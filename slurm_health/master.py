@@ -17,10 +17,10 @@ from slurm_health.core.course import MakeLocalizer
 from slurm_health.core.expectations import Expectation
 from slurm_health.core.nodeset import fold
 from slurm_health.core.phases import Phase
+from slurm_health.core.record_lines import Entry
 from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
-    Entry,
     GroupAborted,
     MasterResumed,
     NodesAdmitted,

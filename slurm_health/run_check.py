@@ -18,12 +18,12 @@ from slurm_health import journal
 from slurm_health.check import make_localizer
 from slurm_health.core.actions import Disposition
 from slurm_health.core.phases import Phase
+from slurm_health.core.record_lines import Entry
 from slurm_health.core.records import (
     ActionIntended,
     AgentEnded,
     AgentsLaunched,
     AgentsLost,
-    Entry,
     RunFinished,
     RunStarted,
     VerdictReached,

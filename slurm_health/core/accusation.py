@@ -11,7 +11,8 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.core.records import NewerVersion, RunStarted, VerdictReached, decode
+from slurm_health.core.record_lines import NewerVersion, decode
+from slurm_health.core.records import RunStarted, VerdictReached
 from slurm_health.core.verdict import Level
 
 _TEXT = 160

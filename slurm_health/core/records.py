@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a journal holds: one JSON object a line, typed and versioned.
+"""What a journal holds: the vocabulary of its records.
 
-Every line carries `v` (the version of this vocabulary), `id` (writer and number), `time_s` (the
-writer's clock, seconds since the epoch) and `kind`. Samples are stored raw, never only reduced,
-so that a better rule can judge an old run again. A reader keeps kinds it does not know and
-refuses a newer `v`.
+Samples are stored raw, never only reduced, so that a better rule can judge an old run again. How
+a record becomes a line is in `record_lines`.
 
 Who writes what: the master its decisions and acts, each agent what happened on its node, the
 supervisor the start and end of the user's script, the requeue helper its own acts.
@@ -12,7 +10,6 @@ supervisor the start and end of the user's script, the requeue helper its own ac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
@@ -20,8 +17,6 @@ import msgspec
 
 from slurm_health.core.burn import Burn
 from slurm_health.core.verdict import Level, Outcome
-
-VERSION = 1
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Figure = int | float | str
@@ -361,76 +356,3 @@ KINDS: tuple[type[Record], ...] = (
     ScriptStarted,
     ScriptEnded,
 )
-
-
-class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What every line has, whatever its kind."""
-
-    v: int
-    id: str
-    time_s: float
-    kind: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One line of a journal. `record` is None when this version does not know its kind."""
-
-    id: str
-    time_s: float
-    kind: str
-    record: Record | None
-
-
-class NewerVersion(ValueError):
-    """A line was written by a newer version of this vocabulary."""
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-        super().__init__(f"record version {version}, known {VERSION}")
-
-
-_TYPES = {str(kind.__struct_config__.tag): kind for kind in KINDS}
-_encoder = msgspec.json.Encoder()
-_header_decoder = msgspec.json.Decoder(Header)
-_decoders = {tag: msgspec.json.Decoder(kind) for tag, kind in _TYPES.items()}
-
-
-def encode(record: Record, *, entry_id: str, time_s: float) -> bytes:
-    """Return the line that stores `record`, with its newline."""
-    fields = msgspec.to_builtins(record)
-    line = {"v": VERSION, "id": entry_id, "time_s": time_s, **fields}
-    try:
-        return _encoder.encode(line) + b"\n"
-    except UnicodeEncodeError:  # a file name that is not UTF-8, as Python represents it
-        return _encoder.encode(_encodable(line)) + b"\n"
-
-
-def _encodable(value: object) -> object:
-    match value:
-        case str():
-            return value.encode(errors="backslashreplace").decode()
-        case list():
-            return [_encodable(item) for item in value]
-        case dict():
-            return {_encodable(key): _encodable(item) for key, item in value.items()}
-        case _:
-            return value
-
-
-def decode(line: bytes) -> Entry:
-    """Return what a line holds.
-
-    Raises:
-        NewerVersion: the line has a newer version than this one.
-        ValueError: the line is not a record (torn, foreign, or with wrong types).
-    """
-    try:
-        header = _header_decoder.decode(line)  # msgspec's errors are ValueErrors
-        if header.v > VERSION:
-            raise NewerVersion(header.v)
-        decoder = _decoders.get(header.kind)
-        record = decoder.decode(line) if decoder else None
-    except RecursionError as err:  # a foreign line of nothing but brackets
-        raise ValueError("nested too deeply to be a record") from err
-    return Entry(id=header.id, time_s=header.time_s, kind=header.kind, record=record)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from slurm_health.core.burn import Burn
 from slurm_health.core.measurement import group_result
+from slurm_health.core.record_lines import Entry
 from slurm_health.core.records import (
     ActionDone,
     ActionIntended,
@@ -21,7 +22,6 @@ from slurm_health.core.records import (
     AgentsLost,
     AgentStarted,
     DevicesWatched,
-    Entry,
     Figure,
     GroupAborted,
     LossCause,

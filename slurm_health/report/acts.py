@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from slurm_health.core.records import ActionDone, ActionIntended, Entry
+from slurm_health.core.record_lines import Entry
+from slurm_health.core.records import ActionDone, ActionIntended
 
 
 class Progress(Enum):

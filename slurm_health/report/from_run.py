@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
 
+from slurm_health.core.record_lines import Entry
 from slurm_health.core.records import (
-    Entry,
     MasterResumed,
     Record,
     RoundEnded,

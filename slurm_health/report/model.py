@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from slurm_health.core.records import Entry, PathJudged, RunStarted, Sampled
+from slurm_health.core.record_lines import Entry
+from slurm_health.core.records import PathJudged, RunStarted, Sampled
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.report.acts import Act
 from slurm_health.report.figures import Figure

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slurm_health.core.record_lines import Entry
 from slurm_health.core.records import (
     ActionDone,
     ActionIntended,
-    Entry,
     MasterResumed,
     RunFinished,
     RunStarted,

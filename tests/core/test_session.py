@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from slurm_health.check import make_localizer
 from slurm_health.core.phases import phases
+from slurm_health.core.record_lines import Entry
 from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
     AgentStarted,
-    Entry,
     GroupAborted,
     LossCause,
     MasterResumed,

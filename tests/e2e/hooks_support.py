@@ -59,7 +59,8 @@ ACCUSE = """\
 #!/bin/sh
 exec {python} - "$@" <<'END'
 import os, pathlib, sys
-from slurm_health.core.records import NodeJudged, RunStarted, VerdictReached, encode
+from slurm_health.core.record_lines import encode
+from slurm_health.core.records import NodeJudged, RunStarted, VerdictReached
 from slurm_health.core.verdict import Level
 job, accused = int(os.environ["SLURM_JOB_ID"]), sys.argv[1:] or [{accused!r}]
 mine = {nodes!r}.split()

@@ -12,13 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.core.records import (
-    NodeJudged,
-    Record,
-    RunStarted,
-    VerdictReached,
-    encode,
-)
+from slurm_health.core.record_lines import encode
+from slurm_health.core.records import NodeJudged, Record, RunStarted, VerdictReached
 from slurm_health.core.verdict import Level
 from slurm_health.hooks import accused, marked
 from slurm_health.hooks.accused import JobEnded, Unreadable

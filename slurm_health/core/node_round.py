@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One node's part in one round: which groups its workers form, what they gave, how it ended.
+
+Pure. The agent carries words between this, its workers and the journal. An event is what a worker
+said, as the mapping that `slurm_health.probes.worker` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_health.core.records import GroupAborted, Rendezvous, RoundStarted, Sampled
+from slurm_health.core.verdict import Outcome
+
+Event = Mapping[str, Any]
+_Quantity = tuple[str, str]  # a probe and its quantity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a round ended for a node. `replace`: its workers are not to be used again."""
+
+    outcome: Outcome
+    detail: str
+    crashed: bool = False
+    unmeasured: bool = False
+    replace: bool = False
+
+
+@dataclass
+class NodeRound:
+    """The round a node is in; `started_s` by the agent's own clock."""
+
+    record: RoundStarted
+    node: str
+    group: list[str]
+    workers: int
+    backend: str
+    started_s: float
+    aborted: GroupAborted | None = None
+    kill_at_s: float | None = None
+    _samples: dict[_Quantity, dict[int, Event]] = field(default_factory=dict)
+    _done: dict[int, Event] = field(default_factory=dict)
+
+    def is_aborted_by(self, record: GroupAborted) -> bool:
+        """Tell whether a record ends this round for this node."""
+        return (record.round, record.group) == (self.record.round, self.group)
+
+    def sample(self, local_rank: int, event: Event) -> Sampled | None:
+        """Take what a worker measured; return the quantity's record once all have given theirs."""
+        quantity = (event["probe"], event["quantity"])
+        given = self._samples.setdefault(quantity, {})
+        given[local_rank] = event
+        return self._sampled(quantity) if len(given) == self.workers else None
+
+    def partial_samples(self) -> list[Sampled]:
+        """Return the records of what only some of the workers measure, once all have ended."""
+        partial = [each for each, given in self._samples.items() if len(given) < self.workers]
+        return [self._sampled(quantity) for quantity in partial]
+
+    def done(self, local_rank: int, event: Event) -> Ending | None:
+        """Take how a worker ended its round; return how the node's ended, once that is known.
+
+        It is known when all workers are done, or one has failed.
+        """
+        self._done[local_rank] = event
+        failed = self._ended_as("failed")
+        unmeasured = self._ended_as("unmeasured")
+        # Another worker of this node may wait for the one that gave up. And NCCL, or a device, is
+        # in a state nobody vouches for after a failure; gloo is not.
+        waiting = len(self._done) < self.workers
+        if failed:
+            return Ending(
+                outcome=Outcome.FAILED,
+                detail=failed[0]["detail"],
+                crashed=any(each["own_fault"] for each in failed),
+                replace=waiting or self.backend != "gloo",
+            )
+        if unmeasured:
+            return Ending(
+                outcome=Outcome.NOT_RUN,
+                detail=unmeasured[0]["detail"],
+                unmeasured=True,
+                replace=waiting,
+            )
+        return None if waiting else self._all_done()
+
+    def stuck(self) -> Ending:
+        """Return how the round of an aborted group ends for workers that did not heed it."""
+        assert self.aborted is not None
+        return Ending(
+            outcome=_outcome(self.aborted),
+            detail=f"stopped while stuck: {self.aborted.reason}",
+            replace=True,
+        )
+
+    def _ended_as(self, outcome: str) -> list[Event]:
+        return [each for each in self._done.values() if each["outcome"] == outcome]
+
+    def _all_done(self) -> Ending:
+        stopped = [each for each in self._done.values() if each["outcome"] != "measured"]
+        if not stopped:
+            return Ending(outcome=Outcome.MEASURED, detail="")
+        if self.aborted is None:
+            return Ending(outcome=Outcome.TIMED_OUT, detail=stopped[0]["detail"])
+        return Ending(outcome=_outcome(self.aborted), detail=self.aborted.reason)
+
+    def _sampled(self, quantity: _Quantity) -> Sampled:
+        events = self._samples[quantity]
+        first = next(iter(events.values()))
+        return Sampled(
+            node=self.node,
+            round=self.record.round,
+            group=self.group,
+            probe=quantity[0],
+            quantity=quantity[1],
+            scope=first["scope"],
+            iteration_ms=[
+                [round(value, 4) for value in events[rank]["iteration_ms"]]
+                if rank in events
+                else []
+                for rank in range(max(events) + 1)
+            ],
+            world_size=first["world_size"],
+            total_bytes=first["total_bytes"],
+            flop=first["flop"],
+            figures=first["figures"],
+        )
+
+
+def part_of(record: RoundStarted, node: str) -> tuple[list[str], Rendezvous] | None:
+    """Return the node's group in a round and where it meets, None where it takes no part."""
+    pairs = zip(record.groups, record.rendezvous, strict=True)
+    return next(((group, meeting) for group, meeting in pairs if node in group), None)
+
+
+def process_groups(
+    run_id: str,
+    current: NodeRound,
+    local_rank: int,
+    *,
+    far: Rendezvous,
+    near: Rendezvous,
+) -> dict[str, dict[str, object]]:
+    """Return the process group of each scope in which a worker has somebody beside it.
+
+    Args:
+        run_id: keeps the names of different runs apart.
+        current: the round.
+        local_rank: which of the node's workers.
+        far: where the nodes of the group meet.
+        near: where the workers of this node meet.
+    """
+    group, index, size = current.group, current.record.round, current.workers
+    place = group.index(current.node)
+    meeting = f"{run_id}/{index}/{group[0]}"
+    groups = {}
+    if size > 1:
+        groups["node"] = _joined(near, f"{run_id}/{index}/node", local_rank, size)
+    if size > 1 and len(group) > 1:
+        groups["rail"] = _joined(far, f"{meeting}/rail{local_rank}", place, len(group))
+    if len(group) > 1:
+        rank, world_size = place * size + local_rank, len(group) * size
+        groups["pair"] = _joined(far, meeting, rank, world_size)
+    return groups
+
+
+def _joined(at: Rendezvous, prefix: str, rank: int, world_size: int) -> dict[str, object]:
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "prefix": prefix,
+        "address": at.address,
+        "port": at.port,
+    }
+
+
+def _outcome(aborted: GroupAborted) -> Outcome:
+    return Outcome.TIMED_OUT if aborted.timed_out else Outcome.NOT_RUN
