@@ -76,7 +76,13 @@ def act(
         append=append,
         helper=helper,
     )
-    return _perform(actions, acting)
+    finished = _perform(actions, acting)
+    smaller = policy.nodes_wanted is not None and len(verdict.nodes) < policy.nodes_wanted
+    if finished.disposition == Disposition.PROCEED.value and smaller and not finished.nodes:
+        # Slurm 22.05 gives a job that was made smaller while it waited its earlier task count.
+        names = [node.node for node in verdict.nodes]
+        finished = msgspec.structs.replace(finished, nodes=names)
+    return finished
 
 
 def read_situation(
@@ -140,14 +146,12 @@ def too_few_left(
     if partition is None or not partition.names:
         return ""
     left = len(set(partition.names) - {*job.excluded, *bad})
-    asked = len(job.nodes)
-    if policy.nodes_needed is not None and policy.nodes_needed != policy.nodes_wanted:
-        asked = policy.nodes_needed  # perhaps a range; of what was asked no more is known here
+    asked = len(job.nodes) if policy.nodes_needed is None else policy.nodes_needed
     if left >= asked:
         return ""
     return (
-        f"partition {partition.name} has {left} nodes without them, and the job asks for {asked}:"
-        " ask for fewer (--nodes, --spares)"
+        f"partition {partition.name} has {left} nodes without them, and the job needs {asked}:"
+        " ask for fewer (--nodes, --min-nodes)"
     )
 
 

@@ -329,8 +329,15 @@ def supervise(
 @click.option("--directory", type=click.Path(path_type=Path), required=True)
 @click.option("--exclude", required=True)
 @click.option("--comment", default="")
+@click.option("--least", type=int)
 def requeue_helper(
-    job_id: int, name: str, attempt: int, directory: Path, exclude: str, comment: str
+    job_id: int,
+    name: str,
+    attempt: int,
+    directory: Path,
+    exclude: str,
+    comment: str,
+    least: int | None,
 ) -> int:
     """Release a requeued job without its bad nodes. Runs as a job of its own."""
     from slurm_health.core.nodeset import expand
@@ -341,6 +348,7 @@ def requeue_helper(
         Target(job_id=job_id, name=name, attempt=attempt),
         expand(exclude),
         comment,
+        least=least,
         directory=directory,
         client=Client(os.environ),
     )

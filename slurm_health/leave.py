@@ -48,7 +48,9 @@ def requeue_elsewhere(action: RequeueElsewhere, acting: Acting) -> RunFinished:
     acting.append(ActionIntended(action="exclude", nodes=nodes, reason=action.reason))
     try:
         comment = hold_note.own_comment(acting.client.comment(acting.target.name))
-        helper_id = acting.helper.ensure_submitted(acting.client, acting.target, nodes, comment)
+        helper_id = acting.helper.ensure_submitted(
+            acting.client, acting.target, nodes, comment, least=action.least
+        )
     except SlurmError as err:
         acting.append(ActionDone(action="exclude", succeeded=False, detail=str(err)))
         if not action.needed:

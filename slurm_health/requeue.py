@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health import journal
+from slurm_health import fewer_nodes, journal
 from slurm_health.core import hold_note
 from slurm_health.core.nodeset import fold
 from slurm_health.core.records import ActionDone
@@ -99,7 +99,13 @@ class Helper:
     uid: int
 
     def ensure_submitted(
-        self, client: Client, target: Target, exclude: Sequence[str], comment: str
+        self,
+        client: Client,
+        target: Target,
+        exclude: Sequence[str],
+        comment: str,
+        *,
+        least: int | None = None,
     ) -> int:
         """Submit the helper of a job, or find the one an interrupted master submitted.
 
@@ -108,6 +114,7 @@ class Helper:
             target: the job.
             exclude: nodes that it must not come back to.
             comment: the job's own, which it gets back in the end.
+            least: with how few nodes it makes do, None if it needs all that it asks for.
 
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
@@ -126,6 +133,8 @@ class Helper:
             f"--exclude={fold(exclude)}",
             f"--comment={comment}",
         ]
+        if least is not None:
+            command.append(f"--least={least}")
         script = f"#!/bin/sh\nexec {shlex.join(command)}\n"
         return client.submit(arguments, script, clean_environ(self.environ))
 
@@ -162,6 +171,7 @@ def release_elsewhere(
     exclude: Sequence[str],
     comment: str,
     *,
+    least: int | None = None,
     directory: Path,
     client: Client,
     clock: Callable[[], float] = time.time,
@@ -172,10 +182,12 @@ def release_elsewhere(
     The job is released only after Slurm has been seen to have taken the list, and only if it is
     still waiting for that: not when it has ended, or was released and requeued by others since.
     `comment` is the job's own. A job that cannot be released stays held, and its comment says why.
+    One that makes do with `least` nodes asks for no more than there are.
     """
     try:
         _await_pending(target, client, clock, sleep)
         sleep(REVOKED_S)
+        smaller = _ask_for_fewer(target, least, exclude, client)
         problem = _release(target, exclude, client, sleep)
     except NotNeeded as reason:
         _record(directory, clock, succeeded=False, detail=str(reason))
@@ -185,7 +197,8 @@ def release_elsewhere(
         _record(directory, clock, succeeded=False, detail=f"left held: {problem}")
         return False
     _comment(target, client, comment)
-    _record(directory, clock, succeeded=True, detail=f"without {fold(exclude)}")
+    detail = ", ".join([f"without {fold(exclude)}", *smaller])
+    _record(directory, clock, succeeded=True, detail=detail)
     return True
 
 
@@ -235,6 +248,27 @@ def _waiting(target: Target, client: Client) -> Job:
     if job.restarts > target.attempt + 1:
         raise NotNeeded("the job was requeued again since, by itself or by others")
     return job
+
+
+def _ask_for_fewer(
+    target: Target, least: int | None, exclude: Sequence[str], client: Client
+) -> list[str]:
+    """Fit a job to the nodes there are; return what is to be said of it.
+
+    A job that cannot be made smaller is released as it is: it waits, as it would have.
+    """
+    if least is None:
+        return []
+    try:
+        job = _waiting(target, client)
+        if not job.pending:
+            return []
+        excluded = {*job.excluded, *exclude}
+        count = fewer_nodes.ask_for_what_there_is(target.name, least, excluded, client)
+    except SlurmError as err:
+        log.warning("job %s cannot ask for fewer nodes: %s", target.name, err)
+        return ["it cannot ask for fewer nodes"]
+    return [f"of size {count}, as no more nodes are left"] if count else []
 
 
 def _release(

@@ -202,7 +202,7 @@ def test_a_job_that_its_partition_could_never_start_again_stops(scene: Scene) ->
     finished = scene.act(n3=Level.FAULTY)
 
     assert finished.disposition == "stop"
-    assert "main has 2 nodes without them, and the job asks for 3" in finished.reason
+    assert "main has 2 nodes without them, and the job needs 3" in finished.reason
     assert scene.slurm.calls("sbatch") == []
 
 

@@ -46,11 +46,12 @@ class Scene:
         self.clock.now_s += seconds
         self.on_sleep(seconds)
 
-    def release(self, *exclude: str) -> bool:
+    def release(self, *exclude: str, least: int | None = None) -> bool:
         return release_elsewhere(
             TARGET,
             exclude,
             OWN,
+            least=least,
             directory=self.directory,
             client=self.client,
             clock=self.clock,
@@ -313,3 +314,39 @@ def test_a_job_that_somebody_else_let_run_on_the_bad_node_is_not_touched(scene: 
 
     assert scene.slurm.calls("scontrol", "update") == []
     assert "somebody else has released the job" in scene.recorded()[1]
+
+
+@pytest.mark.parametrize(
+    ("least", "drained", "asked"),
+    [
+        (1, [], None),  # n1 and n3 are as many as it asks for
+        (1, ["n3"], "1-2"),
+        (2, ["n3"], None),
+        (None, ["n3"], None),
+    ],
+)
+def test_a_job_that_makes_do_with_fewer_nodes_asks_for_those_there_are(
+    scene: Scene, least: int | None, drained: list[str], asked: str | None
+) -> None:
+    scene.slurm.set(partition_nodes="n[1-3]")
+    scene.slurm.change_job(JOB, size=[2, 8, 4])
+    for node in drained:
+        scene.slurm.change_node(node, state="IDLE+DRAIN", reason="disk")
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2", least=least)
+
+    job = scene.slurm.job(JOB)
+    changed = [job.get(key) for key in ("NumNodes", "NumTasks", "NumCPUs")]
+    assert changed == ([asked, "2", "4"] if asked else [None] * 3)
+    said = ", of size 1, as no more nodes are left" if asked else ""
+    assert scene.recorded() == (True, f"without n2{said}")
+
+
+def test_a_job_that_slurm_does_not_make_smaller_is_released_all_the_same(scene: Scene) -> None:
+    scene.slurm.set(partition_nodes="n[1-2]", refuse={"NumNodes=1-2": "Access denied"})
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2", least=1)
+
+    assert scene.recorded() == (True, "without n2, it cannot ask for fewer nodes")

@@ -107,11 +107,13 @@ class RequeueElsewhere:
     """Start the job again on other nodes. Ends the process that performs it, so it comes last.
 
     Where that is not `needed`, because the nodes are only in doubt, a job that cannot move stays.
+    `least` is with how few nodes it makes do, None if it needs all that it asks for.
     """
 
     exclude: tuple[str, ...]
     reason: str
     needed: bool = True
+    least: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +209,10 @@ def _leave(
     at_limit = situation.requeues >= policy.max_requeues
     if not situation.requeue_obstacle and not at_limit:
         names = tuple(node.node for node in left)
-        return (RequeueElsewhere(exclude=names, reason=_because(left), needed=bool(bad)),)
+        least = _least(avoided, policy)
+        return (
+            RequeueElsewhere(exclude=names, reason=_because(left), needed=bool(bad), least=least),
+        )
     smaller = _shrink(verdict, avoided, situation, policy.nodes_wanted, policy.nodes_needed)
     if smaller is not None:
         return (smaller, _proceed(verdict))

@@ -16,11 +16,12 @@ from slurm_health.slurm import command
 from slurm_health.slurm.partition import Partition, partition_of
 from slurm_health.slurm.reads import Reads
 from slurm_health.slurm.reads_choice import choose
-from slurm_health.slurm.shown import Job, JobId, Node, parse_pairs
+from slurm_health.slurm.shown import Job, JobId, Node, Size, parse_pairs
 
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
 RETRY_S = 1.0
+_SIZE = "NumNodes:.20,NumCPUs:.20,NumTasks:.20"
 
 
 class Client:
@@ -122,6 +123,19 @@ class Client:
         """
         text = self._run("squeue", "--noheader", f"--jobs={job_id}", "--format=%k").rstrip("\n")
         return "" if text == "(null)" else text
+
+    def size(self, job_id: JobId) -> Size:
+        """Return how much a job asks for, or has.
+
+        Raises:
+            SlurmError: Slurm does not answer, or not with numbers.
+        """
+        text = self._run("squeue", "--noheader", f"--jobs={job_id}", f"--Format={_SIZE}")
+        words = text.split()
+        if len(words) != 3 or not all(map(str.isdecimal, words)):
+            raise SlurmError(f"squeue gives {text!r} as the size of job {job_id}")
+        nodes, cpus, tasks = map(int, words)
+        return Size(nodes=nodes, cpus=cpus, tasks=tasks)
 
     def shrink(self, job_id: JobId, keep: Sequence[str], directory: Path) -> None:
         """Let a running job go on with some of its nodes only.

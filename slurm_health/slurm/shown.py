@@ -74,6 +74,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.fields.get("Priority") == "0"
 
 
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job asks for or has, of all its nodes together."""
+
+    nodes: int
+    cpus: int
+    tasks: int
+
+
 # What is asked of a job, and what scontrol writes where there is nothing; None for a field that it
 # then leaves out.
 JOB_FIELDS: Mapping[str, str | None] = {

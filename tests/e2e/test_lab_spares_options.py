@@ -109,12 +109,42 @@ def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> N
 def test_with_too_few_nodes_left_to_be_requeued_to_the_job_stops_and_says_so(site: Site) -> None:
     # Slurm would hold it for ever, with no more to say than BadConstraints.
     played_nodes.play(site, n3=FAULTY, n4=FAULTY)
-    number = played_nodes.submit(site, "-N4", "--spares=1")
+    number = played_nodes.submit(site, "-N5", "--spares=1")
     job = site.ended(number)
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
     output = site.lab.job_output(number)
-    assert "partition main has 4 nodes without them, and the job asks for 5" in output
-    assert "ask for fewer (--nodes, --spares)" in output
+    assert "partition main has 4 nodes without them, and the job needs 5" in output
+    assert "ask for fewer (--nodes, --min-nodes)" in output
+    site.assert_nothing_left()
+
+
+def test_a_requeued_job_does_without_the_spares_that_are_not_there_any_more(site: Site) -> None:
+    played_nodes.play(site, n3=FAULTY, n4=FAULTY)
+    number = played_nodes.submit(site, "-N4", "--spares=1")
+    job = site.ended(number)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
+    assert job["NodeList"] == "n[1-2,5-6]"
+    assert "of size 4, as no more nodes are left" in site.table(number)
+
+
+@pytest.mark.parametrize("drained", [True, False], ids=["drained", "excluded"])
+def test_a_requeued_job_goes_on_smaller_where_too_few_nodes_are_left(
+    site: Site, drained: bool
+) -> None:
+    # The batch host cannot be given back, so a requeue it is.
+    played_nodes.play(site, n1=FAULTY)
+    if drained:
+        site.lab.run(["scontrol", "update", "NodeName=n[5-6]", "State=DRAIN", "Reason=mine"])
+    others = () if drained else ("--exclude=n[5-6]",)
+    script = "echo $SLURM_JOB_NODELIST $SLURM_NTASKS $SLURM_TASKS_PER_NODE; srun hostname | sort"
+    number = played_nodes.submit(
+        site, "-N4", "--min-nodes=3", "--ntasks-per-node=2", *others, script=script
+    )
+    job = site.ended(number)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), site.lab.job_output(number)
+    assert job["NodeList"] == "n[2-4]"
+    seen = site.lab.job_output(number).splitlines()
+    assert seen[seen.index("n[2-4] 6 2(x3)") + 1 :] == ["n2", "n2", "n3", "n3", "n4", "n4"]
     site.assert_nothing_left()
 
 

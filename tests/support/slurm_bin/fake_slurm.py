@@ -237,8 +237,10 @@ def sbatch(words: list[str]) -> str:
 
 def squeue(words: list[str]) -> str:
     options = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
-    if options["format"] == "%k":
+    if options.get("format") == "%k":
         return find(load("jobs"), options["jobs"])["Comment"] or "(null)"
+    if options.get("Format", "").startswith("NumNodes"):
+        return " ".join(map(str, find(load("jobs"), options["jobs"])["size"]))
     over = {"COMPLETED", "CANCELLED", "FAILED"}
     named = (n for n, j in load("jobs").items() if j["name"] == options["name"])
     return "\n".join(number for number in named if load("jobs")[number]["state"] not in over)
@@ -328,6 +330,7 @@ def new_job(name: str, nodes: list[str]) -> Job:
         "ReqNodeList": "",
         "ExcNodeList": "",
         "Comment": "",
+        "size": [len(nodes)] * 3,  # nodes, processors, tasks
     }
 
 
