@@ -30,13 +30,14 @@ _MARGIN = 1.3  # deviations of a slowdown above the floor
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric's observations and what they say; `trial` numbers the trial of each."""
+    """One metric's observations and what they say; `trial` and `round` are those of each."""
 
     name: str
     shared: bool
     floor: float
     data: Observations
     trial: Ints
+    round: Ints
     found: Slowness
 
 
@@ -103,21 +104,30 @@ def slow(
     sources: Sources,
     failing_ones: Mapping[int, object],
     settings: LocalizeSettings,
-) -> dict[int, tuple[Guilt, ...]]:
-    """Return who is provably slower than the floor, in which metrics."""
+) -> tuple[dict[int, tuple[Guilt, ...]], frozenset[int]]:
+    """Return who is provably slower than the floor, in which metrics; and who but for a control.
+
+    When a node was slow its whole round may have been: the cluster is not always equally quiet. So
+    others must have been fast beside it, or since.
+    """
     candidates: list[tuple[float, int, Guilt]] = []
+    uncontrolled = set()
     for metric in metrics:
         for variable in np.flatnonzero(metric.found.slow >= _CANDIDATE):
             number = int(variable)
             tests = slow_tests(metric, number)
             if (
-                number not in failing_ones
-                and _beyond_floor(metric, number, len(tests))
-                and _enough(trials, metric, sources, number, tests)
+                number in failing_ones
+                or not _beyond_floor(metric, number, len(tests))
+                or not _enough(trials, metric, sources, number, tests)
             ):
-                probability = float(metric.found.slow[number])
-                candidates.append((probability, number, Guilt(probability, metric, tests)))
-    return _within_budget(candidates, settings.error)
+                continue
+            if number < sources.nodes and not _controlled(metric, number, tests):
+                uncontrolled.add(number)
+                continue
+            probability = float(metric.found.slow[number])
+            candidates.append((probability, number, Guilt(probability, metric, tests)))
+    return _within_budget(candidates, settings.error), frozenset(uncontrolled)
 
 
 def _beyond_floor(metric: Metric, variable: int, tests: int) -> bool:
@@ -132,6 +142,19 @@ def slow_tests(metric: Metric, variable: int) -> tuple[int, ...]:
     limit = max(float(metric.found.effect[variable]), float(np.log1p(metric.floor))) / 2
     clear = (metric.found.others[rows, places] >= 1 - TRUST) & (metric.found.excess[rows] >= limit)
     return tuple(int(row) for row in rows[clear])
+
+
+def _controlled(metric: Metric, node: int, tests: Sequence[int]) -> bool:
+    """Tell whether others were fast in a round in which the node was slow, or in a later one.
+
+    Not needed where it is known what good hardware takes.
+    """
+    if np.isfinite(metric.data.ceiling):
+        return True
+    others = (metric.data.sources != node).all(axis=1)
+    fast = metric.found.excess < metric.found.effect[node] / 2
+    since = metric.round >= metric.round[list(tests)].min()
+    return bool((others & fast & since).any())
 
 
 def _enough(

@@ -7,7 +7,6 @@ carries impossible numbers, or contradicts an earlier one, only loses its weight
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +16,8 @@ from slurm_health.core.verdict import GroupResult, Outcome, Round
 from slurm_health.errors import LocalizeError
 
 _Key = TypeVar("_Key", int, str)
+
+_LEAST_MS, _MOST_MS = 1e-9, 1e12  # less than a clock cycle, more than a lifetime
 
 
 class Bearing(Enum):
@@ -165,8 +166,8 @@ class Ledger:
 
 
 def _usable(values: Mapping[_Key, float], what: str, doubts: list[str]) -> dict[_Key, float]:
-    """Return the times that can be times, finite and positive; note the others as doubts."""
-    usable = {key: float(ms) for key, ms in values.items() if math.isfinite(ms) and ms > 0}
+    """Return the times that can be times of a test; note the others as doubts."""
+    usable = {key: float(ms) for key, ms in values.items() if _LEAST_MS <= ms <= _MOST_MS}
     if len(usable) < len(values):
         doubts.append(f"{what} that cannot be a time was left out")
     return usable

@@ -36,6 +36,7 @@ class Findings:
     silences: Mapping[int, tuple[int, ...]]
     passed: frozenset[int]  # nodes that were in a group that worked
     tested: frozenset[int]  # nodes about which any trial says anything
+    uncontrolled: frozenset[int]  # slow, but for all that is known everybody was at the time
     risk: Floats = field(default_factory=lambda: np.zeros(0))
 
     def trusted(self, node: int) -> bool:
@@ -56,7 +57,8 @@ def judge(
     metrics = tuple(_metrics(trials, fabric, sources, odds, settings))
     crashes = _occurrences((index, trial.crashed) for index, trial in enumerate(trials))
     guilty = failing(trials, sources, bad, crashes, settings)
-    for variable, guilt in slow(trials, metrics, sources, guilty, settings).items():
+    slow_ones, uncontrolled = slow(trials, metrics, sources, guilty, settings)
+    for variable, guilt in slow_ones.items():
         guilty[variable] = (*guilty.get(variable, ()), *guilt)
     risk = bad.copy()
     for metric in metrics:
@@ -74,6 +76,7 @@ def judge(
         silences=_occurrences((index, trial.silent) for index, trial in enumerate(trials)),
         passed=frozenset(passed),
         tested=frozenset(tested | crashes.keys()),
+        uncontrolled=uncontrolled - guilty.keys(),
         risk=risk,
     )
 
@@ -138,7 +141,15 @@ def _metric(
         ceiling=_ceiling(name, settings),
     )
     found = infer(data, odds, floor)
-    return Metric(name=name, shared=shared, floor=floor, data=data, trial=trial[kept], found=found)
+    return Metric(
+        name=name,
+        shared=shared,
+        floor=floor,
+        data=data,
+        trial=trial[kept],
+        round=rounds[kept],
+        found=found,
+    )
 
 
 def _kinds(rounds: Ints, crossing: Ints) -> Ints:

@@ -68,7 +68,8 @@ def needs_of(
         for node in undecided - findings.guilty.keys()
     )
     least = _least_rounds(len(ledger.names), settings)
-    enough = begun >= least and not (useful or costly or _fabric_open(findings))
+    control = _control(findings, active)
+    enough = begun >= least and not (useful or costly or control or _fabric_open(findings))
     over = begun >= settings.round_limit(len(ledger.names)) or not active
     # Everybody's processes crash: that is the software, and one more round will not mend it.
     over = over or (begun >= _CRASHING_ROUNDS and len(findings.crashes) == len(ledger.names))
@@ -83,6 +84,7 @@ def needs_of(
         repeats=tuple(
             pair
             for pair in (
+                *control,
                 *(pair.nodes for pair in doubtful),
                 *_only_witnesses(ledger, findings, active),
             )
@@ -164,6 +166,30 @@ def _only_witnesses(
         if all(findings.bad[node] < _SUSPECT_FABRIC for node in trial.nodes)
     )
     return tuple(pairs) if len(findings.trials) > len(pairs) else ()
+
+
+def _control(findings: Findings, active: tuple[int, ...]) -> tuple[Pair, ...]:
+    """Return two nodes to be tested as a control, if nothing shows how fast others are.
+
+    So it is where a node cannot be convicted without one, and where it was in every test there is:
+    all of them are then as slow as that node.
+    """
+    judged = findings.uncontrolled | _in_every_test(findings)
+    others = [node for node in active if node in findings.passed and node not in judged]
+    others.sort(key=lambda node: findings.risk[node])
+    return ((others[0], others[1]),) if judged and len(others) > 1 else ()
+
+
+def _in_every_test(findings: Findings) -> frozenset[int]:
+    """Return the nodes that took part in all tests of something that groups do together."""
+    return frozenset(
+        int(node)
+        for metric in findings.metrics
+        if metric.shared
+        for node in metric.data.sources[0]
+        if 0 <= node < findings.sources.nodes
+        if (metric.data.sources == node).any(axis=1).all()
+    )
 
 
 def _suspect_leaves(findings: Findings) -> frozenset[int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -136,6 +137,37 @@ def test_a_starved_cpu_is_found_among_four(seed: int, noise: float) -> None:
     assert verdict.named(Level.SLOW) == ("n3",)
     assert verdict.nodes["n3"].component == "compute"
     assert "slower than its peers" in verdict.nodes["n3"].reason
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_when_the_whole_cluster_slows_down_no_node_is_accused_of_it(seed: int) -> None:
+    # Of four nodes one is dead, and the other three are tested a pair at a time.
+    quiet, busy = cluster(dead=["n1"], seed=seed), cluster(dead=["n1"], seed=seed)
+
+    def answer(index: int, group: tuple[str, ...]) -> GroupResult:
+        if index == 0:
+            return quiet(index, group)
+        found = busy(index, group)
+        return replace(found, shared_ms={name: 1.6 * ms for name, ms in found.shared_ms.items()})
+
+    verdict, _ = run(names(4), answer, seed=seed)
+
+    assert {level(verdict, node) for node in names(4)[1:]} <= {Level.HEALTHY, Level.INCONCLUSIVE}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slow_node_beside_a_dead_one_is_found_among_four(seed: int) -> None:
+    answer = cluster(dead=["n1"], network={"n2": 1.6}, seed=seed)
+
+    verdict, rounds = run(names(4), answer, seed=seed)
+
+    assert [level(verdict, node) for node in names(4)] == [
+        Level.FAULTY,
+        Level.SLOW,
+        Level.HEALTHY,
+        Level.HEALTHY,
+    ]
+    assert len(rounds) <= 9
 
 
 def test_a_node_that_is_silent_twice_is_left_alone_and_its_partners_are_healthy() -> None:
