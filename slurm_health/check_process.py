@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_health.processes import die_with_parent, exit_text
@@ -65,10 +65,12 @@ def ask(
     environ: Mapping[bytes, bytes],
     mask: Collection[int],
     grace_s: float,
+    interrupted: Callable[[int], None],
 ) -> Answer:
     """Run the master to its end; nothing that it started is left when this returns or raises.
 
-    Every signal must be blocked; the master gets `mask`.
+    Every signal must be blocked; the master gets `mask`. `interrupted` is told the number of a
+    signal that ends it at once, because Slurm may kill us while it ends.
 
     Raises:
         Interrupted: a signal came; the master had `grace_s` to end.
@@ -81,6 +83,9 @@ def ask(
             raise NoAnswer(f"cannot be started: {err}") from err
         try:
             output = _listen(process)
+        except Interrupted as interruption:
+            interrupted(interruption.number)
+            raise
         finally:
             _end_descendants(process.pid, grace_s)
     answer = _parsed(output)

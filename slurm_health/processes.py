@@ -97,7 +97,12 @@ def exit_text(returncode: int) -> str:
     """Say how a process ended: `exit code 3`, or `killed by SIGSEGV`."""
     if returncode >= 0:
         return f"exit code {returncode}"
+    return f"killed by {signal_name(-returncode)}"
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGSEGV`, or `signal 40` for one that has no name."""
     try:
-        return f"killed by {signal.Signals(-returncode).name}"
+        return signal.Signals(number).name
     except ValueError:
-        return f"killed by signal {-returncode}"
+        return f"signal {number}"

@@ -25,6 +25,7 @@ from slurm_health import check_process, journal
 from slurm_health.check_process import Answer
 from slurm_health.core.records import Record, ScriptEnded, ScriptStarted
 from slurm_health.errors import ExitCode, JournalError
+from slurm_health.processes import signal_name
 from slurm_health.script_process import ScriptProcess, command_line
 from slurm_health.sentinel import ALL_SIGNALS
 
@@ -117,24 +118,34 @@ def _answer(
     for start in range(1, limits.master_starts + 1):
         try:
             answer = check_process.ask(
-                check_argv, environ=environ, mask=mask, grace_s=limits.grace_s
+                check_argv,
+                environ=environ,
+                mask=mask,
+                grace_s=limits.grace_s,
+                interrupted=lambda number: _say(_why_interrupted(number, environ, clock)),
             )
         except (check_process.NoAnswer, OSError) as failure:
             _say(f"start {start} of {limits.master_starts} of the check: {failure}")
             continue
-        except check_process.Interrupted:
-            end_s = environ.get(b"SLURM_JOB_END_TIME", b"")
-            if end_s.isdigit() and clock() >= int(end_s):
-                _say(
-                    "the job's time limit ended the check, so the script did not run; ask for more"
-                    " time (--time): the check counts against it"
-                )
-            raise
         if answer.disposition == "proceed" and answer.exit_code:
             _say(f"the script runs all the same: {answer.reason}")
         return answer
     _say("the nodes could not be checked; the script runs on UNCHECKED nodes")
     return Answer(disposition="proceed")
+
+
+def _why_interrupted(number: int, environ: Mapping[bytes, bytes], clock: Clock) -> str:
+    """Say what ended the check, and what to do if it was the job's time limit."""
+    what = f"{signal_name(number)} ended the check, so the script did not run"
+    end_s = environ.get(b"SLURM_JOB_END_TIME", b"")
+    if not end_s.isdigit():  # Slurm tells it from 22.11 on
+        return f"{what}; if that was for the time limit (--time): the check counts against it"
+    if clock() < int(end_s):
+        return what
+    return (
+        "the job's time limit ended the check, so the script did not run; ask for more time"
+        " (--time): the check counts against it"
+    )
 
 
 def _for_nodes(environ: Mapping[bytes, bytes], nodes: Sequence[str]) -> Mapping[bytes, bytes]:

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Collection, Iterable
 from math import isfinite
 
 from slurm_health.core.nodeset import fold
 from slurm_health.core.verdict import Level
+from slurm_health.processes import signal_name
 from slurm_health.report.acts import Act, Progress
 from slurm_health.report.model import RunReport, ScriptOutcome, State
 
@@ -177,15 +177,6 @@ def _script_text(script: ScriptOutcome, *, superseded: bool) -> str:
     name = script.name or "the script"
     if script.exit_code is None:
         return f"{name} started, its end is not recorded" + ("" if superseded else " yet")
-    how = (
-        f"killed by {_signal_name(script.signal)}" if script.signal else f"exit {script.exit_code}"
-    )
+    how = f"killed by {signal_name(script.signal)}" if script.signal else f"exit {script.exit_code}"
     span = "" if script.duration_s is None else f" ran {duration_text(script.duration_s)},"
     return f"{name}{span} {how}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

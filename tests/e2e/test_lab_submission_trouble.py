@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e import played_nodes
-from tests.e2e.lab_support import DEADLINE_S, Site
+from tests.e2e.lab_support import DEADLINE_S, Site, eventually
 from tests.e2e.played_nodes import FAULTY
 from tests.lab import Lab, missing
 
@@ -182,3 +183,19 @@ def test_a_script_gets_odd_arguments_as_they_are(site: Site) -> None:
     site.ended(site.submit("-N1", script, odd))
     assert site.read("said") == odd
     assert shlex.quote(odd) != odd
+
+
+@pytest.mark.slow
+def test_a_time_limit_too_short_for_the_check_is_named_and_the_script_does_not_run(
+    site: Site,
+) -> None:
+    # Slurm counts in minutes: nodes that never answer keep the check busy for longer than one.
+    played_nodes.play(site, **dict.fromkeys(site.lab.nodes, "stuck"))
+    number = played_nodes.submit(site, "-N2", "--time=1", script="echo ran")
+    job = site.ended(number, 3 * DEADLINE_S)
+    assert (job["JobState"], job["Restarts"]) == ("TIMEOUT", "0")
+    # Slurm 22.05 does not tell a job when its time is over.
+    why = re.compile(r"ended the check, so the script did not run.*time.*--time")
+    eventually(site, lambda: why.search(site.lab.job_output(number)), "a word about the limit")
+    assert "ran" not in site.lab.job_output(number).splitlines()
+    site.assert_nothing_left()
