@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -12,38 +11,38 @@ from hypothesis import strategies as st
 
 from slurm_health.check import make_localizer
 from slurm_health.core.phases import phases
-from slurm_health.core.record_lines import Entry
 from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
-    AgentStarted,
     GroupAborted,
     LossCause,
     MasterResumed,
     NodeReported,
     NodesAdmitted,
-    Record,
     RoundEnded,
     RoundStarted,
     VerdictReached,
     WorkersFailed,
-    WorkersReady,
 )
 from slurm_health.core.session import (
     Append,
     Conclude,
-    Launch,
     Limits,
-    Session,
-    Step,
     Wait,
 )
 from slurm_health.core.verdict import Level, Outcome
-from tests.support.world import QUICK, CountingLocalizer, World
+from tests.support.session_story import (
+    LIMITS,
+    NODES,
+    START_S,
+    Story,
+    measured,
+    names,
+    ready,
+    started,
+)
+from tests.support.world import World
 
-START_S = 1000.0
-LIMITS = Limits(settle_s=0.5)
-NODES = ("n1", "n2", "n3", "n4")
 many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -143,79 +142,6 @@ def test_no_node_is_launched_more_often_than_allowed(seed: int) -> None:
 
 
 # --- one thing at a time -----------------------------------------------------------------------
-
-
-class Story:
-    """A session that is told what happens, second by second."""
-
-    def __init__(self, nodes: Sequence[str] = NODES, limits: Limits = LIMITS) -> None:
-        self.session = Session(nodes, CountingLocalizer, limits, QUICK)
-        self.now_s = START_S
-
-    def says(self, *records: Record, at_s: float | None = None) -> None:
-        self.now_s = self.now_s if at_s is None else at_s
-        for record in records:
-            self.session.fold(Entry(id="", time_s=self.now_s, kind="", record=record))
-
-    def next(self, at_s: float | None = None) -> Step:
-        self.now_s = self.now_s if at_s is None else at_s
-        return self.session.next_step(self.now_s)
-
-    def does(self, kind: type[Record], at_s: float | None = None) -> Record:
-        """Expect the next step to write a record of a kind, and take it in."""
-        step = self.next(at_s)
-        assert isinstance(step, Append | Launch), step
-        assert isinstance(step.record, kind), step
-        self.says(step.record)
-        return step.record
-
-    def relaunches(self) -> Record:
-        """Expect agents to be launched again once no further losses are to be expected."""
-        return self.does(AgentsLaunched, at_s=self.now_s + LIMITS.settle_s)
-
-    def is_ready(self, *nodes: str, launch: int = 0, torch: str = "2.4") -> None:
-        for node in nodes:
-            self.says(started(node, launch), ready(node, launch, torch))
-
-    def is_in_round(self) -> None:
-        self.does(AgentsLaunched)
-        self.is_ready(*self.session.state.nodes)
-        self.does(NodesAdmitted)
-        self.does(RoundStarted)
-
-    def verdict(self) -> dict[str, tuple[Level, str]]:
-        record = self.does(VerdictReached)
-        assert isinstance(record, VerdictReached)
-        return {node.node: (node.level, node.reason) for node in record.nodes}
-
-
-def names(count: int) -> list[str]:
-    return [f"n{number}" for number in range(1, count + 1)]
-
-
-def started(node: str, launch: int = 0) -> AgentStarted:
-    return AgentStarted(node=node, launch=launch, hostname=node, address=f"10.0.0.{node[1:]}")
-
-
-def ready(
-    node: str, launch: int = 0, torch: str = "2.4", port: int = 4000, devices: int = 1
-) -> WorkersReady:
-    return WorkersReady(
-        node=node,
-        launch=launch,
-        store_port=port,
-        torch=torch,
-        backend="gloo",
-        devices=["cpu"] * devices,
-        start_ms=1000.0,
-    )
-
-
-def measured(*nodes: str, index: int = 0, took_ms: float = 1000.0) -> list[NodeReported]:
-    return [
-        NodeReported(node=node, round=index, outcome=Outcome.MEASURED, elapsed_ms=took_ms)
-        for node in nodes
-    ]
 
 
 def test_all_agents_are_launched_at_once_and_then_waited_for() -> None:

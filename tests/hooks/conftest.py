@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Iterator
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -15,6 +16,7 @@ from slurm_health.checks.check import Place
 from slurm_health.hooks import epilog, healthcheck, prolog
 from slurm_health.hooks.site_settings import Site
 from tests.checks.conftest import WELL
+from tests.hooks.accusing import Story
 from tests.hooks.fake_scontrol import FakeScontrol
 from tests.hooks.sites import load_site, tree
 
@@ -143,3 +145,13 @@ def node(tmp_path: Path, slurm: FakeScontrol, shared: Path) -> Node:
 def rack(tmp_path: Path, slurm: FakeScontrol, shared: Path) -> list[Node]:
     """All twenty nodes of the cluster."""
     return [Node(tmp_path, f"n{number}", slurm, shared) for number in range(1, 21)]
+
+
+@pytest.fixture
+def story(node: Node, tmp_path: Path) -> Story:
+    found = Story(node, tmp_path / "journals")
+    node.journal = str(found.root)
+    for each in (tmp_path, *tmp_path.parents):
+        if each.stat().st_uid == os.getuid() and not each.stat().st_mode & 0o001:
+            each.chmod(each.stat().st_mode | 0o011)
+    return found
