@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health import journal, requeue
-from slurm_health.act import act, requeue_obstacle, requeues_so_far
+from slurm_health.act import act
 from slurm_health.core.actions import OnInconclusive, Policy
 from slurm_health.core.records import (
     ActionDone,
@@ -22,6 +22,7 @@ from slurm_health.core.records import (
 from slurm_health.core.verdict import Level
 from slurm_health.errors import ExitCode
 from slurm_health.leave import RecordAppender
+from slurm_health.situation import requeue_obstacle, requeues_so_far
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.shown import Job
 from tests.support.fake_slurm import FakeSlurm
