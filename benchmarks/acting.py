@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 
 from tabulate import tabulate
 
@@ -26,6 +24,7 @@ from benchmarks.acting_measure import CASES, Case, Measured, measure
 from benchmarks.check_cases import duration
 from benchmarks.check_measure import Stage, Unmeasured
 from benchmarks.check_table import machine_facts, machine_line
+from benchmarks.command import count, end_as_on_interrupt
 from tests.lab import LabError
 
 INTERRUPTED = 130
@@ -49,7 +48,7 @@ def main() -> int:
         print(machine_line(machine), end="\n\n", flush=True)
     rows = [Row(case=case) for case in CASES if not options.only or case.name in options.only]
     # The lab is taken down on the way out of an interrupt, and of a plain kill too.
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_as_on_interrupt()
     interrupted = False
     try:
         with Stage() as stage:
@@ -158,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"cases:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--runs", type=_count, default=3, metavar="K", help="of each case [3]")
+    parser.add_argument("--runs", type=count, default=3, metavar="K", help="of each case [3]")
     parser.add_argument(
         "--only",
         action="append",
@@ -173,17 +172,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print every run as JSON")
     return parser
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -14,17 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from benchmarks import dlrover
 from benchmarks.check_cases import Case, cases, duration
 from benchmarks.check_measure import Sample, Stage, Unmeasured
 from benchmarks.check_table import Row, as_object, machine_facts, machine_line, table
+from benchmarks.command import count, end_as_on_interrupt
 from tests.lab import LabError
 
 INTERRUPTED = 130
@@ -43,7 +42,7 @@ def main() -> int:
     if not options.json:
         print(machine_line(machine), end="\n\n", flush=True)
     # The lab is taken down on the way out of an interrupt, and of a plain kill too.
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_as_on_interrupt()
     try:
         rows = _measured(chosen, options)
     except KeyboardInterrupt:
@@ -72,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"cases:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--runs", type=_count, default=3, metavar="K", help="of each case [3]")
+    parser.add_argument("--runs", type=count, default=3, metavar="K", help="of each case [3]")
     parser.add_argument(
         "--only", action="append", choices=names, metavar="CASE", help="this case; repeatable"
     )
@@ -80,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dlrover", type=Path, metavar="VENV", help="an environment with dlrover and torch"
     )
-    parser.add_argument("--dlrover-runs", type=_count, default=3, metavar="K", help="its runs [3]")
+    parser.add_argument("--dlrover-runs", type=count, default=3, metavar="K", help="its runs [3]")
     parser.add_argument(
         "--dlrover-faults",
         action="store_true",
@@ -134,17 +133,6 @@ def _run_dlrover(row: Row, scene: dlrover.Scene, venv: Path) -> None:
 
 def _progress(row: Row, text: str) -> None:
     print(f"{row.case.name}: {text}".rstrip(), file=sys.stderr, flush=True)
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from benchmarks.command import count
 from slurm_health import node_facts
 from slurm_health.core.gpt_sizing import CPU, GptModel, TooLittleMemory, choose, to_options
 from slurm_health.core.measurement import reduced_ms
@@ -276,23 +277,17 @@ def _parser() -> argparse.ArgumentParser:
         description="How far the runs of each probe lie apart on this machine's devices.",
         epilog=f"probes: {', '.join(names)}",
     )
-    parser.add_argument("--runs", type=_count, default=10, metavar="K", help="of each probe [10]")
+    parser.add_argument("--runs", type=count, default=10, metavar="K", help="of each probe [10]")
     parser.add_argument(
         "--only", action="append", choices=names, metavar="PROBE", help="this probe; repeatable"
     )
     parser.add_argument(
-        "--workers", type=_count, metavar="N", help="[one per accelerator, two without any]"
+        "--workers", type=count, metavar="N", help="[one per accelerator, two without any]"
     )
     parser.add_argument(
         "--python", default=sys.executable, metavar="PATH", help="that has torch [this one]"
     )
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
 
 
 if __name__ == "__main__":
