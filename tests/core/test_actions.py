@@ -33,6 +33,7 @@ from slurm_health.core.records import NodeJudged, PathJudged, VerdictReached
 from slurm_health.core.verdict import Level
 from slurm_health.errors import ExitCode
 from tests.strategies import verdicts
+from tests.support.situations import situation
 
 POLICIES = st.builds(
     Policy,
@@ -67,23 +68,6 @@ def verdict_of(**levels: Level) -> VerdictReached:
             NodeJudged(node=node, level=level, component="network", reason="no allgather")
             for node, level in levels.items()
         ]
-    )
-
-
-def situation(
-    *,
-    requeues: int = 0,
-    requeue_obstacle: str = "",
-    may_drain: bool = True,
-    node_reasons: dict[str, str] | None = None,
-) -> Situation:
-    return Situation(
-        job_id=12,
-        batch_node="n1",
-        requeues=requeues,
-        requeue_obstacle=requeue_obstacle,
-        may_drain=may_drain,
-        node_reasons=node_reasons or {},
     )
 
 

@@ -23,6 +23,7 @@ from slurm_health.core.draining import PROVEN_PROBABILITY, Drain, LeaveAlone
 from slurm_health.core.records import NodeJudged, VerdictReached
 from slurm_health.core.verdict import Level
 from slurm_health.errors import ExitCode
+from tests.support.situations import situation
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -42,26 +43,6 @@ def verdict(
             )
             for node in NODES[:nodes]
         ]
-    )
-
-
-def situation(
-    *,
-    requeues: int = 0,
-    requeue_obstacle: str = "",
-    hold_obstacle: str = "",
-    held_for: frozenset[str] = frozenset(),
-    node_reasons: dict[str, str] | None = None,
-) -> Situation:
-    return Situation(
-        job_id=12,
-        batch_node="n1",
-        requeues=requeues,
-        requeue_obstacle=requeue_obstacle,
-        may_drain=True,
-        node_reasons=node_reasons or {},
-        hold_obstacle=hold_obstacle,
-        held_for=held_for,
     )
 
 
