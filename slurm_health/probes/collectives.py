@@ -29,20 +29,29 @@ def measure_allgather(place: Place) -> list[Sample]:
     """
     per_rank = CUDA_BYTES_PER_RANK if place.on_cuda else CPU_BYTES_PER_RANK
     mine = torch.randn(per_rank // 4, device=place.device)
-    gathered = [torch.empty_like(mine) for _ in range(place.world_size)]
-    warm_up_ms = [_timed_ms(gathered, mine, place) for _ in range(WARM_UP_ITERATIONS)]
+    whole = torch.empty(place.world_size * mine.numel(), device=place.device)
+    warm_up_ms = [_timed_ms(whole, mine, place) for _ in range(WARM_UP_ITERATIONS)]
     count = agreed_count(min(warm_up_ms), place.device)
-    iteration_ms = [_timed_ms(gathered, mine, place) for _ in range(count)]
+    iteration_ms = [_timed_ms(whole, mine, place) for _ in range(count)]
     total_bytes = per_rank * place.world_size
     return [Sample(iteration_ms=iteration_ms, shared=True, total_bytes=total_bytes)]
 
 
-def _timed_ms(gathered: list[torch.Tensor], mine: torch.Tensor, place: Place) -> float:
+def _timed_ms(whole: torch.Tensor, mine: torch.Tensor, place: Place) -> float:
     place.synchronize()
     start = time.perf_counter()
-    dist.all_gather(gathered, mine)
+    if place.on_cuda:
+        # Into one tensor: a list is gathered into a buffer first, and its copy would be timed too.
+        _gather_into(whole, mine)
+    else:
+        dist.all_gather(list(whole.chunk(place.world_size)), mine)  # gloo has long known only this
     place.synchronize()
     return (time.perf_counter() - start) * 1e3
+
+
+def _gather_into(whole: torch.Tensor, mine: torch.Tensor) -> None:
+    renamed = getattr(dist, "all_gather_single", None)  # so from torch 2.13 on
+    (renamed or dist.all_gather_into_tensor)(whole, mine)
 
 
 def agreed_count(typical_ms: float, device: torch.device) -> int:
