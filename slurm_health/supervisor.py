@@ -138,7 +138,7 @@ def _why_interrupted(number: int, environ: Mapping[bytes, bytes], clock: Clock) 
     """Say what ended the check, and what to do if it was the job's time limit."""
     what = f"{signal_name(number)} ended the check, so the script did not run"
     end_s = environ.get(b"SLURM_JOB_END_TIME", b"")
-    if not end_s.isdigit():  # Slurm tells it from 22.11 on
+    if not end_s.isdigit():  # Slurm 22.05 does not tell it
         return f"{what}; if that was for the time limit (--time): the check counts against it"
     if clock() < int(end_s):
         return what

@@ -359,7 +359,8 @@ while :; do sleep 0.1; [ -e $LOG ] || echo ready >>$LOG; done
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGRTMIN + 3]
+    "number",
+    [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3],
 )
 def test_signal_during_the_check_leaves_no_process(bench: Bench, number: int) -> None:
     bench.master(MASTER_THAT_HANGS)
