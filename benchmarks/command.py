@@ -12,12 +12,11 @@ def count(text: str) -> int:
     """Return a number of runs.
 
     Raises:
-        ArgumentTypeError: it is not 1 or more.
+        ArgumentTypeError: it is no number of at least 1.
     """
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
 
 
 def end_as_on_interrupt() -> None:
