@@ -33,8 +33,8 @@ from slurm_health.core.records import (
 )
 from slurm_health.errors import ExitCode, SlurmError
 from slurm_health.leave import Acting, RecordAppender, hold, requeue_elsewhere
-from slurm_health.requeue import Helper
-from slurm_health.situation import read_situation, target_of
+from slurm_health.requeue import Helper, Target
+from slurm_health.situation import read_situation
 from slurm_health.slurm.client import Client
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def act(
             return _finished(decide_unasked(verdict, policy, str(err)))
         actions = decide(verdict, policy, situation)
     acting = Acting(
-        target=target_of(started),
+        target=Target.of(started),
         directory=directory,
         client=client,
         append=append,

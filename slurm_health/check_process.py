@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The master's last line: what becomes of the job, and with which nodes if not all."""
+    """The master's last line: what becomes of the job; `nodes` as in `RunFinished`."""
 
     disposition: str
     exit_code: int = 0

@@ -24,7 +24,7 @@ from pathlib import Path
 from slurm_health import fewer_nodes, journal
 from slurm_health.core import hold_note
 from slurm_health.core.nodeset import fold
-from slurm_health.core.records import ActionDone
+from slurm_health.core.records import ActionDone, RunStarted
 from slurm_health.errors import JournalError, SlurmError, UnknownJob
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.command import clean_environ
@@ -84,6 +84,15 @@ class Target:
     job_id: int
     name: str
     attempt: int
+
+    @classmethod
+    def of(cls, started: RunStarted) -> Target:
+        """Return the attempt that a check was started in.
+
+        A task of an array is never called by its number alone.
+        """
+        name = started.array or str(started.job_id)
+        return cls(job_id=started.job_id, name=name, attempt=started.attempt)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,17 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_health import journal
-from slurm_health.core.actions import (
-    Policy,
-    Situation,
-    unwanted,
-)
+from slurm_health.core.actions import Policy, Situation, unwanted
 from slurm_health.core.nodeset import expand, fold
-from slurm_health.core.records import (
-    ActionIntended,
-    RunStarted,
-    VerdictReached,
-)
+from slurm_health.core.records import ActionIntended, RunStarted, VerdictReached
 from slurm_health.errors import JournalError
 from slurm_health.requeue import Target
 from slurm_health.slurm.client import Client
@@ -44,7 +36,7 @@ def read_situation(
     names = [node.node for node in unwanted(verdict, policy)]
     may_drain = client.may_drain(uid)
     states = client.nodes(names) if may_drain else {}
-    job = client.job(target_of(started).name)
+    job = client.job(Target.of(started).name)
     return Situation(
         job_id=started.job_id,
         batch_node=started.master_node,
@@ -131,12 +123,3 @@ def _intents(run: Path) -> list[ActionIntended] | None:
         log.warning("%s; counted as a requeue", err)
         return None
     return [entry.record for entry in entries if isinstance(entry.record, ActionIntended)]
-
-
-def target_of(started: RunStarted) -> Target:
-    """Return the job as Slurm's commands call it: a task of an array never by its number alone."""
-    return Target(
-        job_id=started.job_id,
-        name=started.array or str(started.job_id),
-        attempt=started.attempt,
-    )

@@ -207,6 +207,24 @@ def test_a_job_that_its_partition_could_never_start_again_stops(scene: Scene) ->
     assert scene.slurm.calls("sbatch") == []
 
 
+@pytest.mark.parametrize(("wanted", "nodes"), [(4, ["n1", "n2", "n3"]), (3, []), (None, [])])
+def test_a_job_that_started_smaller_than_wanted_names_its_nodes_for_the_scripts_variables(
+    scene: Scene, wanted: int | None, nodes: list[str]
+) -> None:
+    policy = Policy(nodes_wanted=wanted, nodes_needed=wanted and 3)
+
+    finished = scene.act(policy=policy, n3=Level.HEALTHY)
+
+    assert (finished.disposition, finished.nodes) == ("proceed", nodes)
+
+
+def test_the_helper_is_told_with_how_few_nodes_the_job_makes_do(scene: Scene) -> None:
+    scene.act(policy=Policy(nodes_wanted=3, nodes_needed=2), n1=Level.FAULTY)
+
+    assert scene.slurm.calls("scontrol", "requeuehold")
+    assert " --least=2" in scene.slurm.job(JOB + 1)["script"]
+
+
 def test_a_job_that_was_moved_often_enough_stops(scene: Scene) -> None:
     finished = scene.act(policy=Policy(max_requeues=0), n3=Level.FAULTY)
 

@@ -209,10 +209,10 @@ def _leave(
     at_limit = situation.requeues >= policy.max_requeues
     if not situation.requeue_obstacle and not at_limit:
         names = tuple(node.node for node in left)
-        least = _least(avoided, policy)
-        return (
-            RequeueElsewhere(exclude=names, reason=_because(left), needed=bool(bad), least=least),
+        move = RequeueElsewhere(
+            exclude=names, reason=_because(left), needed=bool(bad), least=policy.nodes_needed
         )
+        return (move,)
     smaller = _shrink(verdict, avoided, situation, policy.nodes_wanted, policy.nodes_needed)
     if smaller is not None:
         return (smaller, _proceed(verdict))

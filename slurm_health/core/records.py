@@ -196,7 +196,7 @@ class ActionDone(Record, frozen=True, kw_only=True, tag="action_done"):
 class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
     """The check is over. `disposition` is what becomes of the job: proceed, requeue, hold or stop.
 
-    `nodes` are those the job goes on with, where they are not all it had.
+    `nodes` are those the job goes on with, where they are not all that it was to have.
     """
 
     disposition: str

@@ -88,6 +88,16 @@ def test_a_job_that_cannot_be_requeued_keeps_its_size_no_longer(known: Situation
     assert kinds(decide(SLOW, policy, known)) == "Shrink Finish"
 
 
+@pytest.mark.parametrize("needed", [None, 3])
+def test_a_job_that_moves_says_with_how_few_nodes_it_makes_do(needed: int | None) -> None:
+    policy = Policy(on_straggler=OnStraggler.REQUEUE, nodes_wanted=4, nodes_needed=needed)
+
+    (move,) = decide(SLOW, policy, situation())
+
+    assert isinstance(move, RequeueElsewhere)
+    assert move.least == needed
+
+
 def test_a_faulty_node_makes_a_job_smaller_that_would_leave_a_slow_one() -> None:
     policy = Policy(on_straggler=OnStraggler.REQUEUE, nodes_wanted=4, nodes_needed=3)
 
