@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations, islice
 
 import numpy as np
 
@@ -24,6 +26,7 @@ _SUSPECT_FABRIC = 0.5  # the same for leaves and paths, which many tests touch
 _SURE = 1e-6  # probability of error below which a conviction needs no more tests
 _CRASHING_ROUNDS = 3
 _PATIENCE = 4  # rounds after which a slowdown that looks tolerable is not pursued
+_CONTROL_FAILURES = 2  # a pair that fails so often is no control: its own path is bad
 _PAIR_ROUNDS = 2  # how many rounds beyond the least a doubtful pair may cost
 
 
@@ -177,7 +180,11 @@ def _control(findings: Findings, active: tuple[int, ...]) -> tuple[Pair, ...]:
     judged = findings.uncontrolled | _in_every_test(findings)
     others = [node for node in active if node in findings.passed and node not in judged]
     others.sort(key=lambda node: findings.risk[node])
-    return ((others[0], others[1]),) if judged and len(others) > 1 else ()
+    if not judged:
+        return ()
+    failures = Counter(t.nodes for t in findings.trials if t.bearing is Bearing.FAILED)
+    pairs = ((min(pair), max(pair)) for pair in combinations(others, 2))
+    return tuple(islice((pair for pair in pairs if failures[pair] < _CONTROL_FAILURES), 1))
 
 
 def _in_every_test(findings: Findings) -> frozenset[int]:

@@ -170,6 +170,23 @@ def test_a_slow_node_beside_a_dead_one_is_found_among_four(seed: int) -> None:
     assert len(rounds) <= 9
 
 
+def test_two_nodes_that_cannot_reach_each_other_are_not_tried_as_a_control_for_ever() -> None:
+    answer = cluster(dead=["n1"])
+
+    def cut(index: int, group: tuple[str, ...]) -> GroupResult:
+        if set(group) == {"n3", "n4"}:
+            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT)
+        return answer(index, group)
+
+    verdict, rounds = run(names(4), cut)
+
+    tried = [round_.index for round_ in rounds if ("n3", "n4") in round_.groups]
+    assert len(tried) <= 5  # as many as it takes to tell the path from its ends
+    assert level(verdict, "n1") is Level.FAULTY
+    assert {level(verdict, node) for node in names(4)[1:]} == {Level.HEALTHY}
+    assert [path.ends for path in verdict.paths] == [("n3", "n4")]
+
+
 def test_a_node_that_is_silent_twice_is_left_alone_and_its_partners_are_healthy() -> None:
     healthy = cluster()
 
