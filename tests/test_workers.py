@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurm_health.workers import STDERR_LINES, Worker
-from tests.support.supervised import descendants, eventually, write_executable
+from tests.support.supervised import eventually, with_variable, write_executable
 
 FAKE = Path(__file__).parent / "support" / "fake_worker.py"
 
@@ -27,6 +27,10 @@ class Bench:
         worker = Worker(python=str(python), local_rank=0, threads=1, devices=0, environ=environ)
         self.workers.append(worker)
         return worker
+
+    def processes(self) -> list[int]:
+        """Return the workers that run, and their children."""
+        return with_variable("FAKE_WORKER_DIR", str(self.directory))
 
     def script(self, text: str) -> Worker:
         return self.start(write_executable(self.directory / "python", f"#!/bin/sh\n{text}\n"))
@@ -118,12 +122,13 @@ def test_a_command_to_a_worker_that_has_ended_is_no_error(bench: Bench) -> None:
 
 def test_a_stopped_or_deaf_worker_is_killed_with_its_children(bench: Bench) -> None:
     worker = bench.script("trap '' TERM; sleep 100 & sleep 100 & wait")
-    eventually(lambda: len(descendants(os.getpid())) >= 3, "its children")
-    mine = descendants(os.getpid())
-    os.kill(mine[0], signal.SIGSTOP)
+    eventually(lambda: len(bench.processes()) == 3, "its children")
+    for pid in bench.processes():
+        os.kill(pid, signal.SIGSTOP)
 
     worker.kill()
     worker.kill()
 
-    eventually(lambda: not set(mine) & set(descendants(os.getpid())), "their end")
+    eventually(lambda: not bench.processes(), "their end")
     assert worker.ended() == "killed"
+    assert not worker.unkillable

@@ -14,6 +14,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -24,7 +25,10 @@ _ANSWER = b"+"
 _ERROR = b"-"
 # A child whose parent was killed ends by itself, this long after its deadline.
 _ORPHAN_S = 1.0
-_REAP_S = 0.05
+# A killed process ends within milliseconds; on a machine without a free moment it takes longer.
+_REAP_S = 2.0
+# Whoever sleeps in the kernel for this long after its SIGKILL is held there.
+_HELD_S = 0.05
 
 Work = Callable[[], bytes]
 Key = TypeVar("Key")
@@ -45,7 +49,7 @@ class Broke(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hung(msgspec.Struct, frozen=True):
-    """The child had not answered at its deadline. `abandoned`: not even SIGKILL ended it."""
+    """The child had not answered at its deadline. `abandoned`: the kernel holds it still."""
 
     limit_s: float
     abandoned: bool
@@ -61,6 +65,7 @@ class _Child:
         self.limit_s = limit_s
         self.started_s = time.monotonic()
         self.data = b""
+        self.collected = False
         self.pipe, writing = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -81,21 +86,34 @@ class _Child:
         self.data += chunk
         return bool(chunk) and len(self.data) <= ANSWER_BYTES
 
+    def kill(self) -> None:
+        """Kill the child with its session. One that was collected may share its id by now."""
+        if self.collected:
+            return
+        # The process too: a child that has not run yet has no session of its own.
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self.pid, signal.SIGKILL)
+
     def end(self) -> bool:
-        """Kill the child's session; tell whether the child is gone."""
+        """Kill and collect the child; False for one that the kernel holds, which is left behind."""
+        self.kill()
         with contextlib.suppress(OSError):
             os.close(self.pipe)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        give_up_s = time.monotonic() + _REAP_S
-        while True:
-            with contextlib.suppress(ChildProcessError):
-                if os.waitpid(self.pid, os.WNOHANG) == (0, 0):
-                    if time.monotonic() < give_up_s:
-                        time.sleep(0.001)
-                        continue
-                    return False
-            return True
+        killed_s = time.monotonic()
+        while not self._collect():
+            waited_s = time.monotonic() - killed_s
+            if waited_s > _REAP_S or (waited_s > _HELD_S and _sleeps_in_kernel(self.pid)):
+                return False
+            time.sleep(0.001)
+        return True
+
+    def _collect(self) -> bool:
+        try:
+            self.collected = os.waitpid(self.pid, os.WNOHANG) != (0, 0)
+        except ChildProcessError:
+            self.collected = True
+        return self.collected
 
     def outcome(self) -> Outcome:
         elapsed_s = time.monotonic() - self.started_s
@@ -141,11 +159,22 @@ def _gather(running: dict[Key, _Child], outcomes: dict[Key, Outcome]) -> None:
                 del by_pipe[pipe]
                 outcomes[key] = child.outcome()
                 child.end()
-        for pipe, (key, child) in list(by_pipe.items()):
-            if time.monotonic() >= child.deadline_s:
-                poll.unregister(pipe)
-                del by_pipe[pipe]
-                outcomes[key] = Hung(child.limit_s, abandoned=not child.end())
+        now_s = time.monotonic()
+        late = [each for each in by_pipe.items() if now_s >= each[1][1].deadline_s]
+        for pipe, (_, child) in late:
+            poll.unregister(pipe)
+            del by_pipe[pipe]
+            child.kill()
+        for _, (key, child) in late:
+            outcomes[key] = Hung(child.limit_s, abandoned=not child.end())
+
+
+def _sleeps_in_kernel(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[:1] == [b"D"]
 
 
 class _ending_children:  # noqa: N801 - used as a function
@@ -167,8 +196,7 @@ class _ending_children:  # noqa: N801 - used as a function
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:
         for child in list(self._running.values()):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
+            child.kill()
         os._exit(0)
 
 

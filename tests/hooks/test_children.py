@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from slurm_health.hooks.children import ANSWER_BYTES, Answered, Broke, Hung, run_all, run_one
+from tests.support.supervised import descendants
 
 LONG_S = 3600.0
 
@@ -65,6 +66,18 @@ def test_a_hung_child_is_killed_at_its_limit_and_the_others_are_not_held_up() ->
     assert time.monotonic() - began < 2
     assert outcomes["hung"] == Hung(0.3, abandoned=False)
     assert isinstance(outcomes["well"], Answered)
+
+
+def test_a_child_that_has_hardly_begun_is_killed_too() -> None:
+    for _ in range(20):
+        assert run_one(_sleep, 0.0) == Hung(0.0, abandoned=False)
+
+
+def test_children_late_together_are_all_collected() -> None:
+    before = descendants(os.getpid())
+    outcomes = run_all(dict.fromkeys(range(20), (_sleep, 0.2)))
+    assert set(outcomes.values()) == {Hung(0.2, abandoned=False)}
+    assert set(descendants(os.getpid())) <= set(before)
 
 
 def test_a_hung_child_takes_its_own_children_with_it(tmp_path: Path) -> None:
