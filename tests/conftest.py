@@ -19,7 +19,7 @@ _FOREIGN = ("SLURM_", "SLURMD_", "NCCL_", "MASTER_", "SLURM_HEALTH_")
 _LAB = Path(__file__).parent / "lab"
 # Every process a test starts inherits this, unless it is given an environment of its own.
 _TAG = "STARTED_BY_TEST_RUN"
-_REAP_S = 5.0
+_REAP_S = 20.0
 
 
 def pytest_configure(config: pytest.Config) -> None:

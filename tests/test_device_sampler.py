@@ -26,7 +26,7 @@ from slurm_health.core.burn import (
 from slurm_health.device_sampler import command
 from tests.checks.test_gpu import build_stub
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 class Sampler:

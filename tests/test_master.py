@@ -237,7 +237,7 @@ def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: 
     assert launcher.started == [(0, NODES)]
     assert launcher.stopped
     assert clock.now_s < 1000.0 + 2 * Limits().start_s
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path: Path) -> None:

@@ -423,7 +423,7 @@ def test_signal_ends_sbatch_and_leaves_no_file(
         eventually(Path(f"{desk.record}.ready").exists, "sbatch to wait")
         assert len(list(temporary.iterdir())) == 1
         process.send_signal(number)
-        assert process.wait(timeout=20) == 128 + number
+        assert process.wait(timeout=60) == 128 + number
         assert list(temporary.iterdir()) == []
     finally:
         process.kill()

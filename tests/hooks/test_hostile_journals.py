@@ -122,7 +122,7 @@ def test_a_hostile_journal_accuses_nobody(
     story.node.break_it()
     began = time.monotonic()
     assert not story.ended()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert story.node.slurm.calls() == []
 
 

@@ -62,7 +62,7 @@ def test_a_hung_check_is_named_and_drains_nobody(node: Node) -> None:
     node.more = "[checks.hung]\ncheck='command'\nargv=['sleep', '3600']\ntime_limit_s=0.5\n"
     began = time.monotonic()
     assert not node.prolog()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 60
     assert "check=hung inconclusive: did not end within 0.5 s" in node.said
     assert node.slurm.calls() == []
 
@@ -76,7 +76,7 @@ def test_a_hung_check_among_those_that_share_a_child_is_named(node: Node) -> Non
     node.more = "[checks.load]\ntime_limit_s=1\n"
     began = time.monotonic()
     assert not node.prolog()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 60
     assert node.said.count("inconclusive") == 1
     assert "check=load inconclusive: did not end within 1 s" in node.said
 
@@ -162,7 +162,7 @@ def test_a_node_in_the_pool_is_drained_whatever_it_does(
     "trouble",
     [
         "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1",
-        "sleep 31",
+        "sleep 3600",
         "exit 0",
         "echo; exit 0",
         "echo 'slurm_load_node error: nonsense'; exit 0",
@@ -170,7 +170,7 @@ def test_a_node_in_the_pool_is_drained_whatever_it_does(
         "kill -SEGV $$",
         "case $1 in update) echo 'Invalid user id' >&2; exit 1;; esac",
         "case $1 in update) exit 0;; esac",
-        "case $1 in update) sleep 31;; esac",
+        "case $1 in update) sleep 3600;; esac",
     ],
 )
 def test_a_controller_in_trouble_drains_nobody_and_the_job_starts(
@@ -180,7 +180,7 @@ def test_a_controller_in_trouble_drains_nobody_and_the_job_starts(
     slurm.trouble(trouble)
     began = time.monotonic()
     assert not node.prolog()
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 60
     assert "not_drained" in node.said
     assert node.state == "IDLE"
     assert ledger.read(node.shared).entries == ()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .layout import LabSpec
 
-_DEADLINE_S = 20
+_DEADLINE_S = 60
 CLEAN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"PATH": CLEAN_PATH, "LANG": "C.UTF-8"}
 

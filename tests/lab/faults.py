@@ -12,7 +12,7 @@ from .errors import LabError
 if TYPE_CHECKING:
     from .inside import Inside
 
-_DEADLINE_S = 15
+_DEADLINE_S = 60
 
 
 class Faults:

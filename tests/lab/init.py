@@ -24,7 +24,7 @@ from .layout import (
 )
 
 _STAGING = Path("/run/staging")
-_DAEMON_DEADLINE_S = 15
+_DAEMON_DEADLINE_S = 60
 
 
 def set_up(spec: LabSpec) -> dict[str, int]:

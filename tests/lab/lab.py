@@ -18,7 +18,7 @@ from .inside import Inside
 from .layout import BASE, LabSpec, read_spec
 from .records import parse_record
 
-_STOP_DEADLINE_S = 15
+_STOP_DEADLINE_S = 60
 
 FINAL_STATES = frozenset(
     {
@@ -282,12 +282,12 @@ class Lab(Inside):
         """Kill slurmctld (SIGKILL)."""
         self._end_slurmctld(signal.SIGKILL)
 
-    def start_slurmctld(self, deadline_s: float = 30) -> None:
+    def start_slurmctld(self, deadline_s: float = 60) -> None:
         """Start slurmctld and wait until it answers."""
         self.run(["slurmctld"], cwd="/", deadline_s=deadline_s)
         self.wait_until(self.ping, bool, "slurmctld answering", deadline_s)
 
-    def restart_slurmctld(self, deadline_s: float = 30) -> None:
+    def restart_slurmctld(self, deadline_s: float = 60) -> None:
         """Stop slurmctld in good order, start it again, and wait until it answers."""
         self._end_slurmctld(signal.SIGTERM)
         self.start_slurmctld(deadline_s)

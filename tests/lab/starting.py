@@ -13,7 +13,7 @@ from . import cgroups, directory
 from .errors import LabStartFailed
 from .layout import CHECKOUT, LabSpec, write_spec
 
-_STOP_DEADLINE_S = 15
+_STOP_DEADLINE_S = 60
 _TAIL_LINES = 15
 
 

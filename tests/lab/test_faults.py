@@ -55,7 +55,7 @@ def transfer_s(
         server.communicate()
 
 
-def await_(condition: Callable[[], bool], what: str, deadline_s: float = 20) -> None:
+def await_(condition: Callable[[], bool], what: str, deadline_s: float = 60) -> None:
     end_s = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end_s, what

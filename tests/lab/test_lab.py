@@ -41,7 +41,7 @@ def cli(*argv: str, stdin: str = "", cwd: Path = CHECKOUT) -> "subprocess.Comple
     )
 
 
-def await_(condition: Callable[[], bool], what: str, deadline_s: float = 20) -> None:
+def await_(condition: Callable[[], bool], what: str, deadline_s: float = 60) -> None:
     end_s = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end_s, what

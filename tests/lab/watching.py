@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .inside import Inside
 
 _WATCHER = Path(__file__).with_name("watcher.py")
-_DEADLINE_S = 10
+_DEADLINE_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,7 +130,7 @@ def test_a_hook_that_never_ends_is_ended_at_the_limit(tmp_path: Path, shim: str)
     python = stub(tmp_path, "exec sleep 3600")
     began = time.monotonic()
     ran = run(install(tmp_path, shim, python=python, config=tmp_path, limit="1"))
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 60
     assert ran.returncode == 0
     assert "not checked (code 124)" in ran.stderr
 

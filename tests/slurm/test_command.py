@@ -48,7 +48,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
             deadline_s=0.3,
         )
 
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     pid = int(pid_file.read_text())
     eventually(lambda: not Path(f"/proc/{pid}").exists(), "the child's end")
 

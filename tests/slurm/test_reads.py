@@ -24,7 +24,7 @@ from tests.support.supervised import write_executable
 
 DATA = Path(__file__).parents[1] / "data" / "slurm-22.05"
 NOTE = "slurm-health: job 3: network: allgather 95 GB/s, limit k=v"
-LAB_LIMIT_S = 20.0
+LAB_LIMIT_S = 60.0
 ODD_NAME = "a 'b\" c\nd Requeue=0 JobState=X"
 ODD_COMMENT = "x\nJobId=99 y "
 # Answers from recorded files, and refuses in Slurm's words what they do not have.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 MAIN = Path(__file__).with_name("supervise_main.py")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:
