@@ -26,6 +26,7 @@ from tabulate import tabulate
 
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SLURMD_NODENAME": "bench"}
 _LIMIT_S = 1.0
+_NAME = Path("/proc/self/comm").read_text().strip()  # a process that is there: this one
 
 _BOTH = {
     "memory": "min_total_gib = 0.1",
@@ -41,7 +42,7 @@ _BOTH = {
     "hosts": 'check = "file"\npath = "/etc/hosts"\ncontains = "localhost"',
     "tmp": 'check = "file"\npath = "/tmp"\nkind = "directory"',
     "null": 'check = "file"\npath = "/dev/null"',
-    "self": 'check = "daemon"\nname = "python3"\nseverity = "warn"',
+    "self": f'check = "daemon"\nname = "{_NAME}"\nseverity = "warn"',
 }
 _MORE = {
     "zombies": "",

@@ -22,7 +22,6 @@ turned into one line on stderr and an exit code in one place, `slurm_health.cli`
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -60,6 +59,8 @@ class ConfigError(SlurmHealthError):
         self.source = source
         self.key = key
         self.valid = tuple(valid)
+        import difflib  # not free, and few configurations are mistaken
+
         near = difflib.get_close_matches(key, self.valid, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         if self.valid and not near:

@@ -8,7 +8,6 @@ say so is.
 from __future__ import annotations
 
 import re
-import shutil
 import stat
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -54,6 +53,7 @@ def run_program(argv: list[str], place: Place) -> ProgramSeen:
     Raises:
         Unmeasured: it cannot be executed.
     """
+    import shutil
     import subprocess
 
     from slurm_health.processes import die_with_parent

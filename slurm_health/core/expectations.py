@@ -14,7 +14,6 @@ rates anybody measured, in Stas Bekman's ML Engineering Open Book (accelerators,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -30,8 +29,7 @@ _SXM5 = 0.55
 LEAST_KNOWN = 0.40
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expectation:
+class Expectation(msgspec.Struct, frozen=True, kw_only=True):
     """Peaks of a device model, and the fraction of them that every healthy one reaches.
 
     None: nothing is expected of that kind.
@@ -187,7 +185,7 @@ def _changed(
             valid=[each.model for each in KNOWN],
         )
     base = known or Expectation(model=model)
-    return replace(
+    return msgspec.structs.replace(
         base,
         bf16_tflop_per_s=_chosen(read.bf16_tflop_per_s, base.bf16_tflop_per_s),
         memory_gb_per_s=_chosen(read.memory_gb_per_s, base.memory_gb_per_s),

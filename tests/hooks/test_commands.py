@@ -197,7 +197,8 @@ def test_a_hook_on_a_well_node_loads_nothing_heavy(tmp_path: Path) -> None:
         "from slurm_health.hooks.__main__ import main\n"
         f"assert main(['prolog', {str(config)!r}]) == 0\n"
         "heavy = {'torch', 'numpy', 'click', 'ClusterShell', 'filelock', 'subprocess', 'pynvml',"
-        " 'tabulate', 'asyncio', 'logging', 'pyslurm'}\n"
+        " 'tabulate', 'asyncio', 'logging', 'pyslurm', 'dataclasses', 'difflib', 'shutil',"
+        " 'socket'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     ran = subprocess.run(
