@@ -221,6 +221,11 @@ def levels(run: Mapping[str, Any]) -> dict[str, str | None]:
     return {node["node"]: node["level"] for node in run["nodes"]}
 
 
+def accused(run: Mapping[str, Any]) -> dict[str, str | None]:
+    """Node → level of those that one check found bad. A busy machine leaves others in doubt."""
+    return {node: level for node, level in levels(run).items() if level in {"faulty", "slow"}}
+
+
 def verdict_of(run: Mapping[str, Any], node: str) -> Mapping[str, Any]:
     """Return what one check of a report says of a node."""
     found: Mapping[str, Any] = next(each for each in run["nodes"] if each["node"] == node)

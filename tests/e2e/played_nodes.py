@@ -7,13 +7,14 @@ Slurm, its nodes, agents and jobs are real; only the process that would measure 
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slurm_health.requeue import REVOKED_S
-from tests.e2e.lab_support import Site, eventually
+from tests.e2e.lab_support import COMMAND, Site, eventually
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
 FAULTY, SLOW, INCONCLUSIVE = "dies", "slow", "no-torch"
@@ -41,6 +42,12 @@ def submit(
     named = ("--wrap", script) if script else ()
     more = (f"--python={FAKE_WORKER}", "--open-mode=append", *named)
     return site.submit(*more, *words, user=user, env={**played, **(env or {})}, **options)
+
+
+def command(site: Site, user: str = "alice") -> str:
+    """Return `slurm-health check` for a shell script, with the nodes that `play` set."""
+    where = shlex.quote(site.directory("played", user))
+    return f"FAKE_WORKER_DIR={where} {COMMAND} check --python={shlex.quote(str(FAKE_WORKER))}"
 
 
 def await_typist(site: Site) -> None:

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from tests.e2e.lab_support import COMMAND, Site, levels
+from tests.e2e import played_nodes
+from tests.e2e.lab_support import Site, levels
 from tests.lab import missing
 
 pytestmark = [
@@ -76,7 +77,8 @@ def test_a_journal_that_cannot_be_used_is_code_4(site: Site) -> None:
 
 
 def test_a_line_in_anyones_own_batch_script_checks_and_lets_the_script_decide(site: Site) -> None:
-    text = f"#!/bin/sh\n{COMMAND} check || exit\necho training\n"
+    played_nodes.play(site)
+    text = f"#!/bin/sh\n{played_nodes.command(site)} || exit\necho training\n"
     number = site.lab.sbatch(text, "-N2")
     site.lab.wait_job(number)
     output = site.lab.job_output(number)
@@ -86,8 +88,10 @@ def test_a_line_in_anyones_own_batch_script_checks_and_lets_the_script_decide(si
 
 
 def test_a_second_check_in_a_checked_job_has_a_journal_of_its_own(site: Site) -> None:
-    text = f"#!/bin/sh\nsrun true\n{COMMAND} check --json > again.json\nexit $?\n"
-    number = site.submit("-N2", site.script("twice.sh", text))
+    played_nodes.play(site)
+    again = f"{played_nodes.command(site)} --json > again.json"
+    script = site.script("twice.sh", f"#!/bin/sh\nsrun true\n{again}\nexit $?\n")
+    number = played_nodes.submit(site, "-N2", script, script="")
     assert site.ended(number)["ExitCode"] == "0:0"
     first, second = site.report(number)["runs"]
     assert (first["check"], second["check"]) == (1, 2)

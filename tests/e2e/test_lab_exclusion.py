@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.e2e.lab_support import Record, Report, Site, acts, kinds, levels
+from tests.e2e.lab_support import Record, Report, Site, accused, acts, kinds, levels
 from tests.lab import missing
 
 pytestmark = [
@@ -115,9 +115,10 @@ def test_alice_gets_the_same_job_and_no_drain_is_even_tried(as_alice: Seen) -> N
 
 def test_the_report_names_the_bad_node_and_how_it_was_left(as_alice: Seen) -> None:
     first, second = as_alice.report["runs"]
-    assert levels(first) == {"n1": "healthy", "n2": "healthy", BAD: "faulty", "n4": "healthy"}
+    assert accused(first) == {BAD: "faulty"}
+    assert len(levels(first)) == NODES
     assert len(levels(second)) == NODES
-    assert set(levels(second).values()) == {"healthy"}
+    assert accused(second) == {}
     assert first["script"] is None
     assert second["script"]["exit_code"] == 0
     assert f"requeued without {BAD}" in as_alice.table
@@ -128,7 +129,7 @@ def test_the_job_is_back_within_seconds(as_alice: Seen) -> None:
     (verdict,) = [r for r in as_alice.records if r["kind"] == "verdict_reached"]
     again = as_alice.site.records(as_alice.job["JobId"], "1")[0]
     # Slurm's own requeue waits for two minutes.
-    assert again["time_s"] - verdict["time_s"] < 30
+    assert again["time_s"] - verdict["time_s"] < 100
 
 
 def test_an_administrators_note_on_a_bad_node_is_left_as_it_is(site: Site) -> None:
