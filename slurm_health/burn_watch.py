@@ -10,7 +10,7 @@ from slurm_health import device_sampler
 from slurm_health.core.burn import Burn, DeviceSample, NotSampled, decode, summarise
 from slurm_health.processes import abandon_session, read_available, start_tied
 
-_UNKILLABLE_S = 2.0
+_UNKILLABLE_S = 5.0
 
 
 class BurnWatch:

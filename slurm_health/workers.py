@@ -14,7 +14,8 @@ from slurm_health.processes import abandon_session, exit_text, read_available, s
 
 WORKER = Path(__file__).parent / "probes" / "worker.py"
 STDERR_LINES = 20
-UNKILLABLE_S = 2.0  # a killed process ends within milliseconds, unless it hangs in the kernel
+# A killed process gives back its devices' memory first, which takes seconds at most, or it hangs.
+UNKILLABLE_S = 5.0
 
 
 class Worker:
