@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.supervised import with_variable
 
@@ -20,6 +21,13 @@ _LAB = Path(__file__).parent / "lab"
 # Every process a test starts inherits this, unless it is given an environment of its own.
 _TAG = "STARTED_BY_TEST_RUN"
 _REAP_S = 20.0
+
+# The same examples each time, so that a change is judged by what it changed. Others each time:
+# pytest --hypothesis-profile=search
+_BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test is a race
+settings.register_profile("search", _BUSY)
+settings.register_profile("steady", _BUSY, derandomize=True)
+settings.load_profile("steady")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,7 +14,7 @@ from slurm_health.errors import ExitCode, JournalError, RecordTooNew
 from tests.strategies import records
 from tests.support.journals import Clock
 
-HERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+HERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def resumed(pid: int) -> MasterResumed:

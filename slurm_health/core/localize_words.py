@@ -26,6 +26,7 @@ from slurm_health.core.verdict import (
 
 _DOUBT = 0.5  # a node that is bad with at least this probability and not convicted is undecided
 _NOTED = 0.9  # a slowdown below the limit that is this probable is mentioned
+_OFTEN = 2  # one failure among tests that work happens to the best
 _NAMED = 4  # partners that are named before the rest is only counted
 
 
@@ -159,14 +160,14 @@ class _Words:
             return self._crash_doubt(node, crashes)
         if node not in findings.tested:
             return "was never measured"
-        if findings.bad[node] >= _DOUBT or node not in findings.passed:
-            failed = [t for t in self._trials(node) if t.bearing is Bearing.FAILED]
-            if failed:
-                partners = self._partners(node, failed)
-                return (
-                    f"no {self._workload} with {partners} ({_how(failed)}),"
-                    " and too few proven partners to tell who is to blame"
-                )
+        failed = [t for t in self._trials(node) if t.bearing is Bearing.FAILED]
+        doubted = findings.bad[node] >= _DOUBT or node not in findings.passed
+        if failed and (doubted or self._is_unsteady(node, failed)):
+            partners = self._partners(node, failed)
+            return (
+                f"no {self._workload} with {partners} ({_how(failed)}),"
+                " and too few proven partners to tell who is to blame"
+            )
         for metric in findings.metrics:
             limit = math.log1p(metric.floor)
             if metric.found.beyond[node] >= _DOUBT and metric.found.effect[node] >= limit:
@@ -176,6 +177,17 @@ class _Words:
                     " too uncertain to tell"
                 )
         return None
+
+    def _is_unsteady(self, node: int, failed: Sequence[Trial]) -> bool:
+        """Tell whether the node failed more than once with the only partner it ever worked with.
+
+        Whatever is likelier, the node, its partner or what is between them: nothing shows it.
+        """
+        together = {trial.nodes for trial in self._trials(node) if len(trial.nodes) > 1}
+        to_blame = any(
+            other in self._findings.guilty for trial in failed for other in trial.partners(node)
+        )
+        return len(failed) >= _OFTEN and len(together) == 1 and not to_blame
 
     def _crash_doubt(self, node: int, crashes: Sequence[Trial]) -> str:
         text = self._crash(node, crashes)

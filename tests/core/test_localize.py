@@ -89,6 +89,20 @@ def test_of_two_nodes_that_fail_together_neither_is_condemned() -> None:
     assert {level(verdict, node) for node in names(2)} == {Level.INCONCLUSIVE}
 
 
+@pytest.mark.parametrize("failing", [{1, 3}, {1, 3, 5}, {1, 3, 5, 7}, {1, 2, 3, 4, 5}])
+def test_two_nodes_that_fail_together_now_and_then_are_in_doubt(failing: set[int]) -> None:
+    well = cluster()
+
+    def answer(index: int, group: tuple[str, ...]) -> GroupResult:
+        bad = GroupResult(nodes=group, outcome=Outcome.TIMED_OUT)
+        return bad if index in failing else well(index, group)
+
+    verdict, _ = run(names(2), answer)
+
+    assert {level(verdict, node) for node in names(2)} == {Level.INCONCLUSIVE}
+    assert "no allgather with n2 (timed out)" in verdict.nodes["n1"].reason
+
+
 def test_one_dead_node_of_three_is_found() -> None:
     verdict, rounds = run(names(3), cluster(dead=["n2"]))
     assert verdict.named(Level.FAULTY) == ("n2",)

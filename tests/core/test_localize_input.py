@@ -191,7 +191,7 @@ TIMES = st.one_of(
 
 
 @given(st.data(), st.integers(1, 9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_answers_whatever_crash_the_localizer(data: st.DataObject, count: int) -> None:
     nodes = [f"n{number}" for number in range(count)]
     loc = Localizer(nodes)

@@ -48,7 +48,7 @@ def test_in_a_full_circle_everybody_meets_everybody_once(count: int) -> None:
 
 
 @given(st.integers(2, 60), st.integers(0, 9), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_everybody_has_one_partner_and_at_most_one_sits_out(
     count: int, seed: int, data: st.DataObject
 ) -> None:

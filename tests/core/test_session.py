@@ -6,7 +6,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_health.check import make_localizer
@@ -43,7 +43,7 @@ from tests.support.session_story import (
 )
 from tests.support.world import World
 
-many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=100)
 
 
 # --- any world ---------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_what_is_concluded_follows_from_the_journal_alone(
     assert step == Append(record=verdict)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20)
 @given(
     st.integers(0, 2**32),
     st.lists(st.integers(5, 40), max_size=2),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.report.layout import flowed, printable, table, wrapped
@@ -10,7 +10,6 @@ WIDTHS = st.integers(min_value=1, max_value=120)
 WORDS = st.text(alphabet=st.characters(codec="utf-8"), max_size=80)
 
 
-@settings(deadline=None)
 @given(WORDS, WIDTHS)
 def test_wrapping_loses_nothing_but_blanks(text: str, width: int) -> None:
     lines = wrapped(printable(text), width)
@@ -20,7 +19,6 @@ def test_wrapping_loses_nothing_but_blanks(text: str, width: int) -> None:
     assert all(len(line) <= width or " " not in line for line in lines)
 
 
-@settings(deadline=None)
 @given(WORDS)
 def test_plain_text_is_one_line_of_ascii(text: str) -> None:
     plain = printable(text, unicode=False)
@@ -29,7 +27,6 @@ def test_plain_text_is_one_line_of_ascii(text: str) -> None:
     assert plain.isprintable()
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.just("  "), WORDS.map(printable)), max_size=5), WIDTHS)
 def test_flowing_keeps_every_part_in_order(parts: list[tuple[str, str]], width: int) -> None:
     lines = flowed(parts, width)
@@ -38,7 +35,6 @@ def test_flowing_keeps_every_part_in_order(parts: list[tuple[str, str]], width: 
     assert "".join(lines).replace(" ", "") == expected
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(WORDS, WORDS, WORDS).map(lambda row: tuple(map(printable, row))), max_size=5

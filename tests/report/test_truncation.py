@@ -45,7 +45,7 @@ def faulty(report: JobReport) -> set[str]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_journal_cut_anywhere_is_reported_and_accuses_nobody_new(data: st.DataObject) -> None:
     with TemporaryDirectory() as directory:
@@ -79,7 +79,7 @@ def test_a_master_file_cut_at_every_byte_is_reported(root: Path) -> None:
         path.write_bytes(content)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(FILES), st.data())
 def test_damaged_bytes_in_a_file_never_stop_a_report(name: str, data: st.DataObject) -> None:
     with TemporaryDirectory() as directory:
@@ -99,7 +99,7 @@ _ACTIONS = st.sampled_from(["drain", "exclude", "requeue", "hold", "proceed", "n
 _NAMES = st.lists(st.sampled_from(["n1", "n2", "n3", "n9"]), max_size=3, unique=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     acts=st.lists(st.tuples(_ACTIONS, _NAMES), max_size=6),
     levels=st.lists(st.sampled_from(Level), min_size=3, max_size=3),
