@@ -25,6 +25,7 @@ _WITNESSES = 2  # partners, or rounds where there are no partners
 _FABRIC_ROUNDS = 3  # in which a leaf or path was slow: congestion may last for two
 _SLOW_TESTS = 3  # that convict: among thousands of nodes somebody is hit by a spike twice
 _TOO_FEW_PEERS, _SLOW_TESTS_OF_TWO = 2, 6  # a single peer may be the odd one itself
+_CONTROLS = 2  # rounds in which others were fast: one can be fast by luck
 _MARGIN = 1.3  # deviations of a slowdown above the floor
 
 
@@ -108,7 +109,7 @@ def slow(
     """Return who is provably slower than the floor, in which metrics; and who but for a control.
 
     When a node was slow its whole round may have been: the cluster is not always equally quiet. So
-    others must have been fast beside it, or since.
+    others must have been fast beside it, or since, and not only once.
     """
     candidates: list[tuple[float, int, Guilt]] = []
     uncontrolled = set()
@@ -145,7 +146,7 @@ def slow_tests(metric: Metric, variable: int) -> tuple[int, ...]:
 
 
 def _controlled(metric: Metric, node: int, tests: Sequence[int]) -> bool:
-    """Tell whether others were fast in a round in which the node was slow, or in a later one.
+    """Tell whether others were fast in rounds in which the node was slow, or in later ones.
 
     Not needed where it is known what good hardware takes.
     """
@@ -154,7 +155,7 @@ def _controlled(metric: Metric, node: int, tests: Sequence[int]) -> bool:
     others = (metric.data.sources != node).all(axis=1)
     fast = metric.found.excess < metric.found.effect[node] / 2
     since = metric.round >= metric.round[list(tests)].min()
-    return bool((others & fast & since).any())
+    return len(np.unique(metric.round[others & fast & since])) >= _CONTROLS
 
 
 def _enough(

@@ -169,6 +169,22 @@ def test_when_the_whole_cluster_slows_down_no_node_is_accused_of_it(seed: int) -
     assert {level(verdict, node) for node in names(4)[1:]} <= {Level.HEALTHY, Level.INCONCLUSIVE}
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("quiet", range(5))
+def test_one_quiet_round_of_a_busy_cluster_accuses_nobody(quiet: int, seed: int) -> None:
+    # As above, but all is slow except in one round: whoever is not in it must not look slow.
+    well = cluster(dead=["n4"], noise=0.03, seed=seed)
+
+    def answer(index: int, group: tuple[str, ...]) -> GroupResult:
+        found = well(index, group)
+        times = 1.0 if index == quiet else 2.0
+        return replace(found, shared_ms={name: times * ms for name, ms in found.shared_ms.items()})
+
+    verdict, _ = run(names(4), answer, seed=seed)
+
+    assert {level(verdict, node) for node in names(3)} <= {Level.HEALTHY, Level.INCONCLUSIVE}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_slow_node_beside_a_dead_one_is_found_among_four(seed: int) -> None:
     answer = cluster(dead=["n1"], network={"n2": 1.6}, seed=seed)

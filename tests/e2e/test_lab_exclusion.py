@@ -198,7 +198,7 @@ def test_a_job_stops_when_it_has_left_as_many_bad_nodes_as_it_may(site: Site) ->
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "1")
     output = site.lab.job_output(number)
     assert "never" not in output
-    assert "--max-requeues" in output
+    assert "--max-requeues" in output, output
     assert f"--exclude={nodes[-1]}" in output
     assert kinds(site.records(number, "1"))["verdict_reached"] == 1
     site.assert_nothing_left()
