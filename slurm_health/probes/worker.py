@@ -85,7 +85,7 @@ def main() -> None:
     """Serve rounds until the agent leaves."""
     channel = Channel()
     local_rank, threads, devices = (int(argument) for argument in sys.argv[1:])
-    gc.disable()  # it finds nothing in what is being loaded, and is a tenth of the time
+    gc.disable()  # it finds nothing in what is being loaded, and takes its time
     import torch
     import torch.distributed as dist
 

@@ -222,8 +222,9 @@ def levels(run: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def accused(run: Mapping[str, Any]) -> dict[str, str | None]:
-    """Node → level of those that one check found bad. A busy machine leaves others in doubt."""
-    return {node: level for node, level in levels(run).items() if level in {"faulty", "slow"}}
+    """Node → level of all but the healthy, and those in whom a busy machine leaves doubt."""
+    well = {"healthy", "inconclusive"}
+    return {node: level for node, level in levels(run).items() if level not in well}
 
 
 def verdict_of(run: Mapping[str, Any], node: str) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ def test_with_slurmctld_down_nothing_is_drained_and_the_hook_ends_in_time(
     site.lab.kill_slurmctld()
     began = time.monotonic()
     site.health_check("n2")
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 20
     site.lab.start_slurmctld()
     assert site.out_of_pool() == {}
     site.health_check("n2")
@@ -56,7 +56,7 @@ def test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained(site: Hooked
     try:
         began = time.monotonic()
         site.health_check("n2")
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 31
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
