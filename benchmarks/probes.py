@@ -31,7 +31,7 @@ from benchmarks.command import count
 from slurm_health import node_facts
 from slurm_health.core.gpt_sizing import CPU, GptModel, TooLittleMemory, choose, to_options
 from slurm_health.core.measurement import reduced_ms
-from slurm_health.core.phases import BUILT_IN, Probe, Scope
+from slurm_health.core.probe_catalog import BUILT_IN, Probe, Scope
 from slurm_health.core.records import Sampled
 from slurm_health.workers import Worker
 

@@ -22,7 +22,7 @@ from slurm_health.check import (
     check_local,
     find_python,
 )
-from slurm_health.core import phases
+from slurm_health.core import probe_catalog
 from slurm_health.core.actions import (
     AtRequeueLimit,
     Disposition,
@@ -120,7 +120,7 @@ def _what(options: Mapping[str, Any]) -> str:
     """Return what to check: what is named, what the flags stand for, or the default."""
     flags = [name for name in ("network-check", "straggler-detection") if options[_key(name)]]
     named = [options["what"]] if options["what"] else []
-    return ",".join([*named, *flags]) or phases.DEFAULT
+    return ",".join([*named, *flags]) or probe_catalog.DEFAULT
 
 
 def _key(name: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_health import probe_choice
-from slurm_health.core import phases
+from slurm_health.core import probe_catalog
 from slurm_health.errors import ConfigError
 
 ON_STRAGGLER = ("exclude", "report", "requeue", "drain")
@@ -242,7 +242,7 @@ def what_to_check(settings: Mapping[str, str]) -> str:
     if named == probe_choice.OFF:
         return named
     flags = [name for name in FLAGS if settings.get(name) == "yes"]
-    return ",".join([*([named] if named else []), *flags]) or phases.DEFAULT
+    return ",".join([*([named] if named else []), *flags]) or probe_catalog.DEFAULT
 
 
 def help_text() -> str:

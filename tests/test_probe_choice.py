@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.core.phases import Scope
+from slurm_health.core.probe_catalog import Scope
 from slurm_health.errors import ConfigError
 from slurm_health.probe_choice import chosen_phases, spelled_out
 from tests.support.supervised import write_executable

@@ -14,7 +14,7 @@ from slurm_health.core.localize_evidence import Bearing, Ledger, Trial
 from slurm_health.core.localize_judge import Findings
 from slurm_health.core.localize_pairs import LonePair, lone_pairs
 from slurm_health.core.localize_settings import LocalizeSettings
-from slurm_health.core.phases import component_of
+from slurm_health.core.probe_catalog import component_of
 from slurm_health.core.verdict import (
     LeafVerdict,
     Level,

@@ -16,7 +16,8 @@ from slurm_health.core import gpt_sizing
 from slurm_health.core.conclusion import judged, unmeasured, with_burns
 from slurm_health.core.course import Course, MakeLocalizer
 from slurm_health.core.expectations import Expectation, expected_ms
-from slurm_health.core.phases import GPT, Phase
+from slurm_health.core.phases import Phase
+from slurm_health.core.probe_catalog import GPT
 from slurm_health.core.record_lines import Entry
 from slurm_health.core.records import (
     AgentsLaunched,

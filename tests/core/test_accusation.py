@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.core.accusation import from_journal
-from slurm_health.core.phases import BUILT_IN, component_of
+from slurm_health.core.probe_catalog import BUILT_IN, component_of
 from slurm_health.core.record_lines import encode
 from slurm_health.core.records import NodeJudged, Record, RunStarted, VerdictReached
 from slurm_health.core.verdict import Level

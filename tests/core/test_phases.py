@@ -4,7 +4,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.core.expectations import COPY_BYTES, MATMUL_FLOP, expectations_from, expected_ms
-from slurm_health.core.phases import BUILT_IN, SETS, Phase, Probe, Scope, component_of, phases
+from slurm_health.core.phases import Phase, phases
+from slurm_health.core.probe_catalog import BUILT_IN, SETS, Probe, Scope, component_of
 
 OWN = Probe("dataloader", Scope.SOLO, "/p.py")
 
