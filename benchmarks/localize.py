@@ -22,8 +22,15 @@ from dataclasses import dataclass, field, replace
 
 from tabulate import tabulate
 
-from slurm_health.core.localize import Level, Localizer, LocalizeSettings, Outcome, Round, Verdict
-from slurm_health.core.simulate import Faults, SimulatedCluster, Weather
+from slurm_health.core.localize.localizer import (
+    Level,
+    Localizer,
+    LocalizeSettings,
+    Outcome,
+    Round,
+    Verdict,
+)
+from slurm_health.core.localize.simulate import Faults, SimulatedCluster, Weather
 
 _FAILED_S = 3600.0  # what DLRover takes as the time of a failed check
 _STRAGGLER_FACTOR = 2.0

@@ -20,7 +20,7 @@ from slurm_health.command import own_command
 from slurm_health.core.actions import Disposition, Policy, exit_code
 from slurm_health.core.allocation import Allocation
 from slurm_health.core.course import Localizer
-from slurm_health.core.localize_settings import LocalizeSettings
+from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.nodeset import fold
 from slurm_health.core.phases import Phase
 from slurm_health.core.records import RunFinished, RunStarted, VerdictReached
@@ -230,7 +230,7 @@ def make_localizer(
 ) -> Localizer:
     """Return the Localizer that plans the rounds of a run and judges its nodes."""
     # numpy takes a while to load: by now the agents are busy loading torch.
-    from slurm_health.core.localize import Localizer as SieveLocalizer
+    from slurm_health.core.localize.localizer import Localizer as SieveLocalizer
 
     return SieveLocalizer(nodes=list(nodes), topology=topology, settings=settings)
 

@@ -11,10 +11,16 @@ from typing import Any, TextIO
 
 import click
 
-from slurm_health.core.localize import GroupResult, Level, Localizer, LocalizeSettings, Round
+from slurm_health.core.localize.localizer import (
+    GroupResult,
+    Level,
+    Localizer,
+    LocalizeSettings,
+    Round,
+)
+from slurm_health.core.localize.simulate import Faults, SimulatedCluster, Weather
+from slurm_health.core.localize.topology import parse_topology
 from slurm_health.core.nodeset import expand, fold
-from slurm_health.core.simulate import Faults, SimulatedCluster, Weather
-from slurm_health.core.topology import parse_topology
 from slurm_health.core.verdict import NodeVerdict, Verdict
 from slurm_health.errors import LocalizeError, UsageError
 

@@ -81,7 +81,7 @@ def test_the_command_line_is_there_in_a_moment() -> None:
         env=environ,
     )
 
-    assert "slurm_health.core.localize" not in done.stderr
+    assert "slurm_health.core.localize.localizer" not in done.stderr
     assert "ClusterShell" not in done.stderr
 
 

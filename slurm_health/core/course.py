@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from slurm_health.core.conclusion import merged
-from slurm_health.core.localize_settings import LocalizeSettings
+from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.phases import Phase
 from slurm_health.core.verdict import GroupResult, Level, Round, Verdict
 
 
 class Localizer(Protocol):
-    """What a course needs of `slurm_health.core.localize.Localizer`."""
+    """What a course needs of `slurm_health.core.localize.localizer.Localizer`."""
 
     def next_round(self) -> Round | None:
         """Plan the next round, None when enough is known."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_health.core.localize import (
+from slurm_health.core.localize.localizer import (
     GroupResult,
     Level,
     Localizer,

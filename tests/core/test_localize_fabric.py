@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
-from slurm_health.core.localize import GroupResult, Level, Localizer, LocalizeSettings, Outcome
-from slurm_health.core.simulate import Faults, SimulatedCluster, Weather, play
+from slurm_health.core.localize.localizer import (
+    GroupResult,
+    Level,
+    Localizer,
+    LocalizeSettings,
+    Outcome,
+)
+from slurm_health.core.localize.simulate import Faults, SimulatedCluster, Weather, play
 from slurm_health.core.verdict import Verdict
 
 LEAVES = {f"leaf{k}": tuple(f"n{8 * k + j}" for j in range(8)) for k in range(8)}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_health.core.localize import (
+from slurm_health.core.localize.localizer import (
     GroupResult,
     Level,
     Localizer,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_health.core.localize import (
+from slurm_health.core.localize.localizer import (
     GroupResult,
     Level,
     Localizer,
@@ -19,7 +19,7 @@ from slurm_health.core.localize import (
     Round,
     Verdict,
 )
-from slurm_health.core.simulate import (
+from slurm_health.core.localize.simulate import (
     ALLGATHER_MS,
     MATMUL_MS,
     Faults,

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_health.core.plan import Pair, Standing, circle, plan_round
+from slurm_health.core.localize.pairing import Pair, Standing, circle, plan_round
 
 
 def standing(

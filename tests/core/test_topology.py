@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.core.topology import parse_topology
+from slurm_health.core.localize.topology import parse_topology
 from slurm_health.errors import LocalizeError
 
 TREE = """\

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from slurm_health.core.course import MakeLocalizer
-from slurm_health.core.localize_settings import LocalizeSettings
+from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.phases import Phase, phases
 from slurm_health.core.record_lines import Entry
 from slurm_health.core.records import (

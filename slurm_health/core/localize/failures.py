@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slurm_health.core.localize_bp import NONE, Floats, Graph, Ints, propagate
-from slurm_health.core.localize_evidence import Bearing, Trial
-from slurm_health.core.localize_fabric import Sources
+from slurm_health.core.localize.belief_propagation import NONE, Floats, Graph, Ints, propagate
+from slurm_health.core.localize.evidence import Bearing, Trial
+from slurm_health.core.localize.fabric import Sources
 
 _FAILS = np.array([0.002, 0.9, 0.999])  # probability to fail when well, flaky, dead
 _TURNS, _TURNS_WITHOUT_PATHS = 12, 2

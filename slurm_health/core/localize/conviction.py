@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_health.core.localize_bp import NONE, Floats, Ints
-from slurm_health.core.localize_evidence import Bearing, Trial
-from slurm_health.core.localize_fabric import Sources
-from slurm_health.core.localize_settings import LocalizeSettings
-from slurm_health.core.localize_slow import Observations, Slowness
+from slurm_health.core.localize.belief_propagation import NONE, Floats, Ints
+from slurm_health.core.localize.evidence import Bearing, Trial
+from slurm_health.core.localize.fabric import Sources
+from slurm_health.core.localize.settings import LocalizeSettings
+from slurm_health.core.localize.slowness import Observations, Slowness
 
 TRUST = 0.05  # who is bad with a smaller probability than this is believed as a witness
 _CANDIDATE = 0.5  # below this probability nobody is looked at

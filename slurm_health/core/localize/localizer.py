@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from slurm_health.core import localize_words
-from slurm_health.core.localize_evidence import Ledger
-from slurm_health.core.localize_fabric import Fabric
-from slurm_health.core.localize_judge import Findings, judge
-from slurm_health.core.localize_needs import Needs, needs_of
-from slurm_health.core.localize_settings import LocalizeSettings
-from slurm_health.core.plan import Standing, plan_round
+from slurm_health.core.localize import explain
+from slurm_health.core.localize.evidence import Ledger
+from slurm_health.core.localize.fabric import Fabric
+from slurm_health.core.localize.findings import Findings, judge
+from slurm_health.core.localize.pairing import Standing, plan_round
+from slurm_health.core.localize.settings import LocalizeSettings
+from slurm_health.core.localize.stopping import Needs, needs_of
 from slurm_health.core.verdict import (
     GroupResult,
     LeafVerdict,
@@ -97,7 +97,7 @@ class Localizer:
 
     def verdict(self) -> Verdict:
         """Return what is concluded from the results so far."""
-        return localize_words.verdict_of(self._ledger, self._judged(), self._settings)
+        return explain.verdict_of(self._ledger, self._judged(), self._settings)
 
     def _judged(self) -> Findings:
         if self._findings is None:

@@ -9,11 +9,10 @@ from typing import TypedDict
 
 import numpy as np
 
-from slurm_health.core.localize_convict import Guilt, Metric
-from slurm_health.core.localize_evidence import Bearing, Ledger, Trial
-from slurm_health.core.localize_judge import Findings
-from slurm_health.core.localize_pairs import LonePair, lone_pairs
-from slurm_health.core.localize_settings import LocalizeSettings
+from slurm_health.core.localize.conviction import Guilt, Metric
+from slurm_health.core.localize.evidence import Bearing, Ledger, Trial
+from slurm_health.core.localize.findings import Findings, LonePair, lone_pairs
+from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.probe_catalog import component_of
 from slurm_health.core.verdict import (
     LeafVerdict,

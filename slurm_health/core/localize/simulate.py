@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_health.core.localize import Localizer
+from slurm_health.core.localize.localizer import Localizer
 from slurm_health.core.verdict import GroupResult, Outcome, Round, Verdict
 
 ALLGATHER_MS = 50.0

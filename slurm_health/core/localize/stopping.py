@@ -10,11 +10,10 @@ from itertools import combinations, islice
 
 import numpy as np
 
-from slurm_health.core.localize_evidence import Bearing, Ledger, Trial
-from slurm_health.core.localize_judge import Findings
-from slurm_health.core.localize_pairs import lone_pairs
-from slurm_health.core.localize_settings import SMALL_RUN, LocalizeSettings
-from slurm_health.core.plan import Pair
+from slurm_health.core.localize.evidence import Bearing, Ledger, Trial
+from slurm_health.core.localize.findings import Findings, lone_pairs
+from slurm_health.core.localize.pairing import Pair
+from slurm_health.core.localize.settings import SMALL_RUN, LocalizeSettings
 
 _SUSPICIOUS = 0.1  # a node that is bad with a smaller probability than this is left alone
 _SUSPICIOUS_OF_FEW = 0.05  # the same where the prior alone comes close to that

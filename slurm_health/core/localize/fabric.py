@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_health.core.localize_bp import NONE, Floats, Ints
-from slurm_health.core.localize_evidence import Trial
+from slurm_health.core.localize.belief_propagation import NONE, Floats, Ints
+from slurm_health.core.localize.evidence import Trial
 from slurm_health.errors import LocalizeError
 
 _LEAF_IS_BAD, _PATH_IS_BAD = 0.003, 0.001
