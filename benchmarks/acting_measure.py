@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.check_measure import Stage, Unmeasured
 from slurm_health import journal
-from slurm_health.core.record_lines import Entry
+from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import RunStarted, VerdictReached
 from slurm_health.core.verdict import Level
 from tests.lab import Lab

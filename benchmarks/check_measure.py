@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from slurm_health import journal
-from slurm_health.core.record_lines import Entry
+from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import RoundEnded, RoundStarted, VerdictReached
 from slurm_health.core.verdict import Level
 from tests.lab import Lab, LabError
@@ -200,7 +200,7 @@ def measure_import(_stage: Stage) -> Sample:
     added = []
     for _ in range(IMPORT_PAIRS):
         bare = _python_s("pass")
-        added.append(_python_s("import slurm_health.cli") - bare)
+        added.append(_python_s("import slurm_health.cli.main") - bare)
     return Sample(elapsed_s=statistics.median(added), detail=f"{IMPORT_PAIRS} pairs")
 
 

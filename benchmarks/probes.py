@@ -14,7 +14,6 @@ deviation over the mean. Exits 0 when every probe was measured, 3 when one was n
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
 import selectors
@@ -28,12 +27,12 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.command import count
-from slurm_health import node_facts
-from slurm_health.core.gpt_sizing import CPU, GptModel, TooLittleMemory, choose, to_options
-from slurm_health.core.measurement import reduced_ms
+from slurm_health.agent import node_facts
+from slurm_health.agent.worker_process import Worker
 from slurm_health.core.probe_catalog import BUILT_IN, Probe, Scope
 from slurm_health.core.records import Sampled
-from slurm_health.workers import Worker
+from slurm_health.core.session.gpt_sizing import CPU, GptModel, TooLittleMemory, choose, to_options
+from slurm_health.core.session.measurement import reduced_ms
 
 START_LIMIT_S = 120.0
 ROUND_LIMIT_S = 300.0
@@ -153,9 +152,7 @@ def main() -> int:
 
 def present() -> list[Probe]:
     """Return the probes whose file is there."""
-    return [
-        each for each in BUILT_IN if importlib.util.find_spec(f"slurm_health.probes.{each.name}")
-    ]
+    return list(BUILT_IN)
 
 
 def measure(bench: Bench, probes: Sequence[Probe], runs: int) -> tuple[list[Row], list[str]]:

@@ -17,7 +17,7 @@
     └─ LocalizeError                            70  results that no planned round can have produced
 
 Each message says what, on what, why, and what to do next; the facts are attributes. They are
-turned into one line on stderr and an exit code in one place, `slurm_health.cli`.
+turned into one line on stderr and an exit code in one place, `slurm_health.cli.main`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from slurm_health.core.record_lines import VERSION, Entry, NewerVersion, decode, encode
+from slurm_health.core.record_codec import VERSION, Entry, NewerVersion, decode, encode
 from slurm_health.core.records import Record
 from slurm_health.errors import JournalError, RecordTooNew
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from slurm_health.core.phases import Phase, phases
 from slurm_health.core.probe_catalog import BUILT_IN, SETS, Probe, Scope
+from slurm_health.core.session.phases import Phase, phases
 from slurm_health.errors import ConfigError
 
 OFF = "off"

@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
@@ -106,3 +107,18 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def own_command(*arguments: str) -> tuple[str, ...]:
+    """Return a command line of this slurm-health, for another process or node.
+
+    `-P` keeps the working directory off the module path: it may hold a `click.py` of the user's.
+    """
+    return own_module("slurm_health", *arguments)
+
+
+def own_module(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return a command line that runs a module of ours with this interpreter."""
+    # Where we were started without PYTHONPATH and PYTHONHOME, they belong to another Python.
+    flags = ("-E", "-P") if sys.flags.ignore_environment else ("-P",)
+    return (sys.executable, *flags, "-m", module, *arguments)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.cli import commands
+from slurm_health.cli.main import commands
 from slurm_health.core.probe_catalog import BUILT_IN, SETS
 from slurm_health.core.records import KINDS
 from tests.support.supervised import write_executable

@@ -12,14 +12,14 @@ import pytest
 
 HEAVY = {"torch", "numpy", "pyslurm"}
 LIGHT = {
-    "the command line": "slurm_health.cli",
+    "the command line": "slurm_health.cli.main",
     "the report": (
         "slurm_health.report.find, slurm_health.report.table, slurm_health.report.export"
     ),
-    "the agent": "slurm_health.agent_command, slurm_health.agent, slurm_health.workers",
-    "the supervisor": "slurm_health.supervisor",
-    "the check before its first round": "slurm_health.check_command, slurm_health.check",
-    "the requeue helper": "slurm_health.requeue",
+    "the agent": "slurm_health.agent.agent, slurm_health.agent.worker_process",
+    "the supervisor": "slurm_health.supervisor.supervisor",
+    "the check before its first round": "slurm_health.cli.check, slurm_health.master.run_check",
+    "the requeue helper": "slurm_health.acting.requeue_helper",
 }
 # Prints which files were opened, which sockets made and which processes started by an import.
 WATCH = """
@@ -56,7 +56,7 @@ def test_it_loads_neither_torch_nor_numpy(modules: str) -> None:
 
 
 def test_the_supervisor_which_lives_for_days_loads_no_command_line() -> None:
-    loaded = run("import sys, slurm_health.supervisor; print(*sys.modules)").split()
+    loaded = run("import sys, slurm_health.supervisor.supervisor; print(*sys.modules)").split()
 
     assert not {name.partition(".")[0] for name in loaded} & {"click", "tabulate", "ClusterShell"}
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,22 @@ IMPURE = {
     "urllib",
 }
 NUMPY_USERS = f"{NAME}.core.localize."
+# Who may import whom: a room imports itself and the rows above its own, never a row below. Rooms
+# that stand in one row apart from each other, in strings of their own, do not import each other;
+# "a, b" may. A package that is no room of its own belongs to the room around it.
+ROWS: tuple[tuple[str, ...], ...] = (
+    ("errors", "probes"),
+    ("core",),
+    ("core.localize", "core.acting", "core.node"),
+    ("core.session",),
+    ("processes, nvml, journal, config, probe_choice, killable, slurm, checks",),
+    ("site_settings",),
+    ("draining",),
+    ("agent", "acting", "supervisor", "sbatch", "report", "hooks"),
+    ("master", "doctor"),
+    ("torchrun",),
+    ("cli",),
+)
 # The only modules that load these.
 ONLY_IN = {"torch": f"{NAME}.probes", "pyslurm": f"{NAME}.slurm.pyslurm_client"}
 
@@ -63,12 +80,43 @@ def top(name: str) -> str:
     return name.partition(".")[0]
 
 
+@functools.cache
 def graph() -> dict[str, set[str]]:
     """Return which of our modules each of our modules imports when it is loaded or used."""
     return {
         module: {name for name in imported(module) if name in MODULES and name != module}
         for module in MODULES
     }
+
+
+def room(module: str) -> str:
+    """Return the room a module stands in."""
+    inside = module.removeprefix(NAME).removeprefix(".")
+    rooms = [each for row in ROWS for names in row for each in names.split(", ")]
+    fitting = [each for each in rooms if f"{inside}.".startswith(f"{each}.")]
+    return max(fitting, key=len, default="")
+
+
+def place(of: str) -> tuple[int, str]:
+    """Return a room's row, and the rooms in it that may import each other."""
+    return next(
+        (number, names)
+        for number, row in enumerate(ROWS)
+        for names in row
+        if of in names.split(", ")
+    )
+
+
+def test_every_module_stands_in_a_room() -> None:
+    assert {m for m in MODULES if not room(m)} == {NAME, f"{NAME}.__main__"}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m)])
+def test_a_room_imports_only_what_stands_above_it(module: str) -> None:
+    row, together = place(room(module))
+    for name in sorted(graph()[module] - {NAME}):
+        its_row, its_names = place(room(name))
+        assert its_row < row or its_names == together, name
 
 
 @pytest.mark.parametrize("module", CORE)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from slurm_health.core.check_result import Finding, Status
+from slurm_health.core.node.finding import Finding, Status
 
 # Limits that appear in many checks.
 Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
@@ -35,7 +35,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """What a check saw: nothing judged yet."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
     """Where a check looks: the machine itself, or a recorded tree.
 
     Args:
@@ -97,7 +97,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # Where it runs where the site does not say.
     CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog", "healthcheck", "retest")
 
-    def collect(self, place: Place) -> Seen:
+    def collect(self, place: CheckContext) -> Seen:
         """Look at the machine.
 
         Raises:
@@ -108,3 +108,29 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def judge(self, seen: Any) -> Finding:
         """Judge what was seen. Pure."""
         raise NotImplementedError
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """A check as a site wants it run.
+
+    Args:
+        name: the name of its table in the configuration.
+        check: what to run.
+        time_limit_s: after this it is killed, and inconclusive.
+        severity: the worst its finding may be.
+        shadow: its finding is logged and never acted on.
+        contexts: where it runs.
+        nodes: node patterns, empty for all.
+        partitions: patterns of partitions, empty for all.
+        line: where the configuration names it.
+    """
+
+    name: str
+    check: Check
+    time_limit_s: float
+    severity: Status
+    shadow: bool
+    contexts: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    line: int = 0

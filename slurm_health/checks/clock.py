@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from slurm_health.checks.check import Check, NotNegative, Place, Seen, Unmeasured
+from slurm_health.checks.check import Check, CheckContext, NotNegative, Seen, Unmeasured
 from slurm_health.checks.tasks import count_cpus
-from slurm_health.core.check_result import Finding, Status, node_fault, passed, warned
+from slurm_health.core.node.finding import Finding, Status, node_fault, passed, warned
 
 _STA_UNSYNC = 0x40
 _STA_NANO = 0x2000
@@ -35,7 +35,7 @@ class Clock(Check, frozen=True, kw_only=True):
     max_offset_ms: NotNegative = 100.0
     max_error_ms: NotNegative | None = None
 
-    def collect(self, _place: Place) -> ClockSeen:
+    def collect(self, _place: CheckContext) -> ClockSeen:
         """Ask the kernel; no file holds this."""
         return _adjtimex()
 
@@ -100,10 +100,10 @@ class ClockSource(Check, frozen=True, kw_only=True):
         "timebase",
     )
 
-    def collect(self, place: Place) -> ClockSourceSeen:
+    def collect(self, context: CheckContext) -> ClockSourceSeen:
         """Read /sys/devices/system/clocksource."""
         base = "/sys/devices/system/clocksource/clocksource0"
-        return ClockSourceSeen(current=place.read(f"{base}/current_clocksource").strip())
+        return ClockSourceSeen(current=context.read(f"{base}/current_clocksource").strip())
 
     def judge(self, seen: ClockSourceSeen) -> Finding:
         """A slow source makes every call for the time slow."""
@@ -128,9 +128,9 @@ class Cpus(Check, frozen=True, kw_only=True):
 
     min_online: Annotated[int, msgspec.Meta(ge=1)]
 
-    def collect(self, place: Place) -> CpusSeen:
+    def collect(self, context: CheckContext) -> CpusSeen:
         """Read /sys/devices/system/cpu/online."""
-        return CpusSeen(online=count_cpus(place.read("/sys/devices/system/cpu/online")))
+        return CpusSeen(online=count_cpus(context.read("/sys/devices/system/cpu/online")))
 
     def judge(self, seen: CpusSeen) -> Finding:
         """Fewer than there should be is the node's fault."""

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from slurm_health.checks.check import Check, NotNegative, Place, Seen, Unmeasured
-from slurm_health.core.check_result import Finding, inconclusive, node_fault, passed
+from slurm_health.checks.check import Check, CheckContext, NotNegative, Seen, Unmeasured
+from slurm_health.core.node.finding import Finding, inconclusive, node_fault, passed
 
 # A few milliseconds of arithmetic in the caches, during which Python's lock is not held.
 _ROUNDS = 10_000
@@ -60,10 +60,10 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
     min_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     seconds: Annotated[float, msgspec.Meta(ge=0.05, le=60)] = 0.5
 
-    def collect(self, place: Place) -> CpuSpeedSeen:
+    def collect(self, context: CheckContext) -> CpuSpeedSeen:
         """Keep every processor busy and count what was done, and who else was at work."""
         processors = sorted(os.sched_getaffinity(0))
-        throttled_s, busy_s = _throttled_s(place), _busy_s(place)
+        throttled_s, busy_s = _throttled_s(context), _busy_s(context)
         began_s = time.monotonic()
         burners = [_Burner(number, began_s + self.seconds) for number in processors]
         for each in burners:
@@ -79,8 +79,8 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
             wall_s=wall_s,
             cpu_s=cpu_s,
             rounds=sum(each.rounds for each in burners),
-            throttled_s=_throttled_s(place) - throttled_s,
-            others_s=max(0.0, _busy_s(place) - busy_s - cpu_s),
+            throttled_s=_throttled_s(context) - throttled_s,
+            others_s=max(0.0, _busy_s(context) - busy_s - cpu_s),
         )
 
     def judge(self, seen: CpuSpeedSeen) -> Finding:
@@ -122,9 +122,9 @@ class _Burner(threading.Thread):
         self.cpu_s = time.thread_time()
 
 
-def _busy_s(place: Place) -> float:
+def _busy_s(context: CheckContext) -> float:
     """Return the seconds that all processors have been at work, or taken away, since the boot."""
-    words = place.read("/proc/stat").split("\n", 1)[0].split()
+    words = context.read("/proc/stat").split("\n", 1)[0].split()
     try:
         user, nice, system, _idle, _wait, irq, soft, steal = (int(word) for word in words[1:9])
     except ValueError as err:
@@ -132,16 +132,16 @@ def _busy_s(place: Place) -> float:
     return (user + nice + system + irq + soft + steal) / _TICKS_PER_S
 
 
-def _throttled_s(place: Place) -> float:
+def _throttled_s(context: CheckContext) -> float:
     """Return how long a quota has held this process's group, or one above it, back; 0 for none."""
     found = [0.0]
-    for line in (place.read_or_none("/proc/self/cgroup") or "").splitlines():
+    for line in (context.read_or_none("/proc/self/cgroup") or "").splitlines():
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
         for base in _CGROUPS if controllers else ("/sys/fs/cgroup",):
-            found += [_throttled_in(place, f"{base}{above}") for above in _upwards(path)]
+            found += [_throttled_in(context, f"{base}{above}") for above in _upwards(path)]
     return max(found)
 
 
@@ -150,9 +150,9 @@ def _upwards(path: str) -> list[str]:
     return ["/" + "/".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
-def _throttled_in(place: Place, directory: str) -> float:
+def _throttled_in(context: CheckContext, directory: str) -> float:
     pairs = [
-        line.split() for line in (place.read_or_none(f"{directory}/cpu.stat") or "").splitlines()
+        line.split() for line in (context.read_or_none(f"{directory}/cpu.stat") or "").splitlines()
     ]
     found = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
     return found.get("throttled_usec", 0) / 1e6 + found.get("throttled_time", 0) / 1e9

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from slurm_health.checks.check import Check, Count, NotNegative, Place, Seen
-from slurm_health.checks.remember import exchange
-from slurm_health.core.check_result import Finding, joined, node_fault, passed, warned
+from slurm_health.checks.check import Check, CheckContext, Count, NotNegative, Seen
+from slurm_health.checks.last_run import exchange
+from slurm_health.core.node.finding import Finding, joined, node_fault, passed, warned
 
 _ERRORS = ("rx_errors", "tx_errors", "rx_crc_errors")
 
@@ -47,25 +47,25 @@ class Ethernet(Check, frozen=True, kw_only=True):
     max_carrier_changes: Count = 4
     max_errors_per_s: NotNegative = 1.0
 
-    def collect(self, place: Place) -> EthernetSeen:
+    def collect(self, context: CheckContext) -> EthernetSeen:
         """Read /sys/class/net."""
         base = f"/sys/class/net/{self.interface}"
-        operstate = place.read_or_none(f"{base}/operstate")
-        if operstate is None and place.entries("/sys/class/net"):
+        operstate = context.read_or_none(f"{base}/operstate")
+        if operstate is None and context.entries("/sys/class/net"):
             return EthernetSeen(exists=False)
-        operstate = operstate if operstate is not None else place.read(f"{base}/operstate")
+        operstate = operstate if operstate is not None else context.read(f"{base}/operstate")
         counters = EthernetCounters(
-            carrier_changes=_number(place, f"{base}/carrier_changes"),
-            errors=_total(place, [f"{base}/statistics/{name}" for name in _ERRORS]),
+            carrier_changes=_number(context, f"{base}/carrier_changes"),
+            errors=_total(context, [f"{base}/statistics/{name}" for name in _ERRORS]),
         )
         before, age_s = exchange(
-            place, f"ethernet.{place.context}.{self.interface}", counters, EthernetCounters
+            context, f"ethernet.{context.context}.{self.interface}", counters, EthernetCounters
         )
         return EthernetSeen(
             exists=True,
             operstate=operstate,
-            speed_mbit=_number(place, f"{base}/speed"),
-            duplex=place.read_or_none(f"{base}/duplex") or "",
+            speed_mbit=_number(context, f"{base}/speed"),
+            duplex=context.read_or_none(f"{base}/duplex") or "",
             counters=counters,
             before=before,
             age_s=age_s,
@@ -110,11 +110,11 @@ def _delta(now: int | None, before: int | None) -> int:
     return max(0, now - before) if now is not None and before is not None else 0
 
 
-def _number(place: Place, path: str) -> int | None:
-    text = place.read_or_none(path)
+def _number(context: CheckContext, path: str) -> int | None:
+    text = context.read_or_none(path)
     return int(text) if text and text.lstrip("-").isdigit() else None
 
 
-def _total(place: Place, paths: list[str]) -> int | None:
-    found = [number for path in paths if (number := _number(place, path)) is not None]
+def _total(context: CheckContext, paths: list[str]) -> int | None:
+    found = [number for path in paths if (number := _number(context, path)) is not None]
     return sum(found) if found else None

@@ -14,8 +14,15 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from slurm_health.checks.check import AbsolutePath, Check, NotNegative, Place, Seen, Unmeasured
-from slurm_health.core.check_result import (
+from slurm_health.checks.check import (
+    AbsolutePath,
+    Check,
+    CheckContext,
+    NotNegative,
+    Seen,
+    Unmeasured,
+)
+from slurm_health.core.node.finding import (
     Finding,
     inconclusive,
     joined,
@@ -47,7 +54,7 @@ class ProgramSeen(Seen, frozen=True, kw_only=True):
         return next((line.strip() for line in self.output.splitlines() if line.strip()), "")
 
 
-def run_program(argv: list[str], place: Place) -> ProgramSeen:
+def run_program(argv: list[str], context: CheckContext) -> ProgramSeen:
     """Run a program to its end. The check's own time limit ends it, with all it started.
 
     Raises:
@@ -58,7 +65,7 @@ def run_program(argv: list[str], place: Place) -> ProgramSeen:
 
     from slurm_health.processes import die_with_parent
 
-    kept = {name: text for name, text in place.environ.items() if name.startswith("SLURM")}
+    kept = {name: text for name, text in context.environ.items() if name.startswith("SLURM")}
     environ = {**kept, "PATH": _PATH, "LC_ALL": "C", "HOME": "/root"}
     if shutil.which(argv[0], path=_PATH) is None:
         raise Unmeasured(f"{argv[0]} is not there or cannot be executed")
@@ -101,9 +108,9 @@ class Command(Check, frozen=True, kw_only=True):
     user_fault_codes: ExitCodes = ()
     warn_codes: ExitCodes = ()
 
-    def collect(self, place: Place) -> ProgramSeen:
+    def collect(self, context: CheckContext) -> ProgramSeen:
         """Run it."""
-        return run_program(list(self.argv), place)
+        return run_program(list(self.argv), context)
 
     def judge(self, seen: ProgramSeen) -> Finding:
         """Look the exit code up."""
@@ -131,9 +138,9 @@ class Nagios(Check, frozen=True, kw_only=True):
 
     argv: Argv
 
-    def collect(self, place: Place) -> ProgramSeen:
+    def collect(self, context: CheckContext) -> ProgramSeen:
         """Run it."""
-        return run_program(list(self.argv), place)
+        return run_program(list(self.argv), context)
 
     def judge(self, seen: ProgramSeen) -> Finding:
         """Translate the exit code, without the performance data."""
@@ -153,11 +160,11 @@ class Nhc(Check, frozen=True, kw_only=True):
     program: AbsolutePath = "/usr/sbin/nhc"
     conf: str = ""
 
-    def collect(self, place: Place) -> ProgramSeen:
+    def collect(self, context: CheckContext) -> ProgramSeen:
         """Run it in the foreground, all checks, without its own way of draining."""
         settings = ["MARK_OFFLINE=0", "DETACHED_MODE=0", "NHC_CHECK_ALL=1", "LOGFILE=-"]
         conf = ["-c", self.conf] if self.conf else []
-        return run_program([self.program, *conf, *settings], place)
+        return run_program([self.program, *conf, *settings], context)
 
     def judge(self, seen: ProgramSeen) -> Finding:
         """Only its own word for a failed check counts; its crash or its watchdog does not."""
@@ -211,9 +218,9 @@ class File(Check, frozen=True, kw_only=True):
             except re.error as err:
                 raise ValueError(f"{pattern!r} is no regular expression: {err}") from err
 
-    def collect(self, place: Place) -> FileSeen:
+    def collect(self, context: CheckContext) -> FileSeen:
         """Look at it; read it only when its content matters."""
-        path = place.path(self.path)
+        path = context.path(self.path)
         try:
             found = path.lstat() if self.kind == "link" else path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -227,8 +234,8 @@ class File(Check, frozen=True, kw_only=True):
             mode=stat.S_IMODE(found.st_mode),
             uid=found.st_uid,
             gid=found.st_gid,
-            age_s=place.now_s - found.st_mtime,
-            text=place.read(self.path) if wanted and stat.S_ISREG(found.st_mode) else "",
+            age_s=context.now_s - found.st_mtime,
+            text=context.read(self.path) if wanted and stat.S_ISREG(found.st_mode) else "",
         )
 
     def judge(self, seen: FileSeen) -> Finding:

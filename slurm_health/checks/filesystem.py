@@ -12,13 +12,13 @@ from typing import ClassVar
 from slurm_health.checks.check import (
     AbsolutePath,
     Check,
+    CheckContext,
     NotNegative,
     Percent,
-    Place,
     Seen,
     Unmeasured,
 )
-from slurm_health.core.check_result import (
+from slurm_health.core.node.finding import (
     Finding,
     inconclusive,
     joined,
@@ -67,13 +67,13 @@ class Filesystem(Check, frozen=True, kw_only=True):
     min_available_percent: Percent = 0.0
     min_free_inodes_percent: Percent = 0.0
 
-    def collect(self, place: Place) -> FilesystemSeen:
+    def collect(self, context: CheckContext) -> FilesystemSeen:
         """Read the mount table, then touch the filesystem."""
-        mounts = read_mounts(place)
+        mounts = read_mounts(context)
         fstype, options = mounts.get(self.path.rstrip("/") or "/", ("", ""))
         if not fstype and self.mounted:
             return FilesystemSeen(mounted=False)
-        path = place.path(self.path)
+        path = context.path(self.path)
         try:
             found = os.statvfs(path)
         except OSError as err:
@@ -137,10 +137,10 @@ class Filesystem(Check, frozen=True, kw_only=True):
         return found
 
 
-def read_mounts(place: Place) -> dict[str, tuple[str, str]]:
+def read_mounts(context: CheckContext) -> dict[str, tuple[str, str]]:
     """Return type and options per mount point; the last mount on a point is the one in use."""
     mounts = {}
-    for line in place.read("/proc/self/mounts").splitlines():
+    for line in context.read("/proc/self/mounts").splitlines():
         words = line.split()
         if len(words) >= 4:  # device, point, type, options
             point = words[1]

@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from slurm_health.checks.check import Check, Count, Place, Seen, Unmeasured
-from slurm_health.checks.nvml import Device, Gpus, read_gpus
-from slurm_health.core.check_result import (
+from slurm_health.checks.check import Check, CheckContext, Count, Seen, Unmeasured
+from slurm_health.core.node.finding import (
     Finding,
     Status,
     joined,
@@ -18,6 +17,7 @@ from slurm_health.core.check_result import (
     user_fault,
     warned,
 )
+from slurm_health.nvml import Device, Gpus, read_gpus
 
 # Names of nvml.h's nvmlGpuRecoveryAction_t.
 _RECOVERY = {1: "a reset", 2: "a reboot of the node", 3: "to drain its peers", 4: "drain and reset"}
@@ -54,9 +54,9 @@ class Gpu(Check, frozen=True, kw_only=True):
     fabric: bool = True
     throttling: Annotated[str, msgspec.Meta(pattern="^(warn|fault|ignore)$")] = "warn"
 
-    def collect(self, place: Place) -> GpuSeen:
+    def collect(self, context: CheckContext) -> GpuSeen:
         """Ask NVML."""
-        return GpuSeen(gpus=read_gpus(), allotted=allotted(place))
+        return GpuSeen(gpus=read_gpus(), allotted=allotted(context))
 
     def judge(self, seen: GpuSeen) -> Finding:
         """Judge the whole, then each GPU."""
@@ -133,9 +133,9 @@ class GpuProcesses(Check, frozen=True, kw_only=True):
     SEVERITY: ClassVar[Status] = Status.USER_FAULT
     CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog", "epilog")
 
-    def collect(self, place: Place) -> GpuSeen:
+    def collect(self, context: CheckContext) -> GpuSeen:
         """Ask NVML about the job's GPUs only: other jobs may be at work on the others."""
-        wanted = allotted(place)
+        wanted = allotted(context)
         if not wanted:
             raise Unmeasured("Slurm gives the job no GPU here")
         return GpuSeen(gpus=read_gpus(), allotted=wanted)
@@ -150,9 +150,9 @@ class GpuProcesses(Check, frozen=True, kw_only=True):
         return joined(parts, well="nobody on the job's GPUs")
 
 
-def allotted(place: Place) -> tuple[int, ...]:
+def allotted(context: CheckContext) -> tuple[int, ...]:
     """Return the GPUs of the job, by the numbers they have outside it; empty where none is told."""
-    words = place.environ.get("SLURM_JOB_GPUS", "").split(",")
+    words = context.environ.get("SLURM_JOB_GPUS", "").split(",")
     return tuple(int(word) for word in words if word.isdecimal())
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import msgspec
 
-from slurm_health.checks.check import Check, Count, NotNegative, Place, Seen, Unmeasured
-from slurm_health.checks.remember import exchange
-from slurm_health.core.check_result import Finding, inconclusive, joined, node_fault, passed, warned
+from slurm_health.checks.check import Check, CheckContext, Count, NotNegative, Seen, Unmeasured
+from slurm_health.checks.last_run import exchange
+from slurm_health.core.node.finding import Finding, inconclusive, joined, node_fault, passed, warned
 
 _BASE = "/sys/class/infiniband"
 # Counters of the port, by the names of the kernel's sysfs interface.
@@ -49,19 +49,19 @@ class InfiniBand(Check, frozen=True, kw_only=True):
     max_link_downed: Count = 0
     max_errors: Count = 100
 
-    def collect(self, place: Place) -> InfiniBandSeen:
+    def collect(self, context: CheckContext) -> InfiniBandSeen:
         """Read /sys/class/infiniband."""
-        devices = place.entries(_BASE)
-        if not devices and not place.path("/sys/class").is_dir():
+        devices = context.entries(_BASE)
+        if not devices and not context.path("/sys/class").is_dir():
             raise Unmeasured("/sys is not there")
         ports = {
-            f"{device}:{number}": _read_port(place, f"{_BASE}/{device}/ports/{number}")
+            f"{device}:{number}": _read_port(context, f"{_BASE}/{device}/ports/{number}")
             for device in devices
-            for number in place.entries(f"{_BASE}/{device}/ports")
+            for number in context.entries(f"{_BASE}/{device}/ports")
         }
         counters = {name: port.counters for name, port in ports.items()}
         before, age_s = exchange(
-            place, f"infiniband.{place.context}", counters, dict[str, dict[str, int]]
+            context, f"infiniband.{context.context}", counters, dict[str, dict[str, int]]
         )
         return InfiniBandSeen(ports=ports, before=before, age_s=age_s)
 
@@ -110,18 +110,18 @@ def _is_active(port: Port) -> bool:
     return port.state == "ACTIVE" and port.physical in {"LinkUp", ""}
 
 
-def _read_port(place: Place, base: str) -> Port:
-    rate = re.match(r"([\d.]+) Gb/sec", place.read_or_none(f"{base}/rate") or "")
+def _read_port(context: CheckContext, base: str) -> Port:
+    rate = re.match(r"([\d.]+) Gb/sec", context.read_or_none(f"{base}/rate") or "")
     counters = {}
     for name in _COUNTERS:
-        text = place.read_or_none(f"{base}/counters/{name}")
+        text = context.read_or_none(f"{base}/counters/{name}")
         if text and text.isdigit():
             counters[name] = int(text)
     return Port(
-        state=_word(place.read(f"{base}/state")),
-        physical=_word(place.read_or_none(f"{base}/phys_state") or ""),
+        state=_word(context.read(f"{base}/state")),
+        physical=_word(context.read_or_none(f"{base}/phys_state") or ""),
         rate_gbit_per_s=float(rate.group(1)) if rate else None,
-        link_layer=place.read_or_none(f"{base}/link_layer") or "",
+        link_layer=context.read_or_none(f"{base}/link_layer") or "",
         counters=counters,
     )
 

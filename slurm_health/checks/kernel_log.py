@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from slurm_health.checks.check import Check, Place, Seen, Unmeasured
-from slurm_health.core.check_result import Finding, Status, joined, node_fault, passed, warned
+from slurm_health.checks.check import Check, CheckContext, Seen, Unmeasured
+from slurm_health.core.node.finding import Finding, Status, joined, node_fault, passed, warned
 
 _MESSAGE_BYTES = 8192  # /dev/kmsg gives one record a read, and none is longer
 _MOST_MESSAGES = 100_000
@@ -24,7 +24,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-def read_messages(place: Place, pattern: str, window_s: float) -> list[Message]:
+def read_messages(context: CheckContext, pattern: str, window_s: float) -> list[Message]:
     """Return the latest messages of the kernel that match, no older than `window_s`.
 
     A message that a program wrote into the log (`echo > /dev/kmsg`) is not the kernel's and is
@@ -33,10 +33,10 @@ def read_messages(place: Place, pattern: str, window_s: float) -> list[Message]:
     Raises:
         Unmeasured: the log cannot be read, which needs root.
     """
-    now_s = float(place.read("/proc/uptime").split()[0])
+    now_s = float(context.read("/proc/uptime").split()[0])
     wanted = re.compile(pattern)
     found: list[Message] = []
-    for record in _records(place):
+    for record in _records(context):
         head, _, text = record.partition(";")
         fields = head.split(",")
         if len(fields) < 3 or not fields[0].isdigit() or not fields[2].isdigit():
@@ -48,8 +48,8 @@ def read_messages(place: Place, pattern: str, window_s: float) -> list[Message]:
     return found[-_KEPT_MESSAGES:]
 
 
-def _records(place: Place) -> list[str]:
-    path = place.path("/dev/kmsg")
+def _records(context: CheckContext) -> list[str]:
+    path = context.path("/dev/kmsg")
     records: list[str] = []
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -113,12 +113,12 @@ class KernelLog(Check, frozen=True, kw_only=True):
             except re.error as err:
                 raise ValueError(f"{pattern!r} is no regular expression: {err}") from err
 
-    def collect(self, place: Place) -> KernelLogSeen:
+    def collect(self, context: CheckContext) -> KernelLogSeen:
         """Read /dev/kmsg."""
         patterns = "|".join(f"(?:{each})" for each in (*self.fault, *self.warn))
         if not patterns:
             return KernelLogSeen(messages=[])
-        return KernelLogSeen(messages=read_messages(place, patterns, self.window_s))
+        return KernelLogSeen(messages=read_messages(context, patterns, self.window_s))
 
     def judge(self, seen: KernelLogSeen) -> Finding:
         """Name the latest message of the worst kind."""

@@ -5,8 +5,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from slurm_health.checks.check import Check, Count, NotNegative, Percent, Place, Seen, Unmeasured
-from slurm_health.core.check_result import (
+from slurm_health.checks.check import (
+    Check,
+    CheckContext,
+    Count,
+    NotNegative,
+    Percent,
+    Seen,
+    Unmeasured,
+)
+from slurm_health.core.node.finding import (
     Finding,
     Status,
     joined,
@@ -20,10 +28,10 @@ _KIB_PER_GIB = 1 << 20
 _COMPUTE = ("node", "compute", "memory")
 
 
-def read_meminfo(place: Place) -> dict[str, int]:
+def read_meminfo(context: CheckContext) -> dict[str, int]:
     """Return the fields of /proc/meminfo, in KiB or plain numbers as the kernel gives them."""
     fields = {}
-    for line in place.read("/proc/meminfo").splitlines():
+    for line in context.read("/proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
         if words and words[0].isdigit():
@@ -59,9 +67,9 @@ class Memory(Check, frozen=True, kw_only=True):
     min_total_gib: NotNegative = 0.0
     min_available_gib: NotNegative = 0.0
 
-    def collect(self, place: Place) -> MemorySeen:
+    def collect(self, context: CheckContext) -> MemorySeen:
         """Read /proc/meminfo."""
-        fields = read_meminfo(place)
+        fields = read_meminfo(context)
         return MemorySeen(
             total_kib=field(fields, "MemTotal"), available_kib=field(fields, "MemAvailable")
         )
@@ -103,9 +111,9 @@ class Swap(Check, frozen=True, kw_only=True):
     max_total_gib: NotNegative | None = None
     max_used_percent: Percent = 50.0
 
-    def collect(self, place: Place) -> SwapSeen:
+    def collect(self, context: CheckContext) -> SwapSeen:
         """Read /proc/meminfo."""
-        fields = read_meminfo(place)
+        fields = read_meminfo(context)
         return SwapSeen(total_kib=field(fields, "SwapTotal"), free_kib=field(fields, "SwapFree"))
 
     def judge(self, seen: SwapSeen) -> Finding:
@@ -140,13 +148,13 @@ class Edac(Check, frozen=True, kw_only=True):
     max_uncorrected: Count = 0
     max_corrected: Count = 1000
 
-    def collect(self, place: Place) -> EdacSeen:
+    def collect(self, context: CheckContext) -> EdacSeen:
         """Read /sys/devices/system/edac/mc."""
         base = "/sys/devices/system/edac/mc"
         controllers = {}
-        for name in place.entries(base):
+        for name in context.entries(base):
             if name.startswith("mc") and name[2:].isdigit():
-                counts = [place.read(f"{base}/{name}/{kind}_count") for kind in ("ce", "ue")]
+                counts = [context.read(f"{base}/{name}/{kind}_count") for kind in ("ce", "ue")]
                 controllers[name] = (int(counts[0]), int(counts[1]))
         if not controllers:
             raise Unmeasured(f"{base} has no memory controller: the EDAC driver is not loaded")
@@ -184,15 +192,15 @@ class HugePages(Check, frozen=True, kw_only=True):
 
     max_reserved_gib: NotNegative = 0.0
 
-    def collect(self, place: Place) -> HugePagesSeen:
+    def collect(self, context: CheckContext) -> HugePagesSeen:
         """Read /sys/kernel/mm/hugepages."""
         base = "/sys/kernel/mm/hugepages"
         pages = {}
-        for name in place.entries(base):
+        for name in context.entries(base):
             size = name.removeprefix("hugepages-").removesuffix("kB")
             if size.isdigit():
-                reserved = int(place.read(f"{base}/{name}/nr_hugepages"))
-                free = int(place.read(f"{base}/{name}/free_hugepages"))
+                reserved = int(context.read(f"{base}/{name}/nr_hugepages"))
+                free = int(context.read(f"{base}/{name}/free_hugepages"))
                 pages[size] = (reserved, free)
         if not pages:
             raise Unmeasured(f"{base} has no page sizes")

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from slurm_health.checks.check import Check, Place, Seen, Unmeasured
+from slurm_health.checks.check import Check, CheckContext, Seen, Unmeasured
 from slurm_health.checks.tasks import owner, processes
-from slurm_health.core.check_result import Finding, node_fault, passed, warned
+from slurm_health.core.node.finding import Finding, node_fault, passed, warned
 
 _COMM_LENGTH = 15  # the kernel cuts names there
 _PASSING = ("activating", "reloading", "deactivating")
@@ -31,13 +31,13 @@ class Daemon(Check, frozen=True, kw_only=True):
     user: str = ""
     min_count: Annotated[int, msgspec.Meta(ge=1)] = 1
 
-    def collect(self, place: Place) -> DaemonSeen:
+    def collect(self, context: CheckContext) -> DaemonSeen:
         """Look through /proc."""
         uid = _uid(self.user) if self.user else None
         name = self.name[:_COMM_LENGTH]
-        found = [each for each in processes(place) if each.name == name and each.state != "Z"]
+        found = [each for each in processes(context) if each.name == name and each.state != "Z"]
         if uid is not None:
-            found = [each for each in found if owner(place, each.pid) == uid]
+            found = [each for each in found if owner(context, each.pid) == uid]
         return DaemonSeen(count=len(found))
 
     def judge(self, seen: DaemonSeen) -> Finding:
@@ -75,12 +75,12 @@ class Unit(Check, frozen=True, kw_only=True):
 
     unit: Annotated[str, msgspec.Meta(pattern=r"^[\w@.:\\-]+$")]
 
-    def collect(self, place: Place) -> UnitSeen:
+    def collect(self, context: CheckContext) -> UnitSeen:
         """Ask systemctl."""
         from slurm_health.checks.external import run_program
 
         argv = ["systemctl", "show", "--property=LoadState,ActiveState,SubState", "--", self.unit]
-        ran = run_program(argv, place)
+        ran = run_program(argv, context)
         fields = dict(line.partition("=")[::2] for line in ran.output.splitlines())
         if ran.code != 0 or not fields.get("ActiveState"):
             raise Unmeasured(f"systemctl: {ran.output.strip() or ran.said}")

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from slurm_health.checks.check import Check, Count, NotNegative, Place, Seen, Unmeasured
-from slurm_health.core.check_result import Finding, Status, passed, user_fault, warned
+from slurm_health.checks.check import Check, CheckContext, Count, NotNegative, Seen, Unmeasured
+from slurm_health.core.node.finding import Finding, Status, passed, user_fault, warned
 
 _NAMED = 5  # a reason has room for a few names
 
@@ -25,12 +25,12 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     start_ticks: int
 
 
-def processes(place: Place) -> Iterator[Process]:
+def processes(context: CheckContext) -> Iterator[Process]:
     """Yield every process; those that end meanwhile are left out."""
-    for entry in place.entries("/proc"):
+    for entry in context.entries("/proc"):
         if entry.isdigit():
             with contextlib.suppress(Unmeasured, ValueError, IndexError):
-                yield parse_stat(place.read(f"/proc/{entry}/stat"))
+                yield parse_stat(context.read(f"/proc/{entry}/stat"))
 
 
 def parse_stat(text: str) -> Process:
@@ -47,10 +47,10 @@ def parse_stat(text: str) -> Process:
     )
 
 
-def owner(place: Place, pid: int) -> int | None:
+def owner(context: CheckContext, pid: int) -> int | None:
     """Return the user a process runs as, None when it has ended."""
     with contextlib.suppress(OSError):
-        return place.path(f"/proc/{pid}").stat().st_uid
+        return context.path(f"/proc/{pid}").stat().st_uid
     return None
 
 
@@ -78,10 +78,10 @@ class Load(Check, frozen=True, kw_only=True):
     max_per_cpu_5min: NotNegative | None = 2.0
     max_per_cpu_15min: NotNegative | None = None
 
-    def collect(self, place: Place) -> LoadSeen:
+    def collect(self, context: CheckContext) -> LoadSeen:
         """Read /proc/loadavg and count the CPUs that are online."""
-        words = place.read("/proc/loadavg").split()
-        online = place.read("/sys/devices/system/cpu/online")
+        words = context.read("/proc/loadavg").split()
+        online = context.read("/sys/devices/system/cpu/online")
         return LoadSeen(
             load=(float(words[0]), float(words[1]), float(words[2])), cpus=count_cpus(online)
         )
@@ -129,9 +129,9 @@ class Zombies(Check, frozen=True, kw_only=True):
 
     max_count: Count = 50
 
-    def collect(self, place: Place) -> TasksSeen:
+    def collect(self, context: CheckContext) -> TasksSeen:
         """Look for state Z."""
-        return TasksSeen(found=[each for each in processes(place) if each.state == "Z"])
+        return TasksSeen(found=[each for each in processes(context) if each.state == "Z"])
 
     def judge(self, seen: TasksSeen) -> Finding:
         """A few are always passing through."""
@@ -155,16 +155,16 @@ class Uninterruptible(Check, frozen=True, kw_only=True):
     max_count: Count = 10
     apart_s: Annotated[float, msgspec.Meta(ge=0.01, le=60)] = 0.05
 
-    def collect(self, place: Place) -> TasksSeen:
+    def collect(self, context: CheckContext) -> TasksSeen:
         """Look for state D, wait a little, look again; most are there for a moment only."""
         import time
 
-        first = {each.pid for each in processes(place) if each.state == "D"}
+        first = {each.pid for each in processes(context) if each.state == "D"}
         if len(first) <= self.max_count:
             return TasksSeen(found=[])
         time.sleep(self.apart_s)
         return TasksSeen(
-            found=[each for each in processes(place) if each.state == "D" and each.pid in first]
+            found=[each for each in processes(context) if each.state == "D" and each.pid in first]
         )
 
     def judge(self, seen: TasksSeen) -> Finding:
@@ -186,9 +186,9 @@ class Leftovers(Check, frozen=True, kw_only=True):
     SEVERITY: ClassVar[Status] = Status.USER_FAULT
     CONTEXTS: ClassVar[tuple[str, ...]] = ("epilog",)
 
-    def collect(self, place: Place) -> TasksSeen:
+    def collect(self, context: CheckContext) -> TasksSeen:
         """Look through the processes of the job's user."""
-        return TasksSeen(found=of_job(place))
+        return TasksSeen(found=of_job(context))
 
     def judge(self, seen: TasksSeen) -> Finding:
         """Whatever is left is the job's doing."""
@@ -197,26 +197,26 @@ class Leftovers(Check, frozen=True, kw_only=True):
         return passed("the job left no process")
 
 
-def of_job(place: Place) -> list[Process]:
+def of_job(context: CheckContext) -> list[Process]:
     """Return the processes that belong to the job the hook is called for.
 
     Raises:
         Unmeasured: the hook is not called for a job of an ordinary user.
     """
-    job, uid = place.environ.get("SLURM_JOB_ID", ""), place.environ.get("SLURM_JOB_UID", "")
+    job, uid = context.environ.get("SLURM_JOB_ID", ""), context.environ.get("SLURM_JOB_UID", "")
     if not job.isdecimal() or not uid.isdecimal() or int(uid) == 0:
         raise Unmeasured("not called for a job of an ordinary user")
     wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_JOBID={job}".encode()}
     return [
         each
-        for each in processes(place)
+        for each in processes(context)
         if each.state != "Z"
-        and owner(place, each.pid) == int(uid)
-        and wanted & set(_environment(place, each.pid))
+        and owner(context, each.pid) == int(uid)
+        and wanted & set(_environment(context, each.pid))
     ]
 
 
-def _environment(place: Place, pid: int) -> list[bytes]:
+def _environment(context: CheckContext, pid: int) -> list[bytes]:
     with contextlib.suppress(OSError):
-        return place.path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return context.path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return []

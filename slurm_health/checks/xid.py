@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from slurm_health.checks.check import Check, Place, Seen
+from slurm_health.checks.check import Check, CheckContext, Seen
 from slurm_health.checks.kernel_log import Message, read_messages
-from slurm_health.core.check_result import Finding, Status, joined, node_fault, passed, warned
-from slurm_health.core.xid_policy import judge_xid
+from slurm_health.core.node.finding import Finding, Status, joined, node_fault, passed, warned
+from slurm_health.core.node.xid import judge_xid
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has fallen off the bus.
 _XID = re.compile(r"^NVRM: Xid \((?:PCI:)?([\w:.]+)\): (\d+)")
@@ -37,9 +37,9 @@ class Xid(Check, frozen=True, kw_only=True):
     warn: Numbers = ()
     ignore: Numbers = ()
 
-    def collect(self, place: Place) -> XidSeen:
+    def collect(self, context: CheckContext) -> XidSeen:
         """Read /dev/kmsg."""
-        return XidSeen(messages=read_messages(place, _XID.pattern, self.window_s))
+        return XidSeen(messages=read_messages(context, _XID.pattern, self.window_s))
 
     def judge(self, seen: XidSeen) -> Finding:
         """Judge each GPU's Xids; a number counts once for each GPU."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node lists as people and Slurm write them: `gpu[01-04,7]` to names and back."""
+"""Node lists as people and Slurm write them: `gpu[01-04,7]` to names and back.
+
+ClusterShell is loaded at the first use: a hook on a healthy node does without.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-
-from ClusterShell.NodeSet import NodeSet, NodeSetException
-from ClusterShell.RangeSet import AUTOSTEP_DISABLED
 
 # What Slurm writes. ClusterShell's own operators (! & ^ @ and spaces) are not part of it.
 _NODELIST = re.compile(r"[\w.,\[\]-]+", re.ASCII)
@@ -21,6 +21,8 @@ def expand(nodelist: str) -> tuple[str, ...]:
     """
     if not _NODELIST.fullmatch(nodelist):
         raise ValueError(f"cannot read {nodelist!r} as a node list")
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
     try:
         names = tuple(str(name) for name in NodeSet(nodelist, resolver=None))
     except NodeSetException as err:
@@ -36,6 +38,9 @@ def fold(nodes: Iterable[str]) -> str:
     Slurm 22.05 refuses brackets that are followed by text, as in `n[1-2]-ib` or
     `r[1-2]n3`, so only a number at the end of a name is folded.
     """
+    from ClusterShell.NodeSet import NodeSet
+    from ClusterShell.RangeSet import AUTOSTEP_DISABLED
+
     numbered: list[str] = []
     plain: list[str] = []
     for name in dict.fromkeys(nodes):

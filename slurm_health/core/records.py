@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.core.burn import Burn
+from slurm_health.core.gpu_load import Burn
 from slurm_health.core.verdict import Level, Outcome
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

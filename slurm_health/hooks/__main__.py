@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slurm_health.checks.check import Place
-    from slurm_health.hooks.site_settings import Site
+    from slurm_health.checks.check import CheckContext
+    from slurm_health.site_settings import Site
 
 FAULT = 99
 USAGE = 2
@@ -31,9 +31,9 @@ def main(arguments: list[str]) -> int:
     if hook not in {"prolog", "epilog", "healthcheck"} or len(config) > 1:
         print("usage: slurm_health.hooks prolog|epilog|healthcheck [FILE]", file=sys.stderr)
         return USAGE
-    from slurm_health.checks.check import Place
+    from slurm_health.checks.check import CheckContext
     from slurm_health.errors import ConfigError
-    from slurm_health.hooks.site_settings import load
+    from slurm_health.site_settings import load
 
     path = Path(config[0] if config else SITE_FILE)
     try:
@@ -41,11 +41,13 @@ def main(arguments: list[str]) -> int:
     except ConfigError as err:
         _log(hook, f"nothing is checked: {err}")
         return UNUSABLE
-    place = Place(environ=dict(os.environ), now_s=time.time(), state=site.state, context=hook)
+    place = CheckContext(
+        environ=dict(os.environ), now_s=time.time(), state=site.state, context=hook
+    )
     return FAULT if _run(hook, site, place) else 0
 
 
-def _run(hook: str, site: Site, place: Place) -> bool:
+def _run(hook: str, site: Site, place: CheckContext) -> bool:
     if hook == "prolog":
         from slurm_health.hooks import prolog
 
@@ -60,8 +62,8 @@ def _run(hook: str, site: Site, place: Place) -> bool:
 
 
 def _log(hook: str, text: str) -> None:
-    from slurm_health.hooks.chosen import node_name
     from slurm_health.hooks.log import Log
+    from slurm_health.hooks.run_checks import node_name
 
     Log(hook, node_name(os.environ), os.environ.get("SLURM_JOB_ID", "")).error(text)
 

@@ -3,24 +3,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import time
 from collections.abc import Mapping
 
 import msgspec
 
-from slurm_health.checks.check import Place
-from slurm_health.core.check_result import node_faults
-from slurm_health.core.hook_settings import AccusationPolicy
-from slurm_health.hooks.accused import JobEnded, Unreadable, accusations, job_of
-from slurm_health.hooks.chosen import choose, confirming, node_name, running
-from slurm_health.hooks.controller import Controller
-from slurm_health.hooks.drain import Came, Cause, cause_of, drain_this_node
+from slurm_health.checks.check import CheckContext, Unmeasured
+from slurm_health.checks.tasks import Process, of_job, parse_stat
+from slurm_health.core.node.finding import node_faults
+from slurm_health.core.node.settings import AccusationPolicy
+from slurm_health.draining.drain import Came, Cause, cause_of, drain_this_node
 from slurm_health.hooks.log import Log
-from slurm_health.hooks.runner import run_checks
-from slurm_health.hooks.site_settings import Site
+from slurm_health.hooks.run_checks import choose, confirming, node_name, run_checks, running
+from slurm_health.hooks.user_journal import JobEnded, Unreadable, accusations, job_of
+from slurm_health.killable import Answered, run_one
+from slurm_health.site_settings import Site
+from slurm_health.slurm.controller import Controller
 
 
-def run(site: Site, environ: Mapping[str, str], place: Place) -> bool:
+def run(site: Site, environ: Mapping[str, str], place: CheckContext) -> bool:
     """Run the epilog; return whether it drained this node, so that the epilog is to fail.
 
     A failed epilog is what makes Slurm start an expedited job again at once, elsewhere.
@@ -48,14 +52,13 @@ def run(site: Site, environ: Mapping[str, str], place: Place) -> bool:
     return outcome.came is not Came.NOT_DRAINED
 
 
-def _clean(place: Place, log: Log) -> None:
-    from slurm_health.hooks.cleanup import end_leftovers
+def _clean(place: CheckContext, log: Log) -> None:
 
     for each in end_leftovers(place):
         log.warning(f"cannot be killed, left by the job: {each.name}({each.pid})")
 
 
-def _accused(site: Site, environ: Mapping[str, str], place: Place, log: Log) -> Cause | None:
+def _accused(site: Site, environ: Mapping[str, str], place: CheckContext, log: Log) -> Cause | None:
     ended = job_of(environ)
     if ended is None:
         return None
@@ -85,7 +88,7 @@ def _accused(site: Site, environ: Mapping[str, str], place: Place, log: Log) -> 
 
 
 def _confirmed(
-    site: Site, environ: Mapping[str, str], place: Place, log: Log, component: str
+    site: Site, environ: Mapping[str, str], place: CheckContext, log: Log, component: str
 ) -> Cause | None:
     """Test this node here and now, as root, and return the cause that a failure is."""
     checks = confirming(site.checks, component, node_name(environ))
@@ -105,22 +108,58 @@ def _marked(
     ended: JobEnded,
     cause: Cause,
     component: str,
-    place: Place,
+    place: CheckContext,
     log: Log,
 ) -> Cause | None:
-    from slurm_health.core import marks
-    from slurm_health.hooks import marked
-    from slurm_health.hooks.ledger import Untrusted
+    from slurm_health.core.node import accusations
+    from slurm_health.draining import shared_state
+    from slurm_health.draining.shared_state import Untrusted
 
-    mark = marks.Mark(
+    mark = accusations.Mark(
         job=ended.job, uid=ended.uid, component=component, text=cause.text, time_s=place.now_s
     )
     try:
-        known = marked.add(site.breaker, node, mark, site.marks, owner=os.getuid())
+        known = shared_state.add(site.breaker, node, mark, site.marks, owner=os.getuid())
     except Untrusted as err:
         log.warning(f"the accusation is not kept: {err}")
         return None
-    if not marks.convict(known, site.marks):
-        log.info(f"marked: {marks.summary(known)}")
+    if not accusations.convict(known, site.marks):
+        log.info(f"marked: {accusations.summary(known)}")
         return None
-    return msgspec.structs.replace(cause, checks=("marks",), text=marks.summary(known))
+    return msgspec.structs.replace(cause, checks=("marks",), text=accusations.summary(known))
+
+
+_GRACE_S = 1.0
+_POLL_S = 0.05
+_LIMIT_S = 5.0
+
+
+def end_leftovers(place: CheckContext) -> list[Process]:
+    """Kill what the job left; return what is still there a second later."""
+    outcome = run_one(lambda: msgspec.msgpack.encode(_end(place)), _LIMIT_S)
+    if isinstance(outcome, Answered):
+        return msgspec.msgpack.decode(outcome.data, type=list[Process])
+    return []
+
+
+def _end(place: CheckContext) -> list[Process]:
+    give_up_s = time.monotonic() + _GRACE_S
+    while left := of_job(place):
+        for each in left:
+            _kill(place, each)
+        if time.monotonic() >= give_up_s:
+            break
+        time.sleep(_POLL_S)
+    return left
+
+
+def _kill(place: CheckContext, process: Process) -> None:
+    """Kill this very process: its number may have passed to another meanwhile."""
+    with contextlib.suppress(OSError, Unmeasured, ValueError, IndexError):
+        held = os.pidfd_open(process.pid)
+        try:
+            now = parse_stat(place.read(f"/proc/{process.pid}/stat"))
+            if now.start_ticks == process.start_ticks:
+                signal.pidfd_send_signal(held, signal.SIGKILL)
+        finally:
+            os.close(held)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from slurm_health.checks.check import Check
-from slurm_health.core.check_result import CheckResult
-from slurm_health.core.hook_settings import CONTEXTS
-from slurm_health.hooks.chosen import Choice
-from slurm_health.hooks.site_settings import Site
+from slurm_health.core.node.finding import CheckResult
+from slurm_health.core.node.settings import CONTEXTS
+from slurm_health.hooks.run_checks import Choice
+from slurm_health.site_settings import Site
 
 
 def explain(site: Site, choices: Mapping[str, Sequence[Choice]], node: str) -> str:

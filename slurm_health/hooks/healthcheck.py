@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_health.checks.check import Place
-from slurm_health.core.check_result import CheckResult, Status, node_faults
-from slurm_health.hooks.chosen import choose, node_name, running
+from slurm_health.checks.check import CheckContext, Planned
+from slurm_health.core.node.finding import CheckResult, Status, node_faults
 from slurm_health.hooks.log import Log
-from slurm_health.hooks.runner import Planned, run_checks
-from slurm_health.hooks.site_settings import Site
+from slurm_health.hooks.run_checks import choose, node_name, run_checks, running
+from slurm_health.site_settings import Site
 
 if TYPE_CHECKING:
-    from slurm_health.core.recovery import DrainRecord
+    from slurm_health.core.node.recovery import DrainRecord
 
 
-def run(site: Site, environ: Mapping[str, str], place: Place) -> bool:
+def run(site: Site, environ: Mapping[str, str], place: CheckContext) -> bool:
     """Run the health check; return whether the node has a proven fault."""
-    from slurm_health.hooks import record
+    from slurm_health.draining import own_drain
 
     node = node_name(environ)
     log = Log("healthcheck", node)
@@ -32,7 +31,7 @@ def run(site: Site, environ: Mapping[str, str], place: Place) -> bool:
     results = run_checks(running(chosen), place)
     log.results(results)
     faults = node_faults(results)
-    kept = record.load(site.state)
+    kept = own_drain.load(site.state)
     if kept is not None:
         _recover(site, environ, place, log, not faults)
     if faults and (kept is None or _was_given_back(site, environ, kept, place.now_s)):
@@ -44,10 +43,10 @@ def _was_given_back(
     site: Site, environ: Mapping[str, str], kept: DrainRecord, now_s: float
 ) -> bool:
     """Tell whether a node we drained is in the pool again, asking Slurm now and then only."""
-    from slurm_health.core.recovery import is_doubtful
+    from slurm_health.core.node.recovery import is_doubtful
+    from slurm_health.draining import own_drain
     from slurm_health.errors import SlurmError
-    from slurm_health.hooks import record
-    from slurm_health.hooks.controller import Controller
+    from slurm_health.slurm.controller import Controller
 
     if not is_doubtful(kept, now_s):
         return False
@@ -56,21 +55,21 @@ def _was_given_back(
     except SlurmError:
         return False
     if now.out_of_pool:
-        record.keep(site.state, msgspec.structs.replace(kept, passes=0, asked_s=now_s))
+        own_drain.keep(site.state, msgspec.structs.replace(kept, passes=0, asked_s=now_s))
         return False
-    record.drop(site.state)
+    own_drain.drop(site.state)
     return True
 
 
 def _drain(
     site: Site,
     environ: Mapping[str, str],
-    place: Place,
+    place: CheckContext,
     log: Log,
     faults: Sequence[CheckResult],
 ) -> None:
-    from slurm_health.hooks.controller import Controller
-    from slurm_health.hooks.drain import cause_of, drain_this_node
+    from slurm_health.draining.drain import cause_of, drain_this_node
+    from slurm_health.slurm.controller import Controller
 
     outcome = drain_this_node(
         site,
@@ -82,28 +81,30 @@ def _drain(
     log.error(f"{outcome.came.value}: {outcome.text}")
 
 
-def _recover(site: Site, environ: Mapping[str, str], place: Place, log: Log, well: bool) -> None:
+def _recover(
+    site: Site, environ: Mapping[str, str], place: CheckContext, log: Log, well: bool
+) -> None:
     """Test anew what this node was drained for; after enough passes, give it back."""
-    from slurm_health.core.recovery import after_test, is_due
-    from slurm_health.hooks import record
+    from slurm_health.core.node.recovery import after_test, is_due
+    from slurm_health.draining import own_drain
 
-    kept = record.load(site.state)
+    kept = own_drain.load(site.state)
     assert kept is not None
     passes = well and retest(site, kept.retest, place, log)
     after = after_test(kept, all_passed=passes, now_s=place.now_s, settings=site.recovery)
     if after != kept:
-        record.keep(site.state, after)
+        own_drain.keep(site.state, after)
     if after.passes > kept.passes:
         log.info(f"pass {after.passes} of {site.recovery.passes} of {', '.join(kept.retest)}")
     if is_due(after, site.recovery):
-        from slurm_health.hooks.controller import Controller
-        from slurm_health.hooks.release import release_own
+        from slurm_health.draining.own_drain import release_own
+        from slurm_health.slurm.controller import Controller
 
         controller = Controller(environ, limit_s=site.hooks.slurm_limit_s)
         log.info(release_own(site, after, controller))
 
 
-def retest(site: Site, names: Sequence[str], place: Place, log: Log) -> bool:
+def retest(site: Site, names: Sequence[str], place: CheckContext, log: Log) -> bool:
     """Run the checks of these names and tell whether every one passes.
 
     One that the configuration no longer has cannot pass: then a person decides.

@@ -11,7 +11,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from slurm_health.core.check_result import CheckResult, Status
+from slurm_health.core.node.finding import CheckResult, Status
 
 _DAEMON = 3 << 3
 _SEVERITY = {"error": 3, "warning": 4, "info": 6}

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from slurm_health.core import drain_note, marks
-from slurm_health.core.breaker import Ledger
-from slurm_health.hooks import ledger, marked
-from slurm_health.hooks.controller import Controller
-from slurm_health.hooks.ledger import Untrusted
-from slurm_health.hooks.release import undrain
-from slurm_health.hooks.site_settings import Site
-from slurm_health.slurm.shown import Node
+from slurm_health.core.node import accusations, drain_note
+from slurm_health.core.node.breaker import Ledger
+from slurm_health.draining import shared_state
+from slurm_health.draining.own_drain import undrain
+from slurm_health.draining.shared_state import Untrusted
+from slurm_health.site_settings import Site
+from slurm_health.slurm.controller import Controller
+from slurm_health.slurm.parsing import Node
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ def _release_one(site: Site, now: Node | None, name: str, controller: Controller
     if why_not:
         return f"not released: {why_not}"
     try:
-        marked.clear(site.breaker, name, owner=os.getuid())
+        shared_state.clear(site.breaker, name, owner=os.getuid())
     except Untrusted as err:
         return f"released; its marks are kept: {err}"
     return "released"
@@ -121,9 +121,9 @@ def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:
         Untrusted: the shared directory cannot be used.
     """
     lines = []
-    for node in names or marked.marked_nodes(site.breaker, owner=os.getuid()):
-        found = marked.load(site.breaker, node, owner=os.getuid())
-        alive = marks.alive(found, now_s, site.marks)
+    for node in names or shared_state.marked_nodes(site.breaker, owner=os.getuid()):
+        found = shared_state.load(site.breaker, node, owner=os.getuid())
+        alive = accusations.alive(found, now_s, site.marks)
         for each in alive:
             hours = (now_s - each.time_s) / 3600
             lines.append(
@@ -139,13 +139,13 @@ def reset(site: Site) -> str:
     Raises:
         Untrusted: the ledger cannot be changed.
     """
-    ledger.change(site.breaker, lambda _before: (Ledger(), b""), owner=os.getuid())
+    shared_state.change(site.breaker, lambda _before: (Ledger(), b""), owner=os.getuid())
     return "the breaker is reset\n"
 
 
 def known_ledger(site: Site) -> Ledger:
     """Return the ledger, an empty one where it cannot be read."""
     try:
-        return ledger.read(ledger.directory(site.breaker, owner=os.getuid()))
+        return shared_state.read(shared_state.directory(site.breaker, owner=os.getuid()))
     except Untrusted:
         return Ledger()

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_health.checks.check import Place
-from slurm_health.core.check_result import node_faults
-from slurm_health.hooks.chosen import choose, node_name, running
+from slurm_health.checks.check import CheckContext
+from slurm_health.core.node.finding import node_faults
 from slurm_health.hooks.log import Log
-from slurm_health.hooks.runner import run_checks
-from slurm_health.hooks.site_settings import Site
+from slurm_health.hooks.run_checks import choose, node_name, run_checks, running
+from slurm_health.site_settings import Site
 
 
-def run(site: Site, environ: Mapping[str, str], place: Place) -> bool:
+def run(site: Site, environ: Mapping[str, str], place: CheckContext) -> bool:
     """Run the checks of the prolog; return whether the job must not start here.
 
     While the node is well this asks nobody anything and loads nothing more.
@@ -30,8 +29,8 @@ def run(site: Site, environ: Mapping[str, str], place: Place) -> bool:
     faults = node_faults(results)
     if not faults:
         return False
-    from slurm_health.hooks.controller import Controller
-    from slurm_health.hooks.drain import Came, cause_of, drain_this_node
+    from slurm_health.draining.drain import Came, cause_of, drain_this_node
+    from slurm_health.slurm.controller import Controller
 
     outcome = drain_this_node(
         site,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from slurm_health.probes.place import NotMeasured
+from slurm_health.probes.context import NotMeasured
 
 # Variables that name the interfaces a collective library uses. NCCL's may be a pattern of its own
 # (^docker, =eth0, eth): only plain names can be looked up.

@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slurm_health.probes import device, gpt_model
+from slurm_health.probes.context import NotMeasured, ProbeContext, Sample
 from slurm_health.probes.gpt_model import Shape
-from slurm_health.probes.place import NotMeasured, Place, Sample
 
 # Allocations and the choice of kernels in the first; DDP arranges its buckets anew in the second.
 WARM_UP_ITERATIONS = 2
@@ -40,7 +40,7 @@ class _Flavour:
     flop: float
 
 
-def measure(place: Place) -> list[Sample]:
+def measure(context: ProbeContext) -> list[Sample]:
     """Train for a few steps of both flavours; the same model everywhere, by the round's options.
 
     Returns:
@@ -51,111 +51,111 @@ def measure(place: Place) -> list[Sample]:
     Raises:
         NotMeasured: the device runs out of memory, or the options name no model.
     """
-    shape = gpt_model.shape_of(place.options)
-    gpt_model.return_memory(place)
-    free_bytes, total_bytes = gpt_model.device_memory(place)
+    shape = gpt_model.shape_of(context.options)
+    gpt_model.return_memory(context)
+    free_bytes, total_bytes = gpt_model.device_memory(context)
     said = ""
     samples: list[Sample] = []
     try:
-        samples = _samples(place, shape)
+        samples = _samples(context, shape)
     except (RuntimeError, MemoryError) as err:
         if not device.is_out_of_memory(err):
             raise
         said = gpt_model.first_line(err)
     # Not before the exception is gone: it keeps the tensors of its frames alive.
-    gpt_model.return_memory(place)
+    gpt_model.return_memory(context)
     if said:
         raise NotMeasured(
-            f"{place.device} ran out of memory training a GPT with a batch of {shape.batch};"
+            f"{context.device} ran out of memory training a GPT with a batch of {shape.batch};"
             f" {free_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB were free: {said}"
         )
     return samples
 
 
-def _samples(place: Place, shape: Shape) -> list[Sample]:
-    flavours = _flavours(place, shape)
-    model = gpt_model.build(shape, place.device)
+def _samples(context: ProbeContext, shape: Shape) -> list[Sample]:
+    flavours = _flavours(context, shape)
+    model = gpt_model.build(shape, context.device)
     # Without DDP around it a model communicates nothing.
-    samples = [_trained(place, model, each, "compute") for each in flavours]
-    if place.world_size == 1:
+    samples = [_trained(context, model, each, "compute") for each in flavours]
+    if context.world_size == 1:
         return samples
     for parameter in model.parameters():
         parameter.grad = None  # from here on gradients live in the buckets of DDP
     gradient_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
-    samples.append(_communication(place, gradient_bytes))
+    samples.append(_communication(context, gradient_bytes))
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     for each in flavours:
-        step = _trained(place, wrapped, each, "step")
+        step = _trained(context, wrapped, each, "step")
         samples.append(replace(step, shared=True, total_bytes=gradient_bytes))
     return samples
 
 
-def _flavours(place: Place, shape: Shape) -> tuple[_Flavour, _Flavour]:
-    light_batch = int(place.options.get("gpt_light_batch", max(1, shape.batch // 2)))
-    flop = float(place.options.get("gpt_flop", 0.0))
+def _flavours(context: ProbeContext, shape: Shape) -> tuple[_Flavour, _Flavour]:
+    light_batch = int(context.options.get("gpt_light_batch", max(1, shape.batch // 2)))
+    flop = float(context.options.get("gpt_flop", 0.0))
     return (
         _Flavour("", shape, flop),
         _Flavour("light_", replace(shape, batch=light_batch), flop * light_batch / shape.batch),
     )
 
 
-def _trained(place: Place, model: nn.Module, flavour: _Flavour, quantity: str) -> Sample:
+def _trained(context: ProbeContext, model: nn.Module, flavour: _Flavour, quantity: str) -> Sample:
     """Time training steps of a model, bare or under DDP."""
-    optimizer = gpt_model.optimizer_of(model, place.device)
-    tokens = gpt_model.mock_tokens(flavour.shape, place.device)
+    optimizer = gpt_model.optimizer_of(model, context.device)
+    tokens = gpt_model.mock_tokens(flavour.shape, context.device)
 
     def step() -> None:
-        gpt_model.train_step(model, optimizer, tokens, place)
+        gpt_model.train_step(model, optimizer, tokens, context)
 
-    window_s = 0.0 if place.on_cuda else CPU_WINDOW_S
+    window_s = 0.0 if context.on_cuda else CPU_WINDOW_S
     return Sample(
-        iteration_ms=_timed(place, step, window_s),
+        iteration_ms=_timed(context, step, window_s),
         quantity=flavour.prefix + quantity,
         flop=flavour.flop,
     )
 
 
-def _communication(place: Place, gradient_bytes: int) -> Sample:
+def _communication(context: ProbeContext, gradient_bytes: int) -> Sample:
     # Zeros stay zeros however often they are added up, and travel no faster than other numbers.
-    gradients = torch.zeros(gradient_bytes // 4, device=place.device)
+    gradients = torch.zeros(gradient_bytes // 4, device=context.device)
 
     def all_reduce() -> None:
         dist.all_reduce(gradients)
-        place.synchronize()
+        context.synchronize()
 
     return Sample(
-        iteration_ms=_timed(place, all_reduce, window_s=0.0),
+        iteration_ms=_timed(context, all_reduce, window_s=0.0),
         quantity="communication",
         shared=True,
         total_bytes=gradient_bytes,
     )
 
 
-def _timed(place: Place, iteration: Callable[[], None], window_s: float) -> list[float]:
+def _timed(context: ProbeContext, iteration: Callable[[], None], window_s: float) -> list[float]:
     """Return mean milliseconds per iteration of each window, equally many on all ranks.
 
     A window is one iteration, or as many as `window_s` takes.
     """
-    typical_ms = min(_elapsed_ms(place, iteration, 1) for _ in range(WARM_UP_ITERATIONS))
-    slowest_ms = _slowest(place, typical_ms)
+    typical_ms = min(_elapsed_ms(context, iteration, 1) for _ in range(WARM_UP_ITERATIONS))
+    slowest_ms = _slowest(context, typical_ms)
     count = max(1, math.ceil(window_s * 1e3 / slowest_ms))
-    budget_s = CUDA_BUDGET_S if place.on_cuda else CPU_BUDGET_S
+    budget_s = CUDA_BUDGET_S if context.on_cuda else CPU_BUDGET_S
     fits = int(budget_s * 1e3 / (slowest_ms * count))
     windows = max(MIN_WINDOWS, min(MAX_WINDOWS, fits))
-    return [_elapsed_ms(place, iteration, count) / count for _ in range(windows)]
+    return [_elapsed_ms(context, iteration, count) / count for _ in range(windows)]
 
 
-def _elapsed_ms(place: Place, iteration: Callable[[], None], count: int) -> float:
-    place.synchronize()
+def _elapsed_ms(context: ProbeContext, iteration: Callable[[], None], count: int) -> float:
+    context.synchronize()
     start = time.perf_counter()
     for _ in range(count):
         iteration()
     return (time.perf_counter() - start) * 1e3
 
 
-def _slowest(place: Place, typical_ms: float) -> float:
+def _slowest(context: ProbeContext, typical_ms: float) -> float:
     """Return what the slowest rank takes, the same on all of them."""
-    slowest_ms = torch.tensor([max(typical_ms, 1e-3)], device=place.device)
-    if place.world_size > 1:
+    slowest_ms = torch.tensor([max(typical_ms, 1e-3)], device=context.device)
+    if context.world_size > 1:
         dist.all_reduce(slowest_ms, op=dist.ReduceOp.MAX)
     return float(slowest_ms.item())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPT that the probes `gpt` and `gpt_fit` train, and one training step of it.
 
-`slurm_health.core.gpt_sizing` knows how large it is; a test holds the two together.
+`slurm_health.core.session.gpt_sizing` knows how large it is; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from slurm_health.probes import device
-from slurm_health.probes.place import NotMeasured, Place
+from slurm_health.probes.context import NotMeasured, ProbeContext
 
 SEED = 20240
 LEARNING_RATE = 1e-4
@@ -128,25 +128,25 @@ def mock_tokens(shape: Shape, device: torch.device) -> torch.Tensor:
 
 
 def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, place: Place
+    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, context: ProbeContext
 ) -> None:
     """Forward, backward, optimizer: one step, waited for.
 
     Gradients are kept from step to step, as DDP keeps its buckets.
     """
     optimizer.zero_grad(set_to_none=False)
-    with _autocast(place):
+    with _autocast(context):
         loss = model(tokens)
     loss.backward()
     optimizer.step()
-    place.synchronize()
+    context.synchronize()
 
 
-def _autocast(place: Place) -> contextlib.AbstractContextManager[object]:
+def _autocast(context: ProbeContext) -> contextlib.AbstractContextManager[object]:
     """16-bit arithmetic on an accelerator, float32 elsewhere: many CPUs only emulate 16 bits."""
-    if not place.on_cuda:
+    if not context.on_cuda:
         return contextlib.nullcontext()
-    return torch.autocast("cuda", dtype=device.half_precision(place.device))
+    return torch.autocast("cuda", dtype=device.half_precision(context.device))
 
 
 def first_line(err: BaseException) -> str:
@@ -154,20 +154,20 @@ def first_line(err: BaseException) -> str:
     return (str(err).splitlines() or [type(err).__name__])[0][:200]
 
 
-def return_memory(place: Place) -> None:
+def return_memory(context: ProbeContext) -> None:
     """Give the memory of what is out of reach back to the device.
 
     An exception that is still being handled keeps its frames, and all their tensors, in reach.
     """
     gc.collect()
-    if place.on_cuda:
+    if context.on_cuda:
         torch.cuda.empty_cache()
 
 
-def device_memory(place: Place) -> tuple[int, int]:
+def device_memory(context: ProbeContext) -> tuple[int, int]:
     """Return the free and the total bytes of the device, or of this machine for a CPU."""
-    if place.on_cuda:
-        free_bytes, total_bytes = torch.cuda.mem_get_info(place.device)
+    if context.on_cuda:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(context.device)
         return int(free_bytes), int(total_bytes)
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_AVPHYS_PAGES") * page_bytes, os.sysconf("SC_PHYS_PAGES") * page_bytes

@@ -7,8 +7,8 @@ import time
 
 import torch
 
+from slurm_health.probes.context import ProbeContext, Sample
 from slurm_health.probes.device import half_precision
-from slurm_health.probes.place import Place, Sample
 
 # A window must span several periods of a CPU quota (100 ms on Linux), or a starved CPU looks
 # healthy between two throttles; on a GPU it must outlast clock jitter.
@@ -22,16 +22,16 @@ CUDA_BURN_WARM_UP_S = 3.0  # until a device has reached the clock it can sustain
 CUDA_SIZE = 8192
 
 
-def measure(place: Place) -> list[Sample]:
+def measure(context: ProbeContext) -> list[Sample]:
     """Multiply random square matrices for a few windows of time.
 
     Random numbers, because zeros draw less power and overstate the rate of a GPU by 15 %. Each
     value is the mean of one window. The option `burn_s` sets how long an accelerator is measured
     after it has warmed up.
     """
-    size = CUDA_SIZE if place.on_cuda else CPU_SIZE
-    if place.on_cuda:
-        windows_ms = _measure_cuda(place.device, float(place.options.get("burn_s", 0.0)))
+    size = CUDA_SIZE if context.on_cuda else CPU_SIZE
+    if context.on_cuda:
+        windows_ms = _measure_cuda(context.device, float(context.options.get("burn_s", 0.0)))
     else:
         windows_ms = _measure_cpu()
     return [Sample(iteration_ms=windows_ms, flop=2.0 * size**3)]

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from slurm_health.probes.place import Place, Sample
+from slurm_health.probes.context import ProbeContext, Sample
 
 CUDA_BYTES = 2 << 30
 CPU_BYTES = 64 << 20
@@ -18,16 +18,16 @@ CPU_BUDGET_S = 0.15
 CPU_ITERATIONS = (3, 10)
 
 
-def measure(place: Place) -> list[Sample]:
+def measure(context: ProbeContext) -> list[Sample]:
     """Copy, and time each iteration. It reads and writes every byte once: both are counted."""
-    size = CUDA_BYTES if place.on_cuda else CPU_BYTES
-    if place.on_cuda:
-        size = min(size, torch.cuda.mem_get_info(place.device)[0] // 4)
-    source = torch.ones(size // 4, device=place.device)
+    size = CUDA_BYTES if context.on_cuda else CPU_BYTES
+    if context.on_cuda:
+        size = min(size, torch.cuda.mem_get_info(context.device)[0] // 4)
+    source = torch.ones(size // 4, device=context.device)
     target = torch.empty_like(source)
     for _ in range(WARM_UP_ITERATIONS):
         target.copy_(source)
-    iteration_ms = _on_cuda_ms(target, source) if place.on_cuda else _on_cpu_ms(target, source)
+    iteration_ms = _on_cuda_ms(target, source) if context.on_cuda else _on_cpu_ms(target, source)
     total_bytes = 2 * source.numel() * source.element_size()
     return [Sample(iteration_ms=iteration_ms, total_bytes=total_bytes)]
 

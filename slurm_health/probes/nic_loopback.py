@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slurm_health.probes import collectives
-from slurm_health.probes.place import NotMeasured, Place, Sample
+from slurm_health.probes import allgather
+from slurm_health.probes.context import NotMeasured, ProbeContext, Sample
 
 # Loading torch from a cold network filesystem comes on top of measuring.
 DEADLINE_S = 120.0
@@ -32,7 +32,7 @@ _WORKER = Path(__file__).with_name("worker.py")
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
-def measure(place: Place) -> list[Sample]:
+def measure(context: ProbeContext) -> list[Sample]:
     """Measure each adapter in turn, on the first worker of the node.
 
     Returns:
@@ -41,13 +41,13 @@ def measure(place: Place) -> list[Sample]:
     Raises:
         NotMeasured: the environment names an adapter that is not there, or nothing came back.
     """
-    if place.local_rank != 0:
+    if context.local_rank != 0:
         return []
-    return [_through(adapter, place) for adapter in _adapters(place, os.environ)]
+    return [_through(adapter, context) for adapter in _adapters(context, os.environ)]
 
 
-def _adapters(place: Place, environ: Mapping[str, str]) -> list[str]:
-    if not place.on_cuda:
+def _adapters(context: ProbeContext, environ: Mapping[str, str]) -> list[str]:
+    if not context.on_cuda:
         interface = environ.get("GLOO_SOCKET_IFNAME", "")
         return [interface] if interface else []
     present = sorted(path.name for path in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
@@ -81,13 +81,13 @@ def chosen_adapters(wanted: str, present: list[str]) -> list[str]:
     return [a for a in present if any(fits(a, name) for name in listed) is not unwanted]
 
 
-def _through(adapter: str, place: Place) -> Sample:
+def _through(adapter: str, context: ProbeContext) -> Sample:
     """Run the two processes of one adapter to their end."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     processes = [
         subprocess.Popen(
             [sys.executable, str(_WORKER), "loopback", str(rank), str(store.port)],
-            env=_environ(adapter, place, rank),
+            env=_environ(adapter, context, rank),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -111,12 +111,12 @@ def _through(adapter: str, place: Place) -> Sample:
     )
 
 
-def _environ(adapter: str, place: Place, rank: int) -> dict[str, str]:
+def _environ(adapter: str, context: ProbeContext, rank: int) -> dict[str, str]:
     environ = dict(os.environ)
-    if not place.on_cuda:
+    if not context.on_cuda:
         return environ
     environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_HCA": f"={adapter}"}
-    if place.local_size == 1:
+    if context.local_size == 1:
         # NCCL refuses two ranks on one device, unless they seem to be on different hosts.
         environ["NCCL_HOSTID"] = f"slurm-health-{rank}"
     return environ
@@ -152,8 +152,8 @@ def exchange(arguments: list[str]) -> None:
     dist.init_process_group(
         "nccl" if on_cuda else "gloo", store=store, rank=rank, world_size=2, timeout=timeout
     )
-    place = Place(device=device, local_rank=rank, local_size=2, rank=rank, world_size=2)
-    found = collectives.measure_allgather(place)[0]
+    context = ProbeContext(device=device, local_rank=rank, local_size=2, rank=rank, world_size=2)
+    found = allgather.measure(context)[0]
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:

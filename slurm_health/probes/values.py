@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import torch
 
+from slurm_health.probes.context import NodeFault, ProbeContext, Sample
 from slurm_health.probes.device import half_precision
-from slurm_health.probes.place import NodeFault, Place, Sample
 
 LARGEST = 8  # of the integers, in magnitude: exact in every floating-point format in use
 TILE = 128
@@ -24,24 +24,24 @@ CUDA_PRODUCTS = 200
 _SEED = 20
 
 
-def measure(place: Place) -> list[Sample]:
+def measure(context: ProbeContext) -> list[Sample]:
     """Multiply, and compare every entry of every product.
 
     Raises:
         NodeFault: an entry differs from the only correct value.
     """
-    tiles = CUDA_TILES if place.on_cuda else CPU_TILES
-    products = CUDA_PRODUCTS if place.on_cuda else CPU_PRODUCTS
+    tiles = CUDA_TILES if context.on_cuda else CPU_TILES
+    products = CUDA_PRODUCTS if context.on_cuda else CPU_PRODUCTS
     generator = torch.Generator().manual_seed(_SEED)
     left, right = (
         torch.randint(-LARGEST, LARGEST + 1, (TILE, TILE), generator=generator) for _ in range(2)
     )
-    dtype = _dtype(place)
-    expected = ((left.double() @ right.double()) * tiles).to(dtype).to(place.device)
+    dtype = _dtype(context)
+    expected = ((left.double() @ right.double()) * tiles).to(dtype).to(context.device)
     big_left, big_right = (
-        block.to(dtype).to(place.device).repeat(tiles, tiles) for block in (left, right)
+        block.to(dtype).to(context.device).repeat(tiles, tiles) for block in (left, right)
     )
-    wrong = torch.zeros((), dtype=torch.int64, device=place.device)
+    wrong = torch.zeros((), dtype=torch.int64, device=context.device)
     _forbid_inexact_sums()
     for _ in range(products):
         product = torch.mm(big_left, big_right)
@@ -50,16 +50,16 @@ def measure(place: Place) -> list[Sample]:
     count = int(wrong.item())
     if count:
         raise NodeFault(
-            f"device {place.local_rank} calculates wrongly: {count} of"
+            f"device {context.local_rank} calculates wrongly: {count} of"
             f" {products * (tiles * TILE) ** 2} values of a product of integers are not exact"
         )
     return [Sample(figures={"products": products, "wrong": 0})]
 
 
-def _dtype(place: Place) -> torch.dtype:
-    if not place.on_cuda:
+def _dtype(context: ProbeContext) -> torch.dtype:
+    if not context.on_cuda:
         return torch.float32
-    half = half_precision(place.device)
+    half = half_precision(context.device)
     return half if half is torch.bfloat16 else torch.float32  # float16 cannot hold the sums
 
 

@@ -121,7 +121,7 @@ def main() -> None:
 def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: int) -> None:
     """Run one round and say how it ended, whatever happened."""
     from slurm_health.probes import device as devices_of
-    from slurm_health.probes.place import NodeFault, NotMeasured
+    from slurm_health.probes.context import NodeFault, NotMeasured
 
     course = Round(channel, command, device, local_rank)
     outcome, detail, own_fault = "measured", "", False
@@ -182,9 +182,9 @@ class Round:
 
     def _measure(self, probe: dict[str, Any], group: dict[str, Any]) -> None:
         from slurm_health.probes import load
-        from slurm_health.probes.place import Place
+        from slurm_health.probes.context import ProbeContext
 
-        place = Place(
+        context = ProbeContext(
             device=self._device,
             local_rank=self._local_rank,
             local_size=int(self._command["local_size"]),
@@ -192,7 +192,7 @@ class Round:
             world_size=int(group["world_size"]),
             options=self._command["options"],
         )
-        for sample in load.measure_of(probe["name"], probe["path"])(place):
+        for sample in load.measure_of(probe["name"], probe["path"])(context):
             self._channel.send(
                 "sample",
                 round=int(self._command["round"]),
@@ -202,7 +202,7 @@ class Round:
                 iteration_ms=sample.iteration_ms,
                 flop=sample.flop,
                 total_bytes=sample.total_bytes,
-                world_size=place.world_size,
+                world_size=context.world_size,
                 figures=sample.figures,
             )
 

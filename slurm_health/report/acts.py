@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from slurm_health.core.record_lines import Entry
+from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import ActionDone, ActionIntended
 
 

@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import isfinite
 
-from slurm_health.core.measurement import (
+from slurm_health.core.records import Sampled
+from slurm_health.core.session.measurement import (
     SHARED_SCOPES,
     allgather_busbw_gb_per_s,
     metric,
     rate_gflop_per_s,
     reduced_ms,
 )
-from slurm_health.core.records import Sampled
 
 ALLGATHER = "allgather"
 MATMUL = "matmul"

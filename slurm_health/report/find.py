@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 
 from slurm_health import journal
-from slurm_health.core.record_lines import Entry
+from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import RunStarted
 from slurm_health.errors import JournalError, RunNotFound, UsageError
-from slurm_health.report.from_job import job_report
+from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport, RunEntries, attempt_and_check
 
 _log = logging.getLogger(__name__)

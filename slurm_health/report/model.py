@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from slurm_health.core.record_lines import Entry
+from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import PathJudged, RunStarted, Sampled
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.report.acts import Act

@@ -13,10 +13,9 @@ from pathlib import Path
 from slurm_health.core.nodeset import fold
 from slurm_health.errors import SlurmCommandError, SlurmError
 from slurm_health.slurm import command
-from slurm_health.slurm.partition import Partition, partition_of
+from slurm_health.slurm.parsing import Job, JobId, Node, Partition, Size, parse_pairs, partition_of
 from slurm_health.slurm.reads import Reads
 from slurm_health.slurm.reads_choice import choose
-from slurm_health.slurm.shown import Job, JobId, Node, Size, parse_pairs
 
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")

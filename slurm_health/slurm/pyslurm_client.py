@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from slurm_health.errors import ExitCode, SlurmCommandError, SlurmError, UnknownJob
+from slurm_health.slurm.parsing import JOB_FIELDS, Job, JobId, Node, job_of
 from slurm_health.slurm.reads import Reads, Run, knows_no_job
-from slurm_health.slurm.shown import JOB_FIELDS, Job, JobId, Node, job_of
 
 log = logging.getLogger(__name__)
 # Slurm was asked and refused, or did not answer. Every other code means that pyslurm is no use.

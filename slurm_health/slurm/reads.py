@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from slurm_health.core.nodeset import fold
 from slurm_health.errors import SlurmCommandError, SlurmError, UnknownJob
-from slurm_health.slurm.shown import Job, JobId, Node, job_fields, job_of, node_of
+from slurm_health.slurm.parsing import Job, JobId, Node, job_fields, job_of, node_of
 
 Run = Callable[[Sequence[str]], str]
 # Slurm's own words, which its commands and its library share.
@@ -76,6 +77,5 @@ def folded(names: Sequence[str]) -> str:
     """Return a node list that Slurm reads."""
     if len(names) == 1:
         return names[0]
-    from slurm_health.core.nodeset import fold  # loads ClusterShell, which hooks do without
 
     return fold(names)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.checks.check import Place
-from tests.hooks.sites import tree
+from slurm_health.checks.check import CheckContext
+from tests.support.sites import tree
 
 MEMINFO = """\
 MemTotal:       527954872 kB
@@ -65,7 +65,7 @@ WELL = {
 
 
 @pytest.fixture
-def well(tmp_path: Path) -> Place:
+def well(tmp_path: Path) -> CheckContext:
     """A node that is well, as files under a directory, and a state of its own."""
-    place = tree(tmp_path / "machine", WELL)
-    return Place(root=place.root, now_s=place.now_s, state=tmp_path / "state")
+    context = tree(tmp_path / "machine", WELL)
+    return CheckContext(root=context.root, now_s=context.now_s, state=tmp_path / "state")

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.checks.check import Place, Unmeasured
+from slurm_health.checks.check import CheckContext, Unmeasured
 from slurm_health.checks.cpu_speed import CpuSpeed, CpuSpeedSeen, _throttled_s
-from slurm_health.core.check_result import Status
-from tests.hooks.sites import tree
+from slurm_health.core.node.finding import Status
+from tests.support.sites import tree
 
 QUIET = CpuSpeedSeen(
     processors=4, wall_s=0.5, cpu_s=2.0, rounds=4_000_000, throttled_s=0, others_s=0
@@ -84,7 +84,7 @@ def test_a_garbled_account_of_the_processors_is_unmeasured(tmp_path: Path, text:
 
 
 def test_this_machine_can_be_measured() -> None:
-    found = CpuSpeed(seconds=0.1).collect(Place())
+    found = CpuSpeed(seconds=0.1).collect(CheckContext())
     assert found.rounds > 0
     assert 0 < found.share <= 1.1
     assert found.others_s >= 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.checks.check import Check, Place, Unmeasured
+from slurm_health.checks.check import Check, CheckContext, Unmeasured
 from slurm_health.checks.clock import Clock, ClockSeen, ClockSource, Cpus
 from slurm_health.checks.ethernet import Ethernet
 from slurm_health.checks.external import Command, File, Nagios, Nhc, ProgramSeen
@@ -19,17 +19,17 @@ from slurm_health.checks.kernel_log import KernelLog
 from slurm_health.checks.memory import Edac, HugePages, Memory, Swap
 from slurm_health.checks.services import Daemon, Unit, UnitSeen
 from slurm_health.checks.tasks import Leftovers, Load, Uninterruptible, Zombies, parse_stat
-from slurm_health.core.check_result import Finding, Status, capped
+from slurm_health.core.node.finding import Finding, Status, capped
 from tests.checks.conftest import IB, process
-from tests.hooks.sites import tree
+from tests.support.sites import tree
 
 NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
 FIELDS = "rw,relatime 0 0"
 
 
-def find(check: Check, place: Place) -> Finding:
+def find(check: Check, context: CheckContext) -> Finding:
     """Run a check as the hooks do: over the process boundary, and capped."""
-    seen = msgspec.msgpack.encode(check.collect(place))
+    seen = msgspec.msgpack.encode(check.collect(context))
     return capped(check.judge(msgspec.msgpack.decode(seen, type=check.SEEN)), check.SEVERITY)
 
 
@@ -55,7 +55,7 @@ HEALTHY: list[Check] = [
 
 
 @pytest.mark.parametrize("check", HEALTHY, ids=lambda each: type(each).__name__)
-def test_a_node_that_is_well_passes(check: Check, well: Place) -> None:
+def test_a_node_that_is_well_passes(check: Check, well: CheckContext) -> None:
     found = find(check, well)
     assert found.status is Status.PASS, found
 
@@ -164,7 +164,7 @@ FAULTS: list[tuple[Check, dict[str, str], Status, str]] = [
 
 @pytest.mark.parametrize(("check", "changed", "status", "text"), FAULTS)
 def test_a_fault_is_called_what_it_is_with_its_numbers(
-    check: Check, changed: dict[str, str], status: Status, text: str, well: Place
+    check: Check, changed: dict[str, str], status: Status, text: str, well: CheckContext
 ) -> None:
     tree(well.root, changed)
     found = find(check, well)
@@ -184,7 +184,7 @@ UNREADABLE: list[tuple[Check, str]] = [
 
 @pytest.mark.parametrize(("check", "path"), UNREADABLE)
 def test_what_cannot_be_read_is_unmeasured_and_not_a_fault(
-    check: Check, path: str, well: Place
+    check: Check, path: str, well: CheckContext
 ) -> None:
     well.path(path).unlink()
     with pytest.raises(Unmeasured, match=path.rpartition("/")[2]):
@@ -192,7 +192,7 @@ def test_what_cannot_be_read_is_unmeasured_and_not_a_fault(
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "\0\0\0"])
-def test_a_garbled_file_is_unmeasured_and_not_a_fault(text: str, well: Place) -> None:
+def test_a_garbled_file_is_unmeasured_and_not_a_fault(text: str, well: CheckContext) -> None:
     tree(well.root, {"/proc/meminfo": text})
     with pytest.raises(Unmeasured):
         Memory(min_total_gib=1).collect(well)
@@ -200,17 +200,17 @@ def test_a_garbled_file_is_unmeasured_and_not_a_fault(text: str, well: Place) ->
 
 def test_no_edac_driver_is_unmeasured_and_not_an_error(tmp_path: Path) -> None:
     with pytest.raises(Unmeasured, match="EDAC driver is not loaded"):
-        Edac().collect(Place(root=tmp_path))
+        Edac().collect(CheckContext(root=tmp_path))
 
 
 # --- counters --------------------------------------------------
 
 
-def later(place: Place, seconds: float) -> Place:
-    return msgspec.structs.replace(place, now_s=place.now_s + seconds)
+def later(context: CheckContext, seconds: float) -> CheckContext:
+    return msgspec.structs.replace(context, now_s=context.now_s + seconds)
 
 
-def test_a_flapping_link_is_told_by_what_changed_since_the_last_run(well: Place) -> None:
+def test_a_flapping_link_is_told_by_what_changed_since_the_last_run(well: CheckContext) -> None:
     check = Ethernet(interface="eth0")
     tree(well.root, {"/sys/class/net/eth0/carrier_changes": "500\n"})
     assert find(check, well).status is Status.PASS  # all of them long ago, for all one knows
@@ -221,7 +221,7 @@ def test_a_flapping_link_is_told_by_what_changed_since_the_last_run(well: Place)
     assert find(check, later(well, 600)).status is Status.PASS
 
 
-def test_port_errors_are_told_by_what_they_grew(well: Place) -> None:
+def test_port_errors_are_told_by_what_they_grew(well: CheckContext) -> None:
     check = InfiniBand(ports=("mlx5_0",))
     assert find(check, well).status is Status.PASS
     tree(well.root, {f"{IB.format(n=0)}/counters/symbol_error": "5012\n"})
@@ -231,7 +231,7 @@ def test_port_errors_are_told_by_what_they_grew(well: Place) -> None:
     assert "lost its link 1 times" in find(check, later(well, 120)).text
 
 
-def test_a_reboot_sets_counters_back_and_nothing_is_compared_across_it(well: Place) -> None:
+def test_a_reboot_sets_counters_back_and_nothing_is_compared_across_it(well: CheckContext) -> None:
     check = Ethernet(interface="eth0")
     find(check, well)
     tree(
@@ -245,7 +245,7 @@ def test_a_reboot_sets_counters_back_and_nothing_is_compared_across_it(well: Pla
 
 
 @pytest.mark.parametrize("text", ["", "{}", "\0", '{"time_s":1,"boot":"b-1","data":[1]}'])
-def test_a_garbled_memory_of_the_last_run_is_as_good_as_none(text: str, well: Place) -> None:
+def test_a_garbled_memory_of_the_last_run_is_as_good_as_none(text: str, well: CheckContext) -> None:
     check = Ethernet(interface="eth0")
     find(check, well)
     assert well.state is not None
@@ -257,12 +257,12 @@ def test_a_garbled_memory_of_the_last_run_is_as_good_as_none(text: str, well: Pl
 # --- the kernel's log --------------------------------------------------
 
 
-def test_old_messages_of_the_kernel_do_not_count(well: Place) -> None:
+def test_old_messages_of_the_kernel_do_not_count(well: CheckContext) -> None:
     tree(well.root, {"/dev/kmsg": "3,7,1000000,-;EXT4-fs error (device sda1)\n"})
     assert find(KernelLog(window_s=3600), well).status is Status.PASS
 
 
-def test_a_message_that_a_program_wrote_is_not_the_kernels(well: Place) -> None:
+def test_a_message_that_a_program_wrote_is_not_the_kernels(well: CheckContext) -> None:
     """Facility 1 is what `echo > /dev/kmsg` gets, whatever level the writer asks for."""
     tree(well.root, {"/dev/kmsg": "11,7,9990000000,-;EXT4-fs error (device sda1)\n"})
     assert find(KernelLog(), well).status is Status.PASS
@@ -279,7 +279,7 @@ def test_a_message_that_a_program_wrote_is_not_the_kernels(well: Place) -> None:
         "NVRM: Xid (PCI:0000:3b:00): 13, pid=7, name=EXT4-fs error (device sda1)",
     ],
 )
-def test_a_user_cannot_write_a_fault_into_the_kernels_log(text: str, well: Place) -> None:
+def test_a_user_cannot_write_a_fault_into_the_kernels_log(text: str, well: CheckContext) -> None:
     """By the name of a program that crashes, or by an image that is mounted for them."""
     tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
     assert find(KernelLog(), well).status is Status.PASS
@@ -295,13 +295,13 @@ def test_a_user_cannot_write_a_fault_into_the_kernels_log(text: str, well: Place
         "mce: [Hardware Error]: Machine check: Uncorrected error",
     ],
 )
-def test_what_the_kernel_says_of_broken_hardware_is_a_fault(text: str, well: Place) -> None:
+def test_what_the_kernel_says_of_broken_hardware_is_a_fault(text: str, well: CheckContext) -> None:
     tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
     assert find(KernelLog(), well).status is NODE
 
 
 @pytest.mark.parametrize("line", [";;;", "x,y,z,-;EXT4-fs error", "3;EXT4-fs error", "\xff"])
-def test_garbled_messages_are_passed_over(line: str, well: Place) -> None:
+def test_garbled_messages_are_passed_over(line: str, well: CheckContext) -> None:
     tree(well.root, {"/dev/kmsg": f"{line}\n"})
     assert find(KernelLog(), well).status is Status.PASS
 
@@ -345,12 +345,12 @@ def test_a_filesystem_without_inodes_is_not_out_of_them() -> None:
     assert check.judge(seen(total_inodes=0)).status is Status.PASS
 
 
-def test_a_mount_point_with_a_space_is_found(well: Place) -> None:
+def test_a_mount_point_with_a_space_is_found(well: CheckContext) -> None:
     tree(well.root, {"/proc/self/mounts": f"x /my\\040disk ext4 {FIELDS}\n", "/my disk/x": ""})
     assert find(Filesystem(path="/my disk"), well).status is Status.PASS
 
 
-def test_nothing_is_left_behind_by_a_trial_write(well: Place) -> None:
+def test_nothing_is_left_behind_by_a_trial_write(well: CheckContext) -> None:
     find(Filesystem(path="/scratch", writable=True), well)
     assert [each.name for each in well.path("/scratch").iterdir()] == [".keep"]
 
@@ -363,7 +363,7 @@ def test_a_process_may_have_brackets_and_spaces_in_its_name() -> None:
     assert (found.pid, found.name, found.state) == (7, "a) R (b c", "D")
 
 
-def test_a_process_that_waits_in_the_kernel_for_a_moment_is_not_stuck(well: Place) -> None:
+def test_a_process_that_waits_in_the_kernel_for_a_moment_is_not_stuck(well: CheckContext) -> None:
     tree(well.root, process(9, "ls", "D"))
     check = Uninterruptible(max_count=0, apart_s=0.01)
     first = check.collect(well)
@@ -374,13 +374,13 @@ def test_a_process_that_waits_in_the_kernel_for_a_moment_is_not_stuck(well: Plac
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "0"}])
 def test_leftovers_are_looked_for_only_after_a_users_job(
-    environ: dict[str, str], well: Place
+    environ: dict[str, str], well: CheckContext
 ) -> None:
     with pytest.raises(Unmeasured):
         Leftovers().collect(msgspec.structs.replace(well, environ=environ))
 
 
-def test_leftovers_are_the_jobs_own_and_nobody_elses(well: Place) -> None:
+def test_leftovers_are_the_jobs_own_and_nobody_elses(well: CheckContext) -> None:
     uid = 4242
     for pid, whose, job in ((50, uid, "7"), (51, uid, "8"), (52, 4243, "7")):
         tree(
@@ -401,7 +401,7 @@ def test_leftovers_are_the_jobs_own_and_nobody_elses(well: Place) -> None:
 
 
 def test_the_kernel_tells_its_clocks_state() -> None:
-    assert Clock().collect(Place()).max_error_ms >= 0
+    assert Clock().collect(CheckContext()).max_error_ms >= 0
 
 
 def test_a_clock_nobody_disciplines_warns() -> None:
@@ -456,25 +456,25 @@ def test_an_exit_code_means_what_the_table_says_and_nothing_else(
         user_fault_codes=(5,),
         warn_codes=(6,),
     )
-    found = find(check, Place(environ={}))
+    found = find(check, CheckContext(environ={}))
     assert found.status is status
     assert "found it" in found.text
 
 
 def test_a_program_that_dies_of_a_signal_is_inconclusive(tmp_path: Path) -> None:
     check = Command(argv=(script(tmp_path, "kill -SEGV $$"),))
-    assert find(check, Place()).status is Status.INCONCLUSIVE
+    assert find(check, CheckContext()).status is Status.INCONCLUSIVE
 
 
 def test_a_program_that_is_not_there_is_unmeasured() -> None:
     with pytest.raises(Unmeasured, match="not there"):
-        Command(argv=("/nowhere/program",)).collect(Place())
+        Command(argv=("/nowhere/program",)).collect(CheckContext())
 
 
 def test_a_program_sees_a_path_and_slurms_variables_and_no_others(tmp_path: Path) -> None:
     check = Command(argv=(script(tmp_path, "echo $PATH $SLURM_JOB_ID $LD_PRELOAD_X"),))
-    place = Place(environ={"SLURM_JOB_ID": "7", "LD_PRELOAD_X": "evil", "PATH": "/evil"})
-    assert find(check, place).text.endswith("/usr/sbin:/usr/bin:/sbin:/bin 7")
+    context = CheckContext(environ={"SLURM_JOB_ID": "7", "LD_PRELOAD_X": "evil", "PATH": "/evil"})
+    assert find(check, context).text.endswith("/usr/sbin:/usr/bin:/sbin:/bin 7")
 
 
 @pytest.mark.parametrize(
@@ -489,7 +489,7 @@ def test_a_program_sees_a_path_and_slurms_variables_and_no_others(tmp_path: Path
 )
 def test_a_nagios_plugin_is_translated(tmp_path: Path, code: int, status: Status) -> None:
     check = Nagios(argv=(script(tmp_path, f"echo 'DISK: / 7%|/=7'; exit {code}"),))
-    found = find(check, Place())
+    found = find(check, CheckContext())
     assert found.status is status
     assert "|" not in found.text
 

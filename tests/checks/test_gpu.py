@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.checks.check import Check, Place
+from slurm_health.checks.check import Check, CheckContext, Planned
 from slurm_health.checks.gpu import Gpu, GpuProcesses
 from slurm_health.checks.xid import Xid
-from slurm_health.core.check_result import CheckResult, Status
-from slurm_health.core.xid_policy import LOOK, NODE, judge_xid
-from slurm_health.hooks.runner import Planned, run_checks
-from tests.hooks.sites import tree
+from slurm_health.core.node.finding import CheckResult, Status
+from slurm_health.core.node.xid import LOOK, NODE, judge_xid
+from slurm_health.hooks.run_checks import run_checks
+from tests.support.sites import tree
 
 SOURCE = Path(__file__).with_name("stub_nvml.c")
 
@@ -45,10 +45,10 @@ class Player(Check, frozen=True, kw_only=True):
     library: str
     state: str
 
-    def collect(self, place: Place) -> object:  # type: ignore[override]
+    def collect(self, context: CheckContext) -> object:  # type: ignore[override]
         os.environ["STUB_NVML"] = self.state
         ctypes.CDLL(self.library)  # from now on the library of that name
-        return self.check.collect(place)
+        return self.check.collect(context)
 
     def judge(self, seen: object) -> object:  # type: ignore[override]
         return self.check.judge(seen)
@@ -75,7 +75,7 @@ class Bench:
             shadow=False,
             contexts=(),
         )
-        (result,) = run_checks([planned], Place(environ=self.environ))
+        (result,) = run_checks([planned], CheckContext(environ=self.environ))
         return result
 
 
@@ -171,8 +171,8 @@ def test_without_the_binding_the_checks_can_be_configured_and_say_what_is_missin
     code = (
         "import sys; sys.modules['pynvml'] = None\n"
         "from slurm_health.checks.gpu import Gpu\n"
-        "from slurm_health.checks.check import Place, Unmeasured\n"
-        "try: Gpu(count=8).collect(Place())\n"
+        "from slurm_health.checks.check import CheckContext, Unmeasured\n"
+        "try: Gpu(count=8).collect(CheckContext())\n"
         "except Unmeasured as err: print(err)\n"
     )
     import sys
@@ -184,7 +184,7 @@ def test_without_the_binding_the_checks_can_be_configured_and_say_what_is_missin
 # --- Xid --------------------------------------------------
 
 
-def xid(tmp_path: Path, number: int, bus: str = "PCI:0000:3b:00") -> Place:
+def xid(tmp_path: Path, number: int, bus: str = "PCI:0000:3b:00") -> CheckContext:
     line = f"3,9,9990000000,-;NVRM: Xid ({bus}): {number}, pid=77, name=python, text\n"
     return tree(tmp_path, {"/dev/kmsg": line, "/proc/uptime": "10000.0 1\n"})
 
@@ -212,8 +212,8 @@ def test_an_nvlink_5_xid_never_drains_on_the_bare_number(number: int) -> None:
 
 def test_a_user_cannot_write_an_xid_by_naming_a_program(tmp_path: Path) -> None:
     line = "3,9,9990000000,-;x[7]: segfault in NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n"
-    place = tree(tmp_path, {"/dev/kmsg": line, "/proc/uptime": "10000.0 1\n"})
-    assert Xid().judge(Xid().collect(place)).status is Status.PASS
+    context = tree(tmp_path, {"/dev/kmsg": line, "/proc/uptime": "10000.0 1\n"})
+    assert Xid().judge(Xid().collect(context)).status is Status.PASS
 
 
 def test_a_site_may_amend_the_table(tmp_path: Path) -> None:
@@ -224,9 +224,9 @@ def test_a_site_may_amend_the_table(tmp_path: Path) -> None:
 
 
 def test_the_same_xid_is_seen_again_the_next_time(tmp_path: Path) -> None:
-    place = xid(tmp_path, 79)
+    context = xid(tmp_path, 79)
     for _ in range(2):
-        assert Xid().judge(Xid().collect(place)).status is Status.NODE_FAULT
+        assert Xid().judge(Xid().collect(context)).status is Status.NODE_FAULT
 
 
 def test_no_xid_is_in_both_tables() -> None:

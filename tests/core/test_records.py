@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.core import record_lines
-from slurm_health.core.record_lines import VERSION, Entry, NewerVersion, decode, encode
+from slurm_health.core import record_codec
+from slurm_health.core.record_codec import VERSION, Entry, NewerVersion, decode, encode
 from slurm_health.core.records import KINDS, MasterResumed, Record, ScriptStarted
 from tests.strategies import records as any_record
 
@@ -98,6 +98,6 @@ def test_a_file_name_that_is_not_utf_8_can_be_recorded() -> None:
 
 
 def test_the_docstring_says_what_a_line_carries() -> None:
-    header = record_lines.Header.__struct_fields__
+    header = record_codec.Header.__struct_fields__
 
-    assert all(f"`{name}`" in (record_lines.__doc__ or "") for name in header)
+    assert all(f"`{name}`" in (record_codec.__doc__ or "") for name in header)

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.lab_support import Site
-from tests.hooks.sites import write_site
 from tests.lab import Lab
+from tests.support.sites import write_site
 
 ROOT = Path(__file__).parents[2]
 STATE = "/tmp/slurm-health-state"  # each node of the lab has a /tmp of its own
@@ -59,7 +59,7 @@ ACCUSE = """\
 #!/bin/sh
 exec {python} - "$@" <<'END'
 import os, pathlib, sys
-from slurm_health.core.record_lines import encode
+from slurm_health.core.record_codec import encode
 from slurm_health.core.records import NodeJudged, RunStarted, VerdictReached
 from slurm_health.core.verdict import Level
 job, accused = int(os.environ["SLURM_JOB_ID"]), sys.argv[1:] or [{accused!r}]

@@ -12,8 +12,8 @@ import pytest
 
 from tests.e2e.hooks_support import SLURM_CONF, HookedSite, install
 from tests.e2e.lab_support import COMMAND
-from tests.hooks.sites import write_site
 from tests.lab import Lab, missing
+from tests.support.sites import write_site
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(200)]
 

@@ -18,11 +18,11 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_health.checks.check import Place
+from slurm_health.checks.check import CheckContext, Planned
 from slurm_health.checks.filesystem import Filesystem
 from slurm_health.checks.memory import Memory
-from slurm_health.core.check_result import Status
-from slurm_health.hooks.runner import Planned, run_checks
+from slurm_health.core.node.finding import Status
+from slurm_health.hooks.run_checks import run_checks
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
 _FUSE_INIT = 26
@@ -86,7 +86,7 @@ def run(directory: Path) -> list[object]:
         )
     ]
     began = time.monotonic()
-    results = run_checks(planned, Place())
+    results = run_checks(planned, CheckContext())
     elapsed_s = time.monotonic() - began
     return [elapsed_s, [[each.name, each.status.value, each.finding.text] for each in results]]
 

@@ -9,9 +9,9 @@ import subprocess
 import pytest
 
 from slurm_health.core.verdict import Level
-from slurm_health.hooks import marked
-from tests.hooks.accusing import JOB, UID, Story, journal, judged
-from tests.hooks.conftest import Node
+from slurm_health.draining import shared_state
+from tests.support.accusing import JOB, UID, Story, journal, judged
+from tests.support.hooked_node import Node
 
 # --- what an accusation brings about --------------------------------------------------
 
@@ -36,7 +36,7 @@ def test_a_good_node_is_only_marked(story: Story) -> None:
     story.write(journal())
     assert not story.ended()
     assert story.node.state == "IDLE"
-    (mark,) = marked.load(story.node.site.breaker, "n3", owner=os.getuid())
+    (mark,) = shared_state.load(story.node.site.breaker, "n3", owner=os.getuid())
     assert (mark.job, mark.uid, mark.component) == (JOB, UID, "node")
     assert story.node.slurm.calls() == []
 
@@ -82,7 +82,7 @@ def test_one_job_marks_once_however_often_it_starts(story: Story) -> None:
     for attempt in range(4):
         story.write(journal(), attempt=str(attempt))
         story.ended(restarts=str(attempt))
-    assert len(marked.load(story.node.site.breaker, "n3", owner=os.getuid())) == 1
+    assert len(shared_state.load(story.node.site.breaker, "n3", owner=os.getuid())) == 1
 
 
 def test_a_site_may_ignore_accusations(story: Story) -> None:
@@ -125,7 +125,7 @@ def test_a_slow_node_that_passes_the_test_is_not_even_marked(story: Story, polic
     for job, uid in ((7, 1000), (8, 1001), (9, 1002), (10, 1003)):
         story.write(journal(judged(level=Level.SLOW), job=job), job=job, uid=uid)
         assert not story.ended(job, uid)
-    assert marked.load(story.node.site.breaker, "n3", owner=os.getuid()) == ()
+    assert shared_state.load(story.node.site.breaker, "n3", owner=os.getuid()) == ()
 
 
 def test_among_several_runs_the_one_that_calls_it_faulty_counts(story: Story) -> None:
@@ -150,7 +150,7 @@ def test_an_attempt_that_was_requeued_is_looked_at_although_slurm_counts_on(stor
 
 
 def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
-    from slurm_health.core.marks import Mark
+    from slurm_health.core.node.accusations import Mark
 
     site = story.node.site
     pids = []
@@ -159,13 +159,13 @@ def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
         if pid == 0:
             mark = Mark(job=job, uid=job, component="node", text="", time_s=1.0)
             try:
-                marked.add(site.breaker, "n3", mark, site.marks, owner=os.getuid())
+                shared_state.add(site.breaker, "n3", mark, site.marks, owner=os.getuid())
             finally:
                 os._exit(0)
         pids.append(pid)
     for pid in pids:
         os.waitpid(pid, 0)
-    found = marked.load(site.breaker, "n3", owner=os.getuid())
+    found = shared_state.load(site.breaker, "n3", owner=os.getuid())
     assert {each.job for each in found} == set(range(100, 108))
 
 
@@ -174,8 +174,8 @@ def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
 
 @pytest.mark.root
 def test_what_the_job_left_running_is_ended_and_nothing_else(node: Node) -> None:
-    from slurm_health.checks.check import Place
-    from slurm_health.hooks.cleanup import end_leftovers
+    from slurm_health.checks.check import CheckContext
+    from slurm_health.hooks.epilog import end_leftovers
 
     def sleeper(job: str) -> subprocess.Popen[bytes]:
         environ = {**os.environ, "SLURM_JOB_ID": job}
@@ -183,8 +183,8 @@ def test_what_the_job_left_running_is_ended_and_nothing_else(node: Node) -> None
 
     ours, other = sleeper("4242"), sleeper("4243")
     try:
-        place = Place(environ={"SLURM_JOB_ID": "4242", "SLURM_JOB_UID": str(UID)})
-        assert end_leftovers(place) == []
+        context = CheckContext(environ={"SLURM_JOB_ID": "4242", "SLURM_JOB_UID": str(UID)})
+        assert end_leftovers(context) == []
         assert ours.wait(5) == -9
         assert other.poll() is None
     finally:

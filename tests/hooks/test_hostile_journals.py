@@ -13,9 +13,9 @@ import pytest
 
 from slurm_health.core.records import VerdictReached
 from slurm_health.core.verdict import Level
-from slurm_health.hooks import accused
-from slurm_health.hooks.accused import JobEnded, Unreadable
-from tests.hooks.accusing import JOB, UID, Story, journal, judged, lines, started
+from slurm_health.hooks import user_journal
+from slurm_health.hooks.user_journal import JobEnded, Unreadable
+from tests.support.accusing import JOB, UID, Story, journal, judged, lines, started
 
 
 def accuse_others(story: Story) -> None:
@@ -153,10 +153,10 @@ def test_root_is_given_up_before_anything_is_opened(story: Story, tmp_path: Path
 
 @pytest.mark.root
 def test_the_reader_cannot_become_root_again() -> None:
-    from slurm_health.hooks.children import Answered, run_one
+    from slurm_health.killable import Answered, run_one
 
     def work() -> bytes:
-        accused.become(JobEnded(job=1, uid=1, gid=1, cluster="lab", attempt=0))
+        user_journal.become(JobEnded(job=1, uid=1, gid=1, cluster="lab", attempt=0))
         try:
             os.setuid(0)
         except PermissionError:
@@ -179,8 +179,8 @@ def test_the_reader_cannot_become_root_again() -> None:
 )
 def test_a_strange_environment_is_no_job(changes: dict[str, str]) -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1", "SLURM_CLUSTER_NAME": "lab"}
-    assert accused.job_of(environ) is not None
-    assert accused.job_of(environ | changes) is None
+    assert user_journal.job_of(environ) is not None
+    assert user_journal.job_of(environ | changes) is None
 
 
 def test_a_users_text_reaches_log_and_note_tamed(story: Story) -> None:
@@ -198,7 +198,7 @@ CASES = int(os.environ.get("ACCUSATION_CASES", "100000"))
 
 def test_no_mutation_of_a_journal_accuses_what_it_should_not() -> None:
     """Whatever comes out is about this node and job."""
-    from slurm_health.core.accusation import from_journal
+    from slurm_health.core.node.accusations import from_journal
 
     choice = random.Random(7)
     well = journal(judged("n4"), judged("n3", level=Level.HEALTHY))
@@ -236,6 +236,6 @@ def test_nonsense_from_the_reader_is_refused() -> None:
     choice = random.Random(11)
     for _ in range(500):
         try:
-            assert accused._checked(choice.randbytes(choice.randint(0, 80)), ended, "n3") == []
+            assert user_journal._checked(choice.randbytes(choice.randint(0, 80)), ended, "n3") == []
         except Unreadable:
             continue

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_health.core import drain_note, draining
-from slurm_health.hooks import ledger
-from tests.hooks.conftest import Node
-from tests.hooks.fake_scontrol import FakeScontrol
+from slurm_health.core.acting import drains
+from slurm_health.core.node import drain_note
+from slurm_health.draining import shared_state
+from tests.support.fake_scontrol import FakeScontrol
+from tests.support.hooked_node import Node
 
 
 def test_on_a_well_node_the_job_starts_and_slurm_is_not_asked(node: Node) -> None:
@@ -39,8 +40,8 @@ def test_the_note_is_set_before_the_hook_fails(node: Node) -> None:
 
 
 def test_prefix_and_length_are_those_of_every_other_note() -> None:
-    assert drain_note.PREFIX == draining.REASON_PREFIX
-    assert drain_note.LENGTH == draining.REASON_LENGTH
+    assert drain_note.PREFIX == drains.REASON_PREFIX
+    assert drain_note.LENGTH == drains.REASON_LENGTH
 
 
 @pytest.mark.parametrize("severity", ["warn", "user_fault"])
@@ -183,7 +184,7 @@ def test_a_controller_in_trouble_drains_nobody_and_the_job_starts(
     assert time.monotonic() - began < 60
     assert "not_drained" in node.said
     assert node.state == "IDLE"
-    assert ledger.read(node.shared).entries == ()
+    assert shared_state.read(node.shared).entries == ()
 
 
 def test_a_missing_scontrol_drains_nobody(node: Node) -> None:
@@ -203,7 +204,7 @@ def test_a_rack_that_fails_at_once_is_not_drained(rack: list[Node]) -> None:
     assert sum(each.state == "IDLE+DRAIN" for each in rack) == 4
     assert "a fabric or software problem" in rack[4].said
     assert "nodes reset" in rack[-1].said
-    assert ledger.read(rack[0].shared).trip is not None
+    assert shared_state.read(rack[0].shared).trip is not None
 
 
 def test_a_job_that_breaks_nodes_costs_two_and_no_more(rack: list[Node]) -> None:
@@ -211,7 +212,7 @@ def test_a_job_that_breaks_nodes_costs_two_and_no_more(rack: list[Node]) -> None
         each.break_it()
     assert [each.prolog(job=7, uid=5) for each in rack[:3]] == [True, True, False]
     assert "job 7 has cost 2 nodes already" in rack[2].said
-    assert ledger.read(rack[0].shared).trip is None
+    assert shared_state.read(rack[0].shared).trip is None
 
 
 def test_a_user_whose_jobs_break_nodes_is_capped_within_the_hour(rack: list[Node]) -> None:
@@ -241,13 +242,13 @@ def _gone(node: Node) -> None:
 
 
 def _garbled(node: Node) -> None:
-    (node.shared / ledger.NAME).write_text("{")
+    (node.shared / shared_state.NAME).write_text("{")
 
 
 def _hung(node: Node) -> None:
     import os
 
-    os.mkfifo(node.shared / ledger.NAME)
+    os.mkfifo(node.shared / shared_state.NAME)
 
 
 @pytest.mark.parametrize("trouble", [_untrusted, _gone, _garbled, _hung])
@@ -272,7 +273,7 @@ def test_a_lock_that_another_holds_drains_nobody(node: Node) -> None:
 
 
 def test_without_a_shared_directory_nobody_is_drained(node: Node) -> None:
-    from tests.hooks.sites import load_site
+    from tests.support.sites import load_site
 
     node.break_it()
     site = load_site(node.directory / "etc", "[checks.f]\ncheck='file'\npath='/x'\n")

@@ -13,9 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from slurm_health.core.gpt_sizing import CPU, flop_per_step, gradient_bytes, light, to_options
+from slurm_health.core.session.gpt_sizing import (
+    CPU,
+    flop_per_step,
+    gradient_bytes,
+    light,
+    to_options,
+)
 from slurm_health.probes import gpt, gpt_fit
-from slurm_health.probes.place import NotMeasured, Place
+from slurm_health.probes.context import NotMeasured, ProbeContext
 
 pytestmark = pytest.mark.torch
 
@@ -25,18 +31,18 @@ import gc, json, sys
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-from slurm_health.core.gpt_sizing import CPU, to_options
+from slurm_health.core.session.gpt_sizing import CPU, to_options
 from slurm_health.probes import gpt
 from slurm_health.probes.gpt_model import Gpt
-from slurm_health.probes.place import Place
+from slurm_health.probes.context import ProbeContext
 
 rank, path = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
 )
-place = Place(torch.device("cpu"), rank=rank, world_size=2, options=to_options(CPU))
-samples = gpt.measure(place)
+place = ProbeContext(torch.device("cpu"), rank=rank, world_size=2, options=to_options(CPU))
+samples = gpt.measure(context)
 dist.destroy_process_group()
 left = [each for each in gc.get_objects() if type(each) is Gpt]
 assert not left, "the model is still in memory"
@@ -46,19 +52,19 @@ print(json.dumps([vars(sample) for sample in samples]))
 CRAMPED = """
 import json, resource, sys
 import torch
-from slurm_health.core.gpt_sizing import CPU, to_options
+from slurm_health.core.session.gpt_sizing import CPU, to_options
 from slurm_health.probes import gpt, gpt_fit
-from slurm_health.probes.place import NotMeasured, Place
+from slurm_health.probes.context import NotMeasured, ProbeContext
 
 torch.set_num_threads(1)
 options = to_options(CPU)
 probe = {"gpt": gpt, "gpt_fit": gpt_fit}[sys.argv[1]]
-probe.measure(Place(torch.device("cpu"), options=options))  # everything is loaded
+probe.measure(ProbeContext(torch.device("cpu"), options=options))  # everything is loaded
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[3]) << 20),) * 2)
 options.update(json.loads(sys.argv[2]))
 try:
-    print(json.dumps(probe.measure(Place(torch.device("cpu"), options=options))[0].figures))
+    print(json.dumps(probe.measure(ProbeContext(torch.device("cpu"), options=options))[0].figures))
 except NotMeasured as err:
     print(json.dumps(str(err)))
 """
@@ -134,8 +140,8 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def alone(**options: int | float | str) -> Place:
-    return Place(torch.device("cpu"), options={**OPTIONS, **options})
+def alone(**options: int | float | str) -> ProbeContext:
+    return ProbeContext(torch.device("cpu"), options={**OPTIONS, **options})
 
 
 @pytest.mark.usefixtures("_one_thread")
@@ -169,7 +175,7 @@ def test_a_model_that_fits_keeps_its_batch_and_says_how_much_it_takes() -> None:
 @pytest.mark.parametrize("probe", [gpt, gpt_fit])
 def test_a_round_that_names_no_model_measures_nothing(probe: Any) -> None:
     with pytest.raises(NotMeasured, match="which GPT to train: no gpt_layers, gpt_hidden"):
-        probe.measure(Place(torch.device("cpu")))
+        probe.measure(ProbeContext(torch.device("cpu")))
 
 
 def cramped(probe: str, *, spare_mib: int, **options: int) -> Any:

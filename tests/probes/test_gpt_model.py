@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slurm_health.core.gpt_sizing import (
+from slurm_health.core.session.gpt_sizing import (
     CPU,
     TABLE,
     GptModel,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.workers import Worker
+from slurm_health.agent.worker_process import Worker
 from tests.support import wrong_torch
 from tests.support.supervised import eventually, write_executable
 
@@ -176,9 +176,9 @@ def test_the_exit_code_of_a_program_is_its_finding(
 
 
 OWN_PROBE = """
-from slurm_health.probes.place import NodeFault, Sample
+from slurm_health.probes.context import NodeFault, Sample
 
-def measure(place):
+def measure(context):
     {body}
 """
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.core.record_lines import Entry
+from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import ActionDone, ActionIntended, Record
 from slurm_health.report.acts import Act, Progress, acts_of
 

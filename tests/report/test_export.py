@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.report.build import run_report
 from slurm_health.report.export import as_json, run_as_json
 from slurm_health.report.find import load, read_run
-from slurm_health.report.from_run import run_report
 from tests.report.golden import DATA, assert_matches_file
 from tests.support.journals import RunJournal, write_requeued_job, write_run_with_a_faulty_node
 

@@ -15,8 +15,8 @@ from slurm_health.core.records import (
     VerdictReached,
 )
 from slurm_health.core.verdict import Level
+from slurm_health.report.build import run_report
 from slurm_health.report.find import load, read_run
-from slurm_health.report.from_run import run_report
 from slurm_health.report.model import JobReport, NodeReport, RunReport, State
 from tests.support.journals import (
     Clock,

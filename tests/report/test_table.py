@@ -15,8 +15,8 @@ from slurm_health.core.records import (
     VerdictReached,
 )
 from slurm_health.core.verdict import Level
+from slurm_health.report.build import run_report
 from slurm_health.report.find import load, read_run
-from slurm_health.report.from_run import run_report
 from slurm_health.report.phrases import duration_text, number_text, range_text
 from slurm_health.report.table import check_summary, headline, job_text
 from tests.report.golden import DATA, assert_matches_file

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hooks.sites import write_site
+from tests.support.sites import write_site
 
 ROOT = Path(__file__).parents[2]
 SHIMS = ["prolog/slurm-health", "epilog/slurm-health", "prolog/slurm-health-healthcheck"]

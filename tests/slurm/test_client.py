@@ -10,7 +10,7 @@ import pytest
 
 from slurm_health.errors import SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.slurm.client import Client
-from slurm_health.slurm.shown import Job, Node, parse_pairs
+from slurm_health.slurm.parsing import Job, Node, parse_pairs
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.supervised import write_executable
 

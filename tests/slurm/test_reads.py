@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.core import drain_note
+from slurm_health.core.node import drain_note
 from slurm_health.errors import SlurmCommandError, SlurmError, SlurmTimeoutError, UnknownJob
 from slurm_health.slurm import command
+from slurm_health.slurm.parsing import JOB_FIELDS, JobId, Node
 from slurm_health.slurm.pyslurm_client import PyslurmReads
 from slurm_health.slurm.reads import CommandReads, Reads, Run
 from slurm_health.slurm.reads_choice import choose, mismatch, proven
-from slurm_health.slurm.shown import JOB_FIELDS, JobId, Node
 from tests.lab import Lab, missing
 from tests.lab.errors import DeadlinePassed
 from tests.support.supervised import write_executable

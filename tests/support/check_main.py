@@ -12,13 +12,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_health.check import make_localizer
-from slurm_health.command import own_command
-from slurm_health.core.phases import phases
 from slurm_health.core.records import RunFinished, RunStarted, VerdictReached
-from slurm_health.core.session import Limits
-from slurm_health.launch import LocalLauncher
-from slurm_health.master import Master
+from slurm_health.core.session.phases import phases
+from slurm_health.core.session.session import Limits
+from slurm_health.master.launcher import LocalLauncher
+from slurm_health.master.master import Master
+from slurm_health.master.run_check import make_localizer
+from slurm_health.processes import own_command
 
 RUN_ID = "r1"
 QUICK = phases(["quick"])

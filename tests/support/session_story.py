@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.core.record_lines import Entry
+from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     AgentsLaunched,
     AgentStarted,
@@ -16,13 +16,7 @@ from slurm_health.core.records import (
     VerdictReached,
     WorkersReady,
 )
-from slurm_health.core.session import (
-    Append,
-    Launch,
-    Limits,
-    Session,
-    Step,
-)
+from slurm_health.core.session.session import Append, Launch, Limits, Session, Step
 from slurm_health.core.verdict import Level, Outcome
 from tests.support.world import QUICK, CountingLocalizer
 

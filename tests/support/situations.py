@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_health.core.actions import Situation
+from slurm_health.core.acting.decide import Situation
 
 
 def situation(

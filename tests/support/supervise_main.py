@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from slurm_health.supervisor import Limits, original_environ, supervise
+from slurm_health.supervisor.supervisor import Limits, original_environ, supervise
 
 
 def main() -> int:

@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from slurm_health.core.course import MakeLocalizer
 from slurm_health.core.localize.settings import LocalizeSettings
-from slurm_health.core.phases import Phase, phases
-from slurm_health.core.record_lines import Entry
+from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     AgentEnded,
     AgentsLost,
@@ -32,7 +30,9 @@ from slurm_health.core.records import (
     WorkersReady,
     WorkersStarting,
 )
-from slurm_health.core.session import Append, Conclude, Launch, Limits, Session, Wait
+from slurm_health.core.session.phase_runner import MakeLocalizer
+from slurm_health.core.session.phases import Phase, phases
+from slurm_health.core.session.session import Append, Conclude, Launch, Limits, Session, Wait
 from slurm_health.core.verdict import GroupResult, Level, NodeVerdict, Outcome, Round, Verdict
 
 STRANGER = "stranger"

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One per node: keeps the node's workers, runs the rounds the master writes, records what happened.
+
+The agent reads `master.jsonl` and writes `<node>.jsonl`; there is no other channel. It loads no
+torch: that lives in the workers, which it kills and replaces when they hang or die.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slurm_health import journal
+from slurm_health.agent import node_facts
+from slurm_health.agent.gpu_monitor import BurnWatch
+from slurm_health.agent.worker_process import Worker
+from slurm_health.core.record_codec import Entry
+from slurm_health.core.records import (
+    AgentEnded,
+    AgentsLaunched,
+    AgentStarted,
+    DevicesWatched,
+    GroupAborted,
+    NodeReported,
+    Record,
+    Rendezvous,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    VerdictReached,
+    WorkersFailed,
+    WorkersReady,
+    WorkersStarting,
+)
+from slurm_health.core.session.node_round import Ending, NodeRound, part_of, process_groups
+from slurm_health.core.verdict import Outcome
+
+# How long a client of a network filesystem may take to show the master's file.
+JOURNAL_VISIBLE_S = 15.0
+# From an abort to the kill of a worker that is stuck inside a collective.
+ABORT_GRACE_S = 0.3
+STARTS_PER_LAUNCH = 2  # a worker that ends before it is ready gets one more try
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSettings:
+    """What the master tells an agent on its command line."""
+
+    node: str
+    directory: Path
+    run_id: str
+    launch: int
+    python: str
+    poll_s: float
+    lifetime_s: float
+    cpu_workers: int = 1
+
+
+class JournalNotVisible(Exception):
+    """This node does not see the master's journal."""
+
+
+class Agent:
+    """The agent of one node; `run` serves until the master is done."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        environ: Mapping[str, str],
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._monotonic = monotonic
+        self._master = journal.Reader(settings.directory, journal.MASTER)
+        self._writer = journal.Writer(settings.directory, settings.node, clock)
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[Worker] = []
+        self._ready: dict[int, dict[str, Any]] = {}
+        self._starts = 0
+        self._round: NodeRound | None = None
+        self._end: str | None = None
+        self._hanging = ""
+        self._watch: BurnWatch | None = None
+        hostname = socket.gethostname()
+        self._address = node_facts.own_address(environ, hostname)
+        self._hostname = hostname
+
+    def run(self) -> None:
+        """Serve rounds until the verdict, or until the agent's lifetime has passed.
+
+        Raises:
+            JournalNotVisible: this node does not see the master's journal.
+            JournalError: the journal cannot be read or written.
+        """
+        backlog = self._wait_for_journal()
+        leave_at = self._monotonic() + self._settings.lifetime_s
+        settings = self._settings
+        self._writer.append(
+            AgentStarted(
+                node=settings.node,
+                launch=settings.launch,
+                hostname=self._hostname,
+                address=self._address,
+                leaf=node_facts.leaf_switch(self._environ),
+            )
+        )
+        self._start_workers()
+        try:
+            self._heed(backlog)
+            while self._end is None:
+                self._wait()
+                self._heed(self._master.read_new())
+                self._check_workers()
+                if self._watch is not None:
+                    self._watch.read()
+                if self._monotonic() > leave_at:
+                    self._end = f"the master has said nothing for {settings.lifetime_s:.0f} s"
+        finally:
+            self._stop_workers()
+            if self._watch is not None:
+                self._watch.end()
+        self._writer.append(
+            AgentEnded(node=settings.node, launch=settings.launch, reason=self._end or "")
+        )
+
+    # --- the master's words ----------------------------------------------------------------------
+
+    def _wait_for_journal(self) -> list[Entry]:
+        """Return the first entries of the master's file, which must be those of this run."""
+        give_up = self._monotonic() + JOURNAL_VISIBLE_S
+        entries: list[Entry] = []
+        while self._monotonic() < give_up:
+            entries += self._master.read_new()
+            if any(_starts_run(entry, self._settings.run_id) for entry in entries):
+                return entries
+            time.sleep(self._settings.poll_s)
+        raise JournalNotVisible(str(self._master.path))
+
+    def _heed(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            match entry.record:
+                case RoundStarted() as record:
+                    self._begin_round(record)
+                case GroupAborted() as record:
+                    self._abort(record)
+                case VerdictReached() | RunFinished():
+                    self._end = "the run is over"
+                case AgentsLaunched(launch=launch, nodes=nodes):
+                    if launch > self._settings.launch and self._settings.node in nodes:
+                        self._end = "another agent took over"
+                case _:
+                    pass
+
+    def _begin_round(self, record: RoundStarted) -> None:
+        if self._round is not None and self._watch is not None:  # void: a new master begins anew
+            self._writer.append(*self._watched(self._round.record.round))
+        self._round = None
+        part = part_of(record, self._settings.node)
+        if part is None or not self._ready or not part[1].port:
+            return  # the master knows: it did not count on this node
+        group, far = part
+        first = self._ready[0]
+        current = NodeRound(
+            record=record,
+            node=self._settings.node,
+            group=group,
+            workers=len(self._workers),
+            backend=first["backend"],
+            started_s=self._monotonic(),
+        )
+        self._round = current
+        if "burn_s" in record.options and current.backend != "gloo":
+            self._watch = BurnWatch(self._environ)
+        near = Rendezvous(address="127.0.0.1", port=first["store_port"])
+        for worker in self._workers:
+            worker.send(
+                {
+                    "op": "round",
+                    "round": record.round,
+                    "timeout_s": record.deadline_s + 10.0,
+                    "local_size": current.workers,
+                    "probes": msgspec.to_builtins(record.probes),
+                    "options": record.options,
+                    "groups": process_groups(
+                        self._settings.run_id, current, worker.local_rank, far=far, near=near
+                    ),
+                }
+            )
+
+    def _abort(self, record: GroupAborted) -> None:
+        current = self._round
+        if current is None or not current.is_aborted_by(record):
+            return
+        current.aborted = record
+        current.kill_at_s = self._monotonic() + ABORT_GRACE_S
+        for worker in self._workers:
+            worker.send({"op": "abort", "round": record.round})
+
+    # --- the workers' words ----------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        timeout = self._settings.poll_s
+        if self._round and self._round.kill_at_s is not None:
+            timeout = min(timeout, max(0.0, self._round.kill_at_s - self._monotonic()))
+        self._selector.select(timeout)
+
+    def _check_workers(self) -> None:
+        for worker in self._workers:
+            # In this order: what a worker said before it ended is read before its end is noted.
+            ended = worker.ended()
+            for event in worker.read_events():
+                self._hear(worker, event)
+            if ended is not None:
+                self._worker_ended(worker, ended)
+                return
+        current = self._round
+        if current and current.kill_at_s is not None and self._monotonic() >= current.kill_at_s:
+            self._report(current.stuck())
+
+    def _hear(self, worker: Worker, event: dict[str, Any]) -> None:
+        if event["event"] == "ready":
+            self._ready[worker.local_rank] = event
+            if len(self._ready) == len(self._workers):
+                self._say_ready()
+            return
+        current = self._round
+        if current is None or event["round"] != current.record.round:
+            return
+        if event["event"] == "sample":
+            sampled = current.sample(worker.local_rank, event)
+            if sampled is not None:
+                self._writer.append(sampled)
+        elif event["event"] == "done":
+            ending = current.done(worker.local_rank, event)
+            if ending is not None:
+                self._report(ending)
+
+    def _say_ready(self) -> None:
+        ready = [self._ready[rank] for rank in sorted(self._ready)]
+        first = ready[0]
+        self._writer.append(
+            WorkersReady(
+                node=self._settings.node,
+                launch=self._settings.launch,
+                store_port=first["store_port"],
+                torch=first["torch"],
+                backend=first["backend"],
+                devices=[event["device"] for event in ready],
+                collective_library=first["collective_library"],
+                start_ms=max(event["start_ms"] for event in ready),
+                model=" and ".join(dict.fromkeys(event["model"] for event in ready)),
+                free_bytes=min(event["free_bytes"] for event in ready),
+            )
+        )
+
+    def _report(self, ending: Ending) -> None:
+        """Say the last word on the current round; replace the workers after it if need be."""
+        current = self._round
+        assert current is not None
+        self._round = None
+        last: list[Record] = []
+        if ending.outcome is Outcome.MEASURED:
+            last += current.partial_samples()
+        last += self._watched(current.record.round)
+        reported = NodeReported(
+            node=self._settings.node,
+            round=current.record.round,
+            outcome=ending.outcome,
+            elapsed_ms=round((self._monotonic() - current.started_s) * 1e3, 1),
+            detail=ending.detail,
+            crashed=ending.crashed,
+            unmeasured=ending.unmeasured,
+        )
+        # In one write: whoever sees the report also sees that this node is not ready.
+        if ending.replace:
+            last.append(self._starting())
+        self._writer.append(*last, reported)
+        if ending.replace:
+            self._start_workers()
+
+    def _watched(self, round_index: int) -> list[DevicesWatched]:
+        """End the watch over the devices, if there is one; return what it saw."""
+        if self._watch is None:
+            return []
+        devices, not_watched = self._watch.end()
+        self._watch = None
+        seen = DevicesWatched(
+            node=self._settings.node, round=round_index, devices=devices, not_watched=not_watched
+        )
+        return [seen]
+
+    def _starting(self) -> WorkersStarting:
+        return WorkersStarting(node=self._settings.node, launch=self._settings.launch)
+
+    # --- the workers' lives ---------------------------------------------------------------
+
+    def _start_workers(self) -> None:
+        """(Re)place all workers of this node."""
+        self._stop_workers()
+        environ = self._worker_environ()
+        devices = node_facts.device_count(environ)
+        obstacle = self._hanging or node_facts.missing_devices(environ, devices)
+        if obstacle:
+            self._fail(obstacle)
+            return
+        workers = devices or self._settings.cpu_workers
+        threads = max(1, node_facts.usable_cpus(self._environ) // workers)
+        for local_rank in range(workers):
+            worker = Worker(
+                python=self._settings.python,
+                local_rank=local_rank,
+                threads=threads,
+                devices=devices,
+                environ=environ,
+            )
+            for descriptor in worker.descriptors:
+                self._selector.register(descriptor, selectors.EVENT_READ)
+            self._workers.append(worker)
+
+    def _worker_environ(self) -> dict[str, str]:
+        environ = dict(self._environ)
+        interface = node_facts.interface_of(self._address)
+        if interface:
+            # Otherwise gloo resolves the host name, which may be a loopback address.
+            environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        # What a worker says last explains its end; torch warns of names it cannot look up.
+        environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        return environ
+
+    def _worker_ended(self, worker: Worker, how: str) -> None:
+        was_ready = worker.local_rank in self._ready
+        current = self._round
+        if was_ready:
+            self._starts = 0
+            if current is not None:
+                detail = f"check process of device {worker.local_rank} died: {how}"
+                self._report(
+                    Ending(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
+                )
+                return
+        self._starts += 1
+        if self._starts < STARTS_PER_LAUNCH:
+            self._writer.append(self._starting())
+            self._start_workers()
+            return
+        self._stop_workers()
+        self._fail(how)
+
+    def _fail(self, reason: str) -> None:
+        """Say that this node can take part in no round."""
+        self._writer.append(
+            WorkersFailed(node=self._settings.node, launch=self._settings.launch, reason=reason)
+        )
+
+    def _stop_workers(self) -> None:
+        for worker in self._workers:
+            for descriptor in worker.descriptors:
+                self._selector.unregister(descriptor)
+            worker.kill()
+            if worker.unkillable:
+                self._hanging = (
+                    f"the check process of device {worker.local_rank} hangs in the kernel and"
+                    " cannot be killed"
+                )
+        self._workers = []
+        self._ready = {}
+
+
+def _starts_run(entry: Entry, run_id: str) -> bool:
+    return isinstance(entry.record, RunStarted) and entry.record.run_id == run_id

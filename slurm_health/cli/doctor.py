@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health doctor` on the command line: asks Slurm and the machine, prints the advice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import click
+
+from slurm_health.cli.hooks import config_option, site_if_any
+from slurm_health.cli.terminal import print_result, terminal
+from slurm_health.config import site_file
+from slurm_health.doctor import machine, slurm_conf
+from slurm_health.doctor.advice import Advice, Level, Report, change, look
+from slurm_health.errors import ConfigError, ExitCode, SlurmCommandError, SlurmError
+from slurm_health.site_settings import Site
+from slurm_health.slurm import command
+from slurm_health.slurm.reads_choice import choose, proven
+
+_TORCH_LIMIT_S = 120.0
+
+
+@click.command(short_help="Say what of this site's slurm.conf and machine should be changed.")
+@config_option
+@click.option(
+    "--python",
+    metavar="PATH",
+    default="python3",
+    show_default=True,
+    help="The interpreter that jobs train with.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the advice as JSON.")
+def doctor(config: str | None, python: str, as_json: bool) -> int:
+    """Inspect slurm.conf and this machine, and say what to change.
+
+    Changes nothing. Run it as root on a node, where the hooks run; an ordinary user is told what
+    can be told without rights. Exits 1 when something must be changed.
+    """
+    advice: list[Advice] = []
+    site: Site | None = None
+    try:
+        site = site_if_any(config)
+        if site is None:
+            text = f"{site_file(os.environ)} is not there: no hooks are installed on this machine"
+            advice.append(look(text, "nothing, or as root: docs/admin/install.md"))
+    except ConfigError as err:
+        advice.append(change(str(err), "mend the file; a draft of one: slurm-health init-config"))
+    said = _slurm(advice)
+    if said is not None:
+        advice += slurm_conf.advise(said, site)
+    if site is not None:
+        limit_s = slurm_conf.hook_limit_s(said or {})
+        advice += machine.advise_machine(site, (said or {}).get("ClusterName", ""), limit_s)
+    advice.append(_torch(python))
+    report = Report(advice=tuple(advice))
+    print_result(report.json() if as_json else report.text(terminal()[0]))
+    return int(ExitCode.BAD_NODES if report.count(Level.CHANGE) else ExitCode.HEALTHY)
+
+
+def _slurm(advice: list[Advice]) -> Mapping[str, str] | None:
+    """Return slurm.conf as slurmctld has it, None where it cannot be had; and how Slurm is read."""
+
+    def run(argv: Sequence[str]) -> str:
+        return command.run(argv, environ=command.clean_environ(os.environ))
+
+    try:
+        config = slurm_conf.read_config(run(["scontrol", "show", "config"]))
+    except SlurmError as err:
+        text = f"slurm.conf cannot be inspected: {err}"
+        advice.append(change(text, "run doctor where scontrol reaches slurmctld"))
+        return None
+    choice = proven(choose(run), run)
+    advice.append(machine.reads_advice(choice.name, choice.why))
+    return config
+
+
+def _torch(python: str) -> Advice:
+    argv = [python, "-c", machine.TORCH_QUESTION]
+    try:
+        said = command.run(argv, environ=dict(os.environ), deadline_s=_TORCH_LIMIT_S)
+    except SlurmCommandError as err:
+        return machine.torch_advice("", err.returncode, python)
+    except SlurmError:
+        text = f"{python} cannot be asked for torch: it is not on the PATH, or does not answer"
+        return look(text, "slurm-health doctor --python PATH, with the one that jobs train with")
+    return machine.torch_advice(said, 0, python)

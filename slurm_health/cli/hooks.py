@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The administrator's commands: prolog, epilog, healthcheck, init-config, nodes.
+
+slurmd does not call these but the shims, which start `slurm_health.hooks` without click.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from slurm_health.cli.terminal import print_result
+from slurm_health.errors import ExitCode
+
+if TYPE_CHECKING:
+    from slurm_health.checks.check import CheckContext
+    from slurm_health.core.node.finding import CheckResult
+    from slurm_health.site_settings import Site
+    from slurm_health.slurm.controller import Controller
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+# A person waits longer than a hook may.
+_PATIENCE_S = 30.0
+
+
+def config_option(command: _F) -> _F:
+    """Add the option that names the site's file."""
+    return click.option(
+        "--config",
+        metavar="FILE",
+        help="The site's file [default: SLURM_HEALTH_CONFIG, else /etc/slurm-health/config.toml].",
+    )(command)
+
+
+def load_site(config: str | None) -> Site:
+    """Read the site's file: the named one, else the one all commands use.
+
+    Raises:
+        ConfigError: it cannot be read or trusted, or says something impossible.
+    """
+    from slurm_health.config import site_file
+    from slurm_health.site_settings import load
+
+    return load(Path(config) if config else site_file(os.environ), owner=os.getuid())
+
+
+def site_if_any(config: str | None) -> Site | None:
+    """Read the site's file; None where none is named and none is installed.
+
+    Raises:
+        ConfigError: as `load_site`.
+    """
+    from slurm_health.config import site_file
+
+    if config is None and not site_file(os.environ).exists():
+        return None
+    return load_site(config)
+
+
+def _place(context: str) -> CheckContext:
+    from slurm_health.checks.check import CheckContext
+
+    # What checks remember belongs to the hooks; a person who looks must not move it.
+    return CheckContext(environ=dict(os.environ), now_s=time.time(), context=context)
+
+
+def _controller() -> Controller:
+    from slurm_health.slurm.controller import Controller
+
+    return Controller(os.environ, limit_s=_PATIENCE_S)
+
+
+def _hook(name: str, config: str | None) -> int:
+    from slurm_health.hooks import epilog as epilog_hook
+    from slurm_health.hooks import healthcheck as healthcheck_hook
+    from slurm_health.hooks import prolog as prolog_hook
+
+    hooks = {"prolog": prolog_hook, "epilog": epilog_hook, "healthcheck": healthcheck_hook}
+    from slurm_health.checks.check import CheckContext
+
+    site = load_site(config)
+    environ = dict(os.environ)
+    place = CheckContext(environ=environ, now_s=time.time(), state=site.state, context=name)
+    return int(ExitCode.BAD_NODES if hooks[name].run(site, environ, place) else ExitCode.HEALTHY)
+
+
+@click.command(short_help="Check this node before a job, as slurmd's Prolog does.")
+@config_option
+def prolog(config: str | None) -> int:
+    """Check this node before a job; drain it when it has a proven fault.
+
+    In slurm.conf, name the shim prolog/slurm-health and not this command: the shim turns errors
+    of slurm-health itself into exit code 0, so that they never drain a node.
+    """
+    return _hook("prolog", config)
+
+
+@click.command(short_help="Clean up and check this node after a job, as slurmd's Epilog does.")
+@config_option
+def epilog(config: str | None) -> int:
+    """Clean up after a job, and look into what its own check says about this node.
+
+    In slurm.conf, name the shim epilog/slurm-health and not this command.
+    """
+    return _hook("epilog", config)
+
+
+@click.command(short_help="Run this node's checks and print what they find.")
+@config_option
+@click.option(
+    "--context",
+    type=click.Choice(["prolog", "epilog", "healthcheck", "retest"]),
+    default="healthcheck",
+    show_default=True,
+    help="Run the checks of this hook.",
+)
+@click.option("--explain", is_flag=True, help="Run nothing; say what would run here, and why.")
+@click.option("--act", is_flag=True, help="Do what HealthCheckProgram does: drain, give back.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_json: bool) -> int:
+    """Run the checks that are configured for this node and print what they find.
+
+    Nothing is drained or given back unless --act says so. Exits 0 when the node is well, 1 for a
+    proven fault, 3 when something could not be measured.
+    """
+    if act:
+        return _hook("healthcheck", config)
+    from slurm_health.core.node.settings import CONTEXTS
+    from slurm_health.hooks import explain as texts
+    from slurm_health.hooks.run_checks import choose, node_name, run_checks, running
+
+    site = load_site(config)
+    node = node_name(os.environ)
+    partition = os.environ.get("SLURM_JOB_PARTITION")
+    choices = {
+        each: choose(site.checks, context=each, node=node, partition=partition) for each in CONTEXTS
+    }
+    if explain:
+        print_result(texts.explain(site, choices, node))
+        return int(ExitCode.HEALTHY)
+    results = run_checks(running(choices[context]), _place(context))
+    print_result(_results_json(results) if as_json else texts.results_text(results))
+    return int(_exit_code(results))
+
+
+def _results_json(results: list[CheckResult]) -> str:
+    import msgspec
+
+    return json.dumps(msgspec.to_builtins(results), indent=2) + "\n"
+
+
+def _exit_code(results: list[CheckResult]) -> ExitCode:
+    from slurm_health.core.node.finding import Status, node_faults
+
+    if node_faults(results):
+        return ExitCode.BAD_NODES
+    if any(each.status is Status.INCONCLUSIVE for each in results):
+        return ExitCode.INCONCLUSIVE
+    return ExitCode.HEALTHY
+
+
+@click.command("init-config", short_help="Write a site's file for nodes like this one.")
+@click.option("--shared", metavar="DIR", default="", help="A directory that all nodes share.")
+def init_config(shared: str) -> int:
+    """Print a configuration drafted from this node as it is now.
+
+    Run it on a node that is known to be well. Every check that could drain begins in shadow.
+    """
+    from slurm_health.checks.check import CheckContext
+    from slurm_health.hooks.init_config import draft
+    from slurm_health.hooks.run_checks import node_name
+
+    place = CheckContext(environ=dict(os.environ), now_s=time.time())
+    print_result(draft(place, node=node_name(os.environ), shared=shared))
+    return int(ExitCode.HEALTHY)
+
+
+@click.group(
+    invoke_without_command=True, short_help="What slurm-health has drained, why, and giving back."
+)
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+@click.pass_context
+def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
+    """List the nodes that slurm-health has drained, since when and why."""
+    context.obj = config
+    if context.invoked_subcommand is not None:
+        return int(ExitCode.HEALTHY)
+    import msgspec
+
+    from slurm_health.core.node.breaker import Ledger
+    from slurm_health.hooks import nodes as listing
+
+    site = site_if_any(config)
+    known = listing.known_ledger(site) if site is not None else Ledger()
+    found = listing.drained(_controller().nodes(), known)
+    as_text = json.dumps(msgspec.to_builtins(found), indent=2) + "\n"
+    print_result(as_text if as_json else listing.table(found, known))
+    return int(ExitCode.HEALTHY)
+
+
+@nodes.command()
+@click.argument("names", metavar="NODE...", nargs=-1, required=True)
+@click.pass_obj
+def release(config: str | None, names: tuple[str, ...]) -> int:
+    """Give nodes back that slurm-health has drained, and forget their marks.
+
+    A node that somebody else has drained is left as it is.
+    """
+    from slurm_health.core.nodeset import expand
+    from slurm_health.hooks import nodes as listing
+
+    try:
+        wanted = tuple(name for each in names for name in expand(each))
+    except ValueError as err:
+        raise click.UsageError(str(err)) from err
+    came = listing.release(load_site(config), wanted, _controller())
+    print_result("".join(f"{name}: {text}\n" for name, text in came.items()))
+    failed = any(not text.startswith("released") for text in came.values())
+    return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)
+
+
+@nodes.command()
+@click.pass_obj
+def retest(config: str | None) -> int:
+    """Run again, on this node, the checks that it was drained for. Nothing follows."""
+    from slurm_health.draining import own_drain
+    from slurm_health.hooks import explain as texts
+    from slurm_health.hooks.run_checks import run_checks
+
+    site = load_site(config)
+    kept = own_drain.load(site.state)
+    if kept is None:
+        print_result("this node was not drained by its hooks\n")
+        return int(ExitCode.HEALTHY)
+    planned = [each for each in site.checks if each.name in kept.retest]
+    results = run_checks(planned, _place("retest"))
+    needed = site.recovery.passes
+    print_result(f"{kept.reason}\npasses so far: {kept.passes} of {needed}\n\n")
+    print_result(texts.results_text(results))
+    return int(_exit_code(results))
+
+
+@nodes.command("marks")
+@click.argument("names", metavar="[NODE]...", nargs=-1)
+@click.pass_obj
+def marks_command(config: str | None, names: tuple[str, ...]) -> int:
+    """List accusations by users' jobs that no check of the node has confirmed."""
+    from slurm_health.draining.shared_state import Untrusted
+    from slurm_health.hooks import nodes as listing
+
+    try:
+        print_result(listing.marks_text(load_site(config), names, time.time()))
+    except Untrusted as err:
+        raise click.ClickException(str(err)) from err
+    return int(ExitCode.HEALTHY)
+
+
+@nodes.command()
+@click.pass_obj
+def reset(config: str | None) -> int:
+    """Let the breaker allow drains again, once the common cause is found."""
+    from slurm_health.draining.shared_state import Untrusted
+    from slurm_health.hooks import nodes as listing
+
+    try:
+        print_result(listing.reset(load_site(config)))
+    except Untrusted as err:
+        raise click.ClickException(str(err)) from err
+    return int(ExitCode.HEALTHY)
+
+
+COMMANDS: tuple[click.Command, ...] = (prolog, epilog, healthcheck, init_config, nodes)

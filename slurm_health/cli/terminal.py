@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results on standard output: for a terminal, a file, or a reader that has had enough."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+
+def terminal() -> tuple[int | None, bool]:
+    """Return the width to fit, None where standard output is no terminal, and whether it is UTF."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return width, "utf" in (sys.stdout.encoding or "").lower()
+
+
+def print_result(text: str) -> None:
+    """Print to standard output. A reader that has gone changes nothing, least of all the code."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python must not fail once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+_REDRAW_S = 0.2
+_ERASE = "\r\x1b[K"
+
+
+class ProgressLine(logging.Filter):
+    """The line. As a filter of the log's handler it is erased before anything is logged."""
+
+    def __init__(self, terminal: TextIO, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._terminal = terminal
+        self._monotonic = monotonic
+        self._drawn_s = -_REDRAW_S
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        """Draw the line anew, unless that has just been done."""
+        now_s = self._monotonic()
+        if now_s - self._drawn_s < _REDRAW_S:
+            return
+        self._drawn_s = now_s
+        width = shutil.get_terminal_size().columns - 1
+        self._terminal.write(_ERASE + text[:width])
+        self._terminal.flush()
+        self._shown = True
+
+    def erase(self) -> None:
+        """Leave nothing of the line on the terminal."""
+        if self._shown:
+            self._terminal.write(_ERASE)
+            self._terminal.flush()
+            self._shown = False
+
+    def filter(self, _: logging.LogRecord) -> bool:
+        """Make room for what is logged now."""
+        self.erase()
+        return True

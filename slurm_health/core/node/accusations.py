@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an ended job's own check says against a node: pure, and trusting nothing.
+
+A journal is its owner's: every byte may have been written to have a node drained. So only one
+shape of it counts, about one node and one job, and what it brings about is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from slurm_health.core.node.settings import Marks
+from slurm_health.core.record_codec import NewerVersion, decode
+from slurm_health.core.records import RunStarted, VerdictReached
+from slurm_health.core.verdict import Level
+
+_TEXT = 160
+_EVIDENCE = 8
+_MOST_LINES = 200_000
+# What an accusation needs to stand alone, where a site trusts its users.
+_STRONG_PROBABILITY = 0.99
+_STRONG_EVIDENCE = 2
+
+Short = Annotated[str, msgspec.Meta(max_length=_TEXT)]
+
+
+class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job's check found this node bad. Texts are cut and free of control characters.
+
+    One of slowness is worth a test and nothing else: what is slow is decided by comparison, and a
+    healthy node among faster ones is slow too.
+    """
+
+    node: Annotated[str, msgspec.Meta(max_length=255)]
+    job: Annotated[int, msgspec.Meta(ge=1)]
+    component: Annotated[str, msgspec.Meta(max_length=32, pattern=r"^[\w-]*$")]
+    reason: Short
+    probability: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    evidence: Annotated[tuple[Short, ...], msgspec.Meta(max_length=_EVIDENCE)]
+    slow: bool = False
+
+    @property
+    def strong(self) -> bool:
+        """Whether it brings evidence of its own, from more than one test."""
+        certain = self.probability >= _STRONG_PROBABILITY
+        return certain and not self.slow and len(set(self.evidence)) >= _STRONG_EVIDENCE
+
+
+def from_journal(data: bytes, *, node: str, job: int) -> Accusation | None:
+    """Return what the master's file of one run says against a node; None for nothing.
+
+    Nothing is said by a file of another job, of a run without this node, of a newer version, or
+    without a verdict. The last verdict counts. Raises nothing.
+    """
+    started: RunStarted | None = None
+    verdict: VerdictReached | None = None
+    for line in data.splitlines()[:_MOST_LINES]:
+        try:
+            record = decode(line).record
+        except NewerVersion:
+            return None
+        except (ValueError, RecursionError):
+            continue  # torn or foreign: says nothing
+        if isinstance(record, RunStarted) and started is None:
+            started = record
+        elif isinstance(record, VerdictReached):
+            verdict = record
+    if started is None or started.job_id != job or node not in started.nodes or verdict is None:
+        return None
+    return _of_node(verdict, node, job)
+
+
+def _of_node(verdict: VerdictReached, node: str, job: int) -> Accusation | None:
+    judged = [each for each in verdict.nodes if each.node == node]
+    if len(judged) != 1 or judged[0].level not in {Level.FAULTY, Level.SLOW}:
+        return None
+    (found,) = judged
+    if not 0 <= found.probability <= 1:  # nan as well
+        return None
+    # "compute device 3" is about compute: what a test here is chosen by.
+    kind = found.component.partition(" ")[0]
+    component = kind if kind.replace("-", "").isalnum() else "node"
+    evidence = tuple(plain(each) for each in found.evidence[:_EVIDENCE])
+    return Accusation(
+        node=node,
+        job=job,
+        component=component[:32] if component.isascii() else "node",
+        reason=plain(found.reason),
+        probability=found.probability,
+        evidence=evidence,
+        slow=found.level is Level.SLOW,
+    )
+
+
+def plain(text: str) -> str:
+    """Return a user's text as it may stand in a log or in Slurm: short, ASCII, one line."""
+    text = text[: 4 * _TEXT].encode("ascii", "replace").decode()
+    return "".join(each if each.isprintable() else " " for each in text)[:_TEXT].strip()
+
+
+_HOUR_S = 3600.0
+_MOST = 200
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """One job's unconfirmed accusation of a node."""
+
+    job: int
+    uid: int
+    component: str
+    text: str
+    time_s: float
+
+
+def add(marks: Sequence[Mark], mark: Mark, settings: Marks) -> tuple[Mark, ...]:
+    """Return the marks with one more, without those that are too old.
+
+    A job marks a node once, however often it is started again.
+    """
+    kept = [
+        each
+        for each in alive(marks, mark.time_s, settings)
+        if (each.job, each.uid) != (mark.job, mark.uid)
+    ]
+    return (*kept, mark)[-_MOST:]
+
+
+def alive(marks: Sequence[Mark], now_s: float, settings: Marks) -> tuple[Mark, ...]:
+    """Return the marks that are not too old."""
+    return tuple(each for each in marks if now_s - each.time_s <= settings.ttl_h * _HOUR_S)
+
+
+def convict(marks: Sequence[Mark], settings: Marks) -> bool:
+    """Tell whether the marks are from enough different users and enough different jobs.
+
+    One user alone never gets there, whatever number of jobs they run.
+    """
+    if settings.users == 0:
+        return False
+    users = {each.uid for each in marks}
+    jobs = {each.job for each in marks}
+    return len(users) >= settings.users and len(jobs) >= settings.jobs
+
+
+def summary(marks: Sequence[Mark]) -> str:
+    """Say how many accuse, and what the last of them says."""
+    users, jobs = {each.uid for each in marks}, {each.job for each in marks}
+    last = f"; the last: {marks[-1].component}: {marks[-1].text}" if marks else ""
+    return f"accused by {len(jobs)} jobs of {len(users)} users, unconfirmed here{last}"

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a node that a hook drained may come back: pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_health.core.node.settings import Recovery
+
+_ASK_AGAIN_S = 600.0
+
+
+class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What this node was drained for, kept on the node by root.
+
+    Args:
+        node: its name.
+        reason: the note exactly as it was set; another one is another's.
+        retest: the checks that failed; empty when none did and only a person can tell.
+        time_s: when.
+        passes: how many fresh passes in a row there have been since.
+        passed_s: when the last of them was.
+        asked_s: when Slurm was last asked whether the drain still stands.
+    """
+
+    node: str
+    reason: str
+    retest: tuple[str, ...]
+    time_s: float
+    passes: int = 0
+    passed_s: float = 0.0
+    asked_s: float = 0.0
+
+
+def after_test(
+    record: DrainRecord, *, all_passed: bool, now_s: float, settings: Recovery
+) -> DrainRecord:
+    """Return the record after its checks ran once more.
+
+    A pass counts only when it is apart from the one before and from the drain; anything but a
+    pass of every check begins the count anew.
+    """
+    if not all_passed:
+        return msgspec.structs.replace(record, passes=0, passed_s=0.0)
+    last_s = max(record.passed_s, record.time_s)
+    # A clock that was set back must not hold the node for ever, nor bring it back at once.
+    if now_s < last_s:
+        return msgspec.structs.replace(record, passed_s=now_s, time_s=min(record.time_s, now_s))
+    if now_s - last_s < settings.apart_s:
+        return record
+    return msgspec.structs.replace(record, passes=record.passes + 1, passed_s=now_s)
+
+
+def is_doubtful(record: DrainRecord, now_s: float) -> bool:
+    """Tell whether to ask Slurm if a node that is bad again, or still, is still drained.
+
+    Somebody may have given it back meanwhile. Asking every time would be a call every few minutes
+    for as long as a node waits for its repair.
+    """
+    asked_s = max(record.asked_s, record.time_s)
+    return now_s < asked_s or now_s - asked_s >= _ASK_AGAIN_S
+
+
+def is_due(record: DrainRecord, settings: Recovery) -> bool:
+    """Tell whether enough passes have been seen to ask Slurm about it."""
+    return settings.release and bool(record.retest) and record.passes >= settings.passes

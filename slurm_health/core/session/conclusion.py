@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the Localizer's verdict, and from what could not be measured, to the record of a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from slurm_health.core.gpu_load import Burn, words
+from slurm_health.core.records import NodeJudged, PathJudged, VerdictReached
+from slurm_health.core.verdict import LeafVerdict, Level, NodeVerdict, PathVerdict, Verdict
+
+
+def unmeasured(
+    *,
+    could_not_start: bool,
+    others_started: bool,
+    lost: str,
+    failed: str,
+    started: bool,
+    stack: str,
+) -> NodeVerdict:
+    """Judge a node that took part in no round.
+
+    Only one finding is the node's own fault: Slurm could repeatedly not start a step there while
+    it could elsewhere. Everything else may be ours, the job's or the interpreter's.
+
+    Args:
+        could_not_start: Slurm failed to start the agent as often as it was tried.
+        others_started: an agent did start on some node of the run.
+        lost: why the agent ended, empty if it did not.
+        failed: why its workers could not be used, empty if they could.
+        started: the agent did write to the journal.
+        stack: what runs, and on how many devices, on a node that was ready but unlike the others.
+    """
+    if could_not_start and others_started:
+        reason = f"Slurm cannot start a step there: {lost}"
+        return NodeVerdict(
+            level=Level.FAULTY, component="slurmd", reason=reason, evidence=(reason,)
+        )
+    if failed:
+        reason = f"could not be measured: {failed}"
+    elif stack:
+        reason = f"not compared: {stack} there, unlike the other nodes"
+    elif lost:
+        reason = f"could not be measured: {lost}"
+    elif started:
+        reason = "could not be measured: its check processes were not ready in time"
+    else:
+        reason = "could not be measured: its agent never reported"
+    return NodeVerdict(level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
+
+
+_WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, Level.HEALTHY)
+
+
+def merged(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return what the verdicts of several phases say together, each node's and link's worst.
+
+    A node that is bad in several phases has the reasons of all; its evidence is that of every
+    phase, in their order.
+    """
+    nodes: dict[str, NodeVerdict] = {}
+    for verdict in verdicts:
+        for name, found in verdict.nodes.items():
+            nodes[name] = _both(nodes[name], found) if name in nodes else found
+    # The last of several stands: the worst.
+    all_paths = sorted((path for v in verdicts for path in v.paths), key=_badness)
+    all_leaves = sorted((leaf for v in verdicts for leaf in v.leaves), key=_badness)
+    paths = {path.ends: path for path in all_paths}
+    leaves = {leaf.leaf: leaf for leaf in all_leaves}
+    return Verdict(nodes=nodes, paths=tuple(paths.values()), leaves=tuple(leaves.values()))
+
+
+def _badness(link: PathVerdict | LeafVerdict) -> int:
+    return -_WORST_FIRST.index(link.level)
+
+
+def _both(first: NodeVerdict, then: NodeVerdict) -> NodeVerdict:
+    ranks = [_WORST_FIRST.index(each.level) for each in (first, then)]
+    leading = first if ranks[0] < ranks[1] else then
+    reason = leading.reason
+    if ranks[0] == ranks[1] and leading.level is not Level.HEALTHY:
+        leading, reason = first, "; ".join(dict.fromkeys((first.reason, then.reason)))
+    return replace(
+        leading,
+        reason=reason,
+        slowdown=max(first.slowdown, then.slowdown),
+        evidence=(*first.evidence, *then.evidence),
+    )
+
+
+def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict:
+    """Return the verdict with what GPUs said of themselves while they were under load.
+
+    Memory errors that could not be corrected, and rows that could not be remapped, are the
+    driver's own proof: such a node is faulty. Everything else explains, and changes no level: a
+    GPU that was throttled and kept up with its peers is no slower than they are.
+    """
+    nodes = dict(verdict.nodes)
+    for name, found in burns.items():
+        said = list(dict.fromkeys(text for burn in found for text in words(burn)))
+        if name not in nodes or not said:
+            continue
+        before = nodes[name]
+        proven = any(burn.uncorrected or burn.remap_failed for burn in found)
+        reason = "; ".join([*said, before.reason] if proven else [before.reason, *said])
+        after = replace(before, reason=reason, evidence=(*before.evidence, *said))
+        if proven and before.level is not Level.FAULTY:
+            after = replace(after, level=Level.FAULTY, component="memory", probability=1.0)
+        nodes[name] = after
+    return replace(verdict, nodes=nodes)
+
+
+def judged(
+    nodes: Sequence[str], verdict: Verdict, others: Mapping[str, NodeVerdict]
+) -> VerdictReached:
+    """Return the record of a verdict over all `nodes`, in their order."""
+    merged = {**verdict.nodes, **others}
+    return VerdictReached(
+        nodes=[
+            NodeJudged(
+                node=node,
+                level=merged[node].level,
+                slowdown=round(merged[node].slowdown, 3),
+                probability=round(merged[node].probability, 4),
+                component=merged[node].component,
+                reason=merged[node].reason,
+                evidence=list(merged[node].evidence),
+            )
+            for node in nodes
+        ],
+        paths=[
+            PathJudged(
+                ends=list(path.ends),
+                level=path.level,
+                slowdown=round(path.slowdown, 3),
+                probability=round(path.probability, 4),
+                reason=path.reason,
+                evidence=list(path.evidence),
+            )
+            for path in verdict.paths
+        ],
+        leaves=[
+            PathJudged(
+                ends=[leaf.leaf],
+                level=leaf.level,
+                slowdown=round(leaf.slowdown, 3),
+                probability=round(leaf.probability, 4),
+                reason=leaf.reason,
+                evidence=list(leaf.evidence),
+            )
+            for leaf in verdict.leaves
+        ],
+    )

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state machine of one check: from what is known to what the master does next.
+
+It holds no clock and touches nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from types import MappingProxyType
+
+from slurm_health.core.expectations import Expectation, expected_ms
+from slurm_health.core.probe_catalog import GPT
+from slurm_health.core.record_codec import Entry
+from slurm_health.core.records import (
+    AgentsLaunched,
+    Figure,
+    GroupAborted,
+    NodeReported,
+    NodesAdmitted,
+    ProbeUsed,
+    Record,
+    Rendezvous,
+    RoundEnded,
+    RoundStarted,
+)
+from slurm_health.core.session import gpt_sizing
+from slurm_health.core.session.conclusion import judged, unmeasured, with_burns
+from slurm_health.core.session.phase_runner import Course, MakeLocalizer
+from slurm_health.core.session.phases import Phase
+from slurm_health.core.session.run_state import NodeState, RoundState, RunState
+from slurm_health.core.verdict import NodeVerdict, Outcome, Round, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long the session waits. Every wait is measured from a record of the master's.
+
+    A round's deadline adapts once half of its groups have reported: `adaptive_factor` times the
+    median of what groups took so far, plus `adaptive_extra_s`. Before that it is `patience` times
+    as long, and while nothing was measured at all `round_deadline_s`. Likewise a node may take
+    `ready_s` to get ready, until half of the nodes have shown how long it takes. `start_s` is for
+    the first agent of all to show up.
+    """
+
+    start_s: float = 60.0
+    ready_s: float = 180.0
+    ready_extra_s: float = 15.0
+    round_deadline_s: float = 60.0
+    adaptive_factor: float = 4.0
+    adaptive_extra_s: float = 6.0
+    patience: float = 2.5
+    abort_grace_s: float = 5.0
+    settle_s: float = 0.3
+    launches_per_node: int = 3
+    failed_starts_per_node: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Append:
+    """Write this record; nothing else."""
+
+    record: Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Write this record, then start an agent on each of its nodes."""
+
+    record: AgentsLaunched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Nothing to do before `until_s`, unless the journal says more. `reason` says for what."""
+
+    until_s: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclude:
+    """The verdict stands; act on it."""
+
+
+Step = Append | Launch | Wait | Conclude
+
+
+class Session:
+    """One check, from launch to verdict. `state` is what the journal says of it."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        make_localizer: MakeLocalizer,
+        limits: Limits,
+        phases: Sequence[Phase],
+        expectations: Mapping[str, Expectation] = MappingProxyType({}),
+    ) -> None:
+        self.state = RunState(nodes)
+        self.limits = limits
+        self._make_localizer = make_localizer
+        self._phases = phases
+        self._expectations = expectations
+        self._course: Course | None = None
+        self._waiting: tuple[int, float] | None = None
+
+    def fold(self, entry: Entry) -> None:
+        """Take in one journal entry, of any writer."""
+        self.state.fold(entry)
+
+    def next_step(self, now_s: float) -> Step:
+        """Say what to do now. `now_s` is the clock that stamps the master's records."""
+        state = self.state
+        if state.verdict is not None:
+            return Conclude()
+        if state.round is not None:
+            return self._step_in_round(state.round, now_s)
+        relaunch = self._relaunch(now_s)
+        if relaunch is not None:
+            return relaunch
+        if state.admitted is None:
+            return self._step_before_rounds(now_s)
+        course = self._course_of(state.admitted)
+        planned = course.next_round(state.ended)
+        if planned is None or course.phase is None:
+            verdict = with_burns(course.verdict(), state.burns)
+            return Append(record=judged(state.nodes, verdict, self._unmeasured()))
+        return self._step_to_round(planned, course.phase, now_s)
+
+    def _course_of(self, admitted: Sequence[str]) -> Course:
+        """Return the course of this check; its plans follow from the rounds that have ended."""
+        if self._course is None:
+            self._course = Course(
+                admitted,
+                self.state.leaves or None,
+                self._phases,
+                self._make_localizer,
+                expected_ms=expected_ms(self.state.models(), self._expectations),
+            )
+        return self._course
+
+    def _options(self, phase: Phase, nodes: Sequence[str]) -> dict[str, Figure]:
+        """Return the options of a round: the phase's, and the GPT that all its nodes can train."""
+        if not any(probe.name in GPT for probe in phase.probes):
+            return dict(phase.options)
+        ready = [self.state.agents[node].ready for node in nodes]
+        free_bytes = [each.free_bytes for each in ready if each and each.backend != "gloo"]
+        batches = [
+            int(figures["micro_batch"])
+            for figures in self.state.figures("gpt_fit", nodes)
+            if "micro_batch" in figures
+        ]
+        return {**phase.options, **gpt_sizing.options_for(free_bytes, batches)}
+
+    # --- before the rounds -------------------------------------------------------------------
+
+    def _relaunch(self, now_s: float) -> Launch | Wait | None:
+        """Start what was never started, and start again what was lost, within bounds.
+
+        A node on which a step could not be started is tried apart from the others: one such node
+        ends the whole step, whose other losses then arrive one by one and are started together.
+        """
+        limits, admitted = self.limits, self.state.admitted
+        wanted = [
+            name
+            for name, node in self.state.agents.items()
+            if (node.launches == 0 or node.lost)
+            and node.launches < limits.launches_per_node
+            and node.failed_starts < limits.failed_starts_per_node
+            and (admitted is None or name in admitted)
+        ]
+        untainted = [name for name in wanted if not self.state.agents[name].failed_starts]
+        nodes = untainted or wanted
+        if not nodes:
+            return None
+        settled_s = max(self.state.agents[name].lost_s for name in nodes) + limits.settle_s
+        if now_s < settled_s:
+            return Wait(until_s=settled_s, reason="more losses of the same step")
+        return Launch(record=AgentsLaunched(launch=self.state.launches, nodes=nodes))
+
+    def _step_before_rounds(self, now_s: float) -> Step:
+        pending = [name for name, node in self.state.agents.items() if node.pending]
+        launched_s = max(node.launched_s for node in self.state.agents.values())
+        any_started = any(node.started for node in self.state.agents.values())
+        until_s = launched_s + (self._ready_allowance_s() if any_started else self.limits.start_s)
+        if pending and now_s < until_s:
+            return Wait(until_s=until_s, reason=f"{len(pending)} nodes to get ready")
+        admitted = self._comparable()
+        if not admitted:
+            return Append(record=judged(self.state.nodes, Verdict(nodes={}), self._unmeasured()))
+        return Append(record=NodesAdmitted(nodes=admitted, leaves=self._leaves(admitted)))
+
+    def _leaves(self, nodes: Sequence[str]) -> dict[str, list[str]]:
+        """Return which leaf switch has which nodes; nothing if that is not known of every node."""
+        leaves: dict[str, list[str]] = {}
+        for name in nodes:
+            started = self.state.agents[name].started
+            if started is None or not started.leaf:
+                return {}
+            leaves.setdefault(started.leaf, []).append(name)
+        return leaves
+
+    def _ready_allowance_s(self) -> float:
+        """Return how long a node may take to get its workers ready.
+
+        Loading torch from a cold network filesystem can take minutes; once half of the nodes
+        have done it, the others are measured against them.
+        """
+        limits = self.limits
+        alive = [node for node in self.state.agents.values() if not node.gone]
+        took_s = [node.ready.start_ms / 1e3 for node in alive if node.ready]
+        if not took_s or 2 * len(took_s) < len(alive):
+            return limits.ready_s
+        return min(limits.adaptive_factor * median(took_s) + limits.ready_extra_s, limits.ready_s)
+
+    def _comparable(self) -> list[str]:
+        """Return the usable nodes that are equipped as most are.
+
+        Each rank of a collective must expect the same ranks and speak the same protocol.
+        """
+        stacks = {name: _stack(node) for name, node in self.state.agents.items() if node.usable}
+        if not stacks:
+            return []
+        common, _ = Counter(stacks.values()).most_common(1)[0]
+        return [name for name, stack in stacks.items() if stack == common]
+
+    def _unmeasured(self) -> dict[str, NodeVerdict]:
+        """Judge the nodes the Localizer never saw."""
+        agents = self.state.agents
+        others_started = bool(self.state.admitted) or any(node.started for node in agents.values())
+        return {
+            name: unmeasured(
+                could_not_start=node.failed_starts >= self.limits.failed_starts_per_node,
+                others_started=others_started,
+                lost=node.lost,
+                failed=node.failed,
+                started=node.started is not None,
+                stack=_stack(node) if node.usable else "",
+            )
+            for name, node in agents.items()
+            if name not in (self.state.admitted or ())
+        }
+
+    # --- rounds ----------------------------------------------------------------------------
+
+    def _step_to_round(self, planned: Round, phase: Phase, now_s: float) -> Step:
+        """Start the round once its nodes are ready, or once waiting longer is pointless."""
+        agents = self.state.agents
+        members = [node for group in planned.groups for node in group]
+        pending = [node for node in members if agents[node].pending]
+        if self._waiting is None or self._waiting[0] != planned.index:
+            self._waiting = (planned.index, now_s)
+        until_s = self._waiting[1] + self._ready_allowance_s()
+        if pending and now_s < until_s:
+            return Wait(until_s=until_s, reason=f"workers of {len(pending)} nodes to come back")
+        return Append(
+            record=RoundStarted(
+                round=planned.index,
+                groups=[list(group) for group in planned.groups],
+                rendezvous=[self._rendezvous(group) for group in planned.groups],
+                deadline_s=self.limits.round_deadline_s,
+                absent=[node for node in members if not agents[node].usable],
+                phase=phase.name,
+                probes=self._probes(phase, members),
+                options=self._options(phase, members),
+            )
+        )
+
+    def _probes(self, phase: Phase, nodes: Sequence[str]) -> list[ProbeUsed]:
+        ready = [each for node in nodes if (each := self.state.agents[node].ready) is not None]
+        return phase.used(
+            several_devices=any(len(each.devices) > 1 for each in ready),
+            on_cpus=all(each.backend == "gloo" for each in ready),
+        )
+
+    def _rendezvous(self, group: Sequence[str]) -> Rendezvous:
+        agents = [self.state.agents[node] for node in group]
+        first = agents[0]
+        if not all(agent.usable for agent in agents) or first.started is None or not first.ready:
+            return Rendezvous(address="", port=0)
+        return Rendezvous(address=first.started.address, port=first.ready.store_port)
+
+    def _step_in_round(self, current: RoundState, now_s: float) -> Step:
+        index = current.record.round
+        if current.void:
+            return Append(record=RoundEnded(round=index, void=True))
+        deadline_s = self._round_deadline_s(current)
+        wake_s = []
+        for group in current.groups:
+            if not self._awaited(current, group):
+                continue
+            if group in current.aborted:
+                give_up_s = current.aborted[group][1] + self.limits.abort_grace_s
+                if now_s < give_up_s:
+                    wake_s.append(give_up_s)
+                continue
+            abort = self._abort(current, group, late=now_s >= deadline_s)
+            if abort is not None:
+                return Append(record=abort)
+            wake_s.append(deadline_s)
+        if wake_s:
+            done = sum(not self._awaited(current, group) for group in current.groups)
+            said = f"round {index} ({current.record.phase}): {done} of {len(current.groups)} groups"
+            return Wait(until_s=min(wake_s), reason=f"{said} done")
+        return Append(record=RoundEnded(round=index, silent=self._silent(current)))
+
+    def _expected(self, current: RoundState, group: tuple[str, ...]) -> list[str]:
+        """Return the members whose report is still to come."""
+        reports = self._reports(current)
+        return [node for node in group if node not in reports]
+
+    def _awaited(self, current: RoundState, group: tuple[str, ...]) -> bool:
+        """Tell whether a report of the group may still come."""
+        agents = self.state.agents
+        return current.runs(group) and any(
+            not agents[node].gone for node in self._expected(current, group)
+        )
+
+    def _abort(
+        self, current: RoundState, group: tuple[str, ...], *, late: bool
+    ) -> GroupAborted | None:
+        """Tell the others to stop as soon as one member is known to have failed."""
+        reason = ""
+        for node in group:
+            agent, report = self.state.agents[node], self._reports(current).get(node)
+            if report is None and agent.gone:
+                reason = f"{node} is gone: {agent.lost or agent.failed}"
+            elif report is not None and report.outcome is not Outcome.MEASURED:
+                reason = f"{node} failed: {report.detail}"
+        if not reason and not late:
+            return None
+        return GroupAborted(
+            round=current.record.round,
+            group=list(group),
+            reason=reason or "the deadline of the round has passed",
+            timed_out=not reason,
+        )
+
+    def _silent(self, current: RoundState) -> list[str]:
+        """Name the members nobody answered for: their group says nothing about the others."""
+        reports = self._reports(current)
+        absent = set(current.record.absent)
+        return [
+            node
+            for group in current.groups
+            for node in group
+            if node in absent or (current.runs(group) and node not in reports)
+        ]
+
+    def _reports(self, current: RoundState) -> Mapping[str, NodeReported]:
+        return self.state.reports(current.record.round)
+
+    def _round_deadline_s(self, current: RoundState) -> float:
+        limits = self.limits
+        running = [group for group in current.groups if current.runs(group)]
+        reported = [group for group in running if not self._expected(current, group)]
+        measured_ms = self.state.measured_ms(current.record.phase)
+        if not measured_ms:
+            return current.started_s + limits.round_deadline_s
+        usual_s = median(measured_ms) / 1e3
+        allowed_s = limits.adaptive_factor * usual_s + limits.adaptive_extra_s
+        if 2 * len(reported) < len(running):
+            allowed_s *= limits.patience  # earlier rounds were quick, this one has shown nothing
+        return current.started_s + min(allowed_s, limits.round_deadline_s)
+
+
+def _stack(node: NodeState) -> str:
+    """Return what a node's workers run and on how much, empty where they are not ready."""
+    if (ready := node.ready) is None:
+        return ""
+    devices = f"{len(ready.devices)} device{'' if len(ready.devices) == 1 else 's'}"
+    return f"torch {ready.torch} with {ready.collective_library or ready.backend} on {devices}"

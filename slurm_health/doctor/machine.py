@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health doctor`, the part about the site's file and this machine."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurm_health.checks.check import CheckContext, Unmeasured
+from slurm_health.doctor.advice import Advice, change, fine, look
+from slurm_health.site_settings import Site
+
+# What is on a filesystem of these types, no other node can see.
+_LOCAL_TYPES = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay"}
+)
+_CALLS_OF_A_DRAIN = 3
+
+TORCH_QUESTION = (
+    "import torch; n = torch.cuda.nccl.version() if torch.cuda.is_available() else 'none';"
+    "print('torch', torch.__version__, 'CUDA', torch.version.cuda, 'NCCL', n)"
+)
+
+
+def advise_machine(site: Site, cluster: str, limit_s: int) -> list[Advice]:
+    """Return what this machine and the site's file lack.
+
+    Args:
+        site: the site's file.
+        cluster: its name in slurm.conf, empty where Slurm does not tell.
+        limit_s: of the shims.
+    """
+    return [
+        _rights(),
+        *_settings(site, limit_s),
+        _shared(site),
+        *_journal(site, cluster),
+        _clock(),
+        _gpu(site),
+    ]
+
+
+def _rights() -> Advice:
+    if os.getuid() != 0:
+        text = "not root: what only root can see or write was not looked at"
+        return look(text, "run doctor as root on a node, as the hooks run")
+    return fine("root, as the hooks are")
+
+
+def _settings(site: Site, limit_s: int) -> Iterator[Advice]:
+    if not site.checks:
+        text = f"{site.path} configures no check: the hooks do nothing"
+        yield change(text, "draft some on a node that is well: slurm-health init-config")
+        return
+    shadow = [each.name for each in site.checks if each.shadow]
+    if not site.hooks.drain:
+        text = f"{site.path}: hooks.drain is false: faults are logged and nothing is drained"
+        yield look(text, "drain = true, once the log shows nothing you would not drain for")
+    elif len(shadow) == len(site.checks):
+        text = "every check is in shadow: faults are logged and nothing is drained"
+        yield look(text, "take shadow = true away, check by check")
+    else:
+        yield fine(f"checks: {len(site.checks)}, of them in shadow: {len(shadow)}")
+    slowest = max(site.checks, key=lambda each: each.time_limit_s)
+    slurm_s = _CALLS_OF_A_DRAIN * site.hooks.slurm_limit_s + site.breaker.lock_limit_s
+    if slowest.time_limit_s + slurm_s > limit_s:
+        text = (
+            f"checks.{slowest.name} may take {slowest.time_limit_s:g} s and a drain {slurm_s:g} s,"
+            f" more than the {limit_s} s of the shims: such a hook is ended and finds nothing"
+        )
+        yield look(text, "a lower time_limit_s, or a higher limit= in the shims")
+
+
+def _shared(site: Site) -> Advice:
+    from slurm_health.draining import shared_state
+
+    path = site.breaker.directory
+    if not path:
+        text = "breaker.directory is not set: nobody knows what others drain, so nothing is drained"
+        return change(text, f"in {site.path}: [breaker] directory = a directory all nodes share")
+    if os.getuid() != 0:
+        return look(f"whether {path} can be locked and written was not tried", "run doctor as root")
+    try:
+        shared_state.change(site.breaker, lambda before: (before, b""), owner=os.getuid())
+    except shared_state.Untrusted as err:
+        text = f"the shared directory cannot be used, so nothing is drained: {err}"
+        return change(text, f"install -d -m 0755 -o root -g root {path}, exported to root")
+    kind = _filesystem(path)
+    if kind in _LOCAL_TYPES:
+        text = (
+            f"breaker.directory = {path} is on this machine's own {kind}: if other nodes do not see"
+            " it, each counts for itself and a rack that fails at once is drained"
+        )
+        return look(text, "a directory on a filesystem that all nodes share")
+    return fine(f"{path} can be locked and written here")
+
+
+def _journal(site: Site, cluster: str) -> Iterator[Advice]:
+    root = site.journal or "~/.slurm-health/journal"
+    if root.startswith("~"):
+        yield from _home(root)
+        return
+    mend = f"install -d -m 1777 {root} {root}/{cluster or 'CLUSTER'}"
+    for path in (root, f"{root}/{cluster}") if cluster else (root,):
+        try:
+            mode = Path(path).stat().st_mode
+        except OSError as err:
+            text = (
+                f"journal = {root}: {path} cannot be used ({err.strerror}): no job can be checked"
+            )
+            yield change(text, mend)
+            return
+        if not mode & stat.S_IWOTH:
+            text = f"journal = {root}: users cannot write in {path}: their jobs cannot be checked"
+            yield change(text, mend)
+            return
+    kind = _filesystem(root)
+    if kind in _LOCAL_TYPES:
+        text = (
+            f"journal = {root} is on this machine's own {kind}: the nodes of a job do not see each"
+            " other's records, and every check ends inconclusive"
+        )
+        yield change(text, "a directory on a filesystem that all nodes share, or ~")
+        return
+    yield fine(f"journals are in {root}")
+
+
+def _home(root: str) -> Iterator[Advice]:
+    home = Path.home()
+    if os.getuid() == 0:
+        # Root's own home says nothing about those of users.
+        yield fine(f"journals are in {root} of each user: homes must be shared by all nodes")
+        return
+    if not os.access(home, os.W_OK):
+        text = f"journals are in {root}, and {home} cannot be written: no job can be checked"
+        yield change(text, "another place: --journal DIR, or SLURM_HEALTH_JOURNAL")
+    elif _filesystem(str(home)) in _LOCAL_TYPES:
+        text = f"{home} looks like a local disk: journals are in {root}, which all nodes must share"
+        yield look(
+            text, "if it is local, a shared directory: --journal DIR, or SLURM_HEALTH_JOURNAL"
+        )
+    else:
+        yield fine(f"journals are in {root}")
+
+
+def _filesystem(path: str) -> str:
+    """Return the type of the filesystem a path is on; empty where it cannot be told."""
+    from slurm_health.checks.filesystem import read_mounts
+
+    try:
+        mounts = read_mounts(CheckContext())
+    except Unmeasured:
+        return ""
+    real = Path(path).resolve()
+    for parent in (real, *real.parents):
+        if str(parent) in mounts:
+            return mounts[str(parent)][0]
+    return ""
+
+
+def _clock() -> Advice:
+    from slurm_health.checks.clock import Clock
+
+    try:
+        seen = Clock().collect(CheckContext())
+    except Unmeasured as err:
+        return look(f"the clock cannot be asked: {err}", "see that a time server is followed")
+    if not seen.synchronised:
+        text = "the clock is not synchronised: times in journals and notes cannot be compared"
+        return look(text, "follow a time server: chrony, or systemd-timesyncd")
+    return fine(f"the clock is {seen.offset_ms:g} ms off")
+
+
+def _gpu(site: Site) -> Advice:
+    import importlib.util
+
+    uses_gpu = any(type(each.check).__name__.startswith("Gpu") for each in site.checks)
+    if uses_gpu and importlib.util.find_spec("pynvml") is None:
+        text = "GPU checks are configured and nvidia-ml-py is missing: they measure nothing"
+        return change(text, "pip install 'slurm-health[gpu]' where the shims' python is")
+    return fine("what the configured checks need is installed")
+
+
+def reads_advice(name: str, why: str) -> Advice:
+    """Return how Slurm is read here, and why so."""
+    if name == "pyslurm" or why == "pyslurm is not installed":
+        return fine(f"Slurm is read through {name}: {why}")
+    return look(f"Slurm is read through {name}: {why}", "nothing, if that is meant so")
+
+
+def torch_advice(output: str, code: int, python: str) -> Advice:
+    """Return what an interpreter's torch, asked with `TORCH_QUESTION`, is good for."""
+    if code != 0:
+        text = f"{python} has no torch: it cannot run the check of a job"
+        return look(text, "slurm-health doctor --python PATH, with the one that jobs train with")
+    return fine(f"{python}: {output.strip()}")

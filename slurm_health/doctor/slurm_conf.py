@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health doctor`, the part about slurm.conf: what of it should be changed."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.doctor.advice import Advice, change, fine, look
+from slurm_health.site_settings import Site
+
+_GLOB = re.compile(r"[*?\[]")
+_NUMBER = re.compile(r"\d+")
+# `timeout -k 5` in the shims.
+_KILL_AFTER_S = 5
+_SHIM_LIMIT_S = 60
+_HEALTH_CHECK_LIMIT_S = 60
+_SHIMS = {
+    "Prolog": "prolog/slurm-health",
+    "Epilog": "epilog/slurm-health",
+    "HealthCheckProgram": "prolog/slurm-health-healthcheck",
+}
+_WITHOUT = {
+    "Prolog": "nodes are not checked before a job",
+    "Epilog": "what users' jobs find out is not looked into, and nothing is cleaned up",
+    "HealthCheckProgram": "idle nodes are not checked, nor given back",
+}
+_FAILS = "every job fails there, and Slurm drains its nodes"
+
+
+def read_config(text: str) -> dict[str, str]:
+    """Return the fields of `scontrol show config`."""
+    fields = {}
+    for line in text.splitlines():
+        name, sign, value = line.partition("=")
+        if sign:
+            fields[name.strip()] = "" if value.strip() == "(null)" else value.strip()
+    return fields
+
+
+def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
+    """Return what slurm.conf should have. Reads the scripts it names, and nothing else."""
+    shims = {key: [shim for _, shim in entries(key, config) if shim is not None] for key in _SHIMS}
+    every = {shim.path: shim for found in shims.values() for shim in found}
+    return [
+        *(each for key in ("Prolog", "Epilog") for each in _scripts(key, config)),
+        *_prolog_flags(config),
+        *_timeouts(config, [*shims["Prolog"], *shims["Epilog"]]),
+        *_requeue(config),
+        *_health_check(config, site, shims["HealthCheckProgram"]),
+        *(each for shim in every.values() for each in _shim(shim, site)),
+    ]
+
+
+def hook_limit_s(config: Mapping[str, str]) -> int:
+    """Return the shortest time after which a shim ends prolog or epilog."""
+    found = [
+        shim.limit_s for key in ("Prolog", "Epilog") for _, shim in entries(key, config) if shim
+    ]
+    return min(found, default=_SHIM_LIMIT_S)
+
+
+def entries(key: str, config: Mapping[str, str]) -> list[tuple[str, Shim | None]]:
+    """Return every script slurm.conf names under a key, with what stands in it if it is a shim."""
+    return [(path, read_shim(Path(path))) for path in _paths(key, config) for path in _files(path)]
+
+
+def _paths(key: str, config: Mapping[str, str]) -> list[str]:
+    # 23.02 and newer number several entries: Prolog[0].
+    return [
+        entry
+        for name, value in config.items()
+        if re.fullmatch(rf"{key}(\[\d+\])?", name) and value
+        for entry in value.split(",")
+    ]
+
+
+def _files(entry: str) -> list[str]:
+    # slurmd expands a pattern in the same way.
+    return sorted(glob.glob(entry)) if _GLOB.search(entry) else [entry]  # noqa: PTH207
+
+
+def _scripts(key: str, config: Mapping[str, str]) -> Iterator[Advice]:
+    paths = _paths(key, config)
+    shim = f"{key}=/etc/slurm-health/{_SHIMS[key]}"
+    if not paths:
+        yield look(f"{key} is not set: {_WITHOUT[key]}", f"install the shim, then {shim}")
+        return
+    for entry in paths:
+        if _GLOB.search(entry):
+            yield from _pattern(key, entry)
+        else:
+            yield _script(key, entry)
+    found = entries(key, config)
+    if (
+        found
+        and not any(each for _, each in found)
+        and all(os.access(p, os.R_OK) for p, _ in found)
+    ):
+        yield look(f"{key} runs no shim of slurm-health: {_WITHOUT[key]}", f"add {shim}")
+
+
+def _pattern(key: str, entry: str) -> Iterator[Advice]:
+    found = _files(entry)
+    if not found:
+        if os.access(Path(entry).parent, os.R_OK | os.X_OK) or not Path(entry).parent.exists():
+            text = f"{key}={entry} matches nothing: {_FAILS}"
+            yield change(text, f"name each script, or take {key} out of slurm.conf")
+        else:
+            yield look(f"{key}={entry} cannot be looked into by this user", "run doctor as root")
+        return
+    for path in found:
+        why = trouble(path)
+        if why:
+            yield change(
+                f"{key}={entry}: {path} {why}: {_FAILS}", f"chmod 755 it, or remove {path}"
+            )
+    text = f"{key}={entry} is a pattern: any stray file there fails every job"
+    yield look(text, "name each script in slurm.conf")
+
+
+def _script(key: str, entry: str) -> Advice:
+    why = trouble(entry)
+    if why:
+        mend = f"chmod 755 {entry}" if "executable" in why else "put it there on every node"
+        return change(f"{key}={entry} {why}: {_FAILS}", f"{mend}, or take {key} out of slurm.conf")
+    return fine(f"{key}={entry}")
+
+
+def _shim(shim: Shim, site: Site | None) -> Iterator[Advice]:
+    why = trouble(shim.python)
+    unchecked = "it checks nothing, says so in the log, and lets every job start"
+    if why:
+        text = f"{shim.path}: python={shim.python} {why}: {unchecked}"
+        yield change(text, f"edit the line python= in {shim.path}")
+    why = trouble(shim.config, program=False)
+    if why:
+        text = f"{shim.path}: config={shim.config} {why}: {unchecked}"
+        yield change(text, f"put the site's file there, or edit the line config= in {shim.path}")
+    elif site is not None and Path(shim.config).resolve() != Path(site.path).resolve():
+        text = f"{shim.path} follows {shim.config}, and what is said here is about {site.path}"
+        yield look(text, f"slurm-health doctor --config {shim.config}")
+
+
+def _prolog_flags(config: Mapping[str, str]) -> list[Advice]:
+    flags = [flag for flag in config.get("PrologFlags", "").split(",") if flag]
+    known = {flag.lower() for flag in flags}
+    missing = [flag for flag in ("Alloc", "DeferBatch") if flag.lower() not in known]
+    if missing:
+        text = (
+            f"PrologFlags lacks {' and '.join(missing)}: a batch script starts while the prologs of"
+            " its other nodes still run"
+        )
+        return [change(text, f"PrologFlags={','.join([*flags, *missing])}")]
+    return [fine("PrologFlags has Alloc and DeferBatch")]
+
+
+def _timeouts(config: Mapping[str, str], shims: list[Shim]) -> list[Advice]:
+    limit_s = max((shim.limit_s for shim in shims), default=_SHIM_LIMIT_S) + _KILL_AFTER_S
+    found = []
+    for key in ("PrologEpilogTimeout", "PrologTimeout", "EpilogTimeout"):
+        number = _NUMBER.match(config.get(key, ""))
+        if number and int(number.group()) <= limit_s:
+            text = (
+                f"{key}={number.group()}: Slurm kills a hook that takes longer, and drains its node"
+            )
+            mend = f"{key}={limit_s + _KILL_AFTER_S} or more, or a lower limit= in the shims"
+            found.append(change(text, mend))
+    return found or [fine(f"Slurm lets the hooks end by themselves, after {limit_s} s at most")]
+
+
+def _requeue(config: Mapping[str, str]) -> list[Advice]:
+    found = []
+    if config.get("JobRequeue") == "0":
+        text = "JobRequeue=0: a job whose prolog fails is not started elsewhere"
+        found.append(look(text, "JobRequeue=1"))
+    parameters = [each for each in config.get("SchedulerParameters", "").split(",") if each]
+    if "nohold_on_prolog_fail" not in parameters:
+        text = (
+            "SchedulerParameters lacks nohold_on_prolog_fail: a job whose prolog finds a bad node"
+            " is held until somebody releases it"
+        )
+        wanted = ",".join([*parameters, "nohold_on_prolog_fail"])
+        found.append(look(text, f"SchedulerParameters={wanted}"))
+    return found or [fine("a job whose prolog fails starts elsewhere")]
+
+
+def _health_check(
+    config: Mapping[str, str], site: Site | None, shims: list[Shim]
+) -> Iterator[Advice]:
+    key = "HealthCheckProgram"
+    program = config.get(key, "")
+    if not program:
+        yield look(f"{key} is not set: {_WITHOUT[key]}", f"{key}=/etc/slurm-health/{_SHIMS[key]}")
+        return
+    why = trouble(program)
+    if why:
+        mend = f"put it there on every node, executable, or take {key} out of slurm.conf"
+        yield change(f"{key}={program} {why}: {_WITHOUT[key]}", mend)
+    elif not shims and os.access(program, os.R_OK):
+        text = f"{key}={program} is no shim of slurm-health: nodes it drained are not given back"
+        yield look(text, f"call /etc/slurm-health/{_SHIMS[key]} from it")
+    number = _NUMBER.match(config.get("HealthCheckInterval", ""))
+    if not number or int(number.group()) == 0:
+        text = f"HealthCheckInterval=0: {key} never runs: {_WITHOUT[key]}"
+        yield look(text, "HealthCheckInterval=300")
+        return
+    if any(shim.limit_s + _KILL_AFTER_S >= _HEALTH_CHECK_LIMIT_S for shim in shims):
+        text = f"Slurm kills {key} after {_HEALTH_CHECK_LIMIT_S} s, before its shim's own limit"
+        yield look(text, f"limit=30 in {program}")
+    state = config.get("HealthCheckNodeState", "").upper()
+    if "NONDRAINED_IDLE" in state and (site is None or site.recovery.release):
+        text = "HealthCheckNodeState=NONDRAINED_IDLE: a drained node is never given back"
+        yield look(text, "HealthCheckNodeState=ANY")
+        return
+    yield fine(f"{key} runs every {number.group()} s")
+
+
+_LINE = re.compile(r"^(python|config|limit)=(.*)$", re.MULTILINE)
+_CALL = "slurm_health.hooks"
+_MOST_BYTES = 64 << 10
+
+
+class Shim(msgspec.Struct, frozen=True, kw_only=True):
+    """The three lines of a shim that a site edits."""
+
+    path: str
+    python: str
+    config: str
+    limit_s: int
+
+
+def read_shim(path: Path) -> Shim | None:
+    """Return what a script says; None for one that is no shim, or that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return None
+    if _CALL not in text:
+        return None
+    said = {key: value.strip().strip("\"'") for key, value in _LINE.findall(text)}
+    limit = said.get("limit", "")
+    return Shim(
+        path=str(path),
+        python=said.get("python", ""),
+        config=said.get("config", ""),
+        limit_s=int(limit) if limit.isdecimal() else 0,
+    )
+
+
+def trouble(path: str, *, program: bool = True) -> str:
+    """Return why slurmd cannot use a file; empty when it can, or when it cannot be told.
+
+    An ordinary user may not be able to look where root keeps its scripts.
+    """
+    try:
+        mode = Path(path).stat().st_mode
+    except PermissionError:
+        return ""
+    except OSError:
+        return "is not there"
+    if not stat.S_ISREG(mode):
+        return "is not a file"
+    return "is not executable" if program and not mode & 0o111 else ""

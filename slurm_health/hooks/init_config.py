@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`init-config`: a site's file drafted from this node as it is now.
+
+What is there is taken for what should be there, so it is run on a node known to be well. Every
+check that can drain begins in shadow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+
+from slurm_health.checks.check import CheckContext, Unmeasured
+from slurm_health.checks.cpu_speed import CpuSpeed
+from slurm_health.checks.filesystem import read_mounts
+from slurm_health.checks.memory import read_meminfo
+from slurm_health.checks.tasks import count_cpus, processes
+
+_LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "zfs"})
+_SHARED_TYPES = frozenset({"nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "wekafs"})
+_KIB_PER_GIB = 1 << 20
+# Firmware and crash kernels take a little; a missing module takes far more.
+_MEMORY_SHARE = 0.97
+# Of this node's speed; processors share caches, power and heat with what else runs.
+_SPEED_SHARE = 0.6
+_QUIET_SHARE = 0.9
+
+_HEAD = """\
+# slurm-health: the site's settings. Drafted from {node}.
+# Root owns this file and nobody else may write it. What a key means: docs/admin/checks.md
+# What would run on a node, and why: slurm-health healthcheck --explain
+
+# Where journals of jobs go; ~ is each user's home. The same for every user and for the epilog.
+journal = "~/.slurm-health/journal"
+
+[hooks]
+# Nothing is drained until this is true.
+drain = false
+
+[breaker]
+# On a filesystem that all nodes share and where only root may write. Without it, nothing is
+# drained.
+{directory}
+share = 0.1
+
+[accusations]
+policy = "confirm"
+"""
+
+
+def draft(context: CheckContext, *, node: str, shared: str = "") -> str:
+    """Return the text of a file for nodes like this one."""
+    directory = f"directory = {_text(shared)}" if shared else '# directory = "/shared/slurm-health"'
+    sections = [_HEAD.format(node=node, directory=directory)]
+    for title, build in _SECTIONS:
+        with contextlib.suppress(Unmeasured, ValueError, KeyError):
+            table = build(context)
+            if table:
+                sections.append(f"\n# {title}\n{table}")
+    return "".join(sections)
+
+
+def _memory(context: CheckContext) -> str:
+    total = read_meminfo(context)["MemTotal"] / _KIB_PER_GIB
+    return _table("memory", min_total_gib=round(total * _MEMORY_SHARE, 1))
+
+
+def _swap(context: CheckContext) -> str:
+    total = read_meminfo(context)["SwapTotal"] / _KIB_PER_GIB
+    return _table("swap", min_total_gib=round(total * _MEMORY_SHARE, 1))
+
+
+def _edac(context: CheckContext) -> str:
+    has_controllers = any(
+        name[2:].isdigit() for name in context.entries("/sys/devices/system/edac/mc")
+    )
+    return _table("edac") if has_controllers else ""
+
+
+def _cpus(context: CheckContext) -> str:
+    return _table("cpus", min_online=count_cpus(context.read("/sys/devices/system/cpu/online")))
+
+
+def _cpu_speed(context: CheckContext) -> str:
+    seen = CpuSpeed().collect(context)
+    if seen.share < _QUIET_SHARE:
+        raise Unmeasured("the node is busy, so its speed cannot be told")
+    limit = round(seen.rounds_per_s * _SPEED_SHARE, -4)
+    return _table("cpu-speed", min_rounds_per_s=int(limit))
+
+
+def _clocksource(context: CheckContext) -> str:
+    base = "/sys/devices/system/clocksource/clocksource0"
+    return _table("clocksource", allowed=[context.read(f"{base}/current_clocksource").strip()])
+
+
+def _filesystems(context: CheckContext) -> str:
+    tables = []
+    for point, (kind, options) in sorted(read_mounts(context).items()):
+        if kind not in _LOCAL_TYPES | _SHARED_TYPES or context.path(point).is_file():
+            continue
+        writable = "ro" not in options.split(",") and kind in _LOCAL_TYPES
+        name = "filesystem-" + (point.strip("/").replace("/", "-") or "root")
+        tables.append(
+            _table(
+                name,
+                check="filesystem",
+                path=point,
+                fstype=kind,
+                writable=writable,
+                min_available_percent=2,
+                min_free_inodes_percent=2,
+            )
+        )
+    return "\n".join(tables)
+
+
+def _ethernet(context: CheckContext) -> str:
+    tables = []
+    for name in context.entries("/sys/class/net"):
+        base = f"/sys/class/net/{name}"
+        is_device = context.path(f"{base}/device").exists()
+        if not is_device or context.read_or_none(f"{base}/operstate") != "up":
+            continue
+        speed = context.read_or_none(f"{base}/speed") or ""
+        limit = int(speed) if speed.isdigit() else 0  # a driver that does not know says -1
+        tables.append(
+            _table(f"ethernet-{name}", check="ethernet", interface=name, min_speed_mbit=limit)
+        )
+    return "\n".join(tables)
+
+
+def _infiniband(context: CheckContext) -> str:
+    from slurm_health.checks.infiniband import InfiniBand
+
+    ports = InfiniBand().collect(context).ports
+    active = {name: port for name, port in ports.items() if port.state == "ACTIVE"}
+    rates = [port.rate_gbit_per_s for port in active.values() if port.rate_gbit_per_s]
+    if not active:
+        return ""
+    return _table("infiniband", ports=sorted(active), min_rate_gbit_per_s=min(rates, default=0))
+
+
+def _daemons(context: CheckContext) -> str:
+    running = {each.name for each in processes(context)}
+    wanted = [
+        name for name in ("munged", "sshd", "chronyd", "nvidia-persistenced") if name in running
+    ]
+    return "\n".join(_table(f"daemon-{name}", check="daemon", name=name) for name in wanted)
+
+
+def _gpus(context: CheckContext) -> str:
+    count = len(context.entries("/proc/driver/nvidia/gpus"))
+    if not count:
+        return ""
+    return "\n".join([_table("gpu", count=count), _table("gpu-processes"), _table("xid")])
+
+
+_SECTIONS: tuple[tuple[str, Callable[[CheckContext], str]], ...] = (
+    ("Memory", _memory),
+    ("Swap", _swap),
+    ("Memory errors", _edac),
+    ("Processors", _cpus),
+    ("Speed of the processors, tested when a user's job calls the node slow or faulty", _cpu_speed),
+    ("Clock", _clocksource),
+    ("Filesystems", _filesystems),
+    ("Ethernet", _ethernet),
+    ("InfiniBand and RoCE", _infiniband),
+    ("Daemons", _daemons),
+    ("GPUs", _gpus),
+    ("The kernel's log", lambda _place: _table("kernel-log")),
+    ("What the ended job left behind", lambda _place: _table("leftovers", shadow=False)),
+)
+
+
+def _table(title: str, /, *, shadow: bool = True, **keys: object) -> str:
+    lines = [f"[checks.{title}]"]
+    lines += [f"{key} = {_text(value)}" for key, value in keys.items()]
+    if shadow:
+        lines.append("shadow = true")
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: object) -> str:
+    """Return a value as TOML, which agrees with JSON on what is written here."""
+    return json.dumps(value, ensure_ascii=False)

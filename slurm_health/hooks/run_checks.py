@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run configured checks at once, each in a child, and judge what they saw."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from slurm_health.checks.check import Check, CheckContext, Planned
+from slurm_health.core.node.finding import CheckResult, Finding, capped, inconclusive
+from slurm_health.core.node.node_pattern import matches
+from slurm_health.killable import Answered, Broke, Hung, Outcome, Work, run_all
+
+_MOST_SHARED = 4
+_encoder = msgspec.msgpack.Encoder()
+
+
+def run_checks(planned: Sequence[Planned], place: CheckContext) -> list[CheckResult]:
+    """Run checks in parallel. Takes no longer than the longest time limit and a moment.
+
+    Checks that look at a few files share children, because a child costs more than they do. Should
+    one of those not end in half of its checks' shortest limit, each of its checks gets a child of
+    its own for the rest of the time, and the one that hangs is named.
+    """
+    alone = [each for each in planned if not each.check.TOGETHER]
+    groups = _groups([each for each in planned if each.check.TOGETHER])
+    work = {each.name: (_work(each.check, place), each.time_limit_s) for each in alone}
+    for number, group in enumerate(groups):
+        work[_shared_name(number)] = (_shared_work(group, place), _shared_limit_s(group))
+    outcomes = run_all(work)
+    again: dict[str, tuple[Work, float]] = {}
+    for number, group in enumerate(groups):
+        shared = outcomes.pop(_shared_name(number))
+        if isinstance(shared, Answered):
+            outcomes |= _parted(group, shared)
+        else:
+            spent_s = _shared_limit_s(group)
+            again |= {
+                each.name: (_work(each.check, place), each.time_limit_s - spent_s) for each in group
+            }
+    outcomes |= run_all(again)
+    return [_result(each, outcomes[each.name]) for each in planned]
+
+
+def _groups(shared: Sequence[Planned]) -> list[Sequence[Planned]]:
+    """Divide checks among as many children as can run at once."""
+    count = min(_MOST_SHARED, os.cpu_count() or 1, len(shared))
+    return [shared[number::count] for number in range(count)]
+
+
+def _shared_name(number: int) -> str:
+    """Return a name that no check has."""
+    return f" {number}"
+
+
+def _shared_limit_s(group: Sequence[Planned]) -> float:
+    return min(each.time_limit_s for each in group) / 2
+
+
+def _work(check: Check, place: CheckContext) -> Work:
+    return lambda: _encoder.encode(check.collect(place))
+
+
+def _shared_work(shared: Sequence[Planned], place: CheckContext) -> Work:
+    def work() -> bytes:
+        parts: list[Answered | Broke] = []
+        for each in shared:
+            began_s = time.monotonic()
+            try:
+                data = _encoder.encode(each.check.collect(place))
+                parts.append(Answered(data, time.monotonic() - began_s))
+            except Exception as err:  # told by the parent, as for a child of its own
+                reason = str(err) or type(err).__name__
+                parts.append(Broke(reason, time.monotonic() - began_s))
+        return _encoder.encode(parts)
+
+    return work
+
+
+def _parted(group: Sequence[Planned], shared: Answered) -> dict[str, Outcome]:
+    parts = msgspec.msgpack.decode(shared.data, type=list[Answered | Broke])
+    return {each.name: part for each, part in zip(group, parts, strict=True)}
+
+
+def _result(planned: Planned, outcome: Outcome) -> CheckResult:
+    finding = _finding(planned, outcome)
+    elapsed_s = planned.time_limit_s if isinstance(outcome, Hung) else outcome.elapsed_s
+    return CheckResult(
+        name=planned.name,
+        finding=capped(finding, planned.severity),
+        elapsed_ms=round(elapsed_s * 1000, 1),
+        shadow=planned.shadow,
+        hung=isinstance(outcome, Hung),
+    )
+
+
+def _finding(planned: Planned, outcome: Outcome) -> Finding:
+    match outcome:
+        case Hung(abandoned=abandoned):
+            left = " and cannot be killed (its process waits in the kernel)" if abandoned else ""
+            return inconclusive(f"did not end within {planned.time_limit_s:g} s{left}")
+        case Broke(reason=reason):
+            return inconclusive(f"could not be measured: {reason}")
+        case Answered(data=data):
+            return _judged(planned.check, data)
+
+
+def _judged(check: Check, data: bytes) -> Finding:
+    try:
+        finding = check.judge(msgspec.msgpack.decode(data, type=check.SEEN))
+    except Exception as err:  # a check from elsewhere must not end the hook
+        return inconclusive(f"could not be judged: {type(err).__name__}: {err}")
+    figures = {name: value for name, value in finding.figures.items() if _is_plain(value)}
+    return Finding(status=finding.status, text=finding.text, figures=figures)
+
+
+def _is_plain(value: object) -> bool:
+    """Tell whether a figure can be written as JSON."""
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """A check, and why it does not run here; empty when it does."""
+
+    planned: Planned
+    why_not: str
+
+
+def node_name(environ: Mapping[str, str]) -> str:
+    """Return this node's name: what slurmd says, else the host's own without its domain."""
+    return environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+
+
+def choose(
+    checks: Iterable[Planned], *, context: str, node: str, partition: str | None
+) -> list[Choice]:
+    """Decide for each check whether it runs.
+
+    Args:
+        checks: all that are configured.
+        context: the hook.
+        node: this node's name.
+        partition: the job's, None where nobody knows: then a check for some partitions only
+            does not run.
+    """
+    return [
+        Choice(planned=each, why_not=_why_not(each, context, node, partition)) for each in checks
+    ]
+
+
+def _why_not(planned: Planned, context: str, node: str, partition: str | None) -> str:
+    if context not in planned.contexts:
+        return f"runs in {', '.join(planned.contexts) or 'no hook'}"
+    if not matches(node, planned.nodes):
+        return f"for nodes {' '.join(planned.nodes)}, this is {node}"
+    if planned.partitions and partition is None:
+        return f"for partitions {' '.join(planned.partitions)}, and there is no job here"
+    if planned.partitions and not matches(str(partition), planned.partitions):
+        return f"for partitions {' '.join(planned.partitions)}, the job's is {partition}"
+    return ""
+
+
+def running(choices: Iterable[Choice]) -> list[Planned]:
+    """Return the checks that run."""
+    return [each.planned for each in choices if not each.why_not]
+
+
+def confirming(checks: Sequence[Planned], component: str, node: str) -> list[Planned]:
+    """Return the checks that can confirm that this component of this node is bad."""
+    choices = choose(checks, context="retest", node=node, partition=None)
+    return [each for each in running(choices) if _tests(each.check, component)]
+
+
+def _tests(check: Check, component: str) -> bool:
+    # "node" says that something is wrong and not what.
+    return component == "node" or component in check.COMPONENTS

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read what the ended job's journal says about this node: as the job's user, in a child.
+
+The child gives up root before it opens anything, so whatever it is led to, it can open only what
+the user can. Below the journal's root nothing is followed and nothing is read but the user's own
+plain files, up to a size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.core.node.accusations import Accusation
+from slurm_health.draining.drain import number
+from slurm_health.killable import Answered, Broke, Hung, run_one
+from slurm_health.site_settings import Site
+
+_DEFAULT_ROOT = "~/.slurm-health/journal"
+_MASTER = "master.jsonl"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+# A check may run several times in one attempt; where the attempt is unknown, all are looked at.
+_RUNS = 9
+_ATTEMPTS = 32
+_MEMORY_BYTES = 2 << 30
+
+
+class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """The job an epilog is called for. `attempt` is None where this Slurm does not tell it."""
+
+    job: int
+    uid: int
+    gid: int
+    cluster: str
+    attempt: int | None
+
+
+class Unreadable(Exception):
+    """The journal could not be read, so nobody is accused. Its text says why."""
+
+
+def job_of(environ: Mapping[str, str]) -> JobEnded | None:
+    """Return the job an epilog is called for; None where it is not called for one."""
+    job = number(environ.get("SLURM_JOB_ID"), 0)
+    uid = number(environ.get("SLURM_JOB_UID"), -1)
+    cluster = environ.get("SLURM_CLUSTER_NAME", "")
+    if job <= 0 or uid < 0 or not cluster or "/" in cluster or cluster.startswith("."):
+        return None
+    told = environ.get("SLURM_JOB_RESTART_COUNT") or environ.get("SLURM_RESTART_COUNT")
+    return JobEnded(
+        job=job,
+        uid=uid,
+        gid=number(environ.get("SLURM_JOB_GID"), -1),
+        cluster=cluster,
+        attempt=int(told) if told and told.isdecimal() else None,
+    )
+
+
+def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
+    """Return what the job's journal says against this node.
+
+    Raises:
+        Unreadable: it cannot be read, or is not what a journal is. Nobody is accused.
+    """
+
+    def work() -> bytes:
+        home = become(ended)
+        root = Path(site.journal or _DEFAULT_ROOT)
+        if root.parts[:1] == ("~",):
+            root = home.joinpath(*root.parts[1:])
+        return msgspec.msgpack.encode(list(_read(root, ended, node, site.accusations.max_bytes)))
+
+    match run_one(work, site.accusations.read_limit_s):
+        case Answered(data=data):
+            return _checked(data, ended, node)
+        case Broke(reason=reason):
+            raise Unreadable(reason)
+        case Hung(limit_s=limit_s):
+            raise Unreadable(f"the journal did not answer within {limit_s:g} s")
+
+
+def _checked(data: bytes, ended: JobEnded, node: str) -> list[Accusation]:
+    """Take nothing from the user's child that is not an accusation of this node by this job."""
+    try:
+        found = msgspec.msgpack.decode(data, type=list[Accusation])
+    except msgspec.DecodeError as err:
+        raise Unreadable(f"its reader answered nonsense: {err}") from err
+    return [each for each in found if each.node == node and each.job == ended.job]
+
+
+def become(ended: JobEnded) -> Path:
+    """Give up root for good and return the user's home.
+
+    Raises:
+        Unreadable: that is not possible.
+    """
+    import pwd
+
+    try:
+        user = pwd.getpwuid(ended.uid)
+    except KeyError as err:
+        raise Unreadable(f"there is no user {ended.uid} here") from err
+    gid = ended.gid if ended.gid >= 0 else user.pw_gid
+    if os.geteuid() == 0:
+        os.initgroups(user.pw_name, gid)
+        os.setresgid(gid, gid, gid)
+        os.setresuid(ended.uid, ended.uid, ended.uid)
+    if os.getresuid() != (ended.uid,) * 3:
+        raise Unreadable(f"cannot become user {ended.uid}")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    return Path(user.pw_dir)
+
+
+def _read(root: Path, ended: JobEnded, node: str, max_bytes: int) -> Iterator[Accusation]:
+    from slurm_health.core.node.accusations import from_journal
+
+    with contextlib.ExitStack() as stack:
+        try:
+            job = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, job)
+            for name in (ended.cluster, str(ended.job)):
+                job = os.open(name, _DIRECTORY, dir_fd=job)
+                stack.callback(os.close, job)
+        except FileNotFoundError:
+            return  # a job that was never checked, as most are
+        _refuse_foreign(job, ended.uid, f"{root}/{ended.cluster}/{ended.job}")
+        for name in _run_names(ended.attempt):
+            data = _read_run(job, name, ended.uid, max_bytes)
+            found = from_journal(data, node=node, job=ended.job) if data else None
+            if found is not None:
+                yield found
+
+
+def _run_names(attempt: int | None) -> Iterator[str]:
+    # Slurm counts a requeue before the epilogs of the attempt that it ended.
+    attempts = range(_ATTEMPTS) if attempt is None else range(max(0, attempt - 1), attempt + 1)
+    for each in attempts:
+        yield str(each)
+        yield from (f"{each}-{run}" for run in range(2, _RUNS + 1))
+
+
+def _read_run(job: int, name: str, uid: int, max_bytes: int) -> bytes:
+    try:
+        run = os.open(name, _DIRECTORY, dir_fd=job)
+    except FileNotFoundError:
+        return b""
+    try:
+        _refuse_foreign(run, uid, name)
+        try:
+            file = os.open(_MASTER, _FILE, dir_fd=run)
+        except FileNotFoundError:
+            return b""
+        with os.fdopen(file, "rb") as opened:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                raise Unreadable(f"{name}/{_MASTER} is not a file")
+            if found.st_uid != uid or found.st_nlink != 1:
+                raise Unreadable(f"{name}/{_MASTER} is not the user's own")
+            if found.st_size > max_bytes:
+                text = f"{name}/{_MASTER} has {found.st_size} bytes, limit {max_bytes}"
+                raise Unreadable(text)
+            return opened.read(max_bytes)
+    finally:
+        os.close(run)
+
+
+def _refuse_foreign(directory: int, uid: int, name: str) -> None:
+    if os.fstat(directory).st_uid != uid:
+        raise Unreadable(f"{name} is not the user's own")

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One check from end to end: where it runs, its journal, its master, and what follows."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_health import __version__, config
+from slurm_health.acting.perform import act
+from slurm_health.acting.requeue_helper import Helper
+from slurm_health.core.acting.decide import Disposition, Policy, exit_code
+from slurm_health.core.allocation import Allocation
+from slurm_health.core.localize.settings import LocalizeSettings
+from slurm_health.core.nodeset import fold
+from slurm_health.core.records import RunFinished, RunStarted, VerdictReached
+from slurm_health.core.session.phase_runner import Localizer
+from slurm_health.core.session.phases import Phase
+from slurm_health.core.session.session import Limits
+from slurm_health.errors import ConfigError, ExitCode
+from slurm_health.master import run_directory
+from slurm_health.master.launcher import AgentCommand, Launcher, LocalLauncher, SlurmLauncher
+from slurm_health.master.master import Master, poll_interval_s
+from slurm_health.processes import own_command
+from slurm_health.slurm.client import Client
+
+LOCAL_CLUSTER = "local"
+# An agent whose master has vanished leaves after this; a check never takes that long.
+AGENT_LIFETIME_S = 1800.0
+_FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSettings:
+    """What a check is told by its command line, its environment and the batch script."""
+
+    journal_root: Path
+    python: str
+    policy: Policy
+    limits: Limits
+    phases: tuple[Phase, ...]
+    cpu_workers: int = 1
+    progress: Callable[[str], None] | None = None
+    act: bool = False
+    script: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """How a check ended, and where its journal lies."""
+
+    directory: Path
+    verdict: VerdictReached
+    finished: RunFinished
+
+
+def check_allocation(
+    allocation: Allocation, settings: CheckSettings, environ: Mapping[str, str]
+) -> CheckResult:
+    """Check the nodes of the job this process runs in, and act on the verdict if told to.
+
+    Raises:
+        SlurmError: Slurm's commands are missing.
+        JournalError: the journal cannot be used.
+    """
+    root = settings.journal_root
+    directory, started = run_directory.choose(
+        root,
+        RunStarted(
+            run_id=_run_id(),
+            job_id=allocation.job_id,
+            attempt=allocation.attempt,
+            cluster=allocation.cluster,
+            partition=allocation.partition,
+            nodes=list(allocation.nodes),
+            master_node=environ.get("SLURMD_NODENAME") or socket.gethostname(),
+            user=getpass.getuser(),
+            script=settings.script,
+            array=allocation.array,
+            start_time_s=allocation.start_time_s,
+            slurm_health=__version__,
+            settings=_recorded(settings),
+        ),
+    )
+    if started.array:
+        run_directory.link_array_task(root, started)
+    command = _agent_command(directory, started, settings)
+    launcher = SlurmLauncher(allocation.job_id, command, environ)
+    return _check(directory, started, settings, launcher, environ)
+
+
+def check_local(
+    count: int, settings: CheckSettings, environ: Mapping[str, str], *, now_s: float
+) -> CheckResult:
+    """Check this machine without Slurm, with `count` agents that play nodes.
+
+    Raises:
+        JournalError: the journal cannot be used.
+    """
+    started = RunStarted(
+        run_id=_run_id(),
+        job_id=int(now_s),
+        attempt=0,
+        cluster=LOCAL_CLUSTER,
+        partition="",
+        nodes=[f"local{number}" for number in range(count)],
+        master_node=socket.gethostname(),
+        user=getpass.getuser(),
+        slurm_health=__version__,
+        settings=_recorded(settings),
+    )
+    directory, started = run_directory.choose(settings.journal_root, started)
+    launcher = LocalLauncher(_agent_command(directory, started, settings), environ)
+    return _check(directory, started, settings, launcher, environ)
+
+
+def find_python(chosen: str | None, environ: Mapping[str, str]) -> str:
+    """Return the interpreter that runs the probes: the chosen one, the job's own, or ours.
+
+    Raises:
+        ConfigError: none of them has torch.
+    """
+    if chosen is not None:
+        path = shutil.which(chosen, path=environ.get("PATH"))
+        if path is None:
+            raise ConfigError("--python", chosen, "no such executable on this node")
+        return path
+    candidates = [shutil.which("python3", path=environ.get("PATH")), sys.executable]
+    tried = list(dict.fromkeys(path for path in candidates if path))
+    for path in tried:
+        if _has_torch(path, environ):
+            return path
+    raise ConfigError(
+        "--python",
+        "torch",
+        f"not found by {' or '.join(tried)}; name the interpreter your job trains with,"
+        " or install torch beside slurm-health: pip install 'slurm-health[probes]'",
+    )
+
+
+def _check(
+    directory: Path,
+    started: RunStarted,
+    settings: CheckSettings,
+    launcher: Launcher,
+    environ: Mapping[str, str],
+) -> CheckResult:
+    master = Master(
+        directory,
+        started.nodes,
+        launcher,
+        limits=settings.limits,
+        phases=settings.phases,
+        make_localizer=make_localizer,
+        expectations=config.expectations(environ),
+        progress=settings.progress,
+    )
+    try:
+        master.open(started)
+        verdict = master.run()
+        # The workers still hold the devices: the job must not start beside them.
+        launcher.stop()
+        blind = [name for name, node in master.session.state.agents.items() if node.no_journal]
+        if blind:
+            finished = _not_shared(directory, blind)
+            master.finish(finished)
+        else:
+            finished = _conclude(master, verdict, started, directory, settings, environ)
+    finally:
+        master.close()
+    return CheckResult(directory=directory, verdict=verdict, finished=finished)
+
+
+def _conclude(
+    master: Master,
+    verdict: VerdictReached,
+    started: RunStarted,
+    directory: Path,
+    settings: CheckSettings,
+    environ: Mapping[str, str],
+) -> RunFinished:
+    if settings.act:
+        helper = Helper(
+            command=own_command("requeue-helper"),
+            directory=directory,
+            environ=environ,
+            uid=os.getuid(),
+        )
+        finished = act(
+            verdict,
+            started=started,
+            directory=directory,
+            policy=settings.policy,
+            client=Client(environ),
+            uid=os.getuid(),
+            append=master.append,
+            helper=helper,
+        )
+    else:
+        finished = RunFinished(
+            disposition=Disposition.PROCEED.value,
+            exit_code=exit_code(verdict),
+            reason="only checked",
+        )
+    master.finish(finished)
+    return finished
+
+
+def _not_shared(directory: Path, blind: Sequence[str]) -> RunFinished:
+    """End a run whose journal some nodes do not see: what it found is not worth acting on."""
+    return RunFinished(
+        disposition=Disposition.PROCEED.value,
+        exit_code=ExitCode.UNAVAILABLE,
+        reason=f"not checked: the journal {directory} cannot be used from {fold(blind)}; name a"
+        " directory on a filesystem that all nodes share with --journal or SLURM_HEALTH_JOURNAL",
+    )
+
+
+def make_localizer(
+    nodes: Sequence[str],
+    topology: Mapping[str, Sequence[str]] | None,
+    settings: LocalizeSettings,
+) -> Localizer:
+    """Return the Localizer that plans the rounds of a run and judges its nodes."""
+    # numpy takes a while to load: by now the agents are busy loading torch.
+    from slurm_health.core.localize.localizer import Localizer as SieveLocalizer
+
+    return SieveLocalizer(nodes=list(nodes), topology=topology, settings=settings)
+
+
+def agent_command(
+    directory: Path, *, run_id: str, nodes: int, python: str, cpu_workers: int = 1
+) -> AgentCommand:
+    """Return how the agents of a run on so many nodes are started."""
+
+    def command(launch: int, node: str | None) -> list[str]:
+        arguments = [
+            f"--directory={directory}",
+            f"--run-id={run_id}",
+            f"--launch={launch}",
+            f"--python={python}",
+            f"--poll-s={poll_interval_s(nodes):g}",
+            f"--lifetime-s={AGENT_LIFETIME_S:g}",
+            f"--cpu-workers={cpu_workers}",
+        ]
+        if node is not None:
+            arguments.append(f"--node={node}")
+        return list(own_command("agent", *arguments))
+
+    return command
+
+
+def _agent_command(directory: Path, started: RunStarted, settings: CheckSettings) -> AgentCommand:
+    return agent_command(
+        directory,
+        run_id=started.run_id,
+        nodes=len(started.nodes),
+        python=settings.python,
+        cpu_workers=settings.cpu_workers,
+    )
+
+
+def _run_id() -> str:
+    return secrets.token_hex(4)
+
+
+def _recorded(settings: CheckSettings) -> dict[str, str | int | float | bool]:
+    """Return the settings in force, so that a report explains itself."""
+    return {
+        "python": settings.python,
+        "check": ",".join(probe.name for phase in settings.phases for probe in phase.probes),
+        "act": settings.act,
+        "max_requeues": settings.policy.max_requeues,
+        "on_straggler": settings.policy.on_straggler.value,
+        "on_inconclusive": settings.policy.on_inconclusive.value,
+        "at_requeue_limit": settings.policy.at_requeue_limit.value,
+        "round_deadline_s": settings.limits.round_deadline_s,
+    }
+
+
+def _has_torch(python: str, environ: Mapping[str, str]) -> bool:
+    try:
+        done = subprocess.run(
+            [python, "-c", _FIND_TORCH],
+            env=dict(environ),
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a probe is given, and what it gives back.
+
+A probe is one file with one function, `measure(context) -> list[Sample]`. It may use the standard
+library, torch and this module. Raising is its other way to answer: NodeFault for a measured fault
+of this node, NotMeasured for everything that is not the node's fault; any other exception counts
+as a crash of the probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Union
+
+import torch
+
+Figure = Union[int, float, str]  # noqa: UP007 - read when it is run, by older Pythons too
+
+
+class NodeFault(Exception):
+    """This node was measured and is at fault; the text says what was found, on which device."""
+
+
+class NotMeasured(Exception):
+    """Nothing could be measured, and that says nothing about the node; the text says why."""
+
+
+@dataclass(frozen=True)
+class ProbeContext:
+    """One worker of one device, and its rank in the group that the probe's scope gives it.
+
+    A probe of scope "solo" has no group. For the others the default process group of
+    `torch.distributed` is ready: all workers of this node ("node"), the workers of the same local
+    rank of all nodes of the group ("rail"), or all workers of all its nodes ("pair").
+    `options` are the round's, the same for all its members.
+    """
+
+    device: torch.device
+    local_rank: int = 0
+    local_size: int = 1
+    rank: int = 0
+    world_size: int = 1
+    options: Mapping[str, Figure] = field(default_factory=dict)
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the device is an accelerator that torch drives through its CUDA interface."""
+        return self.device.type == "cuda"
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was given."""
+        if self.on_cuda:
+            torch.cuda.synchronize(self.device)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One quantity, timed several times on this worker.
+
+    `quantity` tells several quantities of one probe apart and is empty where there is only one.
+    `shared` is set when the time is that of the whole group and not of this worker alone. `flop`
+    is the work of one iteration, `total_bytes` what it moves: over all ranks for a collective.
+    `figures` is for what is not a time.
+    """
+
+    iteration_ms: list[float] = field(default_factory=list)
+    quantity: str = ""
+    shared: bool = False
+    flop: float = 0.0
+    total_bytes: int = 0
+    figures: dict[str, Figure] = field(default_factory=dict)

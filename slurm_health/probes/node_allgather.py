@@ -1,6 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""How fast the devices of one node exchange data."""
-
-from slurm_health.probes.collectives import measure_allgather as measure
-
-__all__ = ["measure"]

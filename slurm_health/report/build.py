@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one check did and found, from the entries of its journal alone. Pure: no file, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import TypeVar
+
+from slurm_health.core.record_codec import Entry
+from slurm_health.core.records import (
+    ActionDone,
+    ActionIntended,
+    MasterResumed,
+    PathJudged,
+    Record,
+    RoundEnded,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    Sampled,
+    ScriptEnded,
+    ScriptStarted,
+    VerdictReached,
+)
+from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.report.acts import Act, Progress, acts_of
+from slurm_health.report.figures import figures_by_node
+from slurm_health.report.model import (
+    Event,
+    JobReport,
+    NodeReport,
+    RunEntries,
+    RunReport,
+    ScriptOutcome,
+    State,
+    attempt_and_check,
+)
+
+# How long a master may be silent before it is taken for dead. It writes at the latest when a
+# round's deadline has passed; before the first round it waits for torch to load on every node.
+_GRACE_S = 60.0
+_SILENCE_S = 900.0
+
+_R = TypeVar("_R", bound=Record)
+
+
+def run_report(
+    entries: RunEntries,
+    *,
+    now_s: float | None = None,
+    superseded: bool = False,
+    requeued: bool = False,
+) -> RunReport:
+    """Return what one check did and found.
+
+    Args:
+        entries: what was read of it.
+        now_s: the time, to tell a check that runs from one whose master died; without it an
+            unfinished check is taken to run.
+        superseded: a later check of the job exists, so this one is over.
+        requeued: a later attempt of the job exists, so a requeue that was begun took effect.
+    """
+    attempt, check = attempt_and_check(entries.label) or (0, 1)
+    start = _first(entries.master, RunStarted)
+    verdict = _last(entries.master, VerdictReached)
+    finished = _last(entries.master, RunFinished)
+    state, note = _state(entries, superseded=superseded, now_s=now_s)
+    acts = acts_of([*entries.master, *entries.requeue])
+    void = _void_rounds(entries.master)
+    samples = tuple(
+        sample
+        for node in entries.nodes.values()
+        for sample in _all(node, Sampled)
+        if sample.round not in void
+    )
+    report = RunReport(
+        label=entries.label,
+        attempt=attempt,
+        check=check,
+        state=state,
+        note=note,
+        superseded=superseded,
+        started=start,
+        started_s=entries.master[0].time_s if entries.master else None,
+        rounds=len(_rounds(entries.master) - void),
+        duration_s=_duration_s(entries.master),
+        judged=verdict is not None,
+        nodes=_node_reports(entries.label, start, verdict, samples),
+        paths=tuple(verdict.paths) if verdict else (),
+        leaves=tuple(verdict.leaves) if verdict else (),
+        acts=tuple(map(_took_effect, acts)) if requeued else acts,
+        script=_script(entries, start),
+        timeline=timeline(entries),
+        samples=samples,
+    )
+    if finished is None:
+        return report
+    return replace(
+        report,
+        disposition=finished.disposition,
+        reason=finished.reason,
+        exit_code=finished.exit_code,
+    )
+
+
+def _all(entries: Sequence[Entry], kind: type[_R]) -> list[_R]:
+    return [entry.record for entry in entries if isinstance(entry.record, kind)]
+
+
+def _first(entries: Sequence[Entry], kind: type[_R]) -> _R | None:
+    return next(iter(_all(entries, kind)), None)
+
+
+def _last(entries: Sequence[Entry], kind: type[_R]) -> _R | None:
+    return next(reversed(_all(entries, kind)), None)
+
+
+def _rounds(master: Sequence[Entry]) -> set[int]:
+    return {record.round for record in _all(master, RoundStarted)}
+
+
+def _void_rounds(master: Sequence[Entry]) -> set[int]:
+    """Return the rounds that a master's end cut short and that were not begun again."""
+    void: set[int] = set()
+    for entry in master:
+        if isinstance(entry.record, RoundStarted):
+            void.discard(entry.record.round)
+        elif isinstance(entry.record, RoundEnded) and entry.record.void:
+            void.add(entry.record.round)
+    return void
+
+
+def _duration_s(master: Sequence[Entry]) -> float | None:
+    """Return the time to the verdict; none where there is no verdict or the clock went back."""
+    ends = [entry.time_s for entry in master if isinstance(entry.record, VerdictReached)]
+    if not ends or ends[-1] < master[0].time_s:
+        return None
+    return round(ends[-1] - master[0].time_s, 4)  # as precise as the journal's clock
+
+
+def _node_reports(
+    label: str,
+    start: RunStarted | None,
+    verdict: VerdictReached | None,
+    samples: Sequence[Sampled],
+) -> tuple[NodeReport, ...]:
+    judged = {
+        judgement.node: NodeVerdict(
+            level=judgement.level,
+            slowdown=judgement.slowdown,
+            probability=judgement.probability,
+            component=judgement.component,
+            reason=judgement.reason,
+            evidence=tuple(judgement.evidence),
+        )
+        for judgement in (verdict.nodes if verdict else [])
+    }
+    healthy = {node for node, found in judged.items() if found.level is Level.HEALTHY}
+    bad_paths = [path.ends for path in verdict.paths] if verdict else []
+    figures = figures_by_node(samples, healthy=healthy, bad_paths=bad_paths)
+    names = dict.fromkeys([*(start.nodes if start else []), *judged])
+    return tuple(
+        NodeReport(
+            node=node,
+            label=label,
+            verdict=judged.get(node),
+            figures=figures.get(node, ()),
+        )
+        for node in names
+    )
+
+
+def _took_effect(act: Act) -> Act:
+    begun = act.action == "requeue" and act.progress is Progress.INTENDED
+    return replace(act, progress=Progress.DONE) if begun else act
+
+
+def _script(entries: RunEntries, start: RunStarted | None) -> ScriptOutcome | None:
+    began = _last(entries.supervisor, ScriptStarted)
+    ended = _last(entries.supervisor, ScriptEnded)
+    if began is None and ended is None:
+        return None
+    name = PurePath((start.script if start else "") or (began.script if began else "")).name
+    if ended is None:
+        return ScriptOutcome(name=name)
+    return ScriptOutcome(
+        name=name,
+        exit_code=ended.exit_code,
+        signal=ended.signal,
+        duration_s=ended.duration_s,
+    )
+
+
+def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tuple[State, str]:
+    if _first(entries.master, RunStarted) is None:
+        return State.NOT_STARTED, "no start of a check is recorded"
+    if _first(entries.master, RunFinished) is not None:
+        return State.FINISHED, ""
+    script_began = any(entry.record for entry in entries.supervisor)
+    silent = now_s is not None and now_s > _expected_by_s(entries.master)
+    gone = superseded or script_began or silent
+    state = State.STOPPED if gone else State.RUNNING
+    if _first(entries.master, VerdictReached) is not None:
+        return state, f"{'the master stopped while' if gone else 'still'} acting on the verdict"
+    rounds = _rounds(entries.master)
+    if not rounds:
+        return state, (
+            "the master stopped before the first round"
+            if gone
+            else "still running: waiting for the agents"
+        )
+    where = f"round {len(rounds)}"
+    return state, (
+        f"the master stopped before a verdict, in {where}" if gone else f"still running: {where}"
+    )
+
+
+def _expected_by_s(master: Sequence[Entry]) -> float:
+    """Return when a living master has written again at the latest."""
+    last_s = max(entry.time_s for entry in master)
+    turns = (RoundStarted, RoundEnded, MasterResumed)
+    known = [entry for entry in master if isinstance(entry.record, turns)]
+    if known and isinstance(known[-1].record, RoundStarted):
+        return max(last_s, known[-1].time_s + known[-1].record.deadline_s) + _GRACE_S
+    return last_s + _SILENCE_S
+
+
+def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> JobReport:
+    """Return what all checks of one job did and found.
+
+    Args:
+        runs: at least one, oldest first.
+        now_s: see `run_report`.
+    """
+    attempts = [(attempt_and_check(run.label) or (0, 1))[0] for run in runs]
+    reports = tuple(
+        run_report(
+            run,
+            now_s=now_s,
+            superseded=index + 1 < len(runs),
+            requeued=max(attempts) > attempts[index],
+        )
+        for index, run in enumerate(runs)
+    )
+    known = [report.started for report in reports if report.started]
+    start = known[-1] if known else None
+    return JobReport(
+        job=(start.array or str(start.job_id)) if start else runs[0].job,
+        cluster=start.cluster if start else runs[0].cluster,
+        partition=start.partition if start else "",
+        script=next((report.script.name for report in reversed(reports) if report.script), "")
+        or (PurePath(start.script).name if start else ""),
+        runs=reports,
+        nodes=_decisive(reports),
+        paths=_standing_paths(reports),
+        leaves=tuple({tuple(leaf.ends): leaf for run in reports for leaf in run.leaves}.values()),
+    )
+
+
+def _decisive(runs: Sequence[RunReport]) -> tuple[NodeReport, ...]:
+    chosen: dict[str, NodeReport] = {}
+    for run in runs:
+        for node in run.nodes:
+            if _weight(node) >= _weight(chosen.get(node.node)):
+                chosen[node.node] = node
+    return tuple(chosen.values())
+
+
+def _weight(node: NodeReport | None) -> int:
+    if node is None or node.level is None:
+        return 0
+    return 1 if node.level is Level.INCONCLUSIVE else 2
+
+
+def _standing_paths(runs: Sequence[RunReport]) -> tuple[PathJudged, ...]:
+    """Return the bad paths that no later verdict on both of their ends has cleared."""
+    standing: dict[frozenset[str], PathJudged] = {}
+    for run in runs:
+        if run.judged:
+            judged = {node.node for node in run.nodes if node.verdict}
+            standing = {ends: path for ends, path in standing.items() if not ends <= judged}
+        standing |= {frozenset(path.ends): path for path in run.paths}
+    return tuple(standing.values())
+
+
+def timeline(entries: RunEntries) -> tuple[Event, ...]:
+    """Return what happened, by the clocks of those who wrote it; nothing before a start.
+
+    The master, the supervisor and the requeue helper may run on different nodes, so events of two
+    writers are only as well ordered as their nodes' clocks agree.
+    """
+    started = [entry for entry in entries.master if isinstance(entry.record, RunStarted)]
+    if not started:
+        return ()
+    start_s = started[0].time_s
+    written = sorted(
+        [*entries.master, *entries.supervisor, *entries.requeue], key=lambda entry: entry.time_s
+    )
+    return tuple(event for entry in written if (event := _event(entry, start_s)) is not None)
+
+
+def acted(events: Sequence[Event]) -> bool:
+    """Tell whether anything was done beyond letting the job go on."""
+    return any(event.action not in {"", "proceed"} for event in events)
+
+
+def _event(entry: Entry, start_s: float) -> Event | None:
+    after_s = round(entry.time_s - start_s, 3)
+    what = entry.kind
+    match entry.record:
+        case RunStarted(nodes=nodes):
+            return Event(after_s=after_s, what=what, nodes=tuple(nodes))
+        case MasterResumed():
+            return Event(after_s=after_s, what=what)
+        case VerdictReached(nodes=judged):
+            unwell = [node for node in judged if node.level is not Level.HEALTHY]
+            names = tuple(node.node for node in unwell)
+            said = ", ".join(f"{node.node} {node.level.value}" for node in unwell)
+            return Event(after_s=after_s, what=what, nodes=names, detail=said or "all healthy")
+        case ActionIntended(action=action, nodes=nodes, reason=reason):
+            return Event(
+                after_s=after_s, what=what, action=action, nodes=tuple(nodes), detail=reason
+            )
+        case ActionDone(action=action, succeeded=succeeded, nodes=nodes, detail=detail):
+            return Event(
+                after_s=after_s,
+                what=what,
+                action=action,
+                nodes=tuple(nodes),
+                succeeded=succeeded,
+                detail=detail,
+            )
+        case RunFinished(disposition=disposition, nodes=nodes):
+            return Event(after_s=after_s, what=what, nodes=tuple(nodes), detail=disposition)
+        case ScriptStarted(script=script):
+            return Event(after_s=after_s, what=what, detail=script)
+        case ScriptEnded(exit_code=code, signal=number):
+            how = f"signal {number}" if number else f"exit {code}"
+            return Event(after_s=after_s, what=what, detail=how)
+        case _:
+            return None

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many nodes a job asks for, and how many it is to run on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_health.errors import UsageError
+from slurm_health.sbatch import arguments
+from slurm_health.sbatch.arguments import CommandLine
+from slurm_health.slurm.parsing import Partition
+
+_NODES = re.compile(r"(\d+)(?:-(\d+))?")
+# What would no longer fit on fewer nodes than were allocated, why, and what to use.
+_UNFIT = {
+    "ntasks": ("is for all nodes together", "--ntasks-per-node"),
+    "gpus": ("is for all nodes together", "--gpus-per-node"),
+    "nodelist": ("names nodes that the job must have", "--exclude or --constraint"),
+    "nodefile": ("names nodes that the job must have", "--exclude or --constraint"),
+}
+_VARIABLES = {
+    "SBATCH_CLUSTERS": "clusters",
+    "SBATCH_GPUS": "gpus",
+    "SBATCH_PARTITION": "partition",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCounts:
+    """The nodes to ask Slurm for (`--nodes`), to run on, and to make do with."""
+
+    request: str
+    wanted: int
+    needed: int
+    spares: int = 0
+
+
+def node_counts(asked: Mapping[str, str], settings: Mapping[str, str]) -> NodeCounts | None:
+    """Return what `--spares`, `--min-nodes` and a range of `--nodes` come to, None without any.
+
+    Raises:
+        UsageError: they do not go together with what else the job asks for.
+    """
+    spares = int(settings.get("spares", "0"))
+    least = settings.get("min-nodes")
+    text = asked.get("nodes", "")
+    found = _NODES.fullmatch(text)
+    is_range = found is not None and found[2] is not None
+    if not spares and least is None and not is_range:
+        return None
+    option = "--spares" if spares else "--min-nodes" if least else "--nodes"
+    if found is None:
+        raise UsageError(
+            f"{option}: needs the number of nodes, as in --nodes=4 or --nodes=3-4"
+            + (f", found --nodes={text}" if text else "")
+        )
+    unsuited = next((name for name in _UNFIT if name in asked), None)
+    if unsuited is not None:
+        if not spares and least is None:
+            return None  # a plain range with totals is for Slurm alone to fit
+        why, instead = _UNFIT[unsuited]
+        raise UsageError(f"{option}: does not go with --{unsuited}, which {why}; use {instead}")
+    low, high = int(found[1]), int(found[2] or found[1])
+    needed = low if least is None else int(least)
+    if needed > high:
+        raise UsageError(f"--min-nodes: {needed} is more than --nodes={text}")
+    request = f"{low}-{high + spares}" if is_range else str(high + spares)
+    return NodeCounts(request=request, wanted=high, needed=needed, spares=spares)
+
+
+def require_room(
+    counts: NodeCounts, asked: Mapping[str, str], partitions: Mapping[str, Partition]
+) -> None:
+    """Refuse spares with which the job would wait for ever: Slurm takes it, and never starts it.
+
+    Raises:
+        UsageError: no partition that the job may run in gives a job that many nodes.
+    """
+    least = int(counts.request.partition("-")[0])
+    names = asked.get("partition", "").split(",")
+    chosen = [each for each in partitions.values() if each.name in names]
+    if not names[0]:
+        chosen = [each for each in partitions.values() if each.is_default]
+    rooms = {each.name: each.room for each in chosen}
+    if not counts.spares or not rooms or max(rooms.values()) >= least:
+        return
+    most = ", ".join(f"{name} gives a job {room} at most" for name, room in rooms.items())
+    raise UsageError(
+        f"--spares: {counts.wanted} nodes and {counts.spares} to spare are {least},"
+        f" and partition {most}; ask for fewer, or for another partition"
+    )
+
+
+def options_asked(
+    line: CommandLine, header: Sequence[bytes], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return sbatch's options: the command line wins over its variables, these over the script."""
+    words: list[str] = []
+    for text in header:
+        if text.startswith(b"#SBATCH"):
+            try:
+                words += shlex.split(os.fsdecode(text[len(b"#SBATCH") :]), comments=True)
+            except ValueError:
+                continue  # sbatch will say what it thinks of it
+    script = arguments.parse(words, own={}, read_help=str)
+    variables = {name: environ[key] for key, name in _VARIABLES.items() if environ.get(key)}
+    return {**script.values, **variables, **line.values}

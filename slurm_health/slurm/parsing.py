@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job, a node and a partition as Slurm shows them, read from scontrol's one-line output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from slurm_health.core.nodeset import expand
+
+# `Key=value` pairs of one-line scontrol output. A value may hold spaces, and a reason or comment
+# words like `limit=280`; Slurm's own keys begin with a capital letter.
+_PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
+# One job of several, and the name its owner gave it: both a name and a comment may hold line ends,
+# and a name, which stands in front, words that look like the fields behind it.
+_JOB = re.compile(r"^(?=JobId=\d+ (?:ArrayJobId|HetJobId|JobName)=)", re.MULTILINE)
+_JOB_NAME = re.compile(r"(?<= )JobName=.*?(?= UserId=\S+\(\d+\) GroupId=)", re.DOTALL)
+_OUT = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE")
+# Next to DRAIN these say that the node waits for something a passed check does not bring.
+_UNRELEASABLE = ("DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", "NOT_RESP")
+_NAME = re.compile(r"^NodeName=(\S+)")
+_STATE = re.compile(r"\sState=(\S+)")
+_PARTITIONS = re.compile(r"\sPartitions=(\S+)")
+# Up to who set it and when; fields may follow.
+_SIGNED = re.compile(r".*?\[[^][@\s]+@[\dT:.+-]+\]")
+
+
+# `12_3` names one task of an array.
+JobId = int | str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One job. `fields` holds at least what `JOB_FIELDS` names, under scontrol's names."""
+
+    job_id: JobId
+    states: frozenset[str]
+    reason: str
+    fields: Mapping[str, str]
+
+    @property
+    def reference(self) -> str:
+        """What Slurm's commands call this job: `12_3` for one task of an array.
+
+        The task that Slurm splits off last has the array's own id, and a command that names that
+        id means every task.
+        """
+        array, task = self.fields.get("ArrayJobId", ""), self.fields.get("ArrayTaskId", "")
+        return f"{array}_{task}" if array and task.isdecimal() else str(self.job_id)
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Nodes the job must not run on."""
+        return _names(self.fields.get("ExcNodeList", ""))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes the job holds."""
+        return _names(self.fields.get("NodeList", ""))
+
+    @property
+    def restarts(self) -> int:
+        """How often the job was requeued, by anybody, or 0 where Slurm does not say."""
+        text = self.fields.get("Restarts", "")
+        return int(text) if text.isdigit() else 0
+
+    @property
+    def pending(self) -> bool:
+        """Pending for good: nothing of an earlier attempt is still being cleaned up."""
+        return "PENDING" in self.states and "COMPLETING" not in self.states
+
+    @property
+    def held(self) -> bool:
+        """Held by anyone: Slurm marks that with a priority of 0, whatever it gives as reason."""
+        return self.fields.get("Priority") == "0"
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job asks for or has, of all its nodes together."""
+
+    nodes: int
+    cpus: int
+    tasks: int
+
+
+# What is asked of a job, and what scontrol writes where there is nothing; None for a field that it
+# then leaves out.
+JOB_FIELDS: Mapping[str, str | None] = {
+    "JobId": "",
+    "ArrayJobId": None,
+    "ArrayTaskId": None,
+    "JobState": "",
+    "Reason": "None",
+    "Priority": "0",
+    "NodeList": "",
+    "ReqNodeList": "(null)",
+    "ExcNodeList": "(null)",
+    "BatchFlag": "0",
+    "Requeue": "0",
+    "Restarts": "0",
+    "Partition": "(null)",
+    "Account": "(null)",
+    "QOS": "(null)",
+}
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. `reason` carries who set it, and when."""
+
+    name: str
+    state: str
+    reason: str = ""
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The words of the state, without marks such as `*`."""
+        return _words(self.state)
+
+    @property
+    def out_of_pool(self) -> bool:
+        """Whether somebody has taken it out of use, or is about to."""
+        # Slurm writes a coming reboot, maintenance or power-down as a mark behind the word too.
+        return any(mark in self.state for mark in "@^$~!%") or any(
+            word.startswith(_OUT) for word in self.states
+        )
+
+    @property
+    def drained(self) -> bool:
+        """Whether it takes no jobs because of a drain."""
+        return "DRAIN" in self.states
+
+    @property
+    def releasable(self) -> bool:
+        """Whether lifting the drain is all it needs."""
+        silent = any(mark in self.state for mark in "*$@^")
+        return (
+            self.drained
+            and not silent
+            and not any(word.startswith(_UNRELEASABLE) for word in self.states)
+        )
+
+
+def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job:
+    """Return a job from its fields."""
+    return Job(
+        job_id=job_id,
+        states=_words(fields.get("JobState", "")),
+        reason=fields.get("Reason", ""),
+        fields=fields,
+    )
+
+
+def job_fields(job_id: JobId, text: str) -> dict[str, str]:
+    """Return the fields of one job from what `scontrol show job -o` prints.
+
+    The id of an array, or of a job of several parts, shows every task or part. The name of a job
+    is left out: only its owner knows where it ends.
+    """
+    shown = [parse_pairs(_JOB_NAME.sub("", each)) for each in _JOB.split(text)]
+    return next((fields for fields in shown if fields.get("JobId") == str(job_id)), shown[-1])
+
+
+def node_of(line: str) -> Node | None:
+    """Read one line of `scontrol show nodes -o`; None for one that is none.
+
+    The note is free text and may hold what looks like fields, so fields are read before it only.
+    """
+    head, _, tail = line.partition(" Reason=")
+    name, state, partitions = (field.search(head) for field in (_NAME, _STATE, _PARTITIONS))
+    if name is None or state is None:
+        return None
+    signed = _SIGNED.match(tail)
+    return Node(
+        name=name.group(1),
+        state=state.group(1),
+        reason=signed.group() if signed else tail.strip(),
+        partitions=tuple(partitions.group(1).split(",")) if partitions else (),
+    )
+
+
+def parse_pairs(line: str) -> dict[str, str]:
+    """Return the fields of one line of `scontrol show -o`.
+
+    Where a name comes twice the first counts: free text that looks like a field, as a node's
+    reason may, stands behind the fields that matter.
+    """
+    marks = list(_PAIR.finditer(line))
+    ends = [mark.start() for mark in marks[1:]] + [len(line)]
+    fields: dict[str, str] = {}
+    for mark, end in zip(marks, ends, strict=False):
+        fields.setdefault(mark.group(1), line[mark.end() : end].strip())
+    return fields
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word.rstrip("*~#!%$@^-") for word in text.split("+") if word)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    if not text or text == "(null)":
+        return ()
+    return expand(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """One partition; `max_nodes` is None where a job may have them all.
+
+    `names` are its nodes, none where Slurm names them in a way that cannot be read.
+    """
+
+    name: str
+    is_default: bool
+    nodes: int
+    names: tuple[str, ...]
+    max_nodes: int | None
+
+    @property
+    def room(self) -> int:
+        """How many nodes it gives to one job at most."""
+        return self.nodes if self.max_nodes is None else min(self.nodes, self.max_nodes)
+
+
+def partition_of(fields: Mapping[str, str]) -> Partition:
+    """Return the partition that `scontrol show partition` describes with these fields."""
+    return Partition(
+        name=fields.get("PartitionName", ""),
+        is_default=fields.get("Default") == "YES",
+        nodes=_count(fields.get("TotalNodes", "")) or 0,
+        names=_readable_names(fields.get("Nodes", "")),
+        max_nodes=_count(fields.get("MaxNodes", "")),
+    )
+
+
+def _readable_names(text: str) -> tuple[str, ...]:
+    try:
+        return expand(text) if text != "(null)" else ()
+    except ValueError:
+        return ()
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Slurm runs as the batch script: the check first, then the user's script in its place.
+
+To the script it is as if Slurm had started it: same environment, directory, limits, standard
+streams, signals; and to Slurm as if this were the script: same exit code, or same signal. It
+lives beside the training for days, so it loads next to nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_health import journal
+from slurm_health.core.records import Record, ScriptEnded, ScriptStarted
+from slurm_health.errors import ExitCode, JournalError
+from slurm_health.processes import signal_name
+from slurm_health.supervisor import check_process
+from slurm_health.supervisor.check_process import Answer
+from slurm_health.supervisor.script_process import ScriptProcess, command_line
+from slurm_health.supervisor.signal_witness import ALL_SIGNALS
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long the supervisor waits, and how often it tries."""
+
+    master_starts: int = 3
+    grace_s: float = 5.0  # for a check that is told to end; Slurm kills 30 s after its signal
+    requeue_wait_s: float = 90.0
+    journal_wait_s: float = 10.0
+
+
+LIMITS = Limits()
+
+
+def original_environ(environ_fd: int | None) -> dict[bytes, bytes]:
+    """Return the environment that Slurm gave to the batch script.
+
+    The launcher hands over the kernel's copy of it as an open file; a shell drops variables whose
+    names it cannot use, and Python may add LC_CTYPE. Without that file, ours is the best there is.
+    """
+    data = b""
+    if environ_fd is not None:
+        with contextlib.suppress(OSError), os.fdopen(environ_fd, "rb") as file:
+            data = file.read()
+    environ: dict[bytes, bytes] = {}
+    for entry in data.split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        if name and equals:
+            environ.setdefault(name, value)
+    return environ or dict(os.environb)
+
+
+def supervise(
+    *,
+    script_source: Path,
+    script_line: int,
+    script_name: str,
+    arguments: Sequence[str],
+    check_argv: Sequence[str],
+    environ: Mapping[bytes, bytes],
+    clock: Clock = time.time,
+    limits: Limits = LIMITS,
+) -> int:
+    """Run the check, and then, if it says so, the script that `script_source` holds.
+
+    It begins on line `script_line`; the user calls it `script_name`; it gets `environ`. The last
+    line that `check_argv` prints says what becomes of the job. Returns the exit code; ends by a
+    signal where the script alone would have.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
+    try:
+        answer = _answer(check_argv, environ=environ, mask=mask, limits=limits, clock=clock)
+        if answer.disposition == "stop":
+            return _stop(answer)
+        if answer.disposition in {"requeue", "hold"}:
+            return _await_requeue(answer, limits.requeue_wait_s)
+    except check_process.Interrupted as interrupted:
+        return _die_by(interrupted.number)
+    recorder = _Recorder(answer.run_directory, clock, limits.journal_wait_s)
+    environ = _for_nodes(environ, answer.nodes)
+    try:
+        with _private_directory(environ) as directory:
+            script, path = _unpacked(script_source, script_line, directory)
+            argv = command_line(script, path, arguments)
+            status = _run_script(argv, environ, mask, script_name, recorder)
+    except OSError as err:
+        # slurmstepd too ends with the number of the error.
+        _say(f"cannot run {script_name}: {err}")
+        return err.errno or ExitCode.UNAVAILABLE
+    if os.WIFSIGNALED(status):
+        return _die_by(os.WTERMSIG(status))
+    return os.WEXITSTATUS(status)
+
+
+def _answer(
+    check_argv: Sequence[str],
+    *,
+    environ: Mapping[bytes, bytes],
+    mask: Collection[int],
+    limits: Limits,
+    clock: Clock,
+) -> Answer:
+    """Return what the check says. One that dies is started again: it goes on from its journal."""
+    for start in range(1, limits.master_starts + 1):
+        try:
+            answer = check_process.ask(
+                check_argv,
+                environ=environ,
+                mask=mask,
+                grace_s=limits.grace_s,
+                interrupted=lambda number: _say(_why_interrupted(number, environ, clock)),
+            )
+        except (check_process.NoAnswer, OSError) as failure:
+            _say(f"start {start} of {limits.master_starts} of the check: {failure}")
+            continue
+        if answer.disposition == "proceed" and answer.exit_code:
+            _say(f"the script runs all the same: {answer.reason}")
+        return answer
+    _say("the nodes could not be checked; the script runs on UNCHECKED nodes")
+    return Answer(disposition="proceed")
+
+
+def _why_interrupted(number: int, environ: Mapping[bytes, bytes], clock: Clock) -> str:
+    """Say what ended the check, and what to do if it was the job's time limit."""
+    what = f"{signal_name(number)} ended the check, so the script did not run"
+    end_s = environ.get(b"SLURM_JOB_END_TIME", b"")
+    if not end_s.isdigit():  # Slurm 22.05 does not tell it
+        return f"{what}; if that was for the time limit (--time): the check counts against it"
+    if clock() < int(end_s):
+        return what
+    return (
+        "the job's time limit ended the check, so the script did not run; ask for more time"
+        " (--time): the check counts against it"
+    )
+
+
+def _for_nodes(environ: Mapping[bytes, bytes], nodes: Sequence[str]) -> Mapping[bytes, bytes]:
+    """Return the script's environment for a job that has given nodes back."""
+    if not nodes:
+        return environ
+    from slurm_health.core.acting import resized_environ
+
+    text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+    new = resized_environ.changes(text, nodes)
+    return {**environ, **{os.fsencode(name): os.fsencode(value) for name, value in new.items()}}
+
+
+def _stop(answer: Answer) -> int:
+    _say(f"the job stops: {answer.reason}")
+    return answer.exit_code or ExitCode.BAD_NODES
+
+
+def _await_requeue(answer: Answer, wait_s: float) -> int:
+    """Wait for Slurm to end this attempt of the job."""
+    what = "to be held" if answer.disposition == "hold" else "requeued"
+    _say(f"the job is {what}: {answer.reason}")
+    deadline = time.monotonic() + wait_s
+    while (remaining := deadline - time.monotonic()) > 0:
+        info = signal.sigtimedwait(ALL_SIGNALS, remaining)
+        if info is not None and info.si_signo not in check_process.HARMLESS:
+            raise check_process.Interrupted(info.si_signo)
+    _say(f"Slurm has not requeued the job within {wait_s:g} s; it ends here, submit it again")
+    return 1
+
+
+class _Recorder:
+    """Writes to the journal from a child, because a filesystem that hangs must not hang us."""
+
+    def __init__(self, directory: str, clock: Clock, wait_s: float) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._wait_s = wait_s
+        self._child = 0
+
+    def start(self, record: Record) -> None:
+        """Begin to append a record."""
+        if not self._directory:
+            return
+        with contextlib.suppress(OSError):
+            self._child = os.fork()
+            if self._child == 0:
+                self._append(record)
+
+    def ended(self) -> bool:
+        """Tell whether nothing is being written."""
+        if self._child and os.waitpid(self._child, os.WNOHANG)[0]:
+            self._child = 0
+        return self._child == 0
+
+    def wait(self) -> bool:
+        """Tell whether the record was dealt with in time; its writer is given up if not."""
+        deadline = time.monotonic() + self._wait_s
+        while not self.ended():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                os.kill(self._child, signal.SIGKILL)
+                _say(f"journal {self._directory}: its filesystem does not answer")
+                return False
+            signal.sigtimedwait({signal.SIGCHLD}, remaining)
+        return True
+
+    def _append(self, record: Record) -> None:
+        """Append a record and exit; a failure is a line on standard error and nothing more."""
+        try:
+            writer = journal.Writer(Path(self._directory), journal.SUPERVISOR, self._clock)
+            writer.append(record)
+        except JournalError as err:
+            _say(str(err))
+        finally:
+            os._exit(0)
+
+
+def _run_script(
+    argv: list[bytes],
+    environ: Mapping[bytes, bytes],
+    mask: Collection[int],
+    name: str,
+    recorder: _Recorder,
+) -> int:
+    """Run the script with its two records in the journal; return its wait status."""
+    began = time.monotonic()
+    process = ScriptProcess(argv, environ=environ, mask=mask)
+    recorder.start(ScriptStarted(script=name, pid=process.pid))
+    status = process.wait(recorder.ended)
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if recorder.wait():
+        code = 128 + number if number else os.WEXITSTATUS(status)
+        duration_s = round(time.monotonic() - began, 3)
+        recorder.start(ScriptEnded(exit_code=code, signal=number, duration_s=duration_s))
+        recorder.wait()
+    return status
+
+
+def _unpacked(source: Path, line: int, directory: Path) -> tuple[bytes, Path]:
+    """Take the script out of the launcher; return its text and its own file."""
+    parts = source.read_bytes().split(b"\n", line - 1)
+    if len(parts) < line:
+        raise OSError(errno.EINVAL, f"fewer than {line} lines", str(source))
+    path = directory / "slurm_script"
+    path.write_bytes(parts[-1])
+    path.chmod(0o700)
+    return parts[-1], path
+
+
+@contextlib.contextmanager
+def _private_directory(environ: Mapping[bytes, bytes]) -> Iterator[Path]:
+    """Provide a directory for the script, in the first place that can be written to."""
+    places = [os.fsdecode(environ.get(b"TMPDIR", b"")), "/tmp", "/var/tmp", "/dev/shm"]  # noqa: S108
+    problem = OSError(errno.ENOENT, "no directory for temporary files")
+    for place in filter(None, places):
+        try:
+            directory = tempfile.mkdtemp(prefix="slurm-health-", dir=place)
+            break
+        except OSError as err:
+            problem = err
+    else:
+        raise problem
+    try:
+        yield Path(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _die_by(number: int) -> int:
+    """End by a signal, as the script did or would have, without a second core file."""
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ALL_SIGNALS - {number})
+    os.kill(os.getpid(), number)
+    return 128 + number  # only if it is a signal that does not end a process
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # whoever read it is gone
+        print(f"slurm-health: {text}", file=sys.stderr, flush=True)

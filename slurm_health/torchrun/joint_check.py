@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check before a training that srun has started on every node already.
+
+Nobody starts agents here: each process runs that of its own node when the journal says so, and
+the first one runs the master beside it. All of them read the outcome from the journal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_health import journal
+from slurm_health.core.acting.decide import Disposition
+from slurm_health.core.record_codec import Entry
+from slurm_health.core.records import (
+    ActionIntended,
+    AgentEnded,
+    AgentsLaunched,
+    AgentsLost,
+    RunFinished,
+    RunStarted,
+    VerdictReached,
+)
+from slurm_health.core.session.phases import Phase
+from slurm_health.core.session.session import Limits
+from slurm_health.errors import ExitCode, JournalError
+from slurm_health.master.launcher import LEAVE_S, AgentCommand
+from slurm_health.master.master import Master, poll_interval_s
+from slurm_health.master.run_check import make_localizer
+from slurm_health.processes import end_session, exit_text, read_available, start_tied
+from slurm_health.torchrun.node_choice import Bounds, Choice, choose
+from slurm_health.torchrun.place import Place
+
+# How long the first process may take to begin: it may still be loading torch from a cold disk.
+BEGIN_S = 180.0
+# How long the master may be silent: longer than it ever waits for anything.
+SILENCE_S = 300.0
+# How long processes may take to say that they have seen the verdict.
+SIGN_OFF_S = 10.0
+# A directory holds one check; further ones of the same name lie this far apart.
+_NEXT_LABEL = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the check found, and the nodes training starts with, none where it does not."""
+
+    verdict: VerdictReached
+    choice: Choice
+
+
+class OwnAgent:
+    """The agent of this process's own node. A `Launcher` that leaves the other nodes to theirs."""
+
+    def __init__(self, node: str, command: AgentCommand, environ: Mapping[str, str]) -> None:
+        self._node = node
+        self._command = command
+        self._environ = environ
+        self._launch = -1
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = b""
+
+    def start(self, launch: int, nodes: Sequence[str]) -> None:
+        """Start the agent if this node is meant, in place of an earlier one."""
+        if self._node in nodes:
+            self.stop(0.0)
+            self._launch = launch
+            self._process = start_tied(self._command(launch, self._node), environ=self._environ)
+
+    def poll(self) -> list[AgentsLost]:
+        """Return the agent's end, once."""
+        if self._process is None:
+            return []
+        returncode = self._process.poll()
+        self._said += read_available(self._process.stderr)
+        if returncode is None:
+            return []
+        said = self._said.decode(errors="replace").strip().splitlines()[-1:]
+        self._forget()
+        reason = f"its agent ended: {': '.join([exit_text(returncode), *said])}"
+        return [AgentsLost(launch=self._launch, nodes=[self._node], reason=reason)]
+
+    def stop(self, grace_s: float = LEAVE_S) -> None:
+        """Let the agent leave, which frees the devices, or end it."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            end_session(self._process, grace_s=1.0)
+        self._forget()
+
+    def _forget(self) -> None:
+        assert self._process is not None
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        self._process = None
+        self._said = b""
+
+
+def directory_of(root: Path, place: Place) -> Path:
+    """Return the directory of this start's journal: the same one in all its processes.
+
+    Raises:
+        JournalError: an older journal cannot be read.
+    """
+    job = journal.job_directory(root, place.cluster, place.job_id)
+    # A check by itself takes a step and the next free number, so none of them is this one's.
+    for number in itertools.count(place.step + 2, _NEXT_LABEL):
+        directory = job / f"{place.attempt}-{number}"
+        begun = _begun(journal.read_all(directory, journal.MASTER))
+        if begun is None or begun.run_id == place.start:
+            return directory
+    raise AssertionError("numbers never end")
+
+
+def lead(
+    directory: Path,
+    started: RunStarted,
+    agent: OwnAgent,
+    bounds: Bounds,
+    *,
+    exclude_slow: bool,
+    limits: Limits,
+    phases: Sequence[Phase],
+) -> Outcome:
+    """Run the check for all processes, and decide who trains.
+
+    Raises:
+        JournalError: the journal cannot be read or written, or another start of the same name
+            has been there.
+    """
+    if journal.read_all(directory, journal.MASTER):
+        raise _used_before(directory)
+    nodes = started.nodes
+    master = Master(
+        directory, nodes, agent, limits=limits, phases=phases, make_localizer=make_localizer
+    )
+    try:
+        master.open(started)
+        verdict = master.run()
+        agent.stop()
+        absent = _await_sign_off(directory, nodes[1:])
+        choice = choose(verdict, bounds, absent=absent, exclude_slow=exclude_slow)
+        go = bool(choice.nodes)
+        if go:
+            master.append(
+                ActionIntended(action="proceed", nodes=list(choice.nodes), reason=choice.reason)
+            )
+        master.finish(
+            RunFinished(
+                disposition=(Disposition.PROCEED if go else Disposition.STOP).value,
+                exit_code=ExitCode.HEALTHY if go else ExitCode.BAD_NODES,
+                reason=choice.reason,
+            )
+        )
+    finally:
+        master.close()
+    return Outcome(verdict=verdict, choice=choice)
+
+
+def follow(
+    directory: Path,
+    place: Place,
+    agent: OwnAgent,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Outcome:
+    """Take part in the check that the first process runs, until it is over.
+
+    Raises:
+        JournalError: the journal cannot be used, or the first process says nothing any more.
+    """
+    # The file exists before anybody looks for it: no client of a network filesystem then
+    # remembers that it did not.
+    journal.create(directory, [journal.MASTER, place.node])
+    reader = journal.Reader(directory, journal.MASTER)
+    poll_s = poll_interval_s(len(place.nodes))
+    heard: list[Entry] = []
+    heard_at = monotonic()
+    while (outcome := _outcome(heard)) is None:
+        news = reader.read_new()
+        heard += news
+        heard_at = monotonic() if news else heard_at
+        if place.chosen_start and heard == news and _outcome(heard):
+            raise _used_before(directory)
+        if monotonic() - heard_at > (SILENCE_S if heard else BEGIN_S):
+            raise JournalError(reader.path, _silent(place, heard))
+        if _outcome(heard) is None:
+            _serve(agent, directory, news)
+            sleep(poll_s)
+    agent.stop()
+    return outcome
+
+
+def _serve(agent: OwnAgent, directory: Path, news: Sequence[Entry]) -> None:
+    """Start the agent when it is called for, and write its end where it could not itself."""
+    for entry in news:
+        if isinstance(entry.record, AgentsLaunched):
+            agent.start(entry.record.launch, entry.record.nodes)
+    for lost in agent.poll():
+        (node,) = lost.nodes
+        # The agent is gone, so its file still has one writer.
+        writer = journal.Writer(directory, node, time.time)
+        writer.append(AgentEnded(node=node, launch=lost.launch, reason=lost.reason))
+
+
+def _used_before(directory: Path) -> JournalError:
+    return JournalError(
+        directory, "is that of an earlier start; give each start a --rdzv-id of its own"
+    )
+
+
+def _silent(place: Place, heard: Sequence[Entry]) -> str:
+    first = place.nodes[0]
+    if heard:
+        return f"{first}, which runs the check, has written nothing for {SILENCE_S:.0f} s"
+    return (
+        f"{first}, which runs the check, has not begun it within {BEGIN_S:.0f} s; is this a"
+        " directory on a filesystem that all nodes share? (--journal DIR, SLURM_HEALTH_JOURNAL)"
+    )
+
+
+def _await_sign_off(directory: Path, nodes: Sequence[str]) -> list[str]:
+    """Return the nodes whose processes do not answer: their last record is not an agent's end."""
+    give_up = time.monotonic() + SIGN_OFF_S
+    readers = {node: journal.Reader(directory, node) for node in nodes}
+    while readers:
+        for node, reader in list(readers.items()):
+            news = reader.read_new()
+            if news and isinstance(news[-1].record, AgentEnded):
+                del readers[node]
+        if readers and time.monotonic() > give_up:
+            break
+        if readers:
+            time.sleep(poll_interval_s(len(nodes)))
+    return list(readers)
+
+
+def _begun(entries: Sequence[Entry]) -> RunStarted | None:
+    return next((e.record for e in entries if isinstance(e.record, RunStarted)), None)
+
+
+def _outcome(entries: Sequence[Entry]) -> Outcome | None:
+    """Return the outcome once the master has written it whole."""
+    verdict: VerdictReached | None = None
+    nodes: tuple[str, ...] = ()
+    for entry in entries:
+        match entry.record:
+            case VerdictReached() as record:
+                verdict = record
+            case ActionIntended(action="proceed", nodes=names):
+                nodes = tuple(names)
+            case RunFinished(reason=reason) if verdict is not None:
+                return Outcome(verdict=verdict, choice=Choice(nodes=nodes, reason=reason))
+            case _:
+                pass
+    return None

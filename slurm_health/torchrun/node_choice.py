@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes training starts with, from a verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from slurm_health.core.nodeset import fold
+from slurm_health.core.records import NodeJudged, VerdictReached
+from slurm_health.core.verdict import Level
+from slurm_health.errors import UsageError
+from slurm_health.torchrun.arguments import node_range
+
+NOT_NEEDED = "not needed"
+# Whom to take first. A slow node that is not excluded trains, but after the undoubted.
+_PREFERENCE = (Level.HEALTHY, Level.SLOW, Level.INCONCLUSIVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How many nodes training may start with."""
+
+    least: int
+    most: int
+
+    @property
+    def fixed(self) -> bool:
+        """Whether there is only one number."""
+        return self.least == self.most
+
+    @property
+    def text(self) -> str:
+        """The same as --nnodes would say it."""
+        return str(self.least) if self.fixed else f"{self.least}:{self.most}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The nodes training starts with, none where it does not, and why."""
+
+    nodes: tuple[str, ...]
+    reason: str
+
+
+def bounds(nnodes: str | None, available: int, *, alone: bool) -> Bounds:
+    """Return how many nodes may train; `alone` means each for itself.
+
+    Raises:
+        UsageError: --nnodes is neither N nor MIN:MAX, or more than there are.
+    """
+    if alone:
+        return Bounds(least=1, most=available)
+    least, most = node_range(nnodes) if nnodes else (available, available)
+    if least > available:
+        raise UsageError(f"--nnodes={nnodes}: there are only {available} nodes here")
+    return Bounds(least=least, most=most)
+
+
+def choose(
+    verdict: VerdictReached,
+    bounds: Bounds,
+    *,
+    absent: Collection[str],
+    exclude_slow: bool,
+) -> Choice:
+    """Choose the nodes to start with.
+
+    A faulty node never trains. Doubt is no fault: an undecided node does, and so does one of which
+    nothing is heard (`absent`) where training cannot start without it.
+    """
+    unfit = {Level.FAULTY, Level.SLOW} if exclude_slow else {Level.FAULTY}
+    fit = [node for node in verdict.nodes if node.level not in unfit]
+    present = [node for node in fit if node.node not in absent]
+    present.sort(key=lambda node: _PREFERENCE.index(node.level))
+    chosen = {node.node for node in present[: bounds.most]}
+    missing = [node.node for node in fit if node.node in absent]
+    chosen.update(missing[: max(0, bounds.least - len(chosen))])
+    nodes = tuple(node.node for node in verdict.nodes if node.node in chosen)
+    bad = [node for node in verdict.nodes if node.level in unfit]
+    if len(nodes) < bounds.least:
+        return Choice(nodes=(), reason=_too_few(verdict, bad, bounds))
+    left = [node for node in verdict.nodes if node.node not in chosen]
+    said = [f"without {node.node}: {_why_left(node, unfit, absent)}" for node in left]
+    said += [
+        f"with {node.node} all the same: {node.level.value}, {node.reason}"
+        for node in verdict.nodes
+        if node.node in chosen and node.level is not Level.HEALTHY
+    ]
+    return Choice(nodes=nodes, reason="; ".join(said))
+
+
+def why_left_out(verdict: VerdictReached, node: str) -> str:
+    """Say why a node does not train although others do."""
+    judged = next(each for each in verdict.nodes if each.node == node)
+    if judged.level is Level.HEALTHY:
+        return NOT_NEEDED
+    return f"{judged.level.value}, {judged.reason}"
+
+
+def _why_left(node: NodeJudged, unfit: Collection[Level], absent: Collection[str]) -> str:
+    if node.level in unfit or node.node in absent:
+        return node.reason or "its task is not heard of any more"
+    return NOT_NEEDED
+
+
+def _too_few(verdict: VerdictReached, bad: list[NodeJudged], bounds: Bounds) -> str:
+    left = len(verdict.nodes) - len(bad)
+    why = "; ".join(f"{node.node} is {node.level.value}: {node.reason}" for node in bad)
+    names = fold(node.node for node in bad)
+    fewer = f", or allow fewer with --nnodes={left}:{bounds.most}" if left else ""
+    return (
+        f"{why}. --nnodes={bounds.text} cannot be had from the other {left}:"
+        f" submit the job again with --exclude={names}{fewer}"
+    )

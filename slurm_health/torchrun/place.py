@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where one process of `slurm-health run` stands among the others, from its environment. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm_health.core import allocation
+from slurm_health.core.nodeset import expand
+from slurm_health.errors import AllocationError, UsageError
+from slurm_health.torchrun.arguments import Arguments, node_range, port, trains_alone
+
+# From here on Slurm numbers what is no step of srun's: batch script, interactive shell, container.
+_SPECIAL_STEPS = 0xFFFFFF00
+OUTSIDE_SLURM = "torchrun"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One process per node, all started at the same time.
+
+    `start` tells this start from every other one and is the same for all its processes; where it
+    was chosen by the user (`chosen_start`) it may have been used before. `step` numbers the starts
+    of one attempt of a job.
+    """
+
+    nodes: tuple[str, ...]
+    node: str
+    start: str
+    job_id: int
+    attempt: int = 0
+    step: int = 0
+    cluster: str = OUTSIDE_SLURM
+    partition: str = ""
+    array: str = ""
+    start_time_s: int | None = None
+    chosen_start: bool = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process runs the check for all."""
+        return self.node == self.nodes[0]
+
+    @property
+    def port(self) -> int:
+        """Where the processes meet, unless they are told otherwise."""
+        return port(job_id=self.job_id, attempt=self.attempt, step=self.step)
+
+
+def find(arguments: Arguments, environ: Mapping[str, str]) -> Place | None:
+    """Return the place of this process, None where it has nothing to do with any other.
+
+    Raises:
+        UsageError: it was started in a way that cannot work, as from a batch script without srun.
+        AllocationError: Slurm's variables cannot be read.
+    """
+    if "SLURM_JOB_ID" not in environ:
+        return None if trains_alone(arguments) else _outside_slurm(arguments, environ)
+    if _in_step(environ):
+        return _in_slurm(arguments, environ)
+    nodes = allocation.from_environ(environ).nodes
+    if len(nodes) > 1 and not trains_alone(arguments):
+        raise UsageError(
+            f"the job has {len(nodes)} nodes and this runs on one of them, once; start it on each:"
+            " srun --ntasks-per-node=1 slurm-health run ..."
+            " (or train on this node alone with --nnodes=1)"
+        )
+    return None
+
+
+def _in_step(environ: Mapping[str, str]) -> bool:
+    step = environ.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < _SPECIAL_STEPS and "SLURMD_NODENAME" in environ
+
+
+def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> Place | None:
+    job = allocation.from_environ(environ)
+    nodes = _step_nodes(environ)
+    node = environ["SLURMD_NODENAME"]
+    if node not in nodes:
+        raise AllocationError("SLURM_STEP_NODELIST", f"does not hold this node, {node}")
+    if int(environ.get("SLURM_STEP_NUM_TASKS") or len(nodes)) > len(nodes):
+        if trains_alone(arguments) and not arguments.checks:
+            return None
+        raise UsageError(
+            "torchrun starts the processes of a node by itself, so one task per node is enough:"
+            " srun --ntasks-per-node=1 slurm-health run --nproc-per-node=N ..."
+        )
+    step = int(environ["SLURM_STEP_ID"])
+    # Slurm counts jobs anew when it loses its state; then only time, or srun's port, differs.
+    stamp = job.start_time_s or environ.get("SLURM_SRUN_COMM_PORT", "")
+    return Place(
+        nodes=nodes,
+        node=node,
+        start=f"{job.job_id}.{job.attempt}.{step}.{stamp}".rstrip("."),
+        job_id=job.job_id,
+        attempt=job.attempt,
+        step=step,
+        cluster=job.cluster,
+        partition=job.partition,
+        array=job.array,
+        start_time_s=job.start_time_s,
+    )
+
+
+def _step_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        return expand(environ.get("SLURM_STEP_NODELIST", ""))
+    except ValueError as err:
+        raise AllocationError("SLURM_STEP_NODELIST", str(err)) from err
+
+
+def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> Place | None:
+    """Return the place that NODE_RANK and --nnodes tell, None where they tell none."""
+    rank = arguments.given.get("node_rank") or environ.get("NODE_RANK")
+    nnodes = arguments.given.get("nnodes")
+    if nnodes is None:
+        return None
+    _, count = node_range(nnodes)
+    if rank is None:
+        if arguments.checks:
+            raise UsageError(
+                "a check of several nodes outside Slurm needs --node-rank, or NODE_RANK"
+            )
+        return None
+    if not rank.isdecimal() or int(rank) >= count:
+        raise UsageError(f"node rank: expected a number below {count} (--nnodes), found {rank!r}")
+    start = arguments.given.get("rdzv_id", "")
+    if arguments.checks and not start:
+        raise UsageError(
+            "a check of several nodes outside Slurm needs --rdzv-id, the same on all nodes and new"
+            " for every start"
+        )
+    return Place(
+        nodes=tuple(f"node{number}" for number in range(count)),
+        node=f"node{int(rank)}",
+        start=start or "none",
+        job_id=zlib.crc32(start.encode()),
+        chosen_start=True,
+    )

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health run` from end to end: read, check if told to, become torchrun."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurm_health import __version__, config, journal
+from slurm_health.core import allocation
+from slurm_health.core.records import AgentStarted, RunStarted
+from slurm_health.core.session.session import Limits
+from slurm_health.errors import ConfigError, ExitCode, JournalError
+from slurm_health.master import run_directory
+from slurm_health.master.run_check import LOCAL_CLUSTER, agent_command
+from slurm_health.probe_choice import chosen_phases
+from slurm_health.torchrun import joint_check, parser
+from slurm_health.torchrun.arguments import Arguments, Team, command_line, trains_alone
+from slurm_health.torchrun.joint_check import Outcome, OwnAgent
+from slurm_health.torchrun.node_choice import Bounds, bounds, why_left_out
+from slurm_health.torchrun.place import Place, find
+
+
+def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Become torchrun, or return the code of a node on which nothing is trained.
+
+    Raises:
+        SlurmHealthError: the command line, the surroundings or the journal cannot be used.
+    """
+    try:
+        python, arguments = parser.read(argv, environ)
+    except parser.Ended as ended:
+        return ended.exit_code
+    place = find(arguments, environ)
+    alone = place is None or trains_alone(arguments)
+    starting = _all_of(place)
+    if arguments.checks:
+        found = _checked(place or _single(environ), arguments, python, environ, alone=alone)
+        if isinstance(found, int):
+            return found
+        starting = found
+    team = None if alone or place is None else _team(place, starting, environ)
+    return _become_torchrun(python, command_line(arguments, team, environ), environ)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Starting:
+    """The nodes that train, and addresses of nodes as far as they are known."""
+
+    nodes: tuple[str, ...]
+    addresses: Mapping[str, str] = field(default_factory=dict)
+
+
+def _all_of(place: Place | None) -> _Starting:
+    return _Starting(nodes=place.nodes if place else ())
+
+
+def _checked(
+    place: Place, arguments: Arguments, python: str, environ: Mapping[str, str], *, alone: bool
+) -> _Starting | int:
+    """Return the nodes that train, or the code this process ends with because its does not."""
+    root = config.journal_root(arguments.journal, environ)
+    within = bounds(arguments.given.get("nnodes"), len(place.nodes), alone=alone)
+    try:
+        directory = joint_check.directory_of(root, place)
+        started = _started(place, arguments, within.text, python)
+        if place.leads and place.array:
+            run_directory.link_array_task(root, started)
+        outcome = _check(directory, place, started, within, environ)
+    except JournalError as err:
+        if within.least < len(place.nodes):
+            raise  # the others may go on without this node
+        _say(f"{place.node}: NOT CHECKED: {err}; training starts all the same")
+        return _all_of(place)
+    chosen = outcome.choice.nodes
+    if place.node not in chosen:
+        return _stay_out(place.node, outcome)
+    return _Starting(nodes=chosen, addresses=_addresses(directory, place))
+
+
+def _check(
+    directory: Path,
+    place: Place,
+    started: RunStarted,
+    within: Bounds,
+    environ: Mapping[str, str],
+) -> Outcome:
+    settings = started.settings
+    command = agent_command(
+        directory, run_id=place.start, nodes=len(place.nodes), python=str(settings["python"])
+    )
+    agent = OwnAgent(place.node, command, _agent_environ(place, environ))
+    if not place.leads:
+        try:
+            return joint_check.follow(directory, place, agent)
+        finally:
+            agent.stop(0.0)
+    outcome = joint_check.lead(
+        directory,
+        started,
+        agent,
+        within,
+        exclude_slow=bool(settings["exclude_straggler"]),
+        limits=Limits(),
+        phases=chosen_phases(str(settings["check"])),
+    )
+    _summarize(directory, outcome)
+    return outcome
+
+
+def _agent_environ(place: Place, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the agent's environment: outside Slurm, too, it must find its own address."""
+    meeting = environ.get("MASTER_ADDR") if place.chosen_start else None
+    if len(place.nodes) == 1 and "SLURM_LAUNCH_NODE_IPADDR" not in environ:
+        meeting = "127.0.0.1"
+    if not meeting:
+        return environ
+    try:
+        meeting = socket.gethostbyname(meeting)
+    except OSError:
+        return environ
+    return {**environ, "SLURM_LAUNCH_NODE_IPADDR": meeting}
+
+
+def _single(environ: Mapping[str, str]) -> Place:
+    """Return the place of a process that has nothing to do with others."""
+    node = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    now_s = int(time.time())
+    if "SLURM_JOB_ID" not in environ:
+        return Place(
+            nodes=(node,), node=node, start=str(now_s), job_id=now_s, cluster=LOCAL_CLUSTER
+        )
+    job = allocation.from_environ(environ)
+    return Place(
+        nodes=(node,),
+        node=node,
+        start=f"{job.job_id}.{job.attempt}.{now_s}",
+        job_id=job.job_id,
+        attempt=job.attempt,
+        cluster=job.cluster,
+        partition=job.partition,
+        array=job.array,
+        start_time_s=job.start_time_s,
+    )
+
+
+def _started(place: Place, arguments: Arguments, nnodes: str, python: str) -> RunStarted:
+    return RunStarted(
+        run_id=place.start,
+        job_id=place.job_id,
+        attempt=place.attempt,
+        cluster=place.cluster,
+        partition=place.partition,
+        nodes=list(place.nodes),
+        master_node=place.nodes[0],
+        user=getpass.getuser(),
+        script=arguments.program[0],
+        array=place.array,
+        start_time_s=place.start_time_s,
+        slurm_health=__version__,
+        settings={
+            "python": python,
+            "check": arguments.check,
+            "nnodes": nnodes,
+            "exclude_straggler": arguments.exclude_straggler,
+        },
+    )
+
+
+def _summarize(directory: Path, outcome: Outcome) -> None:
+    from slurm_health.report import find, table
+    from slurm_health.report.build import run_report
+
+    report = run_report(find.read_run(directory))
+    text = table.check_summary(report) if outcome.choice.reason else table.headline(report)
+    _say(text)
+
+
+def _stay_out(node: str, outcome: Outcome) -> int:
+    if not outcome.choice.nodes:
+        _say(f"{node}: training does NOT start: {outcome.choice.reason}")
+        return ExitCode.BAD_NODES
+    _say(
+        f"{node} is LEFT OUT: {why_left_out(outcome.verdict, node)};"
+        f" training goes on with the other {len(outcome.choice.nodes)} nodes"
+    )
+    return ExitCode.HEALTHY
+
+
+def _addresses(directory: Path, place: Place) -> dict[str, str]:
+    """Return the addresses under which the nodes reached each other during the check."""
+    return {
+        node: entry.record.address
+        for node in place.nodes
+        for entry in journal.read_all(directory, node)
+        if isinstance(entry.record, AgentStarted)
+    }
+
+
+def _team(place: Place, starting: _Starting, environ: Mapping[str, str]) -> Team | None:
+    """Return the nodes that train, None where they can only meet as the user says."""
+    nodes, addresses = starting.nodes, starting.addresses
+    left_out = {node for node in place.nodes if node not in nodes}
+    host = addresses.get(nodes[0], "")
+    if place.chosen_start:
+        if place.nodes[0] in left_out and "MASTER_ADDR" in environ:
+            left_out.add(environ["MASTER_ADDR"])  # by custom the first node
+        host = host or environ.get("MASTER_ADDR", "")
+        if not host:
+            return None
+    elif not host or _resolves(nodes[0]):
+        host = nodes[0]
+    return Team(
+        nodes=nodes,
+        node=place.node,
+        host=host,
+        port=place.port,
+        rendezvous_id=place.start,
+        left_out=left_out | {addresses[node] for node in left_out & addresses.keys()},
+    )
+
+
+def _resolves(name: str) -> bool:
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return True
+
+
+def _become_torchrun(python: str, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Replace this process: signals and the exit code are torchrun's own from here on.
+
+    Raises:
+        ConfigError: the interpreter cannot be executed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        # No shell is wanted: the arguments are the user's own, word by word.
+        os.execve(python, [python, "-m", "torch.distributed.run", *arguments], dict(environ))  # noqa: S606
+    except OSError as err:
+        raise ConfigError("--python", python, f"cannot be run: {err.strerror}") from err
+
+
+def _say(text: str) -> None:
+    print(f"slurm-health: {text}", file=sys.stderr, flush=True)

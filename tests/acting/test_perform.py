@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done about a verdict, on a cluster that refuses what Slurm refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_health import journal
+from slurm_health.acting import requeue_helper
+from slurm_health.acting.job_facts import requeue_obstacle, requeues_so_far
+from slurm_health.acting.leave import RecordAppender
+from slurm_health.acting.perform import act
+from slurm_health.core.acting.decide import OnInconclusive, Policy
+from slurm_health.core.records import (
+    ActionDone,
+    ActionIntended,
+    NodeJudged,
+    Record,
+    RunFinished,
+    RunStarted,
+    VerdictReached,
+)
+from slurm_health.core.verdict import Level
+from slurm_health.errors import ExitCode
+from slurm_health.slurm.client import Client
+from slurm_health.slurm.parsing import Job
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.journals import RunJournal, write_requeued_job
+
+JOB = 12
+ELSEWHERE = Policy(on_inconclusive=OnInconclusive.REQUEUE)
+HOLD = Policy(on_inconclusive=OnInconclusive.HOLD)
+
+
+class Scene:
+    """A job on n1 to n3, its check, and what was recorded."""
+
+    def __init__(self, directory: Path) -> None:
+        self.slurm = FakeSlurm(directory / "slurm")
+        self.slurm.run_job(JOB, ["n1", "n2", "n3"])
+        self.run = RunJournal(directory / "journal", job=JOB, nodes=["n1", "n2", "n3"])
+        self.records: list[Record] = []
+        self.append: RecordAppender = self.records.append
+
+    def act(
+        self, *, uid: int = 65534, policy: Policy | None = None, array: str = "", **levels: Level
+    ) -> RunFinished:
+        judged = [
+            NodeJudged(node=node, level=level, component="network", reason="no allgather")
+            for node, level in {"n1": Level.HEALTHY, "n2": Level.HEALTHY, **levels}.items()
+        ]
+        return act(
+            VerdictReached(nodes=judged),
+            started=RunStarted(
+                run_id="r",
+                job_id=JOB,
+                attempt=0,
+                cluster="lab",
+                partition="main",
+                nodes=["n1", "n2", "n3"],
+                master_node="n1",
+                user="ml",
+                array=array,
+            ),
+            directory=self.run.directory,
+            policy=policy or Policy(),
+            client=Client(self.slurm.environ()),
+            uid=uid,
+            append=self.append,
+            helper=requeue_helper.Helper(
+                command=("slurm-health", "requeue-helper"),
+                directory=self.run.directory,
+                environ=self.slurm.environ(),
+                uid=0,
+            ),
+        )
+
+    def told(self) -> list[tuple[str, str, bool | None]]:
+        """Return kind, action and success of each record, in order."""
+        found: list[tuple[str, str, bool | None]] = []
+        for record in self.records:
+            match record:
+                case ActionIntended(action=action):
+                    found.append(("intended", action, None))
+                case ActionDone(action=action, succeeded=succeeded):
+                    found.append(("done", action, succeeded))
+                case RunFinished(disposition=disposition):
+                    found.append(("finished", disposition, None))
+        return found
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_where_all_is_well_slurm_is_not_asked_anything(scene: Scene) -> None:
+    finished = scene.act(n3=Level.HEALTHY)
+
+    assert (finished.disposition, finished.exit_code) == ("proceed", 0)
+    assert scene.slurm.calls() == []
+    assert scene.records == []
+
+
+def test_undecided_nodes_cause_no_call_either(scene: Scene) -> None:
+    finished = scene.act(uid=0, n3=Level.INCONCLUSIVE)
+
+    assert (finished.disposition, finished.exit_code) == ("proceed", ExitCode.INCONCLUSIVE)
+    assert scene.slurm.calls() == []
+
+
+def test_with_rights_the_node_is_drained_before_the_job_moves_away(scene: Scene) -> None:
+    scene.slurm.set(admin=True)
+
+    finished = scene.act(uid=0, n3=Level.FAULTY)
+
+    assert finished.disposition == "requeue"
+    assert scene.slurm.node("n3") == {
+        "state": "MIXED+DRAIN",
+        "reason": "slurm-health: job 12: network: no allgather",
+    }
+    assert scene.told() == [
+        ("intended", "drain", None),
+        ("done", "drain", True),
+        ("intended", "exclude", None),
+        ("done", "exclude", True),
+        ("intended", "requeue", None),
+        ("finished", "requeue", None),
+    ]
+    assert scene.slurm.calls()[-1] == ["scontrol", "requeuehold", "12"]
+
+
+def test_without_rights_no_drain_is_even_tried(scene: Scene) -> None:
+    finished = scene.act(n3=Level.FAULTY)
+
+    assert finished.disposition == "requeue"
+    assert not [call for call in scene.slurm.calls() if "State=DRAIN" in call]
+
+
+def test_a_drain_that_slurm_accepts_and_loses_is_recorded_as_failed(scene: Scene) -> None:
+    scene.slurm.set(admin=True, drain_is_lost=["n3"])
+
+    finished = scene.act(uid=0, n3=Level.FAULTY)
+
+    assert finished.disposition == "requeue"
+    done = next(r for r in scene.records if isinstance(r, ActionDone))
+    assert (done.succeeded, done.nodes) == (False, [])
+    assert "n3 is still in the pool" in done.detail
+
+
+def test_a_drain_that_is_refused_does_not_keep_the_job_on_the_bad_node(scene: Scene) -> None:
+    finished = scene.act(uid=0, n3=Level.FAULTY)  # root in name only
+
+    assert finished.disposition == "requeue"
+    assert ("done", "drain", False) in scene.told()
+
+
+def test_anothers_note_on_the_node_stays(scene: Scene) -> None:
+    scene.slurm.set(admin=True)
+    scene.slurm.change_node("n3", state="IDLE+DRAIN", reason="fan broken")
+
+    scene.act(uid=0, n3=Level.FAULTY)
+
+    assert scene.slurm.node("n3")["reason"] == "fan broken"
+    assert not [call for call in scene.slurm.calls() if "State=DRAIN" in call]
+
+
+def test_a_run_that_is_acted_on_again_drains_and_submits_nothing_twice(scene: Scene) -> None:
+    scene.slurm.set(admin=True)
+    scene.act(uid=0, n3=Level.FAULTY)
+    scene.slurm.change_job(JOB, state="RUNNING")  # the requeue did not happen
+
+    scene.act(uid=0, n3=Level.FAULTY)
+
+    assert len([call for call in scene.slurm.calls() if "State=DRAIN" in call]) == 1
+    assert len(scene.slurm.calls("sbatch")) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"BatchFlag": 0}, "not a batch job"),
+        ({"Requeue": 0}, "--no-requeue"),
+        ({"ReqNodeList": "n[2-3]"}, "it asks for n3 itself (--nodelist)"),
+    ],
+)
+def test_a_job_that_cannot_move_stops_and_says_why(
+    scene: Scene, changes: dict[str, object], said: str
+) -> None:
+    scene.slurm.change_job(JOB, **changes)
+
+    finished = scene.act(n3=Level.FAULTY)
+
+    assert (finished.disposition, finished.exit_code) == ("stop", ExitCode.BAD_NODES)
+    assert said in finished.reason
+    assert scene.slurm.calls("sbatch") == scene.slurm.calls("scontrol", "requeuehold") == []
+
+
+def test_a_job_that_its_partition_could_never_start_again_stops(scene: Scene) -> None:
+    scene.slurm.set(partition_nodes="n[1-3]")
+
+    finished = scene.act(n3=Level.FAULTY)
+
+    assert finished.disposition == "stop"
+    assert "main has 2 nodes without them, and the job needs 3" in finished.reason
+    assert scene.slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(("wanted", "nodes"), [(4, ["n1", "n2", "n3"]), (3, []), (None, [])])
+def test_a_job_that_started_smaller_than_wanted_names_its_nodes_for_the_scripts_variables(
+    scene: Scene, wanted: int | None, nodes: list[str]
+) -> None:
+    policy = Policy(nodes_wanted=wanted, nodes_needed=wanted and 3)
+
+    finished = scene.act(policy=policy, n3=Level.HEALTHY)
+
+    assert (finished.disposition, finished.nodes) == ("proceed", nodes)
+
+
+def test_the_helper_is_told_with_how_few_nodes_the_job_makes_do(scene: Scene) -> None:
+    scene.act(policy=Policy(nodes_wanted=3, nodes_needed=2), n1=Level.FAULTY)
+
+    assert scene.slurm.calls("scontrol", "requeuehold")
+    assert " --least=2" in scene.slurm.job(JOB + 1)["script"]
+
+
+def test_a_job_that_was_moved_often_enough_stops(scene: Scene) -> None:
+    finished = scene.act(policy=Policy(max_requeues=0), n3=Level.FAULTY)
+
+    assert finished.disposition == "stop"
+    assert "--max-requeues" in finished.reason
+
+
+def test_a_helper_that_cannot_be_submitted_leaves_the_job_held_with_a_word_of_what_to_do(
+    scene: Scene,
+) -> None:
+    scene.slurm.set(no_submissions=True)
+    scene.slurm.change_job(JOB, ExcNodeList="n4", Comment="mine")
+
+    finished = scene.act(n3=Level.FAULTY)
+
+    assert finished.disposition == "hold"
+    assert "Job violates policy" in finished.reason
+    assert scene.told() == [
+        ("intended", "exclude", None),
+        ("done", "exclude", False),
+        ("intended", "hold", None),
+        ("finished", "hold", None),
+    ]
+    assert scene.slurm.calls()[-1] == ["scontrol", "requeuehold", "12"]
+    comment = scene.slurm.job(JOB)["Comment"]
+    assert comment.startswith(
+        "slurm-health: held (no helper job could be submitted: sbatch: error: Batch job submission"
+        " failed: Job violates policy; n3: no allgather)."
+    )
+    assert "scontrol update jobid=12 excnodelist=n[3-4] starttime=now; scontrol release 12" in (
+        comment
+    )
+    assert comment.endswith("mine")
+
+
+def test_before_the_job_is_requeued_its_comment_says_how_to_release_it(scene: Scene) -> None:
+    scene.slurm.change_job(JOB, Comment="mine: A=b")
+
+    scene.act(n3=Level.FAULTY)
+
+    comment = scene.slurm.job(JOB)["Comment"]
+    assert comment.startswith("slurm-health: leaving n3 (n3: no allgather). If the job stays held")
+    assert "scontrol update jobid=12 excnodelist=n3 starttime=now; scontrol release 12" in comment
+    changes = [call for call in scene.slurm.calls("scontrol") if call[1] != "show"]
+    assert f"Comment={comment}" in changes[-2]
+    assert changes[-1][1] == "requeuehold"
+    assert "--comment=mine: A=b" in str(scene.slurm.job(13)["script"])
+
+
+def test_a_task_of_an_array_is_never_called_by_the_number_of_the_whole_array(
+    scene: Scene,
+) -> None:
+    """Slurm takes that for all tasks of the array, and requeues them all."""
+    scene.slurm.run_job("12_3", ["n1", "n2", "n3"])
+
+    scene.act(array="12_3", n3=Level.FAULTY)
+
+    assert not [call for call in scene.slurm.calls("scontrol") if {"12", "JobId=12"} & set(call)]
+    assert scene.slurm.calls()[-1] == ["scontrol", "requeuehold", "12_3"]
+    assert "--name=12_3" in str(scene.slurm.job(13)["script"])
+
+
+def test_doubt_holds_the_job_where_the_user_wants_to_look_first(scene: Scene) -> None:
+    finished = scene.act(policy=HOLD, n3=Level.INCONCLUSIVE)
+
+    assert (finished.disposition, finished.exit_code) == ("hold", ExitCode.INCONCLUSIVE)
+    assert scene.told() == [("intended", "hold", None), ("finished", "hold", None)]
+    assert scene.slurm.calls("sbatch") == []
+    assert "To run it all the same: scontrol release 12" in scene.slurm.job(JOB)["Comment"]
+
+
+def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_again(
+    scene: Scene,
+) -> None:
+    earlier = RunJournal(scene.run.directory.parents[2], job=JOB, label="7")
+    earlier.write(
+        journal.MASTER, ActionIntended(action="hold", nodes=["n3"], reason="n3: no allgather")
+    )
+
+    assert scene.act(policy=HOLD, n3=Level.INCONCLUSIVE).disposition == "proceed"
+    assert scene.act(policy=HOLD, n2=Level.INCONCLUSIVE, n3=Level.HEALTHY).disposition == "hold"
+
+
+@pytest.mark.parametrize(
+    "refusal", [{"no_submissions": True}, {"refuse": {"requeuehold": "disabled"}}]
+)
+def test_a_job_that_cannot_leave_nodes_in_doubt_stays_on_them(
+    scene: Scene, refusal: dict[str, object]
+) -> None:
+    scene.slurm.set(**refusal)
+
+    finished = scene.act(policy=ELSEWHERE, n3=Level.INCONCLUSIVE)
+
+    assert (finished.disposition, finished.exit_code) == ("proceed", ExitCode.INCONCLUSIVE)
+    assert "the job cannot leave n3" in finished.reason
+    assert scene.slurm.job(JOB)["state"] == "RUNNING"
+    assert scene.slurm.job(JOB)["Comment"] == ""
+
+
+def test_a_hold_that_is_refused_stops_the_job_and_gives_its_comment_back(scene: Scene) -> None:
+    scene.slurm.change_job(JOB, Comment="mine")
+    scene.slurm.set(refuse={"requeuehold": "Requested operation is presently disabled"})
+
+    finished = scene.act(policy=HOLD, n3=Level.INCONCLUSIVE)
+
+    assert (finished.disposition, finished.exit_code) == ("stop", ExitCode.INCONCLUSIVE)
+    assert scene.slurm.job(JOB)["Comment"] == "mine"
+
+
+def test_doubt_does_not_stop_a_job_when_slurm_cannot_be_asked(scene: Scene) -> None:
+    scene.slurm.set(refuse={"show": "slurm_load error: something is wrong"})
+
+    assert scene.act(policy=ELSEWHERE, n3=Level.INCONCLUSIVE).disposition == "proceed"
+    assert scene.act(policy=HOLD, n3=Level.INCONCLUSIVE).disposition == "stop"
+
+
+def test_a_requeue_that_is_refused_withdraws_the_helper_and_stops(scene: Scene) -> None:
+    scene.slurm.set(refuse={"requeuehold": "Requested operation is presently disabled"})
+
+    finished = scene.act(n3=Level.FAULTY)
+
+    assert finished.disposition == "stop"
+    assert "presently disabled" in finished.reason
+    assert scene.slurm.calls("scancel") == [["scancel", "13"]]
+    assert scene.slurm.job(13)["state"] == "CANCELLED"
+    assert ("done", "requeue", False) in scene.told()
+
+
+def test_where_slurm_does_not_answer_the_job_stops_rather_than_run_on_a_bad_node(
+    scene: Scene,
+) -> None:
+    scene.slurm.set(refuse={"show": "slurm_load error: something is wrong"})
+
+    finished = scene.act(n3=Level.FAULTY)
+
+    assert finished.disposition == "stop"
+    assert "Slurm cannot be asked" in finished.reason
+    assert "something is wrong" in finished.reason
+
+
+def test_requeues_are_counted_from_the_earlier_attempts(tmp_path: Path) -> None:
+    first, second = write_requeued_job(tmp_path, job=JOB)
+    (first.directory.parent / "2").mkdir()
+
+    assert requeues_so_far(first.directory.parent, exclude=second.directory) == 1
+    assert requeues_so_far(first.directory.parent, exclude=first.directory) == 0
+    assert requeues_so_far(tmp_path / "nowhere", exclude=first.directory) == 0
+
+
+def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: Path) -> None:
+    newer = tmp_path / "job" / "0"
+    newer.mkdir(parents=True)
+    (newer / "master.jsonl").write_text('{"v":99,"id":"master:0","time_s":0,"kind":"x"}\n')
+
+    assert requeues_so_far(tmp_path / "job", exclude=tmp_path / "job" / "1") == 1
+
+
+@pytest.mark.parametrize("flag", ["1", "2"])
+def test_a_job_that_slurm_has_requeued_itself_is_still_a_batch_job(flag: str) -> None:
+    fields = {"BatchFlag": flag, "Requeue": "1", "ReqNodeList": "(null)"}
+    job = Job(job_id=1, states=frozenset(), reason="", fields=fields)
+
+    assert requeue_obstacle(job, ["n3"]) == ""
+
+
+def test_what_was_decided_is_in_the_journal_before_it_is_done(tmp_path: Path) -> None:
+    """An append that fails stops everything after it."""
+    scene = Scene(tmp_path)
+    scene.slurm.set(admin=True)
+
+    class Full(Exception):
+        pass
+
+    def refuse(_: Record) -> None:
+        raise Full
+
+    scene.append = refuse
+    with pytest.raises(Full):
+        scene.act(uid=0, n3=Level.FAULTY)
+
+    assert not [call for call in scene.slurm.calls() if call[1] in {"update", "requeuehold"}]
+    assert scene.slurm.calls("sbatch") == []
+    assert journal.read_all(scene.run.directory, journal.MASTER) == []

@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One agent as a real process; the test plays the master, a fake interpreter the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from slurm_health import journal
+from slurm_health.agent.agent import Agent, AgentSettings, JournalNotVisible
+from slurm_health.core.records import (
+    AgentEnded,
+    AgentsLaunched,
+    AgentStarted,
+    GroupAborted,
+    NodeReported,
+    Record,
+    Rendezvous,
+    RoundStarted,
+    RunStarted,
+    Sampled,
+    VerdictReached,
+    WorkersFailed,
+    WorkersReady,
+)
+from slurm_health.core.verdict import Outcome
+from tests.support.journals import Clock
+from tests.support.supervised import descendants, eventually
+
+FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
+FREEZER = Path("/sys/fs/cgroup/freezer" if os.geteuid() == 0 else "/nonexistent")
+_R = TypeVar("_R", bound=Record)
+
+
+class Stage:
+    """A journal whose master is the test, and the agent of n1."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "run"
+        self.behaviour = directory / "workers"
+        self.behaviour.mkdir()
+        journal.create(self.directory, [journal.MASTER, "n1"])
+        self._writer = journal.Writer(self.directory, journal.MASTER, Clock())
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, run_id: str = "r1") -> None:
+        self.says(
+            RunStarted(
+                run_id=run_id,
+                job_id=1,
+                attempt=0,
+                cluster="c",
+                partition="",
+                nodes=["n1", "n2"],
+                master_node="n1",
+                user="u",
+            )
+        )
+
+    def says(self, *records: Record) -> None:
+        self._writer.append(*records)
+
+    def settings(self, python: str = str(FAKE_WORKER), lifetime_s: float = 60.0) -> AgentSettings:
+        return AgentSettings(
+            node="n1",
+            directory=self.directory,
+            run_id="r1",
+            launch=0,
+            python=python,
+            poll_s=0.01,
+            lifetime_s=lifetime_s,
+        )
+
+    def start(
+        self,
+        how: str = "well",
+        *,
+        python: str | Path = FAKE_WORKER,
+        lifetime_s: float = 60.0,
+        **environ: str,
+    ) -> subprocess.Popen[bytes]:
+        self.behave(how)
+        settings = self.settings(str(python), lifetime_s)
+        options = {
+            "--directory": settings.directory,
+            "--run-id": settings.run_id,
+            "--launch": settings.launch,
+            "--python": settings.python,
+            "--poll-s": settings.poll_s,
+            "--lifetime-s": settings.lifetime_s,
+            "--node": settings.node,
+        }
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "slurm_health", "agent"),
+                *(f"{name}={value}" for name, value in options.items()),
+            ],
+            stderr=subprocess.PIPE,
+            env={
+                **os.environ,
+                "FAKE_WORKER_DIR": str(self.behaviour),
+                "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+                "CUDA_VISIBLE_DEVICES": "",
+                **environ,
+            },
+        )
+        self.processes.append(process)
+        return process
+
+    def behave(self, how: str) -> None:
+        (self.behaviour / "n1").write_text(how)
+
+    def records(self) -> list[Record]:
+        return [e.record for e in journal.read_all(self.directory, "n1") if e.record is not None]
+
+    def hears(self, kind: type[_R], count: int = 1) -> _R:
+        """Wait until the agent has written so many records of a kind; return the last."""
+
+        def of_kind() -> list[_R]:
+            return [record for record in self.records() if isinstance(record, kind)]
+
+        eventually(lambda: len(of_kind()) >= count, f"{count} {kind.__name__}: {self.records()}")
+        return of_kind()[count - 1]
+
+    def round(self, index: int = 0, group: Sequence[str] = ("n1",), *, port: int = 4711) -> None:
+        meet = Rendezvous(address="127.0.0.1", port=port)
+        self.says(
+            RoundStarted(round=index, groups=[list(group)], rendezvous=[meet], deadline_s=30.0)
+        )
+
+    def abort(self, index: int = 0, group: Sequence[str] = ("n1",), **more: bool) -> None:
+        self.says(GroupAborted(round=index, group=list(group), reason="n2 is gone", **more))
+
+    def kinds(self) -> list[str]:
+        return [type(record).__name__ for record in self.records()]
+
+    def clean_up(self) -> None:
+        for process in self.processes:
+            below = descendants(process.pid)
+            process.kill()
+            process.wait(10)
+            assert process.stderr is not None
+            process.stderr.close()
+            for pid in below:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Freeze a process: it takes no signal, not even the one that kills."""
+    group = FREEZER / f"slurm-health-test-{pid}"
+    group.mkdir()
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "frozen")
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        eventually(lambda: not (group / "cgroup.procs").read_text(), "the end of the process")
+        group.rmdir()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    stage.clean_up()
+
+
+@pytest.fixture
+def running(stage: Stage) -> Stage:
+    """A stage whose agent and workers are ready."""
+    stage.begin()
+    stage.start()
+    stage.hears(WorkersReady)
+    return stage
+
+
+def end_of(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    assert process.stderr is not None
+    code = process.wait(20)
+    return code, process.stderr.read().decode()
+
+
+def test_it_says_who_it_is_and_what_its_workers_have(running: Stage) -> None:
+    started, ready = running.records()
+
+    assert isinstance(started, AgentStarted)
+    assert (started.node, started.launch, started.address) == ("n1", 0, "127.0.0.1")
+    assert isinstance(ready, WorkersReady)
+    assert (ready.store_port, ready.backend, ready.devices) == (4711, "gloo", ["cpu"])
+
+
+def test_a_round_is_measured_and_reported_once(running: Stage) -> None:
+    running.round()
+
+    report = running.hears(NodeReported)
+
+    assert (report.round, report.outcome, report.crashed) == (0, Outcome.MEASURED, False)
+    sample = running.hears(Sampled)
+    assert (sample.probe, sample.group, sample.iteration_ms) == ("matmul", ["n1"], [[3.0] * 3])
+    assert running.kinds()[-2:] == ["Sampled", "NodeReported"]
+
+
+def test_it_takes_part_in_rounds_one_after_the_other(running: Stage) -> None:
+    for index in range(3):
+        running.round(index)
+        assert running.hears(NodeReported, index + 1).round == index
+
+
+@pytest.mark.parametrize(
+    ("timed_out", "outcome"), [(True, Outcome.TIMED_OUT), (False, Outcome.NOT_RUN)]
+)
+def test_a_wait_for_a_partner_in_vain_ends_with_the_masters_word(
+    running: Stage, timed_out: bool, outcome: Outcome
+) -> None:
+    running.round(group=["n1", "n2"])
+    running.hears(Sampled)
+
+    running.abort(group=["n1", "n2"], timed_out=timed_out)
+
+    report = running.hears(NodeReported)
+    assert (report.outcome, report.crashed) == (outcome, False)
+    assert "WorkersStarting" not in running.kinds()
+
+
+def test_a_round_without_a_meeting_place_is_not_for_this_node(running: Stage) -> None:
+    running.round(0, group=["n1", "n2"], port=0)
+    running.round(1)
+
+    assert running.hears(NodeReported).round == 1
+
+
+def test_a_round_of_others_is_not_for_this_node(running: Stage) -> None:
+    running.round(0, group=["n2", "n3"])
+    running.round(1)
+
+    assert running.hears(NodeReported).round == 1
+
+
+def test_a_worker_that_dies_in_a_round_is_a_crash_and_is_replaced(running: Stage) -> None:
+    running.behave("dies")
+    running.round()
+
+    report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed) == (Outcome.FAILED, True)
+    assert report.detail == "check process of device 0 died: killed by SIGKILL"
+    assert running.kinds()[2:4] == ["WorkersStarting", "NodeReported"]
+    running.behave("well")
+    running.hears(WorkersReady, 2)
+    running.round(1)
+    assert running.hears(NodeReported, 2).outcome is Outcome.MEASURED
+
+
+def test_a_probe_that_raises_is_a_crash_of_this_node(running: Stage) -> None:
+    running.behave("raises")
+    running.round()
+
+    report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed) == (Outcome.FAILED, True)
+    assert report.detail == "RuntimeError: out of memory"
+
+
+def test_a_probe_that_cannot_measure_is_no_crash(running: Stage) -> None:
+    running.behave("cannot")
+    running.round()
+
+    report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed, report.unmeasured) == (Outcome.NOT_RUN, False, True)
+    assert report.detail == "matmul: another process holds the device"
+    assert "WorkersStarting" not in running.kinds()
+
+
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
+def test_a_worker_that_cannot_be_killed_is_given_up_and_the_agent_goes_on(running: Stage) -> None:
+    (worker,) = descendants(running.processes[0].pid)
+    with frozen(worker):  # as one that hangs in a driver: it does not end when it is killed
+        running.round()
+        running.abort()
+
+        failed = running.hears(WorkersFailed)
+
+        assert failed.reason == (
+            "the check process of device 0 hangs in the kernel and cannot be killed"
+        )
+        assert running.hears(NodeReported).outcome is Outcome.NOT_RUN
+        running.says(VerdictReached(nodes=[]))
+        assert end_of(running.processes[0])[0] == 0
+
+
+def test_a_node_that_sees_fewer_gpus_than_slurm_gave_starts_no_worker(stage: Stage) -> None:
+    stage.begin()
+    stage.start(SLURM_GPUS_ON_NODE="4")
+
+    reason = stage.hears(WorkersFailed).reason
+    assert reason == "Slurm gave the job 4 GPUs here, none of them can be seen"
+
+
+@pytest.mark.parametrize("how", ["stuck", "deaf"])
+def test_a_worker_that_is_stuck_is_killed_at_the_masters_word_and_replaced(
+    running: Stage, how: str
+) -> None:
+    running.behave(how)
+    running.round()
+    running.abort(timed_out=True)
+
+    report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed) == (Outcome.TIMED_OUT, False)
+    assert report.detail == "stopped while stuck: n2 is gone"
+    running.hears(WorkersReady, 2)
+
+
+def test_a_stopped_worker_does_not_stop_the_agent(running: Stage) -> None:
+    (worker,) = descendants(running.processes[0].pid)
+    os.kill(worker, signal.SIGSTOP)
+    running.round()
+    running.abort()
+
+    assert running.hears(NodeReported).outcome is Outcome.NOT_RUN
+    running.hears(WorkersReady, 2)
+    assert worker not in descendants(running.processes[0].pid)
+
+
+def test_a_worker_that_dies_between_rounds_is_replaced_without_a_report(running: Stage) -> None:
+    (worker,) = descendants(running.processes[0].pid)
+    os.kill(worker, signal.SIGKILL)
+
+    running.hears(WorkersReady, 2)
+
+    assert running.kinds()[2:] == ["WorkersStarting", "WorkersReady"]
+
+
+def test_without_torch_the_workers_have_failed_and_the_agent_stays(stage: Stage) -> None:
+    stage.begin()
+    agent = stage.start("no-torch")
+
+    failed = stage.hears(WorkersFailed)
+
+    assert failed.reason == "exit code 1: ModuleNotFoundError: No module named 'torch'"
+    stage.says(VerdictReached(nodes=[]))
+    assert end_of(agent) == (0, "")
+
+
+def test_an_interpreter_that_is_not_there_is_named(stage: Stage) -> None:
+    stage.begin()
+    stage.start(python="/nonexistent/python")
+
+    assert stage.hears(WorkersFailed).reason.startswith("cannot run /nonexistent/python")
+
+
+def test_it_leaves_with_its_workers_when_the_verdict_stands(running: Stage) -> None:
+    agent = running.processes[0]
+    below = descendants(agent.pid)
+
+    running.says(VerdictReached(nodes=[]))
+
+    assert end_of(agent) == (0, "")
+    assert running.hears(AgentEnded).reason == "the run is over"
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+
+
+def test_it_leaves_when_another_agent_took_over(running: Stage) -> None:
+    running.says(AgentsLaunched(launch=1, nodes=["n2"]))
+    running.says(AgentsLaunched(launch=2, nodes=["n1"]))
+
+    assert end_of(running.processes[0]) == (0, "")
+    assert running.hears(AgentEnded).reason == "another agent took over"
+
+
+def test_it_leaves_when_its_time_is_over(stage: Stage) -> None:
+    stage.begin()
+    agent = stage.start(lifetime_s=0.3)
+
+    assert end_of(agent) == (0, "")
+    assert stage.hears(AgentEnded).reason.startswith("the master has said nothing for")
+
+
+def test_workers_die_with_an_agent_that_is_killed(running: Stage) -> None:
+    agent = running.processes[0]
+    (worker,) = descendants(agent.pid)
+
+    agent.kill()
+    agent.wait(10)
+
+    eventually(lambda: not Path(f"/proc/{worker}").exists(), "the worker's end")
+
+
+def test_a_run_that_is_over_already_is_left_at_once(stage: Stage) -> None:
+    stage.begin()
+    stage.says(VerdictReached(nodes=[]))
+
+    assert end_of(stage.start()) == (0, "")
+
+
+@pytest.mark.parametrize("run_id", ["of another run", None])
+def test_a_journal_that_does_not_show_this_run_is_given_up_in_time(
+    stage: Stage, run_id: str | None
+) -> None:
+    if run_id is not None:
+        stage.begin(run_id)
+    clock = Clock(0.0)
+
+    def hurry() -> float:
+        clock.now_s += 5.0
+        return clock.now_s
+
+    with pytest.raises(JournalNotVisible, match=r"master\.jsonl"):
+        Agent(stage.settings(), dict(os.environ), monotonic=hurry).run()
+
+    assert stage.records() == []
+
+
+def test_a_node_that_cannot_write_its_file_says_so_for_the_launcher(stage: Stage) -> None:
+    stage.begin()
+    journal.path_of(stage.directory, "n1").unlink()
+    journal.path_of(stage.directory, "n1").mkdir()
+
+    code, said = end_of(stage.start())
+
+    assert code == 4
+    assert said.startswith("slurm-health agent: n1: journal ")
+    assert len(said.splitlines()) == 1

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from slurm_health.agent.node_facts import (
+    device_count,
+    interface_of,
+    leaf_switch,
+    own_address,
+    usable_cpus,
+)
+
+
+def test_the_address_is_that_of_the_route_to_where_srun_was_started() -> None:
+    environ = {"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
+
+    assert own_address(environ, "no-such-host.invalid") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("target", ["", "fe80::1", "not an address"])
+def test_without_a_usable_route_the_name_decides(target: str) -> None:
+    environ = {"SLURM_LAUNCH_NODE_IPADDR": target}
+
+    assert own_address(environ, "localhost").startswith("127.")
+
+
+def test_a_name_that_nothing_resolves_is_all_there_is() -> None:
+    assert own_address({}, "no such host") == "no such host"
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.77") is None  # an address for documentation
+
+
+@pytest.mark.parametrize(
+    ("environ", "count"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 3),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5ebe9f43, MIG-1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
+        ({"ROCR_VISIBLE_DEVICES": "0"}, 1),
+        ({}, 0),
+    ],
+)
+def test_the_job_sees_as_many_devices_as_slurm_gave_it(
+    tmp_path: Path, environ: Mapping[str, str], count: int
+) -> None:
+    assert device_count(environ, proc=tmp_path) == count
+
+
+def test_without_a_word_from_slurm_the_driver_is_asked(tmp_path: Path) -> None:
+    gpus = tmp_path / "driver/nvidia/gpus"
+    for name in ("0000:17:00.0", "0000:65:00.0"):
+        (gpus / name).mkdir(parents=True)
+
+    assert device_count({}, proc=tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "count"),
+    [("1", 1), ("100000", None), ("", None), ("many", None), ("²", None), ("0", 1)],
+)
+def test_a_node_has_the_cpus_of_the_job_but_not_more_than_it_may_use(
+    told: str, count: int | None
+) -> None:
+    allowed = len(os.sched_getaffinity(0))
+
+    assert usable_cpus({"SLURM_CPUS_ON_NODE": told}) == (count or allowed)
+
+
+@pytest.mark.parametrize(
+    ("told", "leaf"),
+    [
+        ({}, ""),
+        ({"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}, ""),
+        (
+            {
+                "SLURM_TOPOLOGY_ADDR": "spine.leaf1.n1",
+                "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+            },
+            "leaf1",
+        ),
+        (
+            {"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"},
+            "",
+        ),
+        ({"SLURM_TOPOLOGY_ADDR": "b1.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}, ""),
+    ],
+)
+def test_the_leaf_switch_is_what_slurmd_tells_a_task(told: dict[str, str], leaf: str) -> None:
+    assert leaf_switch(told) == leaf

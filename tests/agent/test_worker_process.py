@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.agent.worker_process import STDERR_LINES, Worker
+from tests.support.supervised import eventually, with_variable, write_executable
+
+FAKE = Path(__file__).parents[1] / "support" / "fake_worker.py"
+
+
+class Bench:
+    """Workers of one test, with fake interpreters."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.workers: list[Worker] = []
+
+    def start(self, python: str | Path) -> Worker:
+        environ = {**os.environ, "FAKE_WORKER_DIR": str(self.directory)}
+        worker = Worker(python=str(python), local_rank=0, threads=1, devices=0, environ=environ)
+        self.workers.append(worker)
+        return worker
+
+    def processes(self) -> list[int]:
+        """Return the workers that run, and their children."""
+        return with_variable("FAKE_WORKER_DIR", str(self.directory))
+
+    def script(self, text: str) -> Worker:
+        return self.start(write_executable(self.directory / "python", f"#!/bin/sh\n{text}\n"))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    for worker in bench.workers:
+        worker.kill()
+
+
+def hears(worker: Worker, kind: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+
+    def heard() -> bool:
+        found.extend(event for event in worker.read_events() if event["event"] == kind)
+        return bool(found)
+
+    eventually(heard, f"the event {kind}")
+    return found[0]
+
+
+def end_of(worker: Worker) -> str:
+    eventually(lambda: worker.ended() is not None, "the worker's end")
+    return worker.ended() or ""
+
+
+def test_a_worker_says_that_it_is_ready_and_serves_a_round(bench: Bench) -> None:
+    worker = bench.start(FAKE)
+    assert hears(worker, "ready")["backend"] == "gloo"
+
+    worker.send({"op": "round", "round": 4, "groups": {}})
+
+    assert hears(worker, "done")["round"] == 4
+    assert worker.ended() is None
+
+
+def test_an_interpreter_that_is_not_there_is_an_end_with_its_reason(bench: Bench) -> None:
+    worker = bench.start("/nonexistent/python")
+
+    assert worker.ended() == "cannot run /nonexistent/python: No such file or directory"
+    assert worker.descriptors == ()
+    assert worker.read_events() == []
+    worker.send({"op": "abort", "round": 0})
+    worker.kill()
+
+
+def test_the_last_line_of_standard_error_is_the_reason_of_an_end(bench: Bench) -> None:
+    worker = bench.script("echo Traceback >&2; echo 'ImportError: no torch' >&2; exit 1")
+
+    assert end_of(worker) == "exit code 1: ImportError: no torch"
+
+
+def test_a_signal_that_ended_a_worker_is_named(bench: Bench) -> None:
+    assert end_of(bench.script("kill -SEGV $$")) == "killed by SIGSEGV"
+
+
+def test_what_a_library_prints_is_no_event(bench: Bench) -> None:
+    worker = bench.script("""echo 'NCCL INFO {'; echo; echo '{"event": "ready"}'; exec sleep 100""")
+
+    assert hears(worker, "ready") == {"event": "ready"}
+
+
+def test_an_event_that_comes_in_two_pieces_is_one_event(bench: Bench) -> None:
+    worker = bench.script("""printf '{"event":'; sleep 0.1; echo ' "ready"}'; exec sleep 100""")
+
+    assert hears(worker, "ready") == {"event": "ready"}
+
+
+def test_a_worker_that_writes_without_end_is_not_kept_in_memory(bench: Bench) -> None:
+    worker = bench.script(
+        f"i=0; while [ $i -lt {STDERR_LINES * 50} ]; do echo $i >&2; i=$((i+1)); done"
+    )
+
+    assert end_of(worker) == f"exit code 0: {STDERR_LINES * 50 - 1}"
+
+
+def test_a_command_to_a_worker_that_has_ended_is_no_error(bench: Bench) -> None:
+    worker = bench.script("exit 3")
+    end_of(worker)
+
+    worker.send({"op": "abort", "round": 0})
+    worker.send({"op": "abort", "round": 0})
+
+    assert worker.ended() == "exit code 3"
+
+
+def test_a_stopped_or_deaf_worker_is_killed_with_its_children(bench: Bench) -> None:
+    worker = bench.script("trap '' TERM; sleep 100 & sleep 100 & wait")
+    eventually(lambda: len(bench.processes()) == 3, "its children")
+    for pid in bench.processes():
+        os.kill(pid, signal.SIGSTOP)
+
+    worker.kill()
+    worker.kill()
+
+    eventually(lambda: not bench.processes(), "their end")
+    assert worker.ended() == "killed"
+    assert not worker.unkillable

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The administrator's commands: what they print, what they end with, what they leave alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slurm_health import site_settings as site
+from slurm_health.checks.registry import BUILT_IN, find
+from slurm_health.cli import hooks
+from slurm_health.errors import ConfigError
+from slurm_health.hooks.init_config import draft
+from tests.checks.conftest import WELL
+from tests.support.fake_scontrol import FakeScontrol
+from tests.support.hooked_node import Node
+from tests.support.sites import tree, write_site
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, slurm: FakeScontrol) -> None:
+    monkeypatch.setenv("PATH", slurm.path)
+    monkeypatch.setenv("SLURMD_NODENAME", "n3")
+
+
+def call(node: Node, *words: str) -> Result:
+    _ = node.site
+    command = {each.name: each for each in hooks.COMMANDS}[words[0]]
+    config = ["--config", str(node.directory / "etc/config.toml")]
+    result = CliRunner().invoke(command, [*config, *words[1:]], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result
+
+
+def test_explain_says_what_runs_here_and_why_the_rest_does_not(node: Node) -> None:
+    node.more = (
+        "[checks.elsewhere]\ncheck='memory'\nnodes=['gpu[01-16]']\n"
+        "[checks.part]\ncheck='memory'\npartitions=['gpu']\n"
+        "[checks.new]\ncheck='cpus'\nmin_online=4\nshadow=true\n"
+    )
+    text = call(node, "healthcheck", "--explain").output
+    assert "drains at most 20 % of a partition" in text
+    assert "scratch: path = /broken, exists = False [at worst node_fault" in text
+    assert "elsewhere: not here (for nodes gpu[01-16], this is n3)" in text
+    assert "part: not here (for partitions gpu, and there is no job here)" in text
+    assert "in shadow: logged only" in text
+    assert node.slurm.calls() == []
+
+
+def test_a_person_who_looks_changes_nothing(node: Node) -> None:
+    node.more = "[checks.bad]\ncheck='cpus'\nmin_online=100000\n"
+    result = call(node, "healthcheck")
+    assert result.return_value == 1
+    assert "bad      node fault" in result.output
+    assert node.slurm.calls() == []
+
+
+def test_results_can_be_read_by_a_program(node: Node) -> None:
+    found = json.loads(call(node, "healthcheck", "--json").output)
+    assert {each["name"] for each in found} == {"memory", "scratch"}
+    assert all(each["finding"]["status"] for each in found)
+
+
+def test_what_cannot_be_measured_ends_with_3(node: Node) -> None:
+    node.more = "[checks.gone]\ncheck='command'\nargv=['/nowhere']\n"
+    node.more += "[checks.memory9]\ncheck='memory'\n"
+    text = "[checks.gone]\ncheck='command'\nargv=['/nowhere']\n"
+    path = write_site(node.directory / "other", text)
+    command = hooks.healthcheck
+    result = CliRunner().invoke(command, ["--config", str(path)], standalone_mode=False)
+    assert result.return_value == 3
+
+
+def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: FakeScontrol) -> None:
+    node.break_it()
+    node.healthcheck()
+    slurm.set({"n5": ("DOWN", "ADMIN"), "n6": ("IDLE+DRAIN", "slurm-health: job 3: network: x")})
+    text = call(node, "nodes").output
+    assert "n3" in text
+    assert "/broken exists" in text
+    assert "2026-01-02T03:04:05" in text
+    assert "job 3: network: x" in text
+    assert "n5" not in text
+    assert "slurm-health nodes release NODE" in text
+    found = json.loads(call(node, "nodes", "--json").output)
+    assert [each["node"] for each in found] == ["n3", "n6"]
+
+
+def test_release_gives_back_ours_and_leaves_others(node: Node, slurm: FakeScontrol) -> None:
+    slurm.set(
+        {
+            "n5": ("IDLE+DRAIN", "ADMIN SHUTDOWN"),
+            "n6": ("IDLE+DRAIN", "slurm-health: check=a job=1 t=1 x"),
+        }
+    )
+    result = call(node, "nodes", "release", "n[5-7]", "n99")
+    assert result.return_value == 1
+    assert result.output.splitlines() == [
+        "n5: not ours: ADMIN SHUTDOWN",
+        "n6: released",
+        "n7: is not drained: IDLE",
+        "n99: Slurm does not know it",
+    ]
+    assert slurm.nodes()["n5"] == ("IDLE+DRAIN", "ADMIN SHUTDOWN")
+    assert slurm.nodes()["n6"] == ("IDLE", "")
+
+
+def test_a_tripped_breaker_is_loud_until_it_is_reset(rack: list[Node]) -> None:
+    for each in rack[:6]:
+        each.break_it()
+        each.healthcheck()
+    assert "THE BREAKER HAS TRIPPED" in call(rack[0], "nodes").output
+    assert "reset" in call(rack[0], "nodes", "reset").output
+    assert "TRIPPED" not in call(rack[0], "nodes").output
+
+
+def test_retest_runs_what_the_node_was_drained_for(node: Node) -> None:
+    assert "was not drained" in call(node, "nodes", "retest").output
+    node.break_it()
+    node.healthcheck()
+    text = call(node, "nodes", "retest").output
+    assert "passes so far: 0 of 3" in text
+    assert "scratch" in text
+    assert "memory" not in text
+
+
+def test_marks_are_listed(node: Node) -> None:
+    from slurm_health.core.node.accusations import Mark
+    from slurm_health.draining import shared_state
+
+    assert call(node, "nodes", "marks").output == "no marks\n"
+    import time
+
+    mark = Mark(job=7, uid=1000, component="node", text="x", time_s=time.time() - 7200)
+    shared_state.add(node.site.breaker, "n3", mark, node.site.marks, owner=os.getuid())
+    text = call(node, "nodes", "marks", "n3").output
+    assert "n3: 2 h ago, job 7 of user 1000: x" in text
+    assert "2 users and 3 jobs drain a node" in text
+
+
+def test_a_node_whose_name_is_a_path_has_no_marks(node: Node) -> None:
+    import click
+
+    with pytest.raises(click.ClickException, match="is no node's name"):
+        call(node, "nodes", "marks", "../ledger")
+
+
+# --- init-config --------------------------------------------------
+
+
+def test_a_draft_of_a_well_node_is_a_file_that_can_be_used_and_drains_nobody(
+    tmp_path: Path,
+) -> None:
+    context = tree(tmp_path / "machine", {**WELL, "/sys/class/net/eth0/device/x": ""})
+    text = draft(context, node="n1", shared="/shared/health")
+    read = site.load(write_site(tmp_path / "etc", text), owner=os.getuid())
+    assert read.breaker.directory == "/shared/health"
+    assert not read.hooks.drain
+    assert all(each.shadow for each in read.checks if each.severity.value == "node_fault")
+    names = {each.name for each in read.checks}
+    assert {"memory", "edac", "filesystem-root", "ethernet-eth0", "infiniband", "cpus"} <= names
+
+
+def test_a_drafted_node_passes_its_own_draft(tmp_path: Path) -> None:
+    from slurm_health.checks.check import CheckContext
+    from slurm_health.core.node.finding import node_faults
+    from slurm_health.hooks.run_checks import run_checks
+
+    text = draft(CheckContext(), node="here", shared="")
+    read = site.load(
+        write_site(tmp_path / "etc", text.replace("shadow = true", "")), owner=os.getuid()
+    )
+    assert node_faults(run_checks(read.checks, CheckContext())) == []
+
+
+def test_an_empty_machine_gives_a_draft_too(tmp_path: Path) -> None:
+    from slurm_health.checks.check import CheckContext
+
+    text = draft(CheckContext(root=tmp_path), node="n1", shared="")
+    site.load(write_site(tmp_path / "etc", text), owner=os.getuid())
+
+
+# --- what is loaded --------------------------------------------------
+
+
+def test_a_hook_on_a_well_node_loads_nothing_heavy(tmp_path: Path) -> None:
+    config = write_site(tmp_path / "etc", "[checks.memory]\n[checks.gpu]\ncontexts=[]\n")
+    code = (
+        "import sys\n"
+        "from slurm_health.hooks.__main__ import main\n"
+        f"assert main(['prolog', {str(config)!r}]) == 0\n"
+        "heavy = {'torch', 'numpy', 'click', 'ClusterShell', 'filelock', 'subprocess', 'pynvml',"
+        " 'tabulate', 'asyncio', 'logging', 'pyslurm', 'dataclasses', 'difflib', 'shutil',"
+        " 'socket'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("hook", ["prolog", "healthcheck"])
+def test_a_hook_on_a_well_node_takes_less_than_60_mb(tmp_path: Path, hook: str) -> None:
+    checks = "".join(f"[checks.{name}]\n" for name in ("memory", "swap", "load", "zombies"))
+    state = f"[hooks]\nstate='{tmp_path}/state'\n"
+    config = write_site(tmp_path / "etc", f"{state}{checks}[checks.cpus]\nmin_online=1\n")
+    argv = [sys.executable, "-I", "-m", "slurm_health.hooks", hook, str(config)]
+    # In between a small process: a new one's peak begins at what its parent takes.
+    small = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run(sys.argv[1:], env={}, check=True, stdout=subprocess.DEVNULL)\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", small, *argv], capture_output=True, text=True, check=True
+    )
+    assert 5 < int(ran.stdout) / 1000 < 60
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_every_check_that_is_named_is_there_and_says_what_it_is_for(name: str) -> None:
+    kind = find(name)
+    assert kind.__doc__
+    assert set(kind.CONTEXTS) <= {"prolog", "epilog", "healthcheck", "retest"}
+
+
+def test_every_check_and_every_setting_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs/admin/checks.md").read_text()
+    for name in BUILT_IN:
+        assert f"## {name}" in text, name
+        section = text.partition(f"## {name}\n")[2].partition("\n## ")[0]
+        for setting in find(name).__struct_fields__:
+            assert f"`{setting}`" in section, (name, setting)
+
+
+def test_every_table_of_the_file_is_documented() -> None:
+    from slurm_health.core.node import settings
+
+    text = (Path(__file__).parents[2] / "docs/admin/configuration.md").read_text()
+    for name in ("Hooks", "Breaker", "Recovery", "Marks", "Accusations", "CommonKeys"):
+        for setting in getattr(settings, name).__struct_fields__:
+            assert f"`{setting}`" in text, (name, setting)
+
+
+def test_an_unusable_file_is_an_error_with_its_line(tmp_path: Path) -> None:
+    path = write_site(tmp_path / "etc", "\n[checks.memory]\nmin_total = 3\n")
+    result = CliRunner().invoke(hooks.healthcheck, ["--config", str(path)], standalone_mode=False)
+    assert isinstance(result.exception, ConfigError)
+    assert ":3: min_total: unknown setting; did you mean min_total_gib?" in str(result.exception)

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as its users meet it: real processes, no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+import pytest
+
+from slurm_health import __version__
+from slurm_health.cli.main import commands
+from tests.support.command_line import COMMAND, finish, slurm_health, start
+from tests.support.journals import write_healthy_run, write_requeued_job
+from tests.support.supervised import descendants, eventually
+
+FAKE_WORKER = str(Path(__file__).parents[1] / "support" / "fake_worker.py")
+# Those whose words are another program's too have a help of their own.
+PASS_ON = {"sbatch", "run"}
+VISIBLE = sorted(name for name, command in commands.commands.items() if not command.hidden)
+OUR_OWN = [name for name in VISIBLE if name not in PASS_ON]
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "workers"
+    directory.mkdir()
+    monkeypatch.setenv("FAKE_WORKER_DIR", str(directory))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return directory
+
+
+def one_line(text: str) -> str:
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+# --- help and mistakes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_the_help_names_every_command_in_a_whole_line(word: str) -> None:
+    done = slurm_health(word)
+
+    assert done.code == 0
+    assert done.stderr == ""
+    for name in VISIBLE:
+        (line,) = [x for x in done.stdout.splitlines() if x.startswith(f"  {name} ")]
+        assert not line.endswith("..."), line
+    assert "Exit codes:" in done.stdout
+
+
+def test_the_help_hides_what_only_slurm_health_itself_calls() -> None:
+    hidden = {name for name, command in commands.commands.items() if command.hidden}
+
+    assert not hidden & set(slurm_health("--help").stdout.split())
+
+
+@pytest.mark.parametrize("name", OUR_OWN)
+def test_the_help_of_a_command_names_and_explains_each_of_its_options(name: str) -> None:
+    done = slurm_health(name, "--help")
+
+    assert done.code == 0
+    assert done.stderr == ""
+    assert max(len(line) for line in done.stdout.splitlines()) <= 100
+    for parameter in commands.commands[name].params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            assert parameter.help, parameter.name
+            assert parameter.help.rstrip().endswith((".", "]")), parameter.help
+            assert all(option in done.stdout for option in parameter.opts)
+
+
+def test_the_version_is_the_packages() -> None:
+    assert slurm_health("--version").stdout == f"slurm-health {__version__}\n"
+
+
+def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_done() -> None:
+    done = slurm_health()
+
+    assert done.code == 2
+    assert "Usage: slurm-health" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["chek"], "check"),
+        (["check", "--jurnal", "x"], "--journal"),
+        (["report", "12", "--jsn"], "--json"),
+        (["report"], "JOBID"),
+        (["check", "--local", "two"], "--local"),
+        (["check", "--local", "0"], "--local"),
+        (["check", "--on-straggler", "shoot"], "exclude"),
+        (["check", "--local", "2", "--act"], "--local"),
+        (["report", "12", "--raw"], "--json"),
+        (["check", "surplus"], "surplus"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it_or_what_was_meant(words: list[str], said: str) -> None:
+    done = slurm_health(*words)
+
+    assert done.code == 2
+    assert done.stdout == ""
+    line = one_line(done.stderr)
+    assert line.startswith("slurm-health: ")
+    assert said in line
+    assert "--help" in line
+
+
+# --- report ------------------------------------------------------------------------------------
+
+
+def test_a_report_of_an_unknown_job_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
+    done = slurm_health("report", "4711", f"--journal={tmp_path}")
+
+    assert (done.code, done.stdout) == (4, "")
+    line = one_line(done.stderr)
+    assert f"no journal of job 4711 under {tmp_path}" in line
+    assert "slurm-health sbatch" in line
+    assert "--journal DIR" in line
+
+
+def test_a_report_of_something_that_is_no_job_is_no_traceback(tmp_path: Path) -> None:
+    for word in ("..", "a/b", "", "12_", "\udcff"):
+        assert slurm_health("report", f"--journal={tmp_path}", "--", word).code in {2, 4}
+
+
+def test_a_report_is_a_table_or_json(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path, job=12)
+
+    table = slurm_health("report", "12", f"--journal={tmp_path}")
+    exported = slurm_health("report", "12", "--json", f"--journal={tmp_path}")
+
+    assert (table.code, exported.code) == (0, 0)
+    assert "n3" in table.stdout
+    assert json.loads(exported.stdout)
+
+
+@pytest.mark.parametrize("words", [["report", "12"], ["report", "12", "--json"]])
+def test_a_reader_that_has_had_enough_changes_nothing(tmp_path: Path, words: list[str]) -> None:
+    write_healthy_run(tmp_path, job=12)
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [*COMMAND, *words, f"--journal={tmp_path}"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_site_file_with_a_mistake_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('jornal = "/x"\n')
+
+    done = slurm_health(
+        "report", "12", environ={"SLURM_HEALTH_CONFIG": str(tmp_path / "config.toml")}
+    )
+
+    assert done.code == 2
+    assert "did you mean journal?" in one_line(done.stderr)
+
+
+# --- check -------------------------------------------------------------------------------------
+
+
+def local(tmp_path: Path, *words: str) -> list[str]:
+    return ["check", "--local=3", f"--python={FAKE_WORKER}", f"--journal={tmp_path}/j", *words]
+
+
+def test_a_check_outside_a_job_says_what_to_do_instead(tmp_path: Path) -> None:
+    done = slurm_health("check", f"--journal={tmp_path}")
+
+    assert (done.code, done.stdout) == (4, "")
+    line = one_line(done.stderr)
+    assert "salloc or sbatch" in line
+    assert "--local" in line
+
+
+def test_a_check_of_one_machine_prints_its_nodes_and_leaves_with_their_verdict(
+    tmp_path: Path, workers: Path
+) -> None:
+    done = slurm_health(*local(tmp_path))
+
+    assert done.code == 0
+    assert "local[0-2]" in done.stdout
+    assert "healthy" in done.stdout
+    assert workers.is_dir()
+
+
+def test_a_bad_node_is_exit_code_1_whoever_reads_the_output(tmp_path: Path, workers: Path) -> None:
+    (workers / "local1").write_text("raises")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [*COMMAND, *local(tmp_path)],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+
+
+def test_json_of_a_check_is_json_and_its_logs_go_elsewhere(tmp_path: Path, workers: Path) -> None:
+    (workers / "local2").write_text("no-torch")
+
+    done = slurm_health(*local(tmp_path, "--json"))
+
+    assert done.code == 3
+    verdicts = {node["node"]: node["level"] for node in json.loads(done.stdout)["nodes"]}
+    assert verdicts == {"local0": "healthy", "local1": "healthy", "local2": "inconclusive"}
+    assert done.stderr != ""
+
+
+def test_an_interpreter_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    done = slurm_health("check", "--local=2", "--python=nothing-here", f"--journal={tmp_path}")
+
+    assert (done.code, done.stdout) == (2, "")
+    assert "nothing-here: no such executable" in one_line(done.stderr)
+
+
+def test_a_journal_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    nowhere = [f"--python={FAKE_WORKER}", "--journal=/proc/nowhere"]
+
+    done = slurm_health("check", "--local=2", *nowhere)
+
+    assert (done.code, done.stdout) == (4, "")
+    assert "--journal DIR" in one_line(done.stderr)
+
+
+def test_a_file_in_the_place_of_the_journal_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "j").touch()
+
+    done = slurm_health(*local(tmp_path))
+
+    assert (done.code, done.stdout) == (4, "")
+    assert f"{tmp_path}/j" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+def test_a_check_that_is_interrupted_leaves_no_process_behind(
+    tmp_path: Path, workers: Path, number: int, code: int
+) -> None:
+    for node in ("local0", "local1", "local2"):
+        (workers / node).write_text("deaf")
+    process = start(*local(tmp_path))
+    eventually(lambda: len(descendants(process.pid)) == 6, "three agents with their workers")
+    below = descendants(process.pid)
+
+    os.killpg(process.pid, number)
+
+    done = finish(process)
+    assert done.code == code
+    assert "Traceback" not in done.stderr
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "their end")
+
+
+def test_for_the_supervisor_everything_ends_in_one_line_of_json(tmp_path: Path) -> None:
+    done = slurm_health("check", "--for-supervisor", f"--journal={tmp_path}")
+
+    answer: Mapping[str, object] = json.loads(one_line(done.stdout))
+    assert answer["disposition"] == "proceed"
+    assert answer["exit_code"] == done.code == 4
+    assert str(answer["reason"]).startswith("not checked: SLURM_JOB_ID")

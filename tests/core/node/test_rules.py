@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pure rules of the hooks: breaker, marks, recovery, notes, findings."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_health.core.node import accusations, breaker, drain_note, recovery
+from slurm_health.core.node.accusations import Mark
+from slurm_health.core.node.breaker import Allowed, Entry, Ledger, Refused
+from slurm_health.core.node.drain_note import DrainNote
+from slurm_health.core.node.finding import Finding, Status, capped, is_worse, joined
+from slurm_health.core.node.recovery import DrainRecord
+from slurm_health.core.node.settings import Breaker, Marks, Recovery
+
+NODES = [f"n{number}" for number in range(1, 41)]
+drains = st.lists(
+    st.tuples(
+        st.sampled_from(NODES),
+        st.floats(0, 7200),  # how long after the one before
+        st.integers(0, 5),  # job
+        st.integers(0, 3),  # user
+    ),
+    max_size=60,
+)
+
+
+@given(drains, st.floats(0.02, 1.0), st.integers(1, 5), st.integers(1, 6))
+def test_no_sequence_of_drains_gets_past_the_breaker(
+    wanted: list[tuple[str, float, int, int]], share: float, per_job: int, per_user: int
+) -> None:
+    limits = Breaker(share=share, per_job=per_job, per_user_hour=per_user, window_s=3600)
+    ledger, now_s = Ledger(), 0.0
+    done: list[Entry] = []
+    for node, later_s, job, uid in wanted:
+        now_s += later_s
+        entry = Entry(node=node, time_s=now_s, job=job, uid=uid)
+        ours = [each.node for each in done if now_s - each.time_s < 1000]
+        match breaker.reserve(ledger, entry, limits=limits, members={"gpu": NODES}, ours=ours):
+            case Allowed(ledger=ledger):
+                done.append(entry)
+            case Refused(ledger=ledger, why=why):
+                assert why
+        within = {each.node for each in done if now_s - each.time_s <= 3600}
+        assert len(within) <= max(1, int(share * len(NODES)))
+        for number in range(1, 6):
+            recent = {each.node for each in done if each.job == number}
+            window = {e.node for e in done if e.job == number and now_s - e.time_s <= 3600}
+            assert len(window) <= per_job or not recent
+
+
+@given(drains)
+def test_a_tripped_breaker_allows_nothing_until_it_is_reset(
+    wanted: list[tuple[str, float, int, int]],
+) -> None:
+    tripped = Ledger(trip=breaker.Trip(time_s=0, node="n1", why="x"))
+    for node, time_s, job, uid in wanted:
+        entry = Entry(node=node, time_s=time_s, job=job, uid=uid)
+        answer = breaker.reserve(
+            tripped, entry, limits=Breaker(share=1.0), members={"gpu": NODES}, ours=[]
+        )
+        assert isinstance(answer, Refused)
+        assert answer.ledger.trip == tripped.trip
+
+
+def test_a_drain_that_did_not_happen_does_not_count() -> None:
+    entry = Entry(node="n1", time_s=5.0)
+    assert breaker.take_back(Ledger(entries=(entry,)), "n1", 5.0).entries == ()
+
+
+def test_one_node_of_a_small_partition_may_always_be_drained() -> None:
+    entry = Entry(node="n1", time_s=5.0)
+    answer = breaker.reserve(
+        Ledger(), entry, limits=Breaker(share=0.01), members={"one": ["n1"]}, ours=[]
+    )
+    assert isinstance(answer, Allowed)
+
+
+mark = st.builds(
+    Mark,
+    job=st.integers(1, 30),
+    uid=st.integers(1000, 1003),
+    component=st.just("node"),
+    text=st.just(""),
+    time_s=st.floats(0, 1e6),
+)
+
+
+@given(st.lists(mark, max_size=60))
+def test_one_users_marks_alone_convict_nobody(found: list[Mark]) -> None:
+    known: tuple[Mark, ...] = ()
+    for each in sorted(found, key=lambda m: m.time_s):
+        known = accusations.add(known, each, Marks())
+    for uid in range(1000, 1004):
+        own = [each for each in known if each.uid == uid]
+        assert not accusations.convict(own, Marks())
+    assert len({(each.job, each.uid) for each in known}) == len(known)
+    assert not accusations.convict(known, Marks(users=0))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 500)), max_size=40))
+def test_a_node_is_due_only_after_that_many_passes_in_a_row(
+    story: list[tuple[bool, float]],
+) -> None:
+    settings = Recovery(passes=3, apart_s=60)
+    record = DrainRecord(node="n1", reason="r", retest=("a",), time_s=0.0)
+    now_s, row = 0.0, 0
+    for passes, later_s in story:
+        now_s += later_s
+        record = recovery.after_test(record, all_passed=passes, now_s=now_s, settings=settings)
+        row = row + 1 if passes else 0
+        assert record.passes <= row
+        assert not recovery.is_due(record, settings) or row >= 3
+
+
+def test_what_no_check_can_tell_is_never_due() -> None:
+    record = DrainRecord(node="n1", reason="r", retest=(), time_s=0.0, passes=99)
+    assert not recovery.is_due(record, Recovery())
+
+
+@given(
+    st.lists(st.from_regex(r"[\w.-]{1,20}", fullmatch=True), min_size=1, max_size=3),
+    st.integers(0, 10**7),
+    st.integers(0, 2**33),
+    st.text(max_size=300),
+)
+def test_a_note_is_known_again_whatever_it_says(
+    checks: list[str], job: int, time_s: int, text: str
+) -> None:
+    note = drain_note.write(DrainNote(checks=tuple(checks), job=job, time_s=time_s, text=text))
+    assert note.isascii()
+    assert note.isprintable()
+    assert '"' not in note
+    assert len(note) <= drain_note.LENGTH
+    assert drain_note.is_ours(note)
+    read = drain_note.parse(f"{note} [root@2026-01-02T03:04:05]")
+    if read is not None:
+        assert (read.job, read.time_s) == (job, time_s)
+
+
+@pytest.mark.parametrize(
+    "reason", ["", "ADMIN", "slurm-health", "NHC: slurm-health: x", "slurm-health: job 3: x"]
+)
+def test_what_is_not_a_hooks_note_is_not_read_as_one(reason: str) -> None:
+    assert drain_note.parse(reason) is None
+
+
+findings = st.builds(Finding, status=st.sampled_from(Status), text=st.text(min_size=1, max_size=5))
+
+
+@given(st.lists(findings, max_size=6))
+def test_several_findings_are_as_bad_as_the_worst(found: list[Finding]) -> None:
+    whole = joined(found, well="well")
+    assert not any(is_worse(each.status, whole.status) for each in found)
+    assert whole.status in {each.status for each in found} | {Status.PASS}
+
+
+@given(findings, st.sampled_from([Status.WARN, Status.USER_FAULT, Status.NODE_FAULT]))
+def test_a_site_can_lower_a_fault_and_nothing_else(found: Finding, severity: Status) -> None:
+    after = capped(found, severity)
+    assert not is_worse(after.status, found.status)
+    if found.status in (Status.PASS, Status.WARN, Status.INCONCLUSIVE):
+        assert after == found
+    else:
+        assert not is_worse(after.status, severity)
+
+
+def test_a_figure_that_is_no_number_is_not_passed_on() -> None:
+    from slurm_health.hooks.run_checks import _is_plain
+
+    assert not _is_plain(math.nan)
+    assert _is_plain(1.5)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_health.core.session.conclusion import judged, unmeasured
+from slurm_health.core.verdict import LeafVerdict, Level, NodeVerdict, PathVerdict, Verdict
+
+NOTHING_KNOWN = {
+    "could_not_start": False,
+    "others_started": True,
+    "lost": "",
+    "failed": "",
+    "started": False,
+    "stack": "",
+}
+WORDS = {"lost": "connection failure", "failed": "no torch", "stack": "torch 2.4 with gloo"}
+
+
+def test_a_node_that_slurm_cannot_use_while_others_can_be_used_is_faulty() -> None:
+    verdict = unmeasured(**{**NOTHING_KNOWN, "could_not_start": True, "lost": "no answer"})  # type: ignore[arg-type]
+
+    assert (verdict.level, verdict.component) == (Level.FAULTY, "slurmd")
+    assert verdict.reason == "Slurm cannot start a step there: no answer"
+    assert verdict.evidence
+
+
+def test_where_slurm_can_start_nothing_at_all_no_node_is_to_blame() -> None:
+    verdict = unmeasured(
+        could_not_start=True,
+        others_started=False,
+        lost="no answer",
+        failed="",
+        started=False,
+        stack="",
+    )
+
+    assert verdict.level is Level.INCONCLUSIVE
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "others_started": st.booleans(),
+            "lost": st.text(),
+            "failed": st.text(),
+            "started": st.booleans(),
+            "stack": st.text(),
+        }
+    )
+)
+def test_what_could_not_be_measured_is_never_healthy_and_never_a_fault(
+    known: Mapping[str, object],
+) -> None:
+    verdict = unmeasured(could_not_start=False, **known)  # type: ignore[arg-type]
+
+    assert verdict.level is Level.INCONCLUSIVE
+    assert verdict.probability == 0.0
+    assert verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"),
+    [
+        ({}, "could not be measured: its agent never reported"),
+        ({"started": True}, "could not be measured: its check processes were not ready in time"),
+        ({"lost": "its master died"}, "could not be measured: its master died"),
+        ({"failed": "no torch", "lost": "left"}, "could not be measured: no torch"),
+        ({"stack": "torch 2.4"}, "not compared: torch 2.4 there, unlike the other nodes"),
+    ],
+)
+def test_the_reason_is_the_most_telling_one(known: Mapping[str, object], reason: str) -> None:
+    verdict = unmeasured(**{**NOTHING_KNOWN, **known})  # type: ignore[arg-type]
+
+    assert verdict.reason.startswith(reason)
+
+
+def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:
+    verdict = Verdict(
+        nodes={
+            "n2": NodeVerdict(level=Level.HEALTHY, reason="well"),
+            "n1": NodeVerdict(level=Level.SLOW, slowdown=1.23456, evidence=("round 0",)),
+        },
+        paths=(PathVerdict(ends=("n1", "n2"), level=Level.FAULTY, probability=0.99999),),
+        leaves=(LeafVerdict(leaf="s1", level=Level.SLOW, slowdown=2.0),),
+    )
+    others = {"n3": NodeVerdict(level=Level.INCONCLUSIVE, probability=0.0)}
+
+    record = judged(["n1", "n2", "n3"], verdict, others)
+
+    assert [(node.node, node.level) for node in record.nodes] == [
+        ("n1", Level.SLOW),
+        ("n2", Level.HEALTHY),
+        ("n3", Level.INCONCLUSIVE),
+    ]
+    assert record.nodes[0].slowdown == 1.235
+    assert record.nodes[0].evidence == ["round 0"]
+    assert [path.ends for path in record.paths] == [["n1", "n2"]]
+    assert [leaf.ends for leaf in record.leaves] == [["s1"]]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.core.expectations import COPY_BYTES, MATMUL_FLOP, expectations_from, expected_ms
+from slurm_health.core.probe_catalog import BUILT_IN, SETS, Probe, Scope, component_of
+from slurm_health.core.session.phases import Phase, phases
+
+OWN = Probe("dataloader", Scope.SOLO, "/p.py")
+
+
+def probes_of(*chosen: str) -> dict[str, list[str]]:
+    return {phase.name: [p.name for p in phase.probes] for phase in phases(chosen, [OWN])}
+
+
+def used(phase: Phase, *, several_devices: bool = True, on_cpus: bool = False) -> list[str]:
+    return [each.name for each in phase.used(several_devices=several_devices, on_cpus=on_cpus)]
+
+
+def test_a_quick_check_is_pairs_and_nothing_else() -> None:
+    assert probes_of("quick") == {"pair": ["matmul", "allgather"]}
+
+
+def test_a_standard_check_has_each_node_alone_before_the_pairs() -> None:
+    assert list(probes_of("standard")) == ["solo", "pair"]
+    assert probes_of("standard")["solo"] == ["values", "matmul", "memory_copy", "node_allgather"]
+
+
+def test_a_thorough_check_ends_with_training_on_the_survivors() -> None:
+    assert list(probes_of("thorough")) == ["solo", "pair", "size", "gpt"]
+    assert all(phase.survivors_only for phase in phases(["thorough"])[2:])
+
+
+def test_the_training_step_is_never_run_without_finding_out_what_fits() -> None:
+    assert probes_of("gpt") == {"size": ["gpt_fit"], "gpt": ["gpt"]}
+    assert probes_of("straggler-detection") == probes_of("gpt")
+
+
+def test_sets_and_probes_are_united_whatever_their_order() -> None:
+    assert probes_of("network-check", "straggler-detection") == {
+        **probes_of("network-check"),
+        **probes_of("straggler-detection"),
+    }
+    assert probes_of("allgather", "quick") == probes_of("quick")
+
+
+def test_one_probe_alone_is_run_alone() -> None:
+    assert probes_of("matmul") == {"solo": ["matmul"]}
+    assert probes_of("values", "dataloader") == {"solo": ["values", "dataloader"]}
+
+
+def test_a_name_of_no_probe_is_an_error() -> None:
+    with pytest.raises(KeyError, match="matmull"):
+        phases(["matmull"])
+
+
+def test_probes_that_need_several_devices_are_left_out_where_no_node_has_them() -> None:
+    pair = phases(["standard"])[1]
+
+    assert used(pair, several_devices=False) == ["matmul", "allgather"]
+    assert "rail_allgather" in used(pair, several_devices=True)
+
+
+def test_what_others_on_a_cpu_node_disturb_is_measured_there_only_if_it_is_asked_for() -> None:
+    standard, thorough, asked = (
+        phases([*chosen])[0] for chosen in (["standard"], ["thorough"], ["standard", "memory_copy"])
+    )
+
+    assert used(standard, on_cpus=True) == ["values", "node_allgather"]
+    assert used(standard, on_cpus=False)[:3] == ["values", "matmul", "memory_copy"]
+    assert used(thorough, on_cpus=True)[:3] == ["values", "matmul", "memory_copy"]
+    assert used(asked, on_cpus=True) == ["values", "memory_copy", "node_allgather"]
+
+
+def test_every_probe_finds_faults_of_a_known_part() -> None:
+    parts = {component_of(probe.name) for probe in BUILT_IN}
+
+    assert parts == {"compute", "memory", "links", "nic", "network"}
+
+
+def test_every_probe_of_a_set_exists_and_every_probe_is_in_the_thorough_set() -> None:
+    names = {probe.name for probe in BUILT_IN}
+
+    assert {name for names_of_set in SETS.values() for name in names_of_set} == names
+    assert set(SETS["thorough"]) == names
+
+
+@pytest.mark.parametrize(
+    ("metric", "component"),
+    [
+        ("matmul", "compute"),
+        ("matmul on NVIDIA H200", "compute"),
+        ("memory_copy", "memory"),
+        ("rail_allgather", "network"),
+        ("nic_loopback mlx5_0", "nic"),
+        ("gpt light_compute", "compute"),
+        ("gpt communication", "network"),
+        ("dataloader", "dataloader"),
+    ],
+)
+def test_a_metric_is_about_one_part_of_a_node(metric: str, component: str) -> None:
+    assert component_of(metric) == component
+
+
+KNOWN = expectations_from({}, "site")
+
+
+def test_a_known_device_is_held_against_its_peak_and_an_unknown_one_against_nothing() -> None:
+    slack = 1.25
+    found = expected_ms({"n1": "NVIDIA H200", "n2": "NVIDIA H200"}, KNOWN, slack)
+
+    assert found["matmul"] * slack == pytest.approx(MATMUL_FLOP / (989e9 * 0.55))
+    assert found["memory_copy"] * slack == pytest.approx(COPY_BYTES / (4800e6 * 0.55))
+    assert expected_ms({"n1": "cpu with 2 threads"}, KNOWN) == {}
+
+
+def test_each_of_several_models_has_its_own_expectation() -> None:
+    found = expected_ms({"n1": "NVIDIA H200", "n2": "NVIDIA L40S", "n3": "cpu"}, KNOWN)
+
+    assert sorted(found) == [
+        "matmul on NVIDIA H200",
+        "matmul on NVIDIA L40S",
+        "memory_copy on NVIDIA H200",
+        "memory_copy on NVIDIA L40S",
+    ]
+    assert found["matmul on NVIDIA H200"] < found["matmul on NVIDIA L40S"]

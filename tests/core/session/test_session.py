@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the master does next, and that every check comes to an end whatever happens in it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_health.core.records import (
+    AgentsLaunched,
+    AgentsLost,
+    GroupAborted,
+    LossCause,
+    MasterResumed,
+    NodeReported,
+    NodesAdmitted,
+    RoundEnded,
+    RoundStarted,
+    VerdictReached,
+    WorkersFailed,
+)
+from slurm_health.core.session.phases import phases
+from slurm_health.core.session.session import Append, Conclude, Limits, Wait
+from slurm_health.core.verdict import Level, Outcome
+from slurm_health.master.run_check import make_localizer
+from tests.support.session_story import (
+    LIMITS,
+    NODES,
+    START_S,
+    Story,
+    measured,
+    names,
+    ready,
+    started,
+)
+from tests.support.world import World
+
+many = settings(max_examples=100)
+
+
+# --- any world ---------------------------------------------------------------------------------
+
+
+@many
+@given(
+    st.integers(1, 6),
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    st.lists(st.integers(1, 40), max_size=3),
+)
+def test_every_check_ends_and_a_new_reader_comes_to_the_same_verdict(
+    count: int, seed: int, trouble: float, deaths: list[int]
+) -> None:
+    world = World(names(count), Random(seed), trouble=trouble, limits=LIMITS)
+
+    session = world.play(die_after=deaths)
+
+    verdict = session.state.verdict
+    assert verdict is not None
+    assert [node.node for node in verdict.nodes] == list(world.nodes)
+    again = world.replayed()
+    assert again.next_step(world.now_s) == Conclude()
+    assert again.state.ended == session.state.ended
+    assert again.state.verdict == verdict
+
+
+@many
+@given(
+    st.integers(1, 6),
+    st.integers(0, 2**32),
+    st.sampled_from([0.1, 0.5, 1.0]),
+    st.lists(st.integers(1, 40), max_size=2),
+)
+def test_what_is_concluded_follows_from_the_journal_alone(
+    count: int, seed: int, trouble: float, deaths: list[int]
+) -> None:
+    world = World(names(count), Random(seed), trouble=trouble, limits=LIMITS)
+    verdict = world.play(die_after=deaths).state.verdict
+    undecided = world.replayed(without=VerdictReached)
+
+    step = undecided.next_step(world.now_s)
+
+    assert verdict is not None
+    assert step == Append(record=verdict)
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(0, 2**32),
+    st.lists(st.integers(5, 40), max_size=2),
+    st.sampled_from(["quick", "standard", "thorough"]),
+)
+def test_the_real_localizer_is_never_given_what_it_did_not_plan(
+    seed: int, deaths: list[int], check: str
+) -> None:
+    world = World(
+        names(5),
+        Random(seed),
+        trouble=0.4,
+        limits=LIMITS,
+        make_localizer=make_localizer,
+        course=phases([check]),
+    )
+
+    session = world.play(die_after=deaths)
+
+    assert session.state.verdict is not None
+
+
+@pytest.mark.parametrize("death", range(1, 30))
+def test_a_master_may_die_at_any_step_of_an_untroubled_check(death: int) -> None:
+    world = World(NODES, Random(0), trouble=0.0, limits=LIMITS)
+
+    verdict = world.play(die_after=[death]).state.verdict
+
+    assert verdict is not None
+    assert {node.level for node in verdict.nodes} <= {Level.HEALTHY, Level.INCONCLUSIVE}
+
+
+@many
+@given(st.integers(0, 2**32))
+def test_no_node_is_launched_more_often_than_allowed(seed: int) -> None:
+    world = World(names(4), Random(seed), trouble=1.0, limits=LIMITS)
+
+    world.play()
+
+    launched = [
+        node
+        for entry in world.master_log
+        if isinstance(entry.record, AgentsLaunched)
+        for node in entry.record.nodes
+    ]
+    assert all(launched.count(node) <= LIMITS.launches_per_node for node in world.nodes)
+
+
+# --- one thing at a time -----------------------------------------------------------------------
+
+
+def test_all_agents_are_launched_at_once_and_then_waited_for() -> None:
+    story = Story()
+
+    assert story.does(AgentsLaunched) == AgentsLaunched(launch=0, nodes=list(NODES))
+    assert isinstance(story.next(), Wait)
+
+
+def test_as_soon_as_all_are_ready_the_first_round_begins_at_the_first_members_store() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.is_ready(*NODES)
+
+    assert story.does(NodesAdmitted) == NodesAdmitted(nodes=list(NODES))
+    begun = story.does(RoundStarted)
+    assert isinstance(begun, RoundStarted)
+    assert begun.groups == [["n1", "n2"], ["n3", "n4"]]
+    assert [(meet.address, meet.port) for meet in begun.rendezvous] == [
+        ("10.0.0.1", 4000),
+        ("10.0.0.3", 4000),
+    ]
+    assert begun.absent == []
+
+
+def test_a_node_whose_workers_fail_is_left_out_with_their_words() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.is_ready("n1", "n2", "n3")
+    story.says(started("n4"), WorkersFailed(node="n4", launch=0, reason="no module named torch"))
+
+    assert story.does(NodesAdmitted) == NodesAdmitted(nodes=["n1", "n2", "n3"])
+
+
+def test_where_nobody_gets_ready_every_node_is_undecided() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    for node in NODES:
+        story.says(started(node), WorkersFailed(node=node, launch=0, reason="no torch"))
+
+    assert story.verdict() == dict.fromkeys(
+        NODES, (Level.INCONCLUSIVE, "could not be measured: no torch")
+    )
+    assert story.next() == Conclude()
+
+
+def test_where_nothing_is_heard_of_any_agent_the_check_ends_undecided() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+
+    waiting = story.next()
+    assert isinstance(waiting, Wait)
+    assert waiting.until_s == START_S + LIMITS.start_s
+    story.now_s = waiting.until_s
+    assert {level for level, _ in story.verdict().values()} == {Level.INCONCLUSIVE}
+
+
+def test_the_odd_torch_out_is_not_compared_with_the_others() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.is_ready("n1", "n2", "n3")
+    story.is_ready("n4", torch="1.13")
+
+    assert story.does(NodesAdmitted) == NodesAdmitted(nodes=["n1", "n2", "n3"])
+
+
+def test_a_node_with_fewer_devices_is_not_compared_with_the_others() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    for node in ("n1", "n2", "n3"):
+        story.says(started(node), ready(node, devices=4))
+    story.says(started("n4"), ready("n4", devices=2))
+
+    # Its ranks would wait for ranks that never come, and the fault be its partner's.
+    assert story.does(NodesAdmitted) == NodesAdmitted(nodes=["n1", "n2", "n3"])
+
+
+def test_a_lost_agent_is_launched_again_alone() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.is_ready("n1", "n2", "n3")
+    story.says(AgentsLost(launch=0, nodes=["n4"], reason="killed"))
+
+    assert story.relaunches() == AgentsLaunched(launch=1, nodes=["n4"])
+
+
+def test_losses_that_follow_each_other_closely_are_launched_again_together() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.says(AgentsLost(launch=0, nodes=["n1"], reason="killed"))
+    story.says(AgentsLost(launch=0, nodes=["n2"], reason="killed"), at_s=START_S + 0.2)
+
+    waiting = story.next()
+
+    assert isinstance(waiting, Wait)
+    assert waiting.until_s == START_S + 0.2 + LIMITS.settle_s
+    assert story.relaunches() == AgentsLaunched(launch=1, nodes=["n1", "n2"])
+
+
+def test_a_node_that_slurm_cannot_start_is_tried_apart_from_the_others_and_then_faulty() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.says(
+        AgentsLost(launch=0, nodes=["n4"], reason="no answer", cause=LossCause.NOT_STARTED),
+        AgentsLost(launch=0, nodes=["n1", "n2", "n3"], reason="Application launch failed"),
+    )
+
+    assert story.relaunches() == AgentsLaunched(launch=1, nodes=["n1", "n2", "n3"])
+    assert story.relaunches() == AgentsLaunched(launch=2, nodes=["n4"])
+    story.is_ready("n1", "n2", "n3", launch=1)
+    story.says(AgentsLost(launch=2, nodes=["n4"], reason="no answer", cause=LossCause.NOT_STARTED))
+    assert story.does(NodesAdmitted) == NodesAdmitted(nodes=["n1", "n2", "n3"])
+    for index, pairs in enumerate((["n1", "n2", "n3"], ["n2", "n3", "n1"], ["n3", "n1", "n2"])):
+        story.does(RoundStarted)
+        story.says(*measured(*pairs, index=index))
+        story.does(RoundEnded)
+    assert story.verdict()["n4"] == (Level.FAULTY, "Slurm cannot start a step there: no answer")
+
+
+def test_an_agent_that_sees_no_journal_is_not_started_again_and_its_node_not_to_blame() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.is_ready("n1", "n2", "n3")
+    blind = "does not see the master's journal"
+    story.says(AgentsLost(launch=0, nodes=["n4"], reason=blind, cause=LossCause.NO_JOURNAL))
+
+    assert story.does(NodesAdmitted) == NodesAdmitted(nodes=["n1", "n2", "n3"])
+    assert story.session.state.agents["n4"].no_journal
+    assert story.session.state.agents["n4"].failed == blind
+
+
+def test_a_late_word_of_an_agent_that_was_replaced_counts_for_nothing() -> None:
+    story = Story(["n1"])
+    story.does(AgentsLaunched)
+    story.says(AgentsLost(launch=0, nodes=["n1"], reason="killed"))
+    story.relaunches()
+
+    story.is_ready("n1", launch=0)
+
+    assert isinstance(story.next(), Wait)
+
+
+def test_a_round_ends_when_all_have_reported() -> None:
+    story = Story()
+    story.is_in_round()
+    story.says(*measured(*NODES))
+
+    assert story.does(RoundEnded) == RoundEnded(round=0)
+
+
+def test_when_one_member_fails_the_others_are_told_at_once() -> None:
+    story = Story()
+    story.is_in_round()
+    story.says(NodeReported(node="n1", round=0, outcome=Outcome.FAILED, detail="no memory"))
+
+    aborted = story.does(GroupAborted)
+
+    assert aborted == GroupAborted(
+        round=0, group=["n1", "n2"], reason="n1 failed: no memory", timed_out=False
+    )
+
+
+def test_when_one_members_agent_dies_the_others_are_told_at_once() -> None:
+    story = Story()
+    story.is_in_round()
+    story.says(AgentsLost(launch=0, nodes=["n2"], reason="killed"))
+
+    aborted = story.does(GroupAborted)
+
+    assert isinstance(aborted, GroupAborted)
+    assert (aborted.group, aborted.reason) == (["n1", "n2"], "n2 is gone: killed")
+
+
+def test_a_group_that_says_nothing_is_stopped_at_the_deadline_and_then_waited_for_briefly() -> None:
+    story = Story()
+    story.is_in_round()
+    assert isinstance(story.next(START_S + LIMITS.round_deadline_s - 0.1), Wait)
+
+    for _ in range(2):
+        aborted = story.does(GroupAborted, at_s=START_S + LIMITS.round_deadline_s)
+        assert isinstance(aborted, GroupAborted)
+        assert aborted.timed_out
+
+    waiting = story.next()
+    give_up_s = START_S + LIMITS.round_deadline_s + LIMITS.abort_grace_s
+    assert waiting == Wait(until_s=give_up_s, reason="round 0 (pair): 0 of 2 groups done")
+    ended = story.does(RoundEnded, at_s=give_up_s)
+    assert ended == RoundEnded(round=0, silent=list(NODES))
+
+
+def test_once_half_of_a_round_has_reported_the_rest_gets_a_short_deadline() -> None:
+    story = Story()
+    story.is_in_round()
+    story.says(*measured("n1", "n2", took_ms=1000.0), at_s=START_S + 1.0)
+
+    waiting = story.next()
+
+    assert isinstance(waiting, Wait)
+    allowed_s = LIMITS.adaptive_factor * 1.0 + LIMITS.adaptive_extra_s
+    assert waiting.until_s == START_S + allowed_s
+
+
+def test_a_round_in_which_nobody_has_reported_yet_gets_more_patience() -> None:
+    story = Story()
+    story.is_in_round()
+    story.says(*measured(*NODES, took_ms=1000.0))
+    story.does(RoundEnded)
+    story.does(RoundStarted)
+
+    waiting = story.next()
+
+    assert isinstance(waiting, Wait)
+    usual_s = LIMITS.adaptive_factor * 1.0 + LIMITS.adaptive_extra_s
+    assert waiting.until_s == START_S + usual_s * LIMITS.patience
+
+
+def test_a_node_lost_between_rounds_is_absent_and_its_partner_not_to_blame() -> None:
+    story = Story(limits=Limits(launches_per_node=1))
+    story.is_in_round()
+    story.says(*measured(*NODES))
+    story.does(RoundEnded)
+    story.says(AgentsLost(launch=0, nodes=["n2"], reason="killed"))
+
+    begun = story.does(RoundStarted)
+
+    assert isinstance(begun, RoundStarted)
+    assert begun.groups == [["n2", "n3"], ["n4", "n1"]]
+    assert begun.absent == ["n2"]
+    assert begun.rendezvous[0].port == 0
+    story.says(*measured("n4", "n1", index=1))
+    assert story.does(RoundEnded) == RoundEnded(round=1, silent=["n2"])
+    _, results = story.session.state.ended[-1]
+    assert [(r.outcome, r.silent) for r in results] == [
+        (Outcome.NOT_RUN, ("n2",)),
+        (Outcome.MEASURED, ()),
+    ]
+
+
+def test_a_new_master_voids_the_round_it_finds_and_launches_everybody_again() -> None:
+    story = Story()
+    story.is_in_round()
+    story.says(MasterResumed(pid=7))
+
+    assert story.does(RoundEnded) == RoundEnded(round=0, void=True)
+    assert story.does(AgentsLaunched) == AgentsLaunched(launch=1, nodes=list(NODES))
+    assert [r.outcome for _, results in story.session.state.ended for r in results] == [
+        Outcome.NOT_RUN,
+        Outcome.NOT_RUN,
+    ]
+
+
+def test_a_new_master_keeps_what_is_known_of_a_node_that_was_left_out() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.is_ready("n1", "n2", "n3")
+    story.is_ready("n4", torch="1.13")
+    story.does(NodesAdmitted)
+    story.says(MasterResumed(pid=7))
+    story.does(AgentsLaunched)
+    story.is_ready("n1", "n2", "n3", launch=1)
+    for index in range(3):
+        story.does(RoundStarted)
+        story.says(*measured("n1", "n2", "n3", index=index))
+        story.does(RoundEnded)
+
+    level, reason = story.verdict()["n4"]
+
+    assert level is Level.INCONCLUSIVE
+    assert "torch 1.13 with gloo on 1 device there, unlike the other nodes" in reason

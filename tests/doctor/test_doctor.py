@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What doctor says of a slurm.conf, of shims, of the site's file and of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_health.cli import doctor
+from slurm_health.doctor import machine, slurm_conf
+from slurm_health.doctor.advice import Advice, Level, Report, change, fine, look
+from tests.support.sites import load_site, write_site
+
+GOOD = """\
+HealthCheckInterval     = 300 sec
+HealthCheckNodeState    = ANY
+HealthCheckProgram      = {hook}
+JobRequeue              = 1
+Prolog                  = {hook}
+Epilog                  = {hook}
+PrologEpilogTimeout     = 65534
+PrologFlags             = Alloc,DeferBatch
+SchedulerParameters     = nohold_on_prolog_fail
+"""
+SHIM = """\
+#!/bin/sh
+python=/bin/sh
+config={config}
+limit=50
+timeout "$limit" "$python" -I -m slurm_health.hooks prolog "$config"
+"""
+
+
+@pytest.fixture
+def hook(tmp_path: Path) -> Path:
+    path = tmp_path / "hook"
+    path.write_text(SHIM.format(config=write_site(tmp_path / "etc", "[checks.memory]\n")))
+    path.chmod(0o755)
+    return path
+
+
+def levels(text: str) -> dict[str, list[str]]:
+    return by_level(slurm_conf.advise(slurm_conf.read_config(text), None))
+
+
+def by_level(advice: list[Advice]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {level.value: [] for level in Level}
+    for each in advice:
+        assert bool(each.do) == (each.level is not Level.FINE), each
+        found[each.level.value].append(f"{each.text} | {each.do}")
+    return found
+
+
+def test_a_site_as_it_should_be_needs_nothing(hook: Path) -> None:
+    found = levels(GOOD.format(hook=hook))
+    assert found["change"] == found["look"] == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "level", "said"),
+    [
+        ("Prolog                  = HOOK", "Prolog = /nowhere/p", "change", "is not there"),
+        ("Prolog                  = HOOK", "Prolog = (null)", "look", "Prolog is not set"),
+        ("Prolog                  = HOOK", "Prolog = /bin/sh", "look", "no shim of slurm-health"),
+        ("Epilog                  = HOOK", "Epilog[0] = /nowhere/*", "change", "matches nothing"),
+        ("Epilog                  = HOOK", "Epilog = /etc/passwd", "change", "chmod 755"),
+        ("Epilog                  = HOOK", "Epilog = /etc", "change", "is not a file"),
+        ("HealthCheckProgram      = HOOK", "HealthCheckProgram = /x", "change", "is not there"),
+        ("HealthCheckProgram      = HOOK", "HealthCheckProgram = /bin/sh", "look", "is no shim"),
+        ("Alloc,DeferBatch", "Contain", "change", "| PrologFlags=Contain,Alloc,DeferBatch"),
+        ("65534", "55", "change", "| PrologEpilogTimeout=60 or more"),
+        ("JobRequeue              = 1", "JobRequeue = 0", "look", "not started elsewhere"),
+        ("nohold_on_prolog_fail", "a=3", "look", "SchedulerParameters=a=3,nohold_on_prolog_fail"),
+        ("300 sec", "0 sec", "look", "never runs"),
+        ("= ANY", "= NONDRAINED_IDLE", "look", "never given back"),
+    ],
+)
+def test_what_should_be_changed_is_said(
+    hook: Path, before: str, after: str, level: str, said: str
+) -> None:
+    before = before.replace("HOOK", str(hook))
+    good = GOOD.format(hook=hook)
+    assert before in good
+    assert any(said in text for text in levels(good.replace(before, after))[level])
+
+
+def test_a_pattern_with_a_stray_file_is_found(tmp_path: Path, hook: Path) -> None:
+    directory = tmp_path / "prolog.d"
+    directory.mkdir()
+    (directory / "README").write_text("")
+    config = GOOD.format(hook=hook).replace(
+        f"Prolog                  = {hook}", f"Prolog={directory}/*"
+    )
+    found = levels(config)
+    assert any("README is not executable" in text for text in found["change"])
+    assert any("is a pattern" in text for text in found["look"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("python=/nowhere/python", "python=/nowhere/python is not there: it checks nothing"),
+        ("config=/nowhere/config.toml", "config=/nowhere/config.toml is not there"),
+    ],
+)
+def test_a_shim_that_can_check_nothing_is_found(hook: Path, line: str, said: str) -> None:
+    """Such a shim lets every job start, so nothing else would tell."""
+    hook.write_text(f"{hook.read_text()}{line}\n")
+    assert any(said in text for text in levels(GOOD.format(hook=hook))["change"])
+
+
+def test_a_shim_that_follows_another_file_than_doctor_reads_is_told(
+    hook: Path, tmp_path: Path
+) -> None:
+    site = load_site(tmp_path / "other", "[checks.memory]\n")
+    advice = slurm_conf.advise(slurm_conf.read_config(GOOD.format(hook=hook)), site)
+    assert any(f"follows {tmp_path}/etc/config.toml" in text for text in by_level(advice)["look"])
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "said"),
+    [
+        ("", "change", "configures no check"),
+        ("[checks.memory]\n[hooks]\ndrain=false\n", "look", "hooks.drain is false"),
+        ("[checks.memory]\nshadow=true\n", "look", "every check is in shadow"),
+        (
+            "[checks.memory]\n[checks.swap]\nshadow=true\n",
+            "fine",
+            "checks: 2, of them in shadow: 1",
+        ),
+        ("[checks.memory]\ntime_limit_s=50\n", "look", "checks.memory may take 50 s"),
+        ("[checks.memory]\n", "change", "breaker.directory is not set"),
+        ("journal='/nowhere/j'\n", "change", "/nowhere/j cannot be used"),
+        ("journal='/etc'\n", "change", "users cannot write in /etc"),
+        ("[breaker]\ndirectory='/nowhere'\n", "change", "nothing is drained: /nowhere"),
+    ],
+)
+def test_what_the_sites_file_lacks_is_said(
+    tmp_path: Path, text: str, level: str, said: str
+) -> None:
+    if os.getuid() != 0 and "directory" in text:
+        pytest.skip("only root tries the shared directory")
+    site = load_site(tmp_path / "etc", text)
+    found = by_level(machine.advise_machine(site, "lab", 60))
+    assert any(said in each for each in found[level]), found
+
+
+def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
+    """Where the test's own directory is on a disk, as it nearly always is."""
+    (tmp_path / "lab").mkdir()
+    for each in (tmp_path, tmp_path / "lab"):
+        each.chmod(0o1777)
+    site = load_site(tmp_path / "etc", f"journal='{tmp_path}'\n[checks.memory]\n")
+    found = by_level(machine.advise_machine(site, "lab", 60))
+    told = [each for each in found["change"] if "this machine's own" in each]
+    assert told or any(f"journals are in {tmp_path}" in each for each in found["fine"])
+
+
+def test_advice_fits_a_terminal_and_ends_with_a_count() -> None:
+    text = Report(
+        advice=(fine("all well"), look("a " * 60, "b " * 60), change("/a/path/" * 14, "mend it"))
+    ).text(80)
+    lines = text.splitlines()
+    assert [line for line in lines if len(line) > 80 and "/a/path" not in line] == []
+    assert lines[0].startswith("change  ")
+    assert lines[1].lstrip().startswith("/a/path") or "/a/path" in lines[0]
+    assert "        do: mend it" in lines
+    assert lines[-1] == "1 to change, 1 to look at, 1 fine"
+
+
+def test_doctor_names_an_unusable_file_and_goes_on(tmp_path: Path) -> None:
+    path = write_site(tmp_path / "etc", "[hook]\n")
+    words = ["--config", str(path), "--python", "/nowhere", "--json"]
+    result = CliRunner().invoke(doctor.doctor, words, standalone_mode=False)
+    assert result.return_value == 1
+    report = json.loads(result.output)
+    assert report["counts"]["change"] >= 1
+    assert any("did you mean hooks?" in each["text"] for each in report["advice"])

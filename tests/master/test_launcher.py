@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is understood of srun's words, recorded from a real one, and agents as local processes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm_health.core.records import AgentsLost, LossCause
+from slurm_health.errors import SlurmCommandMissing
+from slurm_health.master.launcher import Launcher, LocalLauncher, SlurmLauncher, srun_argv
+from tests.support.supervised import eventually, write_executable
+
+DATA = Path(__file__).parents[1] / "data" / "slurm-22.05"
+NODES = ("n1", "n2")
+
+
+def agent_command(launch: int, node: str | None) -> list[str]:
+    return ["agent", f"--launch={launch}", *([f"--node={node}"] if node else [])]
+
+
+class Srun:
+    """A directory with an srun that says what it is told to, and launchers that use it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.launchers: list[Launcher] = []
+
+    def launcher(self, script: str) -> SlurmLauncher:
+        write_executable(self.directory / "srun", f"#!/bin/sh\n{script}\n")
+        path = f"{self.directory}:{os.environ['PATH']}"
+        launcher = SlurmLauncher(12, agent_command, {"PATH": path, "SLURM_NTASKS": "9"})
+        self.launchers.append(launcher)
+        return launcher
+
+    def says(self, recorded: str, *, code: int = 1, stays: bool = False) -> SlurmLauncher:
+        end = "exec sleep 100" if stays else f"exit {code}"
+        return self.launcher(f"cat {shlex.quote(str(DATA / recorded))} >&2; {end}")
+
+
+@pytest.fixture
+def srun(tmp_path: Path) -> Iterator[Srun]:
+    srun = Srun(tmp_path)
+    yield srun
+    for launcher in srun.launchers:
+        launcher.stop(0.0)
+
+
+def losses(launcher: Launcher, nodes: Sequence[str], launch: int = 0) -> dict[str, AgentsLost]:
+    """Poll until each of these nodes is said to be lost; return the first word on each."""
+    found: dict[str, AgentsLost] = {}
+
+    def all_lost() -> bool:
+        for lost in launcher.poll():
+            assert lost.launch == launch
+            for node in lost.nodes:
+                assert node not in found, f"{node} is lost twice"
+                found[node] = lost
+        return set(nodes) <= set(found)
+
+    eventually(all_lost, f"the loss of {nodes}")
+    return found
+
+
+def test_the_command_of_a_launch_leaves_nothing_to_the_surrounding_job() -> None:
+    argv = srun_argv(12, ["n1", "n2"], ["agent", "--x"])
+
+    assert argv[0] == "srun"
+    assert argv[-2:] == ["agent", "--x"]
+    assert {
+        "--jobid=12",
+        "--nodelist=n[1-2]",
+        "--nodes=2",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--overlap",
+        "--mem=0",
+        "--kill-on-bad-exit=0",
+        "--no-kill",
+    } <= set(argv)
+
+
+def test_srun_is_started_with_that_command_and_without_the_jobs_variables(
+    srun: Srun, tmp_path: Path
+) -> None:
+    launcher = srun.launcher(f'echo "$@" > {tmp_path}/said; env >> {tmp_path}/said')
+
+    launcher.start(3, NODES)
+    losses(launcher, NODES, launch=3)
+
+    said = (tmp_path / "said").read_text()
+    assert said.splitlines()[0].split() == srun_argv(12, NODES, ["agent", "--launch=3"])[1:]
+    assert "SLURM_NTASKS" not in said
+
+
+def test_without_srun_there_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(SlurmCommandMissing, match="srun not found"):
+        SlurmLauncher(12, agent_command, {"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("recorded", "reason"),
+    [
+        ("srun-exit-both.txt", "its agent ended: Exited with exit code 4"),
+        ("srun-exit-different.txt", "its agent ended: Exited with exit code {number}"),
+        ("srun-segfault.txt", "its agent ended: Segmentation fault"),
+        ("srun-no-such-command.txt", "its agent ended: Exited with exit code 2"),
+        ("srun-job-ended.txt", "Slurm job 1 has expired"),
+        (
+            "srun-node-outside.txt",
+            "Unable to create step for job 6: Requested node configuration is not available",
+        ),
+    ],
+)
+def test_a_task_that_ended_is_an_agent_that_may_be_started_again(
+    srun: Srun, recorded: str, reason: str
+) -> None:
+    launcher = srun.says(recorded)
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, NODES)
+    assert {node: loss.reason for node, loss in lost.items()} == {
+        node: reason.format(number=node[1]) for node in NODES
+    }
+    assert {loss.cause for loss in lost.values()} == {LossCause.ENDED}
+
+
+@pytest.mark.parametrize("recorded", ["srun-killed.txt", "srun-exit-one.txt"])
+def test_one_task_that_ended_does_not_concern_the_others(srun: Srun, recorded: str) -> None:
+    launcher = srun.says(recorded, stays=True)
+
+    launcher.start(0, NODES)
+
+    assert set(losses(launcher, ["n2"])) == {"n2"}
+    assert launcher.poll() == []
+
+
+def test_a_node_on_which_no_step_starts_is_told_from_those_that_merely_ended_with_it(
+    srun: Srun,
+) -> None:
+    launcher = srun.says("srun-slurmd-dead.txt")
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, NODES)
+    assert (lost["n2"].cause, lost["n2"].reason) == (
+        LossCause.NOT_STARTED,
+        "Communication connection failure",
+    )
+    assert lost["n1"].cause is LossCause.ENDED
+    assert "Application launch failed" in lost["n1"].reason
+
+
+def test_an_agent_that_sees_no_journal_says_so_itself_even_after_sruns_word_of_its_end(
+    srun: Srun,
+) -> None:
+    launcher = srun.says("srun-agent-says.txt")
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, NODES)
+    assert {loss.cause for loss in lost.values()} == {LossCause.NO_JOURNAL}
+    assert {loss.reason for loss in lost.values()} == {"does not see the journal /x"}
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes", "cause"),
+    [
+        ("srun: error: n[1-2]: tasks 0-1: Killed", ["n1", "n2"], LossCause.ENDED),
+        ("srun: error: Node failure on n2", ["n2"], LossCause.NOT_STARTED),
+    ],
+)
+def test_several_nodes_in_one_line_are_all_meant(
+    srun: Srun, line: str, nodes: list[str], cause: LossCause
+) -> None:
+    launcher = srun.launcher(f"echo '{line}' >&2; exec sleep 100")
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, nodes)
+    assert set(lost) == set(nodes)
+    assert {loss.cause for loss in lost.values()} == {cause}
+
+
+@pytest.mark.parametrize(
+    "line", ["srun: error: n[1-: task 0: Killed", "srun: error: n9: task 0: Killed", "\\377"]
+)
+def test_words_about_other_nodes_or_about_nothing_lose_nobody(srun: Srun, line: str) -> None:
+    launcher = srun.launcher(f"printf '{line}\\n' >&2; echo 'srun: error: last words' >&2; exit 1")
+
+    launcher.start(0, NODES)
+
+    assert {loss.reason for loss in losses(launcher, NODES).values()} == {"last words"}
+
+
+def test_an_srun_that_ends_without_a_word_has_lost_its_nodes_too(srun: Srun) -> None:
+    launcher = srun.launcher("exit 0")
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, NODES)
+    assert {loss.reason for loss in lost.values()} == {"srun ended with exit code 0"}
+
+
+def test_two_launches_are_told_apart(srun: Srun) -> None:
+    launcher = srun.launcher("case $* in *--launch=1*) exit 1;; esac; exec sleep 100")
+    launcher.start(0, ["n1"])
+    launcher.start(1, ["n2"])
+
+    assert set(losses(launcher, ["n2"], launch=1)) == {"n2"}
+    assert launcher.poll() == []
+
+
+def test_an_srun_that_does_not_leave_is_ended(srun: Srun) -> None:
+    launcher = srun.launcher("trap '' TERM; while :; do sleep 0.1; done")
+    launcher.start(0, NODES)
+
+    launcher.stop(0.1)
+
+    assert launcher.poll() == []
+
+
+# --- local processes -----------------------------------------------------------------------------
+
+
+Start = Callable[[str], LocalLauncher]
+
+
+@pytest.fixture
+def local() -> Iterator[Start]:
+    launchers: list[LocalLauncher] = []
+
+    def launcher(script: str) -> LocalLauncher:
+        def command(launch: int, node: str | None) -> list[str]:
+            return [sys.executable, "-c", script, str(launch), str(node)]
+
+        launchers.append(LocalLauncher(command, os.environ))
+        return launchers[-1]
+
+    yield launcher
+    for each in launchers:
+        each.stop(0.0)
+
+
+def test_a_local_agent_is_told_its_node_and_its_share_of_the_machine(
+    local: Start, tmp_path: Path
+) -> None:
+    launcher = local(
+        f"import os, sys; open('{tmp_path}/' + sys.argv[2], 'w').write("
+        "os.environ['SLURM_CPUS_ON_NODE'] + ' ' + os.environ['SLURM_LAUNCH_NODE_IPADDR'])"
+    )
+
+    launcher.start(0, ["n1", "n2"])
+    losses(launcher, NODES)
+
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert {(tmp_path / node).read_text() for node in NODES} == {f"{share} 127.0.0.1"}
+
+
+def test_a_local_agent_that_ends_is_lost_with_its_last_words(local: Start) -> None:
+    launcher = local("import sys; print('first\\nlast', file=sys.stderr); sys.exit(4)")
+
+    launcher.start(0, ["n1"])
+
+    lost = losses(launcher, ["n1"])["n1"]
+    assert (lost.cause, lost.reason) == (
+        LossCause.ENDED,
+        "its agent ended: exit code 4: last",
+    )
+
+
+def test_a_local_agent_that_is_killed_is_lost_with_the_signal(local: Start) -> None:
+    launcher = local("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+
+    launcher.start(0, ["n1"])
+
+    assert losses(launcher, ["n1"])["n1"].reason == "its agent ended: killed by SIGKILL"
+
+
+def test_a_local_agent_that_sees_no_journal_is_heard(local: Start) -> None:
+    launcher = local("import sys; sys.exit('slurm-health agent: n1: does not see it')")
+
+    launcher.start(0, ["n1"])
+
+    lost = losses(launcher, ["n1"])["n1"]
+    assert (lost.cause, lost.reason) == (LossCause.NO_JOURNAL, "does not see it")
+
+
+def test_local_agents_that_do_not_leave_are_ended(local: Start) -> None:
+    launcher = local(
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
+    )
+    launcher.start(0, NODES)
+
+    launcher.stop(0.0)
+
+    assert launcher.poll() == []

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node with hooks: its machine, its site's file, a fake scontrol, the directory all share."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import pytest
+
+from slurm_health.checks.check import CheckContext
+from slurm_health.hooks import epilog, healthcheck, prolog
+from slurm_health.site_settings import Site
+from tests.checks.conftest import WELL
+from tests.support.accusing import Story
+from tests.support.fake_scontrol import FakeScontrol
+from tests.support.sites import load_site, tree
+
+SITE = """\
+journal = "{journal}"
+[hooks]
+state = "{state}"
+slurm_limit_s = 2
+opt_out = "nocheck"
+[breaker]
+directory = "{shared}"
+lock_limit_s = 1
+share = 0.2
+{more}
+[checks.memory]
+min_total_gib = 400
+contexts = ["prolog", "healthcheck", "retest"]
+[checks.scratch]
+check = "file"
+path = "{flag}"
+exists = false
+"""
+
+
+class Node:
+    """One node, on which the hooks are called as Slurm calls them."""
+
+    def __init__(self, root: Path, name: str, slurm: FakeScontrol, shared: Path) -> None:
+        self.name = name
+        self.slurm = slurm
+        self.shared = shared
+        self.directory = root / name
+        self.machine = tree(self.directory / "machine", WELL).root
+        self.flag = self.machine / "broken"
+        self.now_s = 1_000_000.0
+        self.said = ""
+        self.more = ""
+        self.journal = str(root / "journals")
+
+    @property
+    def site(self) -> Site:
+        text = SITE.format(
+            journal=self.journal,
+            state=self.directory / "state",
+            shared=self.shared,
+            flag="/broken",
+            more=self.more,
+        )
+        return load_site(self.directory / "etc", text)
+
+    def environ(self, job: int = 0, uid: int = 1000, **extra: str) -> dict[str, str]:
+        environ = {"PATH": self.slurm.path, "SLURMD_NODENAME": self.name}
+        if job:
+            environ |= {
+                "SLURM_JOB_ID": str(job),
+                "SLURM_JOB_UID": str(uid),
+                "SLURM_JOB_PARTITION": "gpu",
+            }
+        return environ | extra
+
+    def _place(self, context: str, environ: dict[str, str]) -> CheckContext:
+        site = self.site
+        return CheckContext(
+            root=self.machine,
+            environ=environ,
+            now_s=self.now_s,
+            state=site.state,
+            context=context,
+        )
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        heard = io.StringIO()
+        with redirect_stderr(heard):
+            yield
+        self.said = heard.getvalue()
+
+    def prolog(self, job: int = 7, uid: int = 1000, **extra: str) -> bool:
+        environ = self.environ(job, uid, **extra)
+        with self._listening():
+            return prolog.run(self.site, environ, self._place("prolog", environ))
+
+    def healthcheck(self, **extra: str) -> bool:
+        environ = self.environ() | extra
+        with self._listening():
+            return healthcheck.run(self.site, environ, self._place("healthcheck", environ))
+
+    def epilog(self, job: int = 7, uid: int = 1000, **extra: str) -> bool:
+        environ = self.environ(job, uid, **extra)
+        with self._listening():
+            return epilog.run(self.site, environ, self._place("epilog", environ))
+
+    def break_it(self) -> None:
+        self.flag.touch()
+
+    def mend(self) -> None:
+        self.flag.unlink(missing_ok=True)
+
+    @property
+    def state(self) -> str:
+        return self.slurm.nodes()[self.name][0]
+
+    @property
+    def reason(self) -> str:
+        return self.slurm.nodes()[self.name][1]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeScontrol:
+    return FakeScontrol(tmp_path / "slurm")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    path = tmp_path / "shared"
+    path.mkdir(mode=0o755)
+    return path
+
+
+@pytest.fixture
+def node(tmp_path: Path, slurm: FakeScontrol, shared: Path) -> Node:
+    return Node(tmp_path, "n3", slurm, shared)
+
+
+@pytest.fixture
+def rack(tmp_path: Path, slurm: FakeScontrol, shared: Path) -> list[Node]:
+    """All twenty nodes of the cluster."""
+    return [Node(tmp_path, f"n{number}", slurm, shared) for number in range(1, 21)]
+
+
+@pytest.fixture
+def story(node: Node, tmp_path: Path) -> Story:
+    found = Story(node, tmp_path / "journals")
+    node.journal = str(found.root)
+    for each in (tmp_path, *tmp_path.parents):
+        if each.stat().st_uid == os.getuid() and not each.stat().st_mode & 0o001:
+            each.chmod(each.stat().st_mode | 0o011)
+    return found

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site's file for a test, and recorded machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_health import site_settings as site_file
+from slurm_health.checks.check import CheckContext
+from slurm_health.site_settings import Site
+
+
+def write_site(directory: Path, text: str) -> Path:
+    """Write a site's file that only its owner may write; its path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o755)
+    path = directory / "config.toml"
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+def load_site(directory: Path, text: str) -> Site:
+    """Write and read a site's file that belongs to whoever runs the test."""
+    return site_file.load(write_site(directory, text), owner=os.getuid())
+
+
+def tree(root: Path, files: Mapping[str, str]) -> CheckContext:
+    """Lay out files of a machine under a directory."""
+    for name, text in files.items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return CheckContext(root=root, now_s=1_000_000.0)

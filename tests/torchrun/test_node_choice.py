@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes training starts with."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.core.records import NodeJudged, VerdictReached
+from slurm_health.core.verdict import Level
+from slurm_health.errors import UsageError
+from slurm_health.torchrun.node_choice import Bounds, bounds, choose, why_left_out
+
+LEVELS = {
+    "h": Level.HEALTHY,
+    "s": Level.SLOW,
+    "f": Level.FAULTY,
+    "i": Level.INCONCLUSIVE,
+}
+
+
+def verdict(levels: str) -> VerdictReached:
+    """One node per letter, n1 first."""
+    return VerdictReached(
+        nodes=[
+            NodeJudged(node=f"n{number}", level=LEVELS[letter], reason="because")
+            for number, letter in enumerate(levels, 1)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("levels", "nnodes", "exclude_slow", "absent", "expected"),
+    [
+        ("hhhh", None, False, "", "n1 n2 n3 n4"),
+        ("hhfh", "3:4", False, "", "n1 n2 n4"),
+        ("fhhh", "3:4", False, "", "n2 n3 n4"),
+        ("hhfh", None, False, "", ""),
+        ("hffh", "3:4", False, "", ""),
+        ("hhsh", None, False, "", "n1 n2 n3 n4"),
+        ("hhsh", "3:4", True, "", "n1 n2 n4"),
+        ("hhsh", None, True, "", ""),
+        ("iiii", None, True, "", "n1 n2 n3 n4"),
+        ("hih", "2:3", False, "", "n1 n2 n3"),
+        # One more than wanted is a spare.
+        ("hfhhh", "4", False, "", "n1 n3 n4 n5"),
+        ("shhhh", "4", False, "", "n2 n3 n4 n5"),
+        ("hhhhi", "4", False, "", "n1 n2 n3 n4"),
+        # A node that is not heard of is waited for only where it is needed.
+        ("hhi", "2:3", False, "n3", "n1 n2"),
+        ("hhi", None, False, "n3", "n1 n2 n3"),
+        ("hfi", "2:3", False, "n3", "n1 n3"),
+        ("hhf", "2:3", False, "n3", "n1 n2"),
+    ],
+)
+def test_training_starts_with_the_nodes_that_can_be_used_if_they_are_enough(
+    levels: str, nnodes: str | None, exclude_slow: bool, absent: str, expected: str
+) -> None:
+    within = bounds(nnodes, len(levels), alone=False)
+    choice = choose(verdict(levels), within, absent=absent.split(), exclude_slow=exclude_slow)
+    assert " ".join(choice.nodes) == expected
+
+
+def test_a_stop_names_the_node_and_what_to_do() -> None:
+    within = bounds("4", 4, alone=False)
+    choice = choose(verdict("hhfh"), within, absent=(), exclude_slow=False)
+    assert "n3 is faulty: because" in choice.reason
+    assert "--exclude=n3" in choice.reason
+    assert "--nnodes=3:4" in choice.reason
+
+
+def test_going_on_in_doubt_is_said_aloud() -> None:
+    within = bounds(None, 3, alone=False)
+    choice = choose(verdict("hih"), within, absent=(), exclude_slow=False)
+    assert choice.reason == "with n2 all the same: inconclusive, because"
+
+
+def test_nothing_is_said_where_all_are_healthy() -> None:
+    within = bounds(None, 3, alone=False)
+    assert choose(verdict("hhh"), within, absent=(), exclude_slow=False).reason == ""
+
+
+def test_who_trains_alone_does_so_on_every_node_that_can_be_used() -> None:
+    within = bounds("1", 3, alone=True)
+    choice = choose(verdict("hfh"), within, absent=(), exclude_slow=False)
+    assert choice.nodes == ("n1", "n3")
+
+
+def test_more_nodes_than_there_are_cannot_be_had() -> None:
+    with pytest.raises(UsageError, match="only 4 nodes"):
+        bounds("5", 4, alone=False)
+
+
+def test_a_node_learns_why_it_is_left_out() -> None:
+    assert why_left_out(verdict("hf"), "n2") == "faulty, because"
+    assert why_left_out(verdict("hf"), "n1") == "not needed"
+
+
+def test_bounds_read_as_torchrun_writes_them() -> None:
+    assert Bounds(least=3, most=3).text == "3"
+    assert Bounds(least=3, most=4).text == "3:4"

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command lines as torchrun's own parser reads them, with our options among its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.errors import ConfigError
+from slurm_health.probes.torchrun_arguments import read
+from slurm_health.torchrun.parser import Ended
+from slurm_health.torchrun.parser import read as read_with_interpreter
+
+pytestmark = pytest.mark.torch
+
+
+def parsed(*argv: str) -> dict[str, Any]:
+    from torch.distributed.run import get_args_parser
+
+    return read(list(argv), get_args_parser())
+
+
+@pytest.mark.parametrize(
+    ("argv", "options"),
+    [
+        ("--network-check --nproc_per_node=2 train.py", ["--nproc_per_node=2"]),
+        ("--nproc-per-node 2 --network_check train.py", ["--nproc-per-node", "2"]),
+        ("--journal /j -t 3 --exclude-straggler train.py", ["-t", "3"]),
+        ("--journal=/j --max_restarts=3 --python=/usr/bin/env train.py", ["--max_restarts=3"]),
+        ("--straggler_det --role a -m train.py", ["--role", "a", "-m"]),
+        ("train.py", []),
+    ],
+)
+def test_our_options_are_taken_out_and_torchruns_kept_as_they_were_written(
+    argv: str, options: list[str]
+) -> None:
+    found = parsed(*argv.split())
+    assert found["options"] == options
+    assert found["program"] == ["train.py"]
+
+
+def test_what_follows_the_script_is_the_scripts() -> None:
+    found = parsed("--standalone", "train.py", "--network-check", "--nnodes=9", "--", "--journal")
+    assert found["program"] == ["train.py", "--network-check", "--nnodes=9", "--", "--journal"]
+    assert not found["network_check"]
+    assert found["given"] == {}
+    assert found["standalone"]
+
+
+def test_two_dashes_may_stand_before_the_script() -> None:
+    found = parsed("--nnodes=2", "--network-check", "--", "train.py", "-x")
+    assert found["options"] == ["--nnodes=2"]
+    assert found["program"] == ["--", "train.py", "-x"]
+
+
+def test_a_script_named_like_a_value_is_found() -> None:
+    found = parsed("--nnodes", "2", "2", "2")
+    assert found["options"] == ["--nnodes", "2"]
+    assert found["program"] == ["2", "2"]
+
+
+def test_only_what_was_given_counts_as_given_whatever_its_spelling() -> None:
+    found = parsed("--rdzv_endpoint", "n1:5", "--nno=2:3", "--node_rank=0", "train.py")
+    assert found["given"] == {"nnodes": "2:3", "rdzv_endpoint": "n1:5", "node_rank": "0"}
+
+
+def test_our_options_have_values() -> None:
+    found = parsed("--straggler-detection", "--journal", "/j", "train.py")
+    assert (found["straggler_detection"], found["journal"], found["python"]) == (True, "/j", None)
+
+
+@pytest.mark.parametrize("argv", ["--nnods=2 train.py", "--network-chekc train.py", ""])
+def test_what_torchrun_does_not_know_it_refuses_itself(
+    argv: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        parsed(*argv.split())
+    assert refused.value.code == 2
+    said = capsys.readouterr().err
+    assert ("unrecognized arguments" in said) or ("required: training_script" in said)
+
+
+def test_variables_of_torchruns_own_count_as_given(tmp_path: Path) -> None:
+    environ = {**os.environ, "PET_NNODES": "2:4", "PET_STANDALONE": "0"}
+    # `--python` is the script's here, although it looks like ours.
+    argv = ["--network-check", str(tmp_path / "train.py"), "--python", "no-such-python"]
+    python, found = read_with_interpreter(argv, environ)
+    assert found.given == {"nnodes": "2:4"}
+    assert found.network_check
+    assert found.program[1:] == ["--python", "no-such-python"]
+    assert Path(python).is_absolute()
+
+
+def test_the_interpreter_is_the_one_that_is_named() -> None:
+    python, found = read_with_interpreter(["--python", sys.executable, "x.py"], os.environ)
+    assert python == sys.executable == found.python
+
+
+def test_an_interpreter_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no such executable"):
+        read_with_interpreter(["--python=/no/python", "x.py"], os.environ)
+
+
+def test_an_interpreter_without_torch_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    with pytest.raises(Ended) as ended:
+        read_with_interpreter([f"--python={bare}", "x.py"], {"PATH": os.environ["PATH"]})
+    assert ended.value.exit_code == 1
+    assert "cannot load torchrun: No module named 'torch'" in capfd.readouterr().err

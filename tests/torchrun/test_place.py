@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a process of `slurm-health run` finds itself, from the variables it was given."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.errors import AllocationError, UsageError
+from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.place import Place, find
+
+# As Slurm 22.05 set them, less what is not looked at: batch script, and task 1 of a step of three.
+BATCH = {
+    "SLURMD_NODENAME": "n1",
+    "SLURM_CLUSTER_NAME": "lab",
+    "SLURM_JOB_ID": "12",
+    "SLURM_JOB_NODELIST": "n[1-4]",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_JOB_PARTITION": "main",
+    "SLURM_NODEID": "0",
+}
+STEP = {
+    **BATCH,
+    "SLURMD_NODENAME": "n3",
+    "SLURM_NODEID": "1",
+    "SLURM_SRUN_COMM_PORT": "61116",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[2-4]",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+}
+CHECKED = Arguments(options=[], program=["x"], given={}, network_check=True)
+PLAIN = Arguments(options=[], program=["x"], given={})
+
+
+def with_given(*, checks: bool = False, **given: str) -> Arguments:
+    return Arguments(options=[], program=["x"], given=given, network_check=checks)
+
+
+def place_of(arguments: Arguments, environ: dict[str, str]) -> Place:
+    place = find(arguments, environ)
+    assert place is not None
+    return place
+
+
+def test_a_task_of_a_step_stands_among_the_nodes_of_the_step() -> None:
+    place = place_of(CHECKED, STEP)
+    assert place.nodes == ("n2", "n3", "n4")
+    assert place.node == "n3"
+    assert not place.leads
+    assert (place.job_id, place.attempt, place.step) == (12, 0, 0)
+
+
+def test_the_task_on_the_first_node_leads() -> None:
+    assert place_of(CHECKED, {**STEP, "SLURMD_NODENAME": "n2"}).leads
+
+
+def test_every_start_has_a_name_and_a_port_of_its_own() -> None:
+    starts = [
+        place_of(CHECKED, {**STEP, **other})
+        for other in (
+            {},
+            {"SLURM_STEP_ID": "1"},
+            {"SLURM_RESTART_COUNT": "1"},
+            {"SLURM_JOB_ID": "13"},
+        )
+    ]
+    assert len({start.start for start in starts}) == len(starts)
+    assert len({start.port for start in starts}) == len(starts)
+
+
+def test_all_tasks_of_a_start_agree_on_its_name_and_port() -> None:
+    tasks = [place_of(PLAIN, {**STEP, "SLURMD_NODENAME": node}) for node in ("n2", "n3", "n4")]
+    assert len({(task.start, task.port, task.nodes) for task in tasks}) == 1
+
+
+def test_a_job_id_that_is_given_out_again_names_another_start() -> None:
+    again = {**STEP, "SLURM_SRUN_COMM_PORT": "61117"}
+    assert place_of(PLAIN, STEP).start != place_of(PLAIN, again).start
+
+
+@pytest.mark.parametrize("step", [None, "4294967291", "4294967290"])
+def test_a_batch_script_of_several_nodes_is_told_to_use_srun(step: str | None) -> None:
+    environ = BATCH if step is None else {**BATCH, "SLURM_STEP_ID": step}
+    with pytest.raises(UsageError, match="srun --ntasks-per-node=1"):
+        find(PLAIN, environ)
+
+
+@pytest.mark.parametrize("environ", [BATCH, {**BATCH, "SLURM_JOB_NODELIST": "n1"}, {}])
+def test_who_trains_alone_needs_no_place(environ: dict[str, str]) -> None:
+    assert find(with_given(nnodes="1"), environ) is None
+    alone = Arguments(options=[], program=["x"], given={}, standalone=True)
+    assert find(alone, environ) is None
+
+
+def test_several_tasks_on_a_node_are_refused() -> None:
+    with pytest.raises(UsageError, match="one task per node is enough"):
+        find(PLAIN, {**STEP, "SLURM_STEP_NUM_TASKS": "6"})
+
+
+def test_several_tasks_on_a_node_may_each_train_alone() -> None:
+    assert find(with_given(nnodes="1"), {**STEP, "SLURM_STEP_NUM_TASKS": "6"}) is None
+
+
+@pytest.mark.parametrize("nodelist", ["", "n[1", "n[5-6]"])
+def test_a_node_list_that_cannot_be_is_refused(nodelist: str) -> None:
+    with pytest.raises(AllocationError, match="SLURM_STEP_NODELIST"):
+        find(PLAIN, {**STEP, "SLURM_STEP_NODELIST": nodelist})
+
+
+def test_outside_slurm_the_variables_of_other_schedulers_tell() -> None:
+    place = place_of(with_given(nnodes="2:3", rdzv_id="a7", checks=True), {"NODE_RANK": "1"})
+    assert place.nodes == ("node0", "node1", "node2")
+    assert place.node == "node1"
+    assert place.start == "a7"
+    assert place.chosen_start
+
+
+def test_outside_slurm_a_single_machine_has_no_place() -> None:
+    assert find(CHECKED, {}) is None
+    assert find(with_given(nnodes="2"), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "what"),
+    [
+        (with_given(nnodes="2", checks=True), {}, "NODE_RANK"),
+        (with_given(nnodes="2", checks=True), {"NODE_RANK": "1"}, "--rdzv-id"),
+        (with_given(nnodes="2"), {"NODE_RANK": "2"}, "below 2"),
+        (with_given(nnodes="2", node_rank="x"), {}, "found 'x'"),
+    ],
+)
+def test_outside_slurm_it_is_said_what_is_missing(
+    arguments: Arguments, environ: dict[str, str], what: str
+) -> None:
+    with pytest.raises(UsageError, match=what):
+        find(arguments, environ)
