@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_health.core.records import NodeJudged
-from slurm_health.core.verdict import Level
+from slurm_health.core.verdict import Level, NodeVerdict
 
 REASON_PREFIX = "slurm-health:"
 # Slurm's own tools cut longer notes.
@@ -34,7 +33,7 @@ class LeaveAlone:
 
 
 def drains(
-    bad: Sequence[NodeJudged],
+    bad: Sequence[NodeVerdict],
     *,
     total: int,
     job_id: int,
@@ -69,7 +68,7 @@ def drains(
     return tuple(actions)
 
 
-def drain_reason(node: NodeJudged, job_id: int) -> str:
+def drain_reason(node: NodeVerdict, job_id: int) -> str:
     """Return the note for Slurm: ASCII, one line, short, beginning with our prefix."""
     text = f"{REASON_PREFIX} job {job_id}: {node.component}: {node.reason}"
     return plain(text)[:REASON_LENGTH]
@@ -81,7 +80,7 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in ascii_text)
 
 
-def _doubt(node: NodeJudged) -> str:
+def _doubt(node: NodeVerdict) -> str:
     """Say why slowness is not proven well enough to drain for it, empty if it is."""
     if node.probability < PROVEN_PROBABILITY:
         return (
