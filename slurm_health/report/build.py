@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
 
+from slurm_health import journal
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     ActionDone,
@@ -34,7 +35,6 @@ from slurm_health.report.model import (
     RunReport,
     ScriptOutcome,
     State,
-    attempt_and_check,
 )
 
 # How long a master may be silent before it is taken for dead. It writes at the latest when a
@@ -61,7 +61,7 @@ def run_report(
         superseded: a later check of the job exists, so this one is over.
         requeued: a later attempt of the job exists, so a requeue that was begun took effect.
     """
-    attempt, check = attempt_and_check(entries.label) or (0, 1)
+    attempt, check = journal.attempt_and_check(entries.label) or (0, 1)
     start = _first(entries.master, RunStarted)
     verdict = _last(entries.master, VerdictReached)
     finished = _last(entries.master, RunFinished)
@@ -223,7 +223,7 @@ def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Job
         runs: at least one, oldest first.
         now_s: see `run_report`.
     """
-    attempts = [(attempt_and_check(run.label) or (0, 1))[0] for run in runs]
+    attempts = [(journal.attempt_and_check(run.label) or (0, 1))[0] for run in runs]
     reports = tuple(
         run_report(
             run,
