@@ -75,7 +75,7 @@ def exit_code(rows: Sequence[Row]) -> int:
 def table(rows: Sequence[Row]) -> str:
     """Return the figures, and below them every run that was wrong or gave none."""
     headers = ["verdict to the script's first line", "target", "median (min … max)"]
-    headers += ["of it acting", "right"]
+    headers += ["without the check", "right"]
     text = tabulate(map(_line, rows), headers=headers, tablefmt="github", disable_numparse=True)
     notes = [
         f"{row.case.name}: {note}"
@@ -142,7 +142,7 @@ def _run(row: Row, stage: Stage, *, played: bool) -> None:
     row.measured.append(measured)
     wrong = f", WRONG: {measured.wrong}" if measured.wrong else ""
     print(
-        f"{row.case.name}: {duration(measured.elapsed_s)}, of it acting"
+        f"{row.case.name}: {duration(measured.elapsed_s)}, without the check"
         f" {duration(measured.acting_s)}, load average {load:.1f} before{wrong}",
         file=sys.stderr,
         flush=True,
