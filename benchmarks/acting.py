@@ -4,8 +4,8 @@
     python -m benchmarks.acting                                every case, three runs each
     python -m benchmarks.acting --only requeue --played --runs 50
 
-Exits 0 when every job ended as it should, however slow; 1 when one did not, as by running on the
-bad node; 3 when a case could not be measured. docs/performance.md says what the figures mean.
+Exits 0 if every job ended as it should, however slow; 1 if one did not, for example because it ran
+on the bad node; 3 if a case could not be measured. docs/performance.md says what the figures mean.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOTHING = "–"  # noqa: RUF001
 
 @dataclass(kw_only=True)
 class Row:
-    """What the runs of one case came to."""
+    """The results of one case's runs."""
 
     case: Case
     measured: list[Measured] = field(default_factory=list)
@@ -73,7 +73,7 @@ def exit_code(rows: Sequence[Row]) -> int:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the figures, and below them every run that was wrong or gave none."""
+    """Return the figures, and below them every run that was wrong or not measured."""
     headers = ["verdict to the script's first line", "target", "median (min … max)"]
     headers += ["without the check", "right"]
     text = tabulate(map(_line, rows), headers=headers, tablefmt="github", disable_numparse=True)
