@@ -22,14 +22,9 @@ from slurm_health.core.acting.decide import (
     exit_code,
     unwanted,
 )
-from slurm_health.core.acting.drains import (
-    REASON_LENGTH,
-    REASON_PREFIX,
-    Drain,
-    LeaveAlone,
-    drain_reason,
-)
+from slurm_health.core.acting.drains import Drain, LeaveAlone, drain_reason
 from slurm_health.core.records import VerdictReached
+from slurm_health.core.text import REASON_LENGTH, REASON_PREFIX
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.errors import ExitCode
 from tests.strategies import verdicts
