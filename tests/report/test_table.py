@@ -212,7 +212,7 @@ def test_a_requeue_that_was_begun_took_effect_if_there_is_a_later_attempt(tmp_pa
     alone = job_text(load(tmp_path, "12"))
     RunJournal(tmp_path, label="1")
 
-    assert "asked for a requeue, its end is not recorded" in alone
+    assert "began to requeue the job, result not recorded" in alone
     assert "   requeued" in job_text(load(tmp_path, "12"))
 
 
@@ -241,7 +241,7 @@ def test_a_script_without_a_recorded_end_is_not_said_to_run(tmp_path: Path) -> N
     supervisor = journal.path_of(run.directory, journal.SUPERVISOR)
     supervisor.write_bytes(supervisor.read_bytes().splitlines(keepends=True)[0])
 
-    assert "train.sh started, its end is not recorded yet" in job_text(load(tmp_path, "12"))
+    assert "train.sh started, end not recorded yet" in job_text(load(tmp_path, "12"))
 
 
 @pytest.mark.parametrize(
