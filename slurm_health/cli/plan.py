@@ -59,7 +59,7 @@ class _Play:
     show_default=True,
     help="Relative standard deviation of one measurement.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same run.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     hostlist: str, bad: str, topology: TextIO | None, noise: float, seed: int, as_json: bool
