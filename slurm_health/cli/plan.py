@@ -195,7 +195,7 @@ def _as_text(play: _Play) -> Iterator[str]:
         for name in verdict.named(level):
             yield from _accusation(name, verdict.nodes[name])
     for leaf in verdict.leaves:
-        yield f"  leaf {leaf.leaf} {leaf.level.value}: {leaf.reason}"
+        yield f"  leaf {leaf.ends[0]} {leaf.level.value}: {leaf.reason}"
     for path in verdict.paths:
         yield f"  path {' - '.join(path.ends)} {path.level.value}: {path.reason}"
     healthy = verdict.named(Level.HEALTHY)
@@ -238,7 +238,9 @@ def _as_json(play: _Play) -> str:
             }
             for name, node in verdict.nodes.items()
         },
-        "leaves": [_fields(leaf, "leaf", "level", "reason") for leaf in verdict.leaves],
+        "leaves": [
+            {"leaf": leaf.ends[0], **_fields(leaf, "level", "reason")} for leaf in verdict.leaves
+        ],
         "paths": [_fields(path, "ends", "level", "reason") for path in verdict.paths],
     }
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()

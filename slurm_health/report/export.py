@@ -84,7 +84,7 @@ def _whole(records: Sequence[msgspec.Struct]) -> list[dict[str, object]]:
 
 
 def _node(node: NodeReport) -> dict[str, object]:
-    judged = dataclasses.asdict(node.verdict) if node.verdict else _UNJUDGED
+    judged = msgspec.structs.asdict(node.verdict) if node.verdict else _UNJUDGED
     return {"node": node.node, "run": node.label, **judged, **_figures(node.figures)}
 
 

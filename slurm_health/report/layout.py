@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from slurm_health.core.text import one_line
+
 _GAP = 2  # columns between cells, as tabulate's "plain" has them
 _INDENT = "    "
 _FEWEST_CHARACTERS = 24  # prose in a narrower column is not worth reading
@@ -17,24 +19,12 @@ _KEPT_BLANK = "\N{NO-BREAK SPACE}"
 _ASCII = str.maketrans({"–": "-", "—": "-", "…": "...", "×": "x", "≥": ">=", "≤": "<="})  # noqa: RUF001
 
 
-def printable(text: str, *, unicode: bool = True) -> str:
-    """Return text in one line, without characters that act on a terminal.
-
-    Journals hold what programs said. Without `unicode` the result is plain ASCII.
-    """
-    line = " ".join(text.split())
-    line = "".join(char if char.isprintable() else "?" for char in line)
-    if unicode:
-        return line
-    return line.translate(_ASCII).encode("ascii", "replace").decode("ascii")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Page:
     """Where a text is shown: columns to fit, None to break no line, and whether beyond ASCII.
 
-    Whatever its methods are given is made printable. What cannot be broken stands out on the
-    right; nothing is left away, and no line ends in blanks.
+    Journals hold what programs said, so all that is shown is made harmless first. What cannot be
+    broken stands out on the right; nothing is left away, and no line ends in blanks.
     """
 
     width: int | None = None
@@ -48,9 +38,9 @@ class Page:
         """Return phrases side by side; where they do not fit, lines begin between two of them."""
         room = None if self.width is None else self.width - len(_INDENT)
         kept = [
-            " ".join(line.replace(" ", _KEPT_BLANK) for line in _wrapped(self._shown(each), room))
-            for each in phrases
-            if each
+            " ".join(line.replace(" ", _KEPT_BLANK) for line in _wrapped(phrase, room))
+            for phrase in map(self._shown, phrases)
+            if phrase
         ]
         lines = _wrapped("   ".join(kept), self.width, _INDENT)
         return [line.replace(_KEPT_BLANK, " ") for line in lines]
@@ -75,7 +65,10 @@ class Page:
         return list(self._with_prose_below([tall_head, *cells[1:]], prose, align))
 
     def _shown(self, text: str) -> str:
-        return printable(text, unicode=self.unicode)
+        line = one_line(text)
+        if self.unicode:
+            return line
+        return line.translate(_ASCII).encode("ascii", "replace").decode()
 
     def _room_beside(self, lines: Sequence[str]) -> int | None:
         return None if self.width is None else self.width - max(map(len, lines)) - _GAP

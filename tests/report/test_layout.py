@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.report.layout import Page, printable
+from slurm_health.core.text import one_line
+from slurm_health.report.layout import Page
 
 WIDTHS = st.integers(min_value=1, max_value=120)
 WORDS = st.text(alphabet=st.characters(codec="utf-8"), max_size=80)
@@ -16,24 +17,24 @@ NODES = "gpu[01,03,05,07,09,11,13,15,17,19,21]"
 def test_wrapping_loses_nothing_but_blanks(text: str, width: int) -> None:
     lines = Page(width=width).paragraph(text)
 
-    assert "".join(lines).replace(" ", "") == printable(text).replace(" ", "")
+    assert "".join(lines).replace(" ", "") == one_line(text).replace(" ", "")
     assert all(line == line.rstrip() for line in lines)
     assert all(len(line) <= width or " " not in line.strip() for line in lines)
 
 
 @given(WORDS)
-def test_plain_text_is_one_line_of_ascii(text: str) -> None:
-    plain = printable(text, unicode=False)
+def test_where_only_ascii_can_be_shown_nothing_else_is(text: str) -> None:
+    (line,) = Page(unicode=False).paragraph(text)
 
-    assert plain.isascii()
-    assert plain.isprintable()
+    assert line.isascii()
+    assert line.isprintable()
 
 
 @given(st.lists(WORDS, max_size=5), WIDTHS)
 def test_phrases_keep_their_order(phrases: list[str], width: int) -> None:
     lines = Page(width=width).phrases(phrases)
 
-    expected = "".join(map(printable, phrases)).replace(" ", "")
+    expected = "".join(map(one_line, phrases)).replace(" ", "")
     assert "".join(lines).replace(" ", "") == expected
 
 
@@ -73,7 +74,7 @@ def test_a_table_shows_every_word_and_no_trailing_blank(
 
     assert all(line == line.rstrip() for line in lines)
     shown = set(" ".join(lines).replace(",", ", ").split())
-    words = {word for row in rows for cell in row for word in printable(cell).split(" ")}
+    words = {word for row in rows for cell in row for word in one_line(cell).split(" ")}
     assert {part for word in words for part in word.replace(",", ", ").split()} <= shown
 
 
