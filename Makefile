@@ -9,6 +9,10 @@ BASE   := $(firstword $(wildcard /usr/bin/python3.13 /usr/bin/python3.12 /usr/bi
 # The tests need any torch that runs on CPUs. If pip's default comes with several GB of CUDA
 # packages, choose another: make test TORCH='torch --index-url URL'
 TORCH  ?= torch==2.13.0
+# Most tests wait for Slurm, for processes or for a time limit, so each core gets two workers; more
+# than a dozen workers would only load the same modules again.
+WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 12 ? n : 12)))
+PYTEST := -m pytest -n $(WORKERS) --dist worksteal
 # Each other Slurm release runs from its own root directory, about 350 MB.
 RELEASES  := 24.11 26.05
 LAB_ROOTS := /var/cache/slurm-health-lab
@@ -16,12 +20,13 @@ ROOT   := $(filter 0,$(shell id -u))
 # pyslurm is not packaged for most releases of Slurm; this is the one for Debian 12's.
 PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
-.PHONY: help demo test test-releases lint fmt install lab-packages pyslurm clean
+.PHONY: help demo test test-slow test-releases lint fmt install lab-packages pyslurm clean
 .PHONY: bench bench-acting bench-hooks bench-localize bench-probes
 
 help:
-	@echo 'make demo            a cluster with one bad node, a job that finds and leaves it, the report'
-	@echo 'make test            every test this machine can run; says which it cannot'
+	@echo 'make demo            a cluster with one bad node, a job that finds and avoids it, the report'
+	@echo 'make test            every test that this machine can run in minutes; lists what it skipped'
+	@echo 'make test-slow       the faults and time limits that take minutes each'
 	@echo 'make test-releases   the lab tests on Slurm 22.05, 24.11 and 26.05 (downloads the last two)'
 	@echo 'make lint            ruff, mypy --strict, shellcheck'
 	@echo 'make fmt             format the code'
@@ -37,12 +42,15 @@ demo: install lab-packages
 	@$(RUN) -m tests.demo
 
 test: install lab-packages
-	$(RUN) -m pytest $(PYTEST_ARGS)
+	$(RUN) $(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+test-slow: install lab-packages
+	$(RUN) $(PYTEST) -m slow $(PYTEST_ARGS)
 
 test-releases: install lab-packages $(RELEASES:%=$(LAB_ROOTS)/%)
-	$(RUN) -m pytest -m lab $(PYTEST_ARGS)
+	$(RUN) $(PYTEST) -m lab $(PYTEST_ARGS)
 	for release in $(RELEASES); do \
-		LAB_RELEASE=$(LAB_ROOTS)/$$release $(RUN) -m pytest -m lab $(PYTEST_ARGS) || exit; \
+		LAB_RELEASE=$(LAB_ROOTS)/$$release $(RUN) $(PYTEST) -m lab $(PYTEST_ARGS) || exit; \
 	done
 
 $(LAB_ROOTS)/%:

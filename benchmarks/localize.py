@@ -167,7 +167,7 @@ def _scene(
 
 
 def _fabric_named(verdict: Verdict, faults: Faults) -> bool:
-    leaves = {leaf.leaf for leaf in verdict.leaves}
+    leaves = {name for leaf in verdict.leaves for name in leaf.ends}
     paths = {frozenset(path.ends) for path in verdict.paths if path.level is not Level.INCONCLUSIVE}
     return leaves == set(faults.leaves) and paths == set(faults.paths)
 
