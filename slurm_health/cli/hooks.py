@@ -47,7 +47,7 @@ def load_site(config: str | None) -> Site:
     from slurm_health.config import site_file
     from slurm_health.site_settings import load
 
-    return load(Path(config) if config else site_file(os.environ), owner=os.getuid())
+    return load(Path(config) if config else site_file(os.environ))
 
 
 def site_if_any(config: str | None) -> Site | None:
@@ -77,17 +77,9 @@ def _controller() -> Controller:
 
 
 def _hook(name: str, config: str | None) -> int:
-    from slurm_health.hooks import epilog as epilog_hook
-    from slurm_health.hooks import healthcheck as healthcheck_hook
-    from slurm_health.hooks import prolog as prolog_hook
+    from slurm_health.hooks.__main__ import run
 
-    hooks = {"prolog": prolog_hook, "epilog": epilog_hook, "healthcheck": healthcheck_hook}
-    from slurm_health.checks.check import CheckContext
-
-    site = load_site(config)
-    environ = dict(os.environ)
-    place = CheckContext(environ=environ, now_s=time.time(), state=site.state, context=name)
-    return int(ExitCode.BAD_NODES if hooks[name].run(site, environ, place) else ExitCode.HEALTHY)
+    return int(ExitCode.BAD_NODES if run(name, load_site(config), os.environ) else ExitCode.HEALTHY)
 
 
 @click.command(short_help="Check this node before a job, as slurmd's Prolog does.")
@@ -235,7 +227,7 @@ def retest(config: str | None) -> int:
     from slurm_health.hooks.run_checks import run_checks
 
     site = load_site(config)
-    kept = own_drain.load(site.state)
+    kept = own_drain.recall(site.state)
     if kept is None:
         print_result("this node was not drained by its hooks\n")
         return int(ExitCode.HEALTHY)
@@ -252,12 +244,12 @@ def retest(config: str | None) -> int:
 @click.pass_obj
 def marks_command(config: str | None, names: tuple[str, ...]) -> int:
     """List accusations by users' jobs that no check of the node has confirmed."""
-    from slurm_health.draining.shared_state import Untrusted
+    from slurm_health.draining.shared_state import Unusable
     from slurm_health.hooks import nodes as listing
 
     try:
         print_result(listing.marks_text(load_site(config), names, time.time()))
-    except Untrusted as err:
+    except Unusable as err:
         raise click.ClickException(str(err)) from err
     return int(ExitCode.HEALTHY)
 
@@ -266,12 +258,12 @@ def marks_command(config: str | None, names: tuple[str, ...]) -> int:
 @click.pass_obj
 def reset(config: str | None) -> int:
     """Let the breaker allow drains again, once the common cause is found."""
-    from slurm_health.draining.shared_state import Untrusted
+    from slurm_health.draining.shared_state import Unusable
     from slurm_health.hooks import nodes as listing
 
     try:
         print_result(listing.reset(load_site(config)))
-    except Untrusted as err:
+    except Unusable as err:
         raise click.ClickException(str(err)) from err
     return int(ExitCode.HEALTHY)
 

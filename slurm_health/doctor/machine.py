@@ -83,8 +83,8 @@ def _shared(site: Site) -> Advice:
     if os.getuid() != 0:
         return look(f"whether {path} can be locked and written was not tried", "run doctor as root")
     try:
-        shared_state.change(site.breaker, lambda before: (before, b""), owner=os.getuid())
-    except shared_state.Untrusted as err:
+        shared_state.change_ledger(site.breaker, lambda before: (before, b""))
+    except shared_state.Unusable as err:
         text = f"the shared directory cannot be used, so nothing is drained: {err}"
         return change(text, f"install -d -m 0755 -o root -g root {path}, exported to root")
     kind = _filesystem(path)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One way to take a node out of the pool, and one to give it back."""
+"""One way to take a node out and to give it back, for hooks and for administrators' jobs."""
