@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 FAULT = 99
 USAGE = 2
 UNUSABLE = 78
-SITE_FILE = "/etc/slurm-health/config.toml"
 
 
 def main(arguments: list[str]) -> int:
@@ -32,6 +31,7 @@ def main(arguments: list[str]) -> int:
         print("usage: slurm_health.hooks prolog|epilog|healthcheck [FILE]", file=sys.stderr)
         return USAGE
     from slurm_health.errors import ConfigError
+    from slurm_health.site_file import SITE_FILE
     from slurm_health.site_settings import load
 
     try:
