@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from enum import Enum
 
 import msgspec
@@ -14,7 +15,7 @@ from slurm_health.core.node.recovery import DrainRecord
 from slurm_health.draining import own_drain, shared_state
 from slurm_health.errors import SlurmError
 from slurm_health.site_settings import Site
-from slurm_health.slurm.controller import Controller, drained_by_us, members
+from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Node
 
 _LEDGER_TEXT = 500
@@ -51,7 +52,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drain_this_node(
-    site: Site, node: str, cause: Cause, *, controller: Controller, now_s: float
+    site: Site, node: str, cause: Cause, *, controller: Client, now_s: float
 ) -> DrainResult:
     """Drain this node when everybody agrees, and say what became of it."""
     if not site.hooks.drain:
@@ -74,8 +75,8 @@ def drain_this_node(
     why_not = shared_state.reserve_drain(
         site.breaker,
         _entry(now, cause, now_s),
-        members=members(nodes, now.partitions) or {"the cluster": list(nodes)},
-        ours=drained_by_us(nodes),
+        members=_members(nodes, now.partitions) or {"the cluster": list(nodes)},
+        ours=_drained_by_us(nodes),
     )
     if why_not:
         return _not_drained(why_not)
@@ -98,9 +99,7 @@ def _entry(now: Node, cause: Cause, now_s: float) -> Entry:
     )
 
 
-def _perform(
-    site: Site, now: Node, cause: Cause, controller: Controller, now_s: float
-) -> DrainResult:
+def _perform(site: Site, now: Node, cause: Cause, controller: Client, now_s: float) -> DrainResult:
     if now.reason and not drain_note.is_ours(now.reason):
         text = f"it has a note already: {now.reason}"
         return DrainResult(status=DrainStatus.FOREIGN_NOTE, text=text)
@@ -110,7 +109,7 @@ def _perform(
     # Before the drain: a hook that is killed now must still know that the drain is its own.
     remembered = own_drain.remember(site.state, kept)
     try:
-        controller.drain(now.name, reason)
+        controller.drain([now.name], reason)
         after = controller.node(now.name)  # Slurm's return codes prove nothing
     except SlurmError as err:
         return _not_drained(f"Slurm refused, or did not answer: {err}")
@@ -118,6 +117,19 @@ def _perform(
         return _not_drained("Slurm accepted the request, but the node is still in the pool")
     lost = "" if remembered else f" (no record in {site.state}: it will not be released by itself)"
     return DrainResult(status=DrainStatus.DRAINED, text=reason + lost)
+
+
+def _members(nodes: Mapping[str, Node], partitions: Collection[str]) -> dict[str, list[str]]:
+    return {
+        partition: [each.name for each in nodes.values() if partition in each.partitions]
+        for partition in partitions
+    }
+
+
+def _drained_by_us(nodes: Mapping[str, Node]) -> list[str]:
+    return [
+        each.name for each in nodes.values() if each.out_of_pool and drain_note.is_ours(each.reason)
+    ]
 
 
 def _not_drained(why: str) -> DrainResult:

@@ -19,7 +19,7 @@ from slurm_health.site_settings import Site
 
 if TYPE_CHECKING:
     from slurm_health.draining.drain import Cause
-    from slurm_health.slurm.controller import Controller
+    from slurm_health.slurm.client import Client
 
 
 class Hook:
@@ -45,11 +45,11 @@ class Hook:
         """Run these checks, whichever hook they are for."""
         return run_checks(checks, msgspec.structs.replace(self.context, context="retest"))
 
-    def controller(self) -> Controller:
+    def controller(self) -> Client:
         """Return slurmctld, as hooks ask it."""
-        from slurm_health.slurm.controller import Controller
+        from slurm_health.slurm.client import Client
 
-        return Controller(self.environ, limit_s=self.site.hooks.slurm_limit_s)
+        return Client.for_hook(self.environ, limit_s=self.site.hooks.slurm_limit_s)
 
     def cause(self, faults: Sequence[CheckResult]) -> Cause:
         """Return the cause for a drain that failed checks are."""

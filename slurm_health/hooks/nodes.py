@@ -14,7 +14,7 @@ from slurm_health.draining import shared_state
 from slurm_health.draining.own_drain import undrain
 from slurm_health.draining.shared_state import Unusable
 from slurm_health.site_settings import Site
-from slurm_health.slurm.controller import Controller
+from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Node
 
 
@@ -82,7 +82,7 @@ def table(found: Sequence[Drained], known: Ledger) -> str:
     return "\n".join(lines) + "\n"
 
 
-def release(site: Site, names: Sequence[str], controller: Controller) -> dict[str, str]:
+def release(site: Site, names: Sequence[str], controller: Client) -> dict[str, str]:
     """Give nodes back; return what came of each. Another's drain is never lifted.
 
     Raises:
@@ -92,7 +92,7 @@ def release(site: Site, names: Sequence[str], controller: Controller) -> dict[st
     return {name: _release_one(site, nodes.get(name), name, controller) for name in names}
 
 
-def _release_one(site: Site, now: Node | None, name: str, controller: Controller) -> str:
+def _release_one(site: Site, now: Node | None, name: str, controller: Client) -> str:
     if now is None:
         return "unknown to Slurm"
     if not now.drained:
