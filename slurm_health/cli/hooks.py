@@ -113,13 +113,15 @@ def epilog(config: str | None) -> int:
     help="Run the checks of this hook.",
 )
 @click.option("--explain", is_flag=True, help="Run nothing; say what would run here, and why.")
-@click.option("--act", is_flag=True, help="Do what HealthCheckProgram does: drain, give back.")
+@click.option(
+    "--act", is_flag=True, help="Drain and return to service, as HealthCheckProgram does."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_json: bool) -> int:
     """Run the checks that are configured for this node and print what they find.
 
-    Nothing is drained or given back unless --act says so. Exits 0 when the node is well, 1 for a
-    proven fault, 3 when something could not be measured.
+    Nothing is drained or returned to service without --act. Exits 0 when the node is healthy, 1
+    for a proven fault, 3 when something could not be measured.
     """
     if act:
         return _hook("healthcheck", config)
@@ -162,7 +164,7 @@ def _exit_code(results: list[CheckResult]) -> ExitCode:
 def init_config(shared: str) -> int:
     """Print a configuration drafted from this node as it is now.
 
-    Run it on a node that is known to be well. Every check that could drain begins in shadow.
+    Run it on a node that is known to be healthy. Every check that could drain begins in shadow.
     """
     from slurm_health.checks.check import CheckContext
     from slurm_health.hooks.init_config import draft
@@ -174,7 +176,8 @@ def init_config(shared: str) -> int:
 
 
 @click.group(
-    invoke_without_command=True, short_help="What slurm-health has drained, why, and giving back."
+    invoke_without_command=True,
+    short_help="List the nodes slurm-health has drained; release them.",
 )
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
@@ -201,7 +204,7 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
 @click.argument("names", metavar="NODE...", nargs=-1, required=True)
 @click.pass_obj
 def release(config: str | None, names: tuple[str, ...]) -> int:
-    """Give nodes back that slurm-health has drained, and forget their marks.
+    """Return nodes that slurm-health has drained to service, and delete their marks.
 
     A node that somebody else has drained is left as it is.
     """
@@ -221,7 +224,7 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
 @nodes.command()
 @click.pass_obj
 def retest(config: str | None) -> int:
-    """Run again, on this node, the checks that it was drained for. Nothing follows."""
+    """Run again, on this node, the checks that it was drained for. Nothing else is done."""
     from slurm_health.draining import own_drain
     from slurm_health.hooks import explain as texts
     from slurm_health.hooks.run_checks import run_checks

@@ -58,7 +58,7 @@ def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
         return f"not released: could not query Slurm: {err}"
     if not now.drained or drain_note.unsigned(now.reason) != kept.reason:
         forget(site.state)
-        return f"no longer ours: {now.state}: {now.reason or '(no reason)'}"
+        return f"the drain is no longer ours: {now.state}: {now.reason or '(no reason)'}"
     if not now.releasable:
         # Ask again after as many passes, not every time.
         remember(site.state, msgspec.structs.replace(kept, passes=0))

@@ -37,7 +37,7 @@ def run(hook: Hook) -> bool:
     faults = hook.faults()
     if hook.site.hooks.end_leftovers:
         for each in end_leftovers(hook.context):
-            hook.log.warning(f"cannot be killed, left by the job: {each.name}({each.pid})")
+            hook.log.warning(f"left by the job, cannot be killed: {each.name}({each.pid})")
     cause = hook.cause(faults) if faults else _accused(hook)
     return cause is not None and hook.drain(cause)
 
@@ -50,7 +50,7 @@ def _accused(hook: Hook) -> Cause | None:
     try:
         found = accusations(hook.site, ended, hook.node)
     except Unreadable as err:
-        hook.log.warning(f"the job's journal is not read: {err}")
+        hook.log.warning(f"could not read the job's journal: {err}")
         return None
     if not found:
         return None
@@ -77,8 +77,9 @@ def _confirmed(hook: Hook, accusation: Accusation) -> Cause | None:
     faults = node_faults(results)
     if faults:
         return hook.cause(faults)
-    names = ", ".join(each.name for each in checks) or "no check"
-    hook.log.info(f"not confirmed: {names} for {accusation.component}")
+    names = ", ".join(each.name for each in checks)
+    by = f"by {names}" if names else f"because no check tests: {accusation.component}"
+    hook.log.info(f"not confirmed {by}")
     return None
 
 
@@ -98,7 +99,7 @@ def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None
     try:
         known = add_mark(site.breaker, hook.node, mark, site.marks)
     except Unusable as err:
-        hook.log.warning(f"the accusation is not kept: {err}")
+        hook.log.warning(f"could not keep the accusation: {err}")
         return None
     if not convict(known, site.marks):
         hook.log.info(f"marked: {summary(known)}")

@@ -51,7 +51,7 @@ def _all_pass(hook: Hook, names: Sequence[str]) -> bool:
     for name in names:
         planned = hook.site.named(name)
         if planned is None:
-            hook.log.warning(f"drained for {name}, which is not configured any more")
+            hook.log.warning(f"drained for {name}, which is no longer configured")
             return False
         checks.append(planned)
     results = hook.retest(checks)

@@ -46,16 +46,17 @@ def _drained(node: Node, known: Ledger) -> Drained:
     when = (node.name, note.time_s if note else None)
     entries = (each for each in reversed(known.entries) if (each.node, int(each.time_s)) == when)
     entry = next(entries, None)
-    unsigned = drain_note.unsigned(node.reason).removeprefix(REASON_PREFIX).strip()
+    reason, by, since = drain_note.signed(node.reason)
+    text = note.text if note else reason.removeprefix(REASON_PREFIX).strip()
     return Drained(
         node=node.name,
         state=node.state,
-        since=drain_note.signed_at(node.reason),
-        by=drain_note.signer(node.reason),
+        since=since,
+        by=by,
         checks=note.checks if note else (),
         job=note.job if note else 0,
         # The ledger has the whole text, the note what Slurm's tools show of it.
-        text=(entry.text if entry else "") or (note.text if note else unsigned),
+        text=(entry.text if entry else "") or text,
         hook=entry.hook if entry else "",
     )
 
@@ -77,8 +78,8 @@ def table(found: Sequence[Drained], known: Ledger) -> str:
     ]
     headers = ("NODE", "STATE", "SINCE", "CHECKS", "JOB", "WHY")
     lines.append(tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True))
-    lines.append("\ngive back: slurm-health nodes release NODE")
-    lines.append("test again, on the node: slurm-health nodes retest")
+    lines.append("\nto return a node to service: slurm-health nodes release NODE")
+    lines.append("to repeat its checks, on the node: slurm-health nodes retest")
     return "\n".join(lines) + "\n"
 
 

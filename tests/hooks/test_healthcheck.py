@@ -104,7 +104,7 @@ def test_a_check_that_is_not_configured_any_more_cannot_pass(drained: Node) -> N
     own_drain.remember(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
     pass_after_pass(drained, 5)
     assert drained.state == "IDLE+DRAIN"
-    assert "not configured any more" in drained.said
+    assert "no longer configured" in drained.said
 
 
 @pytest.mark.parametrize(

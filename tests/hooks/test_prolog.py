@@ -49,7 +49,7 @@ def test_a_fault_that_the_site_lowers_drains_nobody(node: Node, severity: str) -
 def test_a_check_in_shadow_is_logged_and_drains_nobody(node: Node) -> None:
     node.more = "[checks.new]\ncheck='memory'\nmin_total_gib=9999\nshadow=true\n"
     assert not node.prolog()
-    assert "check=new node_fault (in shadow: nothing follows)" in node.said
+    assert "check=new node_fault (in shadow: logged only)" in node.said
     assert node.slurm.calls() == []
 
 
