@@ -48,8 +48,12 @@ class Site:
 
     def check(self, salloc: Sequence[str], *words: str, user: str = "alice") -> Result:
         """Run `slurm-health check` in an allocation of its own."""
+        return self.allocated(salloc, COMMAND, "check", *words, user=user)
+
+    def allocated(self, salloc: Sequence[str], *command: str, user: str = "alice") -> Result:
+        """Run a command in an allocation of its own."""
         return self.lab.run(
-            ["salloc", "--quiet", *salloc, COMMAND, "check", *words],
+            ["salloc", "--quiet", *salloc, *command],
             user=user,
             check=False,
             deadline_s=DEADLINE_S,
