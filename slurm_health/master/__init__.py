@@ -7,5 +7,4 @@ the agents; what happens next is decided in `core.session`.
     run_check       one check from end to end
     master          the loop: read the journal, ask the session what to do, do it
     launcher        starts one agent per node, as a Slurm step or as local processes
-    run_directory   which journal directory a check uses, and whether it resumes another's
 """
