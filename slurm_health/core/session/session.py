@@ -88,7 +88,7 @@ Step = Append | Launch | Wait | Conclude
 
 
 class Session:
-    """One check, from launch to verdict. `state` is what the journal says of it: fold it there."""
+    """One check, from launch to verdict. `state` is what the journal says of it."""
 
     def __init__(
         self,
