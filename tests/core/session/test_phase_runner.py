@@ -169,9 +169,10 @@ def test_slow_memory_shows_in_what_a_node_does_alone(slowdown: float) -> None:
             node: 10.0 * noise.gauss(1.0, 0.01) * (slowdown if node == "n2" else 1.0)
             for node in group
         }
-        alone = {"memory_copy": copy_ms} if phase == "solo" else {}
         result = measured(group)
-        return replace(result, node_ms={**result.node_ms, **alone})
+        if phase != "solo":
+            return result
+        return replace(result, node_ms={**result.node_ms, "memory_copy": copy_ms})
 
     under_test = course("standard")
     run(under_test, answer)
