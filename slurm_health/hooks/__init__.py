@@ -5,6 +5,7 @@ slurmd starts these before and after each job and every few minutes. They read w
 and execute and follow nothing of it. While the node is healthy they load no torch, no click and no
 ClusterShell and call no Slurm command, because the prolog stands between a user and their job.
 
+    hook           what the three hooks share: where they are, what they run, say and drain
     prolog         before a job: checks the node
     epilog         after a job: cleans up, checks the node, reads the job's findings about it
     healthcheck    every few minutes: checks the node, resumes what was drained
