@@ -74,7 +74,7 @@ def test_a_disabled_check_is_not_run_but_still_checked(tmp_path: Path) -> None:
         ("[checks.memory]\nnodes=['a b']\n", ":2: nodes: invalid pattern 'a b'"),
         ("[checks.memory]\ntime_limit_s=0\n", ":2: time_limit_s: Expected `float` > 0"),
         ("[checks.filesystem]\n", ":1: checks.filesystem: Object missing required field `path`"),
-        ("[checks.file]\npath='/x'\ncontains='('\n", ":1: checks.file: '(' is no regular"),
+        ("[checks.file]\npath='/x'\ncontains='('\n", ":1: checks.file: '(' is not a regular"),
         ("[breaker]\nshare = 1.5\n", ":2: share: Expected `float` <= 1"),
         ("[accusations]\npolicy = 'always'\n", ":2: policy: Invalid enum value 'always'"),
         ("checks = 3\n", ":1: checks: expected a table, found 3"),

@@ -5,10 +5,10 @@ slurmd starts these before and after each job and every few minutes. They read w
 and execute and follow nothing of it. While the node is healthy they load no torch, no click and no
 ClusterShell and call no Slurm command, because the prolog stands between a user and their job.
 
-    hook           what the three hooks share: where they are, what they run, say and drain
     prolog         before a job: checks the node
     epilog         after a job: cleans up, checks the node, reads the job's findings about it
     healthcheck    every few minutes: checks the node, resumes what was drained
+    hook           what these three share: where they are, what they run and say
     run_checks     runs checks at the same time, each in a child, and judges what they saw
     user_journal   reads an ended job's journal, as the job's user
     nodes          `slurm-health nodes`: what was drained, why, and how to resume it

@@ -41,7 +41,7 @@ torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
 )
-place = ProbeContext(torch.device("cpu"), rank=rank, world_size=2, options=to_options(CPU))
+context = ProbeContext(torch.device("cpu"), rank=rank, world_size=2, options=to_options(CPU))
 samples = gpt.measure(context)
 dist.destroy_process_group()
 left = [each for each in gc.get_objects() if type(each) is Gpt]

@@ -76,7 +76,7 @@ def test_a_course_that_is_replayed_comes_to_the_same_round() -> None:
 
 
 def test_who_calculates_wrongly_twice_alone_meets_nobody() -> None:
-    text = "device 0 calculates wrongly"
+    text = "device 0 computes wrong results"
 
     def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
         if phase == "solo" and group == ("n3",):
