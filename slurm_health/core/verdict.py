@@ -11,6 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
+from slurm_health.core.probe_catalog import Metric
+
+# Who has no probes, a simulation for one, names a metric by a plain word.
+MetricName = Metric | str
+
 
 class Outcome(Enum):
     """What happened to one group in one round."""
@@ -51,22 +58,22 @@ class GroupResult:
 
     nodes: tuple[str, ...]
     outcome: Outcome
-    shared_ms: Mapping[str, float] = field(default_factory=dict)
-    node_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    shared_ms: Mapping[MetricName, float] = field(default_factory=dict)
+    node_ms: Mapping[MetricName, Mapping[str, float]] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     crashed: tuple[str, ...] = ()
     said: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeVerdict:
-    """The conclusion about one node, with its numbers.
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The conclusion about one node, with its numbers, as the journal holds it.
 
     `slowdown` is relative to the healthy nodes of the run (1.0 = as fast as they are);
     `probability` is the confidence in `level`. `evidence` names the rounds, partners and
     figures that justify it, and is never empty for SLOW and FAULTY.
     """
 
+    node: str
     level: Level
     slowdown: float = 1.0
     probability: float = 1.0
@@ -75,23 +82,13 @@ class NodeVerdict:
     evidence: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PathVerdict:
-    """Two nodes, or two leaf switches, whose connection is bad while both ends are well."""
+class LinkVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The conclusion about a connection whose nodes are well, as the journal holds it.
 
-    ends: tuple[str, str]
-    level: Level
-    slowdown: float = 1.0
-    probability: float = 1.0
-    reason: str = ""
-    evidence: tuple[str, ...] = ()
+    `ends` are two nodes or two leaf switches, or the one leaf switch whose uplink it is.
+    """
 
-
-@dataclass(frozen=True, kw_only=True)
-class LeafVerdict:
-    """A leaf switch whose uplink is bad; its nodes are not to blame."""
-
-    leaf: str
+    ends: tuple[str, ...]
     level: Level
     slowdown: float = 1.0
     probability: float = 1.0
@@ -104,8 +101,8 @@ class Verdict:
     """The conclusion of a run: every node, and the paths and leaves that are not well."""
 
     nodes: Mapping[str, NodeVerdict]
-    paths: tuple[PathVerdict, ...] = ()
-    leaves: tuple[LeafVerdict, ...] = ()
+    paths: tuple[LinkVerdict, ...] = ()
+    leaves: tuple[LinkVerdict, ...] = ()
 
     def named(self, level: Level) -> tuple[str, ...]:
         """Return the nodes at `level`, in the order of the run."""

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from slurm_health.core.node.finding import CheckResult, Status
+from slurm_health.core.text import one_line
 
 _DAEMON = 3 << 3
 _SEVERITY = {"error": 3, "warning": 4, "info": 6}
@@ -32,8 +33,7 @@ class Log:
 
     def say(self, level: str, text: str) -> None:
         """Write one line to both logs; what cannot be written is lost, and nothing waits."""
-        shown = "".join(each if each.isprintable() else " " for each in text)
-        line = f"{self._head} {' '.join(shown.split())}"
+        line = f"{self._head} {one_line(text)}"
         with contextlib.suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
         import socket  # not free, and a node that is well has nothing to say
@@ -59,7 +59,7 @@ class Log:
         """Say everything that is not a pass."""
         for each in results:
             if each.status is not Status.PASS:
-                shadow = " (in shadow: nothing follows)" if each.shadow else ""
+                shadow = " (in shadow: logged only)" if each.shadow else ""
                 status = each.status.value
                 self.say(
                     _LEVELS[each.status], f"check={each.name} {status}{shadow}: {each.finding.text}"

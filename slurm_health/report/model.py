@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import PathJudged, RunStarted, Sampled
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.core.records import RunStarted, Sampled
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.acts import Act
 from slurm_health.report.figures import Figure
-
-_LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 
 
 class State(Enum):
@@ -100,8 +97,8 @@ class RunReport:
     duration_s: float | None = None
     judged: bool = False
     nodes: tuple[NodeReport, ...] = ()
-    paths: tuple[PathJudged, ...] = ()
-    leaves: tuple[PathJudged, ...] = ()
+    paths: tuple[LinkVerdict, ...] = ()
+    leaves: tuple[LinkVerdict, ...] = ()
     acts: tuple[Act, ...] = ()
     disposition: str = ""
     reason: str = ""
@@ -129,14 +126,5 @@ class JobReport:
     script: str = ""
     runs: tuple[RunReport, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
-    paths: tuple[PathJudged, ...] = ()
-    leaves: tuple[PathJudged, ...] = ()
-
-
-def attempt_and_check(label: str) -> tuple[int, int] | None:
-    """Return what the name of a run's directory says: `2-3` is the third check of attempt 2.
-
-    None where it is not such a name.
-    """
-    match = _LABEL.fullmatch(label)
-    return (int(match[1]), int(match[2] or 1)) if match else None
+    paths: tuple[LinkVerdict, ...] = ()
+    leaves: tuple[LinkVerdict, ...] = ()

@@ -76,7 +76,8 @@ class CountingLocalizer:
         mine = [r for results in self._results for r in results if node in r.nodes]
         well = all(result.outcome is Outcome.MEASURED for result in mine)
         said = "; ".join(f"{r.outcome.value} {r.silent} {r.crashed} {_times(r)}" for r in mine)
-        return NodeVerdict(level=Level.HEALTHY if well else Level.INCONCLUSIVE, reason=said)
+        level = Level.HEALTHY if well else Level.INCONCLUSIVE
+        return NodeVerdict(node=node, level=level, reason=said)
 
 
 @dataclass(order=True)
@@ -308,7 +309,7 @@ class World:
 
 
 def _times(result: GroupResult) -> list[tuple[str, list[tuple[str, float]]]]:
-    return sorted((metric, sorted(times.items())) for metric, times in result.node_ms.items())
+    return sorted((str(metric), sorted(times.items())) for metric, times in result.node_ms.items())
 
 
 def _ready(node: str, launch: int, torch: str) -> WorkersReady:

@@ -13,13 +13,11 @@ from slurm_health.core.localize.conviction import Guilt, Metric
 from slurm_health.core.localize.evidence import Bearing, Ledger, Trial
 from slurm_health.core.localize.findings import Findings, LonePair, lone_pairs
 from slurm_health.core.localize.settings import LocalizeSettings
-from slurm_health.core.probe_catalog import component_of
 from slurm_health.core.verdict import (
-    LeafVerdict,
     Level,
+    LinkVerdict,
     NodeVerdict,
     Outcome,
-    PathVerdict,
     Verdict,
 )
 
@@ -80,6 +78,7 @@ class _Words:
         if crashed:
             reasons.append(self._crash(node, crashed))
         return NodeVerdict(
+            node=self._names[node],
             level=Level.FAULTY,
             probability=guilt.probability,
             component="network" if failed else "node",
@@ -96,13 +95,10 @@ class _Words:
         return f"{what} ({self._rounds_of(crashes)})"
 
     def _rounds_of(self, trials: Sequence[Trial]) -> str:
-        numbers = [str(self._round(number)) for number in sorted({t.round_index for t in trials})]
+        numbers = [str(number) for number in sorted({trial.round_index for trial in trials})]
         if len(numbers) == 1:
             return f"round {numbers[0]}"
         return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
-
-    def _round(self, round_index: int) -> int:
-        return self._settings.first_round + round_index
 
     def _slow(self, node: int, guilt: Sequence[Guilt]) -> NodeVerdict:
         ordered = sorted(guilt, key=lambda found: found.metric is None or found.metric.shared)
@@ -114,6 +110,7 @@ class _Words:
             if found.metric is not None
         ]
         return NodeVerdict(
+            node=self._names[node],
             level=Level.SLOW,
             slowdown=slowdown,
             probability=max(found.probability for found in guilt),
@@ -139,6 +136,7 @@ class _Words:
         if reason is None:
             return None
         return NodeVerdict(
+            node=self._names[node],
             level=Level.INCONCLUSIVE,
             probability=1.0 - float(self._findings.risk[node]),
             reason=reason,
@@ -215,6 +213,7 @@ class _Words:
             count = len(partners)
             notes.append(f"well with {count} partner{'s' if count != 1 else ''}")
         return NodeVerdict(
+            node=self._names[node],
             level=Level.HEALTHY,
             probability=1.0 - float(findings.risk[node]),
             component="node",
@@ -222,7 +221,7 @@ class _Words:
             evidence=self._evidence(node),
         )
 
-    def paths(self) -> Iterable[PathVerdict]:
+    def paths(self) -> Iterable[LinkVerdict]:
         """Return the pairs of leaves, or of nodes, whose connection alone is bad."""
         findings = self._findings
         first = findings.sources.nodes + findings.sources.leaves
@@ -230,13 +229,13 @@ class _Words:
             low, high = findings.sources.paths[variable - first]
             ends = (findings.fabric.leaves[low], findings.fabric.leaves[high])
             found = self._fabric_guilt(variable, f"between {ends[0]} and {ends[1]}")
-            yield PathVerdict(ends=ends, **found)
+            yield LinkVerdict(ends=ends, **found)
         for pair in lone_pairs(findings):
             verdict = self._pair(pair)
             if verdict is not None:
                 yield verdict
 
-    def _pair(self, pair: LonePair) -> PathVerdict | None:
+    def _pair(self, pair: LonePair) -> LinkVerdict | None:
         """Return the verdict about two nodes that are well with everybody but each other."""
         if not pair.proven and not pair.striking:
             return None
@@ -244,7 +243,7 @@ class _Words:
         how = "failed" if pair.failed else "was slow"
         times = f"in {tests} of {tests} tests" if pair.proven else "once, and was not tested again"
         level = Level.FAULTY if pair.failed else Level.SLOW
-        return PathVerdict(
+        return LinkVerdict(
             ends=(self._names[pair.nodes[0]], self._names[pair.nodes[1]]),
             level=level if pair.proven else Level.INCONCLUSIVE,
             slowdown=math.exp(pair.excess) if pair.slow else 1.0,
@@ -253,14 +252,14 @@ class _Words:
             evidence=tuple(self._fabric_line(index) for index in pair.trials),
         )
 
-    def leaves(self) -> Iterable[LeafVerdict]:
+    def leaves(self) -> Iterable[LinkVerdict]:
         """Return the leaves whose uplink is bad."""
         findings = self._findings
         first, end = findings.sources.nodes, findings.sources.nodes + findings.sources.leaves
         for variable in sorted(v for v in findings.guilty if first <= v < end):
             leaf = findings.fabric.leaves[variable - first]
             found = self._fabric_guilt(variable, f"across the uplink of {leaf}")
-            yield LeafVerdict(leaf=leaf, **found)
+            yield LinkVerdict(ends=(leaf,), **found)
 
     def _fabric_guilt(self, variable: int, where: str) -> _FabricWords:
         guilt = self._findings.guilty[variable][0]
@@ -306,7 +305,7 @@ class _Words:
         partners = self._partners(node, [trial])
         who = f" {also}" if also else ""
         company = f"with {partners}" if partners else "alone"
-        where = f"round {self._round(trial.round_index)}{who} {company}"
+        where = f"round {trial.round_index}{who} {company}"
         facts = [f"{metric} {_ms(ms)}" for metric, ms in sorted(trial.shared_ms.items())]
         facts += [
             f"{metric} {_ms(times[node])}"
@@ -340,8 +339,7 @@ def _component(metrics: Sequence[Metric]) -> str:
     own = [metric for metric in metrics if not metric.shared]
     found: dict[str, set[str]] = {}
     for metric in own or metrics:
-        name, _, part = metric.name.partition(":")
-        found.setdefault(component_of(name), set()).add(part)
+        found.setdefault(metric.name.component, set()).add(metric.name.part)
     what, parts = next(iter(found.items()))
     return f"{what} {next(iter(parts))}" if len(parts) == 1 and "" not in parts else what
 

@@ -20,11 +20,10 @@ from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.localize.stopping import Needs, needs_of
 from slurm_health.core.verdict import (
     GroupResult,
-    LeafVerdict,
     Level,
+    LinkVerdict,
     NodeVerdict,
     Outcome,
-    PathVerdict,
     Round,
     Verdict,
 )
@@ -32,13 +31,12 @@ from slurm_health.errors import LocalizeError
 
 __all__ = [
     "GroupResult",
-    "LeafVerdict",
     "Level",
+    "LinkVerdict",
     "LocalizeSettings",
     "Localizer",
     "NodeVerdict",
     "Outcome",
-    "PathVerdict",
     "Round",
     "Verdict",
 ]
@@ -67,7 +65,7 @@ class Localizer:
             twice = sorted({node for node in nodes if list(nodes).count(node) > 1})
             raise LocalizeError(f"named twice: {', '.join(twice)}")
         self._settings = settings or LocalizeSettings()
-        self._ledger = Ledger(nodes)
+        self._ledger = Ledger(nodes, self._settings.first_round)
         self._fabric = Fabric.of(nodes, topology)
         self._prior = _numbered_prior(nodes, prior or {})
         self._findings: Findings | None = None

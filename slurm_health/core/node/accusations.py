@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an ended job's own check says against a node: pure, and trusting nothing.
+"""What an ended job's own check says against a node, and the marks it leaves: trusting nothing.
 
 A journal is its owner's: every byte may have been written to have a node drained. So only one
-shape of it counts, about one node and one job, and what it brings about is decided elsewhere.
+shape of it counts, about one node and one job. What no local check confirms is kept as a mark, and
+marks count only when they are from different users.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from slurm_health.core.node.settings import Marks
 from slurm_health.core.record_codec import NewerVersion, decode
 from slurm_health.core.records import RunStarted, VerdictReached
+from slurm_health.core.text import plain
 from slurm_health.core.verdict import Level
 
 _TEXT = 160
@@ -23,6 +25,8 @@ _MOST_LINES = 200_000
 # What an accusation needs to stand alone, where a site trusts its users.
 _STRONG_PROBABILITY = 0.99
 _STRONG_EVIDENCE = 2
+_HOUR_S = 3600.0
+_MOST_MARKS = 200
 
 Short = Annotated[str, msgspec.Meta(max_length=_TEXT)]
 
@@ -83,26 +87,20 @@ def _of_node(verdict: VerdictReached, node: str, job: int) -> Accusation | None:
     # "compute device 3" is about compute: what a test here is chosen by.
     kind = found.component.partition(" ")[0]
     component = kind if kind.replace("-", "").isalnum() else "node"
-    evidence = tuple(plain(each) for each in found.evidence[:_EVIDENCE])
+    evidence = tuple(_short(each) for each in found.evidence[:_EVIDENCE])
     return Accusation(
         node=node,
         job=job,
         component=component[:32] if component.isascii() else "node",
-        reason=plain(found.reason),
+        reason=_short(found.reason),
         probability=found.probability,
         evidence=evidence,
         slow=found.level is Level.SLOW,
     )
 
 
-def plain(text: str) -> str:
-    """Return a user's text as it may stand in a log or in Slurm: short, ASCII, one line."""
-    text = text[: 4 * _TEXT].encode("ascii", "replace").decode()
-    return "".join(each if each.isprintable() else " " for each in text)[:_TEXT].strip()
-
-
-_HOUR_S = 3600.0
-_MOST = 200
+def _short(text: str) -> str:
+    return plain(text[: 4 * _TEXT])[:_TEXT].rstrip()
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +123,7 @@ def add(marks: Sequence[Mark], mark: Mark, settings: Marks) -> tuple[Mark, ...]:
         for each in alive(marks, mark.time_s, settings)
         if (each.job, each.uid) != (mark.job, mark.uid)
     ]
-    return (*kept, mark)[-_MOST:]
+    return (*kept, mark)[-_MOST_MARKS:]
 
 
 def alive(marks: Sequence[Mark], now_s: float, settings: Marks) -> tuple[Mark, ...]:
@@ -148,5 +146,5 @@ def convict(marks: Sequence[Mark], settings: Marks) -> bool:
 def summary(marks: Sequence[Mark]) -> str:
     """Say how many accuse, and what the last of them says."""
     users, jobs = {each.uid for each in marks}, {each.job for each in marks}
-    last = f"; the last: {marks[-1].component}: {marks[-1].text}" if marks else ""
+    last = f"; the last: {marks[-1].text}" if marks else ""
     return f"accused by {len(jobs)} jobs of {len(users)} users, unconfirmed here{last}"
