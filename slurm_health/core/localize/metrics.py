@@ -12,7 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
+from slurm_health.core import probe_catalog
 from slurm_health.core.localize.belief_propagation import Floats, Ints
 from slurm_health.core.localize.evidence import Trial
 from slurm_health.core.localize.fabric import Fabric, Sources
@@ -27,7 +29,7 @@ _KIND_TESTS = 24  # tests of one kind in one round that give the round its own b
 class Metric:
     """One metric's observations and what they say; `trial` and `round` are those of each."""
 
-    name: str
+    name: probe_catalog.Metric
     shared: bool
     floor: float
     data: Observations
@@ -63,7 +65,7 @@ def metrics_of(
 
 
 def _metric(
-    name: str,
+    name: probe_catalog.Metric,
     rows: Sequence[tuple[int, float, Ints, bool]],
     trials: Sequence[Trial],
     sources: Sources,
@@ -123,7 +125,7 @@ def _comparable(kind: Ints) -> npt.NDArray[np.bool_]:
     return (counts[kind] >= _LEAST_OF_A_KIND) | (len(counts) == 1)
 
 
-def _ceiling(name: str, settings: LocalizeSettings) -> float:
+def _ceiling(name: probe_catalog.Metric, settings: LocalizeSettings) -> float:
     """Return the largest baseline that is believed, from what good hardware is known to take."""
-    expected = settings.expected_ms.get(name.partition(":")[0])
+    expected = settings.expected_ms.get(str(replace(name, part="")))
     return float("inf") if expected is None else float(np.log(expected * settings.expected_slack))
