@@ -4,8 +4,7 @@
 Runs as the job's user. It writes the journal's master file, reads the agents' files, and starts
 the agents; what happens next is decided in `core.session`.
 
-    run_check       one check from end to end
-    master          the loop: read the journal, ask the session what to do, do it
-    launcher        starts one agent per node, as a Slurm step or as local processes
-    run_directory   which journal directory a check uses, and whether it resumes another's
+    run_check   one check from end to end
+    master      the loop: read the journal, ask the session what to do, do it
+    launcher    starts one agent per node, as a Slurm step or as local processes
 """
