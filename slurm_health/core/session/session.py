@@ -15,7 +15,6 @@ from types import MappingProxyType
 from slurm_health.core.expectations import Expectation, expected_ms
 from slurm_health.core.localize.settings import settings_from
 from slurm_health.core.probe_catalog import GPT
-from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     AgentsLaunched,
     Figure,
@@ -90,7 +89,7 @@ Step = Append | Launch | Wait | Conclude
 
 
 class Session:
-    """One check, from launch to verdict. `state` is what the journal says of it.
+    """One check, from launch to verdict. `state` is what the journal says of it: fold it there.
 
     `localize_options` are settings by names of `core.localize.settings.OPTIONS`.
     """
@@ -112,10 +111,6 @@ class Session:
         self._localize_options = localize_options
         self._course: Course | None = None
         self._waiting: tuple[int, float] | None = None
-
-    def fold(self, entry: Entry) -> None:
-        """Take in one journal entry, of any writer."""
-        self.state.fold(entry)
 
     def next_step(self, now_s: float) -> Step:
         """Say what to do now. `now_s` is the clock that stamps the master's records."""
