@@ -10,7 +10,7 @@ supervisor the start and end of the user's script, the requeue helper its own ac
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Annotated
 
 import msgspec
@@ -173,10 +173,30 @@ class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):
     leaves: list[PathJudged] = []
 
 
+class Action(StrEnum):
+    """What is done to nodes, or to the job."""
+
+    DRAIN = "drain"
+    DROP = "drop"  # the job goes on with fewer nodes
+    EXCLUDE = "exclude"  # the job's next attempt is to run on other nodes
+    REQUEUE = "requeue"
+    HOLD = "hold"
+    PROCEED = "proceed"
+
+
+class Disposition(StrEnum):
+    """What becomes of the job."""
+
+    PROCEED = "proceed"
+    REQUEUE = "requeue"
+    HOLD = "hold"
+    STOP = "stop"
+
+
 class ActionIntended(Record, frozen=True, kw_only=True, tag="action_intended"):
     """The master is about to act. Written before the act, so that no act is ever done twice."""
 
-    action: str
+    action: Action
     nodes: list[str] = []
     reason: str = ""
 
@@ -187,19 +207,19 @@ class ActionDone(Record, frozen=True, kw_only=True, tag="action_done"):
     `nodes` are those it took effect on, or, where it took effect on none, those it was meant for.
     """
 
-    action: str
+    action: Action
     succeeded: bool
     nodes: list[str] = []
     detail: str = ""
 
 
 class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
-    """The check is over. `disposition` is what becomes of the job: proceed, requeue, hold or stop.
+    """The check is over, and what becomes of the job.
 
     `nodes` are those the job goes on with, where they are not all that it was to have.
     """
 
-    disposition: str
+    disposition: Disposition
     exit_code: int
     reason: str = ""
     nodes: list[str] = []

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_health import journal
-from slurm_health.core.acting.decide import Disposition
-from slurm_health.core.records import RunFinished, RunStarted
+from slurm_health.core.records import Disposition, RunFinished, RunStarted
 from slurm_health.errors import JournalError
 
 # Ends of a run whose job leaves its nodes: a master that is started there again has not left.
-_LEFT = (Disposition.REQUEUE.value, Disposition.HOLD.value)
+_LEFT = (Disposition.REQUEUE, Disposition.HOLD)
 
 
 def choose(root: Path, started: RunStarted) -> tuple[Path, RunStarted]:

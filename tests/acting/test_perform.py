@@ -9,11 +9,11 @@ import pytest
 
 from slurm_health import journal
 from slurm_health.acting import requeue_helper
-from slurm_health.acting.job_facts import requeue_obstacle, requeues_so_far
-from slurm_health.acting.leave import RecordAppender
-from slurm_health.acting.perform import act
-from slurm_health.core.acting.decide import OnInconclusive, Policy
+from slurm_health.acting.job_facts import earlier_runs, requeue_obstacle, requeues
+from slurm_health.acting.perform import RecordAppender, act
+from slurm_health.core.acting.policy import OnInconclusive, Policy
 from slurm_health.core.records import (
+    Action,
     ActionDone,
     ActionIntended,
     NodeJudged,
@@ -183,7 +183,7 @@ def test_a_run_that_is_acted_on_again_drains_and_submits_nothing_twice(scene: Sc
     [
         ({"BatchFlag": 0}, "not a batch job"),
         ({"Requeue": 0}, "--no-requeue"),
-        ({"ReqNodeList": "n[2-3]"}, "it asks for n3 itself (--nodelist)"),
+        ({"ReqNodeList": "n[2-3]"}, "it asks for n3 by name (--nodelist)"),
     ],
 )
 def test_a_job_that_cannot_move_stops_and_says_why(
@@ -223,7 +223,7 @@ def test_the_helper_is_told_with_how_few_nodes_the_job_makes_do(scene: Scene) ->
     scene.act(policy=Policy(nodes_wanted=3, nodes_needed=2), n1=Level.FAULTY)
 
     assert scene.slurm.calls("scontrol", "requeuehold")
-    assert " --least=2" in scene.slurm.job(JOB + 1)["script"]
+    assert '"least":2' in scene.slurm.job(JOB + 1)["script"]
 
 
 def test_a_job_that_was_moved_often_enough_stops(scene: Scene) -> None:
@@ -252,7 +252,7 @@ def test_a_helper_that_cannot_be_submitted_leaves_the_job_held_with_a_word_of_wh
     assert scene.slurm.calls()[-1] == ["scontrol", "requeuehold", "12"]
     comment = scene.slurm.job(JOB)["Comment"]
     assert comment.startswith(
-        "slurm-health: held (no helper job could be submitted: sbatch: error: Batch job submission"
+        "slurm-health: held (could not submit the helper job: sbatch: error: Batch job submission"
         " failed: Job violates policy; n3: no allgather)."
     )
     assert "scontrol update jobid=12 excnodelist=n[3-4] starttime=now; scontrol release 12" in (
@@ -267,12 +267,14 @@ def test_before_the_job_is_requeued_its_comment_says_how_to_release_it(scene: Sc
     scene.act(n3=Level.FAULTY)
 
     comment = scene.slurm.job(JOB)["Comment"]
-    assert comment.startswith("slurm-health: leaving n3 (n3: no allgather). If the job stays held")
+    assert comment.startswith(
+        "slurm-health: requeued without n3 (n3: no allgather). If the job stays held"
+    )
     assert "scontrol update jobid=12 excnodelist=n3 starttime=now; scontrol release 12" in comment
     changes = [call for call in scene.slurm.calls("scontrol") if call[1] != "show"]
     assert f"Comment={comment}" in changes[-2]
     assert changes[-1][1] == "requeuehold"
-    assert "--comment=mine: A=b" in str(scene.slurm.job(13)["script"])
+    assert '"comment":"mine: A=b"' in str(scene.slurm.job(13)["script"])
 
 
 def test_a_task_of_an_array_is_never_called_by_the_number_of_the_whole_array(
@@ -285,7 +287,7 @@ def test_a_task_of_an_array_is_never_called_by_the_number_of_the_whole_array(
 
     assert not [call for call in scene.slurm.calls("scontrol") if {"12", "JobId=12"} & set(call)]
     assert scene.slurm.calls()[-1] == ["scontrol", "requeuehold", "12_3"]
-    assert "--name=12_3" in str(scene.slurm.job(13)["script"])
+    assert '"job":"12_3"' in str(scene.slurm.job(13)["script"])
 
 
 def test_doubt_holds_the_job_where_the_user_wants_to_look_first(scene: Scene) -> None:
@@ -294,7 +296,7 @@ def test_doubt_holds_the_job_where_the_user_wants_to_look_first(scene: Scene) ->
     assert (finished.disposition, finished.exit_code) == ("hold", ExitCode.INCONCLUSIVE)
     assert scene.told() == [("intended", "hold", None), ("finished", "hold", None)]
     assert scene.slurm.calls("sbatch") == []
-    assert "To run it all the same: scontrol release 12" in scene.slurm.job(JOB)["Comment"]
+    assert "To run it anyway: scontrol release 12" in scene.slurm.job(JOB)["Comment"]
 
 
 def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_again(
@@ -302,7 +304,7 @@ def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_agai
 ) -> None:
     earlier = RunJournal(scene.run.directory.parents[2], job=JOB, label="7")
     earlier.write(
-        journal.MASTER, ActionIntended(action="hold", nodes=["n3"], reason="n3: no allgather")
+        journal.MASTER, ActionIntended(action=Action.HOLD, nodes=["n3"], reason="n3: no allgather")
     )
 
     assert scene.act(policy=HOLD, n3=Level.INCONCLUSIVE).disposition == "proceed"
@@ -320,7 +322,7 @@ def test_a_job_that_cannot_leave_nodes_in_doubt_stays_on_them(
     finished = scene.act(policy=ELSEWHERE, n3=Level.INCONCLUSIVE)
 
     assert (finished.disposition, finished.exit_code) == ("proceed", ExitCode.INCONCLUSIVE)
-    assert "the job cannot leave n3" in finished.reason
+    assert "could not move the job off n3" in finished.reason
     assert scene.slurm.job(JOB)["state"] == "RUNNING"
     assert scene.slurm.job(JOB)["Comment"] == ""
 
@@ -362,7 +364,7 @@ def test_where_slurm_does_not_answer_the_job_stops_rather_than_run_on_a_bad_node
     finished = scene.act(n3=Level.FAULTY)
 
     assert finished.disposition == "stop"
-    assert "Slurm cannot be asked" in finished.reason
+    assert "could not query Slurm" in finished.reason
     assert "something is wrong" in finished.reason
 
 
@@ -370,9 +372,9 @@ def test_requeues_are_counted_from_the_earlier_attempts(tmp_path: Path) -> None:
     first, second = write_requeued_job(tmp_path, job=JOB)
     (first.directory.parent / "2").mkdir()
 
-    assert requeues_so_far(first.directory.parent, exclude=second.directory) == 1
-    assert requeues_so_far(first.directory.parent, exclude=first.directory) == 0
-    assert requeues_so_far(tmp_path / "nowhere", exclude=first.directory) == 0
+    assert requeues(earlier_runs(first.directory.parent, exclude=second.directory)) == 1
+    assert requeues(earlier_runs(first.directory.parent, exclude=first.directory)) == 0
+    assert requeues(earlier_runs(tmp_path / "nowhere", exclude=first.directory)) == 0
 
 
 def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: Path) -> None:
@@ -380,7 +382,7 @@ def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: P
     newer.mkdir(parents=True)
     (newer / "master.jsonl").write_text('{"v":99,"id":"master:0","time_s":0,"kind":"x"}\n')
 
-    assert requeues_so_far(tmp_path / "job", exclude=tmp_path / "job" / "1") == 1
+    assert requeues(earlier_runs(tmp_path / "job", exclude=tmp_path / "job" / "1")) == 1
 
 
 @pytest.mark.parametrize("flag", ["1", "2"])

@@ -7,27 +7,26 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health import journal
-from slurm_health.acting.requeue_helper import (
-    PENDING_S,
-    TRIES,
-    Helper,
-    Target,
-    helper_arguments,
-    helper_name,
-    release_elsewhere,
-)
+from slurm_health.acting.job_facts import placement
+from slurm_health.acting.release_elsewhere import PENDING_S, TRIES, release_elsewhere
+from slurm_health.acting.requeue_helper import Helper, Move, helper_name
 from slurm_health.core.records import ActionDone
 from slurm_health.errors import SlurmError
 from slurm_health.slurm.client import Client
+from slurm_health.slurm.parsing import Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
 
 JOB = 12
-TARGET = Target(job_id=JOB, name=str(JOB), attempt=0)
 OWN = "it's mine; a=b"
+
+
+def move(*exclude: str, least: int | None = None) -> Move:
+    return Move(job=str(JOB), attempt=0, exclude=exclude, comment=OWN, least=least)
 
 
 class Scene:
@@ -48,10 +47,7 @@ class Scene:
 
     def release(self, *exclude: str, least: int | None = None) -> bool:
         return release_elsewhere(
-            TARGET,
-            exclude,
-            OWN,
-            least=least,
+            move(*exclude, least=least),
             directory=self.directory,
             client=self.client,
             clock=self.clock,
@@ -63,6 +59,13 @@ class Scene:
         assert isinstance(entry.record, ActionDone)
         assert entry.record.action == "requeue"
         return entry.record.succeeded, entry.record.detail
+
+    def submit(self, *exclude: str) -> int:
+        """Submit the helper."""
+        found = placement(self.client.job(JOB))
+        return self.helper().ensure_submitted(
+            self.client, move(*exclude), job_id=JOB, placement=found
+        )
 
     def helper(self) -> Helper:
         return Helper(
@@ -192,7 +195,7 @@ def test_a_journal_that_is_gone_does_not_keep_the_job_held(scene: Scene) -> None
 def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(
     scene: Scene,
 ) -> None:
-    job_id = scene.helper().ensure_submitted(scene.client, TARGET, ["n3", "n2"], OWN)
+    job_id = scene.submit("n3", "n2")
 
     (call,) = scene.slurm.calls("sbatch")
     assert {
@@ -206,24 +209,21 @@ def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(
     assert not [word for word in call if word.startswith(("--account", "--qos"))]
     shebang, command = scene.slurm.job(job_id)["script"].splitlines()
     assert shebang == "#!/bin/sh"
-    assert shlex.split(command) == [
+    *words, told = shlex.split(command)
+    assert words == [
         "exec",
         "python3",
         "-m",
         "a name with spaces",
-        "--job-id=12",
-        "--name=12",
-        "--attempt=0",
         f"--directory={scene.directory}",
-        "--exclude=n[2-3]",
-        f"--comment={OWN}",
     ]
+    assert msgspec.json.decode(told.removeprefix("--move="), type=Move) == move("n3", "n2")
 
 
 def test_a_helper_that_was_submitted_already_is_found_again(scene: Scene) -> None:
-    first = scene.helper().ensure_submitted(scene.client, TARGET, ["n2"], OWN)
+    first = scene.submit("n2")
 
-    assert scene.helper().ensure_submitted(scene.client, TARGET, ["n2"], OWN) == first
+    assert scene.submit("n2") == first
     assert len(scene.slurm.calls("sbatch")) == 1
 
 
@@ -232,21 +232,16 @@ def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene
     fields = {**job.fields, "Account": "ml", "QOS": "high", "Partition": "gpu"}
     fields["Reservation"] = "mine"
 
-    arguments = helper_arguments(
-        type(job)(job_id=JOB, states=job.states, reason="", fields=fields),
-        "x",
-        ["n2"],
-        Path("/run"),
-    )
+    found = placement(Job(job_id=JOB, states=job.states, reason="", fields=fields))
 
-    assert {"--partition=gpu", "--account=ml", "--qos=high", "--reservation=mine"} <= set(arguments)
+    assert found == {"partition": "gpu", "account": "ml", "qos": "high", "reservation": "mine"}
 
 
 def test_a_helper_that_slurm_refuses_is_an_error(scene: Scene) -> None:
     scene.slurm.set(no_submissions=True)
 
     with pytest.raises(SlurmError, match="Job violates policy"):
-        scene.helper().ensure_submitted(scene.client, TARGET, ["n2"], OWN)
+        scene.submit("n2")
 
 
 def test_a_helper_that_cannot_be_cancelled_is_no_error(scene: Scene) -> None:
@@ -254,7 +249,7 @@ def test_a_helper_that_cannot_be_cancelled_is_no_error(scene: Scene) -> None:
 
 
 def test_in_the_end_the_job_has_its_own_comment_again(scene: Scene) -> None:
-    scene.client.update_job(JOB, Comment="slurm-health: leaving n2")
+    scene.client.update_job(JOB, Comment="slurm-health: requeued without n2")
     scene.client.requeue_held(JOB)
 
     assert scene.release("n2")
@@ -339,7 +334,7 @@ def test_a_job_that_makes_do_with_fewer_nodes_asks_for_those_there_are(
     job = scene.slurm.job(JOB)
     changed = [job.get(key) for key in ("NumNodes", "NumTasks", "NumCPUs")]
     assert changed == ([asked, "2", "4"] if asked else [None] * 3)
-    said = ", of size 1, as no more nodes are left" if asked else ""
+    said = ", with a node count of 1, as no more nodes are available" if asked else ""
     assert scene.recorded() == (True, f"without n2{said}")
 
 
@@ -349,4 +344,4 @@ def test_a_job_that_slurm_does_not_make_smaller_is_released_all_the_same(scene: 
 
     assert scene.release("n2", least=1)
 
-    assert scene.recorded() == (True, "without n2, it cannot ask for fewer nodes")
+    assert scene.recorded() == (True, "without n2, with its node count, which could not be reduced")

@@ -60,7 +60,7 @@ def test_check_then_torchrun(site: Site) -> None:
     job = submit(site, "check-then-torchrun.sbatch", "-N2", script="train_torchrun.py")
     text = output_of(site, job)
     assert "n[1-2]: " in text
-    assert "all healthy" in text or "undecided, going on" in text
+    assert "all healthy" in text or "undecided, continuing" in text
     assert "2 processes" in text
 
 
@@ -85,7 +85,7 @@ def test_torchrun_with_check_leaves_the_bad_node_out(site: Site) -> None:
 def test_task_per_gpu(site: Site) -> None:
     job = submit(site, "task-per-gpu.sbatch", "-N2", "--ntasks-per-node=2", script="train.py")
     text = output_of(site, job)
-    assert "all healthy" in text or "undecided, going on" in text
+    assert "all healthy" in text or "undecided, continuing" in text
     assert "epoch 0  4 nodes" in text  # examples/train.py calls each of its ranks a node
 
 
