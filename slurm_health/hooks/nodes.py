@@ -10,6 +10,7 @@ import msgspec
 
 from slurm_health.core.node import accusations, drain_note
 from slurm_health.core.node.breaker import Ledger
+from slurm_health.core.text import REASON_PREFIX
 from slurm_health.draining import shared_state
 from slurm_health.draining.own_drain import undrain
 from slurm_health.draining.shared_state import Untrusted
@@ -51,7 +52,7 @@ def _drained(node: Node, known: Ledger) -> Drained:
         ),
         None,
     )
-    plain = drain_note.unsigned(node.reason).removeprefix(drain_note.PREFIX).strip()
+    without_sign = drain_note.unsigned(node.reason).removeprefix(REASON_PREFIX).strip()
     return Drained(
         node=node.name,
         state=node.state,
@@ -60,7 +61,7 @@ def _drained(node: Node, known: Ledger) -> Drained:
         checks=note.checks if note else (),
         job=note.job if note else 0,
         # The ledger has the whole text, the note what Slurm's tools show of it.
-        text=(entry.text if entry else "") or (note.text if note else plain),
+        text=(entry.text if entry else "") or (note.text if note else without_sign),
         hook=entry.hook if entry else "",
     )
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from slurm_health.core.acting.drains import Drain, LeaveAlone, drains
 from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.core.nodeset import fold
-from slurm_health.core.records import Disposition, NodeJudged, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import Disposition, VerdictReached
+from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import ExitCode
 
 
@@ -95,7 +95,7 @@ def exit_code(verdict: VerdictReached) -> ExitCode:
     return ExitCode.INCONCLUSIVE if Level.INCONCLUSIVE in nodes else ExitCode.HEALTHY
 
 
-def unwanted(verdict: VerdictReached, policy: Policy) -> tuple[NodeJudged, ...]:
+def unwanted(verdict: VerdictReached, policy: Policy) -> tuple[NodeVerdict, ...]:
     """Return the nodes the job should not run on, bad or, by the policy, in doubt."""
     levels = {Level.FAULTY}
     if policy.on_straggler is not OnStraggler.REPORT:
@@ -106,7 +106,7 @@ def unwanted(verdict: VerdictReached, policy: Policy) -> tuple[NodeJudged, ...]:
 
 
 def decide(
-    verdict: VerdictReached, unwanted: Sequence[NodeJudged], policy: Policy, facts: JobFacts
+    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
 ) -> Decision:
     """Decide what is done about a verdict with these unwanted nodes.
 
@@ -129,7 +129,7 @@ def decide(
 
 
 def decide_unasked(
-    verdict: VerdictReached, unwanted: Sequence[NodeJudged], policy: Policy, problem: str
+    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, problem: str
 ) -> Ending:
     """Decide what becomes of a job with unwanted nodes when Slurm does not answer."""
     said = f"{_because(unwanted)}; could not query Slurm: {problem}"
@@ -143,7 +143,7 @@ class _Case:
     """All that a decision rests on; `avoided` are the nodes that the job is to run without."""
 
     verdict: VerdictReached
-    avoided: tuple[NodeJudged, ...]
+    avoided: tuple[NodeVerdict, ...]
     policy: Policy
     facts: JobFacts
 
@@ -220,7 +220,7 @@ def _leave(case: _Case) -> tuple[Shrink | None, Ending]:
     return None, _at_limit(case, left)
 
 
-def _at_limit(case: _Case, left: Sequence[NodeJudged]) -> Ending:
+def _at_limit(case: _Case, left: Sequence[NodeVerdict]) -> Ending:
     """Decide for a job that was requeued as often as it may be."""
     limit = (
         f"already requeued {case.facts.requeues} times because of bad nodes,"
@@ -236,7 +236,7 @@ def _at_limit(case: _Case, left: Sequence[NodeJudged]) -> Ending:
             return _stay(case, left, limit)
 
 
-def _stay(case: _Case, left: Sequence[NodeJudged], obstacle: str) -> Ending:
+def _stay(case: _Case, left: Sequence[NodeVerdict], obstacle: str) -> Ending:
     """End a job that cannot move away from bad nodes; doubt alone does not end it."""
     names = fold(_names(left))
     if not _bad(left):
@@ -246,7 +246,7 @@ def _stay(case: _Case, left: Sequence[NodeJudged], obstacle: str) -> Ending:
     return _end(Disposition.STOP, case.verdict, reason)
 
 
-def _hold(case: _Case, nodes: Sequence[NodeJudged], why: str) -> Ending:
+def _hold(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
     reason = f"{_because(nodes)}; {why}"
     if not case.facts.hold_obstacle:
         return Ending(
@@ -279,17 +279,17 @@ def _end(disposition: Disposition, verdict: VerdictReached, reason: str) -> Endi
     return Ending(disposition=disposition, exit_code=exit_code(verdict), reason=reason)
 
 
-def _bad(nodes: Sequence[NodeJudged]) -> tuple[NodeJudged, ...]:
+def _bad(nodes: Sequence[NodeVerdict]) -> tuple[NodeVerdict, ...]:
     return tuple(node for node in nodes if node.level is not Level.INCONCLUSIVE)
 
 
-def _names(nodes: Sequence[NodeJudged]) -> tuple[str, ...]:
+def _names(nodes: Sequence[NodeVerdict]) -> tuple[str, ...]:
     return tuple(node.node for node in nodes)
 
 
-def _because(nodes: Sequence[NodeJudged]) -> str:
+def _because(nodes: Sequence[NodeVerdict]) -> str:
     return "; ".join(f"{node.node}: {node.reason}" for node in nodes)
 
 
-def _submit_without(nodes: Sequence[NodeJudged]) -> str:
+def _submit_without(nodes: Sequence[NodeVerdict]) -> str:
     return f"submit the job again with --exclude={fold(_names(nodes))}"

@@ -8,8 +8,8 @@ import pytest
 from slurm_health.core.acting.decide import Decision, JobFacts, decide_unasked, unwanted
 from slurm_health.core.acting.drains import PROVEN_PROBABILITY, Drain, LeaveAlone
 from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
-from slurm_health.core.records import Disposition, NodeJudged, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import Disposition, VerdictReached
+from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import ExitCode
 from tests.support.situations import decided, job_facts
 
@@ -21,13 +21,13 @@ def verdict(
 ) -> VerdictReached:
     return VerdictReached(
         nodes=[
-            NodeJudged(
+            NodeVerdict(
                 node=node,
                 level=levels.get(node, Level.HEALTHY),
                 component="compute",
                 reason="matmul 2.1 times slower",
                 probability=probability,
-                evidence=[f"r{number}" for number in range(evidence)],
+                evidence=tuple(f"r{number}" for number in range(evidence)),
             )
             for node in NODES[:nodes]
         ]
