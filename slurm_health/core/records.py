@@ -11,7 +11,7 @@ supervisor the start and end of the user's script, the requeue helper its own ac
 from __future__ import annotations
 
 from enum import Enum, StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 
@@ -150,7 +150,19 @@ class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):
     leaves: list[LinkVerdict] = []
 
 
-class Action(StrEnum):
+class _Name(StrEnum):
+    """A name in the journal. One that only a newer version knows is kept as it is written."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        unknown = str.__new__(cls, value)
+        unknown._name_ = unknown._value_ = value
+        return unknown
+
+
+class Action(_Name):
     """What is done to nodes, or to the job."""
 
     DRAIN = "drain"
@@ -161,7 +173,7 @@ class Action(StrEnum):
     PROCEED = "proceed"
 
 
-class Disposition(StrEnum):
+class Disposition(_Name):
     """What becomes of the job."""
 
     PROCEED = "proceed"
