@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,10 @@ from typing import Any
 from slurm_health import journal
 from slurm_health.core.expectations import Expectation, expectations_from
 from slurm_health.errors import ConfigError
+from slurm_health.site_file import SITE_FILE, read
 
-SITE_FILE = Path("/etc/slurm-health/config.toml")
 SITE_FILE_VARIABLE = "SLURM_HEALTH_CONFIG"
 JOURNAL_VARIABLE = "SLURM_HEALTH_JOURNAL"
-# The tables are the administrator's: read, and checked, by what runs as root.
-ADMIN_TABLES = ("hooks", "breaker", "recovery", "marks", "accusations", "checks")
-SITE_KEYS = ("journal", "expectations", *ADMIN_TABLES)
 
 
 def journal_root(option: str | None, environ: Mapping[str, str]) -> Path:
@@ -53,21 +49,14 @@ def site_file(environ: Mapping[str, str]) -> Path:
 
 
 def _site(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the site's file says to every user, nothing where there is no file.
+    """Return what the site's file says, nothing where there is no file.
 
     Raises:
         ConfigError: the file cannot be read, or holds a key or a value it must not.
     """
-    path = site_file(environ)
     try:
-        settings = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
-        raise ConfigError(str(path), "file", f"cannot be read: {err}") from err
-    for key, value in settings.items():
-        if key not in SITE_KEYS:
-            raise ConfigError(str(path), key, "unknown setting", valid=SITE_KEYS)
-        if key == "journal" and (not isinstance(value, str) or not value):
-            raise ConfigError(str(path), key, f"expected a directory, found {value!r}")
-    return {key: value for key, value in settings.items() if key not in ADMIN_TABLES}
+        return read(site_file(environ), trusted=False).document
+    except ConfigError as err:
+        if isinstance(err.__cause__, FileNotFoundError):
+            return {}
+        raise

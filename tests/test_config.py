@@ -72,7 +72,7 @@ def test_without_a_home_the_error_names_the_option(environ: dict[str, str]) -> N
         ("colour = 1", "colour: unknown setting; valid: journal"),
         ("journal = 3", "journal: expected a directory, found 3"),
         ('journal = ""', "journal: expected a directory, found ''"),
-        ("journal =", "file: cannot be read"),
+        ("journal =", "file: is not TOML"),
     ],
 )
 def test_a_sites_mistake_is_named_with_its_file(
@@ -90,7 +90,7 @@ def test_a_sites_mistake_is_named_with_its_file(
 def test_a_site_file_that_is_not_text_is_an_error(environ: dict[str, str]) -> None:
     Path(environ[SITE_FILE_VARIABLE]).write_bytes(b"\xff\xfe")
 
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is not UTF-8"):
         journal_root(None, environ)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health import __version__, config
+from slurm_health import __version__, config, journal
 from slurm_health.acting.perform import act
 from slurm_health.acting.requeue_helper import Helper
 from slurm_health.core.acting.decide import exit_code
@@ -27,7 +27,6 @@ from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode
-from slurm_health.master import run_directory
 from slurm_health.master.launcher import AgentCommand, Launcher, LocalLauncher, SlurmLauncher
 from slurm_health.master.master import Master, poll_interval_s
 from slurm_health.processes import own_command
@@ -73,7 +72,7 @@ def check_allocation(
         JournalError: the journal cannot be used.
     """
     root = settings.journal_root
-    directory, started = run_directory.choose(
+    directory, started = journal.directory_of_check(
         root,
         RunStarted(
             run_id=_run_id(),
@@ -92,7 +91,7 @@ def check_allocation(
         ),
     )
     if started.array:
-        run_directory.link_array_task(root, started)
+        journal.link_array_task(root, started)
     command = _agent_command(directory, started, settings)
     launcher = SlurmLauncher(allocation.job_id, command, environ)
     return _check(directory, started, settings, launcher, environ)
@@ -118,7 +117,7 @@ def check_local(
         slurm_health=__version__,
         settings=_recorded(settings),
     )
-    directory, started = run_directory.choose(settings.journal_root, started)
+    directory, started = journal.directory_of_check(settings.journal_root, started)
     launcher = LocalLauncher(_agent_command(directory, started, settings), environ)
     return _check(directory, started, settings, launcher, environ)
 

@@ -17,7 +17,6 @@ from slurm_health.core import allocation
 from slurm_health.core.records import AgentStarted, RunStarted
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode, JournalError
-from slurm_health.master import run_directory
 from slurm_health.master.run_check import LOCAL_CLUSTER, agent_command
 from slurm_health.probe_choice import chosen_phases
 from slurm_health.torchrun import joint_check, parser
@@ -71,7 +70,7 @@ def _checked(
         directory = joint_check.directory_of(root, place)
         started = _started(place, arguments, within.text, python)
         if place.leads and place.array:
-            run_directory.link_array_task(root, started)
+            journal.link_array_task(root, started)
         outcome = _check(directory, place, started, within, environ)
     except JournalError as err:
         if within.least < len(place.nodes):
