@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_health.acting.requeue_helper import REVOKED_S
+from slurm_health.acting.release_elsewhere import REVOKED_S
 from tests.e2e.lab_support import COMMAND, Site, eventually
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
