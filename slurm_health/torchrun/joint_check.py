@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health import journal
-from slurm_health.core.acting.decide import Disposition
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
+    Action,
     ActionIntended,
     AgentEnded,
     AgentsLaunched,
     AgentsLost,
+    Disposition,
     RunFinished,
     RunStarted,
     VerdictReached,
@@ -143,11 +144,13 @@ def lead(
         go = bool(choice.nodes)
         if go:
             master.append(
-                ActionIntended(action="proceed", nodes=list(choice.nodes), reason=choice.reason)
+                ActionIntended(
+                    action=Action.PROCEED, nodes=list(choice.nodes), reason=choice.reason
+                )
             )
         master.finish(
             RunFinished(
-                disposition=(Disposition.PROCEED if go else Disposition.STOP).value,
+                disposition=Disposition.PROCEED if go else Disposition.STOP,
                 exit_code=ExitCode.HEALTHY if go else ExitCode.BAD_NODES,
                 reason=choice.reason,
             )
@@ -243,7 +246,7 @@ def _outcome(entries: Sequence[Entry]) -> Outcome | None:
         match entry.record:
             case VerdictReached() as record:
                 verdict = record
-            case ActionIntended(action="proceed", nodes=names):
+            case ActionIntended(action=Action.PROCEED, nodes=names):
                 nodes = tuple(names)
             case RunFinished(reason=reason) if verdict is not None:
                 return Outcome(verdict=verdict, choice=Choice(nodes=nodes, reason=reason))
