@@ -432,7 +432,7 @@ def test_the_localizer_is_told_what_is_usual_for_the_devices_and_what_was_chosen
     for node in NODES:
         records += [started(node), msgspec.structs.replace(ready(node), backend=backend)]
     for record in (*records, NodesAdmitted(nodes=list(NODES))):
-        session.fold(Entry(id="", time_s=START_S, kind="", record=record))
+        session.state.fold(Entry(id="", time_s=START_S, kind="", record=record))
     session.next_step(START_S)
 
     (settings_made,) = made
