@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +13,6 @@ from slurm_health.core.localize.localizer import (
     GroupResult,
     Level,
     Localizer,
-    LocalizeSettings,
     Outcome,
     Round,
 )
@@ -166,23 +164,6 @@ def test_a_prior_that_is_no_probability_is_refused(prior: float) -> None:
 def test_a_node_on_two_leaves_is_refused() -> None:
     with pytest.raises(LocalizeError, match="two leaf switches"):
         Localizer(FOUR, topology={"a": ("n1", "n2"), "b": ("n2",)})
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: LocalizeSettings(min_rounds=0),
-        lambda: LocalizeSettings(max_rounds=1),
-        lambda: LocalizeSettings(network_floor=0.0),
-        lambda: LocalizeSettings(compute_floor=math.nan),
-        lambda: LocalizeSettings(error=1.0),
-        lambda: LocalizeSettings(expected_slack=1.0),
-        lambda: LocalizeSettings(expected_ms={"matmul": 0.0}),
-    ],
-)
-def test_settings_that_no_run_can_honour_are_refused(wrong: Callable[[], object]) -> None:
-    with pytest.raises(LocalizeError):
-        wrong()
 
 
 TIMES = st.one_of(
