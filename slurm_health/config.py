@@ -10,6 +10,7 @@ from typing import Any
 
 from slurm_health import journal
 from slurm_health.core.expectations import Expectation, expectations_from
+from slurm_health.core.localize.settings import OPTIONS, Device, settings_from
 from slurm_health.errors import ConfigError
 
 SITE_FILE = Path("/etc/slurm-health/config.toml")
@@ -17,7 +18,7 @@ SITE_FILE_VARIABLE = "SLURM_HEALTH_CONFIG"
 JOURNAL_VARIABLE = "SLURM_HEALTH_JOURNAL"
 # The tables are the administrator's: read, and checked, by what runs as root.
 ADMIN_TABLES = ("hooks", "breaker", "recovery", "marks", "accusations", "checks")
-SITE_KEYS = ("journal", "expectations", *ADMIN_TABLES)
+SITE_KEYS = ("journal", "expectations", "localize", *ADMIN_TABLES)
 
 
 def journal_root(option: str | None, environ: Mapping[str, str]) -> Path:
@@ -45,6 +46,35 @@ def expectations(environ: Mapping[str, str]) -> dict[str, Expectation]:
         ConfigError: the site's file cannot be used.
     """
     return expectations_from(_site(environ).get("expectations", {}), str(site_file(environ)))
+
+
+def localize(environ: Mapping[str, str]) -> dict[str, object]:
+    """Return what the site has chosen about localisation, by the names of its settings.
+
+    Raises:
+        ConfigError: the site's file cannot be used.
+    """
+    return localize_choices(_site(environ).get("localize", {}), str(site_file(environ)))
+
+
+def localize_choices(table: object, source: str) -> dict[str, object]:
+    """Return the table `[localize]` of the file `source`, checked.
+
+    Raises:
+        ConfigError: it is no table, or holds a key or a value it must not.
+    """
+    if not isinstance(table, dict):
+        raise ConfigError(source, "localize", f"expected a table, found {table!r}")
+    valid = [option.name for option in OPTIONS]
+    for key, value in table.items():
+        if key not in valid:
+            raise ConfigError(f"{source}: localize", key, "unknown setting", valid=valid)
+        try:
+            settings_from({key: value}, kind=Device.CPU)
+        except ValueError as err:
+            problem = str(err).removeprefix(f"{key}: ")
+            raise ConfigError(f"{source}: localize", key, problem) from None
+    return table
 
 
 def site_file(environ: Mapping[str, str]) -> Path:

@@ -37,6 +37,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 TOP_KEYS = (
     "journal",
     "expectations",
+    "localize",
     "hooks",
     "breaker",
     "recovery",
@@ -118,7 +119,7 @@ class _Reading:
         journal = document.get("journal", "")
         if not isinstance(journal, str) or ("journal" in document and not journal):
             raise self._error((), "journal", f"expected a directory, found {journal!r}")
-        self._check_expectations(document)
+        self._check_users_tables(document)
         checks = self._table((), "checks", document)
         planned = tuple(
             each
@@ -136,12 +137,17 @@ class _Reading:
             checks=planned,
         )
 
-    def _check_expectations(self, document: Mapping[str, Any]) -> None:
-        """Refuse what users' checks could not read; the hooks themselves expect nothing."""
+    def _check_users_tables(self, document: Mapping[str, Any]) -> None:
+        """Refuse what users' checks could not read; the hooks themselves need none of it."""
         tables = self._table((), "expectations", document)
         for model, table in tables.items():
             line = self._line(("expectations", re.sub(r"\s", "", model)), None)
             expectations_from({model: table}, f"{self._path}:{line}")
+        chosen = self._table((), "localize", document)
+        if chosen:  # which loads what no hook needs
+            from slurm_health.config import localize_choices
+        for key, value in chosen.items():
+            localize_choices({key: value}, f"{self._path}:{self._line(('localize',), key)}")
 
     def _top(self, kind: type[_T], name: str, document: Mapping[str, Any]) -> _T:
         return self._struct(kind, self._table((), name, document), (name,))

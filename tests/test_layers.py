@@ -51,7 +51,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("core.localize", "core.acting", "core.node"),
     ("core.session",),
-    ("processes, nvml, journal, config, probe_choice, killable, slurm, checks",),
+    ("processes, nvml, journal, config, probe_choice, options, killable, slurm, checks",),
     ("site_settings",),
     ("draining",),
     ("agent", "acting", "supervisor", "sbatch", "report", "hooks"),

@@ -7,7 +7,7 @@ import os
 
 import click
 
-from slurm_health.probes.torchrun_arguments import OPTIONS
+from slurm_health.options import Door, options_of
 
 _FILLED = (
     ("--nnodes", "the number of nodes of the step"),
@@ -23,7 +23,10 @@ class _RunCommand(click.Command):
 
     def format_options(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Options"):
-            ours = [(f"{each.name} {each.metavar or ''}".strip(), each.help) for each in OPTIONS]
+            ours = [
+                (f"--{each.name} {each.kind.metavar}".strip(), each.described)
+                for each in options_of(Door.RUN).values()
+            ]
             formatter.write_dl([*ours, ("-h, --help", "This text.")])
         with formatter.section("Filled in from Slurm where you do not give it"):
             formatter.write_dl(list(_FILLED))

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_health.errors import UsageError
-from slurm_health.sbatch import arguments
-from slurm_health.sbatch.arguments import CommandLine
+from slurm_health.sbatch.arguments import CommandLine, parse
+from slurm_health.sbatch.own_options import Settings
 from slurm_health.slurm.parsing import Partition
 
 _NODES = re.compile(r"(\d+)(?:-(\d+))?")
@@ -39,13 +39,13 @@ class NodeCounts:
     spares: int = 0
 
 
-def node_counts(asked: Mapping[str, str], settings: Mapping[str, str]) -> NodeCounts | None:
+def node_counts(asked: Mapping[str, str], settings: Settings) -> NodeCounts | None:
     """Return what `--spares`, `--min-nodes` and a range of `--nodes` come to, None without any.
 
     Raises:
         UsageError: they do not go together with what else the job asks for.
     """
-    spares = int(settings.get("spares", "0"))
+    spares = int(settings.get("spares", 0))
     least = settings.get("min-nodes")
     text = asked.get("nodes", "")
     found = _NODES.fullmatch(text)
@@ -106,6 +106,6 @@ def options_asked(
                 words += shlex.split(os.fsdecode(text[len(b"#SBATCH") :]), comments=True)
             except ValueError:
                 continue  # sbatch will say what it thinks of it
-    script = arguments.parse(words, own={}, read_help=str)
+    script = parse(words, own={}, read_help=str)
     variables = {name: environ[key] for key, name in _VARIABLES.items() if environ.get(key)}
     return {**script.values, **variables, **line.values}

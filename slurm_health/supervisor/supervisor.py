@@ -34,7 +34,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Patience:
     """How long the supervisor waits, and how often it tries."""
 
     master_starts: int = 3
@@ -43,7 +43,7 @@ class Limits:
     journal_wait_s: float = 10.0
 
 
-LIMITS = Limits()
+PATIENCE = Patience()
 
 
 def original_environ(environ_fd: int | None) -> dict[bytes, bytes]:
@@ -73,7 +73,7 @@ def supervise(
     check_argv: Sequence[str],
     environ: Mapping[bytes, bytes],
     clock: Clock = time.time,
-    limits: Limits = LIMITS,
+    patience: Patience = PATIENCE,
 ) -> int:
     """Run the check, and then, if it says so, the script that `script_source` holds.
 
@@ -84,14 +84,14 @@ def supervise(
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
     try:
-        answer = _answer(check_argv, environ=environ, mask=mask, limits=limits, clock=clock)
+        answer = _answer(check_argv, environ=environ, mask=mask, patience=patience, clock=clock)
         if answer.disposition == "stop":
             return _stop(answer)
-        if answer.disposition in {"requeue", "hold"}:
-            return _await_requeue(answer, limits.requeue_wait_s)
+        if answer.leaves:
+            return _await_requeue(patience.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
-    recorder = _Recorder(answer.run_directory, clock, limits.journal_wait_s)
+    recorder = _Recorder(answer.run_directory, clock, patience.journal_wait_s)
     environ = _for_nodes(environ, answer.nodes)
     try:
         with _private_directory(environ) as directory:
@@ -112,41 +112,49 @@ def _answer(
     *,
     environ: Mapping[bytes, bytes],
     mask: Collection[int],
-    limits: Limits,
+    patience: Patience,
     clock: Clock,
 ) -> Answer:
     """Return what the check says. One that dies is started again: it goes on from its journal."""
-    for start in range(1, limits.master_starts + 1):
+    for start in range(1, patience.master_starts + 1):
         try:
             answer = check_process.ask(
                 check_argv,
                 environ=environ,
                 mask=mask,
-                grace_s=limits.grace_s,
-                interrupted=lambda number: _say(_why_interrupted(number, environ, clock)),
+                grace_s=patience.grace_s,
+                interrupted=lambda signal: _say_why_interrupted(signal, environ, clock),
             )
         except (check_process.NoAnswer, OSError) as failure:
-            _say(f"start {start} of {limits.master_starts} of the check: {failure}")
+            _say(f"start {start} of {patience.master_starts} of the check: {failure}")
             continue
         if answer.disposition == "proceed" and answer.exit_code:
-            _say(f"the script runs all the same: {answer.reason}")
+            _say(f"running the script anyway: {answer.reason}")
         return answer
     _say("the nodes could not be checked; the script runs on UNCHECKED nodes")
     return Answer(disposition="proceed")
 
 
-def _why_interrupted(number: int, environ: Mapping[bytes, bytes], clock: Clock) -> str:
-    """Say what ended the check, and what to do if it was the job's time limit."""
-    what = f"{signal_name(number)} ended the check, so the script did not run"
+def _say_why_interrupted(
+    interrupted: check_process.Interrupted, environ: Mapping[bytes, bytes], clock: Clock
+) -> None:
+    """Say what ended the check, and what to do if it was the job's time limit.
+
+    Where the job leaves its nodes the check has said so, and Slurm's signal is no news.
+    """
+    if interrupted.answer is not None and interrupted.answer.leaves:
+        return
     end_s = environ.get(b"SLURM_JOB_END_TIME", b"")
+    if end_s.isdigit() and clock() >= int(end_s):
+        _say(
+            "the job's time limit ended the check, so the script did not run; ask for more time"
+            " (--time): the check counts against it"
+        )
+        return
+    what = f"{signal_name(interrupted.number)} ended the check, so the script did not run"
     if not end_s.isdigit():  # Slurm 22.05 does not tell it
-        return f"{what}; if that was for the time limit (--time): the check counts against it"
-    if clock() < int(end_s):
-        return what
-    return (
-        "the job's time limit ended the check, so the script did not run; ask for more time"
-        " (--time): the check counts against it"
-    )
+        what += "; if that was for the time limit (--time): the check counts against it"
+    _say(what)
 
 
 def _for_nodes(environ: Mapping[bytes, bytes], nodes: Sequence[str]) -> Mapping[bytes, bytes]:
@@ -165,10 +173,8 @@ def _stop(answer: Answer) -> int:
     return answer.exit_code or ExitCode.BAD_NODES
 
 
-def _await_requeue(answer: Answer, wait_s: float) -> int:
-    """Wait for Slurm to end this attempt of the job."""
-    what = "to be held" if answer.disposition == "hold" else "requeued"
-    _say(f"the job is {what}: {answer.reason}")
+def _await_requeue(wait_s: float) -> int:
+    """Wait for Slurm to end this attempt of the job, of which the check has said why."""
     deadline = time.monotonic() + wait_s
     while (remaining := deadline - time.monotonic()) > 0:
         info = signal.sigtimedwait(ALL_SIGNALS, remaining)

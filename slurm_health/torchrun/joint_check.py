@@ -8,11 +8,11 @@ the first one runs the master beside it. All of them read the outcome from the j
 from __future__ import annotations
 
 import itertools
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from slurm_health import journal
 from slurm_health.core.acting.decide import Disposition
@@ -32,9 +32,16 @@ from slurm_health.errors import ExitCode, JournalError
 from slurm_health.master.launcher import LEAVE_S, AgentCommand
 from slurm_health.master.master import Master, poll_interval_s
 from slurm_health.master.run_check import make_localizer
-from slurm_health.processes import end_session, exit_text, read_available, start_tied
-from slurm_health.torchrun.node_choice import Bounds, Choice, choose
-from slurm_health.torchrun.place import Place
+from slurm_health.processes import (
+    Process,
+    close_pipes,
+    end_session,
+    exit_text,
+    read_available,
+    start_tied,
+)
+from slurm_health.torchrun.node_choice import Bounds, NodeChoice, choose
+from slurm_health.torchrun.place import TaskPlace
 
 # How long the first process may take to begin: it may still be loading torch from a cold disk.
 BEGIN_S = 180.0
@@ -47,11 +54,11 @@ _NEXT_LABEL = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class JointOutcome:
     """What the check found, and the nodes training starts with, none where it does not."""
 
     verdict: VerdictReached
-    choice: Choice
+    choice: NodeChoice
 
 
 class OwnAgent:
@@ -62,7 +69,7 @@ class OwnAgent:
         self._command = command
         self._environ = environ
         self._launch = -1
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._said = b""
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
@@ -81,29 +88,19 @@ class OwnAgent:
         if returncode is None:
             return []
         said = self._said.decode(errors="replace").strip().splitlines()[-1:]
-        self._forget()
+        close_pipes(self._process)
+        self._process, self._said = None, b""
         reason = f"its agent ended: {': '.join([exit_text(returncode), *said])}"
         return [AgentsLost(launch=self._launch, nodes=[self._node], reason=reason)]
 
     def stop(self, grace_s: float = LEAVE_S) -> None:
         """Let the agent leave, which frees the devices, or end it."""
-        if self._process is None:
-            return
-        try:
-            self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            end_session(self._process, grace_s=1.0)
-        self._forget()
-
-    def _forget(self) -> None:
-        assert self._process is not None
-        assert self._process.stderr is not None
-        self._process.stderr.close()
-        self._process = None
-        self._said = b""
+        if self._process is not None:
+            end_session(self._process, leave_s=grace_s, grace_s=1.0)
+            self._process, self._said = None, b""
 
 
-def directory_of(root: Path, place: Place) -> Path:
+def directory_of(root: Path, place: TaskPlace) -> Path:
     """Return the directory of this start's journal: the same one in all its processes.
 
     Raises:
@@ -128,7 +125,8 @@ def lead(
     exclude_slow: bool,
     limits: Limits,
     phases: Sequence[Phase],
-) -> Outcome:
+    localize: Mapping[str, object] = MappingProxyType({}),
+) -> JointOutcome:
     """Run the check for all processes, and decide who trains.
 
     Raises:
@@ -139,7 +137,13 @@ def lead(
         raise _used_before(directory)
     nodes = started.nodes
     master = Master(
-        directory, nodes, agent, limits=limits, phases=phases, make_localizer=make_localizer
+        directory,
+        nodes,
+        agent,
+        limits=limits,
+        phases=phases,
+        localize=localize,
+        make_localizer=make_localizer,
     )
     try:
         master.open(started)
@@ -161,16 +165,16 @@ def lead(
         )
     finally:
         master.close()
-    return Outcome(verdict=verdict, choice=choice)
+    return JointOutcome(verdict=verdict, choice=choice)
 
 
 def follow(
     directory: Path,
-    place: Place,
+    place: TaskPlace,
     agent: OwnAgent,
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Outcome:
+) -> JointOutcome:
     """Take part in the check that the first process runs, until it is over.
 
     Raises:
@@ -216,7 +220,7 @@ def _used_before(directory: Path) -> JournalError:
     )
 
 
-def _silent(place: Place, heard: Sequence[Entry]) -> str:
+def _silent(place: TaskPlace, heard: Sequence[Entry]) -> str:
     first = place.nodes[0]
     if heard:
         return f"{first}, which runs the check, has written nothing for {SILENCE_S:.0f} s"
@@ -246,7 +250,7 @@ def _begun(entries: Sequence[Entry]) -> RunStarted | None:
     return next((e.record for e in entries if isinstance(e.record, RunStarted)), None)
 
 
-def _outcome(entries: Sequence[Entry]) -> Outcome | None:
+def _outcome(entries: Sequence[Entry]) -> JointOutcome | None:
     """Return the outcome once the master has written it whole."""
     verdict: VerdictReached | None = None
     nodes: tuple[str, ...] = ()
@@ -257,7 +261,7 @@ def _outcome(entries: Sequence[Entry]) -> Outcome | None:
             case ActionIntended(action="proceed", nodes=names):
                 nodes = tuple(names)
             case RunFinished(reason=reason) if verdict is not None:
-                return Outcome(verdict=verdict, choice=Choice(nodes=nodes, reason=reason))
+                return JointOutcome(verdict=verdict, choice=NodeChoice(nodes=nodes, reason=reason))
             case _:
                 pass
     return None

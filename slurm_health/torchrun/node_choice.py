@@ -36,7 +36,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class NodeChoice:
     """The nodes training starts with, none where it does not, and why."""
 
     nodes: tuple[str, ...]
@@ -63,7 +63,7 @@ def choose(
     *,
     absent: Collection[str],
     exclude_slow: bool,
-) -> Choice:
+) -> NodeChoice:
     """Choose the nodes to start with.
 
     A faulty node never trains. Doubt is no fault: an undecided node does, and so does one of which
@@ -79,7 +79,7 @@ def choose(
     nodes = tuple(node.node for node in verdict.nodes if node.node in chosen)
     bad = [node for node in verdict.nodes if node.level in unfit]
     if len(nodes) < bounds.least:
-        return Choice(nodes=(), reason=_too_few(verdict, bad, bounds))
+        return NodeChoice(nodes=(), reason=_too_few(verdict, bad, bounds))
     left = [node for node in verdict.nodes if node.node not in chosen]
     said = [f"without {node.node}: {_why_left(node, unfit, absent)}" for node in left]
     said += [
@@ -87,7 +87,7 @@ def choose(
         for node in verdict.nodes
         if node.node in chosen and node.level is not Level.HEALTHY
     ]
-    return Choice(nodes=nodes, reason="; ".join(said))
+    return NodeChoice(nodes=nodes, reason="; ".join(said))
 
 
 def why_left_out(verdict: VerdictReached, node: str) -> str:

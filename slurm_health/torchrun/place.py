@@ -18,7 +18,7 @@ OUTSIDE_SLURM = "torchrun"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TaskPlace:
     """One process per node, all started at the same time.
 
     `start` tells this start from every other one and is the same for all its processes; where it
@@ -49,7 +49,7 @@ class Place:
         return port(job_id=self.job_id, attempt=self.attempt, step=self.step)
 
 
-def find(arguments: Arguments, environ: Mapping[str, str]) -> Place | None:
+def find(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
     """Return the place of this process, None where it has nothing to do with any other.
 
     Raises:
@@ -75,7 +75,7 @@ def _in_step(environ: Mapping[str, str]) -> bool:
     return step.isdecimal() and int(step) < _SPECIAL_STEPS and "SLURMD_NODENAME" in environ
 
 
-def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> Place | None:
+def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
     job = allocation.from_environ(environ)
     nodes = _step_nodes(environ)
     node = environ["SLURMD_NODENAME"]
@@ -91,7 +91,7 @@ def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> Place | None:
     step = int(environ["SLURM_STEP_ID"])
     # Slurm counts jobs anew when it loses its state; then only time, or srun's port, differs.
     stamp = job.start_time_s or environ.get("SLURM_SRUN_COMM_PORT", "")
-    return Place(
+    return TaskPlace(
         nodes=nodes,
         node=node,
         start=f"{job.job_id}.{job.attempt}.{step}.{stamp}".rstrip("."),
@@ -112,7 +112,7 @@ def _step_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
         raise AllocationError("SLURM_STEP_NODELIST", str(err)) from err
 
 
-def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> Place | None:
+def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
     """Return the place that NODE_RANK and --nnodes tell, None where they tell none."""
     rank = arguments.given.get("node_rank") or environ.get("NODE_RANK")
     nnodes = arguments.given.get("nnodes")
@@ -133,7 +133,7 @@ def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> Place | 
             "a check of several nodes outside Slurm needs --rdzv-id, the same on all nodes and new"
             " for every start"
         )
-    return Place(
+    return TaskPlace(
         nodes=tuple(f"node{number}" for number in range(count)),
         node=f"node{int(rank)}",
         start=start or "none",

@@ -27,14 +27,14 @@ from slurm_health.errors import JournalError
 from slurm_health.torchrun.joint_check import (
     BEGIN_S,
     SILENCE_S,
-    Outcome,
+    JointOutcome,
     OwnAgent,
     directory_of,
     follow,
     lead,
 )
 from slurm_health.torchrun.node_choice import Bounds
-from slurm_health.torchrun.place import Place
+from slurm_health.torchrun.place import TaskPlace
 from tests.support.world import QUICK
 
 NODES = ("n1", "n2")
@@ -59,8 +59,8 @@ GO = (
 BOUNDS = Bounds(least=1, most=2)
 
 
-def place(*, chosen_start: bool = False, start: str = "7.0.0") -> Place:
-    return Place(
+def place(*, chosen_start: bool = False, start: str = "7.0.0") -> TaskPlace:
+    return TaskPlace(
         nodes=NODES, node="n2", start=start, job_id=7, cluster="lab", chosen_start=chosen_start
     )
 
@@ -92,7 +92,7 @@ class Master:
             self._word = None
 
 
-def take_part(directory: Path, own: OwnAgent, *words: Callable[[Master], bool]) -> Outcome:
+def take_part(directory: Path, own: OwnAgent, *words: Callable[[Master], bool]) -> JointOutcome:
     """Follow a master that says these words, each once it has come true that it can."""
     journal.create(directory, [journal.MASTER])
     master: Master

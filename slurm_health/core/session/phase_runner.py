@@ -30,6 +30,7 @@ class Localizer(Protocol):
         """Conclude."""
 
 
+_USUAL = LocalizeSettings()
 Leaves = Mapping[str, Sequence[str]]
 MakeLocalizer = Callable[[Sequence[str], Leaves | None, LocalizeSettings], Localizer]
 """Makes a Localizer for these nodes, and for the leaf switches they hang on if that is known."""
@@ -39,7 +40,9 @@ class Course:
     """The phases of one check over the nodes that were admitted to it.
 
     `phase` is the one in progress and `first_round` the number of its first round in the run.
-    `expected_ms` is what a metric takes on good hardware, where that is known.
+    `expected_ms` is what a metric takes on good hardware, where that is known; what was chosen in
+    `settings` wins over it. Phases of
+    pairs take the rounds that `settings` ask for, within their own limit.
     """
 
     def __init__(
@@ -49,12 +52,14 @@ class Course:
         phases: Sequence[Phase],
         make_localizer: MakeLocalizer,
         expected_ms: Mapping[str, float],
+        settings: LocalizeSettings = _USUAL,
     ) -> None:
         self._nodes = tuple(nodes)
         self._leaves = leaves
         self._left = list(phases)
         self._make = make_localizer
-        self._expected_ms = expected_ms
+        self._chosen = settings
+        self._expected_ms = {**expected_ms, **settings.expected_ms}
         self._localizer: Localizer | None = None
         self._verdicts: list[Verdict] = []
         self._observed = 0
@@ -110,9 +115,14 @@ class Course:
         return {leaf: members for leaf, members in kept.items() if members}
 
     def _settings(self, phase: Phase) -> LocalizeSettings:
-        return LocalizeSettings(
-            min_rounds=phase.least_rounds,
-            max_rounds=phase.most_rounds,
+        least, most = phase.least_rounds, phase.most_rounds
+        if not phase.alone:
+            wanted = max(least, self._chosen.min_rounds)
+            least = wanted if most is None else min(wanted, most)
+        return replace(
+            self._chosen,
+            min_rounds=least,
+            max_rounds=most,
             alone=phase.alone,
             first_round=self.first_round,
             workload=phase.workload,

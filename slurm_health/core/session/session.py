@@ -13,6 +13,7 @@ from statistics import median
 from types import MappingProxyType
 
 from slurm_health.core.expectations import Expectation, expected_ms
+from slurm_health.core.localize.settings import Device, settings_from
 from slurm_health.core.probe_catalog import GPT
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
@@ -99,12 +100,14 @@ class Session:
         limits: Limits,
         phases: Sequence[Phase],
         expectations: Mapping[str, Expectation] = MappingProxyType({}),
+        localize: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self.state = RunState(nodes)
         self.limits = limits
         self._make_localizer = make_localizer
         self._phases = phases
         self._expectations = expectations
+        self._localize = localize
         self._course: Course | None = None
         self._waiting: tuple[int, float] | None = None
 
@@ -140,8 +143,14 @@ class Session:
                 self._phases,
                 self._make_localizer,
                 expected_ms=expected_ms(self.state.models(), self._expectations),
+                settings=settings_from(self._localize, kind=self._device(admitted)),
             )
         return self._course
+
+    def _device(self, nodes: Sequence[str]) -> Device:
+        ready = [each for node in nodes if (each := self.state.agents[node].ready) is not None]
+        on_cpus = all(each.backend == "gloo" for each in ready)
+        return Device.CPU if on_cpus else Device.ACCELERATOR
 
     def _options(self, phase: Phase, nodes: Sequence[str]) -> dict[str, Figure]:
         """Return the options of a round: the phase's, and the GPT that all its nodes can train."""
@@ -274,7 +283,7 @@ class Session:
         ready = [each for node in nodes if (each := self.state.agents[node].ready) is not None]
         return phase.used(
             several_devices=any(len(each.devices) > 1 for each in ready),
-            on_cpus=all(each.backend == "gloo" for each in ready),
+            on_cpus=self._device(nodes) is Device.CPU,
         )
 
     def _rendezvous(self, group: Sequence[str]) -> Rendezvous:
