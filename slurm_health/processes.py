@@ -71,8 +71,7 @@ def start_tied(
     Reading from it never blocks. It has our signal mask, or the given one.
 
     Raises:
-        OSError: it cannot be executed.
-        subprocess.SubprocessError: it could not be tied.
+        OSError: it cannot be executed, or not be tied.
     """
     tie = die_with_parent()
 
@@ -81,15 +80,18 @@ def start_tied(
         if signal_mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
 
-    process = subprocess.Popen(
-        list(argv),
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        env=environ,
-        start_new_session=True,
-        preexec_fn=prepare,  # noqa: PLW1509 - callers start children from one thread
-    )
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=environ,
+            start_new_session=True,
+            preexec_fn=prepare,  # noqa: PLW1509 - callers start children from one thread
+        )
+    except subprocess.SubprocessError as err:
+        raise OSError(str(err)) from err
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             os.set_blocking(pipe.fileno(), False)

@@ -176,3 +176,20 @@ def test_nothing_is_run_through_a_shell() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "shell":
                 pytest.fail(f"{module}: line {node.value.lineno}")
+
+
+# Besides the one place: a hook has no time to load that one; what a check of a node or a probe runs
+# ends with it, and probes are run by an interpreter that has nothing of ours.
+STARTERS = {"processes", "killable", "checks.external"}
+STARTING = {"subprocess", "os.fork", "os.posix_spawn", "multiprocessing", "asyncio"}
+
+
+def test_processes_are_started_in_one_place() -> None:
+    users = set()
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        names = {top(name) for name in imported(module)}
+        names |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        if names & STARTING and room(module) != "probes":
+            users.add(module.removeprefix(f"{NAME}."))
+    assert users == STARTERS

@@ -27,11 +27,11 @@ class _RunCommand(click.Command):
                 (f"--{each.name} {each.kind.metavar}".strip(), each.described)
                 for each in options_of(Door.RUN).values()
             ]
-            formatter.write_dl([*ours, ("-h, --help", "This text.")])
+            formatter.write_dl([*ours, ("-h, --help", "Show this text.")])
         with formatter.section("Filled in from Slurm where you do not give it"):
             formatter.write_dl(list(_FILLED))
         formatter.write_paragraph()
-        formatter.write_text("Every option of torchrun's is accepted: see torchrun --help.")
+        formatter.write_text("All of torchrun's options are accepted: see torchrun --help.")
 
 
 @click.command(

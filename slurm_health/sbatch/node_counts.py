@@ -17,8 +17,8 @@ from slurm_health.slurm.parsing import Partition
 _NODES = re.compile(r"(\d+)(?:-(\d+))?")
 # What would no longer fit on fewer nodes than were allocated, why, and what to use.
 _UNFIT = {
-    "ntasks": ("is for all nodes together", "--ntasks-per-node"),
-    "gpus": ("is for all nodes together", "--gpus-per-node"),
+    "ntasks": ("counts for all nodes together", "--ntasks-per-node"),
+    "gpus": ("counts for all nodes together", "--gpus-per-node"),
     "nodelist": ("names nodes that the job must have", "--exclude or --constraint"),
     "nodefile": ("names nodes that the job must have", "--exclude or --constraint"),
 }
@@ -63,7 +63,9 @@ def node_counts(asked: Mapping[str, str], settings: Settings) -> NodeCounts | No
         if not spares and least is None:
             return None  # a plain range with totals is for Slurm alone to fit
         why, instead = _UNFIT[unsuited]
-        raise UsageError(f"{option}: does not go with --{unsuited}, which {why}; use {instead}")
+        raise UsageError(
+            f"{option}: cannot be combined with --{unsuited}, which {why}; use {instead}"
+        )
     low, high = int(found[1]), int(found[2] or found[1])
     needed = low if least is None else int(least)
     if needed > high:
@@ -88,9 +90,9 @@ def require_room(
     rooms = {each.name: each.room for each in chosen}
     if not counts.spares or not rooms or max(rooms.values()) >= least:
         return
-    most = ", ".join(f"{name} gives a job {room} at most" for name, room in rooms.items())
+    most = ", ".join(f"{name} allows a job at most {room}" for name, room in rooms.items())
     raise UsageError(
-        f"--spares: {counts.wanted} nodes and {counts.spares} to spare are {least},"
+        f"--spares: {counts.wanted} nodes and {counts.spares} spare make {least},"
         f" and partition {most}; ask for fewer, or for another partition"
     )
 

@@ -211,9 +211,11 @@ class _Job:
         """
         line = self.line
         if line.undecided is not None:
-            raise _Refused(f"{line.undecided}: not an option of this sbatch, or without its value")
+            raise _Refused(
+                f"{line.undecided}: not an option of this sbatch, or its value is missing"
+            )
         if line.wrap is not None and line.script is not None:
-            raise _Refused(f"{line.script}: a script beside --wrap")
+            raise _Refused(f"{line.script}: a script in addition to --wrap")
         path = self._path()
         try:
             if line.wrap is not None:

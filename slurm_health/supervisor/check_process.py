@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -103,7 +102,7 @@ def ask(
     with _adopting_orphans():
         try:
             check = start_tied(argv, environ=environ, stdout=PIPE, stderr=None, signal_mask=mask)
-        except (OSError, subprocess.SubprocessError) as err:
+        except OSError as err:
             raise NoAnswer(f"cannot be started: {err}") from err
         try:
             return _listen(check)

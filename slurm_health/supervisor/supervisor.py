@@ -12,19 +12,18 @@ import contextlib
 import errno
 import os
 import resource
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health import journal
 from slurm_health.core.records import Record, ScriptEnded, ScriptStarted
 from slurm_health.errors import ExitCode, JournalError
-from slurm_health.processes import signal_name
+from slurm_health.processes import fork, signal_name
 from slurm_health.supervisor import check_process
 from slurm_health.supervisor.check_process import Answer
 from slurm_health.supervisor.script_process import ScriptProcess, command_line
@@ -86,7 +85,8 @@ def supervise(
     try:
         answer = _answer(check_argv, environ=environ, mask=mask, patience=patience, clock=clock)
         if answer.disposition == "stop":
-            return _stop(answer)
+            _say(f"the job stops: {answer.reason}")
+            return answer.exit_code or ExitCode.BAD_NODES
         if answer.leaves:
             return _await_requeue(patience.requeue_wait_s)
     except check_process.Interrupted as interrupted:
@@ -94,8 +94,8 @@ def supervise(
     recorder = _Recorder(answer.run_directory, clock, patience.journal_wait_s)
     environ = _for_nodes(environ, answer.nodes)
     try:
-        with _private_directory(environ) as directory:
-            script, path = _unpacked(script_source, script_line, directory)
+        with tempfile.TemporaryDirectory(prefix="slurm-health-", ignore_cleanup_errors=True) as own:
+            script, path = _unpacked(script_source, script_line, Path(own))
             argv = command_line(script, path, arguments)
             status = _run_script(argv, environ, mask, script_name, recorder)
     except OSError as err:
@@ -123,7 +123,7 @@ def _answer(
                 environ=environ,
                 mask=mask,
                 grace_s=patience.grace_s,
-                interrupted=lambda signal: _say_why_interrupted(signal, environ, clock),
+                interrupted=lambda caught: _say_why_interrupted(caught, environ, clock),
             )
         except (check_process.NoAnswer, OSError) as failure:
             _say(f"start {start} of {patience.master_starts} of the check: {failure}")
@@ -168,11 +168,6 @@ def _for_nodes(environ: Mapping[bytes, bytes], nodes: Sequence[str]) -> Mapping[
     return {**environ, **{os.fsencode(name): os.fsencode(value) for name, value in new.items()}}
 
 
-def _stop(answer: Answer) -> int:
-    _say(f"the job stops: {answer.reason}")
-    return answer.exit_code or ExitCode.BAD_NODES
-
-
 def _await_requeue(wait_s: float) -> int:
     """Wait for Slurm to end this attempt of the job, of which the check has said why."""
     deadline = time.monotonic() + wait_s
@@ -195,12 +190,9 @@ class _Recorder:
 
     def start(self, record: Record) -> None:
         """Begin to append a record."""
-        if not self._directory:
-            return
-        with contextlib.suppress(OSError):
-            self._child = os.fork()
-            if self._child == 0:
-                self._append(record)
+        if self._directory:
+            with contextlib.suppress(OSError):
+                self._child = fork(lambda: self._append(record))
 
     def ended(self) -> bool:
         """Tell whether nothing is being written."""
@@ -220,15 +212,13 @@ class _Recorder:
             signal.sigtimedwait({signal.SIGCHLD}, remaining)
         return True
 
-    def _append(self, record: Record) -> None:
-        """Append a record and exit; a failure is a line on standard error and nothing more."""
+    def _append(self, record: Record) -> int:
+        """Append a record; a failure is a line on standard error and nothing more."""
         try:
-            writer = journal.Writer(Path(self._directory), journal.SUPERVISOR, self._clock)
-            writer.append(record)
+            journal.Writer(Path(self._directory), journal.SUPERVISOR, self._clock).append(record)
         except JournalError as err:
             _say(str(err))
-        finally:
-            os._exit(0)
+        return 0
 
 
 def _run_script(
@@ -261,25 +251,6 @@ def _unpacked(source: Path, line: int, directory: Path) -> tuple[bytes, Path]:
     path.write_bytes(parts[-1])
     path.chmod(0o700)
     return parts[-1], path
-
-
-@contextlib.contextmanager
-def _private_directory(environ: Mapping[bytes, bytes]) -> Iterator[Path]:
-    """Provide a directory for the script, in the first place that can be written to."""
-    places = [os.fsdecode(environ.get(b"TMPDIR", b"")), "/tmp", "/var/tmp", "/dev/shm"]  # noqa: S108
-    problem = OSError(errno.ENOENT, "no directory for temporary files")
-    for place in filter(None, places):
-        try:
-            directory = tempfile.mkdtemp(prefix="slurm-health-", dir=place)
-            break
-        except OSError as err:
-            problem = err
-    else:
-        raise problem
-    try:
-        yield Path(directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _die_by(number: int) -> int:

@@ -215,9 +215,7 @@ def _serve(agent: OwnAgent, directory: Path, news: Sequence[Entry]) -> None:
 
 
 def _used_before(directory: Path) -> JournalError:
-    return JournalError(
-        directory, "is that of an earlier start; give each start a --rdzv-id of its own"
-    )
+    return JournalError(directory, "belongs to an earlier start; give each start its own --rdzv-id")
 
 
 def _silent(place: TaskPlace, heard: Sequence[Entry]) -> str:

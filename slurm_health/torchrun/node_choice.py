@@ -83,7 +83,7 @@ def choose(
     left = [node for node in verdict.nodes if node.node not in chosen]
     said = [f"without {node.node}: {_why_left(node, unfit, absent)}" for node in left]
     said += [
-        f"with {node.node} all the same: {node.level.value}, {node.reason}"
+        f"with {node.node} anyway: {node.level.value}, {node.reason}"
         for node in verdict.nodes
         if node.node in chosen and node.level is not Level.HEALTHY
     ]
@@ -100,7 +100,7 @@ def why_left_out(verdict: VerdictReached, node: str) -> str:
 
 def _why_left(node: NodeJudged, unfit: Collection[Level], absent: Collection[str]) -> str:
     if node.level in unfit or node.node in absent:
-        return node.reason or "its task is not heard of any more"
+        return node.reason or "nothing more was heard from its task"
     return NOT_NEEDED
 
 
@@ -110,6 +110,6 @@ def _too_few(verdict: VerdictReached, bad: list[NodeJudged], bounds: Bounds) -> 
     names = fold(node.node for node in bad)
     fewer = f", or allow fewer with --nnodes={left}:{bounds.most}" if left else ""
     return (
-        f"{why}. --nnodes={bounds.text} cannot be had from the other {left}:"
+        f"{why}. --nnodes={bounds.text} cannot be met by the other {left}:"
         f" submit the job again with --exclude={names}{fewer}"
     )

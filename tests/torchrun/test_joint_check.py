@@ -189,7 +189,7 @@ def test_a_first_process_that_says_nothing_is_named_after_a_while(
 def test_a_name_that_was_used_before_is_refused_on_all_nodes(tmp_path: Path) -> None:
     journal.create(tmp_path, [journal.MASTER])
     journal.Writer(tmp_path, journal.MASTER, lambda: 0.0).append(STARTED, *GO)
-    with pytest.raises(JournalError, match="earlier start; give each start a --rdzv-id"):
+    with pytest.raises(JournalError, match="earlier start; give each start its own --rdzv-id"):
         follow(tmp_path, place(chosen_start=True), agent())
     with pytest.raises(JournalError, match="earlier start"):
         lead(tmp_path, STARTED, agent(), BOUNDS, exclude_slow=False, limits=Limits(), phases=QUICK)
