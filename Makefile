@@ -3,46 +3,54 @@
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
 RUN    := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTHON)
-# The newest interpreter of the distribution: jobs of ordinary users run it, so it must not lie
-# under somebody's home.
+# The newest interpreter of the distribution: jobs of ordinary users run it, so it must not be
+# in anybody's home.
 BASE   := $(firstword $(wildcard /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11) python3)
-# The tests need any torch that runs on CPUs. Where pip's default is a build with several GB of
-# CUDA packages, point TORCH at another: make test TORCH='torch --index-url URL'
+# The tests need any torch that runs on CPUs. If pip's default comes with several GB of CUDA
+# packages, choose another: make test TORCH='torch --index-url URL'
 TORCH  ?= torch==2.13.0
-# Other Slurm releases run from root directories of their own, about 350 MB each.
+# Most tests wait for Slurm, for processes or for a time limit, so twice the cores are kept busy;
+# more than a dozen would only load the same modules again.
+WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 12 ? n : 12)))
+PYTEST := -m pytest -n $(WORKERS) --dist worksteal
+# Each other Slurm release runs from its own root directory, about 350 MB.
 RELEASES  := 24.11 26.05
 LAB_ROOTS := /var/cache/slurm-health-lab
 ROOT   := $(filter 0,$(shell id -u))
-# pyslurm has no package of its own for most releases of Slurm; this is the one for Debian 12's.
+# pyslurm is not packaged for most releases of Slurm; this is the one for Debian 12's.
 PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
-.PHONY: help demo test test-releases lint fmt install lab-packages pyslurm clean
+.PHONY: help demo test test-slow test-releases lint fmt install lab-packages pyslurm clean
 .PHONY: bench bench-acting bench-hooks bench-localize bench-probes
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and leaves it, the report'
-	@echo 'make test            every test this machine can run; says which it cannot'
+	@echo 'make test            every test this machine can run in minutes; says which it cannot'
+	@echo 'make test-slow       the faults and time limits that take minutes each'
 	@echo 'make test-releases   the lab tests on Slurm 22.05, 24.11 and 26.05 (downloads the last two)'
 	@echo 'make lint            ruff, mypy --strict, shellcheck'
 	@echo 'make fmt             format the code'
-	@echo 'make bench           the time a check takes, beside its targets'
-	@echo 'make bench-acting    how soon a job goes on once it has its verdict'
-	@echo 'make bench-localize  how right the localisation is, beside the published rule'
-	@echo 'make bench-hooks     what prolog and health check cost on this node'
-	@echo 'make bench-probes    how far runs of each probe lie apart on this machine'
-	@echo 'make pyslurm         pyslurm for Slurm 22.05, built here; the tests of it run where it is there'
-	@echo 'make clean           remove what these commands made here'
+	@echo 'make bench           how long a check takes, compared with its targets'
+	@echo 'make bench-acting    how soon a job continues after its verdict'
+	@echo 'make bench-localize  how often the localisation is right, compared with a published rule'
+	@echo 'make bench-hooks     what the prolog and the health check cost on this node'
+	@echo 'make bench-probes    how much repeated runs of each probe differ on this machine'
+	@echo 'make pyslurm         build pyslurm for Slurm 22.05, so that its tests run too'
+	@echo 'make clean           remove what these commands created here'
 
 demo: install lab-packages
 	@$(RUN) -m tests.demo
 
 test: install lab-packages
-	$(RUN) -m pytest $(PYTEST_ARGS)
+	$(RUN) $(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+test-slow: install lab-packages
+	$(RUN) $(PYTEST) -m slow $(PYTEST_ARGS)
 
 test-releases: install lab-packages $(RELEASES:%=$(LAB_ROOTS)/%)
-	$(RUN) -m pytest -m lab $(PYTEST_ARGS)
+	$(RUN) $(PYTEST) -m lab $(PYTEST_ARGS)
 	for release in $(RELEASES); do \
-		LAB_RELEASE=$(LAB_ROOTS)/$$release $(RUN) -m pytest -m lab $(PYTEST_ARGS) || exit; \
+		LAB_RELEASE=$(LAB_ROOTS)/$$release $(RUN) $(PYTEST) -m lab $(PYTEST_ARGS) || exit; \
 	done
 
 $(LAB_ROOTS)/%:
@@ -94,14 +102,14 @@ else
 	@echo 'the venv module is missing; as root: apt-get install python3-venv'; exit 1
 endif
 
-# The lab is a real Slurm; without root it cannot run, and the tests say so.
+# The lab is a real Slurm. Without root it cannot run, and the tests say so.
 lab-packages: install
 ifneq ($(ROOT),)
 	@$(PYTHON) -c 'import sys; from tests.lab import missing; sys.exit(missing() is not None)' || \
 		$(PYTHON) -m tests.lab install
 endif
 
-# Takes minutes, and pyslurm's tag must be that of Slurm's release.
+# Takes minutes. pyslurm's tag must match Slurm's release.
 pyslurm: install
 	@command -v git >/dev/null && test -e /usr/include/slurm/slurm.h || \
 		{ apt-get update -q && apt-get install -yq --no-install-recommends gcc git libslurm-dev python3-dev; }

@@ -4,8 +4,8 @@
     python -m benchmarks.acting                                every case, three runs each
     python -m benchmarks.acting --only requeue --played --runs 50
 
-Exits 0 when every job ended as it should, however slow; 1 when one did not, as by running on the
-bad node; 3 when a case could not be measured. docs/performance.md says what the figures mean.
+Exits 0 if every job ended as it should, however slow; 1 if one did not, for example because it ran
+on the bad node; 3 if a case could not be measured. docs/performance.md says what the figures mean.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOTHING = "–"  # noqa: RUF001
 
 @dataclass(kw_only=True)
 class Row:
-    """What the runs of one case came to."""
+    """The results of one case's runs."""
 
     case: Case
     measured: list[Measured] = field(default_factory=list)
@@ -73,9 +73,9 @@ def exit_code(rows: Sequence[Row]) -> int:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the figures, and below them every run that was wrong or gave none."""
+    """Return the figures, and below them every run that was wrong or not measured."""
     headers = ["verdict to the script's first line", "target", "median (min … max)"]
-    headers += ["of it acting", "right"]
+    headers += ["without the check", "right"]
     text = tabulate(map(_line, rows), headers=headers, tablefmt="github", disable_numparse=True)
     notes = [
         f"{row.case.name}: {note}"
@@ -142,7 +142,7 @@ def _run(row: Row, stage: Stage, *, played: bool) -> None:
     row.measured.append(measured)
     wrong = f", WRONG: {measured.wrong}" if measured.wrong else ""
     print(
-        f"{row.case.name}: {duration(measured.elapsed_s)}, of it acting"
+        f"{row.case.name}: {duration(measured.elapsed_s)}, without the check"
         f" {duration(measured.acting_s)}, load average {load:.1f} before{wrong}",
         file=sys.stderr,
         flush=True,

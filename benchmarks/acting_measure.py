@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One job on the lab, from its verdict to the first line of its script.
 
-Nothing is polled but files while a job is on its way, so that measuring it does not slow it down.
+Until the script runs, only files are polled, so that measuring does not slow the job down.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 
     python -m benchmarks.check                                the whole table
     python -m benchmarks.check --only healthy-4 --runs 10
-    python -m benchmarks.check --dlrover VENV                 DLRover's own check beside it
+    python -m benchmarks.check --dlrover VENV                 compared with DLRover's check
 
-Exits 0 when every verdict was right, however slow; 1 when one was wrong; 3 when a case could not
-be measured. docs/performance.md says what the figures mean.
+Exits 0 if every verdict was right, however slow; 1 if one was wrong; 3 if a case could not be
+measured. docs/performance.md says what the figures mean.
 """
 
 from __future__ import annotations

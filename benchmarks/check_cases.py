@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases of `python -m benchmarks.check`: what is broken, what is right, what is aimed at."""
+"""The cases of `python -m benchmarks.check`: what is broken, which verdict is right, the target."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures one check on the lab: a job of an ordinary user, a real fault, the journal's own clock.
 
-Nothing is polled but files while a check runs, so that measuring it does not slow it down.
+While a check runs, only files are polled, so that measuring does not slow it down.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands of this directory share: how they read a count, and how they end."""
+"""What the benchmark commands share: how they read a count, and how they end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def count(text: str) -> int:
     """Return a number of runs.
 
     Raises:
-        ArgumentTypeError: it is no number of at least 1.
+        ArgumentTypeError: it is not a number of at least 1.
     """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLRover's own node check on one machine, timed as ours is: from its start to its verdict.
+"""DLRover's own node check on one machine, timed like ours: from its start to its verdict.
 
     python -m benchmarks.dlrover VENV --nodes 4
 
 VENV is an environment with `dlrover` and `torch`, not below /mnt. Its local master and one
-`dlrover-run` per node run as their documentation says. DLRover keeps fixed paths and ends
-processes it takes for orphans, so every node has mounts and process numbers of its own, and all
-share a private network with nothing but its loopback. The first process of these namespaces takes
-everything with it.
+`dlrover-run` per node run as their documentation says. DLRover uses fixed paths and kills processes
+that it takes for orphans, so every node has its own mounts and process ids, and all share a private
+network that has only a loopback. When the first process of these namespaces ends, everything ends.
 
-Time counts from the start of the nodes, with the master already listening, to the line in which
-the master states each node's status after the last round: before any node has heard of it.
+The time runs from the start of the nodes, with the master already listening, to the line in which
+the master states each node's status after the last round, before any node has received it.
 """
 
 from __future__ import annotations

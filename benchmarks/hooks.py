@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the hooks cost a job, beside their targets, and beside LBNL NHC where it is at hand.
+"""What the hooks cost a job, compared with their targets and, if available, with LBNL NHC.
 
     python -m benchmarks.hooks                     the table
-    python -m benchmarks.hooks --nhc DIRECTORY     with NHC's source tree, the checks both have
+    python -m benchmarks.hooks --nhc DIRECTORY     with NHC's source tree: the checks that both have
 
-Each line is the quickest, the median and the slowest of some runs of a whole process, as slurmd
-starts it. The cases take turns, so that what else the machine does falls on all of them. NHC runs
+Each line is the fastest, the median and the slowest of several runs of a whole process, as slurmd
+starts it. The cases take turns, so that other load on the machine affects all of them. NHC runs
 from its source tree, in the foreground, and marks nothing offline.
 """
 

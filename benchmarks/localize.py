@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often the Localizer is right, on simulated clusters, with DLRover's rule beside it.
+"""How often the Localizer is right on simulated clusters, compared with DLRover's rule.
 
     python -m benchmarks.localize            the whole table
     python -m benchmarks.localize --quick    fewer repetitions, no cell above 512 nodes
     python -m benchmarks.localize --only leaf
 
-Every cell is repeated with seeds 0, 1, 2, ...; the same table comes out each time. DLRover's
-rule is written from its published description: two rounds, neighbours first, then the fastest
-with the slowest; faulty is who failed in both, a straggler who took more than twice the median.
-It is given the network time alone, without the matrix product it adds, to its advantage.
+Every cell is repeated with seeds 0, 1, 2, ..., so every run prints the same table. DLRover's rule
+is implemented from its published description: two rounds, first neighbours, then the fastest with
+the slowest; a node that failed in both is faulty, and one that took more than twice the median is a
+straggler. To its advantage, it gets the network time alone, without the matrix product it adds.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _scene(
 
 
 def _fabric_named(verdict: Verdict, faults: Faults) -> bool:
-    leaves = {leaf.leaf for leaf in verdict.leaves}
+    leaves = {name for leaf in verdict.leaves for name in leaf.ends}
     paths = {frozenset(path.ends) for path in verdict.paths if path.level is not Level.INCONCLUSIVE}
     return leaves == set(faults.leaves) and paths == set(faults.paths)
 

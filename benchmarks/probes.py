@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the runs of each probe lie apart on this machine's devices, when nothing else runs.
+"""How much repeated runs of each probe differ on this machine's devices, when nothing else runs.
 
     python -m benchmarks.probes                          every probe, 10 runs
     python -m benchmarks.probes --only matmul --runs 30
     python -m benchmarks.probes --python VENV/bin/python with another torch
 
 The probes run in the agent's own workers, one per device (two on a machine without accelerators),
-one probe after another. A run counts as a check counts it: the median of the windows of a device's
-own work, the lower quartile of a collective, of the slowest worker. Spread is the standard
-deviation over the mean. Exits 0 when every probe was measured, 3 when one was not.
+one probe after another. A run is reduced as in a check: for the slowest worker, the median of the
+windows of a device's own work, or the lower quartile of a collective. Spread is the standard
+deviation divided by the mean. Exits 0 if every probe was measured, 3 if one was not.
 """
 
 from __future__ import annotations

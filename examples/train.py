@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small data-parallel training: one process per node, gloo, made-up data.
+"""A small data-parallel training: one process per node, gloo, synthetic data.
 
 Started by `srun` once per node; prints the loss of each epoch from rank 0.
 """

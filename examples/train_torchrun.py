@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small data-parallel training for torchrun: gloo, or NCCL where there are GPUs; made-up data.
+"""A small data-parallel training for torchrun: NCCL with GPUs, gloo without; synthetic data.
 
 Started by torchrun, which tells each process its rank; prints the loss of each epoch from rank 0.
 """

@@ -6,8 +6,8 @@ from __future__ import annotations
 import msgspec
 from hypothesis import strategies as st
 
-from slurm_health.core.records import KINDS, NodeJudged, Record, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import KINDS, Record, VerdictReached
+from slurm_health.core.verdict import Level, NodeVerdict
 
 node_names = st.from_regex(
     r"[a-z]{1,3}(0{0,2}[0-9]{1,3})?([-_][a-z]{1,2}[0-9]{0,2})?", fullmatch=True
@@ -31,6 +31,8 @@ def _values(info: object) -> st.SearchStrategy[object]:  # noqa: C901 - one case
             return st.sampled_from(cls)
         case msgspec.inspect.ListType(item_type=item):
             return st.lists(_values(item), max_size=3)
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return st.lists(_values(item), max_size=3).map(tuple)
         case msgspec.inspect.DictType(key_type=key, value_type=value):
             return st.dictionaries(_values(key), _values(value), max_size=3)
         case msgspec.inspect.UnionType(types=types):
@@ -57,7 +59,7 @@ def verdicts(draw: st.DrawFn) -> VerdictReached:
     names = draw(st.lists(node_names, unique=True, min_size=1, max_size=8))
     return VerdictReached(
         nodes=[
-            NodeJudged(node=name, level=draw(st.sampled_from(Level)), reason=draw(st.text()))
+            NodeVerdict(node=name, level=draw(st.sampled_from(Level)), reason=draw(st.text()))
             for name in names
         ]
     )

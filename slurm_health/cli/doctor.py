@@ -16,7 +16,7 @@ from slurm_health.doctor.advice import Advice, Level, Report, change, look
 from slurm_health.errors import ConfigError, ExitCode, SlurmCommandError, SlurmError
 from slurm_health.site_settings import Site
 from slurm_health.slurm import command
-from slurm_health.slurm.reads_choice import choose, proven
+from slurm_health.slurm.pyslurm_client import choose, proven
 
 _TORCH_LIMIT_S = 120.0
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from slurm_health.checks.check import CheckContext
     from slurm_health.core.node.finding import CheckResult
     from slurm_health.site_settings import Site
-    from slurm_health.slurm.controller import Controller
+    from slurm_health.slurm.client import Client
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 # A person waits longer than a hook may.
@@ -70,10 +70,10 @@ def _place(context: str) -> CheckContext:
     return CheckContext(environ=dict(os.environ), now_s=time.time(), context=context)
 
 
-def _controller() -> Controller:
-    from slurm_health.slurm.controller import Controller
+def _controller() -> Client:
+    from slurm_health.slurm.client import Client
 
-    return Controller(os.environ, limit_s=_PATIENCE_S)
+    return Client.for_hook(os.environ, limit_s=_PATIENCE_S)
 
 
 def _hook(name: str, config: str | None) -> int:

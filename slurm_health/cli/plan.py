@@ -195,7 +195,7 @@ def _as_text(play: _Play) -> Iterator[str]:
         for name in verdict.named(level):
             yield from _accusation(name, verdict.nodes[name])
     for leaf in verdict.leaves:
-        yield f"  leaf {leaf.leaf} {leaf.level.value}: {leaf.reason}"
+        yield f"  leaf {leaf.ends[0]} {leaf.level.value}: {leaf.reason}"
     for path in verdict.paths:
         yield f"  path {' - '.join(path.ends)} {path.level.value}: {path.reason}"
     healthy = verdict.named(Level.HEALTHY)
@@ -252,7 +252,7 @@ def _as_json(play: _Play) -> dict[str, Any]:
             for name, node in verdict.nodes.items()
         },
         "leaves": [
-            {"leaf": leaf.leaf, "level": leaf.level.value, "reason": leaf.reason}
+            {"leaf": leaf.ends[0], "level": leaf.level.value, "reason": leaf.reason}
             for leaf in verdict.leaves
         ],
         "paths": [

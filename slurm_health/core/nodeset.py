@@ -38,12 +38,15 @@ def fold(nodes: Iterable[str]) -> str:
     Slurm 22.05 refuses brackets that are followed by text, as in `n[1-2]-ib` or
     `r[1-2]n3`, so only a number at the end of a name is folded.
     """
+    names = list(dict.fromkeys(nodes))
+    if len(names) <= 1:
+        return "".join(names)
     from ClusterShell.NodeSet import NodeSet
     from ClusterShell.RangeSet import AUTOSTEP_DISABLED
 
     numbered: list[str] = []
     plain: list[str] = []
-    for name in dict.fromkeys(nodes):
+    for name in names:
         (numbered if name[-1:].isdigit() else plain).append(name)
     # Explicit, because a ClusterShell of the site's may be configured to fold in other ways.
     folded = NodeSet.fromlist(numbered, resolver=None, autostep=AUTOSTEP_DISABLED)

@@ -2,7 +2,7 @@
 """What a journal holds: the vocabulary of its records.
 
 Samples are stored raw, never only reduced, so that a better rule can judge an old run again. How
-a record becomes a line is in `record_lines`.
+a record becomes a line is in `record_codec`.
 
 Who writes what: the master its decisions and acts, each agent what happened on its node, the
 supervisor the start and end of the user's script, the requeue helper its own acts.
@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from slurm_health.core.gpu_load import Burn
-from slurm_health.core.verdict import Level, Outcome
+from slurm_health.core.verdict import LinkVerdict, NodeVerdict, Outcome
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Figure = int | float | str
@@ -142,35 +142,12 @@ class RoundEnded(Record, frozen=True, kw_only=True, tag="round_ended"):
     void: bool = False
 
 
-class NodeJudged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The conclusion about one node; see `slurm_health.core.verdict.NodeVerdict`."""
-
-    node: str
-    level: Level
-    slowdown: float = 1.0
-    probability: float = 1.0
-    component: str = "node"
-    reason: str = ""
-    evidence: list[str] = []
-
-
-class PathJudged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The conclusion about the connection of two nodes or leaves, or about one leaf's uplink."""
-
-    ends: list[str]
-    level: Level
-    slowdown: float = 1.0
-    probability: float = 1.0
-    reason: str = ""
-    evidence: list[str] = []
-
-
 class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):
     """The conclusion of the run."""
 
-    nodes: list[NodeJudged]
-    paths: list[PathJudged] = []
-    leaves: list[PathJudged] = []
+    nodes: list[NodeVerdict]
+    paths: list[LinkVerdict] = []
+    leaves: list[LinkVerdict] = []
 
 
 class ActionIntended(Record, frozen=True, kw_only=True, tag="action_intended"):

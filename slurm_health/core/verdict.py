@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 
 class Outcome(Enum):
     """What happened to one group in one round."""
@@ -58,15 +60,15 @@ class GroupResult:
     said: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeVerdict:
-    """The conclusion about one node, with its numbers.
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The conclusion about one node, with its numbers, as the journal holds it.
 
     `slowdown` is relative to the healthy nodes of the run (1.0 = as fast as they are);
     `probability` is the confidence in `level`. `evidence` names the rounds, partners and
     figures that justify it, and is never empty for SLOW and FAULTY.
     """
 
+    node: str
     level: Level
     slowdown: float = 1.0
     probability: float = 1.0
@@ -75,23 +77,13 @@ class NodeVerdict:
     evidence: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PathVerdict:
-    """Two nodes, or two leaf switches, whose connection is bad while both ends are well."""
+class LinkVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The conclusion about a connection whose nodes are well, as the journal holds it.
 
-    ends: tuple[str, str]
-    level: Level
-    slowdown: float = 1.0
-    probability: float = 1.0
-    reason: str = ""
-    evidence: tuple[str, ...] = ()
+    `ends` are two nodes or two leaf switches, or the one leaf switch whose uplink it is.
+    """
 
-
-@dataclass(frozen=True, kw_only=True)
-class LeafVerdict:
-    """A leaf switch whose uplink is bad; its nodes are not to blame."""
-
-    leaf: str
+    ends: tuple[str, ...]
     level: Level
     slowdown: float = 1.0
     probability: float = 1.0
@@ -104,8 +96,8 @@ class Verdict:
     """The conclusion of a run: every node, and the paths and leaves that are not well."""
 
     nodes: Mapping[str, NodeVerdict]
-    paths: tuple[PathVerdict, ...] = ()
-    leaves: tuple[LeafVerdict, ...] = ()
+    paths: tuple[LinkVerdict, ...] = ()
+    leaves: tuple[LinkVerdict, ...] = ()
 
     def named(self, level: Level) -> tuple[str, ...]:
         """Return the nodes at `level`, in the order of the run."""

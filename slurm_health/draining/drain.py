@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from slurm_health.core.node.recovery import DrainRecord
 from slurm_health.draining import own_drain, shared_state
 from slurm_health.errors import SlurmError
 from slurm_health.site_settings import Site
-from slurm_health.slurm.controller import Controller, drained_by_us, members
+from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Node
 
 
@@ -71,7 +71,7 @@ def number(text: str | None, default: int) -> int:
 
 
 def drain_this_node(
-    site: Site, node: str, cause: Cause, *, controller: Controller, now_s: float
+    site: Site, node: str, cause: Cause, *, controller: Client, now_s: float
 ) -> Outcome:
     """Drain this node when everybody agrees, and say what became of it."""
     if not site.hooks.drain:
@@ -102,8 +102,8 @@ def drain_this_node(
     why_not = shared_state.try_reserve(
         site.breaker,
         entry,
-        members=members(nodes, now.partitions) or {"the cluster": list(nodes)},
-        ours=drained_by_us(nodes),
+        members=_members(nodes, now.partitions) or {"the cluster": list(nodes)},
+        ours=_drained_by_us(nodes),
         owner=os.getuid(),
     )
     if why_not:
@@ -114,7 +114,7 @@ def drain_this_node(
     return outcome
 
 
-def _perform(site: Site, now: Node, cause: Cause, controller: Controller, now_s: float) -> Outcome:
+def _perform(site: Site, now: Node, cause: Cause, controller: Client, now_s: float) -> Outcome:
     if now.reason and not drain_note.is_ours(now.reason):
         return Outcome(came=Came.FOREIGN_NOTE, text=f"it has a note already: {now.reason}")
     note = DrainNote(checks=cause.checks, job=cause.job, time_s=int(now_s), text=cause.text)
@@ -123,7 +123,7 @@ def _perform(site: Site, now: Node, cause: Cause, controller: Controller, now_s:
     # Before the drain: a hook that is killed now must still know that the drain is its own.
     was_kept = own_drain.keep(site.state, kept)
     try:
-        controller.drain(now.name, reason)
+        controller.drain([now.name], reason)
         after = controller.node(now.name)  # Slurm's return codes prove nothing
     except SlurmError as err:
         return _not(f"Slurm refused, or did not say: {err}")
@@ -131,6 +131,19 @@ def _perform(site: Site, now: Node, cause: Cause, controller: Controller, now_s:
         return _not("Slurm took the request, and the node is still in the pool")
     lost = "" if was_kept else f" (no record in {site.state}: it will not be released by itself)"
     return Outcome(came=Came.DRAINED, text=reason + lost)
+
+
+def _members(nodes: Mapping[str, Node], partitions: Collection[str]) -> dict[str, list[str]]:
+    return {
+        partition: [each.name for each in nodes.values() if partition in each.partitions]
+        for partition in partitions
+    }
+
+
+def _drained_by_us(nodes: Mapping[str, Node]) -> list[str]:
+    return [
+        each.name for each in nodes.values() if each.out_of_pool and drain_note.is_ours(each.reason)
+    ]
 
 
 def _not(why: str) -> Outcome:

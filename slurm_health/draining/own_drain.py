@@ -13,11 +13,11 @@ from slurm_health.core.node.recovery import DrainRecord
 from slurm_health.draining.shared_state import publish
 from slurm_health.errors import SlurmError
 from slurm_health.site_settings import Site
-from slurm_health.slurm.controller import Controller
+from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Node
 
 
-def release_own(site: Site, kept: DrainRecord, controller: Controller) -> str:
+def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     """Give this node back to the pool when it is still as we drained it; say what came of it."""
     try:
         now = controller.node(kept.node)
@@ -37,7 +37,7 @@ def release_own(site: Site, kept: DrainRecord, controller: Controller) -> str:
     return f"released after {kept.passes} passes of {', '.join(kept.retest)}"
 
 
-def undrain(controller: Controller, now: Node) -> str:
+def undrain(controller: Client, now: Node) -> str:
     """Lift one drain and look whether it is lifted; return what went wrong, empty for nothing."""
     try:
         controller.undrain(now.name)

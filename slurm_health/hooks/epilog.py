@@ -21,7 +21,7 @@ from slurm_health.hooks.run_checks import choose, confirming, node_name, run_che
 from slurm_health.hooks.user_journal import JobEnded, Unreadable, accusations, job_of
 from slurm_health.killable import Answered, run_one
 from slurm_health.site_settings import Site
-from slurm_health.slurm.controller import Controller
+from slurm_health.slurm.client import Client
 
 
 def run(site: Site, environ: Mapping[str, str], place: CheckContext) -> bool:
@@ -45,7 +45,7 @@ def run(site: Site, environ: Mapping[str, str], place: CheckContext) -> bool:
         site,
         node,
         cause,
-        controller=Controller(environ, limit_s=site.hooks.slurm_limit_s),
+        controller=Client.for_hook(environ, limit_s=site.hooks.slurm_limit_s),
         now_s=place.now_s,
     )
     log.error(f"{outcome.came.value}: {outcome.text}")

@@ -10,6 +10,7 @@ import msgspec
 from slurm_health.checks.check import Check
 from slurm_health.core.node.finding import CheckResult
 from slurm_health.core.node.settings import CONTEXTS
+from slurm_health.core.text import cut
 from slurm_health.hooks.run_checks import Choice
 from slurm_health.site_settings import Site
 
@@ -62,8 +63,7 @@ def settings_text(check: Check) -> str:
 
 
 def _short(value: object) -> str:
-    text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return cut(" ".join(map(str, value)) if isinstance(value, tuple) else str(value), 60)
 
 
 def results_text(results: Sequence[CheckResult]) -> str:

@@ -46,12 +46,12 @@ def _was_given_back(
     from slurm_health.core.node.recovery import is_doubtful
     from slurm_health.draining import own_drain
     from slurm_health.errors import SlurmError
-    from slurm_health.slurm.controller import Controller
+    from slurm_health.slurm.client import Client
 
     if not is_doubtful(kept, now_s):
         return False
     try:
-        now = Controller(environ, limit_s=site.hooks.slurm_limit_s).node(kept.node)
+        now = Client.for_hook(environ, limit_s=site.hooks.slurm_limit_s).node(kept.node)
     except SlurmError:
         return False
     if now.out_of_pool:
@@ -69,13 +69,13 @@ def _drain(
     faults: Sequence[CheckResult],
 ) -> None:
     from slurm_health.draining.drain import cause_of, drain_this_node
-    from slurm_health.slurm.controller import Controller
+    from slurm_health.slurm.client import Client
 
     outcome = drain_this_node(
         site,
         node_name(environ),
         cause_of(faults, environ, "healthcheck"),
-        controller=Controller(environ, limit_s=site.hooks.slurm_limit_s),
+        controller=Client.for_hook(environ, limit_s=site.hooks.slurm_limit_s),
         now_s=place.now_s,
     )
     log.error(f"{outcome.came.value}: {outcome.text}")
@@ -98,9 +98,9 @@ def _recover(
         log.info(f"pass {after.passes} of {site.recovery.passes} of {', '.join(kept.retest)}")
     if is_due(after, site.recovery):
         from slurm_health.draining.own_drain import release_own
-        from slurm_health.slurm.controller import Controller
+        from slurm_health.slurm.client import Client
 
-        controller = Controller(environ, limit_s=site.hooks.slurm_limit_s)
+        controller = Client.for_hook(environ, limit_s=site.hooks.slurm_limit_s)
         log.info(release_own(site, after, controller))
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from slurm_health.core.node.finding import CheckResult, Status
+from slurm_health.core.text import one_line
 
 _DAEMON = 3 << 3
 _SEVERITY = {"error": 3, "warning": 4, "info": 6}
@@ -32,8 +33,7 @@ class Log:
 
     def say(self, level: str, text: str) -> None:
         """Write one line to both logs; what cannot be written is lost, and nothing waits."""
-        shown = "".join(each if each.isprintable() else " " for each in text)
-        line = f"{self._head} {' '.join(shown.split())}"
+        line = f"{self._head} {one_line(text)}"
         with contextlib.suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
         import socket  # not free, and a node that is well has nothing to say

@@ -10,11 +10,12 @@ import msgspec
 
 from slurm_health.core.node import accusations, drain_note
 from slurm_health.core.node.breaker import Ledger
+from slurm_health.core.text import REASON_PREFIX
 from slurm_health.draining import shared_state
 from slurm_health.draining.own_drain import undrain
 from slurm_health.draining.shared_state import Untrusted
 from slurm_health.site_settings import Site
-from slurm_health.slurm.controller import Controller
+from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Node
 
 
@@ -51,7 +52,7 @@ def _drained(node: Node, known: Ledger) -> Drained:
         ),
         None,
     )
-    plain = drain_note.unsigned(node.reason).removeprefix(drain_note.PREFIX).strip()
+    without_sign = drain_note.unsigned(node.reason).removeprefix(REASON_PREFIX).strip()
     return Drained(
         node=node.name,
         state=node.state,
@@ -60,7 +61,7 @@ def _drained(node: Node, known: Ledger) -> Drained:
         checks=note.checks if note else (),
         job=note.job if note else 0,
         # The ledger has the whole text, the note what Slurm's tools show of it.
-        text=(entry.text if entry else "") or (note.text if note else plain),
+        text=(entry.text if entry else "") or (note.text if note else without_sign),
         hook=entry.hook if entry else "",
     )
 
@@ -87,7 +88,7 @@ def table(found: Sequence[Drained], known: Ledger) -> str:
     return "\n".join(lines) + "\n"
 
 
-def release(site: Site, names: Sequence[str], controller: Controller) -> dict[str, str]:
+def release(site: Site, names: Sequence[str], controller: Client) -> dict[str, str]:
     """Give nodes back; return what came of each. Another's drain is never lifted.
 
     Raises:
@@ -97,7 +98,7 @@ def release(site: Site, names: Sequence[str], controller: Controller) -> dict[st
     return {name: _release_one(site, nodes.get(name), name, controller) for name in names}
 
 
-def _release_one(site: Site, now: Node | None, name: str, controller: Controller) -> str:
+def _release_one(site: Site, now: Node | None, name: str, controller: Client) -> str:
     if now is None:
         return "Slurm does not know it"
     if not now.drained:

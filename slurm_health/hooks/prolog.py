@@ -30,13 +30,13 @@ def run(site: Site, environ: Mapping[str, str], place: CheckContext) -> bool:
     if not faults:
         return False
     from slurm_health.draining.drain import Came, cause_of, drain_this_node
-    from slurm_health.slurm.controller import Controller
+    from slurm_health.slurm.client import Client
 
     outcome = drain_this_node(
         site,
         node,
         cause_of(faults, environ, "prolog"),
-        controller=Controller(environ, limit_s=site.hooks.slurm_limit_s),
+        controller=Client.for_hook(environ, limit_s=site.hooks.slurm_limit_s),
         now_s=place.now_s,
     )
     log.error(f"{outcome.came.value}: {outcome.text}")

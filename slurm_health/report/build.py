@@ -13,7 +13,6 @@ from slurm_health.core.records import (
     ActionDone,
     ActionIntended,
     MasterResumed,
-    PathJudged,
     Record,
     RoundEnded,
     RoundStarted,
@@ -24,7 +23,7 @@ from slurm_health.core.records import (
     ScriptStarted,
     VerdictReached,
 )
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.core.verdict import Level, LinkVerdict
 from slurm_health.report.acts import Act, Progress, acts_of
 from slurm_health.report.figures import figures_by_node
 from slurm_health.report.model import (
@@ -146,17 +145,7 @@ def _node_reports(
     verdict: VerdictReached | None,
     samples: Sequence[Sampled],
 ) -> tuple[NodeReport, ...]:
-    judged = {
-        judgement.node: NodeVerdict(
-            level=judgement.level,
-            slowdown=judgement.slowdown,
-            probability=judgement.probability,
-            component=judgement.component,
-            reason=judgement.reason,
-            evidence=tuple(judgement.evidence),
-        )
-        for judgement in (verdict.nodes if verdict else [])
-    }
+    judged = {found.node: found for found in (verdict.nodes if verdict else [])}
     healthy = {node for node, found in judged.items() if found.level is Level.HEALTHY}
     bad_paths = [path.ends for path in verdict.paths] if verdict else []
     figures = figures_by_node(samples, healthy=healthy, bad_paths=bad_paths)
@@ -274,9 +263,9 @@ def _weight(node: NodeReport | None) -> int:
     return 1 if node.level is Level.INCONCLUSIVE else 2
 
 
-def _standing_paths(runs: Sequence[RunReport]) -> tuple[PathJudged, ...]:
+def _standing_paths(runs: Sequence[RunReport]) -> tuple[LinkVerdict, ...]:
     """Return the bad paths that no later verdict on both of their ends has cleared."""
-    standing: dict[frozenset[str], PathJudged] = {}
+    standing: dict[frozenset[str], LinkVerdict] = {}
     for run in runs:
         if run.judged:
             judged = {node.node for node in run.nodes if node.verdict}

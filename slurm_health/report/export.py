@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from slurm_health.core.records import PathJudged
+from slurm_health.core.verdict import LinkVerdict
 from slurm_health.report.acts import Act
 from slurm_health.report.figures import ALLGATHER, MATMUL, Figure, unit_of
 from slurm_health.report.model import Event, JobReport, NodeReport, RunReport, ScriptOutcome
@@ -108,7 +108,7 @@ def _key(probe: str) -> str:
     return f"{probe.replace(' ', '_')}_{unit}"
 
 
-def _path(path: PathJudged) -> dict[str, object]:
+def _path(path: LinkVerdict) -> dict[str, object]:
     return {
         "ends": path.ends,
         "level": path.level.value,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import PathJudged, RunStarted, Sampled
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.core.records import RunStarted, Sampled
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.acts import Act
 from slurm_health.report.figures import Figure
 
@@ -100,8 +100,8 @@ class RunReport:
     duration_s: float | None = None
     judged: bool = False
     nodes: tuple[NodeReport, ...] = ()
-    paths: tuple[PathJudged, ...] = ()
-    leaves: tuple[PathJudged, ...] = ()
+    paths: tuple[LinkVerdict, ...] = ()
+    leaves: tuple[LinkVerdict, ...] = ()
     acts: tuple[Act, ...] = ()
     disposition: str = ""
     reason: str = ""
@@ -129,8 +129,8 @@ class JobReport:
     script: str = ""
     runs: tuple[RunReport, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
-    paths: tuple[PathJudged, ...] = ()
-    leaves: tuple[PathJudged, ...] = ()
+    paths: tuple[LinkVerdict, ...] = ()
+    leaves: tuple[LinkVerdict, ...] = ()
 
 
 def attempt_and_check(label: str) -> tuple[int, int] | None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 
-from slurm_health.core.records import PathJudged
-from slurm_health.core.verdict import Level
+from slurm_health.core.verdict import Level, LinkVerdict
 from slurm_health.report.build import acted
 from slurm_health.report.figures import ALLGATHER, MATMUL, unit_of
 from slurm_health.report.layout import flowed, printable, table, wrapped
@@ -168,8 +167,8 @@ def _column(probe: str, rows: Sequence[_Row]) -> tuple[tuple[str, str], list[str
 
 
 def _path_lines(
-    paths: Sequence[PathJudged],
-    leaves: Sequence[PathJudged],
+    paths: Sequence[LinkVerdict],
+    leaves: Sequence[LinkVerdict],
     width: int | None,
     *,
     unicode: bool,

@@ -14,9 +14,11 @@ from slurm_health.core.nodeset import fold
 from slurm_health.errors import SlurmCommandError, SlurmError
 from slurm_health.slurm import command
 from slurm_health.slurm.parsing import Job, JobId, Node, Partition, Size, parse_pairs, partition_of
+from slurm_health.slurm.pyslurm_client import choose
 from slurm_health.slurm.reads import Reads
-from slurm_health.slurm.reads_choice import choose
 
+# slurmd sets no PATH for hooks (Slurm Prolog and Epilog Guide).
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
 RETRY_S = 1.0
@@ -26,8 +28,12 @@ _SIZE = "NumNodes:.20,NumCPUs:.20,NumTasks:.20"
 class Client:
     """Slurm's commands, with an environment that the surrounding job does not disturb.
 
-    A job is named by its id, or as `12_3` where it is a task of an array. A controller that is
-    being restarted is asked again for up to `patience_s`.
+    Every method raises SlurmError where Slurm refuses, does not answer within `deadline_s`, or
+    answers what cannot be read. A controller that is being restarted is asked again for up to
+    `patience_s`.
+
+    A job is called by its id, but one task of an array always as `12_3`: its id may be that of the
+    whole array, and a command that names that id means every task.
     """
 
     def __init__(
@@ -35,53 +41,78 @@ class Client:
         environ: Mapping[str, str],
         *,
         patience_s: float = 60.0,
+        deadline_s: float = command.DEADLINE_S,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._environ = command.clean_environ(environ)
+        kept = command.clean_environ(environ)
+        self._environ = {**kept, "PATH": environ.get("PATH") or _PATH}
         self._patience_s = patience_s
+        self._deadline_s = deadline_s
         self._monotonic = monotonic
         self._sleep = sleep
+
+    @classmethod
+    def for_hook(cls, environ: Mapping[str, str], *, limit_s: float) -> Client:
+        """Return one that asks once: a hook holds its node up."""
+        return cls(environ, patience_s=0.0, deadline_s=limit_s)
 
     @cached_property
     def _reads(self) -> Reads:
         return choose(lambda argv: self._run(*argv)).reads
+
+    # --- what is asked ---------------------------------------------------------------------------
 
     def job(self, job_id: JobId) -> Job:
         """Read one job.
 
         Raises:
             UnknownJob: Slurm does not know it, or no longer.
-            SlurmError: Slurm does not answer.
         """
         return self._reads.job(job_id)
 
-    def nodes(self, names: Sequence[str]) -> dict[str, Node]:
-        """Read some nodes in one call.
-
-        Raises:
-            SlurmError: Slurm does not know one of them, or does not answer.
-        """
+    def nodes(self, names: Sequence[str] = ()) -> dict[str, Node]:
+        """Read some nodes, or all, in one call; one that Slurm does not know is an error."""
         return self._reads.nodes(names)
 
-    def partitions(self) -> dict[str, Partition]:
-        """Read all partitions, hidden ones too, in one call.
+    def node(self, name: str) -> Node:
+        """Read one node."""
+        return self._reads.nodes([name])[name]
 
-        Raises:
-            SlurmError: Slurm does not answer.
-        """
+    def partitions(self) -> dict[str, Partition]:
+        """Read all partitions, hidden ones too, in one call."""
         text = self._run("scontrol", "show", "partition", "-a", "-o")
         found = [partition_of(parse_pairs(line)) for line in text.splitlines() if line.strip()]
         return {partition.name: partition for partition in found}
+
+    def comment(self, job_id: JobId) -> str:
+        """Return the comment of a job that has not ended, whole.
+
+        What `job` reads ends at the first word of it that looks like a field.
+        """
+        text = self._run("squeue", "--noheader", f"--jobs={job_id}", "--format=%k").rstrip("\n")
+        return "" if text == "(null)" else text
+
+    def size(self, job_id: JobId) -> Size:
+        """Return how much a job asks for, or has."""
+        text = self._run("squeue", "--noheader", f"--jobs={job_id}", f"--Format={_SIZE}")
+        words = text.split()
+        if len(words) != 3 or not all(map(str.isdecimal, words)):
+            raise SlurmError(f"squeue gives {text!r} as the size of job {job_id}")
+        nodes, cpus, tasks = map(int, words)
+        return Size(nodes=nodes, cpus=cpus, tasks=tasks)
+
+    def jobs_named(self, name: str, uid: int) -> list[int]:
+        """Return the ids of a user's jobs of that name that have not ended."""
+        user = pwd.getpwuid(uid).pw_name
+        text = self._run("squeue", "--noheader", f"--user={user}", f"--name={name}", "--format=%A")
+        return [int(word) for word in text.split() if word.isdigit()]
 
     def may_drain(self, uid: int) -> bool:
         """Tell whether a user may drain nodes, without trying.
 
         A refused attempt is logged as a security violation and still costs the controller a
         full pass over its state.
-
-        Raises:
-            SlurmError: Slurm does not answer.
         """
         if uid == 0:
             return True
@@ -93,116 +124,50 @@ class Client:
             return self._is_administrator(uid)
         return False
 
-    def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """Drain nodes in one call.
+    # --- what is done ----------------------------------------------------------------------------
 
-        Raises:
-            SlurmError: it was refused, or Slurm does not answer.
-        """
-        self._run(
-            "scontrol", "update", f"NodeName={fold(nodes)}", "State=DRAIN", f"Reason={reason}"
-        )
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """Drain nodes in one call."""
+        self._update(f"NodeName={fold(nodes)}", State="DRAIN", Reason=reason)
+
+    def undrain(self, node: str) -> None:
+        """Lift a drain, and nothing else: a node that is down stays down."""
+        self._update(f"NodeName={node}", State="UNDRAIN")
 
     def update_job(self, job_id: JobId, **changes: str) -> None:
-        """Change fields of a job.
-
-        Raises:
-            SlurmError: it was refused, or Slurm does not answer.
-        """
-        pairs = [f"{key}={value}" for key, value in changes.items()]
-        self._run("scontrol", "update", f"JobId={self._reference(job_id)}", *pairs)
-
-    def comment(self, job_id: JobId) -> str:
-        """Return the comment of a job that has not ended, whole.
-
-        What `job` reads ends at the first word of it that looks like a field.
-
-        Raises:
-            SlurmError: Slurm does not answer.
-        """
-        text = self._run("squeue", "--noheader", f"--jobs={job_id}", "--format=%k").rstrip("\n")
-        return "" if text == "(null)" else text
-
-    def size(self, job_id: JobId) -> Size:
-        """Return how much a job asks for, or has.
-
-        Raises:
-            SlurmError: Slurm does not answer, or not with numbers.
-        """
-        text = self._run("squeue", "--noheader", f"--jobs={job_id}", f"--Format={_SIZE}")
-        words = text.split()
-        if len(words) != 3 or not all(map(str.isdecimal, words)):
-            raise SlurmError(f"squeue gives {text!r} as the size of job {job_id}")
-        nodes, cpus, tasks = map(int, words)
-        return Size(nodes=nodes, cpus=cpus, tasks=tasks)
+        """Change fields of a job."""
+        self._update(f"JobId={job_id}", **changes)
 
     def shrink(self, job_id: JobId, keep: Sequence[str], directory: Path) -> None:
         """Let a running job go on with some of its nodes only.
 
         scontrol leaves shell scripts with the new variables in its working directory, which must
         be writable or the change is refused: `directory` is where they go.
-
-        Raises:
-            SlurmError: it was refused, or Slurm does not answer.
         """
-        reference = self._reference(job_id)
-        self._patiently(
-            ["scontrol", "update", f"JobId={reference}", f"NodeList={fold(keep)}"],
-            environ=self._environ,
-            directory=directory,
-        )
+        change = [f"JobId={job_id}", f"NodeList={fold(keep)}"]
+        self._run("scontrol", "update", *change, directory=directory)
 
     def requeue_held(self, job_id: JobId) -> None:
-        """Requeue a job and hold it. Ends the caller when it runs in that job.
-
-        Raises:
-            SlurmError: it was refused, or Slurm does not answer.
-        """
-        self._run("scontrol", "requeuehold", self._reference(job_id))
+        """Requeue a job and hold it. Ends the caller when it runs in that job."""
+        self._run("scontrol", "requeuehold", str(job_id))
 
     def release(self, job_id: JobId) -> None:
-        """Release a held job.
-
-        Raises:
-            SlurmError: it was refused, or Slurm does not answer.
-        """
-        self._run("scontrol", "release", self._reference(job_id))
+        """Release a held job."""
+        self._run("scontrol", "release", str(job_id))
 
     def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
-        """Submit a batch script; return the job's id.
-
-        Raises:
-            SlurmError: it was refused, or Slurm does not answer.
-        """
-        answer = self._patiently(
-            ["sbatch", "--parsable", *arguments], environ=environ, stdin=script.encode()
+        """Submit a batch script with its environment; return the job's id."""
+        answer = self._run(
+            "sbatch", "--parsable", *arguments, environ=environ, stdin=script.encode()
         )
         found = re.match(r"\s*(\d+)", answer)
         if found is None:
             raise SlurmError(f"sbatch --parsable answered {answer.strip()!r}, expected a job id")
         return int(found.group(1))
 
-    def jobs_named(self, name: str, uid: int) -> list[int]:
-        """Return the ids of a user's jobs of that name that have not ended.
-
-        Raises:
-            SlurmError: Slurm does not answer.
-        """
-        user = pwd.getpwuid(uid).pw_name
-        text = self._run("squeue", "--noheader", f"--user={user}", f"--name={name}", "--format=%A")
-        return [int(word) for word in text.split() if word.isdigit()]
-
-    def cancel(self, job_id: int) -> None:
-        """Cancel a job.
-
-        Raises:
-            SlurmError: it was refused, or Slurm does not answer.
-        """
+    def cancel(self, job_id: JobId) -> None:
+        """Cancel a job."""
         self._run("scancel", str(job_id))
-
-    def _reference(self, job_id: JobId) -> str:
-        """Return what to call a job; a name is one already, a number may be that of an array."""
-        return job_id if isinstance(job_id, str) else self.job(job_id).reference
 
     def _is_administrator(self, uid: int) -> bool:
         try:
@@ -214,21 +179,27 @@ class Client:
             return False
         return "Administrator" in level
 
-    def _run(self, *argv: str) -> str:
-        return self._patiently(argv, environ=self._environ)
+    def _update(self, what: str, **changes: str) -> None:
+        pairs = [f"{key}={value}" for key, value in changes.items()]
+        self._run("scontrol", "update", what, *pairs)
 
-    def _patiently(
+    def _run(
         self,
-        argv: Sequence[str],
-        *,
-        environ: Mapping[str, str],
+        *argv: str,
+        environ: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         directory: Path | None = None,
     ) -> str:
         give_up_s = self._monotonic() + self._patience_s
         while True:
             try:
-                return command.run(argv, environ=environ, stdin=stdin, directory=directory)
+                return command.run(
+                    argv,
+                    environ=self._environ if environ is None else environ,
+                    stdin=stdin,
+                    deadline_s=self._deadline_s,
+                    directory=directory,
+                )
             except SlurmCommandError as err:
                 if not _UNREACHABLE.search(err.stderr) or self._monotonic() >= give_up_s:
                     raise

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
 from slurm_health.core.nodeset import expand
+from slurm_health.errors import SlurmError
 
 # `Key=value` pairs of one-line scontrol output. A value may hold spaces, and a reason or comment
 # words like `limit=280`; Slurm's own keys begin with a capital letter.
@@ -28,6 +28,9 @@ _PARTITIONS = re.compile(r"\sPartitions=(\S+)")
 _SIGNED = re.compile(r".*?\[[^][@\s]+@[\dT:.+-]+\]")
 
 
+# Slurm's ways to say that there is nothing.
+_NOTHING = frozenset({"", "(null)", "N/A"})
+
 # `12_3` names one task of an array.
 JobId = int | str
 
@@ -40,31 +43,30 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     fields: Mapping[str, str]
 
-    @property
-    def reference(self) -> str:
-        """What Slurm's commands call this job: `12_3` for one task of an array.
-
-        The task that Slurm splits off last has the array's own id, and a command that names that
-        id means every task.
-        """
-        array, task = self.fields.get("ArrayJobId", ""), self.fields.get("ArrayTaskId", "")
-        return f"{array}_{task}" if array and task.isdecimal() else str(self.job_id)
+    def value(self, key: str) -> str:
+        """Return one field, empty where Slurm has nothing to say."""
+        text = self.fields.get(key, "")
+        return "" if text in _NOTHING else text
 
     @property
     def excluded(self) -> tuple[str, ...]:
         """Nodes the job must not run on."""
-        return _names(self.fields.get("ExcNodeList", ""))
+        return _names(self.value("ExcNodeList"))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Nodes the job asks for by name."""
+        return _names(self.value("ReqNodeList"))
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Nodes the job holds."""
-        return _names(self.fields.get("NodeList", ""))
+        return _names(self.value("NodeList"))
 
     @property
     def restarts(self) -> int:
         """How often the job was requeued, by anybody, or 0 where Slurm does not say."""
-        text = self.fields.get("Restarts", "")
-        return int(text) if text.isdigit() else 0
+        return _count(self.value("Restarts")) or 0
 
     @property
     def pending(self) -> bool:
@@ -200,23 +202,30 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    if not text or text == "(null)":
-        return ()
-    return expand(text)
+    """Return the nodes of a list.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Partition:
-    """One partition; `max_nodes` is None where a job may have them all.
-
-    `names` are its nodes, none where Slurm names them in a way that cannot be read.
+    Raises:
+        SlurmError: it cannot be read; an empty answer would say that there are none.
     """
+    try:
+        return () if text in _NOTHING else expand(text)
+    except ValueError as err:
+        raise SlurmError(f"Slurm gives a node list that cannot be read: {err}") from err
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition; `max_nodes` is None where a job may have them all."""
 
     name: str
     is_default: bool
     nodes: int
-    names: tuple[str, ...]
+    nodelist: str
     max_nodes: int | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its nodes."""
+        return _names(self.nodelist)
 
     @property
     def room(self) -> int:
@@ -230,16 +239,9 @@ def partition_of(fields: Mapping[str, str]) -> Partition:
         name=fields.get("PartitionName", ""),
         is_default=fields.get("Default") == "YES",
         nodes=_count(fields.get("TotalNodes", "")) or 0,
-        names=_readable_names(fields.get("Nodes", "")),
+        nodelist=fields.get("Nodes", ""),
         max_nodes=_count(fields.get("MaxNodes", "")),
     )
-
-
-def _readable_names(text: str) -> tuple[str, ...]:
-    try:
-        return expand(text) if text != "(null)" else ()
-    except ValueError:
-        return ()
 
 
 def _count(text: str) -> int | None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads through pyslurm; the only module that loads it.
+"""Reads through pyslurm where it is installed, tested and fits this Slurm, else through scontrol.
+
+The only module that loads pyslurm. Writes go through scontrol in either case.
 
     python -I -m slurm_health.slurm.pyslurm_client import | job JOBID | nodes [NAME...]
 
@@ -13,34 +15,24 @@ A node of which jobs use a part is ALLOCATED here and MIXED for scontrol; nothin
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from slurm_health.errors import ExitCode, SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.slurm.parsing import JOB_FIELDS, Job, JobId, Node, job_of
-from slurm_health.slurm.reads import Reads, Run, knows_no_job
+from slurm_health.slurm.reads import CommandReads, Reads, Run, knows_no_job
 
 log = logging.getLogger(__name__)
+# Releases for which the tests have compared both readers. pyslurm's interface, and the structures
+# of Slurm below it, change from one release to the next.
+TESTED = frozenset({(22, 5)})
 # Slurm was asked and refused, or did not answer. Every other code means that pyslurm is no use.
 _REFUSED = int(ExitCode.UNAVAILABLE)
-
-
-def installed() -> str | None:
-    """Return the version of the pyslurm of this interpreter, without loading it; None for none."""
-    from importlib.util import find_spec
-
-    if find_spec("pyslurm") is None:
-        return None
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("pyslurm")
-    except PackageNotFoundError:
-        return "of unknown version"
 
 
 class PyslurmReads:
@@ -109,6 +101,85 @@ def _decoded(text: str, kind: Any) -> Any:
         return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as err:
         raise SlurmError(f"the reader through pyslurm answered nonsense: {err}") from err
+
+
+# --- which reader is used ------------------------------------------------------------------------
+
+
+class Choice(NamedTuple):
+    """A reader, and in words why it is this one."""
+
+    reads: Reads
+    name: str
+    why: str
+
+
+def choose(run: Run) -> Choice:
+    """Choose the reader: pyslurm where it is installed, tested and goes with Slurm's release."""
+    pyslurm = _installed()
+    if pyslurm is None:
+        return _commands(run, "pyslurm is not installed")
+    try:
+        slurm = run(["scontrol", "--version"])
+    except SlurmError as err:
+        return _commands(run, f"Slurm's release is not known: {err}")
+    why_not = mismatch(pyslurm, slurm)
+    if why_not:
+        return _commands(run, why_not)
+    reads = PyslurmReads(run, instead=CommandReads(run))
+    return Choice(reads, "pyslurm", f"pyslurm {pyslurm} goes with Slurm {slurm.split()[-1]}")
+
+
+def proven(choice: Choice, run: Run) -> Choice:
+    """Return the choice after a trial: pyslurm that is installed may still not load."""
+    if not isinstance(choice.reads, PyslurmReads):
+        return choice
+    try:
+        choice.reads.ask("import")
+    except SlurmError as err:
+        said = err.stderr.strip().splitlines() if isinstance(err, SlurmCommandError) else []
+        return _commands(run, f"pyslurm does not load: {said[-1] if said else err}")
+    return choice
+
+
+def _commands(run: Run, why: str) -> Choice:
+    return Choice(CommandReads(run), "commands", why)
+
+
+def mismatch(pyslurm: str, slurm: str) -> str:
+    """Return why a version of pyslurm does not do for `scontrol --version`; empty when it does."""
+    theirs, ours = release(slurm), release(pyslurm)
+    if theirs is None:
+        return f"cannot tell which Slurm this is: {slurm.strip()!r}"
+    shown = f"{theirs[0]}.{theirs[1]:02d}"
+    if ours != theirs:
+        return (
+            f"pyslurm {pyslurm} does not go with Slurm {shown}: install pyslurm"
+            f" {theirs[0]}.{theirs[1]}.x, or none"
+        )
+    if ours not in TESTED:
+        return f"pyslurm {pyslurm}: slurm-health has not been tested with pyslurm for Slurm {shown}"
+    return ""
+
+
+def release(text: str) -> tuple[int, int] | None:
+    """Return the release in a version, as two numbers: pyslurm's 22.5 is Slurm's 22.05."""
+    found = re.search(r"(\d+)\.(\d+)", text)
+    return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+def _installed() -> str | None:
+    """Return the version of the pyslurm of this interpreter, without loading it; None for none."""
+    from importlib.util import find_spec
+
+    if find_spec("pyslurm") is None:
+        return None
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("pyslurm")
+    except PackageNotFoundError:
+        return "of unknown version"
 
 
 # --- what runs in the other process --------------------------------------------------

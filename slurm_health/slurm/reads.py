@@ -58,7 +58,7 @@ class CommandReads:
 
     def nodes(self, names: Sequence[str]) -> dict[str, Node]:
         """Read some nodes, or all, in one call."""
-        which = ["node", "-o", folded(names)] if names else ["nodes", "-o"]
+        which = ["node", "-o", fold(names)] if names else ["nodes", "-o"]
         text = self._run(["scontrol", "show", *which])
         found = {node.name: node for line in text.splitlines() if (node := node_of(line.strip()))}
         missing = [name for name in names if name not in found] if names else []
@@ -71,11 +71,3 @@ class CommandReads:
 def knows_no_job(err: SlurmCommandError) -> bool:
     """Tell whether Slurm refused because it does not know the job."""
     return _UNKNOWN_JOB in err.stderr
-
-
-def folded(names: Sequence[str]) -> str:
-    """Return a node list that Slurm reads."""
-    if len(names) == 1:
-        return names[0]
-
-    return fold(names)

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from slurm_health.core.nodeset import fold
-from slurm_health.core.records import NodeJudged, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import VerdictReached
+from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import UsageError
 from slurm_health.torchrun.arguments import node_range
 
@@ -98,13 +98,13 @@ def why_left_out(verdict: VerdictReached, node: str) -> str:
     return f"{judged.level.value}, {judged.reason}"
 
 
-def _why_left(node: NodeJudged, unfit: Collection[Level], absent: Collection[str]) -> str:
+def _why_left(node: NodeVerdict, unfit: Collection[Level], absent: Collection[str]) -> str:
     if node.level in unfit or node.node in absent:
         return node.reason or "nothing more was heard from its task"
     return NOT_NEEDED
 
 
-def _too_few(verdict: VerdictReached, bad: list[NodeJudged], bounds: Bounds) -> str:
+def _too_few(verdict: VerdictReached, bad: list[NodeVerdict], bounds: Bounds) -> str:
     left = len(verdict.nodes) - len(bad)
     why = "; ".join(f"{node.node} is {node.level.value}: {node.reason}" for node in bad)
     names = fold(node.node for node in bad)

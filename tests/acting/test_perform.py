@@ -16,13 +16,12 @@ from slurm_health.core.acting.decide import OnInconclusive, Policy
 from slurm_health.core.records import (
     ActionDone,
     ActionIntended,
-    NodeJudged,
     Record,
     RunFinished,
     RunStarted,
     VerdictReached,
 )
-from slurm_health.core.verdict import Level
+from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import ExitCode
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Job
@@ -48,7 +47,7 @@ class Scene:
         self, *, uid: int = 65534, policy: Policy | None = None, array: str = "", **levels: Level
     ) -> RunFinished:
         judged = [
-            NodeJudged(node=node, level=level, component="network", reason="no allgather")
+            NodeVerdict(node=node, level=level, component="network", reason="no allgather")
             for node, level in {"n1": Level.HEALTHY, "n2": Level.HEALTHY, **levels}.items()
         ]
         return act(

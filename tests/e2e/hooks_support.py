@@ -60,8 +60,8 @@ ACCUSE = """\
 exec {python} - "$@" <<'END'
 import os, pathlib, sys
 from slurm_health.core.record_codec import encode
-from slurm_health.core.records import NodeJudged, RunStarted, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import RunStarted, VerdictReached
+from slurm_health.core.verdict import Level, NodeVerdict
 job, accused = int(os.environ["SLURM_JOB_ID"]), sys.argv[1:] or [{accused!r}]
 mine = {nodes!r}.split()
 run = pathlib.Path.home() / ".slurm-health/journal" / os.environ["SLURM_CLUSTER_NAME"]
@@ -69,8 +69,8 @@ run = run / str(job) / os.environ.get("SLURM_RESTART_COUNT", "0")
 run.mkdir(parents=True)
 started = RunStarted(run_id="r", job_id=job, attempt=0, cluster="c", partition="p",
                      nodes=sorted({{*mine, *accused}}), master_node="n1", user="u")
-bad = [NodeJudged(node=each, level=Level.{level}, component={component!r},
-                  reason="allgather failed", evidence=["a", "b"]) for each in accused]
+bad = [NodeVerdict(node=each, level=Level.{level}, component={component!r},
+                  reason="allgather failed", evidence=("a", "b")) for each in accused]
 with open(run / "master.jsonl", "wb") as file:
     for number, record in enumerate((started, VerdictReached(nodes=bad))):
         file.write(encode(record, entry_id=f"master:{{number}}", time_s=1.0))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.draining import own_drain
-from slurm_health.slurm.controller import Controller
+from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Node as SlurmNode
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
@@ -207,7 +207,7 @@ def test_a_note_that_looks_like_fields_misleads_nobody(node: Node, text: str) ->
 
 
 def _nodes(node: Node) -> dict[str, SlurmNode]:
-    return Controller(node.environ(), limit_s=5).nodes()
+    return Client.for_hook(node.environ(), limit_s=5).nodes()
 
 
 def test_the_note_is_read_without_the_fields_behind_it(node: Node, slurm: FakeScontrol) -> None:

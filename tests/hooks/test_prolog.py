@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_health.core.acting import drains
 from slurm_health.core.node import drain_note
 from slurm_health.draining import shared_state
 from tests.support.fake_scontrol import FakeScontrol
@@ -37,11 +36,6 @@ def test_the_note_is_set_before_the_hook_fails(node: Node) -> None:
     node.break_it()
     assert node.prolog()
     assert [call.split()[0] for call in node.slurm.calls()] == ["show", "update", "show"]
-
-
-def test_prefix_and_length_are_those_of_every_other_note() -> None:
-    assert drain_note.PREFIX == drains.REASON_PREFIX
-    assert drain_note.LENGTH == drains.REASON_LENGTH
 
 
 @pytest.mark.parametrize("severity", ["warn", "user_fault"])

@@ -20,7 +20,6 @@ from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
     MasterResumed,
-    NodeJudged,
     Record,
     RoundEnded,
     RoundStarted,
@@ -29,7 +28,7 @@ from slurm_health.core.records import (
     VerdictReached,
 )
 from slurm_health.core.session.session import Limits
-from slurm_health.core.verdict import Level
+from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import JournalBusy, JournalError
 from slurm_health.master.master import SHORTEST_POLL_S, Master, poll_interval_s
 from slurm_health.master.run_check import make_localizer
@@ -87,7 +86,7 @@ def all_but(node: str, level: Level) -> dict[str, Level]:
     return {name: level if name == node else Level.HEALTHY for name in NODES}
 
 
-def judged(verdict: VerdictReached, node: str) -> NodeJudged:
+def judged(verdict: VerdictReached, node: str) -> NodeVerdict:
     return next(each for each in verdict.nodes if each.node == node)
 
 

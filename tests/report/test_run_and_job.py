@@ -5,16 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.core.records import (
-    MasterResumed,
-    NodeJudged,
-    PathJudged,
-    Record,
-    RoundEnded,
-    Sampled,
-    VerdictReached,
-)
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import MasterResumed, Record, RoundEnded, Sampled, VerdictReached
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.build import run_report
 from slurm_health.report.find import load, read_run
 from slurm_health.report.model import JobReport, NodeReport, RunReport, State
@@ -48,7 +40,7 @@ def run_with_a_round(tmp_path: Path, *samples: Sampled, bad: str = "") -> RunRep
     for sample in samples:
         run.write(sample.node, sample)
     run.end_round(0)
-    run.judge(*([NodeJudged(node=bad, level=Level.SLOW, reason="slow")] if bad else []))
+    run.judge(*([NodeVerdict(node=bad, level=Level.SLOW, reason="slow")] if bad else []))
     return report_of(run)
 
 
@@ -99,8 +91,8 @@ def test_the_figure_of_a_bad_path_is_held_against_neither_end(tmp_path: Path) ->
     run.end_round(0)
     run.master(
         VerdictReached(
-            nodes=[NodeJudged(node=node, level=Level.HEALTHY) for node in run.nodes],
-            paths=[PathJudged(ends=["n1", "n2"], level=Level.SLOW)],
+            nodes=[NodeVerdict(node=node, level=Level.HEALTHY) for node in run.nodes],
+            paths=[LinkVerdict(ends=("n1", "n2"), level=Level.SLOW)],
         )
     )
 
@@ -290,7 +282,7 @@ def test_the_latest_decisive_verdict_is_shown(
         run = RunJournal(tmp_path, label=label)
         run.start()
         if level:
-            run.judge(NodeJudged(node="n1", level=level, reason="because"))
+            run.judge(NodeVerdict(node="n1", level=level, reason="because"))
 
     assert node_of(load(tmp_path, "12"), "n1").level is shown
 
@@ -299,15 +291,15 @@ def test_the_latest_decisive_verdict_is_shown(
 def test_a_bad_path_stands_until_both_its_ends_are_judged_again(
     tmp_path: Path, second: list[str], shown: int
 ) -> None:
-    path = PathJudged(ends=["n1", "n4"], level=Level.SLOW, reason="0.1 GB/s")
-    verdicts: list[tuple[str, list[str], list[PathJudged]]] = [
+    path = LinkVerdict(ends=("n1", "n4"), level=Level.SLOW, reason="0.1 GB/s")
+    verdicts: list[tuple[str, list[str], list[LinkVerdict]]] = [
         ("0", ["n1", "n2", "n4"], [path]),
         ("1", second, []),
     ]
     for label, nodes, paths in verdicts:
         run = RunJournal(tmp_path, label=label, nodes=nodes)
         run.start()
-        judged = [NodeJudged(node=node, level=Level.HEALTHY) for node in nodes]
+        judged = [NodeVerdict(node=node, level=Level.HEALTHY) for node in nodes]
         verdict: Record = VerdictReached(nodes=judged, paths=paths)
         run.master(verdict)
 

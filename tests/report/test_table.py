@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurm_health import journal
-from slurm_health.core.records import (
-    ActionDone,
-    ActionIntended,
-    NodeJudged,
-    PathJudged,
-    VerdictReached,
-)
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import ActionDone, ActionIntended, VerdictReached
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.build import run_report
 from slurm_health.report.find import load, read_run
 from slurm_health.report.phrases import duration_text, number_text, range_text
@@ -72,20 +66,20 @@ def several_kinds_of_trouble(root: Path) -> None:
             run.write(node, sampled(node, 0, group, "gpt", 118.0 + start))
     run.end_round(0)
     slow = "matmul 1.6 times slower than the healthy nodes, alone and in two rounds of pairs"
-    judged = {node: NodeJudged(node=node, level=Level.HEALTHY) for node in run.nodes}
+    judged = {node: NodeVerdict(node=node, level=Level.HEALTHY) for node in run.nodes}
     for node in ("gpu05", "gpu06"):
-        judged[node] = NodeJudged(node=node, level=Level.SLOW, reason=slow, evidence=["round 0"])
-    judged["gpu09"] = NodeJudged(
+        judged[node] = NodeVerdict(node=node, level=Level.SLOW, reason=slow, evidence=("round 0",))
+    judged["gpu09"] = NodeVerdict(
         node="gpu09", level=Level.INCONCLUSIVE, reason="no partner passed to re-test it with"
     )
-    judged["gpu12"] = NodeJudged(
-        node="gpu12", level=Level.FAULTY, reason="no report from its agent", evidence=["round 0"]
+    judged["gpu12"] = NodeVerdict(
+        node="gpu12", level=Level.FAULTY, reason="no report from its agent", evidence=("round 0",)
     )
     run.master(
         VerdictReached(
             nodes=list(judged.values()),
-            paths=[PathJudged(ends=["gpu01", "gpu04"], level=Level.SLOW, reason="95 of 329 GB/s")],
-            leaves=[PathJudged(ends=["leaf2"], level=Level.SLOW, reason="its uplink is shared")],
+            paths=[LinkVerdict(ends=("gpu01", "gpu04"), level=Level.SLOW, reason="95 of 329 GB/s")],
+            leaves=[LinkVerdict(ends=("leaf2",), level=Level.SLOW, reason="its uplink is shared")],
         )
     )
     run.master(
@@ -115,8 +109,8 @@ def went_on_all_the_same(root: Path) -> None:
     run.end_round(0)
     why = "alone it passes, and no pair could be measured"
     run.judge(
-        NodeJudged(node="n2", level=Level.INCONCLUSIVE, reason=why),
-        NodeJudged(node="n3", level=Level.INCONCLUSIVE, reason=why),
+        NodeVerdict(node="n2", level=Level.INCONCLUSIVE, reason=why),
+        NodeVerdict(node="n3", level=Level.INCONCLUSIVE, reason=why),
     )
     run.finish("proceed", reason="n[2-3] undecided, going on all the same")
 
@@ -190,7 +184,7 @@ def test_text_of_programs_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     run = RunJournal(tmp_path, nodes=["n1"])
     run.start(script="/home/ml/\x1b[2Jtrain.sh")
     reason = "srun: error\nline two\r\x1b]0;title\x07"
-    run.judge(NodeJudged(node="n1", level=Level.INCONCLUSIVE, reason=reason))
+    run.judge(NodeVerdict(node="n1", level=Level.INCONCLUSIVE, reason=reason))
 
     text = job_text(load(tmp_path, "12"))
 

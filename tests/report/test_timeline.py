@@ -4,13 +4,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurm_health import journal
-from slurm_health.core.records import ActionDone, ActionIntended, NodeJudged
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import ActionDone, ActionIntended
+from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.report.find import load
 from slurm_health.report.table import job_text
 from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
 
-SLOW = NodeJudged(node="n3", level=Level.SLOW, reason="matmul 2.1 times slower")
+SLOW = NodeVerdict(node="n3", level=Level.SLOW, reason="matmul 2.1 times slower")
 
 
 def lines(root: Path, width: int | None = 80) -> list[str]:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_health import journal
-from slurm_health.core.records import NodeJudged, NodeReported
-from slurm_health.core.verdict import Level, Outcome
+from slurm_health.core.records import NodeReported
+from slurm_health.core.verdict import Level, NodeVerdict, Outcome
 from slurm_health.errors import RecordTooNew
 from slurm_health.report.export import as_json
 from slurm_health.report.find import load
@@ -113,7 +113,7 @@ def test_any_order_of_acts_has_a_text(
         run.start()
         run.write("n1", NodeReported(node="n1", round=0, outcome=Outcome.NOT_RUN))
         judged = zip(run.nodes, levels, strict=True)
-        run.judge(*(NodeJudged(node=node, level=level, reason="x") for node, level in judged))
+        run.judge(*(NodeVerdict(node=node, level=level, reason="x") for node, level in judged))
         for action, nodes in acts:
             run.act(action, nodes)
         run.finish(disposition)

@@ -268,6 +268,13 @@ def test_a_job_without_node_lists_excludes_and_holds_none() -> None:
     assert (job.excluded, job.nodes, job.held) == ((), (), False)
 
 
+def test_a_node_list_that_cannot_be_read_is_an_error_and_never_no_nodes() -> None:
+    job = Job(job_id=1, states=frozenset(), reason="", fields={"ExcNodeList": "n[1-"})
+
+    with pytest.raises(SlurmError, match="cannot be read"):
+        _ = job.excluded
+
+
 def test_a_reason_that_looks_like_a_state_does_not_change_the_state() -> None:
     line = "NodeName=n1 State=IDLE+DRAIN Reason=see State=IDLE [root@2026-11-20T18:00:00]"
 
@@ -279,16 +286,13 @@ def test_a_line_without_fields_has_none() -> None:
     assert parse_pairs("slurm_load_node error") == {}
 
 
-def test_one_task_of_an_array_is_told_from_the_others_and_named_as_slurm_names_it(
-    tmp_path: Path,
-) -> None:
+def test_one_task_of_an_array_is_told_from_the_others(tmp_path: Path) -> None:
     # The task that is split off last has the id of the array, and that id shows every task.
     client = client_that_prints(tmp_path, "job-array.txt")
 
-    assert client.job(18).reference == "18_2"
+    assert client.job(18).value("ArrayTaskId") == "2"
     assert client.job(18).nodes == ("n4", "n5", "n6")
-    assert client.job(19).reference == "18_1"
-    assert client_that_prints(tmp_path, "job-running.txt").job(4).reference == "4"
+    assert client.job(19).value("ArrayTaskId") == "1"
 
 
 def test_a_job_name_that_looks_like_fields_disturbs_none(tmp_path: Path) -> None:
@@ -296,4 +300,4 @@ def test_a_job_name_that_looks_like_fields_disturbs_none(tmp_path: Path) -> None
 
     assert job.states == {"PENDING"}
     assert (job.fields["Requeue"], job.fields["Partition"]) == ("1", "main")
-    assert job.reference == "20"
+    assert job.fields["JobId"] == "20"

@@ -14,10 +14,9 @@ import pytest
 from slurm_health.core.node import drain_note
 from slurm_health.errors import SlurmCommandError, SlurmError, SlurmTimeoutError, UnknownJob
 from slurm_health.slurm import command
-from slurm_health.slurm.parsing import JOB_FIELDS, JobId, Node
-from slurm_health.slurm.pyslurm_client import PyslurmReads
+from slurm_health.slurm.parsing import JOB_FIELDS, Job, JobId, Node
+from slurm_health.slurm.pyslurm_client import PyslurmReads, choose, mismatch, proven
 from slurm_health.slurm.reads import CommandReads, Reads, Run
-from slurm_health.slurm.reads_choice import choose, mismatch, proven
 from tests.lab import Lab, missing
 from tests.lab.errors import DeadlinePassed
 from tests.support.supervised import write_executable
@@ -180,6 +179,11 @@ def reader(lab: Lab, name: str) -> Reads:
     return choice.reads
 
 
+def task_of(job: Job) -> tuple[str, str]:
+    """Return which task of which array a job is."""
+    return job.value("ArrayJobId"), job.value("ArrayTaskId")
+
+
 # --- the contract ------------------------------------------------------------------------------
 
 
@@ -188,7 +192,7 @@ def test_a_running_job_holds_its_nodes(stage: Stage) -> None:
 
     assert (job.job_id, job.reason) == (stage.running, "None")
     assert job.states == {"RUNNING"}
-    assert (job.reference, job.restarts) == (str(stage.running), 0)
+    assert job.restarts == 0
     assert (job.nodes, job.excluded) == (("n1", "n2"), ())
     assert not job.pending
     assert not job.held
@@ -202,19 +206,19 @@ def test_a_held_job_is_pending_and_says_which_nodes_it_excludes(stage: Stage) ->
     assert job.pending
     assert job.held
     assert (job.nodes, job.excluded) == ((), ("n2",))
-    assert (job.reference, job.restarts) == (str(stage.held), 1)
+    assert (job.job_id, job.restarts) == (stage.held, 1)
 
 
-def test_a_task_of_an_array_is_told_from_the_others_and_has_its_own_name(stage: Stage) -> None:
-    first, last = f"{stage.array}_1", f"{stage.array}_2"
+def test_a_task_of_an_array_is_told_from_the_others(stage: Stage) -> None:
+    array = str(stage.array)
 
-    job = stage.reads.job(first)
+    job = stage.reads.job(f"{array}_1")
 
-    assert (job.job_id, job.reference) == (first, first)
+    assert (job.job_id, task_of(job)) == (f"{array}_1", (array, "1"))
     assert job.states == {"RUNNING"}
-    assert stage.reads.job(int(job.fields["JobId"])).reference == first
+    assert task_of(stage.reads.job(int(job.fields["JobId"]))) == (array, "1")
     # The array's own id is that of the task which was split off last.
-    assert stage.reads.job(stage.array).reference == last
+    assert task_of(stage.reads.job(stage.array)) == (array, "2")
 
 
 def test_a_name_and_a_comment_that_look_like_fields_disturb_none(stage: Stage) -> None:
@@ -222,7 +226,7 @@ def test_a_name_and_a_comment_that_look_like_fields_disturb_none(stage: Stage) -
 
     assert job.pending
     assert job.held
-    assert (job.reference, job.fields["JobId"]) == (str(stage.odd), str(stage.odd))
+    assert job.fields["JobId"] == str(stage.odd)
     assert (job.fields["Requeue"], job.fields["Partition"]) == ("1", "main")
 
 
@@ -319,7 +323,7 @@ def test_both_readers_say_the_same_of_jobs(played: Played) -> None:
         seen, found = scontrol.job(number), pyslurm.job(number)
         asked = {key: seen.fields[key] for key in JOB_FIELDS if key in seen.fields}
         assert {key: found.fields[key] for key in JOB_FIELDS if key in found.fields} == asked
-        assert (found.states, found.reference) == (seen.states, seen.reference)
+        assert (found.states, task_of(found)) == (seen.states, task_of(seen))
 
 
 @pytest.mark.lab

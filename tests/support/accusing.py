@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_health.core.record_codec import encode
-from slurm_health.core.records import NodeJudged, Record, RunStarted, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import Record, RunStarted, VerdictReached
+from slurm_health.core.verdict import Level, NodeVerdict
 
 if TYPE_CHECKING:  # which makes stories of its nodes
     from tests.support.hooked_node import Node
@@ -31,14 +31,14 @@ def started(job: int = JOB, nodes: tuple[str, ...] = ("n3", "n4")) -> RunStarted
     )
 
 
-def judged(node: str = "n3", level: Level = Level.FAULTY, **changes: object) -> NodeJudged:
+def judged(node: str = "n3", level: Level = Level.FAULTY, **changes: object) -> NodeVerdict:
     base: dict[str, object] = {
         "component": "node",
         "reason": "allgather failed with n4 and n5",
-        "evidence": ["round 0 with n4", "round 1 with n5"],
+        "evidence": ("round 0 with n4", "round 1 with n5"),
         "probability": 1.0,
     }
-    return NodeJudged(node=node, level=level, **{**base, **changes})  # type: ignore[arg-type]
+    return NodeVerdict(node=node, level=level, **{**base, **changes})  # type: ignore[arg-type]
 
 
 def lines(*records: Record) -> bytes:
@@ -47,7 +47,7 @@ def lines(*records: Record) -> bytes:
     )
 
 
-def journal(*nodes: NodeJudged, job: int = JOB) -> bytes:
+def journal(*nodes: NodeVerdict, job: int = JOB) -> bytes:
     return lines(started(job), VerdictReached(nodes=list(nodes or (judged(),))))
 
 

@@ -13,7 +13,6 @@ from slurm_health.core.records import (
     AgentsLaunched,
     AgentStarted,
     GroupAborted,
-    NodeJudged,
     NodeReported,
     Record,
     Rendezvous,
@@ -27,7 +26,7 @@ from slurm_health.core.records import (
     VerdictReached,
     WorkersReady,
 )
-from slurm_health.core.verdict import Level, Outcome
+from slurm_health.core.verdict import Level, NodeVerdict, Outcome
 
 STARTED_S = 1_700_000_000.0
 _ALLGATHER_BYTES = 64_000_000
@@ -144,9 +143,9 @@ class RunJournal:
         """Let the master end a round."""
         self.master(RoundEnded(round=index), after_s=after_s)
 
-    def judge(self, *bad: NodeJudged, after_s: float = 0.1) -> None:
+    def judge(self, *bad: NodeVerdict, after_s: float = 0.1) -> None:
         """Let the master reach its verdict: `bad` as they are, all others healthy."""
-        judged = {node: NodeJudged(node=node, level=Level.HEALTHY) for node in self.nodes}
+        judged = {node: NodeVerdict(node=node, level=Level.HEALTHY) for node in self.nodes}
         judged |= {judgement.node: judgement for judgement in bad}
         self.master(VerdictReached(nodes=list(judged.values())), after_s=after_s)
 
@@ -256,13 +255,13 @@ def write_run_with_a_faulty_node(
                 )
         run.end_round(index, after_s=1.8)
     run.judge(
-        NodeJudged(
+        NodeVerdict(
             node="n3",
             level=Level.FAULTY,
             probability=0.99,
             component="network",
             reason="no allgather with n4, n1 (timed out)",
-            evidence=["round 0 with n4: timed_out", "round 1 with n1: timed_out"],
+            evidence=("round 0 with n4: timed_out", "round 1 with n1: timed_out"),
         ),
         after_s=0.2,
     )

@@ -76,7 +76,8 @@ class CountingLocalizer:
         mine = [r for results in self._results for r in results if node in r.nodes]
         well = all(result.outcome is Outcome.MEASURED for result in mine)
         said = "; ".join(f"{r.outcome.value} {r.silent} {r.crashed} {_times(r)}" for r in mine)
-        return NodeVerdict(level=Level.HEALTHY if well else Level.INCONCLUSIVE, reason=said)
+        level = Level.HEALTHY if well else Level.INCONCLUSIVE
+        return NodeVerdict(node=node, level=level, reason=said)
 
 
 @dataclass(order=True)

@@ -15,14 +15,13 @@ from slurm_health.core.records import (
     ActionIntended,
     AgentEnded,
     AgentsLaunched,
-    NodeJudged,
     Record,
     RunFinished,
     RunStarted,
     VerdictReached,
 )
 from slurm_health.core.session.session import Limits
-from slurm_health.core.verdict import Level
+from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import JournalError
 from slurm_health.torchrun.joint_check import (
     BEGIN_S,
@@ -49,7 +48,7 @@ STARTED = RunStarted(
     user="alice",
 )
 VERDICT = VerdictReached(
-    nodes=[NodeJudged(node="n1", level=Level.FAULTY), NodeJudged(node="n2", level=Level.HEALTHY)]
+    nodes=[NodeVerdict(node="n1", level=Level.FAULTY), NodeVerdict(node="n2", level=Level.HEALTHY)]
 )
 GO = (
     VERDICT,

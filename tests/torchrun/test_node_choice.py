@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.core.records import NodeJudged, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import VerdictReached
+from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import UsageError
 from slurm_health.torchrun.node_choice import Bounds, bounds, choose, why_left_out
 
@@ -22,7 +22,7 @@ def verdict(levels: str) -> VerdictReached:
     """One node per letter, n1 first."""
     return VerdictReached(
         nodes=[
-            NodeJudged(node=f"n{number}", level=LEVELS[letter], reason="because")
+            NodeVerdict(node=f"n{number}", level=LEVELS[letter], reason="because")
             for number, letter in enumerate(levels, 1)
         ]
     )

@@ -9,8 +9,8 @@ from enum import Enum
 
 from slurm_health.core.acting.drains import Drain, LeaveAlone, drains
 from slurm_health.core.nodeset import fold
-from slurm_health.core.records import NodeJudged, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import VerdictReached
+from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import ExitCode
 
 
@@ -147,7 +147,7 @@ def exit_code(verdict: VerdictReached) -> ExitCode:
     return ExitCode.INCONCLUSIVE if Level.INCONCLUSIVE in nodes else ExitCode.HEALTHY
 
 
-def unwanted(verdict: VerdictReached, policy: Policy) -> tuple[NodeJudged, ...]:
+def unwanted(verdict: VerdictReached, policy: Policy) -> tuple[NodeVerdict, ...]:
     """Return the nodes the job should not run on, bad or, by the policy, in doubt."""
     levels = {Level.FAULTY}
     if policy.on_straggler is not OnStraggler.REPORT:
@@ -197,7 +197,7 @@ def surplus(verdict: VerdictReached, policy: Policy) -> bool:
 
 def _leave(
     verdict: VerdictReached,
-    avoided: Sequence[NodeJudged],
+    avoided: Sequence[NodeVerdict],
     policy: Policy,
     situation: Situation,
 ) -> tuple[Action, ...]:
@@ -232,7 +232,7 @@ def _leave(
             return (_stay(verdict, left, limit),)
 
 
-def _stay(verdict: VerdictReached, left: Sequence[NodeJudged], obstacle: str) -> Finish:
+def _stay(verdict: VerdictReached, left: Sequence[NodeVerdict], obstacle: str) -> Finish:
     """End a job that cannot move away from bad nodes; doubt alone does not end it."""
     names = fold(node.node for node in left)
     if not _bad(left):
@@ -244,7 +244,7 @@ def _stay(verdict: VerdictReached, left: Sequence[NodeJudged], obstacle: str) ->
 
 
 def _hold(
-    verdict: VerdictReached, nodes: Sequence[NodeJudged], situation: Situation, why: str
+    verdict: VerdictReached, nodes: Sequence[NodeVerdict], situation: Situation, why: str
 ) -> Hold | Finish:
     names = tuple(node.node for node in nodes)
     reason = f"{_because(nodes)}; {why}"
@@ -255,7 +255,7 @@ def _hold(
     return _finish(Disposition.STOP, verdict, reason)
 
 
-def _least(avoided: Sequence[NodeJudged], policy: Policy) -> int | None:
+def _least(avoided: Sequence[NodeVerdict], policy: Policy) -> int | None:
     """Return with how few nodes the job goes on rather than leave; None: all that it wants."""
     slow = any(node.level is Level.SLOW for node in avoided)
     keep_size = slow and policy.on_straggler is OnStraggler.REQUEUE
@@ -264,7 +264,7 @@ def _least(avoided: Sequence[NodeJudged], policy: Policy) -> int | None:
 
 def _shrink(
     verdict: VerdictReached,
-    avoided: Sequence[NodeJudged],
+    avoided: Sequence[NodeVerdict],
     situation: Situation,
     wanted: int | None,
     least: int | None,
@@ -313,7 +313,7 @@ def _proceed(verdict: VerdictReached) -> Finish:
 
 
 def _drains(
-    avoided: Sequence[NodeJudged], total: int, policy: Policy, situation: Situation
+    avoided: Sequence[NodeVerdict], total: int, policy: Policy, situation: Situation
 ) -> tuple[Drain | LeaveAlone, ...]:
     if not situation.may_drain:
         return ()
@@ -327,7 +327,7 @@ def _drains(
     )
 
 
-def _bad(nodes: Sequence[NodeJudged]) -> tuple[NodeJudged, ...]:
+def _bad(nodes: Sequence[NodeVerdict]) -> tuple[NodeVerdict, ...]:
     return tuple(node for node in nodes if node.level is not Level.INCONCLUSIVE)
 
 
@@ -335,5 +335,5 @@ def _finish(disposition: Disposition, verdict: VerdictReached, reason: str) -> F
     return Finish(disposition=disposition, exit_code=exit_code(verdict), reason=reason)
 
 
-def _because(nodes: Sequence[NodeJudged]) -> str:
+def _because(nodes: Sequence[NodeVerdict]) -> str:
     return "; ".join(f"{node.node}: {node.reason}" for node in nodes)

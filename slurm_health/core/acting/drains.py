@@ -6,12 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_health.core.records import NodeJudged
-from slurm_health.core.verdict import Level
+from slurm_health.core.text import REASON_LENGTH, REASON_PREFIX, plain
+from slurm_health.core.verdict import Level, NodeVerdict
 
-REASON_PREFIX = "slurm-health:"
-# Slurm's own tools cut longer notes.
-REASON_LENGTH = 200
 # What slowness needs to count as proven: a fault shows itself, slowness is a matter of degree.
 PROVEN_PROBABILITY = 0.99
 PROVEN_EVIDENCE = 2
@@ -34,7 +31,7 @@ class LeaveAlone:
 
 
 def drains(
-    bad: Sequence[NodeJudged],
+    bad: Sequence[NodeVerdict],
     *,
     total: int,
     job_id: int,
@@ -69,19 +66,13 @@ def drains(
     return tuple(actions)
 
 
-def drain_reason(node: NodeJudged, job_id: int) -> str:
+def drain_reason(node: NodeVerdict, job_id: int) -> str:
     """Return the note for Slurm: ASCII, one line, short, beginning with our prefix."""
     text = f"{REASON_PREFIX} job {job_id}: {node.component}: {node.reason}"
     return plain(text)[:REASON_LENGTH]
 
 
-def plain(text: str) -> str:
-    """Return a text as Slurm's fields can hold it: ASCII, one line, no double quotes."""
-    ascii_text = text.encode("ascii", "replace").decode().replace('"', "'")
-    return "".join(char if char.isprintable() else " " for char in ascii_text)
-
-
-def _doubt(node: NodeJudged) -> str:
+def _doubt(node: NodeVerdict) -> str:
     """Say why slowness is not proven well enough to drain for it, empty if it is."""
     if node.probability < PROVEN_PROBABILITY:
         return (

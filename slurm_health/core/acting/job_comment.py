@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.core.acting.drains import REASON_PREFIX, plain
 from slurm_health.core.nodeset import fold
+from slurm_health.core.text import REASON_PREFIX, cut, plain
 
 _OWN = " | own comment: "
-_REASON_LENGTH = 300
+_LENGTH = 300  # of a reason within a comment
 
 
 def own_comment(comment: str) -> str:
@@ -55,5 +55,4 @@ def release_without(job: str, excluded: Sequence[str]) -> str:
 
 
 def _cut(reason: str) -> str:
-    text = plain(reason).replace(_OWN, " ").replace("=", " ")
-    return text if len(text) <= _REASON_LENGTH else f"{text[:_REASON_LENGTH]}..."
+    return cut(plain(reason).replace(_OWN, " ").replace("=", " "), _LENGTH)

@@ -15,11 +15,10 @@ from slurm_health.core.localize.findings import Findings, LonePair, lone_pairs
 from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.probe_catalog import component_of
 from slurm_health.core.verdict import (
-    LeafVerdict,
     Level,
+    LinkVerdict,
     NodeVerdict,
     Outcome,
-    PathVerdict,
     Verdict,
 )
 
@@ -80,6 +79,7 @@ class _Words:
         if crashed:
             reasons.append(self._crash(node, crashed))
         return NodeVerdict(
+            node=self._names[node],
             level=Level.FAULTY,
             probability=guilt.probability,
             component="network" if failed else "node",
@@ -114,6 +114,7 @@ class _Words:
             if found.metric is not None
         ]
         return NodeVerdict(
+            node=self._names[node],
             level=Level.SLOW,
             slowdown=slowdown,
             probability=max(found.probability for found in guilt),
@@ -139,6 +140,7 @@ class _Words:
         if reason is None:
             return None
         return NodeVerdict(
+            node=self._names[node],
             level=Level.INCONCLUSIVE,
             probability=1.0 - float(self._findings.risk[node]),
             reason=reason,
@@ -215,6 +217,7 @@ class _Words:
             count = len(partners)
             notes.append(f"well with {count} partner{'s' if count != 1 else ''}")
         return NodeVerdict(
+            node=self._names[node],
             level=Level.HEALTHY,
             probability=1.0 - float(findings.risk[node]),
             component="node",
@@ -222,7 +225,7 @@ class _Words:
             evidence=self._evidence(node),
         )
 
-    def paths(self) -> Iterable[PathVerdict]:
+    def paths(self) -> Iterable[LinkVerdict]:
         """Return the pairs of leaves, or of nodes, whose connection alone is bad."""
         findings = self._findings
         first = findings.sources.nodes + findings.sources.leaves
@@ -230,13 +233,13 @@ class _Words:
             low, high = findings.sources.paths[variable - first]
             ends = (findings.fabric.leaves[low], findings.fabric.leaves[high])
             found = self._fabric_guilt(variable, f"between {ends[0]} and {ends[1]}")
-            yield PathVerdict(ends=ends, **found)
+            yield LinkVerdict(ends=ends, **found)
         for pair in lone_pairs(findings):
             verdict = self._pair(pair)
             if verdict is not None:
                 yield verdict
 
-    def _pair(self, pair: LonePair) -> PathVerdict | None:
+    def _pair(self, pair: LonePair) -> LinkVerdict | None:
         """Return the verdict about two nodes that are well with everybody but each other."""
         if not pair.proven and not pair.striking:
             return None
@@ -244,7 +247,7 @@ class _Words:
         how = "failed" if pair.failed else "was slow"
         times = f"in {tests} of {tests} tests" if pair.proven else "once, and was not tested again"
         level = Level.FAULTY if pair.failed else Level.SLOW
-        return PathVerdict(
+        return LinkVerdict(
             ends=(self._names[pair.nodes[0]], self._names[pair.nodes[1]]),
             level=level if pair.proven else Level.INCONCLUSIVE,
             slowdown=math.exp(pair.excess) if pair.slow else 1.0,
@@ -253,14 +256,14 @@ class _Words:
             evidence=tuple(self._fabric_line(index) for index in pair.trials),
         )
 
-    def leaves(self) -> Iterable[LeafVerdict]:
+    def leaves(self) -> Iterable[LinkVerdict]:
         """Return the leaves whose uplink is bad."""
         findings = self._findings
         first, end = findings.sources.nodes, findings.sources.nodes + findings.sources.leaves
         for variable in sorted(v for v in findings.guilty if first <= v < end):
             leaf = findings.fabric.leaves[variable - first]
             found = self._fabric_guilt(variable, f"across the uplink of {leaf}")
-            yield LeafVerdict(leaf=leaf, **found)
+            yield LinkVerdict(ends=(leaf,), **found)
 
     def _fabric_guilt(self, variable: int, where: str) -> _FabricWords:
         guilt = self._findings.guilty[variable][0]

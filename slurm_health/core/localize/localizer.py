@@ -20,11 +20,10 @@ from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.localize.stopping import Needs, needs_of
 from slurm_health.core.verdict import (
     GroupResult,
-    LeafVerdict,
     Level,
+    LinkVerdict,
     NodeVerdict,
     Outcome,
-    PathVerdict,
     Round,
     Verdict,
 )
@@ -32,13 +31,12 @@ from slurm_health.errors import LocalizeError
 
 __all__ = [
     "GroupResult",
-    "LeafVerdict",
     "Level",
+    "LinkVerdict",
     "LocalizeSettings",
     "Localizer",
     "NodeVerdict",
     "Outcome",
-    "PathVerdict",
     "Round",
     "Verdict",
 ]

@@ -15,6 +15,7 @@ import msgspec
 from slurm_health.core.node.settings import Marks
 from slurm_health.core.record_codec import NewerVersion, decode
 from slurm_health.core.records import RunStarted, VerdictReached
+from slurm_health.core.text import plain
 from slurm_health.core.verdict import Level
 
 _TEXT = 160
@@ -83,22 +84,20 @@ def _of_node(verdict: VerdictReached, node: str, job: int) -> Accusation | None:
     # "compute device 3" is about compute: what a test here is chosen by.
     kind = found.component.partition(" ")[0]
     component = kind if kind.replace("-", "").isalnum() else "node"
-    evidence = tuple(plain(each) for each in found.evidence[:_EVIDENCE])
+    evidence = tuple(_short(each) for each in found.evidence[:_EVIDENCE])
     return Accusation(
         node=node,
         job=job,
         component=component[:32] if component.isascii() else "node",
-        reason=plain(found.reason),
+        reason=_short(found.reason),
         probability=found.probability,
         evidence=evidence,
         slow=found.level is Level.SLOW,
     )
 
 
-def plain(text: str) -> str:
-    """Return a user's text as it may stand in a log or in Slurm: short, ASCII, one line."""
-    text = text[: 4 * _TEXT].encode("ascii", "replace").decode()
-    return "".join(each if each.isprintable() else " " for each in text)[:_TEXT].strip()
+def _short(text: str) -> str:
+    return plain(text[: 4 * _TEXT])[:_TEXT].rstrip()
 
 
 _HOUR_S = 3600.0

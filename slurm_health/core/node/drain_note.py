@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The note a hook leaves on a node it drains: for people, for `nodes`, and to know it again.
 
-    slurm-health: check=gpu job=4711 t=1763661234 GPU 3: 12 uncorrected ECC errors
-
-The prefix is the one every note of slurm-health has had, so that no node is ever stranded.
+For example: `slurm-health: check=gpu job=4711 t=1763661234 GPU 3: 12 uncorrected ECC errors`.
 """
 
 from __future__ import annotations
@@ -12,9 +10,7 @@ import re
 
 import msgspec
 
-# As `slurm_health.core.acting.drains` has it, which is too heavy for a hook; a test compares them.
-PREFIX = "slurm-health:"
-LENGTH = 200
+from slurm_health.core.text import REASON_LENGTH, REASON_PREFIX, plain
 
 _NOTE = re.compile(r"slurm-health: check=(\S+) job=(\d+) t=(\d+) (.*)", re.DOTALL)
 # scontrol shows who set a note, and when, behind it.
@@ -32,13 +28,11 @@ class DrainNote(msgspec.Struct, frozen=True, kw_only=True):
 
 def write(note: DrainNote) -> str:
     """Return the note as Slurm gets it: ASCII, one line, cut where Slurm's tools would cut it."""
-    shown = "".join(each if each.isprintable() else " " for each in note.text)
-    text = re.sub(r"\s+", " ", shown).replace('"', "'").strip()
     # Whoever reads scontrol's output takes `Word=` for a field of the node.
-    text = text.replace("=", ":")
-    names = ",".join(re.sub(r"[^\w.-]", "_", name) for name in note.checks)
-    line = f"{PREFIX} check={names} job={note.job} t={note.time_s} {text}"
-    return line.encode("ascii", "replace").decode()[:LENGTH].rstrip()
+    text = plain(note.text).replace("=", ":")
+    names = ",".join(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) for name in note.checks)
+    line = f"{REASON_PREFIX} check={names} job={note.job} t={note.time_s} {text}"
+    return line[:REASON_LENGTH].rstrip()
 
 
 def parse(reason: str) -> DrainNote | None:
@@ -52,7 +46,7 @@ def parse(reason: str) -> DrainNote | None:
 
 def is_ours(reason: str) -> bool:
     """Tell whether slurm-health, of any version, left this note."""
-    return reason.startswith(PREFIX)
+    return reason.startswith(REASON_PREFIX)
 
 
 def unsigned(reason: str) -> str:

@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace as changed
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from slurm_health.core.gpu_load import Burn, words
-from slurm_health.core.records import NodeJudged, PathJudged, VerdictReached
-from slurm_health.core.verdict import LeafVerdict, Level, NodeVerdict, PathVerdict, Verdict
+from slurm_health.core.records import VerdictReached
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict, Verdict
+
+_Found = TypeVar("_Found", NodeVerdict, LinkVerdict)
 
 
 def unmeasured(
+    node: str,
     *,
     could_not_start: bool,
     others_started: bool,
@@ -26,6 +32,7 @@ def unmeasured(
     it could elsewhere. Everything else may be ours, the job's or the interpreter's.
 
     Args:
+        node: its name.
         could_not_start: Slurm failed to start the agent as often as it was tried.
         others_started: an agent did start on some node of the run.
         lost: why the agent ended, empty if it did not.
@@ -36,7 +43,7 @@ def unmeasured(
     if could_not_start and others_started:
         reason = f"Slurm cannot start a step there: {lost}"
         return NodeVerdict(
-            level=Level.FAULTY, component="slurmd", reason=reason, evidence=(reason,)
+            node=node, level=Level.FAULTY, component="slurmd", reason=reason, evidence=(reason,)
         )
     if failed:
         reason = f"could not be measured: {failed}"
@@ -48,7 +55,7 @@ def unmeasured(
         reason = "could not be measured: its check processes were not ready in time"
     else:
         reason = "could not be measured: its agent never reported"
-    return NodeVerdict(level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
+    return NodeVerdict(node=node, level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
 
 
 _WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, Level.HEALTHY)
@@ -64,16 +71,17 @@ def merged(verdicts: Sequence[Verdict]) -> Verdict:
     for verdict in verdicts:
         for name, found in verdict.nodes.items():
             nodes[name] = _both(nodes[name], found) if name in nodes else found
-    # The last of several stands: the worst.
-    all_paths = sorted((path for v in verdicts for path in v.paths), key=_badness)
-    all_leaves = sorted((leaf for v in verdicts for leaf in v.leaves), key=_badness)
-    paths = {path.ends: path for path in all_paths}
-    leaves = {leaf.leaf: leaf for leaf in all_leaves}
-    return Verdict(nodes=nodes, paths=tuple(paths.values()), leaves=tuple(leaves.values()))
+    return Verdict(
+        nodes=nodes,
+        paths=_worst_of_each(path for verdict in verdicts for path in verdict.paths),
+        leaves=_worst_of_each(leaf for verdict in verdicts for leaf in verdict.leaves),
+    )
 
 
-def _badness(link: PathVerdict | LeafVerdict) -> int:
-    return -_WORST_FIRST.index(link.level)
+def _worst_of_each(links: Iterable[LinkVerdict]) -> tuple[LinkVerdict, ...]:
+    # The last of several stands.
+    worst_last = sorted(links, key=lambda link: -_WORST_FIRST.index(link.level))
+    return tuple({link.ends: link for link in worst_last}.values())
 
 
 def _both(first: NodeVerdict, then: NodeVerdict) -> NodeVerdict:
@@ -109,47 +117,22 @@ def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict
         if proven and before.level is not Level.FAULTY:
             after = replace(after, level=Level.FAULTY, component="memory", probability=1.0)
         nodes[name] = after
-    return replace(verdict, nodes=nodes)
+    return changed(verdict, nodes=nodes)
 
 
 def judged(
     nodes: Sequence[str], verdict: Verdict, others: Mapping[str, NodeVerdict]
 ) -> VerdictReached:
     """Return the record of a verdict over all `nodes`, in their order."""
-    merged = {**verdict.nodes, **others}
+    found = {**verdict.nodes, **others}
     return VerdictReached(
-        nodes=[
-            NodeJudged(
-                node=node,
-                level=merged[node].level,
-                slowdown=round(merged[node].slowdown, 3),
-                probability=round(merged[node].probability, 4),
-                component=merged[node].component,
-                reason=merged[node].reason,
-                evidence=list(merged[node].evidence),
-            )
-            for node in nodes
-        ],
-        paths=[
-            PathJudged(
-                ends=list(path.ends),
-                level=path.level,
-                slowdown=round(path.slowdown, 3),
-                probability=round(path.probability, 4),
-                reason=path.reason,
-                evidence=list(path.evidence),
-            )
-            for path in verdict.paths
-        ],
-        leaves=[
-            PathJudged(
-                ends=[leaf.leaf],
-                level=leaf.level,
-                slowdown=round(leaf.slowdown, 3),
-                probability=round(leaf.probability, 4),
-                reason=leaf.reason,
-                evidence=list(leaf.evidence),
-            )
-            for leaf in verdict.leaves
-        ],
+        nodes=[_rounded(found[node]) for node in nodes],
+        paths=[_rounded(path) for path in verdict.paths],
+        leaves=[_rounded(leaf) for leaf in verdict.leaves],
+    )
+
+
+def _rounded(found: _Found) -> _Found:
+    return replace(
+        found, slowdown=round(found.slowdown, 3), probability=round(found.probability, 4)
     )

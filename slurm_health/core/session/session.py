@@ -243,6 +243,7 @@ class Session:
         others_started = bool(self.state.admitted) or any(node.started for node in agents.values())
         return {
             name: unmeasured(
+                name,
                 could_not_start=node.failed_starts >= self.limits.failed_starts_per_node,
                 others_started=others_started,
                 lost=node.lost,

@@ -22,15 +22,10 @@ from slurm_health.core.acting.decide import (
     exit_code,
     unwanted,
 )
-from slurm_health.core.acting.drains import (
-    REASON_LENGTH,
-    REASON_PREFIX,
-    Drain,
-    LeaveAlone,
-    drain_reason,
-)
-from slurm_health.core.records import NodeJudged, PathJudged, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.core.acting.drains import Drain, LeaveAlone, drain_reason
+from slurm_health.core.records import VerdictReached
+from slurm_health.core.text import REASON_LENGTH, REASON_PREFIX
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.errors import ExitCode
 from tests.strategies import verdicts
 from tests.support.situations import situation
@@ -65,7 +60,7 @@ def situations(draw: st.DrawFn, verdict: VerdictReached) -> Situation:
 def verdict_of(**levels: Level) -> VerdictReached:
     return VerdictReached(
         nodes=[
-            NodeJudged(node=node, level=level, component="network", reason="no allgather")
+            NodeVerdict(node=node, level=level, component="network", reason="no allgather")
             for node, level in levels.items()
         ]
     )
@@ -229,7 +224,7 @@ def test_a_job_that_cannot_move_stops_and_says_why(known: Situation, said: str) 
 
 @given(st.text(max_size=400), st.text(max_size=20))
 def test_a_note_for_slurm_is_one_short_line_of_printable_ascii(reason: str, part: str) -> None:
-    node = NodeJudged(node="n1", level=Level.FAULTY, component=part, reason=reason)
+    node = NodeVerdict(node="n1", level=Level.FAULTY, component=part, reason=reason)
 
     note = drain_reason(node, 12)
 
@@ -259,9 +254,9 @@ def test_the_exit_code_is_that_of_the_worst_that_is_proven(
 
 @pytest.mark.parametrize("where", ["paths", "leaves"])
 def test_a_bad_link_is_a_finding_although_every_node_is_well(where: str) -> None:
-    link = [PathJudged(ends=["n1", "n2"], level=Level.SLOW)]
+    link = [LinkVerdict(ends=("n1", "n2"), level=Level.SLOW)]
     verdict = VerdictReached(
-        nodes=[NodeJudged(node="n1", level=Level.HEALTHY)],
+        nodes=[NodeVerdict(node="n1", level=Level.HEALTHY)],
         paths=link if where == "paths" else [],
         leaves=link if where == "leaves" else [],
     )

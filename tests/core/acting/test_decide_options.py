@@ -20,8 +20,8 @@ from slurm_health.core.acting.decide import (
     decide_unasked,
 )
 from slurm_health.core.acting.drains import PROVEN_PROBABILITY, Drain, LeaveAlone
-from slurm_health.core.records import NodeJudged, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import VerdictReached
+from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import ExitCode
 from tests.support.situations import situation
 
@@ -33,13 +33,13 @@ def verdict(
 ) -> VerdictReached:
     return VerdictReached(
         nodes=[
-            NodeJudged(
+            NodeVerdict(
                 node=node,
                 level=levels.get(node, Level.HEALTHY),
                 component="compute",
                 reason="matmul 2.1 times slower",
                 probability=probability,
-                evidence=[f"r{number}" for number in range(evidence)],
+                evidence=tuple(f"r{number}" for number in range(evidence)),
             )
             for node in NODES[:nodes]
         ]

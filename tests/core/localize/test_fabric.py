@@ -31,7 +31,7 @@ def accused(verdict: Verdict) -> set[str]:
 def test_a_slow_uplink_is_named_and_no_node_is_blamed() -> None:
     for seed in range(4):
         verdict = judged(Faults(leaves={"leaf3": 1.3}), seed=seed)
-        assert [leaf.leaf for leaf in verdict.leaves] == ["leaf3"]
+        assert [leaf.ends for leaf in verdict.leaves] == [("leaf3",)]
         assert verdict.leaves[0].level is Level.SLOW
         assert "healthy pairs" in verdict.leaves[0].reason
         assert not accused(verdict)
@@ -39,7 +39,7 @@ def test_a_slow_uplink_is_named_and_no_node_is_blamed() -> None:
 
 def test_a_slow_node_behind_a_slow_uplink_is_found_as_well() -> None:
     verdict = judged(Faults(leaves={"leaf3": 1.3}, network={"n25": 2.0}))
-    assert [leaf.leaf for leaf in verdict.leaves] == ["leaf3"]
+    assert [leaf.ends for leaf in verdict.leaves] == [("leaf3",)]
     assert accused(verdict) == {"n25"}
 
 
@@ -66,7 +66,7 @@ def test_an_uplink_that_carries_nothing_is_faulty_and_its_nodes_are_not() -> Non
             ],
         )
     verdict = loc.verdict()
-    assert [leaf.leaf for leaf in verdict.leaves] == ["leaf5"]
+    assert [leaf.ends for leaf in verdict.leaves] == [("leaf5",)]
     assert verdict.leaves[0].level is Level.FAULTY
     assert not accused(verdict)
 

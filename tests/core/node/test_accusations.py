@@ -6,8 +6,8 @@ import pytest
 from slurm_health.core.node.accusations import from_journal
 from slurm_health.core.probe_catalog import BUILT_IN, component_of
 from slurm_health.core.record_codec import encode
-from slurm_health.core.records import NodeJudged, Record, RunStarted, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.core.records import Record, RunStarted, VerdictReached
+from slurm_health.core.verdict import Level, NodeVerdict
 
 
 def journal(component: str) -> bytes:
@@ -21,7 +21,7 @@ def journal(component: str) -> bytes:
         master_node="n1",
         user="alice",
     )
-    judged = NodeJudged(node="n2", level=Level.FAULTY, component=component, reason="x")
+    judged = NodeVerdict(node="n2", level=Level.FAULTY, component=component, reason="x")
     records: list[Record] = [started, VerdictReached(nodes=[judged])]
     return b"".join(
         encode(record, entry_id=f"master:{index}", time_s=1.0)

@@ -16,6 +16,7 @@ from slurm_health.core.node.drain_note import DrainNote
 from slurm_health.core.node.finding import Finding, Status, capped, is_worse, joined
 from slurm_health.core.node.recovery import DrainRecord
 from slurm_health.core.node.settings import Breaker, Marks, Recovery
+from slurm_health.core.text import REASON_LENGTH
 
 NODES = [f"n{number}" for number in range(1, 41)]
 drains = st.lists(
@@ -135,7 +136,7 @@ def test_a_note_is_known_again_whatever_it_says(
     assert note.isascii()
     assert note.isprintable()
     assert '"' not in note
-    assert len(note) <= drain_note.LENGTH
+    assert len(note) <= REASON_LENGTH
     assert drain_note.is_ours(note)
     read = drain_note.parse(f"{note} [root@2026-01-02T03:04:05]")
     if read is not None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.core.session.conclusion import judged, unmeasured
-from slurm_health.core.verdict import LeafVerdict, Level, NodeVerdict, PathVerdict, Verdict
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict, Verdict
 
 NOTHING_KNOWN = {
     "could_not_start": False,
@@ -22,7 +22,7 @@ WORDS = {"lost": "connection failure", "failed": "no torch", "stack": "torch 2.4
 
 
 def test_a_node_that_slurm_cannot_use_while_others_can_be_used_is_faulty() -> None:
-    verdict = unmeasured(**{**NOTHING_KNOWN, "could_not_start": True, "lost": "no answer"})  # type: ignore[arg-type]
+    verdict = unmeasured("n1", **{**NOTHING_KNOWN, "could_not_start": True, "lost": "no answer"})  # type: ignore[arg-type]
 
     assert (verdict.level, verdict.component) == (Level.FAULTY, "slurmd")
     assert verdict.reason == "Slurm cannot start a step there: no answer"
@@ -31,6 +31,7 @@ def test_a_node_that_slurm_cannot_use_while_others_can_be_used_is_faulty() -> No
 
 def test_where_slurm_can_start_nothing_at_all_no_node_is_to_blame() -> None:
     verdict = unmeasured(
+        "n1",
         could_not_start=True,
         others_started=False,
         lost="no answer",
@@ -56,7 +57,7 @@ def test_where_slurm_can_start_nothing_at_all_no_node_is_to_blame() -> None:
 def test_what_could_not_be_measured_is_never_healthy_and_never_a_fault(
     known: Mapping[str, object],
 ) -> None:
-    verdict = unmeasured(could_not_start=False, **known)  # type: ignore[arg-type]
+    verdict = unmeasured("n1", could_not_start=False, **known)  # type: ignore[arg-type]
 
     assert verdict.level is Level.INCONCLUSIVE
     assert verdict.probability == 0.0
@@ -74,7 +75,7 @@ def test_what_could_not_be_measured_is_never_healthy_and_never_a_fault(
     ],
 )
 def test_the_reason_is_the_most_telling_one(known: Mapping[str, object], reason: str) -> None:
-    verdict = unmeasured(**{**NOTHING_KNOWN, **known})  # type: ignore[arg-type]
+    verdict = unmeasured("n1", **{**NOTHING_KNOWN, **known})  # type: ignore[arg-type]
 
     assert verdict.reason.startswith(reason)
 
@@ -82,13 +83,13 @@ def test_the_reason_is_the_most_telling_one(known: Mapping[str, object], reason:
 def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:
     verdict = Verdict(
         nodes={
-            "n2": NodeVerdict(level=Level.HEALTHY, reason="well"),
-            "n1": NodeVerdict(level=Level.SLOW, slowdown=1.23456, evidence=("round 0",)),
+            "n2": NodeVerdict(node="n2", level=Level.HEALTHY, reason="well"),
+            "n1": NodeVerdict(node="n1", level=Level.SLOW, slowdown=1.23456, evidence=("round 0",)),
         },
-        paths=(PathVerdict(ends=("n1", "n2"), level=Level.FAULTY, probability=0.99999),),
-        leaves=(LeafVerdict(leaf="s1", level=Level.SLOW, slowdown=2.0),),
+        paths=(LinkVerdict(ends=("n1", "n2"), level=Level.FAULTY, probability=0.99999),),
+        leaves=(LinkVerdict(ends=("s1",), level=Level.SLOW, slowdown=2.0),),
     )
-    others = {"n3": NodeVerdict(level=Level.INCONCLUSIVE, probability=0.0)}
+    others = {"n3": NodeVerdict(node="n3", level=Level.INCONCLUSIVE, probability=0.0)}
 
     record = judged(["n1", "n2", "n3"], verdict, others)
 
@@ -98,6 +99,6 @@ def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:
         ("n3", Level.INCONCLUSIVE),
     ]
     assert record.nodes[0].slowdown == 1.235
-    assert record.nodes[0].evidence == ["round 0"]
-    assert [path.ends for path in record.paths] == [["n1", "n2"]]
-    assert [leaf.ends for leaf in record.leaves] == [["s1"]]
+    assert record.nodes[0].evidence == ("round 0",)
+    assert [path.ends for path in record.paths] == [("n1", "n2")]
+    assert [leaf.ends for leaf in record.leaves] == [("s1",)]

@@ -17,9 +17,9 @@ from slurm_health.core.session.phases import phases
 from slurm_health.core.verdict import (
     GroupResult,
     Level,
+    LinkVerdict,
     NodeVerdict,
     Outcome,
-    PathVerdict,
     Verdict,
 )
 from slurm_health.master.run_check import make_localizer
@@ -197,8 +197,10 @@ def test_if_all_are_slow_only_what_is_known_of_the_device_shows_it() -> None:
 def test_a_node_is_as_bad_as_its_worst_phase_and_has_the_evidence_of_all(
     order: tuple[int, int],
 ) -> None:
-    well = NodeVerdict(level=Level.HEALTHY, reason="well", evidence=("a",))
-    slow = NodeVerdict(level=Level.SLOW, slowdown=1.4, reason="copy slow", evidence=("b",))
+    well = NodeVerdict(node="n1", level=Level.HEALTHY, reason="well", evidence=("a",))
+    slow = NodeVerdict(
+        node="n1", level=Level.SLOW, slowdown=1.4, reason="copy slow", evidence=("b",)
+    )
     both = (Verdict(nodes={"n1": well}), Verdict(nodes={"n1": slow}))
 
     found = merged([both[at] for at in order]).nodes["n1"]
@@ -211,7 +213,7 @@ def test_what_a_throttled_gpu_said_explains_and_does_not_convict() -> None:
     throttled = Burn(
         index=3, uuid="GPU-7", bus="", samples=9, reason_samples={HARDWARE_THERMAL: 9}, reasons=64
     )
-    before = Verdict(nodes={"n1": NodeVerdict(level=Level.HEALTHY, reason="well")})
+    before = Verdict(nodes={"n1": NodeVerdict(node="n1", level=Level.HEALTHY, reason="well")})
 
     found = with_burns(before, {"n1": [throttled]}).nodes["n1"]
 
@@ -221,7 +223,7 @@ def test_what_a_throttled_gpu_said_explains_and_does_not_convict() -> None:
 
 def test_memory_errors_that_were_not_corrected_are_proof() -> None:
     broken = Burn(index=0, uuid="GPU-1", bus="", samples=9, uncorrected=2)
-    before = Verdict(nodes={"n1": NodeVerdict(level=Level.HEALTHY, reason="well")})
+    before = Verdict(nodes={"n1": NodeVerdict(node="n1", level=Level.HEALTHY, reason="well")})
 
     found = with_burns(before, {"n1": [broken]}).nodes["n1"]
 
@@ -233,8 +235,8 @@ def test_memory_errors_that_were_not_corrected_are_proof() -> None:
 def test_a_link_is_as_bad_as_its_worst_phase(order: tuple[int, int]) -> None:
     ends = ("n1", "n2")
     both = (
-        Verdict(nodes={}, paths=(PathVerdict(ends=ends, level=Level.INCONCLUSIVE),)),
-        Verdict(nodes={}, paths=(PathVerdict(ends=ends, level=Level.FAULTY),)),
+        Verdict(nodes={}, paths=(LinkVerdict(ends=ends, level=Level.INCONCLUSIVE),)),
+        Verdict(nodes={}, paths=(LinkVerdict(ends=ends, level=Level.FAULTY),)),
     )
 
     (found,) = merged([both[at] for at in order]).paths

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others wrote, made fit for one line of a terminal, of a log or of a field of Slurm's."""
+
+from __future__ import annotations
+
+# Every reason and comment that slurm-health has ever set begins so, and is known again by it.
+REASON_PREFIX = "slurm-health:"
+# Slurm's own tools cut longer reasons.
+REASON_LENGTH = 200
+
+
+def one_line(text: str) -> str:
+    """Return text in one line, without characters that act on a terminal."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+def plain(text: str) -> str:
+    """Return text as Slurm's fields can hold it: one line of ASCII, no double quotes."""
+    return one_line(text).encode("ascii", "replace").decode().replace('"', "'")
+
+
+def cut(text: str, length: int) -> str:
+    """Return at most `length` characters of text, with dots where some are left out."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
