@@ -95,7 +95,7 @@ def _file_of(point: EntryPoint, option: str) -> str:
     except (ImportError, ValueError) as err:
         raise ConfigError(option, point.name, f"{point.module} cannot be found: {err}") from err
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise ConfigError(option, point.name, f"{point.module} is not a single-file module")
+        raise ConfigError(option, point.name, f"{point.module} is not a module of a single file")
     return spec.origin
 
 

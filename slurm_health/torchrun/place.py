@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_health.core import allocation
+from slurm_health.core.allocation import Allocation
 from slurm_health.core.nodeset import expand
 from slurm_health.errors import AllocationError, UsageError
+from slurm_health.master.run_check import LOCAL_CLUSTER
 from slurm_health.torchrun.arguments import Arguments, node_range, port, trains_alone
 
 # From here on Slurm numbers what is no step of srun's: batch script, interactive shell, container.
@@ -91,10 +93,28 @@ def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | N
     step = int(environ["SLURM_STEP_ID"])
     # Slurm counts jobs anew when it loses its state; then only time, or srun's port, differs.
     stamp = job.start_time_s or environ.get("SLURM_SRUN_COMM_PORT", "")
+    start = f"{job.job_id}.{job.attempt}.{step}.{stamp}".rstrip(".")
+    return _in_job(job, nodes=nodes, node=node, start=start, step=step)
+
+
+def single(environ: Mapping[str, str], *, host: str, now_s: int) -> TaskPlace:
+    """Return the place of a process that has nothing to do with others, on the machine `host`."""
+    node = environ.get("SLURMD_NODENAME") or host
+    if "SLURM_JOB_ID" not in environ:
+        return TaskPlace(
+            nodes=(node,), node=node, start=str(now_s), job_id=now_s, cluster=LOCAL_CLUSTER
+        )
+    job = allocation.from_environ(environ)
+    return _in_job(job, nodes=(node,), node=node, start=f"{job.job_id}.{job.attempt}.{now_s}")
+
+
+def _in_job(
+    job: Allocation, *, nodes: tuple[str, ...], node: str, start: str, step: int = 0
+) -> TaskPlace:
     return TaskPlace(
         nodes=nodes,
         node=node,
-        start=f"{job.job_id}.{job.attempt}.{step}.{stamp}".rstrip("."),
+        start=start,
         job_id=job.job_id,
         attempt=job.attempt,
         step=step,

@@ -13,19 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_health import __version__, config, journal
-from slurm_health.core import allocation
 from slurm_health.core.records import AgentStarted, RunStarted
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode, JournalError
 from slurm_health.master import run_directory
-from slurm_health.master.run_check import LOCAL_CLUSTER, agent_command
+from slurm_health.master.run_check import agent_command
 from slurm_health.options import localize_choices
 from slurm_health.probe_choice import chosen_phases
 from slurm_health.torchrun import joint_check, parser
 from slurm_health.torchrun.arguments import Arguments, Team, command_line, trains_alone
 from slurm_health.torchrun.joint_check import JointOutcome, OwnAgent
 from slurm_health.torchrun.node_choice import Bounds, bounds, why_left_out
-from slurm_health.torchrun.place import TaskPlace, find
+from slurm_health.torchrun.place import TaskPlace, find, single
 
 
 def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -42,7 +41,8 @@ def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     alone = place is None or trains_alone(arguments)
     starting = _all_of(place)
     if arguments.checks:
-        found = _checked(place or _single(environ), arguments, python, environ, alone=alone)
+        here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
+        found = _checked(here, arguments, python, environ, alone=alone)
         if isinstance(found, int):
             return found
         starting = found
@@ -127,28 +127,6 @@ def _agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str,
     except OSError:
         return environ
     return {**environ, "SLURM_LAUNCH_NODE_IPADDR": meeting}
-
-
-def _single(environ: Mapping[str, str]) -> TaskPlace:
-    """Return the place of a process that has nothing to do with others."""
-    node = environ.get("SLURMD_NODENAME") or socket.gethostname()
-    now_s = int(time.time())
-    if "SLURM_JOB_ID" not in environ:
-        return TaskPlace(
-            nodes=(node,), node=node, start=str(now_s), job_id=now_s, cluster=LOCAL_CLUSTER
-        )
-    job = allocation.from_environ(environ)
-    return TaskPlace(
-        nodes=(node,),
-        node=node,
-        start=f"{job.job_id}.{job.attempt}.{now_s}",
-        job_id=job.job_id,
-        attempt=job.attempt,
-        cluster=job.cluster,
-        partition=job.partition,
-        array=job.array,
-        start_time_s=job.start_time_s,
-    )
 
 
 def _started(place: TaskPlace, arguments: Arguments, nnodes: str, python: str) -> RunStarted:
