@@ -9,8 +9,8 @@ BASE   := $(firstword $(wildcard /usr/bin/python3.13 /usr/bin/python3.12 /usr/bi
 # The tests need any torch that runs on CPUs. If pip's default comes with several GB of CUDA
 # packages, choose another: make test TORCH='torch --index-url URL'
 TORCH  ?= torch==2.13.0
-# Most tests wait for Slurm, for processes or for a time limit, so twice the cores are kept busy;
-# more than a dozen would only load the same modules again.
+# Most tests wait for Slurm, for processes or for a time limit, so each core gets two workers; more
+# than a dozen workers would only load the same modules again.
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 12 ? n : 12)))
 PYTEST := -m pytest -n $(WORKERS) --dist worksteal
 # Each other Slurm release runs from its own root directory, about 350 MB.
@@ -24,8 +24,8 @@ PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 .PHONY: bench bench-acting bench-hooks bench-localize bench-probes
 
 help:
-	@echo 'make demo            a cluster with one bad node, a job that finds and leaves it, the report'
-	@echo 'make test            every test this machine can run in minutes; says which it cannot'
+	@echo 'make demo            a cluster with one bad node, a job that finds and avoids it, the report'
+	@echo 'make test            every test that this machine can run in minutes; lists what it skipped'
 	@echo 'make test-slow       the faults and time limits that take minutes each'
 	@echo 'make test-releases   the lab tests on Slurm 22.05, 24.11 and 26.05 (downloads the last two)'
 	@echo 'make lint            ruff, mypy --strict, shellcheck'

@@ -10,18 +10,28 @@ listing, which NFS caches. No lock guards the truth: no file has two writers.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from slurm_health.core.acting.decide import Disposition
 from slurm_health.core.record_codec import VERSION, Entry, NewerVersion, decode, encode
-from slurm_health.core.records import Record
+from slurm_health.core.records import Record, RunFinished, RunStarted
 from slurm_health.errors import JournalError, RecordTooNew
 
 MASTER = "master"
 SUPERVISOR = "supervisor"
 REQUEUE = "requeue"
+
+_LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
+# Ends of a run whose job leaves its nodes: a master that is started there again has not left.
+_LEFT = (Disposition.REQUEUE.value, Disposition.HOLD.value)
+# Each step of a job has a number for its check; further starts of that step lie this far apart.
+_NEXT_START = 1000
 
 
 def default_root(home: Path) -> Path:
@@ -37,6 +47,70 @@ def job_directory(root: Path, cluster: str, job: int | str) -> Path:
 def path_of(directory: Path, writer: str) -> Path:
     """Return the file of one writer: a node's name, or one of the constants above."""
     return directory / f"{writer}.jsonl"
+
+
+def label_of(attempt: int, check: int) -> str:
+    """Return the name of a run's directory: `2`, and `2-3` for the third check of attempt 2."""
+    return f"{attempt}-{check}" if check > 1 else str(attempt)
+
+
+def attempt_and_check(label: str) -> tuple[int, int] | None:
+    """Return what the name of a run's directory says, None where it is not such a name."""
+    match = _LABEL.fullmatch(label)
+    return (int(match[1]), int(match[2] or 1)) if match else None
+
+
+def directory_of_check(root: Path, started: RunStarted) -> tuple[Path, RunStarted]:
+    """Return the directory for a check, and the first record it has or is to get.
+
+    A check that was cut short is taken over if it is of the very same job start; one whose
+    requeue did not happen is taken over too, because the job is evidently still here.
+
+    Raises:
+        JournalError: an older journal cannot be read.
+    """
+
+    def is_ours(begun: RunStarted, records: Sequence[Record]) -> bool:
+        finished = [record for record in records if isinstance(record, RunFinished)]
+        over = finished and finished[-1].disposition not in _LEFT
+        return not over and _same_start(begun, started)
+
+    job = job_directory(root, started.cluster, started.job_id)
+    labels = (label_of(started.attempt, number) for number in itertools.count(1))
+    directory, begun = _first_free(job, labels, is_ours)
+    return directory, begun or started
+
+
+def directory_of_start(job: Path, *, attempt: int, step: int, run_id: str) -> Path:
+    """Return the directory of a check that several processes begin together: the same in all.
+
+    Args:
+        job: the job's directory.
+        attempt: Slurm's restart count.
+        step: the job's step that these processes are.
+        run_id: what this start of the step is called, and its check with it.
+
+    Raises:
+        JournalError: an older journal cannot be read.
+    """
+    # A check by itself takes a step and the next free number, so none of them is this one's.
+    labels = (label_of(attempt, number) for number in itertools.count(step + 2, _NEXT_START))
+    return _first_free(job, labels, lambda begun, _: begun.run_id == run_id)[0]
+
+
+def link_array_task(root: Path, started: RunStarted) -> None:
+    """Let an array task be found under the id its user knows, `12_3`.
+
+    Raises:
+        JournalError: the link cannot be written.
+    """
+    link = job_directory(root, started.cluster, started.array)
+    try:
+        link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(str(started.job_id))
+    except OSError as err:
+        raise JournalError(link, f"cannot be written: {err.strerror}") from err
 
 
 def create(directory: Path, writers: Iterable[str]) -> None:
@@ -139,6 +213,27 @@ class Reader:
 def read_all(directory: Path, writer: str) -> list[Entry]:
     """Return all entries of one writer's file, none if there is no such file."""
     return Reader(directory, writer).read_new()
+
+
+def _first_free(
+    job: Path, labels: Iterable[str], is_ours: Callable[[RunStarted, Sequence[Record]], bool]
+) -> tuple[Path, RunStarted | None]:
+    """Return the first directory whose run nobody has begun, or is ours; and how that began."""
+    for label in labels:
+        records = [entry.record for entry in read_all(job / label, MASTER) if entry.record]
+        begun = next((record for record in records if isinstance(record, RunStarted)), None)
+        if begun is None or is_ours(begun, records):
+            return job / label, begun
+    raise AssertionError("labels never end")
+
+
+def _same_start(before: RunStarted, now: RunStarted) -> bool:
+    """Tell a run of this very start from one of an older job that had the same id."""
+    return (
+        before.nodes == now.nodes
+        and before.user == now.user
+        and before.start_time_s == now.start_time_s
+    )
 
 
 def _line_count(path: Path) -> int:

@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -55,7 +55,7 @@ class Hung(msgspec.Struct, frozen=True):
     abandoned: bool
 
 
-Outcome = Answered | Broke | Hung
+WorkResult = Answered | Broke | Hung
 
 
 class _Child:
@@ -115,7 +115,7 @@ class _Child:
             self.collected = True
         return self.collected
 
-    def outcome(self) -> Outcome:
+    def result(self) -> WorkResult:
         elapsed_s = time.monotonic() - self.started_s
         if len(self.data) > ANSWER_BYTES:
             return Broke(f"answered more than {ANSWER_BYTES} bytes", elapsed_s)
@@ -125,26 +125,26 @@ class _Child:
         return Broke(said or "its process ended without an answer", elapsed_s)
 
 
-def run_all(work: Mapping[Key, tuple[Work, float]]) -> dict[Key, Outcome]:
+def run_all(work: Mapping[Key, tuple[Work, float]]) -> dict[Key, WorkResult]:
     """Run every piece of work at once, each in a child with its own time limit in seconds.
 
     Returns within the longest limit and a moment, whatever the children do.
     """
     running: dict[Key, _Child] = {}
-    outcomes: dict[Key, Outcome] = {}
-    with _ending_children(running):
+    results: dict[Key, WorkResult] = {}
+    with _ending(running):
         for key, (task, limit_s) in work.items():
             running[key] = _Child(task, limit_s)
-        _gather(running, outcomes)
-    return {key: outcomes[key] for key in work}
+        _gather(running, results)
+    return {key: results[key] for key in work}
 
 
-def run_one(work: Work, limit_s: float) -> Outcome:
+def run_one(work: Work, limit_s: float) -> WorkResult:
     """Run one piece of work in a child with a time limit."""
     return run_all({"": (work, limit_s)})[""]
 
 
-def _gather(running: dict[Key, _Child], outcomes: dict[Key, Outcome]) -> None:
+def _gather(running: dict[Key, _Child], results: dict[Key, WorkResult]) -> None:
     poll = select.poll()
     by_pipe = {child.pipe: (key, child) for key, child in running.items()}
     for pipe in by_pipe:
@@ -157,7 +157,7 @@ def _gather(running: dict[Key, _Child], outcomes: dict[Key, Outcome]) -> None:
             if not child.read():
                 poll.unregister(pipe)
                 del by_pipe[pipe]
-                outcomes[key] = child.outcome()
+                results[key] = child.result()
                 child.end()
         now_s = time.monotonic()
         late = [each for each in by_pipe.items() if now_s >= each[1][1].deadline_s]
@@ -166,7 +166,7 @@ def _gather(running: dict[Key, _Child], outcomes: dict[Key, Outcome]) -> None:
             del by_pipe[pipe]
             child.kill()
         for _, (key, child) in late:
-            outcomes[key] = Hung(child.limit_s, abandoned=not child.end())
+            results[key] = Hung(child.limit_s, abandoned=not child.end())
 
 
 def _sleeps_in_kernel(pid: int) -> bool:
@@ -177,27 +177,24 @@ def _sleeps_in_kernel(pid: int) -> bool:
     return stat.rpartition(b")")[2].split()[:1] == [b"D"]
 
 
-class _ending_children:  # noqa: N801 - used as a function
+@contextlib.contextmanager
+def _ending(running: Mapping[Key, _Child]) -> Iterator[None]:
     """While active, a SIGTERM to this process ends the children before it ends the process.
 
     Slurm sends SIGTERM and, ten milliseconds later, SIGKILL; the children are in sessions of
     their own and would live on.
     """
 
-    def __init__(self, running: Mapping[Key, _Child]) -> None:
-        self._running = running
-        self._before: object = None
-
-    def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGTERM, self._end)
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)  # type: ignore[arg-type]
-
-    def _end(self, _number: int, _frame: FrameType | None) -> None:
-        for child in list(self._running.values()):
+    def end(_number: int, _frame: FrameType | None) -> None:
+        for child in list(running.values()):
             child.kill()
         os._exit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _serve(work: Work, pipe: int, lifetime_s: float) -> None:

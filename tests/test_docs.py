@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import textwrap
@@ -14,16 +15,95 @@ from slurm_health.cli.main import commands
 from slurm_health.core.probe_catalog import BUILT_IN, SETS
 from slurm_health.core.records import KINDS
 from tests.support.supervised import write_executable
+from tests.test_layers import MODULES, NAME, PACKAGE, ROWS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/lab/*.md")])
-LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+# A room in the picture of the packages, and the walls and floors that it is drawn with.
+PICTURED = re.compile(r"^\s*[|/] +([a-z_.]+) {2,}\S")
+OPEN_PLAN = "(open plan: these import each other)"
+# A module in the list of a package's docstring.
+LISTED = re.compile(r"^ {4}(\w+) {2,}\S", re.MULTILINE)
+PACKAGES = [m for m, path in MODULES.items() if path.name == "__init__.py" and m != NAME]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
-    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    missing = [
+        link for link, _ in LINK.findall(page.read_text()) if not (page.parent / link).exists()
+    ]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_section_leads_to_one(page: Path) -> None:
+    links = [
+        (page.parent / link if link else page, to) for link, to in LINK.findall(page.read_text())
+    ]
+    assert [(str(target), to) for target, to in links if to and to not in sections(target)] == []
+
+
+def sections(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as repository hosts name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached = {ROOT / "README.md"}
+    fresh = set(reached)
+    while fresh:
+        links = {(page.parent / link).resolve() for page in fresh for link in page_links(page)}
+        fresh = links - reached
+        reached |= fresh
+    assert set(PAGES) - reached == set()
+
+
+def page_links(page: Path) -> list[str]:
+    return [link for link, _ in LINK.findall(page.read_text()) if link.endswith(".md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_of_ours_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"`((?:slurm_health|tests|benchmarks)/[\w./-]+)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_picture_of_the_packages_shows_every_room_on_its_floor() -> None:
+    picture = (ROOT / "CONTRIBUTING.md").read_text().split("```")[1]
+    floors = [
+        (floor, [match[1] for line in floor.splitlines() if (match := PICTURED.match(line))])
+        for floor in re.split(r"[-_]{20,}", picture)
+    ]
+    drawn = [
+        {", ".join(sorted(names))} if OPEN_PLAN in floor else set(names)
+        for floor, names in floors
+        if names
+    ]
+    assert drawn[::-1] == [{", ".join(sorted(each.split(", "))) for each in row} for row in ROWS]
+
+
+def test_every_path_of_where_things_go_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where things go\n")[2]
+    rows = "\n".join(line for line in text.splitlines() if line.startswith("| "))
+    paths = re.findall(r"`([\w/]+(?:/|\.py))`", rows)
+    assert len(paths) > 10
+    assert [p for p in paths if not ((PACKAGE / p).exists() or (ROOT / p).exists())] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_sign_of_a_package_lists_the_modules_in_it(package: str) -> None:
+    sign = ast.get_docstring(ast.parse(MODULES[package].read_text()), clean=False)
+    modules = [
+        module.removeprefix(f"{package}.")
+        for module in MODULES
+        if module.rpartition(".")[0] == package and not module.endswith("__main__")
+    ]
+    assert sign
+    listed = LISTED.findall(sign)
+    if listed or len(modules) > 3:
+        assert sorted(listed) == sorted(modules)
 
 
 def test_every_command_a_person_calls_is_in_the_documentation() -> None:

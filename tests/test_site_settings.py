@@ -71,10 +71,10 @@ def test_a_disabled_check_is_not_run_but_still_checked(tmp_path: Path) -> None:
         ("[checks.memory]\ncontexts=['prolg']\n", ":2: contexts: unknown context 'prolg'"),
         ("[checks.memory]\nseverity='bad'\n", ":2: severity: Invalid enum value 'bad'"),
         ("[checks.memory]\nseverity='pass'\n", ":2: severity: cannot be pass"),
-        ("[checks.memory]\nnodes=['a b']\n", ":2: nodes: 'a b' is no pattern"),
+        ("[checks.memory]\nnodes=['a b']\n", ":2: nodes: invalid pattern 'a b'"),
         ("[checks.memory]\ntime_limit_s=0\n", ":2: time_limit_s: Expected `float` > 0"),
         ("[checks.filesystem]\n", ":1: checks.filesystem: Object missing required field `path`"),
-        ("[checks.file]\npath='/x'\ncontains='('\n", ":1: checks.file: '(' is no regular"),
+        ("[checks.file]\npath='/x'\ncontains='('\n", ":1: checks.file: '(' is not a regular"),
         ("[breaker]\nshare = 1.5\n", ":2: share: Expected `float` <= 1"),
         ("[accusations]\npolicy = 'always'\n", ":2: policy: Invalid enum value 'always'"),
         ("checks = 3\n", ":1: checks: expected a table, found 3"),
@@ -97,14 +97,14 @@ def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> N
     path = write_site(tmp_path / "etc", "")
     path.chmod(mode)
     with pytest.raises(ConfigError, match="can be written by others"):
-        site_file.load(path, owner=os.getuid())
+        site_file.load(path)
 
 
 def test_a_file_in_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
     path = write_site(tmp_path / "etc", "")
     path.parent.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
-        site_file.load(path, owner=os.getuid())
+        site_file.load(path)
 
 
 @pytest.mark.root
@@ -117,14 +117,13 @@ def test_a_file_of_an_ordinary_user_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        site_file.load(tmp_path / "none.toml", owner=os.getuid())
+        site_file.load(tmp_path / "none.toml")
 
 
 def test_the_same_file_tells_users_where_journals_go(tmp_path: Path) -> None:
     path = write_site(tmp_path, "journal = '/shared/j'\n[hooks]\n[checks.memory]\n")
     environ = {config.SITE_FILE_VARIABLE: str(path), "HOME": "/home/alice"}
     assert config.journal_root(None, environ) == Path("/shared/j")
-    assert site_file.TOP_KEYS == config.SITE_KEYS
 
 
 def test_expectations_are_for_users_checks_and_a_mistake_in_them_is_named_with_its_line(
@@ -142,5 +141,5 @@ def test_choices_about_localisation_are_for_users_checks_and_a_mistake_has_its_l
 ) -> None:
     assert load_site(tmp_path, "[localize]\nmin_rounds = 4\n").checks == ()
 
-    with pytest.raises(ConfigError, match=r":3: localize: min_round: .*did you mean min_rounds"):
+    with pytest.raises(ConfigError, match=r":3: min_round: .*did you mean min_rounds"):
         load_site(tmp_path, "\n[localize]\nmin_round = 4\n")

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process on every node: starts the workers, gives them rounds, writes what they found.
+"""The process on every node of a job: runs its workers and records what they measured.
 
-Loads no torch; its workers do.
+Started by the master with one `srun`, as the job's user. It loads no torch; its workers do. It
+reads the master's file of the journal and writes its own, and calls nothing of Slurm.
+
+    agent            the process: runs the rounds that the master writes, records what happened
+    worker_process   one worker: started, sent to, listened to, killed
+    node_facts       what an agent has to know about its node
+    gpu_monitor      a process that reports the state of each GPU four times a second
 """

@@ -7,10 +7,9 @@ torch: that lives in the workers, which it kills and replaces when they hang or 
 
 from __future__ import annotations
 
-import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import msgspec
 from slurm_health import journal
 from slurm_health.agent import node_facts
 from slurm_health.agent.gpu_monitor import BurnWatch
-from slurm_health.agent.worker_process import Worker
+from slurm_health.agent.worker_process import Worker, Workers
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     AgentEnded,
@@ -82,17 +81,18 @@ class Agent:
         self._monotonic = monotonic
         self._master = journal.Reader(settings.directory, journal.MASTER)
         self._writer = journal.Writer(settings.directory, settings.node, clock)
-        self._selector = selectors.DefaultSelector()
-        self._workers: list[Worker] = []
-        self._ready: dict[int, dict[str, Any]] = {}
         self._starts = 0
         self._round: NodeRound | None = None
         self._end: str | None = None
-        self._hanging = ""
         self._watch: BurnWatch | None = None
-        hostname = socket.gethostname()
-        self._address = node_facts.own_address(environ, hostname)
-        self._hostname = hostname
+        self._hostname = socket.gethostname()
+        self._address = node_facts.own_address(environ, self._hostname)
+        self._workers = Workers(
+            python=settings.python,
+            on_cpus=settings.cpu_workers,
+            address=self._address,
+            environ=environ,
+        )
 
     def run(self) -> None:
         """Serve rounds until the verdict, or until the agent's lifetime has passed.
@@ -125,7 +125,7 @@ class Agent:
                 if self._monotonic() > leave_at:
                     self._end = f"the master has said nothing for {settings.lifetime_s:.0f} s"
         finally:
-            self._stop_workers()
+            self._workers.stop()
             if self._watch is not None:
                 self._watch.end()
         self._writer.append(
@@ -165,22 +165,25 @@ class Agent:
             self._writer.append(*self._watched(self._round.record.round))
         self._round = None
         part = part_of(record, self._settings.node)
-        if part is None or not self._ready or not part[1].port:
+        ready = self._workers.ready
+        if part is None or not ready or not part[1].port:
             return  # the master knows: it did not count on this node
         group, far = part
-        first = self._ready[0]
-        current = NodeRound(
+        self._round = NodeRound(
             record=record,
             node=self._settings.node,
             group=group,
-            workers=len(self._workers),
-            backend=first["backend"],
+            workers=len(ready),
+            backend=ready[0]["backend"],
             started_s=self._monotonic(),
         )
-        self._round = current
-        if "burn_s" in record.options and current.backend != "gloo":
+        if "burn_s" in record.options and self._round.backend != "gloo":
             self._watch = BurnWatch(self._environ)
-        near = Rendezvous(address="127.0.0.1", port=first["store_port"])
+        near = Rendezvous(address="127.0.0.1", port=ready[0]["store_port"])
+        self._send_round(self._round, far=far, near=near)
+
+    def _send_round(self, current: NodeRound, *, far: Rendezvous, near: Rendezvous) -> None:
+        record = current.record
         for worker in self._workers:
             worker.send(
                 {
@@ -211,10 +214,12 @@ class Agent:
         timeout = self._settings.poll_s
         if self._round and self._round.kill_at_s is not None:
             timeout = min(timeout, max(0.0, self._round.kill_at_s - self._monotonic()))
-        self._selector.select(timeout)
+        self._workers.wait(timeout)
 
     def _check_workers(self) -> None:
         for worker in self._workers:
+            if worker not in self._workers:
+                return  # all were replaced because of what another one said
             # In this order: what a worker said before it ended is read before its end is noted.
             ended = worker.ended()
             for event in worker.read_events():
@@ -228,9 +233,9 @@ class Agent:
 
     def _hear(self, worker: Worker, event: dict[str, Any]) -> None:
         if event["event"] == "ready":
-            self._ready[worker.local_rank] = event
-            if len(self._ready) == len(self._workers):
-                self._say_ready()
+            worker.ready = event
+            if self._workers.ready:
+                self._say_ready(self._workers.ready)
             return
         current = self._round
         if current is None or event["round"] != current.record.round:
@@ -244,8 +249,7 @@ class Agent:
             if ending is not None:
                 self._report(ending)
 
-    def _say_ready(self) -> None:
-        ready = [self._ready[rank] for rank in sorted(self._ready)]
+    def _say_ready(self, ready: Sequence[Mapping[str, Any]]) -> None:
         first = ready[0]
         self._writer.append(
             WorkersReady(
@@ -304,44 +308,14 @@ class Agent:
     # --- the workers' lives ---------------------------------------------------------------
 
     def _start_workers(self) -> None:
-        """(Re)place all workers of this node."""
-        self._stop_workers()
-        environ = self._worker_environ()
-        devices = node_facts.device_count(environ)
-        obstacle = self._hanging or node_facts.missing_devices(environ, devices)
+        obstacle = self._workers.start()
         if obstacle:
             self._fail(obstacle)
-            return
-        workers = devices or self._settings.cpu_workers
-        threads = max(1, node_facts.usable_cpus(self._environ) // workers)
-        for local_rank in range(workers):
-            worker = Worker(
-                python=self._settings.python,
-                local_rank=local_rank,
-                threads=threads,
-                devices=devices,
-                environ=environ,
-            )
-            for descriptor in worker.descriptors:
-                self._selector.register(descriptor, selectors.EVENT_READ)
-            self._workers.append(worker)
-
-    def _worker_environ(self) -> dict[str, str]:
-        environ = dict(self._environ)
-        interface = node_facts.interface_of(self._address)
-        if interface:
-            # Otherwise gloo resolves the host name, which may be a loopback address.
-            environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        # What a worker says last explains its end; torch warns of names it cannot look up.
-        environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        return environ
 
     def _worker_ended(self, worker: Worker, how: str) -> None:
-        was_ready = worker.local_rank in self._ready
-        current = self._round
-        if was_ready:
+        if worker.ready:
             self._starts = 0
-            if current is not None:
+            if self._round is not None:
                 detail = f"check process of device {worker.local_rank} died: {how}"
                 self._report(
                     Ending(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
@@ -352,7 +326,7 @@ class Agent:
             self._writer.append(self._starting())
             self._start_workers()
             return
-        self._stop_workers()
+        self._workers.stop()
         self._fail(how)
 
     def _fail(self, reason: str) -> None:
@@ -360,19 +334,6 @@ class Agent:
         self._writer.append(
             WorkersFailed(node=self._settings.node, launch=self._settings.launch, reason=reason)
         )
-
-    def _stop_workers(self) -> None:
-        for worker in self._workers:
-            for descriptor in worker.descriptors:
-                self._selector.unregister(descriptor)
-            worker.kill()
-            if worker.unkillable:
-                self._hanging = (
-                    f"the check process of device {worker.local_rank} hangs in the kernel and"
-                    " cannot be killed"
-                )
-        self._workers = []
-        self._ready = {}
 
 
 def _starts_run(entry: Entry, run_id: str) -> bool:

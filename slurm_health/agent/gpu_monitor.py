@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says four times a second how each GPU of this node does, until nobody listens any more.
+"""How each GPU of this node does during a burn: a process that asks them, and who listens to it.
 
-    python -m slurm_health.agent.gpu_monitor          one JSON line per GPU and moment
+    BurnWatch   the agent's end: starts the sampler for the time of a burn and sums up what it said
+    main        the sampler: `python -m slurm_health.agent.gpu_monitor`, in slurm-health's own
+                interpreter; one JSON line per GPU and moment, four times a second
 
-The agent starts it for the time of a burn, in slurm-health's own interpreter. It ends with 0 on
-SIGTERM and when its standard input or output is closed. Where GPUs cannot be sampled it says why,
-as its only line, and ends with 0 too: that says nothing about the node.
+The sampler ends with 0 on SIGTERM and when its standard input or output is closed. Where GPUs
+cannot be sampled it says why, as its only line, and ends with 0 too: that says nothing about the
+node.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from slurm_health.processes import (
 )
 
 INTERVAL_S = 0.25
+_UNKILLABLE_S = 5.0
 _STANDARD_INPUT = 0
 _STANDARD_OUTPUT = 1
 # Of nvml.h: the clock of the multiprocessors, the sensor on the die, causes of retired pages.
@@ -45,6 +48,50 @@ _RETIREMENT_CAUSES = (0, 1)
 def command() -> tuple[str, ...]:
     """Return the command line that starts the sampler."""
     return own_module("slurm_health.agent.gpu_monitor")
+
+
+class BurnWatch:
+    """The sampler of one burn. It is a process, because a sick driver can block whoever asks it."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._buffer = b""
+        self._samples: list[DeviceSample] = []
+        self._not_sampled = ""
+        self._process: Process | None = None
+        try:
+            self._process = start_tied(
+                command(),
+                environ=environ,
+                stdin=PIPE,
+                stdout=PIPE,
+            )
+        except OSError as err:
+            self._not_sampled = f"the sampler cannot be started: {err.strerror}"
+
+    def read(self) -> None:
+        """Take in what the sampler has written, so that it never waits for a reader."""
+        if self._process is None:
+            return
+        self._buffer += read_available(self._process.stdout)
+        read_available(self._process.stderr)
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            found = decode(line)
+            if isinstance(found, DeviceSample):
+                self._samples.append(found)
+            elif isinstance(found, NotSampled):
+                self._not_sampled = found.not_sampled
+
+    def end(self) -> tuple[list[Burn], str]:
+        """End the sampler; return what it saw of each GPU, and why nothing if it could not.
+
+        It has nothing to put in order, so it is killed; one that hangs in a driver is given up.
+        """
+        self.read()
+        process, self._process = self._process, None
+        if process is not None and not abandon_session(process, wait_s=_UNKILLABLE_S):
+            self._not_sampled = "the sampler hangs in the kernel and cannot be killed"
+        return summarise(self._samples), self._not_sampled
 
 
 def main() -> int:
@@ -140,53 +187,6 @@ def _memory(nvml: Any, handle: Any, now: DeviceSample) -> DeviceSample:
         remap_failed=bool(remapped[3]) if remapped is not None else None,
         retired_pages=None if None in retired else sum(len(each or ()) for each in retired),
     )
-
-
-_UNKILLABLE_S = 5.0
-
-
-class BurnWatch:
-    """The sampler of one burn. It is a process, because a sick driver can block whoever asks it."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._buffer = b""
-        self._samples: list[DeviceSample] = []
-        self._not_sampled = ""
-        self._process: Process | None = None
-        try:
-            self._process = start_tied(
-                command(),
-                environ=environ,
-                stdin=PIPE,
-                stdout=PIPE,
-            )
-        except OSError as err:
-            self._not_sampled = f"the sampler cannot be started: {err.strerror}"
-
-    def read(self) -> None:
-        """Take in what the sampler has written, so that it never waits for a reader."""
-        if self._process is None:
-            return
-        self._buffer += read_available(self._process.stdout)
-        read_available(self._process.stderr)
-        *lines, self._buffer = self._buffer.split(b"\n")
-        for line in lines:
-            found = decode(line)
-            if isinstance(found, DeviceSample):
-                self._samples.append(found)
-            elif isinstance(found, NotSampled):
-                self._not_sampled = found.not_sampled
-
-    def end(self) -> tuple[list[Burn], str]:
-        """End the sampler; return what it saw of each GPU, and why nothing if it could not.
-
-        It has nothing to put in order, so it is killed; one that hangs in a driver is given up.
-        """
-        self.read()
-        process, self._process = self._process, None
-        if process is not None and not abandon_session(process, wait_s=_UNKILLABLE_S):
-            self._not_sampled = "the sampler hangs in the kernel and cannot be killed"
-        return summarise(self._samples), self._not_sampled
 
 
 if __name__ == "__main__":

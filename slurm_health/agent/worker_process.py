@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's worker processes: started, spoken to, listened to, killed."""
+"""The worker processes of a node: started, spoken to, listened to, killed."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+import selectors
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from slurm_health.agent import node_facts
 from slurm_health.processes import (
     PIPE,
     Process,
@@ -27,8 +29,8 @@ UNKILLABLE_S = 5.0
 class Worker:
     """One worker process of one device.
 
-    `events` and `errors` are non-blocking file descriptors to wait on; `read_events` returns
-    what has arrived. The process dies with the agent.
+    `descriptors` are to be waited on; `read_events` returns what has arrived. `ready` is what it
+    said when it was, empty before. The process dies with the agent.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Worker:
     ) -> None:
         self.local_rank = local_rank
         self.unkillable = False
+        self.ready: dict[str, Any] = {}
         self._buffer = b""
         self._said: list[str] = []
         try:
@@ -110,3 +113,84 @@ class Worker:
         text = read_available(self._process.stderr).decode(errors="replace")
         self._said += [line.strip() for line in text.splitlines() if line.strip()]
         del self._said[:-STDERR_LINES]
+
+
+class Workers:
+    """All workers of this node: one for each accelerator, or `on_cpus` of them where it has none.
+
+    `address` is that of the node for the others of the job.
+    """
+
+    def __init__(
+        self, *, python: str, on_cpus: int, address: str, environ: Mapping[str, str]
+    ) -> None:
+        self._python = python
+        self._on_cpus = on_cpus
+        self._threads_of_all = node_facts.usable_cpus(environ)
+        self._environ = _worker_environ(environ, address)
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[Worker] = []
+        self._hanging = ""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[Worker]:
+        """Yield them by local rank."""
+        return iter(self._workers)
+
+    @property
+    def ready(self) -> list[dict[str, Any]]:
+        """What each said when it was ready, in their order; empty until all are."""
+        said = [worker.ready for worker in self._workers]
+        return said if all(said) else []
+
+    def start(self) -> str:
+        """(Re)place them all. Return what stands in the way, empty if nothing does."""
+        self.stop()
+        devices = node_facts.device_count(self._environ)
+        obstacle = self._hanging or node_facts.missing_devices(self._environ, devices)
+        if obstacle:
+            return obstacle
+        count = devices or self._on_cpus
+        for local_rank in range(count):
+            worker = Worker(
+                python=self._python,
+                local_rank=local_rank,
+                threads=max(1, self._threads_of_all // count),
+                devices=devices,
+                environ=self._environ,
+            )
+            for descriptor in worker.descriptors:
+                self._selector.register(descriptor, selectors.EVENT_READ)
+            self._workers.append(worker)
+        return ""
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when one has something to say, or after this time."""
+        self._selector.select(timeout_s)
+
+    def stop(self) -> None:
+        """Kill them all. Where one cannot be killed, no others can be started any more."""
+        for worker in self._workers:
+            for descriptor in worker.descriptors:
+                self._selector.unregister(descriptor)
+            worker.kill()
+            if worker.unkillable:
+                self._hanging = (
+                    f"the check process of device {worker.local_rank} hangs in the kernel and"
+                    " cannot be killed"
+                )
+        self._workers = []
+
+
+def _worker_environ(environ: Mapping[str, str], address: str) -> dict[str, str]:
+    changed = dict(environ)
+    interface = node_facts.interface_of(address)
+    if interface:
+        # Otherwise gloo resolves the host name, which may be a loopback address.
+        changed.setdefault("GLOO_SOCKET_IFNAME", interface)
+    # What a worker says last explains its end; torch warns of names it cannot look up.
+    changed.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    return changed

@@ -1,2 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node-local checks: one file per family, `collect()` apart from `judge()`."""
+"""What the hooks measure on a node: one file per family of checks.
+
+`collect` looks at the machine, as root, in a child that is killed at its time limit; `judge` is
+pure.
+
+    check        what a check is
+    registry     which checks there are; each is loaded when a site uses it
+    last_run     what a check remembers, to tell a growing counter from an old one
+    memory       RAM, swap, memory errors, huge pages
+    filesystem   mounted, of the right type, writable, not full, not hung
+    tasks        load, zombies, stuck processes, leftovers of a job
+    services     daemons and systemd units
+    clock        clock, clock source, processors online
+    cpu_speed    how fast the processors are
+    kernel_log   patterns in the kernel's log
+    xid          Xid errors in the kernel's log
+    gpu          NVIDIA GPUs, and processes on them
+    ethernet     Ethernet interfaces
+    infiniband   InfiniBand and RoCE ports
+    external     files, programs of the site, Nagios plugins, LBNL NHC
+"""

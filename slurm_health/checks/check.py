@@ -10,7 +10,8 @@ in `slurm_health.checks.registry`, or by another distribution through the entry 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -25,6 +26,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 # No file under /proc or /sys that a check reads is longer.
 _MOST_BYTES = 1 << 20
+_NAMED = 5
 
 
 class Unmeasured(Exception):
@@ -32,18 +34,36 @@ class Unmeasured(Exception):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check saw: nothing judged yet."""
+    """What a check saw, where it is more than one value: nothing judged yet."""
+
+
+def require_patterns(*patterns: str) -> None:
+    """Refuse settings that are no regular expressions.
+
+    Raises:
+        ValueError: one is none.
+    """
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as err:
+            raise ValueError(f"{pattern!r} is not a regular expression: {err}") from err
+
+
+def first_few(values: Sequence[object]) -> str:
+    """Return a list of values as far as a reason has room for them."""
+    return ", ".join(map(str, values[:_NAMED])) + (", ..." if len(values) > _NAMED else "")
 
 
 class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a check looks: the machine itself, or a recorded tree.
+    """The machine that a check looks at, or a recorded tree of one.
 
     Args:
         root: the directory that stands for `/`.
         environ: the hook's environment: of the job, never to be trusted as more than text.
         now_s: seconds since the epoch.
         state: where a check keeps what it must remember until its next run, None for nowhere.
-        context: prolog, epilog, healthcheck or retest.
+        context: for which it looks: prolog, epilog, healthcheck or retest.
     """
 
     root: Path = Path("/")
@@ -86,8 +106,8 @@ class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
 class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every check. Fields of a subclass are its settings."""
 
-    # What `collect` returns; it crosses a process boundary.
-    SEEN: ClassVar[type[Seen]] = Seen
+    # The type of what `collect` returns; it crosses a process boundary.
+    SEEN: ClassVar[Any] = Seen
     # The worst a finding may be where the site does not say.
     SEVERITY: ClassVar[Status] = Status.NODE_FAULT
     # Looks at a few files and is done, so that it shares a child with others like it.
@@ -97,7 +117,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # Where it runs where the site does not say.
     CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog", "healthcheck", "retest")
 
-    def collect(self, place: CheckContext) -> Seen:
+    def collect(self, machine: CheckContext) -> object:
         """Look at the machine.
 
         Raises:

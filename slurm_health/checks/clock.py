@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -27,15 +27,15 @@ class ClockSeen(Seen, frozen=True, kw_only=True):
 class Clock(Check, frozen=True, kw_only=True):
     """The clock follows a time server, and is not far off."""
 
-    SEEN: ClassVar[type[Seen]] = ClockSeen
-    TOGETHER: ClassVar[bool] = True
-    SEVERITY: ClassVar[Status] = Status.WARN
+    SEEN = ClockSeen
+    TOGETHER = True
+    SEVERITY = Status.WARN
 
     synchronised: bool = True
     max_offset_ms: NotNegative = 100.0
     max_error_ms: NotNegative | None = None
 
-    def collect(self, _place: CheckContext) -> ClockSeen:
+    def collect(self, _machine: CheckContext) -> ClockSeen:
         """Ask the kernel; no file holds this."""
         return _adjtimex()
 
@@ -70,7 +70,7 @@ def _adjtimex() -> ClockSeen:
     timex = Timex()
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     if state < 0:
-        raise Unmeasured("the kernel does not tell its clock's state (adjtimex)")
+        raise Unmeasured("could not read the state of the kernel's clock (adjtimex)")
     per_ms = 1e6 if timex.status & _STA_NANO else 1e3
     return ClockSeen(
         synchronised=state != _TIME_ERROR and not timex.status & _STA_UNSYNC,
@@ -79,18 +79,12 @@ def _adjtimex() -> ClockSeen:
     )
 
 
-class ClockSourceSeen(Seen, frozen=True, kw_only=True):
-    """The kernel's clock source."""
-
-    current: str
-
-
 class ClockSource(Check, frozen=True, kw_only=True):
     """The clock source is one of the fast ones; the kernel leaves tsc when it goes wrong."""
 
-    SEEN: ClassVar[type[Seen]] = ClockSourceSeen
-    TOGETHER: ClassVar[bool] = True
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute")
+    SEEN = str
+    TOGETHER = True
+    COMPONENTS = ("node", "compute")
 
     allowed: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = (
         "tsc",
@@ -100,41 +94,34 @@ class ClockSource(Check, frozen=True, kw_only=True):
         "timebase",
     )
 
-    def collect(self, context: CheckContext) -> ClockSourceSeen:
+    def collect(self, machine: CheckContext) -> str:
         """Read /sys/devices/system/clocksource."""
         base = "/sys/devices/system/clocksource/clocksource0"
-        return ClockSourceSeen(current=context.read(f"{base}/current_clocksource").strip())
+        return machine.read(f"{base}/current_clocksource").strip()
 
-    def judge(self, seen: ClockSourceSeen) -> Finding:
+    def judge(self, seen: str) -> Finding:
         """A slow source makes every call for the time slow."""
-        if seen.current not in self.allowed:
+        if seen not in self.allowed:
             allowed = ", ".join(self.allowed)
-            return node_fault(f"clock source {seen.current}, expected one of {allowed}")
-        return passed(f"clock source {seen.current}")
-
-
-class CpusSeen(Seen, frozen=True, kw_only=True):
-    """CPUs that are online."""
-
-    online: int
+            return node_fault(f"clock source {seen}, expected one of {allowed}")
+        return passed(f"clock source {seen}")
 
 
 class Cpus(Check, frozen=True, kw_only=True):
     """Every CPU is online."""
 
-    SEEN: ClassVar[type[Seen]] = CpusSeen
-    TOGETHER: ClassVar[bool] = True
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute")
+    SEEN = int
+    TOGETHER = True
+    COMPONENTS = ("node", "compute")
 
     min_online: Annotated[int, msgspec.Meta(ge=1)]
 
-    def collect(self, context: CheckContext) -> CpusSeen:
+    def collect(self, machine: CheckContext) -> int:
         """Read /sys/devices/system/cpu/online."""
-        return CpusSeen(online=count_cpus(context.read("/sys/devices/system/cpu/online")))
+        return count_cpus(machine.read("/sys/devices/system/cpu/online"))
 
-    def judge(self, seen: CpusSeen) -> Finding:
+    def judge(self, seen: int) -> Finding:
         """Fewer than there should be is the node's fault."""
-        if seen.online < self.min_online:
-            text = f"{seen.online} CPUs online, limit {self.min_online}"
-            return node_fault(text, online=seen.online)
-        return passed(f"{seen.online} CPUs online", online=seen.online)
+        if seen < self.min_online:
+            return node_fault(f"{seen} CPUs online, limit {self.min_online}", online=seen)
+        return passed(f"{seen} CPUs online", online=seen)

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 import time
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -52,18 +52,18 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
     node and nowhere else, unless the site says so.
     """
 
-    SEEN: ClassVar[type[Seen]] = CpuSpeedSeen
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute")
-    CONTEXTS: ClassVar[tuple[str, ...]] = ("retest",)
+    SEEN = CpuSpeedSeen
+    COMPONENTS = ("node", "compute")
+    CONTEXTS = ("retest",)
 
     min_rounds_per_s: NotNegative = 0
     min_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     seconds: Annotated[float, msgspec.Meta(ge=0.05, le=60)] = 0.5
 
-    def collect(self, context: CheckContext) -> CpuSpeedSeen:
+    def collect(self, machine: CheckContext) -> CpuSpeedSeen:
         """Keep every processor busy and count what was done, and who else was at work."""
         processors = sorted(os.sched_getaffinity(0))
-        throttled_s, busy_s = _throttled_s(context), _busy_s(context)
+        throttled_s, busy_s = _throttled_s(machine), _busy_s(machine)
         began_s = time.monotonic()
         burners = [_Burner(number, began_s + self.seconds) for number in processors]
         for each in burners:
@@ -79,8 +79,8 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
             wall_s=wall_s,
             cpu_s=cpu_s,
             rounds=sum(each.rounds for each in burners),
-            throttled_s=_throttled_s(context) - throttled_s,
-            others_s=max(0.0, _busy_s(context) - busy_s - cpu_s),
+            throttled_s=_throttled_s(machine) - throttled_s,
+            others_s=max(0.0, _busy_s(machine) - busy_s - cpu_s),
         )
 
     def judge(self, seen: CpuSpeedSeen) -> Finding:
@@ -96,7 +96,7 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
             return node_fault(f"held back by a CPU quota: root's processes {got}", **figures)
         speed = f"{seen.rounds_per_s:.0f} rounds/s on each processor"
         if not self.min_rounds_per_s:
-            return inconclusive(f"{speed}; min_rounds_per_s is not set, to compare it with")
+            return inconclusive(f"{speed}; nothing to compare it with: min_rounds_per_s is not set")
         if seen.rounds_per_s >= self.min_rounds_per_s:
             return passed(f"{speed}, limit {self.min_rounds_per_s:.0f}", **figures)
         if seen.others_s > _MOST_FOR_OTHERS * time_s:
@@ -122,9 +122,9 @@ class _Burner(threading.Thread):
         self.cpu_s = time.thread_time()
 
 
-def _busy_s(context: CheckContext) -> float:
+def _busy_s(machine: CheckContext) -> float:
     """Return the seconds that all processors have been at work, or taken away, since the boot."""
-    words = context.read("/proc/stat").split("\n", 1)[0].split()
+    words = machine.read("/proc/stat").split("\n", 1)[0].split()
     try:
         user, nice, system, _idle, _wait, irq, soft, steal = (int(word) for word in words[1:9])
     except ValueError as err:
@@ -132,16 +132,16 @@ def _busy_s(context: CheckContext) -> float:
     return (user + nice + system + irq + soft + steal) / _TICKS_PER_S
 
 
-def _throttled_s(context: CheckContext) -> float:
+def _throttled_s(machine: CheckContext) -> float:
     """Return how long a quota has held this process's group, or one above it, back; 0 for none."""
     found = [0.0]
-    for line in (context.read_or_none("/proc/self/cgroup") or "").splitlines():
+    for line in (machine.read_or_none("/proc/self/cgroup") or "").splitlines():
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
         for base in _CGROUPS if controllers else ("/sys/fs/cgroup",):
-            found += [_throttled_in(context, f"{base}{above}") for above in _upwards(path)]
+            found += [_throttled_in(machine, f"{base}{above}") for above in _upwards(path)]
     return max(found)
 
 
@@ -150,9 +150,9 @@ def _upwards(path: str) -> list[str]:
     return ["/" + "/".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
-def _throttled_in(context: CheckContext, directory: str) -> float:
+def _throttled_in(machine: CheckContext, directory: str) -> float:
     pairs = [
-        line.split() for line in (context.read_or_none(f"{directory}/cpu.stat") or "").splitlines()
+        line.split() for line in (machine.read_or_none(f"{directory}/cpu.stat") or "").splitlines()
     ]
     found = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
     return found.get("throttled_usec", 0) / 1e6 + found.get("throttled_time", 0) / 1e9

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -36,9 +36,9 @@ class EthernetSeen(Seen, frozen=True, kw_only=True):
 class Ethernet(Check, frozen=True, kw_only=True):
     """One interface."""
 
-    SEEN: ClassVar[type[Seen]] = EthernetSeen
-    TOGETHER: ClassVar[bool] = True
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "network", "nic")
+    SEEN = EthernetSeen
+    TOGETHER = True
+    COMPONENTS = ("node", "network", "nic")
 
     interface: Annotated[str, msgspec.Meta(pattern=r"^[^/\s]{1,15}$")]
     min_speed_mbit: NotNegative = 0.0
@@ -47,25 +47,23 @@ class Ethernet(Check, frozen=True, kw_only=True):
     max_carrier_changes: Count = 4
     max_errors_per_s: NotNegative = 1.0
 
-    def collect(self, context: CheckContext) -> EthernetSeen:
+    def collect(self, machine: CheckContext) -> EthernetSeen:
         """Read /sys/class/net."""
         base = f"/sys/class/net/{self.interface}"
-        operstate = context.read_or_none(f"{base}/operstate")
-        if operstate is None and context.entries("/sys/class/net"):
+        if not machine.path(base).exists() and machine.entries("/sys/class/net"):
             return EthernetSeen(exists=False)
-        operstate = operstate if operstate is not None else context.read(f"{base}/operstate")
+        operstate = machine.read(f"{base}/operstate").strip()
         counters = EthernetCounters(
-            carrier_changes=_number(context, f"{base}/carrier_changes"),
-            errors=_total(context, [f"{base}/statistics/{name}" for name in _ERRORS]),
+            carrier_changes=_number(machine, f"{base}/carrier_changes"),
+            errors=_total(machine, [f"{base}/statistics/{name}" for name in _ERRORS]),
         )
-        before, age_s = exchange(
-            context, f"ethernet.{context.context}.{self.interface}", counters, EthernetCounters
-        )
+        key = f"ethernet.{machine.context}.{self.interface}"
+        before, age_s = exchange(machine, key, counters, EthernetCounters)
         return EthernetSeen(
             exists=True,
             operstate=operstate,
-            speed_mbit=_number(context, f"{base}/speed"),
-            duplex=context.read_or_none(f"{base}/duplex") or "",
+            speed_mbit=_number(machine, f"{base}/speed"),
+            duplex=machine.read_or_none(f"{base}/duplex") or "",
             counters=counters,
             before=before,
             age_s=age_s,
@@ -110,11 +108,11 @@ def _delta(now: int | None, before: int | None) -> int:
     return max(0, now - before) if now is not None and before is not None else 0
 
 
-def _number(context: CheckContext, path: str) -> int | None:
-    text = context.read_or_none(path)
+def _number(machine: CheckContext, path: str) -> int | None:
+    text = machine.read_or_none(path)
     return int(text) if text and text.lstrip("-").isdigit() else None
 
 
-def _total(context: CheckContext, paths: list[str]) -> int | None:
-    found = [number for path in paths if (number := _number(context, path)) is not None]
+def _total(machine: CheckContext, paths: list[str]) -> int | None:
+    found = [number for path in paths if (number := _number(machine, path)) is not None]
     return sum(found) if found else None

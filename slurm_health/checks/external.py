@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import stat
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -21,6 +21,7 @@ from slurm_health.checks.check import (
     NotNegative,
     Seen,
     Unmeasured,
+    require_patterns,
 )
 from slurm_health.core.node.finding import (
     Finding,
@@ -54,7 +55,7 @@ class ProgramSeen(Seen, frozen=True, kw_only=True):
         return next((line.strip() for line in self.output.splitlines() if line.strip()), "")
 
 
-def run_program(argv: list[str], context: CheckContext) -> ProgramSeen:
+def run_program(argv: list[str], machine: CheckContext) -> ProgramSeen:
     """Run a program to its end. The check's own time limit ends it, with all it started.
 
     Raises:
@@ -65,10 +66,10 @@ def run_program(argv: list[str], context: CheckContext) -> ProgramSeen:
 
     from slurm_health.processes import die_with_parent
 
-    kept = {name: text for name, text in context.environ.items() if name.startswith("SLURM")}
+    kept = {name: text for name, text in machine.environ.items() if name.startswith("SLURM")}
     environ = {**kept, "PATH": _PATH, "LC_ALL": "C", "HOME": "/root"}
     if shutil.which(argv[0], path=_PATH) is None:
-        raise Unmeasured(f"{argv[0]} is not there or cannot be executed")
+        raise Unmeasured(f"{argv[0]} not found or not executable")
     try:
         process = subprocess.Popen(
             argv,
@@ -91,7 +92,7 @@ def run_program(argv: list[str], context: CheckContext) -> ProgramSeen:
 
 def _not_run(seen: ProgramSeen, program: str) -> Finding | None:
     if seen.code < 0:
-        return inconclusive(f"{program} was ended by signal {-seen.code}")
+        return inconclusive(f"{program} was killed by signal {-seen.code}")
     if seen.code in _NOT_RUN:
         return inconclusive(f"{program} could not run, exit code {seen.code}: {seen.said}")
     return None
@@ -100,17 +101,17 @@ def _not_run(seen: ProgramSeen, program: str) -> Finding | None:
 class Command(Check, frozen=True, kw_only=True):
     """A program of the site. Its exit codes mean what the table says, everything else nothing."""
 
-    SEEN: ClassVar[type[Seen]] = ProgramSeen
-    COMPONENTS: ClassVar[tuple[str, ...]] = _ANYTHING
+    SEEN = ProgramSeen
+    COMPONENTS = _ANYTHING
 
     argv: Argv
     fault_codes: ExitCodes = (77,)
     user_fault_codes: ExitCodes = ()
     warn_codes: ExitCodes = ()
 
-    def collect(self, context: CheckContext) -> ProgramSeen:
+    def collect(self, machine: CheckContext) -> ProgramSeen:
         """Run it."""
-        return run_program(list(self.argv), context)
+        return run_program(list(self.argv), machine)
 
     def judge(self, seen: ProgramSeen) -> Finding:
         """Look the exit code up."""
@@ -133,14 +134,14 @@ class Command(Check, frozen=True, kw_only=True):
 class Nagios(Check, frozen=True, kw_only=True):
     """A Nagios plugin: 0 fine, 1 warning, 2 critical; 3 and everything else unknown."""
 
-    SEEN: ClassVar[type[Seen]] = ProgramSeen
-    COMPONENTS: ClassVar[tuple[str, ...]] = _ANYTHING
+    SEEN = ProgramSeen
+    COMPONENTS = _ANYTHING
 
     argv: Argv
 
-    def collect(self, context: CheckContext) -> ProgramSeen:
+    def collect(self, machine: CheckContext) -> ProgramSeen:
         """Run it."""
-        return run_program(list(self.argv), context)
+        return run_program(list(self.argv), machine)
 
     def judge(self, seen: ProgramSeen) -> Finding:
         """Translate the exit code, without the performance data."""
@@ -154,17 +155,17 @@ class Nagios(Check, frozen=True, kw_only=True):
 class Nhc(Check, frozen=True, kw_only=True):
     """LBNL Node Health Check with the site's own nhc.conf, unchanged. It marks nothing offline."""
 
-    SEEN: ClassVar[type[Seen]] = ProgramSeen
-    COMPONENTS: ClassVar[tuple[str, ...]] = _ANYTHING
+    SEEN = ProgramSeen
+    COMPONENTS = _ANYTHING
 
     program: AbsolutePath = "/usr/sbin/nhc"
     conf: str = ""
 
-    def collect(self, context: CheckContext) -> ProgramSeen:
+    def collect(self, machine: CheckContext) -> ProgramSeen:
         """Run it in the foreground, all checks, without its own way of draining."""
         settings = ["MARK_OFFLINE=0", "DETACHED_MODE=0", "NHC_CHECK_ALL=1", "LOGFILE=-"]
         conf = ["-c", self.conf] if self.conf else []
-        return run_program([self.program, *conf, *settings], context)
+        return run_program([self.program, *conf, *settings], machine)
 
     def judge(self, seen: ProgramSeen) -> Finding:
         """Only its own word for a failed check counts; its crash or its watchdog does not."""
@@ -195,9 +196,9 @@ class FileSeen(Seen, frozen=True, kw_only=True):
 class File(Check, frozen=True, kw_only=True):
     """A file or directory: there or not, of a kind, mode, owner, age and content."""
 
-    SEEN: ClassVar[type[Seen]] = FileSeen
-    TOGETHER: ClassVar[bool] = True
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "storage")
+    SEEN = FileSeen
+    TOGETHER = True
+    COMPONENTS = ("node", "storage")
 
     path: AbsolutePath
     exists: bool = True
@@ -212,15 +213,11 @@ class File(Check, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.kind and self.kind not in _KINDS.values():
             raise ValueError(f"kind: expected one of {', '.join(_KINDS.values())}")
-        for pattern in (self.contains, self.lacks):
-            try:
-                re.compile(pattern)
-            except re.error as err:
-                raise ValueError(f"{pattern!r} is no regular expression: {err}") from err
+        require_patterns(self.contains, self.lacks)
 
-    def collect(self, context: CheckContext) -> FileSeen:
+    def collect(self, machine: CheckContext) -> FileSeen:
         """Look at it; read it only when its content matters."""
-        path = context.path(self.path)
+        path = machine.path(self.path)
         try:
             found = path.lstat() if self.kind == "link" else path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -234,8 +231,8 @@ class File(Check, frozen=True, kw_only=True):
             mode=stat.S_IMODE(found.st_mode),
             uid=found.st_uid,
             gid=found.st_gid,
-            age_s=context.now_s - found.st_mtime,
-            text=context.read(self.path) if wanted and stat.S_ISREG(found.st_mode) else "",
+            age_s=machine.now_s - found.st_mtime,
+            text=machine.read(self.path) if wanted and stat.S_ISREG(found.st_mode) else "",
         )
 
     def judge(self, seen: FileSeen) -> Finding:
@@ -245,7 +242,7 @@ class File(Check, frozen=True, kw_only=True):
         if not seen.exists:
             return passed(f"{self.path} does not exist")
         wrong = [node_fault(f"{self.path} {text}") for text in self._differences(seen)]
-        return joined(wrong, well=f"{self.path} is as it should be")
+        return joined(wrong, well=f"{self.path} is as expected")
 
     def _differences(self, seen: FileSeen) -> list[str]:
         found = []

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 from pathlib import Path
-from typing import ClassVar
 
 from slurm_health.checks.check import (
     AbsolutePath,
@@ -51,9 +50,9 @@ class FilesystemSeen(Seen, frozen=True, kw_only=True):
 class Filesystem(Check, frozen=True, kw_only=True):
     """One filesystem. A hung one is caught by the time limit, as every check is."""
 
-    SEEN: ClassVar[type[Seen]] = FilesystemSeen
-    TOGETHER: ClassVar[bool] = True
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "storage")
+    SEEN = FilesystemSeen
+    TOGETHER = True
+    COMPONENTS = ("node", "storage")
 
     path: AbsolutePath
     # The path must be a mount point, not a directory of what lies below it.
@@ -67,13 +66,13 @@ class Filesystem(Check, frozen=True, kw_only=True):
     min_available_percent: Percent = 0.0
     min_free_inodes_percent: Percent = 0.0
 
-    def collect(self, context: CheckContext) -> FilesystemSeen:
+    def collect(self, machine: CheckContext) -> FilesystemSeen:
         """Read the mount table, then touch the filesystem."""
-        mounts = read_mounts(context)
+        mounts = read_mounts(machine)
         fstype, options = mounts.get(self.path.rstrip("/") or "/", ("", ""))
         if not fstype and self.mounted:
             return FilesystemSeen(mounted=False)
-        path = context.path(self.path)
+        path = machine.path(self.path)
         try:
             found = os.statvfs(path)
         except OSError as err:
@@ -96,7 +95,7 @@ class Filesystem(Check, frozen=True, kw_only=True):
         parts = [*self._kind(seen), *self._room(seen)]
         if seen.write_errno:
             parts.append(self._unwritable(seen.write_errno))
-        return joined(parts, well=f"{self.path} is well")
+        return joined(parts, well=f"{self.path} is fine")
 
     def _unwritable(self, number: int) -> Finding:
         text = f"{self.path} cannot be written: {os.strerror(number)}"
@@ -113,7 +112,7 @@ class Filesystem(Check, frozen=True, kw_only=True):
             found.append(node_fault(f"{self.path} is mounted {state}"))
         total_gib = round(seen.total_bytes / _GIB, 2)
         if total_gib < self.min_total_gib:
-            text = f"{self.path} has {total_gib:g} GiB in all, limit {self.min_total_gib:g}"
+            text = f"{self.path} has {total_gib:g} GiB in total, limit {self.min_total_gib:g}"
             found.append(node_fault(text, total_gib=total_gib))
         return found
 
@@ -137,10 +136,10 @@ class Filesystem(Check, frozen=True, kw_only=True):
         return found
 
 
-def read_mounts(context: CheckContext) -> dict[str, tuple[str, str]]:
+def read_mounts(machine: CheckContext) -> dict[str, tuple[str, str]]:
     """Return type and options per mount point; the last mount on a point is the one in use."""
     mounts = {}
-    for line in context.read("/proc/self/mounts").splitlines():
+    for line in machine.read("/proc/self/mounts").splitlines():
         words = line.split()
         if len(words) >= 4:  # device, point, type, options
             point = words[1]

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
-from slurm_health.checks.check import Check, CheckContext, Count, Seen, Unmeasured
+from slurm_health.checks.check import Check, CheckContext, Count, Seen, Unmeasured, first_few
 from slurm_health.core.node.finding import (
     Finding,
     Status,
@@ -20,7 +20,12 @@ from slurm_health.core.node.finding import (
 from slurm_health.nvml import Device, Gpus, read_gpus
 
 # Names of nvml.h's nvmlGpuRecoveryAction_t.
-_RECOVERY = {1: "a reset", 2: "a reboot of the node", 3: "to drain its peers", 4: "drain and reset"}
+_RECOVERY = {
+    1: "a reset",
+    2: "a reboot of the node",
+    3: "its peers drained",
+    4: "a drain and a reset",
+}
 # Bits of nvml.h's clocks event reasons. The power cap is normal under load and is not among them.
 _SLOWED = {0x8: "hardware slowdown", 0x40: "hardware thermal", 0x80: "power brake"}
 _WARM = 0x20
@@ -37,8 +42,8 @@ class GpuSeen(Seen, frozen=True, kw_only=True):
 class Gpu(Check, frozen=True, kw_only=True):
     """Every GPU of the node, in one pass over NVML."""
 
-    SEEN: ClassVar[type[Seen]] = GpuSeen
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "memory", "links", "network")
+    SEEN = GpuSeen
+    COMPONENTS = ("node", "compute", "memory", "links", "network")
 
     # How many there should be; 0: as many as Slurm counts on for the job.
     count: Count = 0
@@ -54,9 +59,9 @@ class Gpu(Check, frozen=True, kw_only=True):
     fabric: bool = True
     throttling: Annotated[str, msgspec.Meta(pattern="^(warn|fault|ignore)$")] = "warn"
 
-    def collect(self, context: CheckContext) -> GpuSeen:
+    def collect(self, machine: CheckContext) -> GpuSeen:
         """Ask NVML."""
-        return GpuSeen(gpus=read_gpus(), allotted=allotted(context))
+        return GpuSeen(gpus=read_gpus(), allotted=allotted(machine))
 
     def judge(self, seen: GpuSeen) -> Finding:
         """Judge the whole, then each GPU."""
@@ -66,13 +71,13 @@ class Gpu(Check, frozen=True, kw_only=True):
         expected = self.count or max(seen.allotted, default=-1) + 1
         parts = [passed("", gpus=len(gpus.devices))]
         if len(gpus.devices) < expected:
-            text = f"{len(gpus.devices)} GPUs, Slurm counts on {expected}"
+            text = f"{len(gpus.devices)} GPUs, Slurm expects {expected}"
             parts.append(node_fault(text, expected=expected))
         if self.driver and gpus.driver != self.driver:
             parts.append(node_fault(f"driver {gpus.driver}, expected {self.driver}"))
         for device in gpus.devices:
             parts += self._device(device)
-        return joined(parts, well=f"{len(gpus.devices)} GPUs well, driver {gpus.driver}")
+        return joined(parts, well=f"{len(gpus.devices)} GPUs healthy, driver {gpus.driver}")
 
     def _device(self, device: Device) -> list[Finding]:
         name = f"GPU {device.index}{f' ({device.bus})' if device.bus else ''}"
@@ -81,7 +86,7 @@ class Gpu(Check, frozen=True, kw_only=True):
         faults = [*self._memory(device), *self._links(device)]
         if device.recovery_action:
             wanted = _RECOVERY.get(device.recovery_action, f"action {device.recovery_action}")
-            faults.insert(0, f"asks for {wanted}")
+            faults.insert(0, f"needs {wanted}")
         found = [node_fault(f"{name} {text}") for text in faults]
         return [*found, *self._throttling(name, device)]
 
@@ -91,9 +96,9 @@ class Gpu(Check, frozen=True, kw_only=True):
             limit = self.max_uncorrected
             found.append(f"has {device.uncorrected} uncorrected ECC errors, limit {limit}")
         if device.remap_failed:
-            found.append("has failed to remap a memory row")
+            found.append("failed to remap a memory row")
         elif device.remap_pending:
-            found.append("has a memory row to remap and needs a reset")
+            found.append("has a pending row remap and needs a reset")
         return found
 
     def _links(self, device: Device) -> list[str]:
@@ -118,9 +123,9 @@ class Gpu(Check, frozen=True, kw_only=True):
         slowed = [text for bit, text in _SLOWED.items() if reasons & bit]
         if slowed and self.throttling != "ignore":
             judged = node_fault if self.throttling == "fault" else warned
-            found.append(judged(f"{name} is slowed down: {', '.join(slowed)}"))
+            found.append(judged(f"{name} is throttled: {', '.join(slowed)}"))
         elif reasons & _WARM and self.throttling != "ignore":
-            found.append(warned(f"{name} is slowed down by its temperature"))
+            found.append(warned(f"{name} is throttled by temperature"))
         if self.fabric and device.fabric_state in {"not started", "in progress"}:
             found.append(warned(f"{name}: joining the NVLink fabric is {device.fabric_state}"))
         return found
@@ -129,32 +134,28 @@ class Gpu(Check, frozen=True, kw_only=True):
 class GpuProcesses(Check, frozen=True, kw_only=True):
     """Processes on the GPUs that Slurm gives the job, or has just taken back from one."""
 
-    SEEN: ClassVar[type[Seen]] = GpuSeen
-    SEVERITY: ClassVar[Status] = Status.USER_FAULT
-    CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog", "epilog")
+    SEEN = GpuSeen
+    SEVERITY = Status.USER_FAULT
+    CONTEXTS = ("prolog", "epilog")
 
-    def collect(self, context: CheckContext) -> GpuSeen:
+    def collect(self, machine: CheckContext) -> GpuSeen:
         """Ask NVML about the job's GPUs only: other jobs may be at work on the others."""
-        wanted = allotted(context)
+        wanted = allotted(machine)
         if not wanted:
-            raise Unmeasured("Slurm gives the job no GPU here")
+            raise Unmeasured("Slurm gave the job no GPU on this node")
         return GpuSeen(gpus=read_gpus(), allotted=wanted)
 
     def judge(self, seen: GpuSeen) -> Finding:
         """Nobody should be there."""
         parts = [
-            user_fault(f"GPU {device.index} is in use by processes {_listed(device.processes)}")
+            user_fault(f"GPU {device.index} is in use by processes {first_few(device.processes)}")
             for device in seen.gpus.devices
             if device.index in seen.allotted and device.processes
         ]
-        return joined(parts, well="nobody on the job's GPUs")
+        return joined(parts, well="no processes on the job's GPUs")
 
 
-def allotted(context: CheckContext) -> tuple[int, ...]:
+def allotted(machine: CheckContext) -> tuple[int, ...]:
     """Return the GPUs of the job, by the numbers they have outside it; empty where none is told."""
-    words = context.environ.get("SLURM_JOB_GPUS", "").split(",")
+    words = machine.environ.get("SLURM_JOB_GPUS", "").split(",")
     return tuple(int(word) for word in words if word.isdecimal())
-
-
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")

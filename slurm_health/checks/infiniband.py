@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
 
 import msgspec
 
@@ -38,9 +37,9 @@ class InfiniBandSeen(Seen, frozen=True, kw_only=True):
 class InfiniBand(Check, frozen=True, kw_only=True):
     """The ports named (`mlx5_0`, `mlx5_0:1`), or as many active ones as there should be."""
 
-    SEEN: ClassVar[type[Seen]] = InfiniBandSeen
-    TOGETHER: ClassVar[bool] = True
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "network", "nic")
+    SEEN = InfiniBandSeen
+    TOGETHER = True
+    COMPONENTS = ("node", "network", "nic")
 
     ports: tuple[str, ...] = ()
     min_active: Count = 0
@@ -49,20 +48,19 @@ class InfiniBand(Check, frozen=True, kw_only=True):
     max_link_downed: Count = 0
     max_errors: Count = 100
 
-    def collect(self, context: CheckContext) -> InfiniBandSeen:
+    def collect(self, machine: CheckContext) -> InfiniBandSeen:
         """Read /sys/class/infiniband."""
-        devices = context.entries(_BASE)
-        if not devices and not context.path("/sys/class").is_dir():
-            raise Unmeasured("/sys is not there")
+        devices = machine.entries(_BASE)
+        if not devices and not machine.path("/sys/class").is_dir():
+            raise Unmeasured("/sys/class does not exist")
         ports = {
-            f"{device}:{number}": _read_port(context, f"{_BASE}/{device}/ports/{number}")
+            f"{device}:{number}": _read_port(machine, f"{_BASE}/{device}/ports/{number}")
             for device in devices
-            for number in context.entries(f"{_BASE}/{device}/ports")
+            for number in machine.entries(f"{_BASE}/{device}/ports")
         }
         counters = {name: port.counters for name, port in ports.items()}
-        before, age_s = exchange(
-            context, f"infiniband.{context.context}", counters, dict[str, dict[str, int]]
-        )
+        key = f"infiniband.{machine.context}"
+        before, age_s = exchange(machine, key, counters, dict[str, dict[str, int]])
         return InfiniBandSeen(ports=ports, before=before, age_s=age_s)
 
     def judge(self, seen: InfiniBandSeen) -> Finding:
@@ -84,7 +82,7 @@ class InfiniBand(Check, frozen=True, kw_only=True):
             return node_fault(f"{name} is {port.state}, {port.physical}")
         if self.min_rate_gbit_per_s:
             if port.rate_gbit_per_s is None:
-                return inconclusive(f"{name} does not tell its rate")
+                return inconclusive(f"{name} does not report its rate")
             if port.rate_gbit_per_s < self.min_rate_gbit_per_s:
                 text = f"{name} runs at {port.rate_gbit_per_s:g} Gbit/s"
                 return node_fault(f"{text}, limit {self.min_rate_gbit_per_s:g}")
@@ -110,18 +108,18 @@ def _is_active(port: Port) -> bool:
     return port.state == "ACTIVE" and port.physical in {"LinkUp", ""}
 
 
-def _read_port(context: CheckContext, base: str) -> Port:
-    rate = re.match(r"([\d.]+) Gb/sec", context.read_or_none(f"{base}/rate") or "")
+def _read_port(machine: CheckContext, base: str) -> Port:
+    rate = re.match(r"([\d.]+) Gb/sec", machine.read_or_none(f"{base}/rate") or "")
     counters = {}
     for name in _COUNTERS:
-        text = context.read_or_none(f"{base}/counters/{name}")
+        text = machine.read_or_none(f"{base}/counters/{name}")
         if text and text.isdigit():
             counters[name] = int(text)
     return Port(
-        state=_word(context.read(f"{base}/state")),
-        physical=_word(context.read_or_none(f"{base}/phys_state") or ""),
+        state=_word(machine.read(f"{base}/state")),
+        physical=_word(machine.read_or_none(f"{base}/phys_state") or ""),
         rate_gbit_per_s=float(rate.group(1)) if rate else None,
-        link_layer=context.read_or_none(f"{base}/link_layer") or "",
+        link_layer=machine.read_or_none(f"{base}/link_layer") or "",
         counters=counters,
     )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
-from slurm_health.checks.check import Check, CheckContext, Seen, Unmeasured
-from slurm_health.core.node.finding import Finding, Status, joined, node_fault, passed, warned
+from slurm_health.checks.check import Check, CheckContext, Unmeasured, require_patterns
+from slurm_health.core.node.finding import Finding, joined, node_fault, passed, warned
 
 _MESSAGE_BYTES = 8192  # /dev/kmsg gives one record a read, and none is longer
 _MOST_MESSAGES = 100_000
@@ -24,7 +24,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-def read_messages(context: CheckContext, pattern: str, window_s: float) -> list[Message]:
+def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[Message]:
     """Return the latest messages of the kernel that match, no older than `window_s`.
 
     A message that a program wrote into the log (`echo > /dev/kmsg`) is not the kernel's and is
@@ -33,10 +33,10 @@ def read_messages(context: CheckContext, pattern: str, window_s: float) -> list[
     Raises:
         Unmeasured: the log cannot be read, which needs root.
     """
-    now_s = float(context.read("/proc/uptime").split()[0])
+    now_s = float(machine.read("/proc/uptime").split()[0])
     wanted = re.compile(pattern)
     found: list[Message] = []
-    for record in _records(context):
+    for record in _records(machine):
         head, _, text = record.partition(";")
         fields = head.split(",")
         if len(fields) < 3 or not fields[0].isdigit() or not fields[2].isdigit():
@@ -48,8 +48,8 @@ def read_messages(context: CheckContext, pattern: str, window_s: float) -> list[
     return found[-_KEPT_MESSAGES:]
 
 
-def _records(context: CheckContext) -> list[str]:
-    path = context.path("/dev/kmsg")
+def _records(machine: CheckContext) -> list[str]:
+    path = machine.path("/dev/kmsg")
     records: list[str] = []
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -73,19 +73,12 @@ def _records(context: CheckContext) -> list[str]:
     return records
 
 
-class KernelLogSeen(Seen, frozen=True, kw_only=True):
-    """Messages that match one of the check's patterns."""
-
-    messages: list[Message]
-
-
 class KernelLog(Check, frozen=True, kw_only=True):
     """Messages that tell of broken hardware or a broken filesystem."""
 
-    SEEN: ClassVar[type[Seen]] = KernelLogSeen
-    TOGETHER: ClassVar[bool] = True
-    SEVERITY: ClassVar[Status] = Status.NODE_FAULT
-    COMPONENTS: ClassVar[tuple[str, ...]] = ("node", "compute", "storage")
+    SEEN = list[Message]
+    TOGETHER = True
+    COMPONENTS = ("node", "compute", "storage")
 
     # From the beginning of a message: the kernel writes names of programs into others, and a user
     # chooses those. A loop device's filesystem may be an image that a user brought along.
@@ -107,28 +100,20 @@ class KernelLog(Check, frozen=True, kw_only=True):
     window_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
 
     def __post_init__(self) -> None:
-        for pattern in (*self.fault, *self.warn):
-            try:
-                re.compile(pattern)
-            except re.error as err:
-                raise ValueError(f"{pattern!r} is no regular expression: {err}") from err
+        require_patterns(*self.fault, *self.warn)
 
-    def collect(self, context: CheckContext) -> KernelLogSeen:
+    def collect(self, machine: CheckContext) -> list[Message]:
         """Read /dev/kmsg."""
         patterns = "|".join(f"(?:{each})" for each in (*self.fault, *self.warn))
-        if not patterns:
-            return KernelLogSeen(messages=[])
-        return KernelLogSeen(messages=read_messages(context, patterns, self.window_s))
+        return read_messages(machine, patterns, self.window_s) if patterns else []
 
-    def judge(self, seen: KernelLogSeen) -> Finding:
+    def judge(self, seen: list[Message]) -> Finding:
         """Name the latest message of the worst kind."""
         parts = []
         for patterns, judged in ((self.fault, node_fault), (self.warn, warned)):
-            found = [
-                each for each in seen.messages if any(re.search(p, each.text) for p in patterns)
-            ]
+            found = [each for each in seen if any(re.search(p, each.text) for p in patterns)]
             if found:
                 text = f"kernel: {found[-1].text} ({found[-1].age_s:.0f} s ago"
                 more = f", {len(found)} such messages)" if len(found) > 1 else ")"
                 parts.append(judged(text + more, messages=len(found)))
-        return joined(parts or [passed("")], well="nothing of note in the kernel's log")
+        return joined(parts or [passed("")], well="nothing relevant in the kernel log")

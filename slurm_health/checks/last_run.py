@@ -20,27 +20,27 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     data: msgspec.Raw
 
 
-def exchange(context: CheckContext, key: str, now: _T, kind: type[_T]) -> tuple[_T | None, float]:
+def exchange(machine: CheckContext, key: str, now: _T, kind: type[_T]) -> tuple[_T | None, float]:
     """Keep `now` for the next run; return what the last one kept, and how many seconds ago.
 
     None when there is nothing to compare with: the first run, or the first after a reboot, which
     sets counters back. A state that cannot be kept is no error: the next run then has nothing
     to compare with either.
     """
-    if context.state is None:
+    if machine.state is None:
         return None, 0.0
-    boot = context.read_or_none("/proc/sys/kernel/random/boot_id") or ""
-    path = context.state / "seen" / f"{key.replace('/', '_')}.json"
+    boot = machine.read_or_none("/proc/sys/kernel/random/boot_id") or ""
+    path = machine.state / "seen" / f"{key.replace('/', '_')}.json"
     before, age_s = None, 0.0
     with contextlib.suppress(OSError, msgspec.DecodeError):
         kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
         if kept.boot == boot:
             before = msgspec.json.decode(kept.data, type=kind)
-            age_s = max(0.0, context.now_s - kept.time_s)
+            age_s = max(0.0, machine.now_s - kept.time_s)
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")
         data = msgspec.Raw(msgspec.json.encode(now))
-        fresh.write_bytes(msgspec.json.encode(_Kept(time_s=context.now_s, boot=boot, data=data)))
+        fresh.write_bytes(msgspec.json.encode(_Kept(time_s=machine.now_s, boot=boot, data=data)))
         fresh.replace(path)
     return before, age_s

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from slurm_health.checks.check import (
     Check,
     CheckContext,
@@ -28,26 +26,22 @@ _KIB_PER_GIB = 1 << 20
 _COMPUTE = ("node", "compute", "memory")
 
 
-def read_meminfo(context: CheckContext) -> dict[str, int]:
-    """Return the fields of /proc/meminfo, in KiB or plain numbers as the kernel gives them."""
-    fields = {}
-    for line in context.read("/proc/meminfo").splitlines():
+class Meminfo(dict[str, int]):
+    """The fields of /proc/meminfo, in KiB or plain numbers as the kernel gives them."""
+
+    def __missing__(self, name: str) -> int:
+        raise Unmeasured(f"/proc/meminfo has no {name}")
+
+
+def read_meminfo(machine: CheckContext) -> Meminfo:
+    """Return the fields of /proc/meminfo. One that this kernel does not tell is Unmeasured."""
+    fields = Meminfo()
+    for line in machine.read("/proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
         if words and words[0].isdigit():
             fields[name] = int(words[0])
     return fields
-
-
-def field(fields: dict[str, int], name: str) -> int:
-    """Return one field.
-
-    Raises:
-        Unmeasured: this kernel does not tell it.
-    """
-    if name not in fields:
-        raise Unmeasured(f"/proc/meminfo has no {name}")
-    return fields[name]
 
 
 class MemorySeen(Seen, frozen=True, kw_only=True):
@@ -60,19 +54,17 @@ class MemorySeen(Seen, frozen=True, kw_only=True):
 class Memory(Check, frozen=True, kw_only=True):
     """RAM present, and RAM free before a job begins."""
 
-    SEEN: ClassVar[type[Seen]] = MemorySeen
-    TOGETHER: ClassVar[bool] = True
-    COMPONENTS: ClassVar[tuple[str, ...]] = _COMPUTE
+    SEEN = MemorySeen
+    TOGETHER = True
+    COMPONENTS = _COMPUTE
 
     min_total_gib: NotNegative = 0.0
     min_available_gib: NotNegative = 0.0
 
-    def collect(self, context: CheckContext) -> MemorySeen:
+    def collect(self, machine: CheckContext) -> MemorySeen:
         """Read /proc/meminfo."""
-        fields = read_meminfo(context)
-        return MemorySeen(
-            total_kib=field(fields, "MemTotal"), available_kib=field(fields, "MemAvailable")
-        )
+        fields = read_meminfo(machine)
+        return MemorySeen(total_kib=fields["MemTotal"], available_kib=fields["MemAvailable"])
 
     def judge(self, seen: MemorySeen) -> Finding:
         """A missing module is the node's fault; too little free is somebody's, not proven whose."""
@@ -103,18 +95,18 @@ class SwapSeen(Seen, frozen=True, kw_only=True):
 class Swap(Check, frozen=True, kw_only=True):
     """Swap space: there is as much as there should be, and little of it is used."""
 
-    SEEN: ClassVar[type[Seen]] = SwapSeen
-    TOGETHER: ClassVar[bool] = True
-    SEVERITY: ClassVar[Status] = Status.WARN
+    SEEN = SwapSeen
+    TOGETHER = True
+    SEVERITY = Status.WARN
 
     min_total_gib: NotNegative = 0.0
     max_total_gib: NotNegative | None = None
     max_used_percent: Percent = 50.0
 
-    def collect(self, context: CheckContext) -> SwapSeen:
+    def collect(self, machine: CheckContext) -> SwapSeen:
         """Read /proc/meminfo."""
-        fields = read_meminfo(context)
-        return SwapSeen(total_kib=field(fields, "SwapTotal"), free_kib=field(fields, "SwapFree"))
+        fields = read_meminfo(machine)
+        return SwapSeen(total_kib=fields["SwapTotal"], free_kib=fields["SwapFree"])
 
     def judge(self, seen: SwapSeen) -> Finding:
         """The size is the node's; what fills it is a job's."""
@@ -122,7 +114,7 @@ class Swap(Check, frozen=True, kw_only=True):
         if total_gib < self.min_total_gib:
             return node_fault(f"{total_gib:g} GiB of swap, limit {self.min_total_gib:g}")
         if self.max_total_gib is not None and total_gib > self.max_total_gib:
-            return node_fault(f"{total_gib:g} GiB of swap, no more than {self.max_total_gib:g}")
+            return node_fault(f"{total_gib:g} GiB of swap, at most {self.max_total_gib:g} allowed")
         used = 100 * (1 - seen.free_kib / seen.total_kib) if seen.total_kib else 0.0
         if used > self.max_used_percent:
             return user_fault(
@@ -132,38 +124,33 @@ class Swap(Check, frozen=True, kw_only=True):
         return passed(f"{total_gib:g} GiB of swap, {used:.0f} % in use", total_gib=total_gib)
 
 
-class EdacSeen(Seen, frozen=True, kw_only=True):
-    """Errors since the driver was loaded, per memory controller: (corrected, uncorrected)."""
-
-    controllers: dict[str, tuple[int, int]]
-
-
 class Edac(Check, frozen=True, kw_only=True):
     """Memory errors that the EDAC driver counted since it was loaded."""
 
-    SEEN: ClassVar[type[Seen]] = EdacSeen
-    TOGETHER: ClassVar[bool] = True
-    COMPONENTS: ClassVar[tuple[str, ...]] = _COMPUTE
+    # Corrected and uncorrected errors per memory controller.
+    SEEN = dict[str, tuple[int, int]]
+    TOGETHER = True
+    COMPONENTS = _COMPUTE
 
     max_uncorrected: Count = 0
     max_corrected: Count = 1000
 
-    def collect(self, context: CheckContext) -> EdacSeen:
+    def collect(self, machine: CheckContext) -> dict[str, tuple[int, int]]:
         """Read /sys/devices/system/edac/mc."""
         base = "/sys/devices/system/edac/mc"
         controllers = {}
-        for name in context.entries(base):
+        for name in machine.entries(base):
             if name.startswith("mc") and name[2:].isdigit():
-                counts = [context.read(f"{base}/{name}/{kind}_count") for kind in ("ce", "ue")]
+                counts = [machine.read(f"{base}/{name}/{kind}_count") for kind in ("ce", "ue")]
                 controllers[name] = (int(counts[0]), int(counts[1]))
         if not controllers:
             raise Unmeasured(f"{base} has no memory controller: the EDAC driver is not loaded")
-        return EdacSeen(controllers=controllers)
+        return controllers
 
-    def judge(self, seen: EdacSeen) -> Finding:
+    def judge(self, seen: dict[str, tuple[int, int]]) -> Finding:
         """An uncorrected error is a fault; many corrected ones are worth a look."""
-        parts = [self._controller(name, *counts) for name, counts in seen.controllers.items()]
-        return joined(parts, well=f"{len(parts)} memory controllers without errors to speak of")
+        parts = [self._controller(name, *counts) for name, counts in seen.items()]
+        return joined(parts, well=f"{len(parts)} memory controllers without significant errors")
 
     def _controller(self, name: str, corrected: int, uncorrected: int) -> Finding:
         if uncorrected > self.max_uncorrected:
@@ -176,42 +163,33 @@ class Edac(Check, frozen=True, kw_only=True):
         return passed(name)
 
 
-class HugePagesSeen(Seen, frozen=True, kw_only=True):
-    """Huge pages per size in KiB: (reserved, free)."""
-
-    pages: dict[str, tuple[int, int]]
-
-
 class HugePages(Check, frozen=True, kw_only=True):
     """Huge pages that an earlier job reserved and nobody gave back."""
 
-    SEEN: ClassVar[type[Seen]] = HugePagesSeen
-    TOGETHER: ClassVar[bool] = True
-    SEVERITY: ClassVar[Status] = Status.USER_FAULT
-    CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog", "epilog")
+    # Reserved pages per size in KiB.
+    SEEN = dict[str, int]
+    TOGETHER = True
+    SEVERITY = Status.USER_FAULT
+    CONTEXTS = ("prolog", "epilog")
 
     max_reserved_gib: NotNegative = 0.0
 
-    def collect(self, context: CheckContext) -> HugePagesSeen:
+    def collect(self, machine: CheckContext) -> dict[str, int]:
         """Read /sys/kernel/mm/hugepages."""
         base = "/sys/kernel/mm/hugepages"
         pages = {}
-        for name in context.entries(base):
+        for name in machine.entries(base):
             size = name.removeprefix("hugepages-").removesuffix("kB")
             if size.isdigit():
-                reserved = int(context.read(f"{base}/{name}/nr_hugepages"))
-                free = int(context.read(f"{base}/{name}/free_hugepages"))
-                pages[size] = (reserved, free)
+                pages[size] = int(machine.read(f"{base}/{name}/nr_hugepages"))
         if not pages:
-            raise Unmeasured(f"{base} has no page sizes")
-        return HugePagesSeen(pages=pages)
+            raise Unmeasured(f"{base} lists no page sizes")
+        return pages
 
-    def judge(self, seen: HugePagesSeen) -> Finding:
+    def judge(self, seen: dict[str, int]) -> Finding:
         """More than the site's own reserve was left by a job."""
-        reserved_gib = sum(
-            int(size) * count / _KIB_PER_GIB for size, (count, _) in seen.pages.items()
-        )
-        reserved_gib = round(reserved_gib, 3)
+        reserved_kib = sum(int(size) * count for size, count in seen.items())
+        reserved_gib = round(reserved_kib / _KIB_PER_GIB, 3)
         if reserved_gib > self.max_reserved_gib:
             return user_fault(
                 f"{reserved_gib:g} GiB in huge pages, limit {self.max_reserved_gib:g}",

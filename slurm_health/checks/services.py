@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -15,40 +15,32 @@ _COMM_LENGTH = 15  # the kernel cuts names there
 _PASSING = ("activating", "reloading", "deactivating")
 
 
-class DaemonSeen(Seen, frozen=True, kw_only=True):
-    """How many processes of that name, and user, there are."""
-
-    count: int
-
-
 class Daemon(Check, frozen=True, kw_only=True):
     """A process of this name runs."""
 
-    SEEN: ClassVar[type[Seen]] = DaemonSeen
-    TOGETHER: ClassVar[bool] = True
+    SEEN = int
+    TOGETHER = True
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     user: str = ""
     min_count: Annotated[int, msgspec.Meta(ge=1)] = 1
 
-    def collect(self, context: CheckContext) -> DaemonSeen:
+    def collect(self, machine: CheckContext) -> int:
         """Look through /proc."""
-        uid = _uid(self.user) if self.user else None
         name = self.name[:_COMM_LENGTH]
-        found = [each for each in processes(context) if each.name == name and each.state != "Z"]
-        if uid is not None:
-            found = [each for each in found if owner(context, each.pid) == uid]
-        return DaemonSeen(count=len(found))
+        found = [each for each in processes(machine) if each.name == name and each.state != "Z"]
+        if self.user:
+            uid = _uid(self.user)
+            found = [each for each in found if owner(machine, each.pid) == uid]
+        return len(found)
 
-    def judge(self, seen: DaemonSeen) -> Finding:
+    def judge(self, seen: int) -> Finding:
         """A daemon that should run and does not is the node's fault."""
         whose = f" of {self.user}" if self.user else ""
-        if seen.count < self.min_count:
-            return node_fault(
-                f"{seen.count} processes {self.name}{whose}, limit {self.min_count}",
-                count=seen.count,
-            )
-        return passed(f"{self.name}{whose} runs", count=seen.count)
+        if seen < self.min_count:
+            text = f"{seen} {self.name} processes{whose}, limit {self.min_count}"
+            return node_fault(text, count=seen)
+        return passed(f"{self.name}{whose} runs", count=seen)
 
 
 def _uid(user: str) -> int:
@@ -71,16 +63,16 @@ class UnitSeen(Seen, frozen=True, kw_only=True):
 class Unit(Check, frozen=True, kw_only=True):
     """A systemd unit is active."""
 
-    SEEN: ClassVar[type[Seen]] = UnitSeen
+    SEEN = UnitSeen
 
     unit: Annotated[str, msgspec.Meta(pattern=r"^[\w@.:\\-]+$")]
 
-    def collect(self, context: CheckContext) -> UnitSeen:
+    def collect(self, machine: CheckContext) -> UnitSeen:
         """Ask systemctl."""
         from slurm_health.checks.external import run_program
 
         argv = ["systemctl", "show", "--property=LoadState,ActiveState,SubState", "--", self.unit]
-        ran = run_program(argv, context)
+        ran = run_program(argv, machine)
         fields = dict(line.partition("=")[::2] for line in ran.output.splitlines())
         if ran.code != 0 or not fields.get("ActiveState"):
             raise Unmeasured(f"systemctl: {ran.output.strip() or ran.said}")

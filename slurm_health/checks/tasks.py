@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
-from slurm_health.checks.check import Check, CheckContext, Count, NotNegative, Seen, Unmeasured
+from slurm_health.checks.check import (
+    Check,
+    CheckContext,
+    Count,
+    NotNegative,
+    Seen,
+    Unmeasured,
+    first_few,
+)
 from slurm_health.core.node.finding import Finding, Status, passed, user_fault, warned
-
-_NAMED = 5  # a reason has room for a few names
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,12 +31,12 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     start_ticks: int
 
 
-def processes(context: CheckContext) -> Iterator[Process]:
+def processes(machine: CheckContext) -> Iterator[Process]:
     """Yield every process; those that end meanwhile are left out."""
-    for entry in context.entries("/proc"):
+    for entry in machine.entries("/proc"):
         if entry.isdigit():
             with contextlib.suppress(Unmeasured, ValueError, IndexError):
-                yield parse_stat(context.read(f"/proc/{entry}/stat"))
+                yield parse_stat(machine.read(f"/proc/{entry}/stat"))
 
 
 def parse_stat(text: str) -> Process:
@@ -47,16 +53,15 @@ def parse_stat(text: str) -> Process:
     )
 
 
-def owner(context: CheckContext, pid: int) -> int | None:
+def owner(machine: CheckContext, pid: int) -> int | None:
     """Return the user a process runs as, None when it has ended."""
     with contextlib.suppress(OSError):
-        return context.path(f"/proc/{pid}").stat().st_uid
+        return machine.path(f"/proc/{pid}").stat().st_uid
     return None
 
 
 def _named(found: list[Process]) -> str:
-    names = [f"{each.name}({each.pid})" for each in found[:_NAMED]]
-    return ", ".join(names) + (", ..." if len(found) > _NAMED else "")
+    return first_few([f"{each.name}({each.pid})" for each in found])
 
 
 class LoadSeen(Seen, frozen=True, kw_only=True):
@@ -69,19 +74,19 @@ class LoadSeen(Seen, frozen=True, kw_only=True):
 class Load(Check, frozen=True, kw_only=True):
     """Load per CPU before a job begins. High load names no culprit, so it never drains."""
 
-    SEEN: ClassVar[type[Seen]] = LoadSeen
-    TOGETHER: ClassVar[bool] = True
-    SEVERITY: ClassVar[Status] = Status.WARN
-    CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog",)
+    SEEN = LoadSeen
+    TOGETHER = True
+    SEVERITY = Status.WARN
+    CONTEXTS = ("prolog",)
 
     max_per_cpu_1min: NotNegative | None = None
     max_per_cpu_5min: NotNegative | None = 2.0
     max_per_cpu_15min: NotNegative | None = None
 
-    def collect(self, context: CheckContext) -> LoadSeen:
+    def collect(self, machine: CheckContext) -> LoadSeen:
         """Read /proc/loadavg and count the CPUs that are online."""
-        words = context.read("/proc/loadavg").split()
-        online = context.read("/sys/devices/system/cpu/online")
+        words = machine.read("/proc/loadavg").split()
+        online = machine.read("/sys/devices/system/cpu/online")
         return LoadSeen(
             load=(float(words[0]), float(words[1]), float(words[2])), cpus=count_cpus(online)
         )
@@ -114,30 +119,24 @@ def count_cpus(ranges: str) -> int:
     return total
 
 
-class TasksSeen(Seen, frozen=True, kw_only=True):
-    """Processes in the state that is asked about."""
-
-    found: list[Process]
-
-
 class Zombies(Check, frozen=True, kw_only=True):
     """Processes that have ended and whose parents do not take notice."""
 
-    SEEN: ClassVar[type[Seen]] = TasksSeen
-    TOGETHER: ClassVar[bool] = True
-    SEVERITY: ClassVar[Status] = Status.WARN
+    SEEN = list[Process]
+    TOGETHER = True
+    SEVERITY = Status.WARN
 
     max_count: Count = 50
 
-    def collect(self, context: CheckContext) -> TasksSeen:
+    def collect(self, machine: CheckContext) -> list[Process]:
         """Look for state Z."""
-        return TasksSeen(found=[each for each in processes(context) if each.state == "Z"])
+        return [each for each in processes(machine) if each.state == "Z"]
 
-    def judge(self, seen: TasksSeen) -> Finding:
+    def judge(self, seen: list[Process]) -> Finding:
         """A few are always passing through."""
-        count = len(seen.found)
+        count = len(seen)
         if count > self.max_count:
-            return warned(f"{count} zombies, limit {self.max_count}: {_named(seen.found)}")
+            return warned(f"{count} zombies, limit {self.max_count}: {_named(seen)}")
         return passed(f"{count} zombies", zombies=count)
 
 
@@ -148,32 +147,30 @@ class Uninterruptible(Check, frozen=True, kw_only=True):
     same processes on every node, so this warns and does not drain unless a site says so.
     """
 
-    SEEN: ClassVar[type[Seen]] = TasksSeen
-    TOGETHER: ClassVar[bool] = True
-    SEVERITY: ClassVar[Status] = Status.WARN
+    SEEN = list[Process]
+    TOGETHER = True
+    SEVERITY = Status.WARN
 
     max_count: Count = 10
     apart_s: Annotated[float, msgspec.Meta(ge=0.01, le=60)] = 0.05
 
-    def collect(self, context: CheckContext) -> TasksSeen:
+    def collect(self, machine: CheckContext) -> list[Process]:
         """Look for state D, wait a little, look again; most are there for a moment only."""
         import time
 
-        first = {each.pid for each in processes(context) if each.state == "D"}
+        first = {each.pid for each in processes(machine) if each.state == "D"}
         if len(first) <= self.max_count:
-            return TasksSeen(found=[])
+            return []
         time.sleep(self.apart_s)
-        return TasksSeen(
-            found=[each for each in processes(context) if each.state == "D" and each.pid in first]
-        )
+        return [each for each in processes(machine) if each.state == "D" and each.pid in first]
 
-    def judge(self, seen: TasksSeen) -> Finding:
+    def judge(self, seen: list[Process]) -> Finding:
         """Many that stay are a sign."""
-        count = len(seen.found)
+        count = len(seen)
         if count > self.max_count:
             text = f"{count} processes stuck in the kernel, limit {self.max_count}"
-            return warned(f"{text}: {_named(seen.found)}", stuck=count)
-        return passed("no crowd of processes stuck in the kernel", stuck=count)
+            return warned(f"{text}: {_named(seen)}", stuck=count)
+        return passed("no pile-up of processes stuck in the kernel", stuck=count)
 
 
 class Leftovers(Check, frozen=True, kw_only=True):
@@ -182,41 +179,41 @@ class Leftovers(Check, frozen=True, kw_only=True):
     Only processes of the job's own user count, so other jobs, and other people, are never meant.
     """
 
-    SEEN: ClassVar[type[Seen]] = TasksSeen
-    SEVERITY: ClassVar[Status] = Status.USER_FAULT
-    CONTEXTS: ClassVar[tuple[str, ...]] = ("epilog",)
+    SEEN = list[Process]
+    SEVERITY = Status.USER_FAULT
+    CONTEXTS = ("epilog",)
 
-    def collect(self, context: CheckContext) -> TasksSeen:
+    def collect(self, machine: CheckContext) -> list[Process]:
         """Look through the processes of the job's user."""
-        return TasksSeen(found=of_job(context))
+        return of_job(machine)
 
-    def judge(self, seen: TasksSeen) -> Finding:
+    def judge(self, seen: list[Process]) -> Finding:
         """Whatever is left is the job's doing."""
-        if seen.found:
-            return user_fault(f"left running by the job: {_named(seen.found)}")
-        return passed("the job left no process")
+        if seen:
+            return user_fault(f"left running by the job: {_named(seen)}")
+        return passed("the job left no processes")
 
 
-def of_job(context: CheckContext) -> list[Process]:
+def of_job(machine: CheckContext) -> list[Process]:
     """Return the processes that belong to the job the hook is called for.
 
     Raises:
         Unmeasured: the hook is not called for a job of an ordinary user.
     """
-    job, uid = context.environ.get("SLURM_JOB_ID", ""), context.environ.get("SLURM_JOB_UID", "")
+    job, uid = machine.environ.get("SLURM_JOB_ID", ""), machine.environ.get("SLURM_JOB_UID", "")
     if not job.isdecimal() or not uid.isdecimal() or int(uid) == 0:
         raise Unmeasured("not called for a job of an ordinary user")
     wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_JOBID={job}".encode()}
     return [
         each
-        for each in processes(context)
+        for each in processes(machine)
         if each.state != "Z"
-        and owner(context, each.pid) == int(uid)
-        and wanted & set(_environment(context, each.pid))
+        and owner(machine, each.pid) == int(uid)
+        and wanted & set(_environment(machine, each.pid))
     ]
 
 
-def _environment(context: CheckContext, pid: int) -> list[bytes]:
+def _environment(machine: CheckContext, pid: int) -> list[bytes]:
     with contextlib.suppress(OSError):
-        return context.path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return machine.path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return []

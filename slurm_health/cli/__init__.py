@@ -1,2 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. Nothing else of slurm-health loads click."""
+"""The command line. No other room loads click.
+
+Parses, builds, calls one room and exits. Results go to standard output, everything else to
+standard error; every error becomes one line and an exit code in `main`.
+
+    main             the command `slurm-health`: finds the others, turns errors into exit codes
+    check            `slurm-health check`
+    sbatch           `slurm-health sbatch`
+    run              `slurm-health run`
+    report           `slurm-health report`
+    plan             `slurm-health plan`
+    hooks            prolog, epilog, healthcheck, init-config, nodes
+    doctor           `slurm-health doctor`
+    internal         what only slurm-health itself calls: agent, supervise, requeue-helper
+    shared_options   the options of `slurm_health.options`, as click has them
+    terminal         how results are printed
+"""

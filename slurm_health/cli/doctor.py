@@ -42,10 +42,10 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
     try:
         site = site_if_any(config)
         if site is None:
-            text = f"{site_file(os.environ)} is not there: no hooks are installed on this machine"
+            text = f"{site_file(os.environ)} does not exist: no hooks are installed on this machine"
             advice.append(look(text, "nothing, or as root: docs/admin/install.md"))
     except ConfigError as err:
-        advice.append(change(str(err), "mend the file; a draft of one: slurm-health init-config"))
+        advice.append(change(str(err), "fix it; for a draft of one: slurm-health init-config"))
     said = _slurm(advice)
     if said is not None:
         advice += slurm_conf.advise(said, site)

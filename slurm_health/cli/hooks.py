@@ -47,7 +47,7 @@ def load_site(config: str | None) -> Site:
     from slurm_health.config import site_file
     from slurm_health.site_settings import load
 
-    return load(Path(config) if config else site_file(os.environ), owner=os.getuid())
+    return load(Path(config) if config else site_file(os.environ))
 
 
 def site_if_any(config: str | None) -> Site | None:
@@ -77,17 +77,9 @@ def _controller() -> Client:
 
 
 def _hook(name: str, config: str | None) -> int:
-    from slurm_health.hooks import epilog as epilog_hook
-    from slurm_health.hooks import healthcheck as healthcheck_hook
-    from slurm_health.hooks import prolog as prolog_hook
+    from slurm_health.hooks.__main__ import run
 
-    hooks = {"prolog": prolog_hook, "epilog": epilog_hook, "healthcheck": healthcheck_hook}
-    from slurm_health.checks.check import CheckContext
-
-    site = load_site(config)
-    environ = dict(os.environ)
-    place = CheckContext(environ=environ, now_s=time.time(), state=site.state, context=name)
-    return int(ExitCode.BAD_NODES if hooks[name].run(site, environ, place) else ExitCode.HEALTHY)
+    return int(ExitCode.BAD_NODES if run(name, load_site(config), os.environ) else ExitCode.HEALTHY)
 
 
 @click.command(short_help="Check this node before a job, as slurmd's Prolog does.")
@@ -121,13 +113,15 @@ def epilog(config: str | None) -> int:
     help="Run the checks of this hook.",
 )
 @click.option("--explain", is_flag=True, help="Run nothing; say what would run here, and why.")
-@click.option("--act", is_flag=True, help="Do what HealthCheckProgram does: drain, give back.")
+@click.option(
+    "--act", is_flag=True, help="Drain and return to service, as HealthCheckProgram does."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_json: bool) -> int:
     """Run the checks that are configured for this node and print what they find.
 
-    Nothing is drained or given back unless --act says so. Exits 0 when the node is well, 1 for a
-    proven fault, 3 when something could not be measured.
+    Nothing is drained or returned to service without --act. Exits 0 when the node is healthy, 1
+    for a proven fault, 3 when something could not be measured.
     """
     if act:
         return _hook("healthcheck", config)
@@ -170,7 +164,7 @@ def _exit_code(results: list[CheckResult]) -> ExitCode:
 def init_config(shared: str) -> int:
     """Print a configuration drafted from this node as it is now.
 
-    Run it on a node that is known to be well. Every check that could drain begins in shadow.
+    Run it on a node that is known to be healthy. Every check that could drain begins in shadow.
     """
     from slurm_health.checks.check import CheckContext
     from slurm_health.hooks.init_config import draft
@@ -182,7 +176,8 @@ def init_config(shared: str) -> int:
 
 
 @click.group(
-    invoke_without_command=True, short_help="What slurm-health has drained, why, and giving back."
+    invoke_without_command=True,
+    short_help="List the nodes slurm-health has drained; release them.",
 )
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
@@ -209,7 +204,7 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
 @click.argument("names", metavar="NODE...", nargs=-1, required=True)
 @click.pass_obj
 def release(config: str | None, names: tuple[str, ...]) -> int:
-    """Give nodes back that slurm-health has drained, and forget their marks.
+    """Return nodes that slurm-health has drained to service, and delete their marks.
 
     A node that somebody else has drained is left as it is.
     """
@@ -229,13 +224,13 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
 @nodes.command()
 @click.pass_obj
 def retest(config: str | None) -> int:
-    """Run again, on this node, the checks that it was drained for. Nothing follows."""
+    """Run again, on this node, the checks that it was drained for. Nothing else is done."""
     from slurm_health.draining import own_drain
     from slurm_health.hooks import explain as texts
     from slurm_health.hooks.run_checks import run_checks
 
     site = load_site(config)
-    kept = own_drain.load(site.state)
+    kept = own_drain.recall(site.state)
     if kept is None:
         print_result("this node was not drained by its hooks\n")
         return int(ExitCode.HEALTHY)
@@ -252,12 +247,12 @@ def retest(config: str | None) -> int:
 @click.pass_obj
 def marks_command(config: str | None, names: tuple[str, ...]) -> int:
     """List accusations by users' jobs that no check of the node has confirmed."""
-    from slurm_health.draining.shared_state import Untrusted
+    from slurm_health.draining.shared_state import Unusable
     from slurm_health.hooks import nodes as listing
 
     try:
         print_result(listing.marks_text(load_site(config), names, time.time()))
-    except Untrusted as err:
+    except Unusable as err:
         raise click.ClickException(str(err)) from err
     return int(ExitCode.HEALTHY)
 
@@ -266,12 +261,12 @@ def marks_command(config: str | None, names: tuple[str, ...]) -> int:
 @click.pass_obj
 def reset(config: str | None) -> int:
     """Let the breaker allow drains again, once the common cause is found."""
-    from slurm_health.draining.shared_state import Untrusted
+    from slurm_health.draining.shared_state import Unusable
     from slurm_health.hooks import nodes as listing
 
     try:
         print_result(listing.reset(load_site(config)))
-    except Untrusted as err:
+    except Unusable as err:
         raise click.ClickException(str(err)) from err
     return int(ExitCode.HEALTHY)
 

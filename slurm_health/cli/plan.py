@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from typing import TextIO
 
 import click
+import msgspec
 
 from slurm_health.core.localize.localizer import (
     GroupResult,
@@ -57,14 +57,14 @@ class _Play:
     type=click.FloatRange(0, 1),
     default=0.01,
     show_default=True,
-    help="Deviation of one test, relative.",
+    help="Relative standard deviation of one measurement.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same run.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     hostlist: str, bad: str, topology: TextIO | None, noise: float, seed: int, as_json: bool
 ) -> None:
-    """Play a health check of HOSTLIST on a simulated cluster and show every step of it.
+    """Simulate a health check of HOSTLIST and show every step of it.
 
     \b
     slurm-health plan 'n[1-8]'                            a healthy cluster: two rounds
@@ -72,15 +72,15 @@ def plan(
     slurm-health plan 'n[1-8]' --bad n3,n7:slow=1.3       and n7's network is 1.3x slower
     slurm-health plan 'n[1-16]' --topology topo.txt --bad leaf2:leaf=1.5
 
-    No node is contacted, and nothing is written. The pairs, the inference and the words are those
-    of a real run; only the measurements are made up.
+    No node is contacted, and nothing is written. Pairing, inference and wording are those of a
+    real run; only the measurements are made up.
     """  # noqa: D301 - \b is click's mark for a block that keeps its lines
     nodes = _nodes(hostlist)
     leaves = _leaves(topology)
     faults = parse_faults(bad, nodes, leaves)
     play = _play(nodes, leaves, faults, noise, seed)
     if as_json:
-        click.echo(json.dumps(_as_json(play), indent=2))
+        click.echo(_as_json(play))
     else:
         for line in _as_text(play):
             click.echo(line)
@@ -92,7 +92,7 @@ def _nodes(hostlist: str) -> tuple[str, ...]:
     except ValueError as err:
         raise UsageError(str(err)) from err
     if len(nodes) > _MANY_NODES:
-        raise UsageError(f"{len(nodes)} nodes are more than the {_MANY_NODES} this is made for")
+        raise UsageError(f"{len(nodes)} nodes are more than the {_MANY_NODES} that can be played")
     return tuple(dict.fromkeys(nodes))
 
 
@@ -221,42 +221,30 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _as_json(play: _Play) -> dict[str, Any]:
+def _as_json(play: _Play) -> str:
+    measured = ("nodes", "outcome", "shared_ms", "node_ms", "silent")
     verdict = play.verdict
-    return {
+    found = {
         "rounds": [
-            {
-                "index": round_.index,
-                "groups": [
-                    {
-                        "nodes": list(result.nodes),
-                        "outcome": result.outcome.value,
-                        "shared_ms": dict(result.shared_ms),
-                        "node_ms": {metric: dict(ms) for metric, ms in result.node_ms.items()},
-                        "silent": list(result.silent),
-                    }
-                    for result in results
-                ],
-            }
+            {"index": round_.index, "groups": [_fields(result, *measured) for result in results]}
             for round_, results in play.rounds
         ],
         "nodes": {
             name: {
-                "level": node.level.value,
+                "level": node.level,
                 "slowdown": round(node.slowdown, 4),
                 "probability": round(node.probability, 6),
-                "component": node.component,
-                "reason": node.reason,
-                "evidence": list(node.evidence),
+                **_fields(node, "component", "reason", "evidence"),
             }
             for name, node in verdict.nodes.items()
         },
         "leaves": [
-            {"leaf": leaf.ends[0], "level": leaf.level.value, "reason": leaf.reason}
-            for leaf in verdict.leaves
+            {"leaf": leaf.ends[0], **_fields(leaf, "level", "reason")} for leaf in verdict.leaves
         ],
-        "paths": [
-            {"ends": list(path.ends), "level": path.level.value, "reason": path.reason}
-            for path in verdict.paths
-        ],
+        "paths": [_fields(path, "ends", "level", "reason") for path in verdict.paths],
     }
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
+
+
+def _fields(value: object, *names: str) -> dict[str, object]:
+    return {name: getattr(value, name) for name in names}

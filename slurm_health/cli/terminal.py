@@ -13,7 +13,7 @@ from typing import TextIO
 
 
 def terminal() -> tuple[int | None, bool]:
-    """Return the width to fit, None where standard output is no terminal, and whether it is UTF."""
+    """Return the width to fit, None where standard output is no terminal, and if it is Unicode."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return width, "utf" in (sys.stdout.encoding or "").lower()
 
@@ -33,7 +33,10 @@ _ERASE = "\r\x1b[K"
 
 
 class ProgressLine(logging.Filter):
-    """The line. As a filter of the log's handler it is erased before anything is logged."""
+    """A line of progress, redrawn in place.
+
+    As a filter of the log's handler it is erased before anything is logged.
+    """
 
     def __init__(self, terminal: TextIO, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

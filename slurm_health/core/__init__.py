@@ -1,2 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions: pure functions and values. No I/O, clock, environment, logging, torch or click."""
+"""What is decided, and the words it is decided in.
+
+Pure: functions from values to values, without files, clock, environment, network or logging. Any
+process may call them.
+
+    records         what a journal holds: one type for each kind of record
+    record_codec    a record to a line of a journal, and back
+    verdict         rounds, what came out of them, and what is concluded about each node
+    allocation      a job's allocation, from its SLURM_ variables
+    nodeset         node lists as Slurm writes them, to names and back
+    probe_catalog   which probes there are, who runs each, which part of a node it is about
+    gpu_load        what GPUs reported while they were under load
+    expectations    what a healthy device of a known model reaches
+    text            foreign text made safe for a terminal, a log, or a field of Slurm
+    localize        a room of its own: evidence to a verdict
+    session         a room of its own: the journal to the master's next step
+    acting          a room of its own: a verdict to what becomes of the job and its nodes
+    node            a room of its own: what a hook finds to what becomes of the node
+"""

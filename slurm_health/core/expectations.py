@@ -18,6 +18,7 @@ from typing import Annotated
 
 import msgspec
 
+from slurm_health.core.probe_catalog import Metric
 from slurm_health.errors import ConfigError
 
 # What a well device reaches of its peak at least, where the best measured rates are published:
@@ -161,10 +162,9 @@ def expected_ms(
             "matmul": largest_matmul_ms(expectation, flop=MATMUL_FLOP),
             "memory_copy": largest_copy_ms(expectation, moved_bytes=COPY_BYTES),
         }
-        for metric, largest_ms in times_ms.items():
+        for probe, largest_ms in times_ms.items():
             if largest_ms is not None:
-                name = f"{metric} on {model.replace(':', ' ')}" if several else metric
-                found[name] = largest_ms / slack
+                found[str(Metric(probe=probe, model=model if several else ""))] = largest_ms / slack
     return found
 
 

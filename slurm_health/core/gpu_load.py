@@ -26,7 +26,6 @@ _WORDS = {
     HARDWARE_SLOWDOWN: "hardware slowdown",
     SOFTWARE_THERMAL: "software thermal slowdown",
 }
-SERIOUS = HARDWARE_SLOWDOWN | HARDWARE_THERMAL | POWER_BRAKE
 # A reason seen once may be the blink of a regulator.
 LEAST_SAMPLES = 2
 
@@ -103,12 +102,6 @@ def summarise(samples: Iterable[DeviceSample]) -> list[Burn]:
         named[sample.index] = uuid
         devices.setdefault((sample.index, uuid), []).append(sample)
     return [_summary(index, uuid, each) for (index, uuid), each in sorted(devices.items())]
-
-
-def flagged(burn: Burn) -> bool:
-    """Tell whether something was seen that a healthy GPU never does."""
-    reasons = _lasting(burn) & SERIOUS
-    return bool(reasons or burn.lost or burn.remap_failed or burn.uncorrected)
 
 
 def words(burn: Burn) -> list[str]:

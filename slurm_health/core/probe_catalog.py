@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which probes there are, who takes part in each, what part of a node they are about."""
+"""Which probes there are, who takes part in each, what they measure of which part of a node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 
 class Scope(Enum):
@@ -50,12 +52,31 @@ _COMPONENTS = {
 }
 
 
-def component_of(metric: str) -> str:
-    """Return the part of a node that a metric is about; an own probe is its own part."""
-    probe, _, quantity = metric.partition(" ")
-    if probe == "gpt":
-        return "compute" if "compute" in quantity else "network"
-    return _COMPONENTS.get(probe, probe)
+class Metric(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """What a time is of: a probe, which of its quantities, on which model and part of a node.
+
+    What a probe has one of, or what is not told apart, is empty. Only times of one metric are
+    ever compared. Its text is the same wherever people and programs read it.
+    """
+
+    probe: str
+    quantity: str = ""
+    model: str = ""
+    part: str = ""
+
+    def __str__(self) -> str:
+        """Return the name: `gpt step`, `matmul:device 3`, `matmul on NVIDIA H200`."""
+        quantity = f" {self.quantity}" if self.quantity else ""
+        model = f" on {self.model}" if self.model else ""
+        part = f":{self.part}" if self.part else ""
+        return f"{self.probe}{quantity}{model}{part}"
+
+    @property
+    def component(self) -> str:
+        """The part of a node that it is about; an own probe is its own part."""
+        if self.probe == "gpt":
+            return "compute" if "compute" in self.quantity else "network"
+        return _COMPONENTS.get(self.probe, self.probe)
 
 
 _QUICK = ("matmul", "allgather")

@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 
 from slurm_health.core.gpu_load import Burn
+from slurm_health.core.probe_catalog import Metric
 from slurm_health.core.verdict import LinkVerdict, NodeVerdict, Outcome
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -254,6 +255,11 @@ class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
     quantity: str = ""
     scope: str = "solo"
     figures: dict[str, Figure] = {}
+
+    @property
+    def metric(self) -> Metric:
+        """What the times are of."""
+        return Metric(probe=self.probe, quantity=self.quantity)
 
 
 class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):

@@ -13,6 +13,11 @@ from enum import Enum
 
 import msgspec
 
+from slurm_health.core.probe_catalog import Metric
+
+# Who has no probes, a simulation for one, names a metric by a plain word.
+MetricName = Metric | str
+
 
 class Outcome(Enum):
     """What happened to one group in one round."""
@@ -53,8 +58,8 @@ class GroupResult:
 
     nodes: tuple[str, ...]
     outcome: Outcome
-    shared_ms: Mapping[str, float] = field(default_factory=dict)
-    node_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    shared_ms: Mapping[MetricName, float] = field(default_factory=dict)
+    node_ms: Mapping[MetricName, Mapping[str, float]] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     crashed: tuple[str, ...] = ()
     said: Mapping[str, str] = field(default_factory=dict)

@@ -31,7 +31,7 @@ def fine(text: str) -> Advice:
 
 
 def look(text: str, do: str) -> Advice:
-    """Return that something may be meant so, and has a price."""
+    """Return that something may be intended, and has a price."""
     return Advice(level=Level.LOOK, text=text, do=do)
 
 

@@ -44,7 +44,7 @@ def advise_machine(site: Site, cluster: str, limit_s: int) -> list[Advice]:
 
 def _rights() -> Advice:
     if os.getuid() != 0:
-        text = "not root: what only root can see or write was not looked at"
+        text = "not root: what only root can see or write was not checked"
         return look(text, "run doctor as root on a node, as the hooks run")
     return fine("root, as the hooks are")
 
@@ -52,15 +52,15 @@ def _rights() -> Advice:
 def _settings(site: Site, limit_s: int) -> Iterator[Advice]:
     if not site.checks:
         text = f"{site.path} configures no check: the hooks do nothing"
-        yield change(text, "draft some on a node that is well: slurm-health init-config")
+        yield change(text, "draft some on a healthy node: slurm-health init-config")
         return
     shadow = [each.name for each in site.checks if each.shadow]
     if not site.hooks.drain:
         text = f"{site.path}: hooks.drain is false: faults are logged and nothing is drained"
-        yield look(text, "drain = true, once the log shows nothing you would not drain for")
+        yield look(text, "drain = true, once the log shows only faults that are worth a drain")
     elif len(shadow) == len(site.checks):
         text = "every check is in shadow: faults are logged and nothing is drained"
-        yield look(text, "take shadow = true away, check by check")
+        yield look(text, "remove shadow = true, check by check")
     else:
         yield fine(f"checks: {len(site.checks)}, of them in shadow: {len(shadow)}")
     slowest = max(site.checks, key=lambda each: each.time_limit_s)
@@ -68,7 +68,7 @@ def _settings(site: Site, limit_s: int) -> Iterator[Advice]:
     if slowest.time_limit_s + slurm_s > limit_s:
         text = (
             f"checks.{slowest.name} may take {slowest.time_limit_s:g} s and a drain {slurm_s:g} s,"
-            f" more than the {limit_s} s of the shims: such a hook is ended and finds nothing"
+            f" more than the {limit_s} s of the shims: such a hook is stopped and finds nothing"
         )
         yield look(text, "a lower time_limit_s, or a higher limit= in the shims")
 
@@ -78,13 +78,15 @@ def _shared(site: Site) -> Advice:
 
     path = site.breaker.directory
     if not path:
-        text = "breaker.directory is not set: nobody knows what others drain, so nothing is drained"
+        text = (
+            "breaker.directory is not set: nobody knows how many are drained, so nothing is drained"
+        )
         return change(text, f"in {site.path}: [breaker] directory = a directory all nodes share")
     if os.getuid() != 0:
         return look(f"whether {path} can be locked and written was not tried", "run doctor as root")
     try:
-        shared_state.change(site.breaker, lambda before: (before, b""), owner=os.getuid())
-    except shared_state.Untrusted as err:
+        shared_state.change_ledger(site.breaker, lambda before: (before, b""))
+    except shared_state.Unusable as err:
         text = f"the shared directory cannot be used, so nothing is drained: {err}"
         return change(text, f"install -d -m 0755 -o root -g root {path}, exported to root")
     kind = _filesystem(path)
@@ -166,7 +168,10 @@ def _clock() -> Advice:
     try:
         seen = Clock().collect(CheckContext())
     except Unmeasured as err:
-        return look(f"the clock cannot be asked: {err}", "see that a time server is followed")
+        return look(
+            f"the state of the clock cannot be read: {err}",
+            "make sure that it follows a time server",
+        )
     if not seen.synchronised:
         text = "the clock is not synchronised: times in journals and notes cannot be compared"
         return look(text, "follow a time server: chrony, or systemd-timesyncd")
@@ -178,7 +183,7 @@ def _gpu(site: Site) -> Advice:
 
     uses_gpu = any(type(each.check).__name__.startswith("Gpu") for each in site.checks)
     if uses_gpu and importlib.util.find_spec("pynvml") is None:
-        text = "GPU checks are configured and nvidia-ml-py is missing: they measure nothing"
+        text = "GPU checks are configured, but nvidia-ml-py is missing: they measure nothing"
         return change(text, "pip install 'slurm-health[gpu]' where the shims' python is")
     return fine("what the configured checks need is installed")
 
@@ -187,12 +192,12 @@ def reads_advice(name: str, why: str) -> Advice:
     """Return how Slurm is read here, and why so."""
     if name == "pyslurm" or why == "pyslurm is not installed":
         return fine(f"Slurm is read through {name}: {why}")
-    return look(f"Slurm is read through {name}: {why}", "nothing, if that is meant so")
+    return look(f"Slurm is read through {name}: {why}", "nothing, if that is intended")
 
 
 def torch_advice(output: str, code: int, python: str) -> Advice:
     """Return what an interpreter's torch, asked with `TORCH_QUESTION`, is good for."""
     if code != 0:
-        text = f"{python} has no torch: it cannot run the check of a job"
+        text = f"{python} has no torch, so it cannot run a job's check"
         return look(text, "slurm-health doctor --python PATH, with the one that jobs train with")
     return fine(f"{python}: {output.strip()}")

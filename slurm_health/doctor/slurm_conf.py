@@ -28,8 +28,8 @@ _SHIMS = {
 }
 _WITHOUT = {
     "Prolog": "nodes are not checked before a job",
-    "Epilog": "what users' jobs find out is not looked into, and nothing is cleaned up",
-    "HealthCheckProgram": "idle nodes are not checked, nor given back",
+    "Epilog": "what users' jobs find out is not followed up, and nothing is cleaned up",
+    "HealthCheckProgram": "idle nodes are neither checked nor returned to service",
 }
 _FAILS = "every job fails there, and Slurm drains its nodes"
 
@@ -111,9 +111,9 @@ def _pattern(key: str, entry: str) -> Iterator[Advice]:
     if not found:
         if os.access(Path(entry).parent, os.R_OK | os.X_OK) or not Path(entry).parent.exists():
             text = f"{key}={entry} matches nothing: {_FAILS}"
-            yield change(text, f"name each script, or take {key} out of slurm.conf")
+            yield change(text, f"name each script, or remove {key} from slurm.conf")
         else:
-            yield look(f"{key}={entry} cannot be looked into by this user", "run doctor as root")
+            yield look(f"{key}={entry}: this user cannot see what is there", "run doctor as root")
         return
     for path in found:
         why = trouble(path)
@@ -121,7 +121,7 @@ def _pattern(key: str, entry: str) -> Iterator[Advice]:
             yield change(
                 f"{key}={entry}: {path} {why}: {_FAILS}", f"chmod 755 it, or remove {path}"
             )
-    text = f"{key}={entry} is a pattern: any stray file there fails every job"
+    text = f"{key}={entry} is a pattern: any stray file there makes every job fail"
     yield look(text, "name each script in slurm.conf")
 
 
@@ -129,7 +129,7 @@ def _script(key: str, entry: str) -> Advice:
     why = trouble(entry)
     if why:
         mend = f"chmod 755 {entry}" if "executable" in why else "put it there on every node"
-        return change(f"{key}={entry} {why}: {_FAILS}", f"{mend}, or take {key} out of slurm.conf")
+        return change(f"{key}={entry} {why}: {_FAILS}", f"{mend}, or remove {key} from slurm.conf")
     return fine(f"{key}={entry}")
 
 
@@ -144,7 +144,7 @@ def _shim(shim: Shim, site: Site | None) -> Iterator[Advice]:
         text = f"{shim.path}: config={shim.config} {why}: {unchecked}"
         yield change(text, f"put the site's file there, or edit the line config= in {shim.path}")
     elif site is not None and Path(shim.config).resolve() != Path(site.path).resolve():
-        text = f"{shim.path} follows {shim.config}, and what is said here is about {site.path}"
+        text = f"{shim.path} follows {shim.config}, but this advice is about {site.path}"
         yield look(text, f"slurm-health doctor --config {shim.config}")
 
 
@@ -155,7 +155,7 @@ def _prolog_flags(config: Mapping[str, str]) -> list[Advice]:
     if missing:
         text = (
             f"PrologFlags lacks {' and '.join(missing)}: a batch script starts while the prologs of"
-            " its other nodes still run"
+            " its other nodes are still running"
         )
         return [change(text, f"PrologFlags={','.join([*flags, *missing])}")]
     return [fine("PrologFlags has Alloc and DeferBatch")]
@@ -172,7 +172,7 @@ def _timeouts(config: Mapping[str, str], shims: list[Shim]) -> list[Advice]:
             )
             mend = f"{key}={limit_s + _KILL_AFTER_S} or more, or a lower limit= in the shims"
             found.append(change(text, mend))
-    return found or [fine(f"Slurm lets the hooks end by themselves, after {limit_s} s at most")]
+    return found or [fine(f"Slurm lets the hooks finish, which takes at most {limit_s} s")]
 
 
 def _requeue(config: Mapping[str, str]) -> list[Advice]:
@@ -201,10 +201,10 @@ def _health_check(
         return
     why = trouble(program)
     if why:
-        mend = f"put it there on every node, executable, or take {key} out of slurm.conf"
+        mend = f"put it there on every node, executable, or remove {key} from slurm.conf"
         yield change(f"{key}={program} {why}: {_WITHOUT[key]}", mend)
     elif not shims and os.access(program, os.R_OK):
-        text = f"{key}={program} is no shim of slurm-health: nodes it drained are not given back"
+        text = f"{key}={program} is no shim of slurm-health: what it drained stays drained"
         yield look(text, f"call /etc/slurm-health/{_SHIMS[key]} from it")
     number = _NUMBER.match(config.get("HealthCheckInterval", ""))
     if not number or int(number.group()) == 0:
@@ -216,7 +216,7 @@ def _health_check(
         yield look(text, f"limit=30 in {program}")
     state = config.get("HealthCheckNodeState", "").upper()
     if "NONDRAINED_IDLE" in state and (site is None or site.recovery.release):
-        text = "HealthCheckNodeState=NONDRAINED_IDLE: a drained node is never given back"
+        text = "HealthCheckNodeState=NONDRAINED_IDLE: a drained node is never returned to service"
         yield look(text, "HealthCheckNodeState=ANY")
         return
     yield fine(f"{key} runs every {number.group()} s")

@@ -1,2 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One way to take a node out of the pool, and one to give it back."""
+"""The one way to take a node out of the pool, and the one way to return it.
+
+Runs as root: in the hooks, on the node concerned, and in the administrators' commands. It changes
+Slurm through `slurm`, and writes to the shared directory. What may be drained is decided in
+`core.node`.
+
+    drain          drains this node: asks who holds it, asks the breaker, drains, looks again
+    own_drain      lifts a drain that is ours and unchanged
+    shared_state   the files that all nodes share: the breaker's ledger and the marks
+"""

@@ -1,20 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lift a drain: only ours, only as we left it, only where nothing else holds the node."""
+"""A drain of our own: what this node remembers of it, and how it is lifted.
+
+Only ours is lifted, only as we left it, and only where nothing else holds the node.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from slurm_health.core.node import drain_note
 from slurm_health.core.node.recovery import DrainRecord
-from slurm_health.draining.shared_state import publish
 from slurm_health.errors import SlurmError
 from slurm_health.site_settings import Site
-from slurm_health.slurm.client import Client
-from slurm_health.slurm.parsing import Node
+
+if TYPE_CHECKING:  # a health check loads this every time, and asks Slurm next to never
+    from slurm_health.slurm.client import Client
+    from slurm_health.slurm.parsing import Node
+
+RECORD = "drained.json"
+
+
+def remember(state: Path, record: DrainRecord) -> bool:
+    """Keep the record of a drain in this node's own directory; tell whether that worked."""
+    from slurm_health.draining.shared_state import publish
+
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        publish(state / RECORD, msgspec.json.encode(record))
+    except OSError:
+        return False
+    return True
+
+
+def recall(state: Path) -> DrainRecord | None:
+    """Return the record; None when there is none, or it cannot be read: then we know of nothing."""
+    try:
+        return msgspec.json.decode((state / RECORD).read_bytes(), type=DrainRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def forget(state: Path) -> None:
+    """Remove the record: the drain is over, or another's now."""
+    with contextlib.suppress(OSError):
+        (state / RECORD).unlink()
 
 
 def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
@@ -22,18 +55,18 @@ def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     try:
         now = controller.node(kept.node)
     except SlurmError as err:
-        return f"not released: Slurm cannot be asked: {err}"
+        return f"not released: could not query Slurm: {err}"
     if not now.drained or drain_note.unsigned(now.reason) != kept.reason:
-        drop(site.state)
-        return f"no longer ours: {now.state}: {now.reason or '(no reason)'}"
+        forget(site.state)
+        return f"the drain is no longer ours: {now.state}: {now.reason or '(no reason)'}"
     if not now.releasable:
         # Ask again after as many passes, not every time.
-        keep(site.state, msgspec.structs.replace(kept, passes=0))
+        remember(site.state, msgspec.structs.replace(kept, passes=0))
         return f"not released: it is {now.state}"
     why_not = undrain(controller, now)
     if why_not:
         return f"not released: {why_not}"
-    drop(site.state)
+    forget(site.state)
     return f"released after {kept.passes} passes of {', '.join(kept.retest)}"
 
 
@@ -45,34 +78,3 @@ def undrain(controller: Client, now: Node) -> str:
     except SlurmError as err:
         return str(err)
     return f"it is still {after.state}" if after.drained else ""
-
-
-NAME = "drained.json"
-
-
-def keep(state: Path, record: DrainRecord) -> bool:
-    """Keep the record; tell whether that worked."""
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        publish(state / NAME, msgspec.json.encode(record))
-    except OSError:
-        return False
-    return True
-
-
-def load(state: Path) -> DrainRecord | None:
-    """Return the record; None when there is none, or it cannot be read: then we know of nothing."""
-    try:
-        data = (state / NAME).read_bytes()
-    except OSError:
-        return None
-    try:
-        return msgspec.json.decode(data, type=DrainRecord)
-    except msgspec.DecodeError:
-        return None
-
-
-def drop(state: Path) -> None:
-    """Forget it: the drain is over, or another's now."""
-    with contextlib.suppress(OSError):
-        (state / NAME).unlink()

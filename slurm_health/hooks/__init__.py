@@ -1,6 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What root runs on every node: prolog, epilog, health check.
+"""What root runs on every node: prolog, epilog, health check, and the administrators' commands.
 
-Nothing here may load torch, click, ClusterShell or a Slurm command's output while the node is
-well: the prolog stands between a user and the job.
+slurmd starts these before and after each job and every few minutes. They read what users write,
+and execute and follow nothing of it. While the node is healthy they load no torch, no click and no
+ClusterShell and call no Slurm command, because the prolog stands between a user and their job.
+
+    prolog         before a job: checks the node
+    epilog         after a job: cleans up, checks the node, reads the job's findings about it
+    healthcheck    every few minutes: checks the node, resumes what was drained
+    run_checks     runs checks at the same time, each in a child, and judges what they saw
+    user_journal   reads an ended job's journal, as the job's user
+    nodes          `slurm-health nodes`: what was drained, why, and how to resume it
+    explain        `healthcheck --explain`: what runs here, and why
+    init_config    `init-config`: drafts a site's file from this node
+    log            standard error and the system log
 """

@@ -11,61 +11,62 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slurm_health.checks.check import CheckContext
     from slurm_health.site_settings import Site
 
 FAULT = 99
 USAGE = 2
 UNUSABLE = 78
-SITE_FILE = "/etc/slurm-health/config.toml"
 
 
 def main(arguments: list[str]) -> int:
     """Run one hook and return its exit code."""
     gc.disable()  # a few milliseconds of life, and children that would only copy what it touches
-    hook, config = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if hook not in {"prolog", "epilog", "healthcheck"} or len(config) > 1:
+    name, config = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if name not in {"prolog", "epilog", "healthcheck"} or len(config) > 1:
         print("usage: slurm_health.hooks prolog|epilog|healthcheck [FILE]", file=sys.stderr)
         return USAGE
-    from slurm_health.checks.check import CheckContext
     from slurm_health.errors import ConfigError
+    from slurm_health.site_file import SITE_FILE
     from slurm_health.site_settings import load
 
-    path = Path(config[0] if config else SITE_FILE)
     try:
-        site = load(path, owner=os.getuid())
+        site = load(Path(config[0] if config else SITE_FILE))
     except ConfigError as err:
-        _log(hook, f"nothing is checked: {err}")
+        _log(name, f"nothing is checked: {err}")
         return UNUSABLE
-    place = CheckContext(
-        environ=dict(os.environ), now_s=time.time(), state=site.state, context=hook
-    )
-    return FAULT if _run(hook, site, place) else 0
+    return FAULT if run(name, site, os.environ) else 0
 
 
-def _run(hook: str, site: Site, place: CheckContext) -> bool:
-    if hook == "prolog":
+def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
+    """Run one hook; what its answer means is said where it is."""
+    from slurm_health.checks.check import CheckContext
+    from slurm_health.hooks.hook import Hook
+
+    context = CheckContext(environ=dict(environ), now_s=time.time(), state=site.state, context=name)
+    hook = Hook(site, environ, context)
+    if name == "prolog":
         from slurm_health.hooks import prolog
 
-        return prolog.run(site, os.environ, place)
-    if hook == "epilog":
+        return prolog.run(hook)
+    if name == "epilog":
         from slurm_health.hooks import epilog
 
-        return epilog.run(site, os.environ, place)
+        return epilog.run(hook)
     from slurm_health.hooks import healthcheck
 
-    return healthcheck.run(site, os.environ, place)
+    return healthcheck.run(hook)
 
 
-def _log(hook: str, text: str) -> None:
+def _log(name: str, text: str) -> None:
     from slurm_health.hooks.log import Log
     from slurm_health.hooks.run_checks import node_name
 
-    Log(hook, node_name(os.environ), os.environ.get("SLURM_JOB_ID", "")).error(text)
+    Log(name, node_name(os.environ), os.environ.get("SLURM_JOB_ID", "")).error(text)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,150 +15,130 @@ from slurm_health.checks.check import CheckContext, Unmeasured
 from slurm_health.checks.tasks import Process, of_job, parse_stat
 from slurm_health.core.node.finding import node_faults
 from slurm_health.core.node.settings import AccusationPolicy
-from slurm_health.draining.drain import Came, Cause, cause_of, drain_this_node
-from slurm_health.hooks.log import Log
-from slurm_health.hooks.run_checks import choose, confirming, node_name, run_checks, running
+from slurm_health.hooks.hook import Hook
+from slurm_health.hooks.run_checks import confirming
 from slurm_health.hooks.user_journal import JobEnded, Unreadable, accusations, job_of
 from slurm_health.killable import Answered, run_one
-from slurm_health.site_settings import Site
-from slurm_health.slurm.client import Client
 
-
-def run(site: Site, environ: Mapping[str, str], place: CheckContext) -> bool:
-    """Run the epilog; return whether it drained this node, so that the epilog is to fail.
-
-    A failed epilog is what makes Slurm start an expedited job again at once, elsewhere.
-    """
-    node = node_name(environ)
-    log = Log("epilog", node, environ.get("SLURM_JOB_ID", ""))
-    partition = environ.get("SLURM_JOB_PARTITION")
-    chosen = choose(site.checks, context="epilog", node=node, partition=partition)
-    results = run_checks(running(chosen), place)
-    log.results(results)
-    if site.hooks.end_leftovers:
-        _clean(place, log)
-    faults = node_faults(results)
-    cause = cause_of(faults, environ, "epilog") if faults else _accused(site, environ, place, log)
-    if cause is None:
-        return False
-    outcome = drain_this_node(
-        site,
-        node,
-        cause,
-        controller=Client.for_hook(environ, limit_s=site.hooks.slurm_limit_s),
-        now_s=place.now_s,
-    )
-    log.error(f"{outcome.came.value}: {outcome.text}")
-    return outcome.came is not Came.NOT_DRAINED
-
-
-def _clean(place: CheckContext, log: Log) -> None:
-
-    for each in end_leftovers(place):
-        log.warning(f"cannot be killed, left by the job: {each.name}({each.pid})")
-
-
-def _accused(site: Site, environ: Mapping[str, str], place: CheckContext, log: Log) -> Cause | None:
-    ended = job_of(environ)
-    if ended is None:
-        return None
-    node = node_name(environ)
-    try:
-        found = accusations(site, ended, node)
-    except Unreadable as err:
-        log.warning(f"the job's journal is not read: {err}")
-        return None
-    if not found:
-        return None
-    accusation = next((each for each in reversed(found) if not each.slow), found[-1])
-    said = f"{accusation.component}: {accusation.reason}"
-    what = "calls this node slow" if accusation.slow else "accuses this node"
-    log.warning(f"user {ended.uid} {what}: {said}")
-    if site.accusations.policy is AccusationPolicy.NEVER:
-        return None
-    confirmed = _confirmed(site, environ, place, log, accusation.component)
-    if confirmed is not None or accusation.slow:
-        return confirmed
-    cause = Cause(
-        checks=("accused",), text=said, retest=(), job=ended.job, uid=ended.uid, hook="epilog"
-    )
-    if site.accusations.policy is AccusationPolicy.EVIDENCE and accusation.strong:
-        return cause
-    return _marked(site, node, ended, cause, accusation.component, place, log)
-
-
-def _confirmed(
-    site: Site, environ: Mapping[str, str], place: CheckContext, log: Log, component: str
-) -> Cause | None:
-    """Test this node here and now, as root, and return the cause that a failure is."""
-    checks = confirming(site.checks, component, node_name(environ))
-    results = run_checks(checks, msgspec.structs.replace(place, context="retest"))
-    log.results(results)
-    faults = node_faults(results)
-    if faults:
-        return cause_of(faults, environ, "epilog")
-    names = ", ".join(each.name for each in checks) or "no check"
-    log.info(f"not confirmed: {names} for {component}")
-    return None
-
-
-def _marked(
-    site: Site,
-    node: str,
-    ended: JobEnded,
-    cause: Cause,
-    component: str,
-    place: CheckContext,
-    log: Log,
-) -> Cause | None:
-    from slurm_health.core.node import accusations
-    from slurm_health.draining import shared_state
-    from slurm_health.draining.shared_state import Untrusted
-
-    mark = accusations.Mark(
-        job=ended.job, uid=ended.uid, component=component, text=cause.text, time_s=place.now_s
-    )
-    try:
-        known = shared_state.add(site.breaker, node, mark, site.marks, owner=os.getuid())
-    except Untrusted as err:
-        log.warning(f"the accusation is not kept: {err}")
-        return None
-    if not accusations.convict(known, site.marks):
-        log.info(f"marked: {accusations.summary(known)}")
-        return None
-    return msgspec.structs.replace(cause, checks=("marks",), text=accusations.summary(known))
-
+if TYPE_CHECKING:
+    from slurm_health.core.node.accusations import Accusation
+    from slurm_health.draining.drain import Cause
 
 _GRACE_S = 1.0
 _POLL_S = 0.05
 _LIMIT_S = 5.0
 
 
-def end_leftovers(place: CheckContext) -> list[Process]:
+def run(hook: Hook) -> bool:
+    """Run the epilog; return whether it drained this node, so that the epilog is to fail.
+
+    A failed epilog is what makes Slurm start an expedited job again at once, elsewhere.
+    """
+    faults = hook.faults()
+    if hook.site.hooks.end_leftovers:
+        for each in end_leftovers(hook.context):
+            hook.log.warning(f"left by the job, cannot be killed: {each.name}({each.pid})")
+    cause = hook.cause(faults) if faults else _accused(hook)
+    return cause is not None and hook.drain(cause)
+
+
+def _accused(hook: Hook) -> Cause | None:
+    """Return the cause that the ended job's own check gives to drain this node, None for none."""
+    ended = job_of(hook.environ)
+    if ended is None:
+        return None
+    try:
+        found = accusations(hook.site, ended, hook.node)
+    except Unreadable as err:
+        hook.log.warning(f"could not read the job's journal: {err}")
+        return None
+    if not found:
+        return None
+    accusation = next((each for each in reversed(found) if not each.slow), found[-1])
+    what = "calls this node slow" if accusation.slow else "accuses this node"
+    hook.log.warning(f"user {ended.uid} {what}: {accusation.component}: {accusation.reason}")
+    policy = hook.site.accusations.policy
+    if policy is AccusationPolicy.NEVER:
+        return None
+    confirmed = _confirmed(hook, accusation)
+    if confirmed is not None or accusation.slow:
+        return confirmed
+    if policy is AccusationPolicy.EVIDENCE and accusation.strong:
+        text = f"{accusation.component}: {accusation.reason}"
+        return _unconfirmed(ended, "accused", text)
+    return _marked(hook, ended, accusation)
+
+
+def _confirmed(hook: Hook, accusation: Accusation) -> Cause | None:
+    """Test this node here and now, as root, and return the cause that a failure is."""
+    checks = confirming(hook.site.checks, accusation.component, hook.node)
+    results = hook.retest(checks)
+    hook.log.results(results)
+    faults = node_faults(results)
+    if faults:
+        return hook.cause(faults)
+    names = ", ".join(each.name for each in checks)
+    by = f"by {names}" if names else f"because no check tests: {accusation.component}"
+    hook.log.info(f"not confirmed {by}")
+    return None
+
+
+def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
+    """Mark this node, and return the cause that its marks are by now."""
+    from slurm_health.core.node.accusations import Mark, convict, summary
+    from slurm_health.draining.shared_state import Unusable, add_mark
+
+    site = hook.site
+    mark = Mark(
+        job=ended.job,
+        uid=ended.uid,
+        component=accusation.component,
+        text=f"{accusation.component}: {accusation.reason}",
+        time_s=hook.context.now_s,
+    )
+    try:
+        known = add_mark(site.breaker, hook.node, mark, site.marks)
+    except Unusable as err:
+        hook.log.warning(f"could not keep the accusation: {err}")
+        return None
+    if not convict(known, site.marks):
+        hook.log.info(f"marked: {summary(known)}")
+        return None
+    return _unconfirmed(ended, "marks", summary(known))
+
+
+def _unconfirmed(ended: JobEnded, check: str, text: str) -> Cause:
+    """Return a cause that no check of this node can take back."""
+    from slurm_health.draining.drain import Cause
+
+    return Cause(checks=(check,), text=text, retest=(), job=ended.job, uid=ended.uid, hook="epilog")
+
+
+def end_leftovers(context: CheckContext) -> list[Process]:
     """Kill what the job left; return what is still there a second later."""
-    outcome = run_one(lambda: msgspec.msgpack.encode(_end(place)), _LIMIT_S)
-    if isinstance(outcome, Answered):
-        return msgspec.msgpack.decode(outcome.data, type=list[Process])
+    ended = run_one(lambda: msgspec.msgpack.encode(_end(context)), _LIMIT_S)
+    if isinstance(ended, Answered):
+        return msgspec.msgpack.decode(ended.data, type=list[Process])
     return []
 
 
-def _end(place: CheckContext) -> list[Process]:
+def _end(context: CheckContext) -> list[Process]:
     give_up_s = time.monotonic() + _GRACE_S
-    while left := of_job(place):
+    while left := of_job(context):
         for each in left:
-            _kill(place, each)
+            _kill(context, each)
         if time.monotonic() >= give_up_s:
             break
         time.sleep(_POLL_S)
     return left
 
 
-def _kill(place: CheckContext, process: Process) -> None:
+def _kill(context: CheckContext, process: Process) -> None:
     """Kill this very process: its number may have passed to another meanwhile."""
     with contextlib.suppress(OSError, Unmeasured, ValueError, IndexError):
         held = os.pidfd_open(process.pid)
         try:
-            now = parse_stat(place.read(f"/proc/{process.pid}/stat"))
+            now = parse_stat(context.read(f"/proc/{process.pid}/stat"))
             if now.start_ticks == process.start_ticks:
                 signal.pidfd_send_signal(held, signal.SIGKILL)
         finally:

@@ -34,7 +34,7 @@ def _consequences(site: Site) -> list[str]:
     share = f"{100 * site.breaker.share:g} % of a partition"
     return [
         (
-            f"drains at most {share}, {site.breaker.per_job} nodes after one job;"
+            f"drains at most {share}, and {site.breaker.per_job} nodes because of one job;"
             f" counted in {site.breaker.directory}"
         ),
         f"accusations: {site.accusations.policy.value}",

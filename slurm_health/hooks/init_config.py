@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`init-config`: a site's file drafted from this node as it is now.
 
-What is there is taken for what should be there, so it is run on a node known to be well. Every
+Run it on a healthy node: what is there is taken for what should be there. Every
 check that can drain begins in shadow.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from functools import partial
 
 from slurm_health.checks.check import CheckContext, Unmeasured
 from slurm_health.checks.cpu_speed import CpuSpeed
@@ -19,6 +20,7 @@ from slurm_health.checks.tasks import count_cpus, processes
 
 _LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "zfs"})
 _SHARED_TYPES = frozenset({"nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "wekafs"})
+_DAEMONS = ("munged", "sshd", "chronyd", "nvidia-persistenced")
 _KIB_PER_GIB = 1 << 20
 # Firmware and crash kernels take a little; a missing module takes far more.
 _MEMORY_SHARE = 0.97
@@ -61,14 +63,9 @@ def draft(context: CheckContext, *, node: str, shared: str = "") -> str:
     return "".join(sections)
 
 
-def _memory(context: CheckContext) -> str:
-    total = read_meminfo(context)["MemTotal"] / _KIB_PER_GIB
-    return _table("memory", min_total_gib=round(total * _MEMORY_SHARE, 1))
-
-
-def _swap(context: CheckContext) -> str:
-    total = read_meminfo(context)["SwapTotal"] / _KIB_PER_GIB
-    return _table("swap", min_total_gib=round(total * _MEMORY_SHARE, 1))
+def _total(title: str, key: str, context: CheckContext) -> str:
+    total_gib = read_meminfo(context)[key] / _KIB_PER_GIB
+    return _table(title, min_total_gib=round(total_gib * _MEMORY_SHARE, 1))
 
 
 def _edac(context: CheckContext) -> str:
@@ -125,9 +122,8 @@ def _ethernet(context: CheckContext) -> str:
             continue
         speed = context.read_or_none(f"{base}/speed") or ""
         limit = int(speed) if speed.isdigit() else 0  # a driver that does not know says -1
-        tables.append(
-            _table(f"ethernet-{name}", check="ethernet", interface=name, min_speed_mbit=limit)
-        )
+        title = f"ethernet-{name}"
+        tables.append(_table(title, check="ethernet", interface=name, min_speed_mbit=limit))
     return "\n".join(tables)
 
 
@@ -144,9 +140,7 @@ def _infiniband(context: CheckContext) -> str:
 
 def _daemons(context: CheckContext) -> str:
     running = {each.name for each in processes(context)}
-    wanted = [
-        name for name in ("munged", "sshd", "chronyd", "nvidia-persistenced") if name in running
-    ]
+    wanted = [name for name in _DAEMONS if name in running]
     return "\n".join(_table(f"daemon-{name}", check="daemon", name=name) for name in wanted)
 
 
@@ -158,8 +152,8 @@ def _gpus(context: CheckContext) -> str:
 
 
 _SECTIONS: tuple[tuple[str, Callable[[CheckContext], str]], ...] = (
-    ("Memory", _memory),
-    ("Swap", _swap),
+    ("Memory", partial(_total, "memory", "MemTotal")),
+    ("Swap", partial(_total, "swap", "SwapTotal")),
     ("Memory errors", _edac),
     ("Processors", _cpus),
     ("Speed of the processors, tested when a user's job calls the node slow or faulty", _cpu_speed),
@@ -170,7 +164,7 @@ _SECTIONS: tuple[tuple[str, Callable[[CheckContext], str]], ...] = (
     ("Daemons", _daemons),
     ("GPUs", _gpus),
     ("The kernel's log", lambda _place: _table("kernel-log")),
-    ("What the ended job left behind", lambda _place: _table("leftovers", shadow=False)),
+    ("What a job left behind when it ended", lambda _place: _table("leftovers", shadow=False)),
 )
 
 

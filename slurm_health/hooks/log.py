@@ -59,7 +59,7 @@ class Log:
         """Say everything that is not a pass."""
         for each in results:
             if each.status is not Status.PASS:
-                shadow = " (in shadow: nothing follows)" if each.shadow else ""
+                shadow = " (in shadow: logged only)" if each.shadow else ""
                 status = each.status.value
                 self.say(
                     _LEVELS[each.status], f"check={each.name} {status}{shadow}: {each.finding.text}"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -13,7 +12,7 @@ from slurm_health.core.node.breaker import Ledger
 from slurm_health.core.text import REASON_PREFIX
 from slurm_health.draining import shared_state
 from slurm_health.draining.own_drain import undrain
-from slurm_health.draining.shared_state import Untrusted
+from slurm_health.draining.shared_state import Unusable
 from slurm_health.site_settings import Site
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Node
@@ -44,24 +43,20 @@ def drained(nodes: Mapping[str, Node], known: Ledger) -> list[Drained]:
 
 def _drained(node: Node, known: Ledger) -> Drained:
     note = drain_note.parse(node.reason)
-    entry = next(
-        (
-            each
-            for each in reversed(known.entries)
-            if note is not None and each.node == node.name and int(each.time_s) == note.time_s
-        ),
-        None,
-    )
-    without_sign = drain_note.unsigned(node.reason).removeprefix(REASON_PREFIX).strip()
+    when = (node.name, note.time_s if note else None)
+    entries = (each for each in reversed(known.entries) if (each.node, int(each.time_s)) == when)
+    entry = next(entries, None)
+    reason, by, since = drain_note.signed(node.reason)
+    text = note.text if note else reason.removeprefix(REASON_PREFIX).strip()
     return Drained(
         node=node.name,
         state=node.state,
-        since=drain_note.signed_at(node.reason),
-        by=drain_note.signer(node.reason),
+        since=since,
+        by=by,
         checks=note.checks if note else (),
         job=note.job if note else 0,
         # The ledger has the whole text, the note what Slurm's tools show of it.
-        text=(entry.text if entry else "") or (note.text if note else without_sign),
+        text=(entry.text if entry else "") or text,
         hook=entry.hook if entry else "",
     )
 
@@ -74,7 +69,7 @@ def table(found: Sequence[Drained], known: Ledger) -> str:
     if known.trip is not None:
         trip = known.trip
         lines.append(f"THE BREAKER HAS TRIPPED at {trip.node}: {trip.why}")
-        lines.append("Nobody is drained until: slurm-health nodes reset\n")
+        lines.append("No node is drained until you run: slurm-health nodes reset\n")
     if not found:
         return "\n".join([*lines, "no node is drained by slurm-health\n"])
     rows = [
@@ -83,8 +78,8 @@ def table(found: Sequence[Drained], known: Ledger) -> str:
     ]
     headers = ("NODE", "STATE", "SINCE", "CHECKS", "JOB", "WHY")
     lines.append(tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True))
-    lines.append("\ngive back: slurm-health nodes release NODE")
-    lines.append("test again, on the node: slurm-health nodes retest")
+    lines.append("\nto return a node to service: slurm-health nodes release NODE")
+    lines.append("to repeat its checks, on the node: slurm-health nodes retest")
     return "\n".join(lines) + "\n"
 
 
@@ -100,17 +95,17 @@ def release(site: Site, names: Sequence[str], controller: Client) -> dict[str, s
 
 def _release_one(site: Site, now: Node | None, name: str, controller: Client) -> str:
     if now is None:
-        return "Slurm does not know it"
+        return "unknown to Slurm"
     if not now.drained:
-        return f"is not drained: {now.state}"
+        return f"not drained: {now.state}"
     if not drain_note.is_ours(now.reason):
         return f"not ours: {now.reason or '(no reason)'}"
     why_not = undrain(controller, now)
     if why_not:
         return f"not released: {why_not}"
     try:
-        shared_state.clear(site.breaker, name, owner=os.getuid())
-    except Untrusted as err:
+        shared_state.forget_marks(site.breaker, name)
+    except Unusable as err:
         return f"released; its marks are kept: {err}"
     return "released"
 
@@ -119,18 +114,16 @@ def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:
     """Return every mark that is alive, a line each.
 
     Raises:
-        Untrusted: the shared directory cannot be used.
+        Unusable: the shared directory cannot be used.
     """
     lines = []
-    for node in names or shared_state.marked_nodes(site.breaker, owner=os.getuid()):
-        found = shared_state.load(site.breaker, node, owner=os.getuid())
-        alive = accusations.alive(found, now_s, site.marks)
-        for each in alive:
+    for node in names or shared_state.marked_nodes(site.breaker):
+        for each in accusations.alive(shared_state.marks_of(site.breaker, node), now_s, site.marks):
             hours = (now_s - each.time_s) / 3600
             lines.append(
                 f"{node}: {hours:.0f} h ago, job {each.job} of user {each.uid}: {each.text}"
             )
-    needed = f"{site.marks.users} users and {site.marks.jobs} jobs drain a node"
+    needed = f"a node is drained once {site.marks.jobs} jobs of {site.marks.users} users accuse it"
     return "\n".join([*lines, needed if lines else "no marks"]) + "\n"
 
 
@@ -138,15 +131,15 @@ def reset(site: Site) -> str:
     """Let the breaker allow drains again; what happened before does not count any more.
 
     Raises:
-        Untrusted: the ledger cannot be changed.
+        Unusable: the ledger cannot be changed.
     """
-    shared_state.change(site.breaker, lambda _before: (Ledger(), b""), owner=os.getuid())
+    shared_state.change_ledger(site.breaker, lambda _before: (Ledger(), b""))
     return "the breaker is reset\n"
 
 
 def known_ledger(site: Site) -> Ledger:
     """Return the ledger, an empty one where it cannot be read."""
     try:
-        return shared_state.read(shared_state.directory(site.breaker, owner=os.getuid()))
-    except Untrusted:
+        return shared_state.read_ledger(site.breaker)
+    except Unusable:
         return Ledger()

@@ -13,7 +13,7 @@ import msgspec
 from slurm_health.checks.check import Check, CheckContext, Planned
 from slurm_health.core.node.finding import CheckResult, Finding, capped, inconclusive
 from slurm_health.core.node.node_pattern import matches
-from slurm_health.killable import Answered, Broke, Hung, Outcome, Work, run_all
+from slurm_health.killable import Answered, Broke, Hung, Work, WorkResult, run_all
 
 _MOST_SHARED = 4
 _encoder = msgspec.msgpack.Encoder()
@@ -81,12 +81,12 @@ def _shared_work(shared: Sequence[Planned], place: CheckContext) -> Work:
     return work
 
 
-def _parted(group: Sequence[Planned], shared: Answered) -> dict[str, Outcome]:
+def _parted(group: Sequence[Planned], shared: Answered) -> dict[str, WorkResult]:
     parts = msgspec.msgpack.decode(shared.data, type=list[Answered | Broke])
     return {each.name: part for each, part in zip(group, parts, strict=True)}
 
 
-def _result(planned: Planned, outcome: Outcome) -> CheckResult:
+def _result(planned: Planned, outcome: WorkResult) -> CheckResult:
     finding = _finding(planned, outcome)
     elapsed_s = planned.time_limit_s if isinstance(outcome, Hung) else outcome.elapsed_s
     return CheckResult(
@@ -98,7 +98,7 @@ def _result(planned: Planned, outcome: Outcome) -> CheckResult:
     )
 
 
-def _finding(planned: Planned, outcome: Outcome) -> Finding:
+def _finding(planned: Planned, outcome: WorkResult) -> Finding:
     match outcome:
         case Hung(abandoned=abandoned):
             left = " and cannot be killed (its process waits in the kernel)" if abandoned else ""

@@ -14,13 +14,16 @@ import resource
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_health.core.node.accusations import Accusation
-from slurm_health.draining.drain import number
+from slurm_health.hooks.hook import number
 from slurm_health.killable import Answered, Broke, Hung, run_one
 from slurm_health.site_settings import Site
+
+if TYPE_CHECKING:  # most jobs accuse nobody, and then nobody needs to know what that looks like
+    from slurm_health.core.node.accusations import Accusation
 
 _DEFAULT_ROOT = "~/.slurm-health/journal"
 _MASTER = "master.jsonl"
@@ -48,18 +51,20 @@ class Unreadable(Exception):
 
 def job_of(environ: Mapping[str, str]) -> JobEnded | None:
     """Return the job an epilog is called for; None where it is not called for one."""
-    job = number(environ.get("SLURM_JOB_ID"), 0)
-    uid = number(environ.get("SLURM_JOB_UID"), -1)
+    job = number(environ, "SLURM_JOB_ID", 0)
+    uid = number(environ, "SLURM_JOB_UID", -1)
     cluster = environ.get("SLURM_CLUSTER_NAME", "")
     if job <= 0 or uid < 0 or not cluster or "/" in cluster or cluster.startswith("."):
         return None
-    told = environ.get("SLURM_JOB_RESTART_COUNT") or environ.get("SLURM_RESTART_COUNT")
+    attempts = (
+        number(environ, name, -1) for name in ("SLURM_JOB_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    )
     return JobEnded(
         job=job,
         uid=uid,
-        gid=number(environ.get("SLURM_JOB_GID"), -1),
+        gid=number(environ, "SLURM_JOB_GID", -1),
         cluster=cluster,
-        attempt=int(told) if told and told.isdecimal() else None,
+        attempt=next((each for each in attempts if each >= 0), None),
     )
 
 
@@ -75,19 +80,22 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
         root = Path(site.journal or _DEFAULT_ROOT)
         if root.parts[:1] == ("~",):
             root = home.joinpath(*root.parts[1:])
-        return msgspec.msgpack.encode(list(_read(root, ended, node, site.accusations.max_bytes)))
+        found = list(_read(root, ended, node, site.accusations.max_bytes))
+        return msgspec.msgpack.encode(found) if found else b""
 
     match run_one(work, site.accusations.read_limit_s):
         case Answered(data=data):
-            return _checked(data, ended, node)
+            return _checked(data, ended, node) if data else []
         case Broke(reason=reason):
             raise Unreadable(reason)
         case Hung(limit_s=limit_s):
-            raise Unreadable(f"the journal did not answer within {limit_s:g} s")
+            raise Unreadable(f"the journal could not be read within {limit_s:g} s")
 
 
 def _checked(data: bytes, ended: JobEnded, node: str) -> list[Accusation]:
     """Take nothing from the user's child that is not an accusation of this node by this job."""
+    from slurm_health.core.node.accusations import Accusation
+
     try:
         found = msgspec.msgpack.decode(data, type=list[Accusation])
     except msgspec.DecodeError as err:

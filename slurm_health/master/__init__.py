@@ -1,2 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process on the first node: one check, from the allocation to the verdict."""
+"""The process on a job's first node: leads one check, from the allocation to the verdict.
+
+Runs as the job's user. It writes the journal's master file, reads the agents' files, and starts
+the agents; what happens next is decided in `core.session`.
+
+    run_check   one check from end to end
+    master      the loop: read the journal, ask the session what to do, do it
+    launcher    starts one agent per node, as a Slurm step or as local processes
+"""

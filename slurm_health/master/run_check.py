@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_health import __version__, config
+from slurm_health import __version__, config, journal
 from slurm_health.acting.perform import act
 from slurm_health.acting.requeue_helper import Helper
 from slurm_health.core.acting.decide import Disposition, Policy, exit_code
@@ -25,7 +25,6 @@ from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode
-from slurm_health.master import run_directory
 from slurm_health.master.launcher import AgentCommand, Launcher, LocalLauncher, SlurmLauncher
 from slurm_health.master.master import Master, poll_interval_s
 from slurm_health.processes import own_command, run
@@ -78,7 +77,7 @@ def check_allocation(
         JournalError: the journal cannot be used.
     """
     root = settings.journal_root
-    directory, started = run_directory.choose(
+    directory, started = journal.directory_of_check(
         root,
         RunStarted(
             run_id=_run_id(),
@@ -97,7 +96,7 @@ def check_allocation(
         ),
     )
     if started.array:
-        run_directory.link_array_task(root, started)
+        journal.link_array_task(root, started)
     command = _agent_command(directory, started, settings)
     launcher = SlurmLauncher(allocation.job_id, command, environ)
     return _check(directory, started, settings, launcher, environ)
@@ -123,7 +122,7 @@ def check_local(
         slurm_health=__version__,
         settings=_recorded(settings),
     )
-    directory, started = run_directory.choose(settings.journal_root, started)
+    directory, started = journal.directory_of_check(settings.journal_root, started)
     launcher = LocalLauncher(_agent_command(directory, started, settings), environ)
     return _check(directory, started, settings, launcher, environ)
 

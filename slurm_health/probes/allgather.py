@@ -31,7 +31,8 @@ def measure(context: ProbeContext) -> list[Sample]:
     mine = torch.randn(per_rank // 4, device=context.device)
     whole = torch.empty(context.world_size * mine.numel(), device=context.device)
     warm_up_ms = [_timed_ms(whole, mine, context) for _ in range(WARM_UP_ITERATIONS)]
-    count = agreed_count(min(warm_up_ms), context.device)
+    fits = int(BUDGET_S * 1e3 / context.slowest_ms(min(warm_up_ms)))
+    count = max(MIN_ITERATIONS, min(MAX_ITERATIONS, fits))
     iteration_ms = [_timed_ms(whole, mine, context) for _ in range(count)]
     total_bytes = per_rank * context.world_size
     return [Sample(iteration_ms=iteration_ms, shared=True, total_bytes=total_bytes)]
@@ -44,9 +45,8 @@ def _timed_ms(whole: torch.Tensor, mine: torch.Tensor, context: ProbeContext) ->
         # Into one tensor: a list is gathered into a buffer first, and its copy would be timed too.
         _gather_into(whole, mine)
     else:
-        dist.all_gather(
-            list(whole.chunk(context.world_size)), mine
-        )  # gloo has long known only this
+        # Gloo has long known only this.
+        dist.all_gather(list(whole.chunk(context.world_size)), mine)
     context.synchronize()
     return (time.perf_counter() - start) * 1e3
 
@@ -54,11 +54,3 @@ def _timed_ms(whole: torch.Tensor, mine: torch.Tensor, context: ProbeContext) ->
 def _gather_into(whole: torch.Tensor, mine: torch.Tensor) -> None:
     renamed = getattr(dist, "all_gather_single", None)  # so from torch 2.13 on
     (renamed or dist.all_gather_into_tensor)(whole, mine)
-
-
-def agreed_count(typical_ms: float, device: torch.device) -> int:
-    """Return how many iterations of this length fit the time; the same number on all ranks."""
-    slowest = torch.tensor([typical_ms], device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    fits = int(BUDGET_S * 1e3 / max(float(slowest.item()), 1e-3))
-    return max(MIN_ITERATIONS, min(MAX_ITERATIONS, fits))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 import torch
+import torch.distributed as dist
 
 Figure = Union[int, float, str]  # noqa: UP007 - read when it is run, by older Pythons too
 
@@ -52,6 +53,13 @@ class ProbeContext:
         """Wait until the device has done all it was given."""
         if self.on_cuda:
             torch.cuda.synchronize(self.device)
+
+    def slowest_ms(self, elapsed_ms: float) -> float:
+        """Return the longest of the ranks' times, the same on all of them, and never 0."""
+        slowest = torch.tensor([max(elapsed_ms, 1e-3)], device=self.device)
+        if self.world_size > 1:
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        return float(slowest.item())
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,11 @@ def claim(local_rank: int, *, expected: int) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise SystemExit(
-            f"{expected} accelerators were expected, torch {torch.__version__} can use none"
+            f"{expected} accelerators were expected, but torch {torch.__version__} can use none"
         )
     if torch.cuda.device_count() < expected:
         raise SystemExit(
-            f"{expected} accelerators were expected, torch sees {torch.cuda.device_count()}"
+            f"{expected} accelerators were expected, but torch sees {torch.cuda.device_count()}"
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
@@ -68,14 +68,16 @@ def model(device: torch.device, threads: int) -> str:
     return f"{_cpu_model()} with {threads} thread{'s' if threads != 1 else ''}"
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return how much memory of the device nobody uses; 0 where that cannot be told."""
+def memory_bytes(device: torch.device) -> tuple[int, int]:
+    """Return the free and the total memory, a CPU's is its machine's; 0 where it cannot be told."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        return int(free_bytes), int(total_bytes)
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * page_bytes, os.sysconf("SC_PHYS_PAGES") * page_bytes
     except (OSError, ValueError):
-        return 0
+        return 0, 0
 
 
 def collective_library(device: torch.device) -> str:
@@ -100,7 +102,7 @@ def require_interfaces(environ: Mapping[str, str]) -> None:
         for each in names:
             if not any(found == each if exact else found.startswith(each) for found in present):
                 raise NotMeasured(
-                    f"{variable} names the interface {each}, this node has"
+                    f"{variable} names the interface {each}, but this node has"
                     f" {', '.join(sorted(present))}"
                 )
 

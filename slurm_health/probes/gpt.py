@@ -53,7 +53,7 @@ def measure(context: ProbeContext) -> list[Sample]:
     """
     shape = gpt_model.shape_of(context.options)
     gpt_model.return_memory(context)
-    free_bytes, total_bytes = gpt_model.device_memory(context)
+    free_bytes, total_bytes = device.memory_bytes(context.device)
     said = ""
     samples: list[Sample] = []
     try:
@@ -137,7 +137,7 @@ def _timed(context: ProbeContext, iteration: Callable[[], None], window_s: float
     A window is one iteration, or as many as `window_s` takes.
     """
     typical_ms = min(_elapsed_ms(context, iteration, 1) for _ in range(WARM_UP_ITERATIONS))
-    slowest_ms = _slowest(context, typical_ms)
+    slowest_ms = context.slowest_ms(typical_ms)
     count = max(1, math.ceil(window_s * 1e3 / slowest_ms))
     budget_s = CUDA_BUDGET_S if context.on_cuda else CPU_BUDGET_S
     fits = int(budget_s * 1e3 / (slowest_ms * count))
@@ -151,11 +151,3 @@ def _elapsed_ms(context: ProbeContext, iteration: Callable[[], None], count: int
     for _ in range(count):
         iteration()
     return (time.perf_counter() - start) * 1e3
-
-
-def _slowest(context: ProbeContext, typical_ms: float) -> float:
-    """Return what the slowest rank takes, the same on all of them."""
-    slowest_ms = torch.tensor([max(typical_ms, 1e-3)], device=context.device)
-    if context.world_size > 1:
-        dist.all_reduce(slowest_ms, op=dist.ReduceOp.MAX)
-    return float(slowest_ms.item())

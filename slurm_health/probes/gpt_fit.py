@@ -30,7 +30,7 @@ def measure(context: ProbeContext) -> list[Sample]:
     """
     shape = gpt_model.shape_of(context.options)
     gpt_model.return_memory(context)
-    free_bytes, total_bytes = gpt_model.device_memory(context)
+    free_bytes, total_bytes = device.memory_bytes(context.device)
     # A CPU's process has its peak on record since its start: hold it against the whole machine.
     usable_bytes = free_bytes if context.on_cuda else total_bytes
     batch = shape.batch

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -162,12 +161,3 @@ def return_memory(context: ProbeContext) -> None:
     gc.collect()
     if context.on_cuda:
         torch.cuda.empty_cache()
-
-
-def device_memory(context: ProbeContext) -> tuple[int, int]:
-    """Return the free and the total bytes of the device, or of this machine for a CPU."""
-    if context.on_cuda:
-        free_bytes, total_bytes = torch.cuda.mem_get_info(context.device)
-        return int(free_bytes), int(total_bytes)
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    return os.sysconf("SC_AVPHYS_PAGES") * page_bytes, os.sysconf("SC_PHYS_PAGES") * page_bytes

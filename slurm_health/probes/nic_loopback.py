@@ -73,7 +73,7 @@ def chosen_adapters(wanted: str, present: list[str]) -> list[str]:
     missing = [name for name in listed if not any(fits(adapter, name) for adapter in present)]
     if missing and not unwanted:
         raise NotMeasured(
-            f"NCCL_IB_HCA names {', '.join(missing)}, this node has"
+            f"NCCL_IB_HCA names {', '.join(missing)}, but this node has"
             f" {', '.join(present) or 'no InfiniBand or RoCE adapter'}"
         )
     if not listed:
@@ -135,7 +135,7 @@ def _await(processes: list[subprocess.Popen[bytes]], adapter: str) -> None:
                 process.terminate()
             return
         if time.monotonic() > give_up:
-            raise NotMeasured(f"{adapter}: nothing came back within {DEADLINE_S:.0f} s")
+            raise NotMeasured(f"{adapter}: no result within {DEADLINE_S:.0f} s")
         time.sleep(POLL_S)
 
 

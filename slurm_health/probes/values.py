@@ -50,8 +50,8 @@ def measure(context: ProbeContext) -> list[Sample]:
     count = int(wrong.item())
     if count:
         raise NodeFault(
-            f"device {context.local_rank} calculates wrongly: {count} of"
-            f" {products * (tiles * TILE) ** 2} values of a product of integers are not exact"
+            f"device {context.local_rank} computes wrong results: {count} of"
+            f" {products * (tiles * TILE) ** 2} values of an integer matrix product are not exact"
         )
     return [Sample(figures={"products": products, "wrong": 0})]
 

@@ -108,7 +108,7 @@ def main() -> None:
         backend=devices_of.backend(device),
         device=devices_of.name(device),
         model=devices_of.model(device, threads),
-        free_bytes=devices_of.free_bytes(device),
+        free_bytes=devices_of.memory_bytes(device)[0],
         collective_library=devices_of.collective_library(device),
         start_ms=round((time.perf_counter() - _STARTED) * 1e3, 1),
     )

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a job, from its journal's files alone: as a table, and as JSON.
+"""`slurm-health report`: what became of a job, as a table and as JSON.
 
-    find      the directories of a job, their files' entries            edge
-    from_run  the entries of one check   -> RunReport                    pure
-    from_job  the checks of one job      -> JobReport                    pure
-    table     a report -> text           export   a report -> JSON       pure
+Reads the journal's files and nothing else. It loads neither torch nor numpy, so it works on any
+login node, at any time, even while the job runs.
 
-Loads neither torch nor numpy, so it works on any login node, at any time, during the run too.
+    find      where a job's journals are, and what is in them
+    build     the entries of a journal to a report
+    figures   samples to the figures that are shown
+    acts      intents and their results, put together
+    model     the values that a report consists of
+    table     a report as text
+    phrases   the short texts in it
+    layout    text that fits a terminal
+    export    a report as JSON
 """

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 from typing import TypeVar
 
+from slurm_health import journal
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     ActionDone,
@@ -34,7 +36,6 @@ from slurm_health.report.model import (
     RunReport,
     ScriptOutcome,
     State,
-    attempt_and_check,
 )
 
 # How long a master may be silent before it is taken for dead. It writes at the latest when a
@@ -61,7 +62,7 @@ def run_report(
         superseded: a later check of the job exists, so this one is over.
         requeued: a later attempt of the job exists, so a requeue that was begun took effect.
     """
-    attempt, check = attempt_and_check(entries.label) or (0, 1)
+    attempt, check = journal.attempt_and_check(entries.label) or (0, 1)
     start = _first(entries.master, RunStarted)
     verdict = _last(entries.master, VerdictReached)
     finished = _last(entries.master, RunFinished)
@@ -74,7 +75,7 @@ def run_report(
         for sample in _all(node, Sampled)
         if sample.round not in void
     )
-    report = RunReport(
+    return RunReport(
         label=entries.label,
         attempt=attempt,
         check=check,
@@ -90,17 +91,12 @@ def run_report(
         paths=tuple(verdict.paths) if verdict else (),
         leaves=tuple(verdict.leaves) if verdict else (),
         acts=tuple(map(_took_effect, acts)) if requeued else acts,
+        disposition=finished.disposition if finished else "",
+        reason=finished.reason if finished else "",
+        exit_code=finished.exit_code if finished else None,
         script=_script(entries, start),
         timeline=timeline(entries),
         samples=samples,
-    )
-    if finished is None:
-        return report
-    return replace(
-        report,
-        disposition=finished.disposition,
-        reason=finished.reason,
-        exit_code=finished.exit_code,
     )
 
 
@@ -151,12 +147,7 @@ def _node_reports(
     figures = figures_by_node(samples, healthy=healthy, bad_paths=bad_paths)
     names = dict.fromkeys([*(start.nodes if start else []), *judged])
     return tuple(
-        NodeReport(
-            node=node,
-            label=label,
-            verdict=judged.get(node),
-            figures=figures.get(node, ()),
-        )
+        NodeReport(node=node, label=label, verdict=judged.get(node), figures=figures.get(node, ()))
         for node in names
     )
 
@@ -223,7 +214,7 @@ def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Job
         runs: at least one, oldest first.
         now_s: see `run_report`.
     """
-    attempts = [(attempt_and_check(run.label) or (0, 1))[0] for run in runs]
+    attempts = [(journal.attempt_and_check(run.label) or (0, 1))[0] for run in runs]
     reports = tuple(
         run_report(
             run,
@@ -244,7 +235,7 @@ def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Job
         runs=reports,
         nodes=_decisive(reports),
         paths=_standing_paths(reports),
-        leaves=tuple({tuple(leaf.ends): leaf for run in reports for leaf in run.leaves}.values()),
+        leaves=tuple({leaf.ends: leaf for run in reports for leaf in run.leaves}.values()),
     )
 
 
@@ -296,37 +287,25 @@ def acted(events: Sequence[Event]) -> bool:
 
 
 def _event(entry: Entry, start_s: float) -> Event | None:
-    after_s = round(entry.time_s - start_s, 3)
-    what = entry.kind
+    event = partial(Event, after_s=round(entry.time_s - start_s, 3), what=entry.kind)
     match entry.record:
         case RunStarted(nodes=nodes):
-            return Event(after_s=after_s, what=what, nodes=tuple(nodes))
+            return event(nodes=tuple(nodes))
         case MasterResumed():
-            return Event(after_s=after_s, what=what)
+            return event()
         case VerdictReached(nodes=judged):
             unwell = [node for node in judged if node.level is not Level.HEALTHY]
-            names = tuple(node.node for node in unwell)
             said = ", ".join(f"{node.node} {node.level.value}" for node in unwell)
-            return Event(after_s=after_s, what=what, nodes=names, detail=said or "all healthy")
+            return event(nodes=tuple(node.node for node in unwell), detail=said or "all healthy")
         case ActionIntended(action=action, nodes=nodes, reason=reason):
-            return Event(
-                after_s=after_s, what=what, action=action, nodes=tuple(nodes), detail=reason
-            )
+            return event(action=action, nodes=tuple(nodes), detail=reason)
         case ActionDone(action=action, succeeded=succeeded, nodes=nodes, detail=detail):
-            return Event(
-                after_s=after_s,
-                what=what,
-                action=action,
-                nodes=tuple(nodes),
-                succeeded=succeeded,
-                detail=detail,
-            )
+            return event(action=action, nodes=tuple(nodes), succeeded=succeeded, detail=detail)
         case RunFinished(disposition=disposition, nodes=nodes):
-            return Event(after_s=after_s, what=what, nodes=tuple(nodes), detail=disposition)
+            return event(nodes=tuple(nodes), detail=disposition)
         case ScriptStarted(script=script):
-            return Event(after_s=after_s, what=what, detail=script)
+            return event(detail=script)
         case ScriptEnded(exit_code=code, signal=number):
-            how = f"signal {number}" if number else f"exit {code}"
-            return Event(after_s=after_s, what=what, detail=how)
+            return event(detail=f"signal {number}" if number else f"exit {code}")
         case _:
             return None

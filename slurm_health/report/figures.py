@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from msgspec.structs import replace
+
+from slurm_health.core.probe_catalog import Metric
 from slurm_health.core.records import Sampled
 from slurm_health.core.session.measurement import (
-    SHARED_SCOPES,
     allgather_busbw_gb_per_s,
-    metric,
+    group_times,
     rate_gflop_per_s,
-    reduced_ms,
 )
 
 ALLGATHER = "allgather"
@@ -66,55 +67,47 @@ def figures_by_node(
     """
     fit, paths = frozenset(healthy), [frozenset(ends) for ends in bad_paths]
     values: dict[str, dict[str, list[float]]] = {}
-    for group in sorted(_groups(samples), key=lambda group: group.round):
-        all_well = group.members <= fit and not any(ends <= group.members for ends in paths)
-        for node, elapsed_ms in group.elapsed_ms().items():
-            if group.is_shared and node in fit and not all_well:
-                continue
-            value = _value(group.samples[node], elapsed_ms)
+    for members, group in _groups(samples):
+        all_well = members <= fit and not any(ends <= members for ends in paths)
+        sample_of = {(sample.node, sample.metric): sample for sample in group}
+        shown = _elapsed_ms(members, group, not_judged_by_it=frozenset() if all_well else fit)
+        for (node, metric), elapsed_ms in shown.items():
+            value = _value(sample_of[node, metric], elapsed_ms)
             if value is not None:
-                values.setdefault(node, {}).setdefault(group.probe, []).append(value)
+                values.setdefault(node, {}).setdefault(str(metric), []).append(value)
     return {
         node: tuple(Figure(probe=name, values=tuple(probes[name])) for name in sorted(probes))
         for node, probes in values.items()
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Group:
-    """What the members of one group measured with one probe in one round."""
-
-    round: int
-    probe: str
-    members: frozenset[str]
-    samples: dict[str, Sampled]
-
-    @property
-    def is_shared(self) -> bool:
-        return any(sample.scope in SHARED_SCOPES for sample in self.samples.values())
-
-    def elapsed_ms(self) -> dict[str, float]:
-        """Return the members' times; a collective's is its slowest member's, if all are known."""
-        known = {node: reduced_ms(sample) for node, sample in self.samples.items()}
-        times = {node: value for node, value in known.items() if value is not None}
-        if not self.is_shared:
-            return times
-        if times.keys() != self.members:
-            return {}
-        return dict.fromkeys(times, max(times.values()))
-
-
-def _groups(samples: Iterable[Sampled]) -> list[_Group]:
-    """Return the samples by group. A round that was repeated counts as it was done last."""
-    found: dict[tuple[int, str, frozenset[str]], dict[str, Sampled]] = {}
+def _groups(samples: Iterable[Sampled]) -> list[tuple[frozenset[str], list[Sampled]]]:
+    """Return the members of each group of each round with their samples, round by round."""
+    found: dict[tuple[int, frozenset[str]], list[Sampled]] = {}
     for sample in samples:
-        members = frozenset(sample.group)
-        if sample.node in members:
-            found.setdefault((sample.round, metric(sample), members), {})[sample.node] = sample
-    return [
-        _Group(round=index, probe=probe, members=members, samples=by_node)
-        for (index, probe, members), by_node in found.items()
-    ]
+        found.setdefault((sample.round, frozenset(sample.group)), []).append(sample)
+    in_order = sorted(found.items(), key=lambda item: item[0][0])
+    return [(members, group) for (_, members), group in in_order]
+
+
+def _elapsed_ms(
+    members: frozenset[str], group: Sequence[Sampled], *, not_judged_by_it: frozenset[str]
+) -> dict[tuple[str, Metric], float]:
+    """Return what each node took, by the slowest of its devices or rails.
+
+    `not_judged_by_it` are left out of what the group did together.
+    """
+    times = group_times(members, group)
+    together = {
+        metric: dict.fromkeys(members - not_judged_by_it, elapsed_ms)
+        for metric, elapsed_ms in times.shared_ms.items()
+    }
+    found: dict[tuple[str, Metric], float] = {}
+    for metric, by_node in (*together.items(), *times.node_ms.items()):
+        for node, elapsed_ms in by_node.items():
+            key = node, replace(metric, part="")
+            found[key] = max(elapsed_ms, found.get(key, 0.0))
+    return found
 
 
 def _value(sample: Sampled, elapsed_ms: float) -> float | None:

@@ -12,7 +12,7 @@ from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import RunStarted
 from slurm_health.errors import JournalError, RunNotFound, UsageError
 from slurm_health.report.build import job_report
-from slurm_health.report.model import JobReport, RunEntries, attempt_and_check
+from slurm_health.report.model import JobReport, RunEntries
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def _runs(job_directory: Path) -> list[Path]:
     labelled = [
         (label, path)
         for path in _directories(job_directory)
-        if (label := attempt_and_check(path.name))
+        if (label := journal.attempt_and_check(path.name))
     ]
     return [path for _, path in sorted(labelled)]
 

@@ -1,129 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text that fits a terminal: wrapping, hanging indents, columns. No trailing blanks anywhere."""
+"""A report's text, fitted to where it is shown. `tabulate` and `textwrap` do the work."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from itertools import zip_longest
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
-_GAP = "   "
-_NARROW_GAP = "  "
+from slurm_health.core.text import one_line
+
+_GAP = 2  # columns between cells, as tabulate's "plain" has them
 _INDENT = "    "
-_FEWEST_CHARACTERS = 24  # a last column narrower than this is not worth reading
+_FEWEST_CHARACTERS = 24  # prose in a narrower column is not worth reading
 _FIRST_COLUMN = 12
+_KEPT_BLANK = "\N{NO-BREAK SPACE}"
 _ASCII = str.maketrans({"–": "-", "—": "-", "…": "...", "×": "x", "≥": ">=", "≤": "<="})  # noqa: RUF001
 
 
-def printable(text: str, *, unicode: bool = True) -> str:
-    """Return text in one line, without characters that act on a terminal.
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """Where a text is shown: columns to fit, None to break no line, and whether beyond ASCII.
 
-    Journals hold what programs said. Without `unicode` the result is plain ASCII.
+    Journals hold what programs said, so all that is shown is made harmless first. What cannot be
+    broken stands out on the right; nothing is left away, and no line ends in blanks.
     """
-    line = " ".join(text.split())
-    line = "".join(char if char.isprintable() else "?" for char in line)
-    if unicode:
-        return line
-    return line.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+
+    width: int | None = None
+    unicode: bool = True
+
+    def paragraph(self, text: str) -> list[str]:
+        """Return the lines of a text; all but the first are indented."""
+        return _wrapped(self._shown(text), self.width, _INDENT)
+
+    def phrases(self, phrases: Sequence[str]) -> list[str]:
+        """Return phrases side by side; where they do not fit, lines begin between two of them."""
+        room = None if self.width is None else self.width - len(_INDENT)
+        kept = [
+            " ".join(line.replace(" ", _KEPT_BLANK) for line in _wrapped(phrase, room))
+            for phrase in map(self._shown, phrases)
+            if phrase
+        ]
+        lines = _wrapped("   ".join(kept), self.width, _INDENT)
+        return [line.replace(_KEPT_BLANK, " ") for line in lines]
+
+    def table(self, rows: Sequence[Sequence[str]], align: Sequence[str] = ()) -> list[str]:
+        """Return the lines of a table: first the heads, in the last column prose.
+
+        Where the prose has too little room, each word of a head takes a line of its own; where
+        that does not help, the prose stands below its row.
+        """
+        shown = [[self._shown(cell) for cell in row] for row in rows]
+        first = None if self.width is None else max(_FIRST_COLUMN, self.width // 3)
+        prose = [row.pop() for row in shown]
+        cells = [["\n".join(_wrapped(row[0], first)), *row[1:]] for row in shown]
+        tall_head = [head.replace(" ", "\n") for head in cells[0]]
+        needed = min(_FEWEST_CHARACTERS, max(map(len, prose[1:]), default=0))
+        for head in (cells[0], tall_head):
+            left = self._room_beside(_columns([head, *cells[1:]], align))
+            if left is None or left >= needed:
+                column = ["\n".join(_wrapped(text, left)) for text in prose if needed]
+                return _columns([head, *cells[1:]], align, column)
+        return list(self._with_prose_below([tall_head, *cells[1:]], prose, align))
+
+    def _shown(self, text: str) -> str:
+        line = one_line(text)
+        if self.unicode:
+            return line
+        return line.translate(_ASCII).encode("ascii", "replace").decode()
+
+    def _room_beside(self, lines: Sequence[str]) -> int | None:
+        return None if self.width is None else self.width - max(map(len, lines)) - _GAP
+
+    def _with_prose_below(
+        self, cells: Sequence[Sequence[str]], prose: Sequence[str], align: Sequence[str]
+    ) -> Iterator[str]:
+        lines = iter(_columns(cells, align))
+        room = None if self.width is None else self.width - len(_INDENT)
+        for row, text in zip(cells, ["", *prose[1:]], strict=True):
+            yield from islice(lines, 1 + max(cell.count("\n") for cell in row))
+            yield from (_INDENT + line for line in _wrapped(text, room) if text)
 
 
-def wrapped(text: str, width: int | None) -> list[str]:
-    """Return text in lines of `width`, broken at blanks and, where a word is longer, at commas.
+def _columns(
+    cells: Sequence[Sequence[str]], align: Sequence[str], last: Sequence[str] = ()
+) -> list[str]:
+    from tabulate import tabulate  # reads its own metadata when it is imported
 
-    What cannot be broken stands out; nothing is left away.
-    """
+    rows = [[*row, end] for row, end in zip(cells, last, strict=True)] if last else cells
+    # Heads are a row like others: tabulate would widen the columns for them.
+    text = tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=align)
+    return text.split("\n")
+
+
+class _AtCommas(textwrap.TextWrapper):
+    """Breaks at commas too, as a list of nodes can be broken."""
+
+    wordsep_simple_re = re.compile(r"([\t\n\x0b\x0c\r ]+|(?<=,)(?=\S))")
+
+
+def _wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
+    """Return text in lines of `width`, broken at blanks and, where a word is longer, at commas."""
     if width is None or len(text) <= width:
         return [text]
-    lines = [""]
-    for word in text.split():
-        pieces = [word] if len(word) <= width else re.split(r"(?<=,)", word)
-        glue = " " if lines[-1] else ""
-        for piece in pieces:
-            if lines[-1] and len(lines[-1] + glue + piece) > width:
-                lines.append(piece)
-            else:
-                lines[-1] += glue + piece
-            glue = ""
-    return lines
-
-
-def flowed(parts: Sequence[tuple[str, str]], width: int | None) -> list[str]:
-    """Return (gap before it, part) after part; a new line begins, indented, between two parts."""
-    lines = [""]
-    for gap, part in parts:
-        if not part:
-            continue
-        joined = lines[-1] + (gap if lines[-1] else "") + part
-        if width is None or len(joined) <= width or not lines[-1]:
-            lines[-1] = joined
-        else:
-            lines += [_INDENT + line for line in wrapped(part, width - len(_INDENT))]
-    return lines
-
-
-def table(
-    heads: Sequence[tuple[str, str]],
-    rows: Sequence[Sequence[str]],
-    remarks: Sequence[str],
-    remark_head: str,
-    width: int | None,
-) -> list[str]:
-    """Return the lines of a table whose last column, one remark per row, takes what is left.
-
-    Where too little is left, first the heads take two lines (name, unit), then the remarks go
-    below their rows. The first column may break at its commas.
-    """
-    one_line = [[f"{name} {unit}".strip()] for name, unit in heads]
-    two_lines = [[name, unit] if unit else [name] for name, unit in heads]
-    wanted = min(_FEWEST_CHARACTERS, max(map(len, remarks), default=0))
-    cells = _cells(rows, width and width // 3)
-    for head in (one_line, two_lines):
-        left = None if width is None else width - _total(_widths([head, *cells])) - len(_GAP)
-        if left is None or left >= (wanted or -len(_GAP)):
-            if not wanted:
-                return _aligned([head, *cells])
-            last = [[remark_head], *(wrapped(remark, left) for remark in remarks)]
-            return _aligned([[*row, end] for row, end in zip([head, *cells], last, strict=True)])
-    return _with_remarks_below(two_lines, _cells(rows, width and width // 4), remarks, width)
-
-
-_Row = list[list[str]]  # cells, each a list of lines
-
-
-def _cells(rows: Sequence[Sequence[str]], cap: int | None) -> list[_Row]:
-    first = None if cap is None else max(_FIRST_COLUMN, cap)
-    return [[wrapped(row[0], first), *([cell] for cell in row[1:])] for row in rows]
-
-
-def _widths(rows: Sequence[_Row]) -> list[int]:
-    columns = zip(*rows, strict=True)
-    widths = [max(len(line) for cell in column for line in cell) for column in columns]
-    return [max(_FIRST_COLUMN, widths[0]), *widths[1:]]
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + len(_GAP) * (len(widths) - 1)
-
-
-def _aligned(rows: Sequence[_Row], gap: str = _GAP) -> list[str]:
-    widths = _widths(rows)
-    return [
-        gap.join(text.ljust(width) for text, width in zip(texts, widths, strict=True)).rstrip()
-        for row in rows
-        for texts in zip_longest(*row, fillvalue="")
-    ]
-
-
-def _with_remarks_below(
-    head: _Row, rows: Sequence[_Row], remarks: Sequence[str], width: int | None
-) -> list[str]:
-    lines = _aligned([head, *rows], _NARROW_GAP)
-    heights = [max(map(len, row)) for row in [head, *rows]]
-    below: list[str] = []
-    for height, remark in zip(heights, ["", *remarks], strict=True):
-        below += lines[:height]
-        lines = lines[height:]
-        if remark:
-            room = None if width is None else width - len(_INDENT)
-            below += [_INDENT + line for line in wrapped(remark, room)]
-    return below
+    longest = max(map(len, text.split(" ")))
+    wrapper = _AtCommas if longest > width - len(indent) else textwrap.TextWrapper
+    return wrapper(
+        width=max(1, width),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ).wrap(text)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,8 +12,6 @@ from slurm_health.core.records import RunStarted, Sampled
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.acts import Act
 from slurm_health.report.figures import Figure
-
-_LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 
 
 class State(Enum):
@@ -131,12 +128,3 @@ class JobReport:
     nodes: tuple[NodeReport, ...] = ()
     paths: tuple[LinkVerdict, ...] = ()
     leaves: tuple[LinkVerdict, ...] = ()
-
-
-def attempt_and_check(label: str) -> tuple[int, int] | None:
-    """Return what the name of a run's directory says: `2-3` is the third check of attempt 2.
-
-    None where it is not such a name.
-    """
-    match = _LABEL.fullmatch(label)
-    return (int(match[1]), int(match[2] or 1)) if match else None

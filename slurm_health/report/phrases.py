@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from math import isfinite
+from typing import NamedTuple
 
 from slurm_health.core.nodeset import fold
 from slurm_health.core.verdict import Level
@@ -17,14 +18,23 @@ NOTHING = "\N{EN DASH}"  # stands for a figure or a verdict that is not there
 WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, None, Level.HEALTHY)
 
 _FOLDABLE = re.compile(r"[\w.-]+", re.ASCII)
-# What each act is called: done, not done, begun without a known end.
+
+
+class Verb(NamedTuple):
+    """What an act is called: before it is done, done, and where it failed."""
+
+    plain: str
+    done: str
+    failed: str
+
+
 _VERBS = {
-    "drain": ("drained", "did not drain", "began to drain"),
-    "exclude": ("excluded", "did not exclude", "began to exclude"),
-    "drop": ("gave back", "could not give back", "began to give back"),
-    "requeue": ("requeued", "did not requeue", "asked for a requeue"),
-    "hold": ("held the job", "did not hold the job", "began to hold the job"),
-    "proceed": ("went on", "did not go on", "went on"),
+    "drain": Verb("drain", "drained", "did not drain"),
+    "exclude": Verb("exclude", "excluded", "did not exclude"),
+    "drop": Verb("give back", "gave back", "could not give back"),
+    "requeue": Verb("requeue the job", "requeued", "did not requeue the job"),
+    "hold": Verb("hold the job", "held the job", "did not hold the job"),
+    "proceed": Verb("continue with", "continued with", "did not continue with"),
 }
 _ON_THE_JOB = {"requeue", "hold"}
 
@@ -33,6 +43,16 @@ def nodes_text(nodes: Iterable[str]) -> str:
     """Return a short node list; names that no node list can hold are listed as they are."""
     names = list(nodes)
     return fold(names) if all(map(_FOLDABLE.fullmatch, names)) else ", ".join(names)
+
+
+def verb_of(action: str) -> Verb:
+    """Return what an act is called; one that this version does not know, by its own name."""
+    return _VERBS.get(action) or Verb(action, action, f"no {action}")
+
+
+def act_text(words: str, action: str, nodes: Sequence[str]) -> str:
+    """Return a verb with the nodes it is done to: `drained n3`, `held the job`."""
+    return words if action in _ON_THE_JOB or not nodes else f"{words} {nodes_text(nodes)}"
 
 
 def number_text(value: float) -> str:
@@ -137,16 +157,17 @@ def _named_once(nodes: list[str], before: list[str]) -> str:
 def _act_text(act: Act, run: RunReport) -> str:
     if act.action == "proceed" and act.progress is not Progress.FAILED:
         return _proceed_text(run, act.nodes, act.reason)
-    done, failed, begun = _VERBS.get(act.action, (act.action, f"no {act.action}", act.action))
-    who = "" if act.action in _ON_THE_JOB or not act.nodes else f" {nodes_text(act.nodes)}"
+    verb = verb_of(act.action)
     # The end of a hold is the end of the process that would record it.
     held = act.action == "hold" and run.disposition == "hold"
     if act.progress is Progress.DONE or (held and act.progress is Progress.INTENDED):
         why = f" ({act.reason})" if act.action == "hold" and act.reason else ""
-        return f"{done}{who}{why}"
+        return act_text(verb.done, act.action, act.nodes) + why
     if act.progress is Progress.FAILED:
-        return f"{failed}{who} ({act.detail or 'the cause is not recorded'})"
-    return f"{begun}{who}, its end is not recorded"
+        why = act.detail or "cause not recorded"
+        return f"{act_text(verb.failed, act.action, act.nodes)} ({why})"
+    begun = act_text(f"began to {verb.plain}", act.action, act.nodes)
+    return f"{begun}, result not recorded"
 
 
 def _proceed_text(run: RunReport, nodes: tuple[str, ...], reason: str) -> str:
@@ -155,8 +176,8 @@ def _proceed_text(run: RunReport, nodes: tuple[str, ...], reason: str) -> str:
     unwell = [node for node in run.nodes if node.level is not Level.HEALTHY]
     why = f" ({reason})" if reason and unwell else ""
     if nodes and set(nodes) != everybody:
-        return f"went on with {nodes_text(nodes)}{why}"
-    return f"went on with all nodes{why}" if unwell else ""
+        return f"continued with {nodes_text(nodes)}{why}"
+    return f"continued with all nodes{why}" if unwell else ""
 
 
 def _disposition_texts(run: RunReport) -> list[str]:
@@ -169,14 +190,14 @@ def _disposition_texts(run: RunReport) -> list[str]:
         said = run.reason if text and run.judged else ""
         return [said or text] if text else []
     if run.disposition == "requeue" and not acted & {"requeue", "hold"}:
-        return ["to be requeued"]
+        return ["will be requeued"]
     return []
 
 
 def _script_text(script: ScriptOutcome, *, superseded: bool) -> str:
     name = script.name or "the script"
     if script.exit_code is None:
-        return f"{name} started, its end is not recorded" + ("" if superseded else " yet")
+        return f"{name} started, end not recorded" + ("" if superseded else " yet")
     how = f"killed by {signal_name(script.signal)}" if script.signal else f"exit {script.exit_code}"
     span = "" if script.duration_s is None else f" ran {duration_text(script.duration_s)},"
     return f"{name}{span} {how}"

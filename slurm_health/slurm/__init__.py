@@ -1,2 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only door to Slurm."""
+"""The only door to Slurm.
+
+Used by every process that asks Slurm something or changes something in it. It runs Slurm's
+commands, or pyslurm in a child process, and puts a deadline on each call.
+
+    client           what is asked of Slurm and changed in it
+    reads            what is read, through scontrol
+    pyslurm_client   the same through pyslurm, if it is installed and fits this Slurm
+    parsing          jobs, nodes and partitions from scontrol's output
+    command          runs one command with a deadline, and keeps all facts of a failure
+"""

@@ -1,2 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batch script's process: runs the check, then the user's script, signals passed through."""
+"""The batch script's process: runs the check, then the user's script, and passes signals on.
+
+Slurm starts it in place of the script, as the job's user; it stays until the script ends. It
+touches processes and signals, and records the script's start and end in the journal.
+
+    supervisor       the process: first the check, then the script
+    check_process    the check: started, listened to, ended with everything it started
+    script_process   the script: started as Slurm would, sent what Slurm sent only to us
+    signal_witness   tells a signal to one process from one to a whole group
+"""

@@ -7,7 +7,6 @@ the first one runs the master beside it. All of them read the outcome from the j
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,8 +48,6 @@ BEGIN_S = 180.0
 SILENCE_S = 300.0
 # How long processes may take to say that they have seen the verdict.
 SIGN_OFF_S = 10.0
-# A directory holds one check; further ones of the same name lie this far apart.
-_NEXT_LABEL = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +104,9 @@ def directory_of(root: Path, place: TaskPlace) -> Path:
         JournalError: an older journal cannot be read.
     """
     job = journal.job_directory(root, place.cluster, place.job_id)
-    # A check by itself takes a step and the next free number, so none of them is this one's.
-    for number in itertools.count(place.step + 2, _NEXT_LABEL):
-        directory = job / f"{place.attempt}-{number}"
-        begun = _begun(journal.read_all(directory, journal.MASTER))
-        if begun is None or begun.run_id == place.start:
-            return directory
-    raise AssertionError("numbers never end")
+    return journal.directory_of_start(
+        job, attempt=place.attempt, step=place.step, run_id=place.start
+    )
 
 
 def lead(
@@ -242,10 +235,6 @@ def _await_sign_off(directory: Path, nodes: Sequence[str]) -> list[str]:
         if readers:
             time.sleep(poll_interval_s(len(nodes)))
     return list(readers)
-
-
-def _begun(entries: Sequence[Entry]) -> RunStarted | None:
-    return next((e.record for e in entries if isinstance(e.record, RunStarted)), None)
 
 
 def _outcome(entries: Sequence[Entry]) -> JointOutcome | None:

@@ -16,7 +16,6 @@ from slurm_health import __version__, config, journal
 from slurm_health.core.records import AgentStarted, RunStarted
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode, JournalError
-from slurm_health.master import run_directory
 from slurm_health.master.run_check import agent_command
 from slurm_health.options import localize_choices
 from slurm_health.probe_choice import chosen_phases
@@ -72,7 +71,7 @@ def _checked(
         directory = joint_check.directory_of(root, place)
         started = _started(place, arguments, within.text, python)
         if place.leads and place.array:
-            run_directory.link_array_task(root, started)
+            journal.link_array_task(root, started)
         outcome = _check(directory, place, started, within, arguments, environ)
     except JournalError as err:
         if within.least < len(place.nodes):

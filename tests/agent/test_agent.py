@@ -273,6 +273,21 @@ def test_a_probe_that_raises_is_a_crash_of_this_node(running: Stage) -> None:
     assert report.detail == "RuntimeError: out of memory"
 
 
+def test_workers_that_wait_for_one_that_raised_are_replaced_with_it_once(stage: Stage) -> None:
+    stage.begin()
+    stage.start("first-raises", CUDA_VISIBLE_DEVICES="0,1")
+    stage.hears(WorkersReady)
+    stage.round()
+
+    stage.hears(NodeReported)
+    stage.hears(WorkersReady, 2)
+    stage.behave("well")
+    stage.round(1)
+
+    assert stage.hears(NodeReported, 2).outcome is Outcome.MEASURED
+    assert stage.kinds().count("WorkersStarting") == 1
+
+
 def test_a_probe_that_cannot_measure_is_no_crash(running: Stage) -> None:
     running.behave("cannot")
     running.round()

@@ -64,7 +64,7 @@ FAULTS: list[tuple[Check, dict[str, str], Status, str]] = [
     (Memory(min_total_gib=1000), {}, NODE, "503.5 GiB of memory, limit 1000"),
     (Memory(min_available_gib=490), {}, USER, "available, limit 490"),
     (Swap(min_total_gib=16), {}, Status.WARN, "8 GiB of swap, limit 16"),
-    (Swap(max_total_gib=0), {}, Status.WARN, "no more than 0"),
+    (Swap(max_total_gib=0), {}, Status.WARN, "at most 0 allowed"),
     (
         Edac(),
         {"/sys/devices/system/edac/mc/mc0/ue_count": "1\n"},
@@ -100,7 +100,7 @@ FAULTS: list[tuple[Check, dict[str, str], Status, str]] = [
         Status.WARN,
         "1 processes stuck in the kernel, limit 0: ls(9)",
     ),
-    (Daemon(name="chronyd"), {}, NODE, "0 processes chronyd, limit 1"),
+    (Daemon(name="chronyd"), {}, NODE, "0 chronyd processes, limit 1"),
     (
         ClockSource(),
         {"/sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet\n"},
@@ -367,9 +367,9 @@ def test_a_process_that_waits_in_the_kernel_for_a_moment_is_not_stuck(well: Chec
     tree(well.root, process(9, "ls", "D"))
     check = Uninterruptible(max_count=0, apart_s=0.01)
     first = check.collect(well)
-    assert [each.pid for each in first.found] == [9]
+    assert [each.pid for each in first] == [9]
     tree(well.root, process(9, "ls", "S"))
-    assert check.collect(well).found == []
+    assert check.collect(well) == []
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "0"}])
@@ -467,7 +467,7 @@ def test_a_program_that_dies_of_a_signal_is_inconclusive(tmp_path: Path) -> None
 
 
 def test_a_program_that_is_not_there_is_unmeasured() -> None:
-    with pytest.raises(Unmeasured, match="not there"):
+    with pytest.raises(Unmeasured, match="not found"):
         Command(argv=("/nowhere/program",)).collect(CheckContext())
 
 

@@ -45,10 +45,10 @@ class Player(Check, frozen=True, kw_only=True):
     library: str
     state: str
 
-    def collect(self, context: CheckContext) -> object:  # type: ignore[override]
+    def collect(self, machine: CheckContext) -> object:
         os.environ["STUB_NVML"] = self.state
         ctypes.CDLL(self.library)  # from now on the library of that name
-        return self.check.collect(context)
+        return self.check.collect(machine)
 
     def judge(self, seen: object) -> object:  # type: ignore[override]
         return self.check.judge(seen)
@@ -87,20 +87,20 @@ def bench(library: Path, tmp_path: Path) -> Bench:
 def test_eight_well_gpus_pass(bench: Bench) -> None:
     result = bench.play(Gpu(count=8, nvlinks=18, min_pcie_generation=5))
     assert result.status is Status.PASS, result
-    assert result.finding.text == "8 GPUs well, driver 570.124.06"
+    assert result.finding.text == "8 GPUs healthy, driver 570.124.06"
 
 
 FAULTS = [
-    (("count=7",), "7 GPUs, Slurm counts on 8"),
+    (("count=7",), "7 GPUs, Slurm expects 8"),
     (("3.error=15",), "GPU 3 is lost: GPU is lost"),
     (("3.handle=15",), "GPU 3 is lost"),
     (("3.handle=999",), "GPU 3 is lost: NVML gives no handle to it"),
-    (("2.recovery=1",), "GPU 2 (00000000:03:00.0) asks for a reset"),
-    (("2.recovery=2",), "asks for a reboot of the node"),
-    (("2.recovery=9",), "asks for action 9"),
+    (("2.recovery=1",), "GPU 2 (00000000:03:00.0) needs a reset"),
+    (("2.recovery=2",), "needs a reboot of the node"),
+    (("2.recovery=9",), "needs action 9"),
     (("0.uncorrected=1",), "has 1 uncorrected ECC errors, limit 0"),
-    (("0.remap_pending=1",), "has a memory row to remap"),
-    (("0.remap_failed=1",), "has failed to remap"),
+    (("0.remap_pending=1",), "has a pending row remap"),
+    (("0.remap_failed=1",), "failed to remap"),
     (("5.links_down=2",), "has 16 of 18 NVLinks (down: 0, 1)"),
     (("1.width=8",), "runs on 8 PCIe lanes, limit 16"),
     (("1.reasons=4", "1.generation=3"), "runs PCIe generation 3, limit 5"),

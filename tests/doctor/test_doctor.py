@@ -76,7 +76,7 @@ def test_a_site_as_it_should_be_needs_nothing(hook: Path) -> None:
         ("JobRequeue              = 1", "JobRequeue = 0", "look", "not started elsewhere"),
         ("nohold_on_prolog_fail", "a=3", "look", "SchedulerParameters=a=3,nohold_on_prolog_fail"),
         ("300 sec", "0 sec", "look", "never runs"),
-        ("= ANY", "= NONDRAINED_IDLE", "look", "never given back"),
+        ("= ANY", "= NONDRAINED_IDLE", "look", "never returned to service"),
     ],
 )
 def test_what_should_be_changed_is_said(

@@ -79,7 +79,7 @@ def test_training_goes_on_without_a_faulty_node_where_fewer_nodes_will_do(traine
     assert any("n3 is LEFT OUT: faulty" in line for line in said_by_us(result))
     (run,) = trained.report(last_job(trained))["runs"]
     assert verdict_of(run, "n3")["level"] == "faulty"
-    assert "went on with n[1-2,4]" in trained.table(last_job(trained))
+    assert "continued with n[1-2,4]" in trained.table(last_job(trained))
 
 
 def test_a_faulty_first_node_hands_over_to_the_next(trained: Site) -> None:

@@ -36,7 +36,7 @@ def test_a_good_node_is_only_marked(story: Story) -> None:
     story.write(journal())
     assert not story.ended()
     assert story.node.state == "IDLE"
-    (mark,) = shared_state.load(story.node.site.breaker, "n3", owner=os.getuid())
+    (mark,) = shared_state.marks_of(story.node.site.breaker, "n3")
     assert (mark.job, mark.uid, mark.component) == (JOB, UID, "node")
     assert story.node.slurm.calls() == []
 
@@ -82,7 +82,7 @@ def test_one_job_marks_once_however_often_it_starts(story: Story) -> None:
     for attempt in range(4):
         story.write(journal(), attempt=str(attempt))
         story.ended(restarts=str(attempt))
-    assert len(shared_state.load(story.node.site.breaker, "n3", owner=os.getuid())) == 1
+    assert len(shared_state.marks_of(story.node.site.breaker, "n3")) == 1
 
 
 def test_a_site_may_ignore_accusations(story: Story) -> None:
@@ -125,7 +125,7 @@ def test_a_slow_node_that_passes_the_test_is_not_even_marked(story: Story, polic
     for job, uid in ((7, 1000), (8, 1001), (9, 1002), (10, 1003)):
         story.write(journal(judged(level=Level.SLOW), job=job), job=job, uid=uid)
         assert not story.ended(job, uid)
-    assert shared_state.load(story.node.site.breaker, "n3", owner=os.getuid()) == ()
+    assert shared_state.marks_of(story.node.site.breaker, "n3") == ()
 
 
 def test_among_several_runs_the_one_that_calls_it_faulty_counts(story: Story) -> None:
@@ -159,13 +159,13 @@ def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
         if pid == 0:
             mark = Mark(job=job, uid=job, component="node", text="", time_s=1.0)
             try:
-                shared_state.add(site.breaker, "n3", mark, site.marks, owner=os.getuid())
+                shared_state.add_mark(site.breaker, "n3", mark, site.marks)
             finally:
                 os._exit(0)
         pids.append(pid)
     for pid in pids:
         os.waitpid(pid, 0)
-    found = shared_state.load(site.breaker, "n3", owner=os.getuid())
+    found = shared_state.marks_of(site.breaker, "n3")
     assert {each.job for each in found} == set(range(100, 108))
 
 

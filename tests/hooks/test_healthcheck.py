@@ -56,7 +56,7 @@ def test_it_comes_back_after_three_fresh_passes(drained: Node) -> None:
     pass_after_pass(drained, 1)
     assert (drained.state, drained.reason) == ("IDLE", "")
     assert "State=UNDRAIN" in " ".join(drained.slurm.calls())
-    assert own_drain.load(drained.site.state) is None
+    assert own_drain.recall(drained.site.state) is None
 
 
 def test_passes_too_close_together_are_one(drained: Node) -> None:
@@ -86,9 +86,11 @@ def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     node.more = "[checks.memory2]\ncheck='memory'\n"
     import msgspec
 
-    kept = own_drain.load(node.site.state)
+    kept = own_drain.recall(node.site.state)
     assert kept is not None
-    own_drain.keep(node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2")))
+    own_drain.remember(
+        node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2"))
+    )
     (node.machine / "proc/meminfo").unlink()
     pass_after_pass(node, 5)
     assert node.state == "IDLE+DRAIN"
@@ -97,12 +99,12 @@ def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
 def test_a_check_that_is_not_configured_any_more_cannot_pass(drained: Node) -> None:
     import msgspec
 
-    kept = own_drain.load(drained.site.state)
+    kept = own_drain.recall(drained.site.state)
     assert kept is not None
-    own_drain.keep(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
+    own_drain.remember(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
     pass_after_pass(drained, 5)
     assert drained.state == "IDLE+DRAIN"
-    assert "not configured any more" in drained.said
+    assert "no longer configured" in drained.said
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_a_node_that_something_else_holds_is_not_released(
 def test_a_node_an_administrator_gave_back_is_forgotten(drained: Node, slurm: FakeScontrol) -> None:
     slurm.set({"n3": ("IDLE", "")})
     pass_after_pass(drained, 3)
-    assert own_drain.load(drained.site.state) is None
+    assert own_drain.recall(drained.site.state) is None
     drained.break_it()
     assert drained.healthcheck()
     assert drained.state == "IDLE+DRAIN"
@@ -241,6 +243,6 @@ def test_a_record_that_cannot_be_kept_is_told_and_drains_all_the_same(
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node":"n3"}', "\0" * 100])
 def test_a_garbled_record_is_as_good_as_none(drained: Node, text: str) -> None:
-    (drained.site.state / own_drain.NAME).write_text(text)
+    (drained.site.state / own_drain.RECORD).write_text(text)
     pass_after_pass(drained, 5)
     assert drained.state == "IDLE+DRAIN"

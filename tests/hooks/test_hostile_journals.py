@@ -148,7 +148,7 @@ def test_root_is_given_up_before_anything_is_opened(story: Story, tmp_path: Path
     path.chmod(0o600)
     story.node.break_it()
     assert not story.ended()
-    assert "not read" in story.node.said
+    assert "could not read the job's journal" in story.node.said
 
 
 @pytest.mark.root

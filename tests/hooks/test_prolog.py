@@ -49,7 +49,7 @@ def test_a_fault_that_the_site_lowers_drains_nobody(node: Node, severity: str) -
 def test_a_check_in_shadow_is_logged_and_drains_nobody(node: Node) -> None:
     node.more = "[checks.new]\ncheck='memory'\nmin_total_gib=9999\nshadow=true\n"
     assert not node.prolog()
-    assert "check=new node_fault (in shadow: nothing follows)" in node.said
+    assert "check=new node_fault (in shadow: logged only)" in node.said
     assert node.slurm.calls() == []
 
 
@@ -178,7 +178,7 @@ def test_a_controller_in_trouble_drains_nobody_and_the_job_starts(
     assert time.monotonic() - began < 60
     assert "not_drained" in node.said
     assert node.state == "IDLE"
-    assert shared_state.read(node.shared).entries == ()
+    assert shared_state.read_ledger(node.site.breaker).entries == ()
 
 
 def test_a_missing_scontrol_drains_nobody(node: Node) -> None:
@@ -198,7 +198,7 @@ def test_a_rack_that_fails_at_once_is_not_drained(rack: list[Node]) -> None:
     assert sum(each.state == "IDLE+DRAIN" for each in rack) == 4
     assert "a fabric or software problem" in rack[4].said
     assert "nodes reset" in rack[-1].said
-    assert shared_state.read(rack[0].shared).trip is not None
+    assert shared_state.read_ledger(rack[0].site.breaker).trip is not None
 
 
 def test_a_job_that_breaks_nodes_costs_two_and_no_more(rack: list[Node]) -> None:
@@ -206,7 +206,7 @@ def test_a_job_that_breaks_nodes_costs_two_and_no_more(rack: list[Node]) -> None
         each.break_it()
     assert [each.prolog(job=7, uid=5) for each in rack[:3]] == [True, True, False]
     assert "job 7 has cost 2 nodes already" in rack[2].said
-    assert shared_state.read(rack[0].shared).trip is None
+    assert shared_state.read_ledger(rack[0].site.breaker).trip is None
 
 
 def test_a_user_whose_jobs_break_nodes_is_capped_within_the_hour(rack: list[Node]) -> None:
@@ -236,13 +236,13 @@ def _gone(node: Node) -> None:
 
 
 def _garbled(node: Node) -> None:
-    (node.shared / shared_state.NAME).write_text("{")
+    (node.shared / shared_state.LEDGER).write_text("{")
 
 
 def _hung(node: Node) -> None:
     import os
 
-    os.mkfifo(node.shared / shared_state.NAME)
+    os.mkfifo(node.shared / shared_state.LEDGER)
 
 
 @pytest.mark.parametrize("trouble", [_untrusted, _gone, _garbled, _hung])
@@ -253,7 +253,7 @@ def test_a_ledger_that_cannot_be_used_drains_nobody(
     trouble(node)
     assert not node.prolog()
     assert node.state == "IDLE"
-    assert "not_drained: the breaker cannot be asked" in node.said
+    assert "not_drained: could not use the breaker's ledger" in node.said
 
 
 def test_a_lock_that_another_holds_drains_nobody(node: Node) -> None:
@@ -273,6 +273,5 @@ def test_without_a_shared_directory_nobody_is_drained(node: Node) -> None:
     site = load_site(node.directory / "etc", "[checks.f]\ncheck='file'\npath='/x'\n")
     from slurm_health.hooks import prolog
 
-    environ = node.environ(7)
-    assert not prolog.run(site, environ, node._place("prolog", environ))
+    assert not prolog.run(node.hook("prolog", node.environ(7), site))
     assert node.slurm.calls() == []

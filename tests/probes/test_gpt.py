@@ -16,8 +16,8 @@ import torch
 from slurm_health.core.session.gpt_sizing import (
     CPU,
     flop_per_step,
-    gradient_bytes,
     light,
+    parameters,
     to_options,
 )
 from slurm_health.probes import gpt, gpt_fit
@@ -41,7 +41,7 @@ torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
 )
-place = ProbeContext(torch.device("cpu"), rank=rank, world_size=2, options=to_options(CPU))
+context = ProbeContext(torch.device("cpu"), rank=rank, world_size=2, options=to_options(CPU))
 samples = gpt.measure(context)
 dist.destroy_process_group()
 left = [each for each in gc.get_objects() if type(each) is Gpt]
@@ -125,9 +125,9 @@ def test_work_and_bytes_are_those_of_the_model(pair: list[list[dict[str, Any]]])
     assert found == {
         "compute": (heavy, 0),
         "light_compute": (few, 0),
-        "communication": (0.0, gradient_bytes(CPU)),
-        "step": (heavy, gradient_bytes(CPU)),
-        "light_step": (few, gradient_bytes(CPU)),
+        "communication": (0.0, 4 * parameters(CPU)),
+        "step": (heavy, 4 * parameters(CPU)),
+        "light_step": (few, 4 * parameters(CPU)),
     }
 
 

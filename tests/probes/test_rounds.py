@@ -141,7 +141,7 @@ def test_a_device_that_calculates_wrongly_is_found_and_is_at_fault(
     (done,) = bench.round(VALUES)
 
     assert (done["outcome"], done["own_fault"]) == ("failed", True)
-    assert done["detail"].startswith("device 0 calculates wrongly: 4 of 1048576 values")
+    assert done["detail"].startswith("device 0 computes wrong results: 4 of 1048576 values")
 
 
 def test_an_interface_that_does_not_exist_is_no_fault_and_is_named(make: type[Bench]) -> None:
@@ -211,7 +211,7 @@ def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
     )
     try:
         eventually(lambda: worker.ended() is not None, "the worker's end")
-        assert "2 accelerators were expected, torch" in (worker.ended() or "")
+        assert "2 accelerators were expected, but torch" in (worker.ended() or "")
     finally:
         worker.kill()
 

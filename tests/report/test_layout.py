@@ -1,53 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.report.layout import flowed, printable, table, wrapped
+from slurm_health.core.text import one_line
+from slurm_health.report.layout import Page
 
 WIDTHS = st.integers(min_value=1, max_value=120)
 WORDS = st.text(alphabet=st.characters(codec="utf-8"), max_size=80)
+NODES = "gpu[01,03,05,07,09,11,13,15,17,19,21]"
 
 
 @given(WORDS, WIDTHS)
 def test_wrapping_loses_nothing_but_blanks(text: str, width: int) -> None:
-    lines = wrapped(printable(text), width)
+    lines = Page(width=width).paragraph(text)
 
-    assert "".join(lines).replace(" ", "") == printable(text).replace(" ", "")
-    assert all(line == line.strip() for line in lines)
-    assert all(len(line) <= width or " " not in line for line in lines)
+    assert "".join(lines).replace(" ", "") == one_line(text).replace(" ", "")
+    assert all(line == line.rstrip() for line in lines)
+    assert all(len(line) <= width or " " not in line.strip() for line in lines)
 
 
 @given(WORDS)
-def test_plain_text_is_one_line_of_ascii(text: str) -> None:
-    plain = printable(text, unicode=False)
+def test_where_only_ascii_can_be_shown_nothing_else_is(text: str) -> None:
+    (line,) = Page(unicode=False).paragraph(text)
 
-    assert plain.isascii()
-    assert plain.isprintable()
+    assert line.isascii()
+    assert line.isprintable()
 
 
-@given(st.lists(st.tuples(st.just("  "), WORDS.map(printable)), max_size=5), WIDTHS)
-def test_flowing_keeps_every_part_in_order(parts: list[tuple[str, str]], width: int) -> None:
-    lines = flowed(parts, width)
+@given(st.lists(WORDS, max_size=5), WIDTHS)
+def test_phrases_keep_their_order(phrases: list[str], width: int) -> None:
+    lines = Page(width=width).phrases(phrases)
 
-    expected = "".join(part for _, part in parts).replace(" ", "")
+    expected = "".join(map(one_line, phrases)).replace(" ", "")
     assert "".join(lines).replace(" ", "") == expected
 
 
-@given(
-    st.lists(
-        st.tuples(WORDS, WORDS, WORDS).map(lambda row: tuple(map(printable, row))), max_size=5
-    ),
-    st.none() | WIDTHS,
-)
+def test_a_line_begins_between_phrases_and_not_in_one() -> None:
+    page = Page(width=40)
+
+    assert page.phrases(["attempt 0", "3 rounds, 6.1 s", "drained n3, requeued without it"]) == [
+        "attempt 0   3 rounds, 6.1 s",
+        "    drained n3, requeued without it",
+    ]
+
+
+def test_a_phrase_too_long_for_a_line_has_lines_of_its_own() -> None:
+    page = Page(width=30)
+
+    assert page.phrases(["attempt 0", "did not drain n3 (drained by an administrator)"]) == [
+        "attempt 0",
+        "    did not drain n3 (drained",
+        "    by an administrator)",
+    ]
+
+
+@pytest.mark.parametrize("width", [20, 24, 30])
+def test_a_list_of_nodes_longer_than_a_line_is_broken_at_its_commas(width: int) -> None:
+    lines = Page(width=width).paragraph(f"drained {NODES}")
+
+    assert all(len(line) <= width for line in lines)
+    assert all(line.endswith((",", "drained")) for line in lines[:-1])
+    assert "".join(line.strip() for line in lines).replace("drained", "").strip() == NODES
+
+
+@given(st.lists(st.tuples(WORDS, WORDS, WORDS), max_size=5), st.none() | WIDTHS)
 def test_a_table_shows_every_word_and_no_trailing_blank(
     rows: list[tuple[str, ...]], width: int | None
 ) -> None:
-    heads = [("NODES", ""), ("ALLGATHER", "GB/s")]
-
-    lines = table(heads, [row[:2] for row in rows], [row[2] for row in rows], "REASON", width)
+    lines = Page(width=width).table([("NODES", "ALLGATHER GB/s", "REASON"), *rows])
 
     assert all(line == line.rstrip() for line in lines)
     shown = set(" ".join(lines).replace(",", ", ").split())
-    assert all(set(cell.replace(",", ", ").split()) <= shown for row in rows for cell in row)
+    words = {word for row in rows for cell in row for word in one_line(cell).split(" ")}
+    assert {part for word in words for part in word.replace(",", ", ").split()} <= shown
+
+
+def test_a_column_of_characters_twice_as_wide_loses_none_of_them() -> None:
+    text = Page(width=40).table([("NODES", "VERDICT", "REASON"), ("n1", "slow", "電源が遅い " * 5)])
+
+    assert " ".join(text).count("電源が遅い") == 5

@@ -56,9 +56,9 @@ def test_an_act_that_failed_says_why(tmp_path: Path) -> None:
     run.finish("stop", exit_code=1)
 
     assert lines(tmp_path)[-3:] == [
-        "0.6   going to drain n3",
-        "0.6   did not drain n3 (Invalid user id)",
-        "0.6   the job ends",
+        "0.6  going to drain n3",
+        "0.6  did not drain n3 (Invalid user id)",
+        "0.6  the job ends",
     ]
 
 
@@ -71,8 +71,8 @@ def test_a_held_job_reads_as_held_although_nobody_lived_to_say_so(tmp_path: Path
 
     assert "held the job (n3: one partner)" in job_text(load(tmp_path, "12"))
     assert lines(tmp_path)[-2:] == [
-        "0.6   going to hold the job",
-        "0.6   the job leaves, to be held",
+        "0.6  going to hold the job",
+        "0.6  the job will be held",
     ]
 
 

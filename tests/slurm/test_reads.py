@@ -239,8 +239,9 @@ def test_a_drained_node_has_its_note_and_who_left_it(stage: Stage) -> None:
     assert node.out_of_pool
     assert node.partitions == ("main",)
     assert drain_note.unsigned(node.reason) == NOTE
-    assert drain_note.signer(node.reason) == "root"
-    assert drain_note.signed_at(node.reason).startswith("20")
+    _, by, since = drain_note.signed(node.reason)
+    assert by == "root"
+    assert since.startswith("20")
 
 
 def test_a_node_that_is_well_is_in_the_pool_and_has_no_note(stage: Stage) -> None:

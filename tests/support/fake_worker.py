@@ -10,6 +10,7 @@ How it behaves is read at its start and at each round from the file $FAKE_WORKER
     never-ready         starts and says nothing
     dies                is killed in the round
     raises              its own probe raises
+    first-raises        so, on the first device, and the others wait for it in vain
     cannot              its probe cannot measure, for no fault of the node
     stuck               never answers, whatever it is told
     deaf                as stuck, and ignores SIGTERM
@@ -92,9 +93,9 @@ def serve(command: dict[str, Any], aborted: set[int]) -> None:
     how = behaviour()
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    if how in {"stuck", "deaf"}:
+    if how in {"stuck", "deaf"} or (how == "first-raises" and LOCAL_RANK):
         time.sleep(1000)
-    if how == "raises":
+    if how in {"raises", "first-raises"}:
         detail = "RuntimeError: out of memory"
         say("done", round=index, outcome="failed", detail=detail, own_fault=True)
         return

@@ -14,6 +14,7 @@ import pytest
 
 from slurm_health.checks.check import CheckContext
 from slurm_health.hooks import epilog, healthcheck, prolog
+from slurm_health.hooks.hook import Hook
 from slurm_health.site_settings import Site
 from tests.checks.conftest import WELL
 from tests.support.accusing import Story
@@ -77,15 +78,16 @@ class Node:
             }
         return environ | extra
 
-    def _place(self, context: str, environ: dict[str, str]) -> CheckContext:
-        site = self.site
-        return CheckContext(
+    def hook(self, name: str, environ: dict[str, str], site: Site | None = None) -> Hook:
+        found = site or self.site
+        context = CheckContext(
             root=self.machine,
             environ=environ,
             now_s=self.now_s,
-            state=site.state,
-            context=context,
+            state=found.state,
+            context=name,
         )
+        return Hook(found, environ, context)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
@@ -97,17 +99,17 @@ class Node:
     def prolog(self, job: int = 7, uid: int = 1000, **extra: str) -> bool:
         environ = self.environ(job, uid, **extra)
         with self._listening():
-            return prolog.run(self.site, environ, self._place("prolog", environ))
+            return prolog.run(self.hook("prolog", environ))
 
     def healthcheck(self, **extra: str) -> bool:
         environ = self.environ() | extra
         with self._listening():
-            return healthcheck.run(self.site, environ, self._place("healthcheck", environ))
+            return healthcheck.run(self.hook("healthcheck", environ))
 
     def epilog(self, job: int = 7, uid: int = 1000, **extra: str) -> bool:
         environ = self.environ(job, uid, **extra)
         with self._listening():
-            return epilog.run(self.site, environ, self._place("epilog", environ))
+            return epilog.run(self.hook("epilog", environ))
 
     def break_it(self) -> None:
         self.flag.touch()

@@ -309,7 +309,7 @@ class World:
 
 
 def _times(result: GroupResult) -> list[tuple[str, list[tuple[str, float]]]]:
-    return sorted((metric, sorted(times.items())) for metric, times in result.node_ms.items())
+    return sorted((str(metric), sorted(times.items())) for metric, times in result.node_ms.items())
 
 
 def _ready(node: str, launch: int, torch: str) -> WorkersReady:

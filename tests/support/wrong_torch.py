@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that calculates wrongly, as far as one can be had: at the border to torch."""
+"""A device that computes wrong results, as far as one can be had: at the border to torch."""
 
 from __future__ import annotations
 

@@ -1,2 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a verdict to what becomes of the job and its nodes. Pure."""
+"""From a verdict to what becomes of the job and its nodes. Pure.
+
+Called by the process that acts on a verdict; `acting` performs what is decided here.
+
+    decide            what is done, in order, each with its reason
+    drains            which nodes are drained, and the reason set on them
+    job_comment       the comment on a held job: why it waits, and what to type
+    resized_environ   the SLURM_ variables of a job that continues on some of its nodes
+"""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_health.core import probe_catalog
 from slurm_health.core.localize.belief_propagation import NONE, Floats, Ints
 from slurm_health.core.localize.evidence import Bearing, Trial
 from slurm_health.core.localize.fabric import Sources
@@ -33,7 +34,7 @@ _MARGIN = 1.3  # deviations of a slowdown above the floor
 class Metric:
     """One metric's observations and what they say; `trial` and `round` are those of each."""
 
-    name: str
+    name: probe_catalog.Metric
     shared: bool
     floor: float
     data: Observations

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from slurm_health.core.verdict import GroupResult, Outcome, Round
+from slurm_health.core.probe_catalog import Metric
+from slurm_health.core.verdict import GroupResult, MetricName, Outcome, Round
 from slurm_health.errors import LocalizeError
 
-_Key = TypeVar("_Key", int, str)
+_Times = TypeVar("_Times")
+_Key = TypeVar("_Key", int, Metric)
 
 _LEAST_MS, _MOST_MS = 1e-9, 1e12  # less than a clock cycle, more than a lifetime
 
@@ -36,8 +38,8 @@ class Trial:
     nodes: tuple[int, ...]
     outcome: Outcome
     bearing: Bearing
-    shared_ms: Mapping[str, float]
-    node_ms: Mapping[str, Mapping[int, float]]
+    shared_ms: Mapping[Metric, float]
+    node_ms: Mapping[Metric, Mapping[int, float]]
     silent: tuple[int, ...]
     crashed: tuple[int, ...]
     said: Mapping[int, str]
@@ -51,8 +53,9 @@ class Trial:
 class Ledger:
     """Every round that was planned and every result that was accepted, by node number."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], first_round: int = 0) -> None:
         self.names = tuple(names)
+        self._first = first_round
         self.rounds: list[Round] = []
         self.met: list[set[int]] = [set() for _ in self.names]
         self.trials: dict[tuple[int, tuple[int, ...]], Trial] = {}
@@ -64,7 +67,7 @@ class Ledger:
         """Add a round; its groups may be reported from now on."""
         members = [tuple(group) for group in groups]
         round_ = Round(
-            index=len(self.rounds),
+            index=self._first + len(self.rounds),
             groups=tuple(tuple(self.names[node] for node in group) for group in members),
         )
         for group in members:
@@ -79,11 +82,12 @@ class Ledger:
         Raises:
             LocalizeError: the round was never planned, or a result is not one of its groups.
         """
-        if not 0 <= round_index < len(self.rounds):
+        rounds = {round_.index: round_ for round_ in self.rounds}
+        if round_index not in rounds:
             raise LocalizeError(
                 f"round {round_index} was never planned (planned so far: {len(self.rounds)})"
             )
-        planned = {frozenset(group) for group in self.rounds[round_index].groups}
+        planned = {frozenset(group) for group in rounds[round_index].groups}
         checked = [(result, self._members(round_index, planned, result)) for result in results]
         for result, members in checked:
             self._accept((round_index, members), result)
@@ -142,10 +146,11 @@ class Ledger:
             metric: _usable(
                 {self._number[n]: ms for n, ms in values.items()}, f"a {metric} time", doubts
             )
-            for metric, values in sorted(result.node_ms.items())
+            for metric, values in sorted(_named(result.node_ms).items())
             if started
         }
-        shared = _usable(result.shared_ms, "a time of the group", doubts) if measured else {}
+        shared = _named(result.shared_ms) if measured else {}
+        shared = _usable(shared, "a time of the group", doubts)
         bearing = Bearing.PASSED if measured else Bearing.FAILED
         if silent or crashed or not started:
             bearing, shared = Bearing.UNKNOWN, {}
@@ -165,6 +170,13 @@ class Ledger:
         )
 
 
+def _named(times: Mapping[MetricName, _Times]) -> dict[Metric, _Times]:
+    """Return times by metric; a plain name is that of a probe."""
+    return {
+        key if isinstance(key, Metric) else Metric(probe=key): value for key, value in times.items()
+    }
+
+
 def _usable(values: Mapping[_Key, float], what: str, doubts: list[str]) -> dict[_Key, float]:
     """Return the times that can be times of a test; note the others as doubts."""
     usable = {key: float(ms) for key, ms in values.items() if _LEAST_MS <= ms <= _MOST_MS}
@@ -177,9 +189,9 @@ def _content(result: GroupResult) -> tuple[object, ...]:
     """Return what a result says, without the order in which it says it; NaN equals NaN."""
     return (
         result.outcome,
-        sorted((metric, repr(ms)) for metric, ms in result.shared_ms.items()),
+        sorted((str(metric), repr(ms)) for metric, ms in result.shared_ms.items()),
         sorted(
-            (metric, sorted((node, repr(ms)) for node, ms in values.items()))
+            (str(metric), sorted((node, repr(ms)) for node, ms in values.items()))
             for metric, values in result.node_ms.items()
         ),
         sorted(result.silent),

@@ -13,7 +13,6 @@ from slurm_health.core.localize.conviction import Guilt, Metric
 from slurm_health.core.localize.evidence import Bearing, Ledger, Trial
 from slurm_health.core.localize.findings import Findings, LonePair, lone_pairs
 from slurm_health.core.localize.settings import LocalizeSettings
-from slurm_health.core.probe_catalog import component_of
 from slurm_health.core.verdict import (
     Level,
     LinkVerdict,
@@ -96,13 +95,10 @@ class _Words:
         return f"{what} ({self._rounds_of(crashes)})"
 
     def _rounds_of(self, trials: Sequence[Trial]) -> str:
-        numbers = [str(self._round(number)) for number in sorted({t.round_index for t in trials})]
+        numbers = [str(number) for number in sorted({trial.round_index for trial in trials})]
         if len(numbers) == 1:
             return f"round {numbers[0]}"
         return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
-
-    def _round(self, round_index: int) -> int:
-        return self._settings.first_round + round_index
 
     def _slow(self, node: int, guilt: Sequence[Guilt]) -> NodeVerdict:
         ordered = sorted(guilt, key=lambda found: found.metric is None or found.metric.shared)
@@ -309,7 +305,7 @@ class _Words:
         partners = self._partners(node, [trial])
         who = f" {also}" if also else ""
         company = f"with {partners}" if partners else "alone"
-        where = f"round {self._round(trial.round_index)}{who} {company}"
+        where = f"round {trial.round_index}{who} {company}"
         facts = [f"{metric} {_ms(ms)}" for metric, ms in sorted(trial.shared_ms.items())]
         facts += [
             f"{metric} {_ms(times[node])}"
@@ -343,8 +339,7 @@ def _component(metrics: Sequence[Metric]) -> str:
     own = [metric for metric in metrics if not metric.shared]
     found: dict[str, set[str]] = {}
     for metric in own or metrics:
-        name, _, part = metric.name.partition(":")
-        found.setdefault(component_of(name), set()).add(part)
+        found.setdefault(metric.name.component, set()).add(metric.name.part)
     what, parts = next(iter(found.items()))
     return f"{what} {next(iter(parts))}" if len(parts) == 1 and "" not in parts else what
 

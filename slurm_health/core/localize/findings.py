@@ -9,7 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
+from slurm_health.core import probe_catalog
 from slurm_health.core.localize.belief_propagation import NONE, Floats, Ints
 from slurm_health.core.localize.conviction import TRUST, Guilt, Metric, failing, slow
 from slurm_health.core.localize.evidence import Bearing, Trial
@@ -117,7 +119,7 @@ def _metrics(
 
 
 def _metric(
-    name: str,
+    name: probe_catalog.Metric,
     rows: Sequence[tuple[int, float, Ints, bool]],
     trials: Sequence[Trial],
     sources: Sources,
@@ -177,9 +179,9 @@ def _comparable(kind: Ints) -> npt.NDArray[np.bool_]:
     return (counts[kind] >= _LEAST_OF_A_KIND) | (len(counts) == 1)
 
 
-def _ceiling(name: str, settings: LocalizeSettings) -> float:
+def _ceiling(name: probe_catalog.Metric, settings: LocalizeSettings) -> float:
     """Return the largest baseline that is believed, from what good hardware is known to take."""
-    expected = settings.expected_ms.get(name.partition(":")[0])
+    expected = settings.expected_ms.get(str(replace(name, part="")))
     return float("inf") if expected is None else float(np.log(expected * settings.expected_slack))
 
 

@@ -65,7 +65,7 @@ class Localizer:
             twice = sorted({node for node in nodes if list(nodes).count(node) > 1})
             raise LocalizeError(f"named twice: {', '.join(twice)}")
         self._settings = settings or LocalizeSettings()
-        self._ledger = Ledger(nodes)
+        self._ledger = Ledger(nodes, self._settings.first_round)
         self._fabric = Fabric.of(nodes, topology)
         self._prior = _numbered_prior(nodes, prior or {})
         self._findings: Findings | None = None

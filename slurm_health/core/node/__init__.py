@@ -1,2 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a hook finds to what becomes of the node. Pure."""
+"""From what a hook finds to what becomes of the node. Pure.
+
+The hooks and the administrators' commands call it; `draining` performs what is decided here.
+
+    finding        what a check of a node concludes, and how several become one
+    settings       the hooks' tables in the site's file, with their defaults
+    xid            what an Xid means for the node, by NVIDIA's catalogue
+    breaker        how many nodes may be drained at once
+    recovery       when a node that a hook drained may be resumed
+    drain_note     the reason that a hook sets on a node, and how to recognise it
+    node_pattern   `gpu[01-16,20]`, `gpu*`, `!login*`
+    accusations    what an ended job's check says against a node; trusts nothing
+"""

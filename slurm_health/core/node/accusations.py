@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an ended job's own check says against a node: pure, and trusting nothing.
+"""What an ended job's own check says against a node, and the marks it leaves: trusting nothing.
 
 A journal is its owner's: every byte may have been written to have a node drained. So only one
-shape of it counts, about one node and one job, and what it brings about is decided elsewhere.
+shape of it counts, about one node and one job. What no local check confirms is kept as a mark, and
+marks count only when they are from different users.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _MOST_LINES = 200_000
 # What an accusation needs to stand alone, where a site trusts its users.
 _STRONG_PROBABILITY = 0.99
 _STRONG_EVIDENCE = 2
+_HOUR_S = 3600.0
+_MOST_MARKS = 200
 
 Short = Annotated[str, msgspec.Meta(max_length=_TEXT)]
 
@@ -100,10 +103,6 @@ def _short(text: str) -> str:
     return plain(text[: 4 * _TEXT])[:_TEXT].rstrip()
 
 
-_HOUR_S = 3600.0
-_MOST = 200
-
-
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """One job's unconfirmed accusation of a node."""
 
@@ -124,7 +123,7 @@ def add(marks: Sequence[Mark], mark: Mark, settings: Marks) -> tuple[Mark, ...]:
         for each in alive(marks, mark.time_s, settings)
         if (each.job, each.uid) != (mark.job, mark.uid)
     ]
-    return (*kept, mark)[-_MOST:]
+    return (*kept, mark)[-_MOST_MARKS:]
 
 
 def alive(marks: Sequence[Mark], now_s: float, settings: Marks) -> tuple[Mark, ...]:
@@ -147,5 +146,5 @@ def convict(marks: Sequence[Mark], settings: Marks) -> bool:
 def summary(marks: Sequence[Mark]) -> str:
     """Say how many accuse, and what the last of them says."""
     users, jobs = {each.uid for each in marks}, {each.job for each in marks}
-    last = f"; the last: {marks[-1].component}: {marks[-1].text}" if marks else ""
+    last = f"; the last: {marks[-1].text}" if marks else ""
     return f"accused by {len(jobs)} jobs of {len(users)} users, unconfirmed here{last}"

@@ -79,7 +79,7 @@ def reserve(
     recent = tuple(each for each in ledger.entries if now_s - each.time_s <= longest_s)
     kept = Ledger(entries=recent, trip=ledger.trip)
     if ledger.trip is not None:
-        why = f"the breaker tripped ({ledger.trip.why}); slurm-health nodes reset"
+        why = f"the breaker has tripped ({ledger.trip.why}); to reset it: slurm-health nodes reset"
         return Refused(why=why, ledger=kept)
     if why := _too_many_for_owner(recent, wanted, limits):
         return Refused(why=why, ledger=kept)

@@ -51,17 +51,10 @@ def is_ours(reason: str) -> bool:
 
 def unsigned(reason: str) -> str:
     """Return a note without who set it and when."""
+    return signed(reason)[0]
+
+
+def signed(reason: str) -> tuple[str, str, str]:
+    """Return a note, who set it, and when as scontrol writes it; where it does not say, empty."""
     found = _SIGNED.fullmatch(reason)
-    return found.group(1) if found else reason.strip()
-
-
-def signer(reason: str) -> str:
-    """Return who set a note, empty where scontrol does not say."""
-    found = _SIGNED.fullmatch(reason)
-    return found.group(2) if found else ""
-
-
-def signed_at(reason: str) -> str:
-    """Return when a note was set, as scontrol writes it; empty where it does not say."""
-    found = _SIGNED.fullmatch(reason)
-    return found.group(3) if found else ""
+    return (found[1], found[2], found[3]) if found else (reason.strip(), "", "")

@@ -1,2 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the journal to the master's next step. Pure."""
+"""From the journal to the master's next step. Pure.
+
+The master calls it: it replays what it has read, asks for the next step, and takes it.
+
+    session        the state machine: from what is known to what the master does next
+    run_state      what is known: the fold of a run's journal
+    phases         what a check consists of: probes, and the phases that run them
+    phase_runner   takes the phases in order: the next round, and what all of them conclude
+    node_round     one node's part in one round: its groups, its results, how it ended
+    measurement    raw samples to measured values and group results
+    gpt_sizing     the largest GPT that fits a run's smallest device
+    conclusion     the Localizer's verdict, and what could not be measured, to a record
+"""

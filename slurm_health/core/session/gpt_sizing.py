@@ -7,7 +7,7 @@ output layer tied to the embedding, AdamW, DDP. All sizes are bytes, GB is 1e9 b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 Option = int | float | str
@@ -39,22 +39,6 @@ class GptModel:
     def tokens(self) -> int:
         """Tokens of one step of one device."""
         return self.sequence * self.batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class GptBytes:
-    """Where the memory of one step goes."""
-
-    state: int
-    copies: int
-    activations: int
-    logits: int
-    context: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.state + self.copies + self.activations + self.logits + self.context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,30 +81,22 @@ def choose(free_bytes: int) -> GptModel | TooLittleMemory:
     Args:
         free_bytes: free memory of the device that has least of it, before anything is loaded.
     """
-    for model in reversed(TABLE):
-        if fits(model, free_bytes):
-            return model
-    model = TABLE[0]
-    while (smaller := halved(model)) is not None:
-        model = smaller
-        if fits(model, free_bytes):
+    for model in (*reversed(TABLE), *_halves(TABLE[0])):
+        if least_free_bytes(model) <= free_bytes:
             return model
     return TooLittleMemory(free_bytes=free_bytes, needed_bytes=least_free_bytes(model))
 
 
-def fits(model: GptModel, free_bytes: int) -> bool:
-    """Tell whether the estimate of a step stays below what a measured one may take."""
-    return least_free_bytes(model) <= free_bytes
-
-
 def least_free_bytes(model: GptModel) -> int:
     """Return how much must be free for a model to be chosen."""
-    return round(bytes_needed(model).total / (OURS * FULL))
+    return round(bytes_needed(model) / (OURS * FULL))
 
 
-def halved(model: GptModel) -> GptModel | None:
-    """Return the model with half the batch, None where there is nothing left to halve."""
-    return replace(model, batch=model.batch // 2) if model.batch > 1 else None
+def _halves(model: GptModel) -> Iterator[GptModel]:
+    """Yield the model with half the batch, a quarter of it, and so on."""
+    while model.batch > 1:
+        model = replace(model, batch=model.batch // 2)
+        yield model
 
 
 def light(model: GptModel) -> GptModel:
@@ -136,7 +112,7 @@ def parameters(model: GptModel) -> int:
     return blocks + (model.vocabulary + model.sequence) * h + 2 * h
 
 
-def bytes_needed(model: GptModel) -> GptBytes:
+def bytes_needed(model: GptModel) -> int:
     """Return what a training step on a device with 16-bit arithmetic takes at its peak.
 
     Per parameter: float32 value and gradient, two float32 moments of AdamW (16 bytes), and the
@@ -144,14 +120,9 @@ def bytes_needed(model: GptModel) -> GptBytes:
     the backward pass needs (see docs/explanation/gpt-rounds.md). Per logit: 12 bytes when the
     backward pass begins, three float32 arrays: the softmax, its gradient and the result.
     """
-    count = parameters(model)
-    return GptBytes(
-        state=16 * count,
-        copies=2 * count,
-        activations=36 * model.hidden * model.layers * model.tokens,
-        logits=12 * model.tokens * model.vocabulary,
-        context=CONTEXT_BYTES,
-    )
+    activations = 36 * model.hidden * model.layers * model.tokens
+    logits = 12 * model.tokens * model.vocabulary
+    return (16 + 2) * parameters(model) + activations + logits + CONTEXT_BYTES
 
 
 def flop_per_step(model: GptModel) -> float:
@@ -164,22 +135,12 @@ def flop_per_step(model: GptModel) -> float:
     return float((6 * parameters(model) + attention) * model.tokens)
 
 
-def gradient_bytes(model: GptModel) -> int:
-    """Return what the devices of a group add up after each step."""
-    return 4 * parameters(model)
-
-
 def to_options(model: GptModel) -> dict[str, Option]:
     """Return the options of a round that make every worker build this model."""
     shape: dict[str, Option] = {
         _PREFIX + each.name: getattr(model, each.name) for each in fields(model)
     }
     return {**shape, "gpt_light_batch": light(model).batch, "gpt_flop": flop_per_step(model)}
-
-
-def from_options(options: Mapping[str, Option]) -> GptModel:
-    """Return the model that `to_options` wrote; other options may stand beside it."""
-    return GptModel(**{each.name: int(options[_PREFIX + each.name]) for each in fields(GptModel)})
 
 
 def options_for(free_bytes: Sequence[int], batches: Sequence[int]) -> dict[str, Option]:

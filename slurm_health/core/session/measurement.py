@@ -3,20 +3,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
+from slurm_health.core.probe_catalog import Metric
 from slurm_health.core.records import NodeReported, Sampled
-from slurm_health.core.verdict import GroupResult, Outcome
+from slurm_health.core.verdict import GroupResult, MetricName, Outcome
 
 # Scopes in which one time belongs to several nodes at once.
-SHARED_SCOPES = frozenset({"rail", "pair"})
+_SHARED_SCOPES = frozenset({"rail", "pair"})
+# What is judged apart, where a node has several of it, so that a verdict names it.
+_PARTS = {"solo": "device", "rail": "rail"}
 
 
-def metric(sample: Sampled) -> str:
-    """Return the name of what a sample holds: that of its probe, and the quantity if it has one."""
-    return f"{sample.probe} {sample.quantity}" if sample.quantity else sample.probe
+@dataclass(frozen=True, kw_only=True)
+class GroupTimes:
+    """What the samples of one group in one round come to, per metric.
+
+    `shared_ms` holds what the group took together, `node_ms` what each node took by itself.
+    """
+
+    shared_ms: Mapping[Metric, float]
+    node_ms: Mapping[Metric, Mapping[str, float]]
+
+
+def group_times(group: Collection[str], samples: Iterable[Sampled]) -> GroupTimes:
+    """Return what a group measured: the one reduction of samples, for verdicts and reports.
+
+    What nodes do together takes as long as it does for the slowest of them. If the time of one is
+    not known, neither is that of the group. Of samples that were taken again the last one counts.
+    """
+    together: dict[Metric, dict[str, float]] = {}
+    alone: dict[Metric, dict[str, float]] = {}
+    for sample in samples:
+        times = together if sample.scope in _SHARED_SCOPES else alone
+        for metric, elapsed_ms in _parts(sample) if sample.node in group else ():
+            times.setdefault(metric, {})[sample.node] = elapsed_ms
+    whole = {metric: times for metric, times in together.items() if len(times) == len(group)}
+    return GroupTimes(
+        shared_ms={metric: max(times.values()) for metric, times in whole.items()}, node_ms=alone
+    )
 
 
 def allgather_busbw_gb_per_s(*, total_bytes: int, ranks: int, elapsed_ms: float) -> float:
@@ -38,7 +68,7 @@ def reduced_ms(sample: Sampled) -> float | None:
 
     The slowest rank counts, because a node is as fast as its slowest device.
     """
-    return _slowest(typical_ms(sample))
+    return max((value for value in typical_ms(sample) if value is not None), default=None)
 
 
 def typical_ms(sample: Sampled) -> list[float | None]:
@@ -51,10 +81,6 @@ def typical_ms(sample: Sampled) -> list[float | None]:
     typical = median if sample.scope == "solo" else lower_quartile
     found = [typical(rank) if rank else 0.0 for rank in sample.iteration_ms]
     return [value if 0.0 < value < float("inf") else None for value in found]
-
-
-def _slowest(times_ms: Iterable[float | None]) -> float | None:
-    return max((value for value in times_ms if value is not None), default=None)
 
 
 def lower_quartile(values: Sequence[float]) -> float:
@@ -83,23 +109,14 @@ def group_result(
             a node does alone is then compared with nodes of its own model.
     """
     crashed = tuple(node for node in group if node in reports and reports[node].crashed)
-    shared: dict[str, float] = {}
-    per_node: dict[str, dict[str, float]] = {}
-    for sample in samples:
-        for name, elapsed_ms in _parts(sample):
-            if sample.scope in SHARED_SCOPES:
-                shared[name] = max(elapsed_ms, shared.get(name, 0.0))
-            else:
-                model = models.get(sample.node)
-                compared = _of_model(name, model) if model else name
-                per_node.setdefault(compared, {})[sample.node] = elapsed_ms
+    times = group_times(group, samples)
     away = {*silent, *(node for node, report in reports.items() if report.unmeasured)}
     quiet = tuple(node for node in group if node in away)
     return GroupResult(
         nodes=tuple(group),
         outcome=_outcome(group, reports, silent=quiet, timed_out=timed_out),
-        shared_ms=shared,
-        node_ms=per_node,
+        shared_ms=dict(times.shared_ms.items()),
+        node_ms=_of_models(times.node_ms, models),
         silent=quiet,
         crashed=crashed,
         said={
@@ -112,25 +129,29 @@ def group_result(
     )
 
 
-def _parts(sample: Sampled) -> Iterable[tuple[str, float]]:
-    """Return the times of a sample under their names: of each device, or rail, where it has many.
-
-    A name is `metric` or `metric:part`; parts are judged apart, so that a verdict names them.
-    """
-    name, part = metric(sample), {"solo": "device", "rail": "rail"}.get(sample.scope)
+def _parts(sample: Sampled) -> Iterable[tuple[Metric, float]]:
+    """Yield the times of a sample: of each device, or rail, where it has many."""
+    part = _PARTS.get(sample.scope)
     if part is None or len(sample.iteration_ms) == 1:
         elapsed_ms = reduced_ms(sample)
-        return [] if elapsed_ms is None else [(name, elapsed_ms)]
-    return [
-        (f"{name}:{part} {rank}", elapsed_ms)
-        for rank, elapsed_ms in enumerate(typical_ms(sample))
-        if elapsed_ms is not None
-    ]
+        if elapsed_ms is not None:
+            yield sample.metric, elapsed_ms
+        return
+    for rank, rank_ms in enumerate(typical_ms(sample)):
+        if rank_ms is not None:
+            yield replace(sample.metric, part=f"{part} {rank}"), rank_ms
 
 
-def _of_model(name: str, model: str) -> str:
-    base, colon, part = name.partition(":")
-    return f"{base} on {model.replace(':', ' ')}{colon}{part}"
+def _of_models(
+    node_ms: Mapping[Metric, Mapping[str, float]], models: Mapping[str, str]
+) -> dict[MetricName, dict[str, float]]:
+    """Return the times with each node's apart from those of nodes of another model."""
+    found: dict[MetricName, dict[str, float]] = {}
+    for metric, times in node_ms.items():
+        for node, elapsed_ms in times.items():
+            compared = replace(metric, model=models.get(node, ""))
+            found.setdefault(compared, {})[node] = elapsed_ms
+    return found
 
 
 def _outcome(

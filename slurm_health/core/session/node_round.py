@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_health.core.probe_catalog import Metric
 from slurm_health.core.records import GroupAborted, Rendezvous, RoundStarted, Sampled
 from slurm_health.core.verdict import Outcome
 
 Event = Mapping[str, Any]
-_Quantity = tuple[str, str]  # a probe and its quantity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class NodeRound:
     started_s: float
     aborted: GroupAborted | None = None
     kill_at_s: float | None = None
-    _samples: dict[_Quantity, dict[int, Event]] = field(default_factory=dict)
+    _samples: dict[Metric, dict[int, Event]] = field(default_factory=dict)
     _done: dict[int, Event] = field(default_factory=dict)
 
     def is_aborted_by(self, record: GroupAborted) -> bool:
@@ -50,15 +50,15 @@ class NodeRound:
 
     def sample(self, local_rank: int, event: Event) -> Sampled | None:
         """Take what a worker measured; return the quantity's record once all have given theirs."""
-        quantity = (event["probe"], event["quantity"])
-        given = self._samples.setdefault(quantity, {})
+        metric = Metric(probe=event["probe"], quantity=event["quantity"])
+        given = self._samples.setdefault(metric, {})
         given[local_rank] = event
-        return self._sampled(quantity) if len(given) == self.workers else None
+        return self._sampled(metric) if len(given) == self.workers else None
 
     def partial_samples(self) -> list[Sampled]:
         """Return the records of what only some of the workers measure, once all have ended."""
         partial = [each for each, given in self._samples.items() if len(given) < self.workers]
-        return [self._sampled(quantity) for quantity in partial]
+        return [self._sampled(metric) for metric in partial]
 
     def done(self, local_rank: int, event: Event) -> Ending | None:
         """Take how a worker ended its round; return how the node's ended, once that is known.
@@ -107,15 +107,15 @@ class NodeRound:
             return Ending(outcome=Outcome.TIMED_OUT, detail=stopped[0]["detail"])
         return Ending(outcome=_outcome(self.aborted), detail=self.aborted.reason)
 
-    def _sampled(self, quantity: _Quantity) -> Sampled:
-        events = self._samples[quantity]
+    def _sampled(self, metric: Metric) -> Sampled:
+        events = self._samples[metric]
         first = next(iter(events.values()))
         return Sampled(
             node=self.node,
             round=self.record.round,
             group=self.group,
-            probe=quantity[0],
-            quantity=quantity[1],
+            probe=metric.probe,
+            quantity=metric.quantity,
             scope=first["scope"],
             iteration_ms=[
                 [round(value, 4) for value in events[rank]["iteration_ms"]]

@@ -39,10 +39,10 @@ MakeLocalizer = Callable[[Sequence[str], Leaves | None, LocalizeSettings], Local
 class Course:
     """The phases of one check over the nodes that were admitted to it.
 
-    `phase` is the one in progress and `first_round` the number of its first round in the run.
+    `phase` is the one in progress. Its rounds go on counting where the one before it ended.
     `expected_ms` is what a metric takes on good hardware, where that is known; what was chosen in
-    `settings` wins over it. Phases of
-    pairs take the rounds that `settings` ask for, within their own limit.
+    `settings` wins over it. Phases of pairs take the rounds that `settings` ask for, within their
+    own limit.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class Course:
         self._verdicts: list[Verdict] = []
         self._observed = 0
         self.phase: Phase | None = None
-        self.first_round = 0
 
     def next_round(self, ended: Sequence[tuple[int, Sequence[GroupResult]]]) -> Round | None:
         """Return the next round of the run, None after the last; `ended` are all before it."""
@@ -80,7 +79,7 @@ class Course:
                 self._localizer.observe(planned.index, ended[self._observed][1])
                 self._observed += 1
             else:
-                return replace(planned, index=self.first_round + planned.index)
+                return planned
 
     def verdict(self) -> Verdict:
         """Return what the phases that have ended conclude together."""
@@ -93,7 +92,7 @@ class Course:
             nodes = self._still_in(phase)
             if not nodes:
                 continue
-            self.phase, self.first_round = phase, self._observed
+            self.phase = phase
             leaves = None if phase.alone else self._known_leaves(nodes)
             self._localizer = self._make(nodes, leaves, self._settings(phase))
             return True
@@ -124,7 +123,7 @@ class Course:
             min_rounds=least,
             max_rounds=most,
             alone=phase.alone,
-            first_round=self.first_round,
+            first_round=self._observed,
             workload=phase.workload,
             expected_ms=self._expected_ms,
         )

@@ -8,14 +8,12 @@ read, so a master that died is replaced by one that folds the journal and goes o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_health.core.gpu_load import Burn
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
-    ActionDone,
-    ActionIntended,
     AgentEnded,
     AgentsLaunched,
     AgentsLost,
@@ -56,7 +54,6 @@ class NodeState:
     launched_s: float = 0.0
     started: AgentStarted | None = None
     ready: WorkersReady | None = None
-    ready_s: float = 0.0
     lost: str = ""
     lost_s: float = 0.0
     failed: str = ""
@@ -81,10 +78,16 @@ class NodeState:
 
 @dataclass
 class RoundState:
-    """The round in progress. `aborted` holds the record and the time of each abort."""
+    """The round in progress.
+
+    `agents` are all of the run, `reports` what nodes said last about this round. `aborted` holds
+    the record and the time of each abort.
+    """
 
     record: RoundStarted
     started_s: float
+    agents: Mapping[str, NodeState]
+    reports: Mapping[str, NodeReported]
     aborted: dict[tuple[str, ...], tuple[GroupAborted, float]] = field(default_factory=dict)
     void: bool = False
 
@@ -96,6 +99,46 @@ class RoundState:
     def runs(self, group: tuple[str, ...]) -> bool:
         """Tell whether the group began: a group with an absent member does not."""
         return not set(self.record.absent).intersection(group)
+
+    def unreported(self, group: tuple[str, ...]) -> list[str]:
+        """Return the members whose report is still to come."""
+        return [node for node in group if node not in self.reports]
+
+    def awaits(self, group: tuple[str, ...]) -> bool:
+        """Tell whether a report of the group may still come."""
+        return self.runs(group) and any(
+            not self.agents[node].gone for node in self.unreported(group)
+        )
+
+    def failure(self, group: tuple[str, ...]) -> str:
+        """Say which member is known to have failed, and how; empty while none is."""
+        said = ""
+        for node in group:
+            agent, report = self.agents[node], self.reports.get(node)
+            if report is None and agent.gone:
+                said = f"{node} is gone: {agent.lost or agent.failed}"
+            elif report is not None and report.outcome is not Outcome.MEASURED:
+                said = f"{node} failed: {report.detail}"
+        return said
+
+    def silent(self) -> list[str]:
+        """Name the members nobody answered for: their group says nothing about the others."""
+        return [
+            node
+            for group in self.groups
+            for node in group
+            if node in self.record.absent or (self.runs(group) and node not in self.reports)
+        ]
+
+    def measured_ms(self, reports: Mapping[str, NodeReported]) -> list[float]:
+        """Return how long each group took of which every member measured, by these reports."""
+        found = []
+        for group in self.groups:
+            members = [reports.get(node) for node in group]
+            measured = [r for r in members if r is not None and r.outcome is Outcome.MEASURED]
+            if measured and len(measured) == len(group):
+                found.append(max(report.elapsed_ms for report in measured))
+        return found
 
 
 class RunState:
@@ -111,13 +154,10 @@ class RunState:
         self.ended: list[tuple[int, list[GroupResult]]] = []
         self.verdict: VerdictReached | None = None
         self.finished: RunFinished | None = None
-        self.intended: list[ActionIntended] = []
-        self.done: list[ActionDone] = []
         self._reports: defaultdict[int, dict[str, NodeReported]] = defaultdict(dict)
         self._samples: defaultdict[int, list[Sampled]] = defaultdict(list)
         # By node and launch, because a node's file may be read before the master's.
-        self._words: defaultdict[tuple[str, int], list[tuple[_AgentRecord, float]]]
-        self._words = defaultdict(list)
+        self._words: defaultdict[tuple[str, int], list[_AgentRecord]] = defaultdict(list)
         self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
         self._model_of: dict[str, str] = {}
         self._ended_ms: defaultdict[str, list[float]] = defaultdict(list)
@@ -127,17 +167,10 @@ class RunState:
         """All nodes of the run, in order."""
         return tuple(self.agents)
 
-    def reports(self, round_index: int) -> Mapping[str, NodeReported]:
-        """Return each node's last word on a round, as far as it is known."""
-        return self._reports[round_index]
-
     def measured_ms(self, phase: str) -> list[float]:
         """Return how long each measured group of a phase took, for the deadlines of the others."""
-        ended_ms = self._ended_ms[phase]
-        if self.round is None:
-            return ended_ms
-        reports = self._reports[self.round.record.round]
-        return ended_ms + _durations_ms(self.round.groups, reports)
+        running_ms = self.round.measured_ms(self.round.reports) if self.round else []
+        return self._ended_ms[phase] + running_ms
 
     def fold(self, entry: Entry) -> None:
         """Take in one journal entry, of any writer."""
@@ -147,7 +180,7 @@ class RunState:
             case (
                 AgentStarted() | WorkersStarting() | WorkersReady() | WorkersFailed() | AgentEnded()
             ) as record:
-                self._fold_agent(record, entry.time_s)
+                self._fold_agent(record)
             case Sampled() as record:
                 if record.node not in self._reports[record.round]:  # that was its last word
                     self._samples[record.round].append(record)
@@ -173,10 +206,6 @@ class RunState:
                 self._fold_resume()
             case VerdictReached() as record:
                 self.verdict = record
-            case ActionIntended() as record:
-                self.intended.append(record)
-            case ActionDone() as record:
-                self.done.append(record)
             case RunFinished() as record:
                 self.finished = record
             case _:
@@ -191,8 +220,8 @@ class RunState:
             node.started = node.ready = None
             node.lost = node.failed = ""
             node.no_journal = False
-            for word, said_s in self._words[name, record.launch]:
-                _heed(node, word, said_s)
+            for word in self._words[name, record.launch]:
+                _heed(node, word)
 
     def _fold_resume(self) -> None:
         for name, node in self.agents.items():
@@ -215,18 +244,23 @@ class RunState:
                 node.lost, node.lost_s = record.reason, time_s
                 node.failed_starts += record.cause is LossCause.NOT_STARTED
 
-    def _fold_agent(self, record: _AgentRecord, time_s: float) -> None:
-        self._words[record.node, record.launch].append((record, time_s))
+    def _fold_agent(self, record: _AgentRecord) -> None:
+        self._words[record.node, record.launch].append(record)
         if isinstance(record, WorkersReady) and record.model:
             self._model_of.setdefault(record.node, record.model)
         node = self.agents.get(record.node)
         if node is None or node.launch != record.launch:
             return  # an agent of an earlier launch that has not noticed yet
-        _heed(node, record, time_s)
+        _heed(node, record)
 
     def _fold_round(self, record: RoundStarted | GroupAborted | RoundEnded, time_s: float) -> None:
         if isinstance(record, RoundStarted):
-            self.round = RoundState(record=record, started_s=time_s)
+            self.round = RoundState(
+                record=record,
+                started_s=time_s,
+                agents=self.agents,
+                reports=self._reports[record.round],
+            )
         elif self.round is None or record.round != self.round.record.round:
             return
         elif isinstance(record, GroupAborted):
@@ -241,26 +275,24 @@ class RunState:
         A report that came after the end of its round is that of a silent node: it does not count.
         """
         silent = set(record.silent)
-        reports = self._reports[record.round]
-        answered = {} if record.void else {n: r for n, r in reports.items() if n not in silent}
-        self._ended_ms[current.record.phase] += _durations_ms(current.groups, answered)
+        heard = {} if record.void else current.reports
+        answered = {node: report for node, report in heard.items() if node not in silent}
+        self._ended_ms[current.record.phase] += current.measured_ms(answered)
         samples = [sample for sample in self._samples[record.round] if sample.node in answered]
-        results = []
         known = self.models()
         models = known if len(set(known.values())) > 1 else {}
-        for group in current.groups:
-            abort = current.aborted.get(group)
-            results.append(
-                group_result(
-                    group,
-                    [sample for sample in samples if sample.node in group],
-                    answered,
-                    silent=silent,
-                    timed_out=abort is not None and abort[0].timed_out,
-                    models=models,
-                )
+        timed_out = {group for group, (abort, _) in current.aborted.items() if abort.timed_out}
+        return [
+            group_result(
+                group,
+                samples,
+                answered,
+                silent=silent,
+                timed_out=group in timed_out,
+                models=models,
             )
-        return results
+            for group in current.groups
+        ]
 
     def models(self) -> dict[str, str]:
         """Return what each admitted node computes with, as far as it is known."""
@@ -277,27 +309,15 @@ class RunState:
         ]
 
 
-def _heed(node: NodeState, record: _AgentRecord, time_s: float) -> None:
+def _heed(node: NodeState, record: _AgentRecord) -> None:
     match record:
         case AgentStarted():
             node.started = record
         case WorkersStarting():
             node.ready = None
         case WorkersReady():
-            node.ready, node.ready_s = record, time_s
+            node.ready = record
         case WorkersFailed(reason=reason):
             node.failed = reason
         case AgentEnded(reason=reason):
             node.lost = node.lost or f"its agent left: {reason}"
-
-
-def _durations_ms(
-    groups: Iterable[tuple[str, ...]], reports: Mapping[str, NodeReported]
-) -> list[float]:
-    found = []
-    for group in groups:
-        members = [reports.get(node) for node in group]
-        measured = [r for r in members if r is not None and r.outcome is Outcome.MEASURED]
-        if measured and len(measured) == len(group):
-            found.append(max(report.elapsed_ms for report in measured))
-    return found

@@ -20,7 +20,6 @@ from slurm_health.core.records import (
     AgentsLaunched,
     Figure,
     GroupAborted,
-    NodeReported,
     NodesAdmitted,
     ProbeUsed,
     Record,
@@ -33,7 +32,7 @@ from slurm_health.core.session.conclusion import judged, unmeasured, with_burns
 from slurm_health.core.session.phase_runner import Course, MakeLocalizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.run_state import NodeState, RoundState, RunState
-from slurm_health.core.verdict import NodeVerdict, Outcome, Round, Verdict
+from slurm_health.core.verdict import NodeVerdict, Round, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,83 +298,43 @@ class Session:
         if current.void:
             return Append(record=RoundEnded(round=index, void=True))
         deadline_s = self._round_deadline_s(current)
+        awaited = [group for group in current.groups if current.awaits(group)]
         wake_s = []
-        for group in current.groups:
-            if not self._awaited(current, group):
-                continue
+        for group in awaited:
             if group in current.aborted:
                 give_up_s = current.aborted[group][1] + self.limits.abort_grace_s
-                if now_s < give_up_s:
-                    wake_s.append(give_up_s)
-                continue
-            abort = self._abort(current, group, late=now_s >= deadline_s)
-            if abort is not None:
-                return Append(record=abort)
-            wake_s.append(deadline_s)
-        if wake_s:
-            done = sum(not self._awaited(current, group) for group in current.groups)
-            said = f"round {index} ({current.record.phase}): {done} of {len(current.groups)} groups"
-            return Wait(until_s=min(wake_s), reason=f"{said} done")
-        return Append(record=RoundEnded(round=index, silent=self._silent(current)))
-
-    def _expected(self, current: RoundState, group: tuple[str, ...]) -> list[str]:
-        """Return the members whose report is still to come."""
-        reports = self._reports(current)
-        return [node for node in group if node not in reports]
-
-    def _awaited(self, current: RoundState, group: tuple[str, ...]) -> bool:
-        """Tell whether a report of the group may still come."""
-        agents = self.state.agents
-        return current.runs(group) and any(
-            not agents[node].gone for node in self._expected(current, group)
-        )
-
-    def _abort(
-        self, current: RoundState, group: tuple[str, ...], *, late: bool
-    ) -> GroupAborted | None:
-        """Tell the others to stop as soon as one member is known to have failed."""
-        reason = ""
-        for node in group:
-            agent, report = self.state.agents[node], self._reports(current).get(node)
-            if report is None and agent.gone:
-                reason = f"{node} is gone: {agent.lost or agent.failed}"
-            elif report is not None and report.outcome is not Outcome.MEASURED:
-                reason = f"{node} failed: {report.detail}"
-        if not reason and not late:
-            return None
-        return GroupAborted(
-            round=current.record.round,
-            group=list(group),
-            reason=reason or "the deadline of the round has passed",
-            timed_out=not reason,
-        )
-
-    def _silent(self, current: RoundState) -> list[str]:
-        """Name the members nobody answered for: their group says nothing about the others."""
-        reports = self._reports(current)
-        absent = set(current.record.absent)
-        return [
-            node
-            for group in current.groups
-            for node in group
-            if node in absent or (current.runs(group) and node not in reports)
-        ]
-
-    def _reports(self, current: RoundState) -> Mapping[str, NodeReported]:
-        return self.state.reports(current.record.round)
+                wake_s += [give_up_s] if now_s < give_up_s else []
+            elif (failure := current.failure(group)) or now_s >= deadline_s:
+                return Append(record=_abort(index, group, failure))
+            else:
+                wake_s.append(deadline_s)
+        if not wake_s:
+            return Append(record=RoundEnded(round=index, silent=current.silent()))
+        total = len(current.groups)
+        done = f"{total - len(awaited)} of {total} groups done"
+        return Wait(until_s=min(wake_s), reason=f"round {index} ({current.record.phase}): {done}")
 
     def _round_deadline_s(self, current: RoundState) -> float:
         limits = self.limits
-        running = [group for group in current.groups if current.runs(group)]
-        reported = [group for group in running if not self._expected(current, group)]
         measured_ms = self.state.measured_ms(current.record.phase)
         if not measured_ms:
             return current.started_s + limits.round_deadline_s
-        usual_s = median(measured_ms) / 1e3
-        allowed_s = limits.adaptive_factor * usual_s + limits.adaptive_extra_s
+        allowed_s = limits.adaptive_factor * median(measured_ms) / 1e3 + limits.adaptive_extra_s
+        running = [group for group in current.groups if current.runs(group)]
+        reported = [group for group in running if not current.unreported(group)]
         if 2 * len(reported) < len(running):
             allowed_s *= limits.patience  # earlier rounds were quick, this one has shown nothing
         return current.started_s + min(allowed_s, limits.round_deadline_s)
+
+
+def _abort(index: int, group: tuple[str, ...], failure: str) -> GroupAborted:
+    """Tell a group to stop: because of the failure of a member, else of the deadline."""
+    return GroupAborted(
+        round=index,
+        group=list(group),
+        reason=failure or "the deadline of the round has passed",
+        timed_out=not failure,
+    )
 
 
 def _stack(node: NodeState) -> str:

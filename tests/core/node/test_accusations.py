@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.core.node.accusations import from_journal
-from slurm_health.core.probe_catalog import BUILT_IN, component_of
+from slurm_health.core.probe_catalog import BUILT_IN, Metric
 from slurm_health.core.record_codec import encode
 from slurm_health.core.records import Record, RunStarted, VerdictReached
 from slurm_health.core.verdict import Level, NodeVerdict
@@ -46,7 +46,9 @@ def test_a_test_of_a_part_is_chosen_by_what_kind_of_part_it_is(component: str, k
     assert found.component == kind
 
 
-@pytest.mark.parametrize("component", sorted({component_of(probe.name) for probe in BUILT_IN}))
+@pytest.mark.parametrize(
+    "component", sorted({Metric(probe=probe.name).component for probe in BUILT_IN})
+)
 def test_what_a_probe_blames_is_a_kind_of_its_own(component: str) -> None:
     found = from_journal(journal(component), node="n2", job=12)
 

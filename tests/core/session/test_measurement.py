@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from slurm_health.core.probe_catalog import Metric
 from slurm_health.core.records import NodeReported, Sampled
 from slurm_health.core.session.measurement import (
     allgather_busbw_gb_per_s,
@@ -17,8 +18,10 @@ from slurm_health.core.session.measurement import (
     reduced_ms,
 )
 from slurm_health.core.verdict import GroupResult, Outcome
+from slurm_health.report.figures import figures_by_node
 
 GROUP = ("n1", "n2")
+ALLGATHER, MATMUL = Metric(probe="allgather"), Metric(probe="matmul")
 
 
 def reports(**outcomes: Outcome) -> dict[str, NodeReported]:
@@ -94,9 +97,24 @@ def test_a_group_is_as_slow_as_its_slowest_member_and_each_node_has_its_own_work
     assert result == GroupResult(
         nodes=GROUP,
         outcome=Outcome.MEASURED,
-        shared_ms={"allgather": 51.0},
-        node_ms={"matmul": {"n1": 3.0, "n2": 4.0}},
+        shared_ms={ALLGATHER: 51.0},
+        node_ms={MATMUL: {"n1": 3.0, "n2": 4.0}},
     )
+
+
+def test_a_group_of_which_a_member_was_not_timed_has_no_time_for_verdict_and_table_alike() -> None:
+    samples = [
+        sampled("n1", "matmul", [3.0]),
+        sampled("n1", "allgather", [50.0]),
+        sampled("n2", "allgather", [float("inf")]),
+    ]
+
+    result = group_result(GROUP, samples, reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED))
+    shown = figures_by_node(samples)
+
+    assert result.shared_ms == {}
+    assert result.node_ms == {MATMUL: {"n1": 3.0}}
+    assert not [figure for figures in shown.values() for figure in figures]
 
 
 @pytest.mark.parametrize(
@@ -140,9 +158,9 @@ def test_each_device_of_a_node_is_judged_apart_so_that_a_verdict_can_name_it() -
     )
 
     assert result.node_ms == {
-        "matmul:device 0": {"n1": 3.0},
-        "matmul:device 1": {"n1": 4.5},
-        "matmul:device 2": {"n1": 3.1},
+        replace(MATMUL, part="device 0"): {"n1": 3.0},
+        replace(MATMUL, part="device 1"): {"n1": 4.5},
+        replace(MATMUL, part="device 2"): {"n1": 3.1},
     }
 
 
@@ -154,7 +172,10 @@ def test_a_rail_is_as_slow_as_the_slower_of_its_two_devices() -> None:
 
     result = group_result(GROUP, rails, reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED))
 
-    assert result.shared_ms == {"rail_allgather:rail 0": 5.2, "rail_allgather:rail 1": 9.9}
+    assert result.shared_ms == {
+        Metric(probe="rail_allgather", part="rail 0"): 5.2,
+        Metric(probe="rail_allgather", part="rail 1"): 9.9,
+    }
 
 
 def test_the_devices_of_a_node_together_have_one_time_of_its_own() -> None:
@@ -162,7 +183,7 @@ def test_the_devices_of_a_node_together_have_one_time_of_its_own() -> None:
 
     result = group_result(("n1",), [together], reports(n1=Outcome.MEASURED))
 
-    assert result.node_ms == {"node_allgather": {"n1": 6.0}}
+    assert result.node_ms == {Metric(probe="node_allgather"): {"n1": 6.0}}
     assert result.shared_ms == {}
 
 
@@ -179,10 +200,10 @@ def test_nodes_of_different_models_are_not_compared_in_what_they_do_alone() -> N
     result = group_result(GROUP, samples, told, models=models)
 
     assert result.node_ms == {
-        "matmul on NVIDIA H200": {"n1": 3.0},
-        "matmul on NVIDIA A100": {"n2": 9.0},
+        replace(MATMUL, model="NVIDIA H200"): {"n1": 3.0},
+        replace(MATMUL, model="NVIDIA A100"): {"n2": 9.0},
     }
-    assert result.shared_ms == {"allgather": 50.0}
+    assert result.shared_ms == {ALLGATHER: 50.0}
 
 
 def test_a_probe_that_could_not_measure_counts_like_a_node_that_was_not_there() -> None:

@@ -77,7 +77,7 @@ def test_a_course_that_is_replayed_comes_to_the_same_round() -> None:
 
 
 def test_who_calculates_wrongly_twice_alone_meets_nobody() -> None:
-    text = "device 0 calculates wrongly"
+    text = "device 0 computes wrong results"
 
     def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
         if phase == "solo" and group == ("n3",):
@@ -170,9 +170,10 @@ def test_slow_memory_shows_in_what_a_node_does_alone(slowdown: float) -> None:
             node: 10.0 * noise.gauss(1.0, 0.01) * (slowdown if node == "n2" else 1.0)
             for node in group
         }
-        alone = {"memory_copy": copy_ms} if phase == "solo" else {}
         result = measured(group)
-        return replace(result, node_ms={**result.node_ms, **alone})
+        if phase != "solo":
+            return result
+        return replace(result, node_ms={**result.node_ms, "memory_copy": copy_ms})
 
     under_test = course("standard")
     run(under_test, answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.core.expectations import COPY_BYTES, MATMUL_FLOP, expectations_from, expected_ms
-from slurm_health.core.probe_catalog import BUILT_IN, SETS, Probe, Scope, component_of
+from slurm_health.core.probe_catalog import BUILT_IN, SETS, Metric, Probe, Scope
 from slurm_health.core.session.phases import Phase, phases
 
 OWN = Probe("dataloader", Scope.SOLO, "/p.py")
@@ -74,7 +74,7 @@ def test_what_others_on_a_cpu_node_disturb_is_measured_there_only_if_it_is_asked
 
 
 def test_every_probe_finds_faults_of_a_known_part() -> None:
-    parts = {component_of(probe.name) for probe in BUILT_IN}
+    parts = {Metric(probe=probe.name).component for probe in BUILT_IN}
 
     assert parts == {"compute", "memory", "links", "nic", "network"}
 
@@ -89,18 +89,34 @@ def test_every_probe_of_a_set_exists_and_every_probe_is_in_the_thorough_set() ->
 @pytest.mark.parametrize(
     ("metric", "component"),
     [
-        ("matmul", "compute"),
-        ("matmul on NVIDIA H200", "compute"),
-        ("memory_copy", "memory"),
-        ("rail_allgather", "network"),
-        ("nic_loopback mlx5_0", "nic"),
-        ("gpt light_compute", "compute"),
-        ("gpt communication", "network"),
-        ("dataloader", "dataloader"),
+        (Metric(probe="matmul"), "compute"),
+        (Metric(probe="matmul", model="NVIDIA H200", part="device 3"), "compute"),
+        (Metric(probe="memory_copy"), "memory"),
+        (Metric(probe="rail_allgather"), "network"),
+        (Metric(probe="nic_loopback", quantity="mlx5_0"), "nic"),
+        (Metric(probe="gpt", quantity="light_compute"), "compute"),
+        (Metric(probe="gpt", quantity="communication"), "network"),
+        (Metric(probe="dataloader"), "dataloader"),
     ],
 )
-def test_a_metric_is_about_one_part_of_a_node(metric: str, component: str) -> None:
-    assert component_of(metric) == component
+def test_a_metric_is_about_one_part_of_a_node(metric: Metric, component: str) -> None:
+    assert metric.component == component
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (Metric(probe="allgather"), "allgather"),
+        (Metric(probe="gpt", quantity="step"), "gpt step"),
+        (Metric(probe="rail_allgather", part="rail 5"), "rail_allgather:rail 5"),
+        (
+            Metric(probe="matmul", model="NVIDIA H200", part="device 3"),
+            "matmul on NVIDIA H200:device 3",
+        ),
+    ],
+)
+def test_a_metric_reads_the_same_wherever_it_is_named(metric: Metric, text: str) -> None:
+    assert str(metric) == text
 
 
 KNOWN = expectations_from({}, "site")

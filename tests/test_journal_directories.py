@@ -9,7 +9,6 @@ import pytest
 from slurm_health import journal
 from slurm_health.core.records import Record, RunFinished, RunStarted
 from slurm_health.errors import JournalError
-from slurm_health.master import run_directory
 from tests.support.journals import Clock
 
 STARTED = RunStarted(
@@ -41,7 +40,7 @@ def finished(disposition: str) -> RunFinished:
 
 
 def test_the_first_check_of_an_attempt_has_the_attempts_number(tmp_path: Path) -> None:
-    directory, started = run_directory.choose(tmp_path, STARTED)
+    directory, started = journal.directory_of_check(tmp_path, STARTED)
 
     assert directory == tmp_path / "lab" / "12" / "0"
     assert started is STARTED
@@ -51,25 +50,25 @@ def test_an_attempt_after_a_requeue_has_a_directory_of_its_own(tmp_path: Path) -
     write(tmp_path, "0", before(), finished("requeue"))
     again = msgspec.structs.replace(STARTED, attempt=1)
 
-    assert run_directory.choose(tmp_path, again) == (tmp_path / "lab" / "12" / "1", again)
+    assert journal.directory_of_check(tmp_path, again) == (tmp_path / "lab" / "12" / "1", again)
 
 
 def test_an_empty_directory_is_used(tmp_path: Path) -> None:
     directory = write(tmp_path, "0")
 
-    assert run_directory.choose(tmp_path, STARTED) == (directory, STARTED)
+    assert journal.directory_of_check(tmp_path, STARTED) == (directory, STARTED)
 
 
 def test_a_check_that_was_cut_short_is_gone_on_with(tmp_path: Path) -> None:
     directory = write(tmp_path, "0", before())
 
-    assert run_directory.choose(tmp_path, STARTED) == (directory, before())
+    assert journal.directory_of_check(tmp_path, STARTED) == (directory, before())
 
 
 def test_a_check_whose_requeue_did_not_happen_is_gone_on_with(tmp_path: Path) -> None:
     directory = write(tmp_path, "0", before(), finished("requeue"))
 
-    assert run_directory.choose(tmp_path, STARTED) == (directory, before())
+    assert journal.directory_of_check(tmp_path, STARTED) == (directory, before())
 
 
 @pytest.mark.parametrize("disposition", ["proceed", "stop"])
@@ -79,7 +78,7 @@ def test_a_second_check_in_the_same_job_does_not_touch_the_first(
     write(tmp_path, "0", before(), finished(disposition))
     write(tmp_path, "0-2", before(), finished(disposition))
 
-    directory, started = run_directory.choose(tmp_path, STARTED)
+    directory, started = journal.directory_of_check(tmp_path, STARTED)
 
     assert (directory.name, started) == ("0-3", STARTED)
 
@@ -92,7 +91,7 @@ def test_an_older_job_with_the_same_id_is_not_gone_on_with(
 ) -> None:
     write(tmp_path, "0", before(**change))
 
-    directory, started = run_directory.choose(tmp_path, STARTED)
+    directory, started = journal.directory_of_check(tmp_path, STARTED)
 
     assert (directory.name, started) == ("0-2", STARTED)
 
@@ -101,8 +100,8 @@ def test_an_array_task_is_found_under_the_id_its_user_knows(tmp_path: Path) -> N
     started = msgspec.structs.replace(STARTED, array="11_3")
     directory = write(tmp_path, "0", started)
 
-    run_directory.link_array_task(tmp_path, started)
-    run_directory.link_array_task(tmp_path, started)
+    journal.link_array_task(tmp_path, started)
+    journal.link_array_task(tmp_path, started)
 
     assert (tmp_path / "lab" / "11_3" / "0").samefile(directory)
 
@@ -111,4 +110,4 @@ def test_an_array_task_that_cannot_be_linked_is_an_error(tmp_path: Path) -> None
     (tmp_path / "lab").touch()
 
     with pytest.raises(JournalError, match="cannot be written"):
-        run_directory.link_array_task(tmp_path, msgspec.structs.replace(STARTED, array="11_3"))
+        journal.link_array_task(tmp_path, msgspec.structs.replace(STARTED, array="11_3"))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site's file as TOML: read in one way by every command and by the hooks.
+
+Three keys are for everybody; the tables are the administrator's, and what runs as root checks them
+to the last key (`slurm_health.site_settings`). A mistake is an error that names its line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from slurm_health.errors import ConfigError
+
+SITE_FILE = "/etc/slurm-health/config.toml"
+_ADMIN_TABLES = ("hooks", "breaker", "recovery", "marks", "accusations", "checks")
+_KEYS = ("journal", "expectations", "localize", *_ADMIN_TABLES)
+
+
+class SiteFile:
+    """What the file says, and where in it each key stands."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self._lines = text.splitlines()
+        try:
+            self.document: dict[str, Any] = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as err:
+            raise ConfigError(str(path), "file", f"is not TOML: {err}") from err
+        for key in self.document:
+            if key not in _KEYS:
+                raise self.error((), key, "unknown setting", valid=_KEYS)
+        journal = self.document.get("journal", "~")
+        if not isinstance(journal, str) or not journal:
+            raise self.error((), "journal", f"expected a directory, found {journal!r}")
+
+    def table(self, *where: str) -> dict[str, Any]:
+        """Return a table of the file, an empty one where it has none.
+
+        Raises:
+            ConfigError: that is no table.
+        """
+        found = self.document
+        for depth, key in enumerate(where):
+            found = found.get(key, {})
+            if not isinstance(found, dict):
+                raise self.error(where[:depth], key, f"expected a table, found {found!r}")
+        return found
+
+    def error(
+        self, where: tuple[str, ...], key: str, problem: str, *, valid: tuple[str, ...] = ()
+    ) -> ConfigError:
+        """Return the error that a key, or without one a whole table, is."""
+        line = self.line(where, key)
+        return ConfigError(f"{self.path}:{line}", key or ".".join(where), problem, valid=valid)
+
+    def line(self, where: tuple[str, ...], key: str = "") -> int:
+        """Return where a key, or a table's header, stands; the nearest thing that can be found."""
+        header, wanted = ".".join(where), ".".join((*where, key))
+        setting = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]")
+        table, header_line = "", 1
+        for number, line in enumerate(self._lines, 1):
+            if found := re.match(r"\s*\[\s*([^]]+?)\s*\]", line):
+                table = re.sub(r"[\"'\s]", "", found.group(1))
+                if table == (wanted if key else header):
+                    return number
+                if table == header:
+                    header_line = number
+            elif key and table == header and setting.match(line):
+                return number
+        return header_line
+
+
+def read(path: Path, *, trusted: bool) -> SiteFile:
+    """Read the site's file.
+
+    Args:
+        path: of the file.
+        trusted: refuse a file that others than root, or whoever asks, can write: root acts on it.
+
+    Raises:
+        ConfigError: it cannot be read or trusted, or is not what a site's file is.
+    """
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            data = file.read()
+    except OSError as err:
+        raise ConfigError(str(path), "file", f"cannot be read: {err.strerror}") from err
+    if trusted:
+        _refuse_writable(path, path, found)
+        _refuse_writable(path, path.parent, path.parent.stat())
+    try:
+        return SiteFile(path, data.decode())
+    except UnicodeDecodeError as err:
+        raise ConfigError(str(path), "file", f"is not UTF-8: {err}") from err
+
+
+def _refuse_writable(path: Path, place: Path, found: os.stat_result) -> None:
+    if found.st_uid not in {0, os.getuid()} or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = "can be written by others than root, so root does not follow it"
+        raise ConfigError(str(path), str(place), f"{problem}; fix: chown root, chmod go-w")

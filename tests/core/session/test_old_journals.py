@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A journal that an earlier version wrote: four phases, two models, a master that died.
+
+Nodes n1 to n3 are of one model, the others of another; n3 is slow by itself, n5 meets nobody, n6
+calculated wrongly once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_health import journal
+from slurm_health.core.record_codec import Entry
+from slurm_health.core.records import VerdictReached
+from slurm_health.core.session.phases import phases
+from slurm_health.core.session.session import Append, Conclude, Limits, Session
+from slurm_health.core.verdict import Level
+from slurm_health.master.run_check import make_localizer
+
+DATA = Path(__file__).parents[2] / "data" / "journal"
+NODES = tuple(f"n{number}" for number in range(1, 7))
+
+
+def entries() -> list[Entry]:
+    return [
+        entry for writer in (*NODES, journal.MASTER) for entry in journal.read_all(DATA, writer)
+    ]
+
+
+def replayed(*, without: type[VerdictReached] | None = None) -> Session:
+    session = Session(NODES, make_localizer, Limits(), phases(["thorough"]))
+    for entry in entries():
+        if without is None or not isinstance(entry.record, without):
+            session.fold(entry)
+    return session
+
+
+def test_a_journal_of_before_is_over_for_a_master_that_takes_over() -> None:
+    assert replayed().next_step(1e9) == Conclude()
+
+
+def test_the_samples_of_a_journal_of_before_lead_to_the_verdict_that_stands_in_it() -> None:
+    (before,) = (entry.record for entry in entries() if isinstance(entry.record, VerdictReached))
+    step = replayed(without=VerdictReached).next_step(1e9)
+
+    assert isinstance(step, Append)
+    assert isinstance(step.record, VerdictReached)
+    assert found(step.record) == found(before)
+    assert before.nodes[2].level is Level.SLOW
+    assert before.nodes[4].level is Level.FAULTY
+
+
+def found(verdict: VerdictReached) -> list[tuple[object, ...]]:
+    """Return everything but the wording: of a line of evidence, which round it is about."""
+    return [
+        (
+            node.node,
+            node.level,
+            node.component,
+            node.slowdown,
+            node.probability,
+            [line.split()[:2] for line in node.evidence],
+        )
+        for node in verdict.nodes
+    ]
