@@ -78,10 +78,10 @@ def _nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.path.is_relative_to(_LAB) or request.node.get_closest_marker("lab"):
         yield  # a lab's processes end with it, and it outlives the test
         return
-    before = set(_started())
+    before = {entry.name for entry in Path("/proc").iterdir()}
     yield
     deadline = time.monotonic() + _REAP_S
-    while (left := set(_started()) - before) and time.monotonic() < deadline:
+    while (left := _started(before)) and time.monotonic() < deadline:
         time.sleep(0.02)
     names = [_command_line(pid) for pid in left]
     for pid in left:
@@ -90,8 +90,8 @@ def _nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not names, f"left running: {names}"
 
 
-def _started() -> list[int]:
-    return with_variable(_TAG, str(os.getpid()))
+def _started(before: set[str]) -> list[int]:
+    return with_variable(_TAG, str(os.getpid()), without=before)
 
 
 def _command_line(pid: int) -> str:

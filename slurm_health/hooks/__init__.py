@@ -8,6 +8,7 @@ ClusterShell and call no Slurm command, because the prolog stands between a user
     prolog         before a job: checks the node
     epilog         after a job: cleans up, checks the node, reads the job's findings about it
     healthcheck    every few minutes: checks the node, resumes what was drained
+    hook           what these three share: where they are, what they run and say
     run_checks     runs checks at the same time, each in a child, and judges what they saw
     user_journal   reads an ended job's journal, as the job's user
     nodes          `slurm-health nodes`: what was drained, why, and how to resume it

@@ -95,47 +95,11 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_where_all_is_well_slurm_is_not_asked_anything(scene: Scene) -> None:
-    finished = scene.act(n3=Level.HEALTHY)
-
-    assert (finished.disposition, finished.exit_code) == ("proceed", 0)
-    assert scene.slurm.calls() == []
-    assert scene.records == []
-
-
 def test_undecided_nodes_cause_no_call_either(scene: Scene) -> None:
     finished = scene.act(uid=0, n3=Level.INCONCLUSIVE)
 
     assert (finished.disposition, finished.exit_code) == ("proceed", ExitCode.INCONCLUSIVE)
     assert scene.slurm.calls() == []
-
-
-def test_with_rights_the_node_is_drained_before_the_job_moves_away(scene: Scene) -> None:
-    scene.slurm.set(admin=True)
-
-    finished = scene.act(uid=0, n3=Level.FAULTY)
-
-    assert finished.disposition == "requeue"
-    assert scene.slurm.node("n3") == {
-        "state": "MIXED+DRAIN",
-        "reason": "slurm-health: job 12: network: no allgather",
-    }
-    assert scene.told() == [
-        ("intended", "drain", None),
-        ("done", "drain", True),
-        ("intended", "exclude", None),
-        ("done", "exclude", True),
-        ("intended", "requeue", None),
-        ("finished", "requeue", None),
-    ]
-    assert scene.slurm.calls()[-1] == ["scontrol", "requeuehold", "12"]
-
-
-def test_without_rights_no_drain_is_even_tried(scene: Scene) -> None:
-    finished = scene.act(n3=Level.FAULTY)
-
-    assert finished.disposition == "requeue"
-    assert not [call for call in scene.slurm.calls() if "State=DRAIN" in call]
 
 
 def test_a_drain_that_slurm_accepts_and_loses_is_recorded_as_failed(scene: Scene) -> None:
@@ -154,27 +118,6 @@ def test_a_drain_that_is_refused_does_not_keep_the_job_on_the_bad_node(scene: Sc
 
     assert finished.disposition == "requeue"
     assert ("done", "drain", False) in scene.told()
-
-
-def test_anothers_note_on_the_node_stays(scene: Scene) -> None:
-    scene.slurm.set(admin=True)
-    scene.slurm.change_node("n3", state="IDLE+DRAIN", reason="fan broken")
-
-    scene.act(uid=0, n3=Level.FAULTY)
-
-    assert scene.slurm.node("n3")["reason"] == "fan broken"
-    assert not [call for call in scene.slurm.calls() if "State=DRAIN" in call]
-
-
-def test_a_run_that_is_acted_on_again_drains_and_submits_nothing_twice(scene: Scene) -> None:
-    scene.slurm.set(admin=True)
-    scene.act(uid=0, n3=Level.FAULTY)
-    scene.slurm.change_job(JOB, state="RUNNING")  # the requeue did not happen
-
-    scene.act(uid=0, n3=Level.FAULTY)
-
-    assert len([call for call in scene.slurm.calls() if "State=DRAIN" in call]) == 1
-    assert len(scene.slurm.calls("sbatch")) == 1
 
 
 @pytest.mark.parametrize(
@@ -197,16 +140,6 @@ def test_a_job_that_cannot_move_stops_and_says_why(
     assert scene.slurm.calls("sbatch") == scene.slurm.calls("scontrol", "requeuehold") == []
 
 
-def test_a_job_that_its_partition_could_never_start_again_stops(scene: Scene) -> None:
-    scene.slurm.set(partition_nodes="n[1-3]")
-
-    finished = scene.act(n3=Level.FAULTY)
-
-    assert finished.disposition == "stop"
-    assert "main has 2 nodes without them, and the job needs 3" in finished.reason
-    assert scene.slurm.calls("sbatch") == []
-
-
 @pytest.mark.parametrize(("wanted", "nodes"), [(4, ["n1", "n2", "n3"]), (3, []), (None, [])])
 def test_a_job_that_started_smaller_than_wanted_names_its_nodes_for_the_scripts_variables(
     scene: Scene, wanted: int | None, nodes: list[str]
@@ -216,84 +149,6 @@ def test_a_job_that_started_smaller_than_wanted_names_its_nodes_for_the_scripts_
     finished = scene.act(policy=policy, n3=Level.HEALTHY)
 
     assert (finished.disposition, finished.nodes) == ("proceed", nodes)
-
-
-def test_the_helper_is_told_with_how_few_nodes_the_job_makes_do(scene: Scene) -> None:
-    scene.act(policy=Policy(nodes_wanted=3, nodes_needed=2), n1=Level.FAULTY)
-
-    assert scene.slurm.calls("scontrol", "requeuehold")
-    assert " --least=2" in scene.slurm.job(JOB + 1)["script"]
-
-
-def test_a_job_that_was_moved_often_enough_stops(scene: Scene) -> None:
-    finished = scene.act(policy=Policy(max_requeues=0), n3=Level.FAULTY)
-
-    assert finished.disposition == "stop"
-    assert "--max-requeues" in finished.reason
-
-
-def test_a_helper_that_cannot_be_submitted_leaves_the_job_held_with_a_word_of_what_to_do(
-    scene: Scene,
-) -> None:
-    scene.slurm.set(no_submissions=True)
-    scene.slurm.change_job(JOB, ExcNodeList="n4", Comment="mine")
-
-    finished = scene.act(n3=Level.FAULTY)
-
-    assert finished.disposition == "hold"
-    assert "Job violates policy" in finished.reason
-    assert scene.told() == [
-        ("intended", "exclude", None),
-        ("done", "exclude", False),
-        ("intended", "hold", None),
-        ("finished", "hold", None),
-    ]
-    assert scene.slurm.calls()[-1] == ["scontrol", "requeuehold", "12"]
-    comment = scene.slurm.job(JOB)["Comment"]
-    assert comment.startswith(
-        "slurm-health: held (no helper job could be submitted: sbatch: error: Batch job submission"
-        " failed: Job violates policy; n3: no allgather)."
-    )
-    assert "scontrol update jobid=12 excnodelist=n[3-4] starttime=now; scontrol release 12" in (
-        comment
-    )
-    assert comment.endswith("mine")
-
-
-def test_before_the_job_is_requeued_its_comment_says_how_to_release_it(scene: Scene) -> None:
-    scene.slurm.change_job(JOB, Comment="mine: A=b")
-
-    scene.act(n3=Level.FAULTY)
-
-    comment = scene.slurm.job(JOB)["Comment"]
-    assert comment.startswith("slurm-health: leaving n3 (n3: no allgather). If the job stays held")
-    assert "scontrol update jobid=12 excnodelist=n3 starttime=now; scontrol release 12" in comment
-    changes = [call for call in scene.slurm.calls("scontrol") if call[1] != "show"]
-    assert f"Comment={comment}" in changes[-2]
-    assert changes[-1][1] == "requeuehold"
-    assert "--comment=mine: A=b" in str(scene.slurm.job(13)["script"])
-
-
-def test_a_task_of_an_array_is_never_called_by_the_number_of_the_whole_array(
-    scene: Scene,
-) -> None:
-    """Slurm takes that for all tasks of the array, and requeues them all."""
-    scene.slurm.run_job("12_3", ["n1", "n2", "n3"])
-
-    scene.act(array="12_3", n3=Level.FAULTY)
-
-    assert not [call for call in scene.slurm.calls("scontrol") if {"12", "JobId=12"} & set(call)]
-    assert scene.slurm.calls()[-1] == ["scontrol", "requeuehold", "12_3"]
-    assert "--name=12_3" in str(scene.slurm.job(13)["script"])
-
-
-def test_doubt_holds_the_job_where_the_user_wants_to_look_first(scene: Scene) -> None:
-    finished = scene.act(policy=HOLD, n3=Level.INCONCLUSIVE)
-
-    assert (finished.disposition, finished.exit_code) == ("hold", ExitCode.INCONCLUSIVE)
-    assert scene.told() == [("intended", "hold", None), ("finished", "hold", None)]
-    assert scene.slurm.calls("sbatch") == []
-    assert "To run it all the same: scontrol release 12" in scene.slurm.job(JOB)["Comment"]
 
 
 def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_again(

@@ -20,7 +20,6 @@ from slurm_health.acting.requeue_helper import (
     release_elsewhere,
 )
 from slurm_health.core.records import ActionDone
-from slurm_health.errors import SlurmError
 from slurm_health.slurm.client import Client
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
@@ -78,18 +77,6 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_the_job_starts_again_elsewhere(scene: Scene) -> None:
-    scene.client.requeue_held(JOB)
-
-    assert scene.release("n2")
-
-    assert scene.slurm.job(JOB)["ExcNodeList"] == "n2"
-    assert scene.slurm.job(JOB)["StartTime"] == "now"
-    scene.client.job(JOB)
-    assert scene.client.job(JOB).nodes == ("n1", "n3")
-    assert scene.recorded() == (True, "without n2")
-
-
 def test_nothing_is_changed_before_the_job_has_stopped_completing(scene: Scene) -> None:
     scene.slurm.set(completing_steps=5)
     scene.client.requeue_held(JOB)
@@ -99,15 +86,6 @@ def test_nothing_is_changed_before_the_job_has_stopped_completing(scene: Scene) 
 
     called = [call[1] for call in scene.slurm.calls("scontrol")[before:]]
     assert called[: called.index("update")] == ["show"] * 6
-
-
-def test_nodes_that_the_user_excluded_stay_excluded(scene: Scene) -> None:
-    scene.slurm.change_job(JOB, ExcNodeList="n4")
-    scene.client.requeue_held(JOB)
-
-    assert scene.release("n2")
-
-    assert scene.slurm.job(JOB)["ExcNodeList"] == "n[2,4]"
 
 
 def test_a_list_that_slurm_does_not_keep_leaves_the_job_held_with_a_word_of_why(
@@ -220,13 +198,6 @@ def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(
     ]
 
 
-def test_a_helper_that_was_submitted_already_is_found_again(scene: Scene) -> None:
-    first = scene.helper().ensure_submitted(scene.client, TARGET, ["n2"], OWN)
-
-    assert scene.helper().ensure_submitted(scene.client, TARGET, ["n2"], OWN) == first
-    assert len(scene.slurm.calls("sbatch")) == 1
-
-
 def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene) -> None:
     job = scene.client.job(JOB)
     fields = {**job.fields, "Account": "ml", "QOS": "high", "Partition": "gpu"}
@@ -242,24 +213,8 @@ def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene
     assert {"--partition=gpu", "--account=ml", "--qos=high", "--reservation=mine"} <= set(arguments)
 
 
-def test_a_helper_that_slurm_refuses_is_an_error(scene: Scene) -> None:
-    scene.slurm.set(no_submissions=True)
-
-    with pytest.raises(SlurmError, match="Job violates policy"):
-        scene.helper().ensure_submitted(scene.client, TARGET, ["n2"], OWN)
-
-
 def test_a_helper_that_cannot_be_cancelled_is_no_error(scene: Scene) -> None:
     scene.helper().withdraw(scene.client, 99)
-
-
-def test_in_the_end_the_job_has_its_own_comment_again(scene: Scene) -> None:
-    scene.client.update_job(JOB, Comment="slurm-health: leaving n2")
-    scene.client.requeue_held(JOB)
-
-    assert scene.release("n2")
-
-    assert scene.slurm.job(JOB)["Comment"] == OWN
 
 
 def test_a_job_that_was_requeued_again_is_left_to_the_helper_of_that_attempt(

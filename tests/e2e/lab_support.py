@@ -48,8 +48,12 @@ class Site:
 
     def check(self, salloc: Sequence[str], *words: str, user: str = "alice") -> Result:
         """Run `slurm-health check` in an allocation of its own."""
+        return self.allocated(salloc, COMMAND, "check", *words, user=user)
+
+    def allocated(self, salloc: Sequence[str], *command: str, user: str = "alice") -> Result:
+        """Run a command in an allocation of its own."""
         return self.lab.run(
-            ["salloc", "--quiet", *salloc, COMMAND, "check", *words],
+            ["salloc", "--quiet", *salloc, *command],
             user=user,
             check=False,
             deadline_s=DEADLINE_S,
@@ -103,12 +107,12 @@ class Site:
 
     def jobs(self) -> dict[str, str]:
         """Name and state of every job that has not ended."""
-        lines = self.lab.run(["squeue", "-ho", "%j %T"]).stdout.splitlines()
+        lines = self.lab.ask("squeue", "-ho", "%j %T").stdout.splitlines()
         return dict(line.rsplit(" ", 1) for line in lines)
 
     def job_ids(self) -> list[str]:
         """The ids of all jobs that have not ended."""
-        return self.lab.run(["squeue", "-ho", "%A"]).stdout.split()
+        return self.lab.ask("squeue", "-ho", "%A").stdout.split()
 
     def calls(self) -> Counter[str]:
         """How often Slurm has been asked what since `forget_calls`."""
@@ -168,15 +172,21 @@ class Site:
         return records_in(self.run_directory(job, run, user) / f"{writer}.jsonl")
 
     def wait_record(
-        self, job: int | str, kind: str, run: str = "0", *, user: str = "alice", count: int = 1
+        self,
+        job: int | str,
+        kind: str,
+        run: str = "0",
+        *,
+        writer: str = "master",
+        user: str = "alice",
     ) -> Record:
-        """Wait until the master has written this kind of record, `count` times; the last one."""
+        """Wait until the writer has written this kind of record; the last one."""
 
         def look() -> list[Record]:
-            return [r for r in self.records(job, run, user=user) if r["kind"] == kind]
+            return [r for r in self.records(job, run, writer, user) if r["kind"] == kind]
 
         what = f"{kind} of job {job}"
-        return self.lab.wait_until(look, lambda seen: len(seen) >= count, what, DEADLINE_S)[-1]
+        return self.lab.wait_until(look, bool, what, DEADLINE_S)[-1]
 
     # --- our processes -------------------------------------------------------------------------
 

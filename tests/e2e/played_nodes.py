@@ -17,7 +17,7 @@ from slurm_health.acting.requeue_helper import REVOKED_S
 from tests.e2e.lab_support import COMMAND, Site, eventually
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
-FAULTY, SLOW, INCONCLUSIVE = "dies", "slow", "no-torch"
+FAULTY, SLOW, INCONCLUSIVE, UNREACHABLE = "dies", "slow", "no-torch", "unreachable"
 RAN = "echo attempt $SLURM_RESTART_COUNT ran on $SLURM_JOB_NODELIST"
 
 

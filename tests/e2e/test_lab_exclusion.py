@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.e2e.lab_support import Record, Report, Site, accused, acts, kinds, levels
+from slurm_health.core.nodeset import fold
+from tests.e2e.lab_support import Gate, Record, Report, Site, acts, kinds, levels
+from tests.e2e.played_nodes import UNREACHABLE, play, submit
 from tests.lab import missing
 
 pytestmark = [
@@ -46,11 +48,11 @@ class Seen:
 
 
 def run_with_bad_node(site: Site, user: str) -> Seen:
-    """Let a user's job meet a node whose packets are dropped."""
+    """Let a user's job meet a node that its partners do not reach."""
     script = site.script("train.sh", TRAIN, user)
-    site.lab.fault.drop(BAD)
+    play(site, user, **{BAD: UNREACHABLE})
     site.forget_calls()
-    number = site.submit("-N4", script, user=user)
+    number = submit(site, "-N4", script, user=user, script="")
     job = site.ended(number)
     calls = dict(site.calls())
     site.assert_nothing_left()
@@ -115,10 +117,10 @@ def test_alice_gets_the_same_job_and_no_drain_is_even_tried(as_alice: Seen) -> N
 
 def test_the_report_names_the_bad_node_and_how_it_was_left(as_alice: Seen) -> None:
     first, second = as_alice.report["runs"]
-    assert accused(first) == {BAD: "faulty"}
-    assert len(levels(first)) == NODES
+    healthy = dict.fromkeys(("n1", "n2", "n4"), "healthy")
+    assert levels(first) == {**healthy, BAD: "faulty"}
     assert len(levels(second)) == NODES
-    assert accused(second) == {}
+    assert set(levels(second).values()) == {"healthy"}
     assert first["script"] is None
     assert second["script"]["exit_code"] == 0
     assert f"requeued without {BAD}" in as_alice.table
@@ -135,11 +137,13 @@ def test_the_job_is_back_within_seconds(as_alice: Seen) -> None:
 def test_an_administrators_note_on_a_bad_node_is_left_as_it_is(site: Site) -> None:
     script = site.script("train.sh", TRAIN, "root")
     site.lab.run(["rm", "-f", "ran"])
-    site.lab.fault.drop(BAD)
-    number = site.submit("-N4", script, user="root")
-    site.wait_record(number, "agents_launched", user="root")
+    play(site, "root", **{BAD: UNREACHABLE})
+    gate = Gate(site, "scontrol", "show*node*", "root")
+    number = submit(site, "-N4", script, user="root", script="", env=gate.environ)
+    gate.await_reached()
     note = "memory, see ticket 42"
     site.lab.run(["scontrol", "update", f"NodeName={BAD}", "State=DRAIN", f"Reason={note}"])
+    gate.open()
     job = site.ended(number)
     assert site.drained()[BAD].startswith(f"{note} [")
     assert job["JobState"] == "COMPLETED"
@@ -152,8 +156,8 @@ def test_an_administrators_note_on_a_bad_node_is_left_as_it_is(site: Site) -> No
 
 
 def test_a_bad_batch_host_is_left_too(site: Site) -> None:
-    site.lab.fault.drop("n1")
-    number = site.submit("-N4", "--wrap", "echo here is $(uname -n)")
+    play(site, n1=UNREACHABLE)
+    number = submit(site, "-N4", script="echo here is $(uname -n)")
     job = site.ended(number)
     assert job["JobState"] == "COMPLETED"
     assert job["ExcNodeList"] == "n1"
@@ -165,8 +169,8 @@ def test_a_bad_batch_host_is_left_too(site: Site) -> None:
 
 
 def test_a_job_keeps_its_own_exclusions_when_it_leaves_a_node(site: Site) -> None:
-    site.lab.fault.drop(BAD)
-    number = site.submit("-N4", "--exclude=n2", "--wrap", "true")
+    play(site, **{BAD: UNREACHABLE})
+    number = submit(site, "-N4", "--exclude=n2")
     job = site.ended(number)
     assert job["JobState"] == "COMPLETED"
     assert job["ExcNodeList"] == "n[2-3]"
@@ -176,8 +180,8 @@ def test_a_job_keeps_its_own_exclusions_when_it_leaves_a_node(site: Site) -> Non
 
 
 def test_a_job_that_may_not_be_requeued_stops_and_says_what_to_do(site: Site) -> None:
-    site.lab.fault.drop(BAD)
-    number = site.submit("-N4", "--no-requeue", "--wrap", "echo never")
+    play(site, **{BAD: UNREACHABLE})
+    number = submit(site, "-N4", "--no-requeue", script="echo never")
     job = site.ended(number)
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
     output = site.lab.job_output(number)
@@ -189,16 +193,15 @@ def test_a_job_that_may_not_be_requeued_stops_and_says_what_to_do(site: Site) ->
 
 
 def test_a_job_stops_when_it_has_left_as_many_bad_nodes_as_it_may(site: Site) -> None:
-    site.lab.fault.drop(BAD)
-    number = site.submit("-N4", "--max-requeues=1", "--wrap", "echo never")
-    # The next attempt is about to meet another bad node.
-    nodes = site.wait_record(number, "run_started", "1")["nodes"]
-    site.lab.fault.drop(nodes[-1])
+    # Without n3, four nodes cannot be had but with n5 or n6.
+    play(site, n3=UNREACHABLE, n5=UNREACHABLE, n6=UNREACHABLE)
+    number = submit(site, "-N4", "--max-requeues=1", script="echo never")
     job = site.ended(number)
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "1")
     output = site.lab.job_output(number)
     assert "never" not in output
     assert "--max-requeues" in output, output
-    assert f"--exclude={nodes[-1]}" in output
+    nodes = site.records(number, "1")[0]["nodes"]
+    assert f"--exclude={fold([n for n in nodes if n in {'n5', 'n6'}])}" in output
     assert kinds(site.records(number, "1"))["verdict_reached"] == 1
     site.assert_nothing_left()

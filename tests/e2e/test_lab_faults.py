@@ -11,6 +11,7 @@ import json
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
 
 import pytest
 
@@ -102,6 +103,26 @@ def test_a_node_with_a_starved_cpu_is_never_called_healthy(site: Site) -> None:
     # Loading torch with so little of a core would take a minute.
     starve = once_measured(site, lambda: site.lab.fault.starve_cpu("n3", share=0.05))
     assert_named(check_nodes(site, 4, starve), {"n3": BAD | NAMED})
+
+
+def share_of_peers(run: Report, node: str, figure: str) -> float:
+    """Return a node's typical figure in parts of what the others reach."""
+    figures: dict[str, list[float]] = {each["node"]: each[figure] for each in run["nodes"]}
+    others = [value for name, values in figures.items() if name != node for value in values]
+    return median(figures[node]) / median(others)
+
+
+def test_a_starved_cpu_moves_the_matrices(site: Site) -> None:
+    def starve(job: str) -> None:
+        # Torch is loaded by then, so that the node can have less than any busy machine leaves it.
+        site.wait_record(job, "workers_ready", writer="n3")
+        site.lab.fault.starve_cpu("n3", share=0.1)
+
+    checked = check_nodes(site, 4, starve)
+    assert share_of_peers(checked.run, "n3", "matmul_gflop_per_s") < 0.7
+    assert_named(checked, {"n3": BAD | NAMED | HEALTHY})
+    if levels(checked.run)["n3"] in BAD:
+        assert verdict_of(checked.run, "n3")["component"].startswith(("compute", "node"))
 
 
 def test_nodes_on_which_slurm_cannot_start_a_step_are_named(site: Site) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, levels
+from tests.e2e.played_nodes import FAKE_WORKER, play
 from tests.lab import missing
 from tests.lab.commands import Result
 
@@ -57,6 +58,15 @@ ODD = {
 }
 
 
+# What is measured does not matter here, so nothing is: see played_nodes.
+OURS = [COMMAND, "sbatch", f"--python={FAKE_WORKER}"]
+
+
+@pytest.fixture(autouse=True)
+def _well(site: Site) -> None:
+    play(site)
+
+
 def run(site: Site, command: str, *words: str, **options: Any) -> Result:
     return site.lab.run([command, *words], user="alice", check=False, **options)
 
@@ -64,9 +74,14 @@ def run(site: Site, command: str, *words: str, **options: Any) -> Result:
 def submit_both(site: Site, *words: str, **options: Any) -> tuple[int, int]:
     """Submit the same with sbatch and with slurm-health sbatch; the two jobs."""
     plain = run(site, "sbatch", "--parsable", *words, **options)
-    ours = run(site, COMMAND, "sbatch", "--parsable", *words, **options)
+    ours = run(site, *OURS, "--parsable", *words, **options)
     assert (plain.returncode, plain.stderr) == (ours.returncode, ours.stderr) == (0, "")
     return int(plain.stdout), int(ours.stdout)
+
+
+def submit(site: Site, *words: str, **options: Any) -> int:
+    """Submit with slurm-health sbatch alone; the job."""
+    return int(run(site, *OURS, "--parsable", *words, **options).stdout)
 
 
 def world(site: Site, job: int) -> dict[str, Any]:
@@ -133,9 +148,9 @@ def test_a_job_looks_to_slurm_as_with_sbatch(site: Site) -> None:
 
 def test_scripts_of_other_interpreters_on_standard_input_and_in_wrap_run(site: Site) -> None:
     awk = '#!/usr/bin/awk -f\nBEGIN { print ENVIRON["SLURM_JOB_NAME"], ARGC, ARGV[1]; exit 4 }\n'
-    from_awk = site.submit("-N1", site.script("count.awk", awk), "one")
-    on_stdin = site.submit("-N1", "--output=in.out", stdin=b"#!/bin/sh\necho $0 $#")
-    wrapped = site.submit("-N1", "--wrap", "echo wrapped $SLURM_JOB_NAME; exit 5")
+    from_awk = submit(site, "-N1", site.script("count.awk", awk), "one")
+    on_stdin = submit(site, "-N1", "--output=in.out", stdin=b"#!/bin/sh\necho $0 $#")
+    wrapped = submit(site, "-N1", "--wrap", "echo wrapped $SLURM_JOB_NAME; exit 5")
     assert site.ended(from_awk)["ExitCode"] == "4:0"
     assert site.lab.job_output(from_awk).splitlines()[-1] == "count.awk 2 one"
     assert site.ended(on_stdin)["JobName"] == "sbatch"
@@ -147,17 +162,17 @@ def test_scripts_of_other_interpreters_on_standard_input_and_in_wrap_run(site: S
 def test_sbatchs_own_answer_is_what_the_user_sees(site: Site) -> None:
     script = site.script("quick.sh", "#!/bin/sh\nexit 6\n")
     plain = run(site, "sbatch", "-N1", script)
-    ours = run(site, COMMAND, "sbatch", "-N1", script)
+    ours = run(site, *OURS, "-N1", script)
     number = int(ours.stdout.split()[-1])
     assert ours.stdout == plain.stdout.replace(plain.stdout.split()[-1], str(number))
     assert (ours.stderr, ours.returncode) == (plain.stderr, plain.returncode)
     # It may also wait and take over the code.
-    assert run(site, COMMAND, "sbatch", "--wait", "-N1", script).returncode == 6
+    assert run(site, *OURS, "--wait", "-N1", script).returncode == 6
     assert site.report(number)["runs"][0]["script"]["exit_code"] == 6
 
 
 def test_a_script_that_exits_at_once_or_does_nothing_ends_as_with_sbatch(site: Site) -> None:
-    jobs = [site.submit("-N1", stdin=text) for text in (b"#!/bin/sh\n", b"#!/bin/false\n")]
+    jobs = [submit(site, "-N1", stdin=text) for text in (b"#!/bin/sh\n", b"#!/bin/false\n")]
     assert [site.ended(job)["ExitCode"] for job in jobs] == ["0:0", "1:0"]
 
 
@@ -221,7 +236,7 @@ def test_without_a_check_it_is_the_plain_job_and_a_dry_run_is_none(site: Site) -
 def test_every_task_of_an_array_is_checked_and_reported_under_its_own_name(site: Site) -> None:
     text = "#!/bin/sh\necho task $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT\n"
     script = site.script("array.sh", text)
-    number = site.submit("-N1", "--array=1,3", "--output=task-%A-%a.out", script)
+    number = submit(site, "-N1", "--array=1,3", "--output=task-%A-%a.out", script)
     for task in (1, 3):
         assert site.ended(f"{number}_{task}")["JobState"] == "COMPLETED"
         assert site.read(f"task-{number}-{task}.out").splitlines()[-1] == f"task {task} of 2"
@@ -247,7 +262,7 @@ def lines(site: Site, name: str) -> list[str]:
 
 def test_scancel_delivers_a_signal_to_the_script_exactly_once(site: Site) -> None:
     script = site.script("counting.sh", COUNTING.format(name="counted"))
-    number = str(site.submit("-N1", script))
+    number = str(submit(site, "-N1", script))
     wait = site.lab.wait_until
     wait(lambda: lines(site, "counted"), lambda seen: seen == ["ready"], "ready", DEADLINE_S)
     site.lab.run(["scancel", "--signal=USR1", "--batch", number], user="alice")
@@ -262,7 +277,7 @@ def test_scancel_delivers_a_signal_to_the_script_exactly_once(site: Site) -> Non
 
 def test_scancel_ends_the_script_as_with_sbatch_and_leaves_nothing(site: Site) -> None:
     script = site.script("stubborn.sh", COUNTING.format(name="stubborn"))
-    number = site.submit("-N1", script)
+    number = submit(site, "-N1", script)
     wait = site.lab.wait_until
     wait(lambda: lines(site, "stubborn"), lambda seen: seen == ["ready"], "ready", DEADLINE_S)
     site.lab.run(["scancel", str(number)], user="alice")
@@ -277,6 +292,6 @@ def test_the_signal_before_the_time_limit_reaches_the_script_once(site: Site) ->
     text = "#!/bin/bash\ntrap 'echo usr1 >> timed; told=1' USR1\nexec 3<> <(:)\n"
     text += "until [ $told ]; do read -rt 0.2 -u 3; done\nread -rt 1 -u 3\nexit 7\n"
     script = site.script("timed.sh", text)
-    number = site.submit("-N1", "-t1", "--signal=B:USR1@10", script)
+    number = submit(site, "-N1", "-t1", "--signal=B:USR1@10", script)
     assert site.ended(number)["ExitCode"] == "7:0"
     assert lines(site, "timed") == ["usr1"]

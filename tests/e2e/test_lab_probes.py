@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from statistics import median
 
 import pytest
 
@@ -29,13 +28,6 @@ def checked(site: Site, count: int, *words: str) -> Report:
     return found
 
 
-def share_of_peers(run: Report, node: str, figure: str) -> float:
-    """Return a node's typical figure in parts of what the others reach."""
-    figures: dict[str, list[float]] = {each["node"]: each[figure] for each in run["nodes"]}
-    others = [value for name, values in figures.items() if name != node for value in values]
-    return median(figures[node]) / median(others)
-
-
 def on_one_node(site: Site, node: str, python_path: str) -> str:
     """Return an interpreter that looks for modules in `python_path`, on one node only."""
     lines = [
@@ -46,15 +38,7 @@ def on_one_node(site: Site, node: str, python_path: str) -> str:
     return site.script("python", "\n".join(lines) + "\n")
 
 
-def test_a_starved_cpu_moves_the_matrices(site: Site) -> None:
-    site.lab.fault.starve_cpu("n3", share=0.2)
-    run = checked(site, 4, "--check=matmul,allgather")
-    assert share_of_peers(run, "n3", "matmul_gflop_per_s") < 0.7
-    assert not [n for n, level in levels(run).items() if level in BAD and n != "n3"], run
-    if levels(run)["n3"] in BAD:
-        assert verdict_of(run, "n3")["component"].startswith(("compute", "node"))
-
-
+@pytest.mark.slow
 def test_a_throttled_link_moves_the_allgather_and_nothing_a_node_does_alone(site: Site) -> None:
     site.lab.fault.slow_link("n3", mbit=50)
     run = checked(site, 4, "--check=standard")
@@ -106,6 +90,7 @@ def test_an_interface_that_one_node_does_not_have_is_said_and_is_not_held_agains
     assert not BAD & set(levels(run).values()), run
 
 
+@pytest.mark.slow
 def test_training_steps_are_taken_by_pairs_of_the_nodes_that_are_left(site: Site) -> None:
     site.lab.fault.drop("n3")
     run = checked(site, 4, "--network-check", "--straggler-detection")

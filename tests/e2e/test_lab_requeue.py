@@ -13,7 +13,7 @@ import pytest
 from slurm_health.acting.requeue_helper import helper_name
 from slurm_health.core.nodeset import expand
 from tests.e2e import played_nodes
-from tests.e2e.lab_support import Gate, Site, acts, eventually
+from tests.e2e.lab_support import Gate, Site, acts, eventually, kinds
 from tests.e2e.played_nodes import FAULTY, await_typist
 from tests.lab import missing
 
@@ -173,6 +173,31 @@ def test_a_helper_that_is_killed_at_work_leaves_a_held_job_that_says_what_to_typ
 
     type_what_the_comment_says(site, job)
     assert_ran_elsewhere(site, job)
+
+
+# --- the check itself ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("user", "call"),
+    [("alice", "show*job*"), ("alice", "requeuehold"), ("root", "update*NodeName*")],
+)
+def test_a_master_that_is_killed_while_it_acts_does_nothing_twice(
+    site: Site, user: str, call: str
+) -> None:
+    gate = Gate(site, "scontrol", call, user)
+    site.forget_calls()
+    job = submit(site, user=user, env=gate.environ)
+    gate.await_reached()
+    site.kill_master()
+    gate.open()
+    assert_ran_elsewhere(site, job, user)
+    assert kinds(site.records(job, user=user))["verdict_reached"] == 1
+    calls = site.calls()
+    assert calls["REQUEST_SUBMIT_BATCH_JOB"] == 2  # the job, and one helper
+    assert calls["REQUEST_JOB_REQUEUE"] == 1
+    assert calls["REQUEST_UPDATE_NODE"] == (1 if user == "root" else 0)
+    assert list(site.drained()) == ([BAD] if user == "root" else [])
 
 
 # --- the controller ------------------------------------------------------------------------------

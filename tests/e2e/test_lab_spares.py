@@ -7,8 +7,9 @@ import pytest
 
 from slurm_health.core.nodeset import expand
 from tests.e2e.lab_support import Site
+from tests.e2e.played_nodes import UNREACHABLE, play, submit
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
 SCRIPT = """\
 #!/bin/sh
@@ -21,8 +22,9 @@ echo "ran on $(srun hostname | sort | xargs)"
 def test_nodes_that_are_not_needed_are_given_back_and_the_script_sees_a_smaller_job(
     site: Site,
 ) -> None:
-    site.script("train.sh", SCRIPT)
-    job = site.submit("-N3", "--spares=1", "--ntasks-per-node=2", "train.sh")
+    script = site.script("train.sh", SCRIPT)
+    play(site)
+    job = submit(site, "-N3", "--spares=1", "--ntasks-per-node=2", script, script="")
     record = site.ended(job)
     assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
     held = expand(record["NodeList"])
@@ -36,9 +38,9 @@ def test_nodes_that_are_not_needed_are_given_back_and_the_script_sees_a_smaller_
 
 
 def test_a_bad_node_is_left_behind_without_a_requeue(site: Site) -> None:
-    site.script("train.sh", SCRIPT)
-    site.lab.fault.drop("n3")
-    job = site.submit("-N3", "--spares=1", "-x", "n[5-6]", "train.sh")
+    script = site.script("train.sh", SCRIPT)
+    play(site, n3=UNREACHABLE)
+    job = submit(site, "-N3", "--spares=1", "-x", "n[5-6]", script, script="")
     record = site.ended(job)
     assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
     assert record["NodeList"] == "n[1-2,4]"
@@ -49,9 +51,9 @@ def test_a_bad_node_is_left_behind_without_a_requeue(site: Site) -> None:
 
 
 def test_a_bad_batch_host_cannot_be_given_back_so_the_job_is_requeued(site: Site) -> None:
-    site.script("train.sh", SCRIPT)
-    site.lab.fault.drop("n1")
-    job = site.submit("-N3", "--spares=1", "--open-mode=append", "train.sh")
+    script = site.script("train.sh", SCRIPT)
+    play(site, n1=UNREACHABLE)
+    job = submit(site, "-N3", "--spares=1", script, script="")
     record = site.ended(job)
     assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
     assert record["Restarts"] == "1"
@@ -61,9 +63,9 @@ def test_a_bad_batch_host_cannot_be_given_back_so_the_job_is_requeued(site: Site
 
 
 def test_a_job_that_makes_do_with_fewer_nodes_goes_on_smaller(site: Site) -> None:
-    site.script("train.sh", SCRIPT)
-    site.lab.fault.drop("n2")
-    job = site.submit("--nodes=4", "--min-nodes=3", "-x", "n[5-6]", "train.sh")
+    script = site.script("train.sh", SCRIPT)
+    play(site, n2=UNREACHABLE)
+    job = submit(site, "--nodes=4", "--min-nodes=3", "-x", "n[5-6]", script, script="")
     record = site.ended(job)
     assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
     assert record["NodeList"] == "n[1,3-4]"

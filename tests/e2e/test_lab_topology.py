@@ -9,9 +9,10 @@ import pytest
 
 from slurm_health.core.nodeset import expand
 from tests.e2e.lab_support import Site
+from tests.e2e.played_nodes import play, submit
 from tests.lab import Lab, missing
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
 SWITCHES = """\
 SwitchName=leaf1 Nodes=n[1-2]
@@ -30,7 +31,8 @@ def tree() -> Iterator[Site]:
 
 
 def test_the_leaves_of_the_nodes_are_known_and_rounds_go_inside_and_across_them(tree: Site) -> None:
-    job = tree.submit("-N4", "--wrap", "true")
+    play(tree)
+    job = submit(tree, "-N4")
     assert tree.ended(job)["JobState"] == "COMPLETED"
     (admitted,) = [r for r in tree.records(job) if r["kind"] == "nodes_admitted"]
     assert admitted["leaves"] == {"leaf1": ["n1", "n2"], "leaf2": ["n3", "n4"]}

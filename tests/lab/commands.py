@@ -85,20 +85,30 @@ def enter_argv(
     return [sys.executable, "-I", "-S", str(_ENTER), json.dumps(where), *argv]
 
 
+def ask_argv(argv: Sequence[str], *, pid: int) -> list[str]:
+    """The command line that runs `argv` as root in the namespaces of a process, and no more.
+
+    No interpreter is started for it, but signals do not reach the command.
+    """
+    environ = [f"PATH={CLEAN_PATH}", "HOME=/root", "USER=root", "LOGNAME=root", "LANG=C.UTF-8"]
+    namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid"]
+    return ["nsenter", f"--target={pid}", *namespaces, "--", "env", "-i", *environ, *argv]
+
+
 def start(argv: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
     """Start a command in a session of its own, so that a deadline can end all of it."""
     return subprocess.Popen(argv, start_new_session=True, **options)
 
 
-def finish(
-    process: "subprocess.Popen[bytes]", argv: Sequence[str], stdin: bytes, deadline_s: float
-) -> Result:
-    """Wait for a started command; at its deadline kill its whole group.
+def run(outside: Sequence[str], argv: Sequence[str], stdin: bytes, deadline_s: float) -> Result:
+    """Run `outside`, which runs `argv` inside; at its deadline kill its whole group.
 
     Raises:
         DeadlinePassed: it ran too long; what it had printed is in the message.
     """
     began_s = time.monotonic()
+    pipe = subprocess.PIPE
+    process = start(outside, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         stdout, stderr = process.communicate(stdin, timeout=deadline_s)
     except BaseException as err:

@@ -155,17 +155,17 @@ class Lab(Inside):
     def node_state(self, node: str) -> dict[str, str]:
         """`scontrol show node` as field → value; "State" as Slurm prints it, e.g. IDLE+DRAIN."""
         self.pid(node)
-        return parse_record(self.run(["scontrol", "show", "node", "-o", node]).stdout.strip())
+        return parse_record(self.ask("scontrol", "show", "node", "-o", node).stdout.strip())
 
     def node_states(self) -> dict[str, dict[str, str]]:
         """The same for every node."""
-        lines = self.run(["scontrol", "show", "nodes", "-o"]).stdout.splitlines()
+        lines = self.ask("scontrol", "show", "nodes", "-o").stdout.splitlines()
         records = [parse_record(line) for line in lines if line.startswith("NodeName=")]
         return {record["NodeName"]: record for record in records}
 
     def job(self, job_id: int | str) -> dict[str, str]:
         """`scontrol show job` as field → value."""
-        return parse_record(self.run(["scontrol", "show", "job", "-o", str(job_id)]).stdout.strip())
+        return parse_record(self.ask("scontrol", "show", "job", "-o", str(job_id)).stdout.strip())
 
     def sbatch(self, script: str, *options: str, user: str = "alice") -> int:
         """Submit a batch script, given as text; the job's id."""
@@ -229,15 +229,15 @@ class Lab(Inside):
 
     def ping(self) -> bool:
         """Whether slurmctld answers."""
-        return self.run(["scontrol", "ping"], check=False).returncode == 0
+        return self.ask("scontrol", "ping", check=False).returncode == 0
 
     def cancel_all(self, deadline_s: float = 60) -> None:
         """Cancel every job and wait until none is left, not even completing."""
 
         def look() -> str:
             # Again each time: a job in the middle of being requeued is pending a moment later.
-            self.run(["sh", "-c", "squeue -ho %A | sort -u | xargs -r scancel --quiet"])
-            return self.run(["squeue", "-ho", "%i %T"]).stdout
+            self.ask("sh", "-c", "squeue -ho %A | sort -u | xargs -r scancel --quiet")
+            return self.ask("squeue", "-ho", "%i %T").stdout
 
         self.wait_until(look, lambda seen: not seen.strip(), "no jobs", deadline_s)
 

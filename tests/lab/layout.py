@@ -90,6 +90,10 @@ class LabPaths:
         """Orders to the watchers that kill or stop processes, and what they did."""
         return self.root / "faults"
 
+    def network_fault(self, node: str) -> Path:
+        """There while the node's link is throttled or drops packets."""
+        return self.root / f"network-fault-{node}"
+
     @property
     def spec(self) -> Path:
         """The LabSpec, as JSON."""

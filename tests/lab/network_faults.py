@@ -22,6 +22,7 @@ def throttle(lab: "Inside", node: str, mbit: float) -> None:
     """Limit both directions of the node's link."""
     if not mbit > 0:
         raise LabError(f"a link has more than 0 Mbit/s, not {mbit:g}")
+    lab.paths.network_fault(node).touch()
     shape = ["root", "tbf", "rate", f"{mbit * 1000:.0f}kbit", "burst", _BURST, "latency", _LATENCY]
     lab.run(["tc", "qdisc", "replace", "dev", "eth0", *shape], node=node, cwd="/")
     lab.run(["tc", "qdisc", "replace", "dev", lab.spec.port(node), *shape], cwd="/")
@@ -31,7 +32,9 @@ def drop(lab: "Inside", node: str, fraction: float, *, everything: bool) -> None
     """Drop a fraction of the node's packets, in both directions."""
     if not 0 < fraction <= 1:
         raise LabError(f"a fraction is above 0 and at most 1, not {fraction:g}")
-    _restore(lab, node, drop_rules(fraction, everything=everything))
+    lab.paths.network_fault(node).touch()
+    rules = _table(drop_rules(fraction, everything=everything))
+    lab.run(["iptables-restore"], node=node, cwd="/", stdin=rules.encode())
 
 
 def drop_rules(fraction: float, *, everything: bool) -> str:
@@ -56,14 +59,11 @@ def drop_rules(fraction: float, *, everything: bool) -> str:
 def clear(lab: "Inside", nodes: Sequence[str]) -> None:
     """Let the links of these nodes be as they were."""
     for node in nodes:
-        script = f"{_UNSHAPE.format('eth0')}; exec iptables-restore"
-        lab.run(["sh", "-c", script], node=node, cwd="/", stdin=_table("").encode())
-    ports = [_UNSHAPE.format(lab.spec.port(node)) for node in nodes]
-    lab.run(["sh", "-c", "; ".join([*ports, "true"])], cwd="/")
-
-
-def _restore(lab: "Inside", node: str, rules: str) -> None:
-    lab.run(["iptables-restore"], node=node, cwd="/", stdin=_table(rules).encode())
+        if lab.paths.network_fault(node).exists():
+            inside = f"{_UNSHAPE.format('eth0')}; exec iptables-restore"
+            lab.run(["sh", "-c", inside], node=node, cwd="/", stdin=_table("").encode())
+            lab.run(["sh", "-c", f"{_UNSHAPE.format(lab.spec.port(node))}; true"], cwd="/")
+            lab.paths.network_fault(node).unlink()
 
 
 def _table(rules: str) -> str:

@@ -150,7 +150,7 @@ def test_an_interface_that_does_not_exist_is_no_fault_and_is_named(make: type[Be
     (done,) = bench.round({"name": "allgather", "scope": "pair", "path": ""}, pair="127.0.0.1")
 
     assert (done["outcome"], done["own_fault"]) == ("unmeasured", False)
-    assert "GLOO_SOCKET_IFNAME names the interface ib7, this node has" in done["detail"]
+    assert "GLOO_SOCKET_IFNAME names the interface ib7, but this node has" in done["detail"]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands in for an interpreter with torch: speaks the worker's protocol, measures nothing.
 
-How it behaves is read at its start and at each round from the file $FAKE_WORKER_DIR/<node>:
+How it behaves is read at its start and at each round from the file <node> in $FAKE_WORKER_DIR, or
+in ~/played where a job is given no such variable:
 
     well (or no file)   samples and "measured"; with partners, once all have arrived
     slow                so, with times ten times longer
+    unreachable         measures alone, but no partner hears of it
     no-torch            ends at once as Python does without torch
     never-ready         starts and says nothing
     dies                is killed in the round
@@ -28,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-HOME = Path(os.environ["FAKE_WORKER_DIR"])
+HOME = Path(os.environ.get("FAKE_WORKER_DIR") or Path.home() / "played")
 LOCAL_RANK = int(sys.argv[2])
 MATMUL_MS = 3.0
 ALLGATHER_MS = 50.0
@@ -75,17 +77,20 @@ def listen(rounds: queue.Queue[dict[str, Any]], aborted: set[int]) -> None:
     os._exit(0)
 
 
-def meet(command: dict[str, Any], aborted: set[int]) -> bool:
-    """Wait until every rank has come to this round's meeting; tell whether they did."""
+def meet(command: dict[str, Any], how: str, aborted: set[int]) -> str:
+    """Wait until every rank has come to this round's meeting; return how that failed, if so."""
     group = command["groups"]["pair"]
     place = HOME / "meetings" / group["prefix"].replace("/", "_")
     place.mkdir(parents=True, exist_ok=True)
-    (place / str(group["rank"])).touch()
-    while len(list(place.iterdir())) < group["world_size"]:
+    cut = place / "cut"
+    (cut if how == "unreachable" else place / str(group["rank"])).touch()
+    while len(list(place.iterdir())) < group["world_size"] or cut.exists():
+        if cut.exists():
+            return "failed"
         if command["round"] in aborted:
-            return False
+            return "timed_out"
         time.sleep(0.005)
-    return True
+    return ""
 
 
 def serve(command: dict[str, Any], aborted: set[int]) -> None:
@@ -106,9 +111,9 @@ def serve(command: dict[str, Any], aborted: set[int]) -> None:
     factor = 10.0 if how == "slow" else 1.0
     sample(index, "matmul", [MATMUL_MS * factor] * 3, flop=1e9)
     if "pair" in command["groups"]:
-        if not meet(command, aborted):
-            detail = "told to stop"
-            say("done", round=index, outcome="timed_out", detail=detail, own_fault=False)
+        if outcome := meet(command, how, aborted):
+            detail = "allgather: connection closed by peer"
+            say("done", round=index, outcome=outcome, detail=detail, own_fault=False)
             return
         ranks = command["groups"]["pair"]["world_size"]
         times = [ALLGATHER_MS] * 3

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 MAIN = Path(__file__).with_name("supervise_main.py")
@@ -166,11 +166,11 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def with_variable(name: str, value: str) -> list[int]:
-    """Return the processes in whose environment a variable has a value."""
+def with_variable(name: str, value: str, *, without: Collection[str] = ()) -> list[int]:
+    """Return the processes, `without` some, in whose environment a variable has a value."""
     entry = f"{name}={value}".encode()
     found = []
-    for pid, fields in _processes():
+    for pid, fields in _processes(without):
         with contextlib.suppress(OSError):
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             if entry in environ and fields[0] != b"Z":
@@ -178,9 +178,9 @@ def with_variable(name: str, value: str) -> list[int]:
     return found
 
 
-def _processes() -> Iterator[tuple[int, list[bytes]]]:
+def _processes(without: Collection[str] = ()) -> Iterator[tuple[int, list[bytes]]]:
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdigit() and entry.name not in without:
             with contextlib.suppress(OSError):
                 stat = (entry / "stat").read_bytes()
                 yield int(entry.name), stat.rpartition(b")")[2].split()

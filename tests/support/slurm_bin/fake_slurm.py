@@ -1,10 +1,11 @@
 #!/usr/bin/env -S python3 -S
 # SPDX-License-Identifier: Apache-2.0
-"""scontrol, sbatch, squeue, scancel and srun, as the links beside this file, over some state.
+"""scontrol, sbatch, squeue and scancel, as the links beside this file, over some state.
 
-They refuse what Slurm 22.05 refuses and lose what it loses, with its words and exit codes. Time
-does not pass by itself: each time a job is shown it comes one step further, from COMPLETING to
-PENDING, and from PENDING and released to RUNNING. srun runs its tasks on this machine.
+For what a real Slurm cannot be made to do: refuse at will, lose what it has accepted, take long.
+The rest they do in its words and with its exit codes, which tests/slurm/test_fake_slurm.py holds
+against the lab's. Time does not pass by itself: each time a job is shown it comes one step
+further, from COMPLETING to PENDING, and from PENDING and released to RUNNING.
 
 State lies in $FAKE_SLURM_DIR: jobs.json, nodes.json, settings.json and calls (one call a line).
 """
@@ -16,12 +17,8 @@ import json
 import os
 import re
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # only srun needs it, and every command is started often
-    import subprocess
+from typing import Any
 
 Job = dict[str, Any]
 
@@ -131,9 +128,9 @@ def update_job(job_id: str, changes: dict[str, str]) -> None:
     for key, value in changes.items():
         match key:
             case "ExcNodeList":
-                known(value)
                 if job["state"] == "RUNNING":
                     raise Refused(f"Job is no longer pending execution for job {job_id}")
+                known(value)
                 if job["state"] == "COMPLETING":  # 0 is returned, and the list is lost
                     job.setdefault("ExcNodeList before", job["ExcNodeList"])
                 job["ExcNodeList"] = "" if load("settings").get("lose_lists") else value
@@ -156,7 +153,7 @@ def update_node(nodelist: str, changes: dict[str, str]) -> None:
     if not settings["admin"]:
         raise Refused("slurm_update error: Invalid user id")
     if changes.get("State") == "DRAIN" and not changes.get("Reason"):
-        raise Refused("You must specify a reason when DRAINING a node.", to_stdout=True)
+        raise Refused("You must specify a reason when DOWNING or DRAINING a node. Request denied")
     nodes = load("nodes")
     for name in names:
         if name not in settings.get("drain_is_lost", []):
@@ -260,62 +257,6 @@ def refuse_what_is_to_be_refused(words: list[str]) -> None:
             raise Refused(text)
 
 
-def srun(words: list[str]) -> int:
-    """Run the command once for each node, and say how it ended in srun's words."""
-    import signal
-
-    at = next(place for place, word in enumerate(words) if not word.startswith("--"))
-    options = dict(word.lstrip("-").split("=", 1) for word in words[:at] if "=" in word)
-    names = known(options["nodelist"])
-    dead = [name for name in names if name in load("settings").get("dead_nodes", [])]
-    if dead:
-        why = "Communication connection failure"
-        for name in dead:
-            said = f"srun: error: Task launch for StepId=1.0 failed on node {name}: {why}"
-            print(said, file=sys.stderr)
-        print(f"srun: error: Application launch failed: {why}", file=sys.stderr)
-        return 233
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    tasks = {name: start_task(name, words[at:]) for name in names}
-    try:
-        while running := [name for name in tasks if tasks[name].poll() is None]:
-            report_ends(tasks, set(tasks) - set(running))
-            time.sleep(0.02)
-        report_ends(tasks, set(tasks))
-    finally:
-        for task in tasks.values():
-            task.kill()
-    return 0
-
-
-def start_task(name: str, command: list[str]) -> subprocess.Popen[bytes]:
-    import ctypes
-    import signal
-    import subprocess
-
-    environ = {
-        "SLURMD_NODENAME": name,
-        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
-        "SLURM_CPUS_ON_NODE": "1",
-    }
-    die_with_srun = ctypes.CDLL(None).prctl
-    return subprocess.Popen(
-        command,
-        env={**os.environ, **environ},
-        stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: die_with_srun(1, signal.SIGKILL),  # noqa: PLW1509 - no threads here
-    )
-
-
-def report_ends(tasks: dict[str, subprocess.Popen[bytes]], ended: set[str]) -> None:
-    for number, (name, task) in enumerate(list(tasks.items())):
-        if name in ended and task.returncode:
-            code = task.returncode
-            how = f"Exited with exit code {code}" if code > 0 else "Killed"
-            print(f"srun: error: {name}: task {number}: {how}", file=sys.stderr, flush=True)
-            task.returncode = 0  # said once
-
-
 def new_job(name: str, nodes: list[str]) -> Job:
     return {
         "name": name,
@@ -336,12 +277,6 @@ def new_job(name: str, nodes: list[str]) -> Job:
 
 def main() -> int:
     name = Path(sys.argv[0]).name
-    if name == "srun":
-        with file("calls").open("a") as calls:
-            calls.write(json.dumps([name, *sys.argv[1:]]) + "\n")
-        return srun(sys.argv[1:])
-    while name in load("settings").get("hang", []) and sys.argv[1] != "show":
-        time.sleep(0.02)
     commands = {"scontrol": scontrol, "sbatch": sbatch, "squeue": squeue, "scancel": scancel}
     with file("calls").open("a") as calls:
         fcntl.flock(calls, fcntl.LOCK_EX)  # one command at a time, as one controller serves them
