@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum, Flag, auto
 
 from slurm_health import probe_choice
@@ -114,7 +114,7 @@ COUNT = ValueKind("N", _count)
 NODES = ValueKind("N", _nodes)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SharedOption:
     """One option.
 
@@ -124,8 +124,9 @@ class SharedOption:
 
     name: str
     kind: ValueKind
-    help: str
     doors: Door
+    help: str
+    _: KW_ONLY
     default: Value | None = None
     otherwise: str = ""
     acting: bool = False
@@ -161,125 +162,121 @@ class SharedOption:
 
 
 _POLICY = Policy()
+_JOB = Door.CHECK | _SUBMITTED
 OPTIONS = (
     SharedOption(
-        name="check",
-        kind=PROBES,
-        help="What to measure: quick, standard or thorough; probes by name; a program of your own"
-        " by its path; with sbatch also off.",
+        "check",
+        PROBES,
+        _JOB,
+        "What to measure: quick, standard or thorough; probes by name; a program of your own by"
+        " its path; with sbatch also off.",
         otherwise=probe_catalog.DEFAULT,
-        doors=Door.CHECK | _SUBMITTED,
     ),
     SharedOption(
-        name="network-check",
-        kind=FLAG,
-        help="Measure the network in pairs of nodes; alone or beside --check.",
-        doors=Door.CHECK | _SUBMITTED,
+        "network-check",
+        FLAG,
+        _JOB,
+        "Measure the network in pairs of nodes; alone or in addition to --check.",
     ),
     SharedOption(
-        name="network-check",
-        kind=FLAG,
-        help="Check the nodes before training: all multiply matrices and exchange data with"
-        " changing partners until each is decided. Training starts without the faulty ones if"
-        " --nnodes allows it, and not at all otherwise.",
-        doors=Door.RUN,
+        "network-check",
+        FLAG,
+        Door.RUN,
+        "Check the nodes before training: all multiply matrices and exchange data with changing"
+        " partners until each is decided. Training starts without the faulty ones if --nnodes"
+        " allows it, and not at all otherwise.",
     ),
     SharedOption(
-        name="straggler-detection",
-        kind=FLAG,
-        help="Train a GPT of the size that fits, in pairs of nodes; alone or beside --check.",
-        doors=Door.CHECK | _SUBMITTED,
+        "straggler-detection",
+        FLAG,
+        _JOB,
+        "Train a GPT that fits the device, in pairs of nodes; alone or in addition to --check.",
     ),
     SharedOption(
-        name="straggler-detection",
-        kind=FLAG,
-        help="Check the nodes before training with training steps: pairs of them train a GPT of"
-        " the size that fits, and each node's arithmetic is told from the communication. Alone,"
-        " or after --network-check on the nodes that it leaves.",
-        doors=Door.RUN,
+        "straggler-detection",
+        FLAG,
+        Door.RUN,
+        "Check the nodes before training with training steps: pairs of them train a GPT that fits"
+        " the device, and each node's arithmetic is told from the communication. Alone, or after"
+        " --network-check on the nodes that passed.",
     ),
     SharedOption(
-        name="exclude-straggler",
-        kind=FLAG,
-        help="Check, and treat a slow node like a faulty one. Without this it is named and trains.",
-        doors=Door.RUN,
+        "exclude-straggler",
+        FLAG,
+        Door.RUN,
+        "Check, and treat a slow node like a faulty one. Without this it is named and trains.",
     ),
     SharedOption(
-        name="journal",
-        kind=DIRECTORY,
-        help="Where journals are kept, on a filesystem that all nodes share.",
+        "journal",
+        DIRECTORY,
+        _EVERYWHERE,
+        "Where the journal goes; on a filesystem that all nodes share.",
         otherwise="SLURM_HEALTH_JOURNAL, else the site's choice, else ~/.slurm-health/journal",
-        doors=_EVERYWHERE,
     ),
     SharedOption(
-        name="python",
-        kind=INTERPRETER,
-        help="The interpreter that runs the probes: the one the job trains with.",
+        "python",
+        INTERPRETER,
+        _EVERYWHERE,
+        "The interpreter that runs the probes: the one that the job trains with.",
         otherwise="python3 on PATH if it has torch, else slurm-health's own",
-        doors=_EVERYWHERE,
     ),
     SharedOption(
-        name="on-straggler",
-        kind=_one_of(OnStraggler),
-        help="Leave a slow node out of the job, only report it, leave it out but never at the"
-        " price of a smaller job, or leave it out and drain it too.",
+        "on-straggler",
+        _one_of(OnStraggler),
+        _JOB,
+        "Leave a slow node out of the job, only report it, leave it out but never at the price of"
+        " a smaller job, or leave it out and drain it too.",
         default=_POLICY.on_straggler.value,
-        doors=Door.CHECK | _SUBMITTED,
         acting=True,
     ),
     SharedOption(
-        name="on-inconclusive",
-        kind=_one_of(OnInconclusive),
-        help="Run on nodes that could not be decided, hold the job for a person to look at them,"
-        " or leave them out like bad ones.",
+        "on-inconclusive",
+        _one_of(OnInconclusive),
+        _JOB,
+        "Run on nodes that could not be decided, hold the job for a person to look at them, or"
+        " leave them out like bad ones.",
         default=_POLICY.on_inconclusive.value,
-        doors=Door.CHECK | _SUBMITTED,
         acting=True,
     ),
     SharedOption(
-        name="max-requeues",
-        kind=COUNT,
-        help="How often the job may be requeued away from bad nodes.",
+        "max-requeues",
+        COUNT,
+        _JOB,
+        "How often the job may be requeued because of bad nodes.",
         default=_POLICY.max_requeues,
-        doors=Door.CHECK | _SUBMITTED,
         acting=True,
     ),
     SharedOption(
-        name="at-requeue-limit",
-        kind=_one_of(AtRequeueLimit),
-        help="What a job does on bad nodes once it was requeued that often.",
+        "at-requeue-limit",
+        _one_of(AtRequeueLimit),
+        _JOB,
+        "What a job on bad nodes does once it has been requeued that often.",
         default=_POLICY.at_requeue_limit.value,
-        doors=Door.CHECK | _SUBMITTED,
         acting=True,
     ),
     *(
         SharedOption(
-            name=each.name.replace("_", "-"),
-            kind=_localize(each),
-            help=each.help,
+            each.name.replace("_", "-"),
+            _localize(each),
+            _EVERYWHERE,
+            each.help,
             otherwise="the site's choice, else slurm-health's own",
-            doors=_EVERYWHERE,
         )
         for each in localize.OPTIONS
     ),
     SharedOption(
-        name="spares",
-        kind=COUNT,
-        help="Allocate this many nodes more than --nodes, and run the script on the best.",
-        doors=_SUBMITTED,
+        "spares",
+        COUNT,
+        _SUBMITTED,
+        "Allocate this many nodes more than --nodes, and run the script on the best.",
     ),
     SharedOption(
-        name="min-nodes",
-        kind=NODES,
-        help="Go on with as few nodes as this rather than be requeued.",
-        doors=_SUBMITTED,
+        "min-nodes",
+        NODES,
+        _SUBMITTED,
+        "Continue on as few nodes as this instead of being requeued.",
     ),
-    SharedOption(
-        name="dry-run",
-        kind=FLAG,
-        help="Print the batch script instead of submitting it.",
-        doors=Door.SBATCH,
-    ),
+    SharedOption("dry-run", FLAG, Door.SBATCH, "Print the batch script without submitting it."),
 )
 
 
