@@ -18,9 +18,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from slurm_health.core.acting.decide import Disposition
 from slurm_health.core.record_codec import VERSION, Entry, NewerVersion, decode, encode
-from slurm_health.core.records import Record, RunFinished, RunStarted
+from slurm_health.core.records import Disposition, Record, RunFinished, RunStarted
 from slurm_health.errors import JournalError, RecordTooNew
 
 MASTER = "master"
@@ -29,7 +28,7 @@ REQUEUE = "requeue"
 
 _LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 # Ends of a run whose job leaves its nodes: a master that is started there again has not left.
-_LEFT = (Disposition.REQUEUE.value, Disposition.HOLD.value)
+_LEFT = (Disposition.REQUEUE, Disposition.HOLD)
 # Each step of a job has a number for its check; further starts of that step lie this far apart.
 _NEXT_START = 1000
 

@@ -14,7 +14,7 @@ from enum import Enum, Flag, auto
 
 from slurm_health import probe_choice
 from slurm_health.core import probe_catalog
-from slurm_health.core.acting.decide import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
+from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.core.localize import settings as localize
 from slurm_health.errors import ConfigError
 

@@ -12,7 +12,6 @@ import msgspec
 from slurm_health import site_file
 from slurm_health.checks import registry
 from slurm_health.checks.check import Check, Planned
-from slurm_health.core.expectations import expectations_from
 from slurm_health.core.node.finding import Status
 from slurm_health.core.node.node_pattern import is_pattern
 from slurm_health.core.node.settings import (
@@ -60,14 +59,7 @@ def load(path: Path) -> Site:
         ConfigError: it cannot be read or trusted, or says something impossible.
     """
     file = site_file.read(path, trusted=True)
-    for model, table in file.table("expectations").items():
-        # Hooks expect nothing; but what users' checks could not read is refused here already.
-        line = file.line(("expectations", re.sub(r"\s", "", model)))
-        expectations_from({model: table}, f"{path}:{line}")
-    if "localize" in file.document:  # which loads what no hook needs
-        from slurm_health.config import localize_choices
-
-        localize_choices(file)
+    _refuse_users_tables(file)
     planned = (_planned(file, name) for name in file.table("checks"))
     return Site(
         path=str(path),
@@ -79,6 +71,19 @@ def load(path: Path) -> Site:
         accusations=_top(file, Accusations, "accusations"),
         checks=tuple(each for each in planned if each is not None),
     )
+
+
+def _refuse_users_tables(file: SiteFile) -> None:
+    """Refuse what users' checks could not read; the hooks themselves need none of it."""
+    if "localize" in file.document:
+        from slurm_health.config import localize_choices  # which few sites need
+
+        localize_choices(file)
+    for model, table in file.table("expectations").items():
+        from slurm_health.core.expectations import expectations_from  # which few sites need
+
+        line = file.line(("expectations", re.sub(r"\s", "", model)))
+        expectations_from({model: table}, f"{file.path}:{line}")
 
 
 def _top(file: SiteFile, kind: type[_T], name: str) -> _T:

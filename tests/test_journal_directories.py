@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from slurm_health import journal
-from slurm_health.core.records import Record, RunFinished, RunStarted
+from slurm_health.core.records import Disposition, Record, RunFinished, RunStarted
 from slurm_health.errors import JournalError
 from tests.support.journals import Clock
 
@@ -36,7 +36,7 @@ def before(**changes: object) -> RunStarted:
 
 
 def finished(disposition: str) -> RunFinished:
-    return RunFinished(disposition=disposition, exit_code=1)
+    return RunFinished(disposition=Disposition(disposition), exit_code=1)
 
 
 def test_the_first_check_of_an_attempt_has_the_attempts_number(tmp_path: Path) -> None:

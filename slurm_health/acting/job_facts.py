@@ -8,44 +8,62 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_health import journal
-from slurm_health.acting.requeue_helper import Target
-from slurm_health.core.acting.decide import Policy, Situation, unwanted
-from slurm_health.core.nodeset import expand, fold
-from slurm_health.core.records import ActionIntended, RunStarted, VerdictReached
+from slurm_health.core.acting.decide import JobFacts
+from slurm_health.core.acting.policy import Policy
+from slurm_health.core.nodeset import fold
+from slurm_health.core.records import Action, ActionIntended, RunStarted
 from slurm_health.errors import JournalError
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Job, Partition
 
 log = logging.getLogger(__name__)
 
+# What another job has to share with this one to start where it starts: sbatch's option, the field.
+_PLACEMENT = {
+    "partition": "Partition",
+    "account": "Account",
+    "qos": "QOS",
+    "reservation": "Reservation",
+}
+# What each run of the job before this one set out to do; None for one that cannot be read.
+Earlier = Sequence[Sequence[ActionIntended] | None]
 
-def read_situation(
-    verdict: VerdictReached,
+
+def slurm_name(started: RunStarted) -> str:
+    """Return what Slurm's commands call the job; a task of an array never by its number alone."""
+    return started.array or str(started.job_id)
+
+
+def read_facts(
+    unwanted: Sequence[str],
+    policy: Policy,
+    *,
     started: RunStarted,
     directory: Path,
-    policy: Policy,
     client: Client,
     uid: int,
-) -> Situation:
-    """Ask Slurm and the journal what the job and its owner can do.
+) -> JobFacts:
+    """Ask Slurm and the journal, once, what the job and its owner can do about unwanted nodes.
 
     Raises:
         SlurmError: Slurm does not answer.
     """
-    names = [node.node for node in unwanted(verdict, policy)]
     may_drain = client.may_drain(uid)
-    states = client.nodes(names) if may_drain else {}
-    job = client.job(Target.of(started).name)
-    return Situation(
+    states = client.nodes(unwanted) if may_drain else {}
+    job = client.job(slurm_name(started))
+    earlier = earlier_runs(directory.parent, exclude=directory)
+    return JobFacts(
         job_id=started.job_id,
         batch_node=started.master_node,
-        requeues=requeues_so_far(directory.parent, exclude=directory),
-        requeue_obstacle=requeue_obstacle(job, names)
-        or too_few_left(job, names, client.partitions(), policy),
+        requeues=requeues(earlier),
+        requeue_obstacle=requeue_obstacle(job, unwanted)
+        or too_few_left(job, unwanted, client.partitions(), policy),
+        hold_obstacle=hold_obstacle(job),
+        held_for=held_for(earlier),
         may_drain=may_drain,
         node_reasons={name: node.reason for name, node in states.items() if node.out_of_pool},
-        hold_obstacle=hold_obstacle(job),
-        held_for=held_for(directory.parent, exclude=directory),
+        excluded=job.excluded,
+        placement=placement(job),
     )
 
 
@@ -55,16 +73,15 @@ def hold_obstacle(job: Job) -> str:
     if job.fields.get("BatchFlag", "0") == "0":
         return "it is not a batch job, so it cannot be requeued"
     if job.fields.get("Requeue") != "1":
-        return "it may not be requeued (--no-requeue, or the cluster's JobRequeue=0)"
+        return "it may not be requeued (--no-requeue, or JobRequeue=0 in slurm.conf)"
     return ""
 
 
 def requeue_obstacle(job: Job, bad: Sequence[str]) -> str:
     """Say why a job cannot be started again without these nodes, empty if it can."""
-    asked = job.fields.get("ReqNodeList", "(null)")
-    wanted = set(expand(asked)) if asked not in {"", "(null)"} else set()
-    if not hold_obstacle(job) and wanted & set(bad):
-        return f"it asks for {fold(wanted & set(bad))} itself (--nodelist)"
+    named = set(job.required) & set(bad)
+    if named and not hold_obstacle(job):
+        return f"it asks for {fold(named)} by name (--nodelist)"
     return hold_obstacle(job)
 
 
@@ -76,7 +93,7 @@ def too_few_left(
     With more nodes excluded than its partition can do without, Slurm holds it and says no more
     than `BadConstraints`.
     """
-    partition = partitions.get(job.fields.get("Partition", ""))
+    partition = partitions.get(job.value("Partition"))
     if partition is None or not partition.names:
         return ""
     left = len(set(partition.names) - {*job.excluded, *bad})
@@ -89,30 +106,33 @@ def too_few_left(
     )
 
 
-def requeues_so_far(job_directory: Path, *, exclude: Path) -> int:
-    """Count the runs of a job that ended in a requeue, from the journals of earlier attempts.
-
-    A journal that cannot be read counts: a job that moves once too few does less harm than one
-    that moves for ever.
-    """
-    intents = _earlier_intents(job_directory, exclude)
-    return sum(run is None or any(act.action == "requeue" for act in run) for run in intents)
+def placement(job: Job) -> dict[str, str]:
+    """Return sbatch's options for a job that is to start where this one starts."""
+    found = {option: job.value(key) for option, key in _PLACEMENT.items()}
+    return {option: value for option, value in found.items() if value}
 
 
-def held_for(job_directory: Path, *, exclude: Path) -> frozenset[str]:
-    """Return the nodes for which the job was held in an earlier attempt."""
-    intents = _earlier_intents(job_directory, exclude)
-    return frozenset(
-        node for run in intents for act in run or () if act.action == "hold" for node in act.nodes
-    )
-
-
-def _earlier_intents(job_directory: Path, exclude: Path) -> list[list[ActionIntended] | None]:
-    """Return what each other run of the job set out to do, None where it cannot be read."""
+def earlier_runs(job_directory: Path, *, exclude: Path) -> Earlier:
+    """Return what each other run of the job set out to do."""
     if not job_directory.is_dir():
         return []
     runs = [run for run in job_directory.iterdir() if run.is_dir() and run != exclude]
     return [_intents(run) for run in runs]
+
+
+def requeues(earlier: Earlier) -> int:
+    """Count the runs that ended in a requeue.
+
+    A journal that cannot be read counts: a job that moves once too few does less harm than one
+    that moves for ever.
+    """
+    return sum(run is None or any(act.action is Action.REQUEUE for act in run) for run in earlier)
+
+
+def held_for(earlier: Earlier) -> frozenset[str]:
+    """Return the nodes for which the job was held."""
+    acts = [act for run in earlier for act in run or ()]
+    return frozenset(node for act in acts if act.action is Action.HOLD for node in act.nodes)
 
 
 def _intents(run: Path) -> list[ActionIntended] | None:

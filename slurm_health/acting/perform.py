@@ -1,43 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carry out what was decided: record the intent, do it, record the result; requeue last."""
+"""Carry out what was decided: record the intent, do it, record the result; leave last.
+
+A requeue and a hold end the process that performs them, so whatever is to be known afterwards is in
+the journal and on the job before.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from slurm_health.acting.job_facts import read_situation
-from slurm_health.acting.leave import Acting, RecordAppender, hold, requeue_elsewhere
-from slurm_health.acting.requeue_helper import Helper, Target
+from slurm_health.acting.job_facts import read_facts, slurm_name
+from slurm_health.acting.requeue_helper import Helper, Move
+from slurm_health.core.acting import job_comment
 from slurm_health.core.acting.decide import (
-    Action,
-    Disposition,
-    Finish,
-    Hold,
-    Policy,
-    RequeueElsewhere,
+    Decision,
+    Ending,
+    JobFacts,
     Shrink,
-    Situation,
     decide,
     decide_unasked,
     unwanted,
 )
 from slurm_health.core.acting.drains import Drain, LeaveAlone
+from slurm_health.core.acting.policy import Policy
 from slurm_health.core.nodeset import fold
 from slurm_health.core.records import (
+    Action,
     ActionDone,
     ActionIntended,
+    Disposition,
+    Record,
     RunFinished,
     RunStarted,
     VerdictReached,
 )
-from slurm_health.errors import ExitCode, SlurmError
+from slurm_health.errors import ExitCode, SlurmCommandError, SlurmError
 from slurm_health.slurm.client import Client
 
 log = logging.getLogger(__name__)
+
+RecordAppender = Callable[[Record], None]
 
 
 def act(
@@ -58,132 +65,241 @@ def act(
     Raises:
         JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
     """
-    if not unwanted(verdict, policy):
-        # Nothing to ask Slurm about: the healthy path makes no call.
-        actions = decide(verdict, policy, _nothing_known(started))
-    else:
+    avoid = unwanted(verdict, policy)
+    # Where all is well there is nothing to ask Slurm about.
+    facts = JobFacts(job_id=started.job_id, batch_node=started.master_node)
+    if avoid:
+        names = [node.node for node in avoid]
         try:
-            situation = read_situation(verdict, started, directory, policy, client, uid)
+            facts = read_facts(
+                names, policy, started=started, directory=directory, client=client, uid=uid
+            )
         except SlurmError as err:
-            return _finished(decide_unasked(verdict, policy, str(err)))
-        actions = decide(verdict, policy, situation)
-    acting = Acting(
-        target=Target.of(started),
+            return _finished(decide_unasked(verdict, avoid, policy, str(err)))
+    performer = _Performer(
+        started=started,
+        policy=policy,
+        facts=facts,
         directory=directory,
         client=client,
         append=append,
         helper=helper,
     )
-    finished = _perform(actions, acting)
+    finished = performer.perform(decide(verdict, avoid, policy, facts))
     smaller = policy.nodes_wanted is not None and len(verdict.nodes) < policy.nodes_wanted
-    if finished.disposition == Disposition.PROCEED.value and smaller and not finished.nodes:
+    if finished.disposition is Disposition.PROCEED and smaller and not finished.nodes:
         # Slurm 22.05 gives a job that was made smaller while it waited its earlier task count.
-        names = [node.node for node in verdict.nodes]
-        finished = msgspec.structs.replace(finished, nodes=names)
+        nodes = [node.node for node in verdict.nodes]
+        finished = msgspec.structs.replace(finished, nodes=nodes)
     return finished
 
 
-def _perform(actions: Sequence[Action], acting: Acting) -> RunFinished:
-    last = actions[-1]
-    finished = _finished(last) if isinstance(last, Finish) else None
-    for action in actions:
-        match action:
-            case LeaveAlone(nodes=nodes, reason=reason):
-                log.warning("%s is not drained: %s", fold(nodes), reason)
-                acting.append(
-                    ActionDone(action="drain", succeeded=False, nodes=list(nodes), detail=reason)
-                )
-            case Drain():
-                _drain(action, acting)
-            case Shrink():
-                assert finished is not None
-                finished = _shrink(action, finished, acting)
-            case RequeueElsewhere():
-                return requeue_elsewhere(action, acting)
-            case Hold():
-                return hold(action, acting)
-            case Finish():
-                pass
-    assert finished is not None
-    return finished
+@dataclass(frozen=True, kw_only=True)
+class _Performer:
+    """Carries out one decision."""
 
+    started: RunStarted
+    policy: Policy
+    facts: JobFacts
+    directory: Path
+    client: Client
+    append: RecordAppender
+    helper: Helper
 
-def _shrink(action: Shrink, finished: RunFinished, acting: Acting) -> RunFinished:
-    """Give nodes back; a job that needs it and cannot have it stops, one that does not goes on."""
-    nodes = list(action.drop)
-    acting.append(ActionIntended(action="drop", nodes=nodes, reason=action.reason))
-    problem = _given_back(action, acting)
-    acting.append(ActionDone(action="drop", succeeded=not problem, nodes=nodes, detail=problem))
-    if problem and finished.exit_code == ExitCode.BAD_NODES:
-        return _stopped(
-            f"{action.reason}; the job cannot give {fold(nodes)} back: {problem};"
-            f" submit it again with --exclude={fold(nodes)}"
-        )
-    if problem:
-        log.warning("%s cannot be given back: %s", fold(nodes), problem)
-        return finished
-    reason = f"going on with {fold(action.keep)}, without {fold(nodes)}: {action.reason}"
-    return msgspec.structs.replace(finished, nodes=list(action.keep), reason=reason)
+    @property
+    def job(self) -> str:
+        """What Slurm's commands call the job."""
+        return slurm_name(self.started)
 
+    def perform(self, decision: Decision) -> RunFinished:
+        """Drain, make the job smaller, and end; return how."""
+        for each in decision.drains:
+            match each:
+                case Drain():
+                    self._drain(each)
+                case LeaveAlone(nodes=nodes, reason=reason):
+                    log.warning("%s is not drained: %s", fold(nodes), reason)
+                    self._done(Action.DRAIN, nodes, problem=reason)
+        if decision.shrink is not None:
+            return self._shrink(decision.shrink, decision.ending)
+        match decision.ending.disposition:
+            case Disposition.REQUEUE:
+                return self._requeue(decision.ending)
+            case Disposition.HOLD:
+                return self._hold(decision.ending)
+            case Disposition.PROCEED | Disposition.STOP:
+                return _finished(decision.ending)
 
-def _given_back(action: Shrink, acting: Acting) -> str:
-    """Give nodes back; return what stood in the way, empty if the job holds what it is to keep."""
-    refusal = ""
-    try:
-        acting.client.shrink(acting.target.name, action.keep, acting.directory)
-    except SlurmError as err:
-        refusal = str(err)
-    try:
-        # Asked whatever the answer was: Slurm 24.11 drops the nodes of a job with --ntasks-per-gpu,
-        # and answers that it cannot.
-        held = acting.client.job(acting.target.name).nodes
-    except SlurmError as err:
-        return refusal or str(err)
-    if set(held) == set(action.keep):
+    def _drain(self, drain: Drain) -> None:
+        self._intend(Action.DRAIN, drain.nodes, drain.reason)
+        try:
+            self.client.drain(drain.nodes, drain.reason)
+            # Slurm's return codes prove nothing: look.
+            after = self.client.nodes(drain.nodes)
+        except SlurmError as err:
+            self._done(Action.DRAIN, drain.nodes, problem=str(err))
+            log.warning("%s is not drained: %s", fold(drain.nodes), err)
+            return
+        drained = [name for name in drain.nodes if name in after and after[name].out_of_pool]
+        missed = sorted(set(drain.nodes) - set(drained))
+        problem = f"Slurm accepted that, but {fold(missed)} is still in the pool" if missed else ""
+        self._done(Action.DRAIN, drained, problem=problem)
+        if drained:
+            log.warning("drained %s: %s", fold(drained), drain.reason)
+        if missed:
+            log.warning("%s is not drained: %s", fold(missed), problem)
+
+    def _shrink(self, shrink: Shrink, ending: Ending) -> RunFinished:
+        """Give nodes back; a job that needs it and cannot stops, one that does not goes on."""
+        nodes = fold(shrink.drop)
+        self._intend(Action.DROP, shrink.drop, shrink.reason)
+        problem = self._given_back(shrink)
+        self._done(Action.DROP, shrink.drop, problem=problem)
+        if problem and ending.exit_code is ExitCode.BAD_NODES:
+            reason = f"{shrink.reason}; could not give {nodes} back: {problem}; {_again(nodes)}"
+            return _finished(replace(ending, disposition=Disposition.STOP, reason=reason))
+        if problem:
+            log.warning("could not give %s back: %s", nodes, problem)
+            return _finished(ending)
+        reason = f"continuing on {fold(shrink.keep)}, without {nodes}: {shrink.reason}"
+        finished = _finished(replace(ending, reason=reason))
+        return msgspec.structs.replace(finished, nodes=list(shrink.keep))
+
+    def _given_back(self, shrink: Shrink) -> str:
+        """Give nodes back; return what stood in the way, empty if the job has what it keeps."""
+        refusal = ""
+        try:
+            self.client.shrink(self.job, shrink.keep, self.directory)
+        except SlurmError as err:
+            refusal = str(err)
+        try:
+            # Asked whatever the answer was: Slurm 24.11 drops the nodes of a job with
+            # --ntasks-per-gpu, and answers that it cannot.
+            held = self.client.job(self.job).nodes
+        except SlurmError as err:
+            return refusal or str(err)
+        if set(held) == set(shrink.keep):
+            return ""
+        return refusal or f"the job holds {fold(held)} afterwards"
+
+    def _requeue(self, ending: Ending) -> RunFinished:
+        """Requeue the job without some nodes.
+
+        Where no helper can be had, a job that has to leave waits for a person, and another stays.
+        """
+        self._intend(Action.EXCLUDE, ending.nodes, ending.reason)
+        try:
+            comment = job_comment.own_comment(self.client.comment(self.job))
+            move = Move(
+                job=self.job,
+                attempt=self.started.attempt,
+                exclude=ending.nodes,
+                comment=comment,
+                least=self.policy.nodes_needed,
+            )
+            helper_id = self.helper.ensure_submitted(
+                self.client, move, job_id=self.facts.job_id, placement=self.facts.placement
+            )
+        except SlurmError as err:
+            self._done(Action.EXCLUDE, (), problem=str(err))
+            if ending.may_stay:
+                return _stayed(ending, str(err))
+            reason = f"could not submit the helper job: {_cause(err)}; {ending.reason}"
+            return self._hold(replace(ending, disposition=Disposition.HOLD, reason=reason))
+        self._done(Action.EXCLUDE, ending.nodes, detail=f"job {helper_id}")
+        self._annotate(ending, comment)
+        self._intend(Action.REQUEUE, (), ending.reason)
+        nodes = fold(ending.nodes)
+        log.warning("requeueing job %s without %s: %s", self.job, nodes, ending.reason)
+        finished = _finished(replace(ending, reason=f"{nodes}: {ending.reason}"))
+        problem = self._leave(Action.REQUEUE, finished, comment)
+        if not problem:
+            return finished
+        self.helper.withdraw(self.client, helper_id)
+        return _stayed(ending, problem) if ending.may_stay else _refused(ending, problem)
+
+    def _hold(self, ending: Ending) -> RunFinished:
+        """Requeue and hold the job, with a comment that says why and what to do."""
+        self._intend(Action.HOLD, ending.nodes, ending.reason)
+        comment = ""
+        try:
+            comment = job_comment.own_comment(self.client.comment(self.job))
+        except SlurmError as err:
+            log.warning("could not read the comment of job %s: %s", self.job, err)
+        self._annotate(ending, comment)
+        what_to_do = f"see the comment of the job: scontrol show job {self.job}"
+        log.warning("holding job %s: %s; %s", self.job, ending.reason, what_to_do)
+        finished = _finished(replace(ending, reason=f"{ending.reason}; {what_to_do}"))
+        problem = self._leave(Action.HOLD, finished, comment)
+        return _refused(ending, problem) if problem else finished
+
+    def _annotate(self, ending: Ending, comment: str) -> None:
+        """Say on the job why it is held and what to do. It moves without that too, if need be."""
+        held = ending.disposition is Disposition.HOLD
+        note = job_comment.waiting if held else job_comment.leaving
+        text = note(self.job, ending.nodes, self.facts.excluded, ending.reason)
+        self._set_comment(job_comment.with_own(text, comment))
+
+    def _leave(self, action: Action, finished: RunFinished, comment: str) -> str:
+        """Requeue and hold the job; return what stood in the way, with the job as it was before."""
+        self.append(finished)
+        try:
+            self.client.requeue_held(self.job)
+        except SlurmError as err:
+            self._done(action, (), problem=str(err))
+            self._set_comment(comment)
+            return str(err)
         return ""
-    return refusal or f"the job holds {fold(held)} afterwards"
+
+    def _set_comment(self, text: str) -> None:
+        try:
+            self.client.update_job(self.job, Comment=text)
+        except SlurmError as err:
+            log.warning("could not set the comment of job %s to %r: %s", self.job, text, err)
+
+    def _intend(self, action: Action, nodes: Sequence[str], reason: str) -> None:
+        self.append(ActionIntended(action=action, nodes=list(nodes), reason=reason))
+
+    def _done(
+        self, action: Action, nodes: Sequence[str], *, problem: str = "", detail: str = ""
+    ) -> None:
+        self.append(
+            ActionDone(
+                action=action,
+                succeeded=not problem,
+                nodes=list(nodes),
+                detail=problem or detail,
+            )
+        )
 
 
-def _drain(action: Drain, acting: Acting) -> None:
-    nodes = list(action.nodes)
-    append, client = acting.append, acting.client
-    append(ActionIntended(action="drain", nodes=nodes, reason=action.reason))
-    try:
-        client.drain(nodes, action.reason)
-        # Slurm's return codes prove nothing: look.
-        after = client.nodes(nodes)
-    except SlurmError as err:
-        append(ActionDone(action="drain", succeeded=False, nodes=nodes, detail=str(err)))
-        log.warning("%s is not drained: %s", fold(nodes), err)
-        return
-    drained = [name for name in nodes if name in after and after[name].out_of_pool]
-    missed = sorted(set(nodes) - set(drained))
-    detail = f"Slurm took it and {fold(missed)} is still in the pool" if missed else ""
-    append(ActionDone(action="drain", succeeded=not missed, nodes=drained, detail=detail))
-    if drained:
-        log.warning("drained %s: %s", fold(drained), action.reason)
-    if missed:
-        log.warning("%s is not drained: %s", fold(missed), detail)
-
-
-def _finished(last: Finish) -> RunFinished:
+def _finished(ending: Ending) -> RunFinished:
     return RunFinished(
-        disposition=last.disposition.value, exit_code=last.exit_code, reason=last.reason
+        disposition=ending.disposition, exit_code=ending.exit_code, reason=ending.reason
     )
 
 
-def _stopped(reason: str) -> RunFinished:
-    return RunFinished(
-        disposition=Disposition.STOP.value, exit_code=ExitCode.BAD_NODES, reason=reason
-    )
+def _stayed(ending: Ending, problem: str) -> RunFinished:
+    """End for a job that stays on nodes in doubt."""
+    left = f"could not move the job off {fold(ending.nodes)}: {problem}; continuing anyway"
+    reason = f"{ending.reason}; {left}"
+    return _finished(replace(ending, disposition=Disposition.PROCEED, reason=reason))
 
 
-def _nothing_known(started: RunStarted) -> Situation:
-    return Situation(
-        job_id=started.job_id,
-        batch_node=started.master_node,
-        requeues=0,
-        requeue_obstacle="",
-        may_drain=False,
-        node_reasons={},
-    )
+def _refused(ending: Ending, problem: str) -> RunFinished:
+    """End for a job that Slurm does not put back into the queue."""
+    nodes = fold(ending.nodes)
+    refused = f"the requeue was refused: {problem}"
+    reason = f"{nodes} cannot be used: {ending.reason}; {refused}; {_again(nodes)}"
+    return _finished(replace(ending, disposition=Disposition.STOP, reason=reason))
+
+
+def _again(nodes: str) -> str:
+    return f"submit the job again with --exclude={nodes}"
+
+
+def _cause(err: SlurmError) -> str:
+    """Return what Slurm said, without the command line, which would fill the job's comment."""
+    if not isinstance(err, SlurmCommandError):
+        return str(err)
+    return " / ".join(line.strip() for line in err.stderr.splitlines() if line.strip()) or str(err)

@@ -18,15 +18,9 @@ import click
 from slurm_health import config, probe_choice
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import ProgressLine, print_result, terminal
-from slurm_health.core.acting.decide import (
-    AtRequeueLimit,
-    Disposition,
-    OnInconclusive,
-    OnStraggler,
-    Policy,
-)
+from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.core.allocation import from_environ
-from slurm_health.core.records import RunFinished
+from slurm_health.core.records import Disposition, RunFinished
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ExitCode, SlurmHealthError
 from slurm_health.master.run_check import (
@@ -116,7 +110,7 @@ def _answer_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -
         finished = _checked(options, environ, tell).finished
     except SlurmHealthError as err:
         finished = RunFinished(
-            disposition=Disposition.PROCEED.value,
+            disposition=Disposition.PROCEED,
             exit_code=err.exit_code,
             reason=f"not checked: {err}",
         )
@@ -126,7 +120,7 @@ def _answer_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -
 
 def _exit_code(finished: RunFinished, *, acted: bool) -> int:
     """Return the code for a script: what was found or, once acted on, whether it may go on."""
-    goes_on = finished.disposition == Disposition.PROCEED.value
+    goes_on = finished.disposition == Disposition.PROCEED
     if acted and goes_on and finished.exit_code != ExitCode.UNAVAILABLE:
         return ExitCode.HEALTHY
     return finished.exit_code

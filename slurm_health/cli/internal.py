@@ -72,33 +72,16 @@ def supervise(
 
 
 @click.command("requeue-helper", hidden=True)
-@click.option("--job-id", type=int, required=True)
-@click.option("--name", required=True)
-@click.option("--attempt", type=int, required=True)
 @click.option("--directory", type=click.Path(path_type=Path), required=True)
-@click.option("--exclude", required=True)
-@click.option("--comment", default="")
-@click.option("--least", type=int)
-def requeue_helper(
-    job_id: int,
-    name: str,
-    attempt: int,
-    directory: Path,
-    exclude: str,
-    comment: str,
-    least: int | None,
-) -> int:
+@click.option("--move", required=True)
+def requeue_helper(directory: Path, move: str) -> int:
     """Release a requeued job without its bad nodes. Runs as a job of its own."""
-    from slurm_health.acting.requeue_helper import Target, release_elsewhere
-    from slurm_health.core.nodeset import expand
+    import msgspec
+
+    from slurm_health.acting.release_elsewhere import release_elsewhere
+    from slurm_health.acting.requeue_helper import Move
     from slurm_health.slurm.client import Client
 
-    released = release_elsewhere(
-        Target(job_id=job_id, name=name, attempt=attempt),
-        expand(exclude),
-        comment,
-        least=least,
-        directory=directory,
-        client=Client(os.environ),
-    )
+    told = msgspec.json.decode(move, type=Move)
+    released = release_elsewhere(told, directory=directory, client=Client(os.environ))
     return int(ExitCode.HEALTHY if released else ExitCode.UNAVAILABLE)

@@ -10,8 +10,8 @@ supervisor the start and end of the user's script, the requeue helper its own ac
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated
+from enum import Enum, StrEnum
+from typing import Annotated, Self
 
 import msgspec
 
@@ -151,10 +151,42 @@ class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):
     leaves: list[LinkVerdict] = []
 
 
+class _Name(StrEnum):
+    """A name in the journal. One that only a newer version knows is kept as it is written."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        unknown = str.__new__(cls, value)
+        unknown._name_ = unknown._value_ = value
+        return unknown
+
+
+class Action(_Name):
+    """What is done to nodes, or to the job."""
+
+    DRAIN = "drain"
+    DROP = "drop"  # the job goes on with fewer nodes
+    EXCLUDE = "exclude"  # the job's next attempt is to run on other nodes
+    REQUEUE = "requeue"
+    HOLD = "hold"
+    PROCEED = "proceed"
+
+
+class Disposition(_Name):
+    """What becomes of the job."""
+
+    PROCEED = "proceed"
+    REQUEUE = "requeue"
+    HOLD = "hold"
+    STOP = "stop"
+
+
 class ActionIntended(Record, frozen=True, kw_only=True, tag="action_intended"):
     """The master is about to act. Written before the act, so that no act is ever done twice."""
 
-    action: str
+    action: Action
     nodes: list[str] = []
     reason: str = ""
 
@@ -165,19 +197,19 @@ class ActionDone(Record, frozen=True, kw_only=True, tag="action_done"):
     `nodes` are those it took effect on, or, where it took effect on none, those it was meant for.
     """
 
-    action: str
+    action: Action
     succeeded: bool
     nodes: list[str] = []
     detail: str = ""
 
 
 class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
-    """The check is over. `disposition` is what becomes of the job: proceed, requeue, hold or stop.
+    """The check is over, and what becomes of the job.
 
     `nodes` are those the job goes on with, where they are not all that it was to have.
     """
 
-    disposition: str
+    disposition: Disposition
     exit_code: int
     reason: str = ""
     nodes: list[str] = []
@@ -315,27 +347,5 @@ class ScriptEnded(Record, frozen=True, kw_only=True, tag="script_ended"):
     duration_s: float
 
 
-KINDS: tuple[type[Record], ...] = (
-    RunStarted,
-    AgentsLaunched,
-    AgentsLost,
-    NodesAdmitted,
-    MasterResumed,
-    RoundStarted,
-    GroupAborted,
-    RoundEnded,
-    VerdictReached,
-    ActionIntended,
-    ActionDone,
-    RunFinished,
-    AgentStarted,
-    WorkersStarting,
-    WorkersReady,
-    WorkersFailed,
-    Sampled,
-    NodeReported,
-    DevicesWatched,
-    AgentEnded,
-    ScriptStarted,
-    ScriptEnded,
-)
+# All of them, in the order in which they stand here.
+KINDS: tuple[type[Record], ...] = tuple(Record.__subclasses__())

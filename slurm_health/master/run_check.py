@@ -16,11 +16,12 @@ from pathlib import Path
 from slurm_health import __version__, config, journal
 from slurm_health.acting.perform import act
 from slurm_health.acting.requeue_helper import Helper
-from slurm_health.core.acting.decide import Disposition, Policy, exit_code
+from slurm_health.core.acting.decide import exit_code
+from slurm_health.core.acting.policy import Policy
 from slurm_health.core.allocation import Allocation
 from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.nodeset import fold
-from slurm_health.core.records import Record, RunFinished, RunStarted, VerdictReached
+from slurm_health.core.records import Disposition, Record, RunFinished, RunStarted, VerdictReached
 from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
@@ -166,7 +167,7 @@ def _check(
         phases=settings.phases,
         make_localizer=make_localizer,
         expectations=config.expectations(environ),
-        localize=settings.localize,
+        localize_options=settings.localize,
         progress=settings.progress,
     )
     try:
@@ -218,7 +219,7 @@ def _conclude(
         )
     else:
         finished = RunFinished(
-            disposition=Disposition.PROCEED.value,
+            disposition=Disposition.PROCEED,
             exit_code=exit_code(verdict),
             reason="only checked",
         )
@@ -229,7 +230,7 @@ def _conclude(
 def _not_shared(directory: Path, blind: Sequence[str]) -> RunFinished:
     """End a run whose journal some nodes do not see: what it found is not worth acting on."""
     return RunFinished(
-        disposition=Disposition.PROCEED.value,
+        disposition=Disposition.PROCEED,
         exit_code=ExitCode.UNAVAILABLE,
         reason=f"not checked: the journal {directory} cannot be used from {fold(blind)}; name a"
         " directory on a filesystem that all nodes share with --journal or SLURM_HEALTH_JOURNAL",

@@ -14,13 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from slurm_health import journal
-from slurm_health.core.acting.decide import Disposition
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
+    Action,
     ActionIntended,
     AgentEnded,
     AgentsLaunched,
     AgentsLost,
+    Disposition,
     RunFinished,
     RunStarted,
     VerdictReached,
@@ -135,7 +136,7 @@ def lead(
         agent,
         limits=limits,
         phases=phases,
-        localize=localize,
+        localize_options=localize,
         make_localizer=make_localizer,
     )
     try:
@@ -147,11 +148,13 @@ def lead(
         go = bool(choice.nodes)
         if go:
             master.append(
-                ActionIntended(action="proceed", nodes=list(choice.nodes), reason=choice.reason)
+                ActionIntended(
+                    action=Action.PROCEED, nodes=list(choice.nodes), reason=choice.reason
+                )
             )
         master.finish(
             RunFinished(
-                disposition=(Disposition.PROCEED if go else Disposition.STOP).value,
+                disposition=Disposition.PROCEED if go else Disposition.STOP,
                 exit_code=ExitCode.HEALTHY if go else ExitCode.BAD_NODES,
                 reason=choice.reason,
             )
@@ -245,7 +248,7 @@ def _outcome(entries: Sequence[Entry]) -> JointOutcome | None:
         match entry.record:
             case VerdictReached() as record:
                 verdict = record
-            case ActionIntended(action="proceed", nodes=names):
+            case ActionIntended(action=Action.PROCEED, nodes=names):
                 nodes = tuple(names)
             case RunFinished(reason=reason) if verdict is not None:
                 return JointOutcome(verdict=verdict, choice=NodeChoice(nodes=nodes, reason=reason))

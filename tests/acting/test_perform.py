@@ -9,11 +9,11 @@ import pytest
 
 from slurm_health import journal
 from slurm_health.acting import requeue_helper
-from slurm_health.acting.job_facts import requeue_obstacle, requeues_so_far
-from slurm_health.acting.leave import RecordAppender
-from slurm_health.acting.perform import act
-from slurm_health.core.acting.decide import OnInconclusive, Policy
+from slurm_health.acting.job_facts import earlier_runs, requeue_obstacle, requeues
+from slurm_health.acting.perform import RecordAppender, act
+from slurm_health.core.acting.policy import OnInconclusive, Policy
 from slurm_health.core.records import (
+    Action,
     ActionDone,
     ActionIntended,
     Record,
@@ -125,7 +125,7 @@ def test_a_drain_that_is_refused_does_not_keep_the_job_on_the_bad_node(scene: Sc
     [
         ({"BatchFlag": 0}, "not a batch job"),
         ({"Requeue": 0}, "--no-requeue"),
-        ({"ReqNodeList": "n[2-3]"}, "it asks for n3 itself (--nodelist)"),
+        ({"ReqNodeList": "n[2-3]"}, "it asks for n3 by name (--nodelist)"),
     ],
 )
 def test_a_job_that_cannot_move_stops_and_says_why(
@@ -156,7 +156,7 @@ def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_agai
 ) -> None:
     earlier = RunJournal(scene.run.directory.parents[2], job=JOB, label="7")
     earlier.write(
-        journal.MASTER, ActionIntended(action="hold", nodes=["n3"], reason="n3: no allgather")
+        journal.MASTER, ActionIntended(action=Action.HOLD, nodes=["n3"], reason="n3: no allgather")
     )
 
     assert scene.act(policy=HOLD, n3=Level.INCONCLUSIVE).disposition == "proceed"
@@ -174,7 +174,7 @@ def test_a_job_that_cannot_leave_nodes_in_doubt_stays_on_them(
     finished = scene.act(policy=ELSEWHERE, n3=Level.INCONCLUSIVE)
 
     assert (finished.disposition, finished.exit_code) == ("proceed", ExitCode.INCONCLUSIVE)
-    assert "the job cannot leave n3" in finished.reason
+    assert "could not move the job off n3" in finished.reason
     assert scene.slurm.job(JOB)["state"] == "RUNNING"
     assert scene.slurm.job(JOB)["Comment"] == ""
 
@@ -216,7 +216,7 @@ def test_where_slurm_does_not_answer_the_job_stops_rather_than_run_on_a_bad_node
     finished = scene.act(n3=Level.FAULTY)
 
     assert finished.disposition == "stop"
-    assert "Slurm cannot be asked" in finished.reason
+    assert "could not query Slurm" in finished.reason
     assert "something is wrong" in finished.reason
 
 
@@ -224,9 +224,9 @@ def test_requeues_are_counted_from_the_earlier_attempts(tmp_path: Path) -> None:
     first, second = write_requeued_job(tmp_path, job=JOB)
     (first.directory.parent / "2").mkdir()
 
-    assert requeues_so_far(first.directory.parent, exclude=second.directory) == 1
-    assert requeues_so_far(first.directory.parent, exclude=first.directory) == 0
-    assert requeues_so_far(tmp_path / "nowhere", exclude=first.directory) == 0
+    assert requeues(earlier_runs(first.directory.parent, exclude=second.directory)) == 1
+    assert requeues(earlier_runs(first.directory.parent, exclude=first.directory)) == 0
+    assert requeues(earlier_runs(tmp_path / "nowhere", exclude=first.directory)) == 0
 
 
 def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: P
     newer.mkdir(parents=True)
     (newer / "master.jsonl").write_text('{"v":99,"id":"master:0","time_s":0,"kind":"x"}\n')
 
-    assert requeues_so_far(tmp_path / "job", exclude=tmp_path / "job" / "1") == 1
+    assert requeues(earlier_runs(tmp_path / "job", exclude=tmp_path / "job" / "1")) == 1
 
 
 @pytest.mark.parametrize("flag", ["1", "2"])

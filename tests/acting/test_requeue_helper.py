@@ -7,26 +7,25 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health import journal
-from slurm_health.acting.requeue_helper import (
-    PENDING_S,
-    TRIES,
-    Helper,
-    Target,
-    helper_arguments,
-    helper_name,
-    release_elsewhere,
-)
+from slurm_health.acting.job_facts import placement
+from slurm_health.acting.release_elsewhere import PENDING_S, TRIES, release_elsewhere
+from slurm_health.acting.requeue_helper import Helper, Move, helper_name
 from slurm_health.core.records import ActionDone
 from slurm_health.slurm.client import Client
+from slurm_health.slurm.parsing import Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
 
 JOB = 12
-TARGET = Target(job_id=JOB, name=str(JOB), attempt=0)
 OWN = "it's mine; a=b"
+
+
+def move(*exclude: str, least: int | None = None) -> Move:
+    return Move(job=str(JOB), attempt=0, exclude=exclude, comment=OWN, least=least)
 
 
 class Scene:
@@ -47,10 +46,7 @@ class Scene:
 
     def release(self, *exclude: str, least: int | None = None) -> bool:
         return release_elsewhere(
-            TARGET,
-            exclude,
-            OWN,
-            least=least,
+            move(*exclude, least=least),
             directory=self.directory,
             client=self.client,
             clock=self.clock,
@@ -62,6 +58,13 @@ class Scene:
         assert isinstance(entry.record, ActionDone)
         assert entry.record.action == "requeue"
         return entry.record.succeeded, entry.record.detail
+
+    def submit(self, *exclude: str) -> int:
+        """Submit the helper."""
+        found = placement(self.client.job(JOB))
+        return self.helper().ensure_submitted(
+            self.client, move(*exclude), job_id=JOB, placement=found
+        )
 
     def helper(self) -> Helper:
         return Helper(
@@ -170,7 +173,7 @@ def test_a_journal_that_is_gone_does_not_keep_the_job_held(scene: Scene) -> None
 def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(
     scene: Scene,
 ) -> None:
-    job_id = scene.helper().ensure_submitted(scene.client, TARGET, ["n3", "n2"], OWN)
+    job_id = scene.submit("n3", "n2")
 
     (call,) = scene.slurm.calls("sbatch")
     assert {
@@ -184,18 +187,15 @@ def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(
     assert not [word for word in call if word.startswith(("--account", "--qos"))]
     shebang, command = scene.slurm.job(job_id)["script"].splitlines()
     assert shebang == "#!/bin/sh"
-    assert shlex.split(command) == [
+    *words, told = shlex.split(command)
+    assert words == [
         "exec",
         "python3",
         "-m",
         "a name with spaces",
-        "--job-id=12",
-        "--name=12",
-        "--attempt=0",
         f"--directory={scene.directory}",
-        "--exclude=n[2-3]",
-        f"--comment={OWN}",
     ]
+    assert msgspec.json.decode(told.removeprefix("--move="), type=Move) == move("n3", "n2")
 
 
 def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene) -> None:
@@ -203,14 +203,9 @@ def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene
     fields = {**job.fields, "Account": "ml", "QOS": "high", "Partition": "gpu"}
     fields["Reservation"] = "mine"
 
-    arguments = helper_arguments(
-        type(job)(job_id=JOB, states=job.states, reason="", fields=fields),
-        "x",
-        ["n2"],
-        Path("/run"),
-    )
+    found = placement(Job(job_id=JOB, states=job.states, reason="", fields=fields))
 
-    assert {"--partition=gpu", "--account=ml", "--qos=high", "--reservation=mine"} <= set(arguments)
+    assert found == {"partition": "gpu", "account": "ml", "qos": "high", "reservation": "mine"}
 
 
 def test_a_helper_that_cannot_be_cancelled_is_no_error(scene: Scene) -> None:
@@ -294,7 +289,7 @@ def test_a_job_that_makes_do_with_fewer_nodes_asks_for_those_there_are(
     job = scene.slurm.job(JOB)
     changed = [job.get(key) for key in ("NumNodes", "NumTasks", "NumCPUs")]
     assert changed == ([asked, "2", "4"] if asked else [None] * 3)
-    said = ", of size 1, as no more nodes are left" if asked else ""
+    said = ", with a node count of 1, as no more nodes are available" if asked else ""
     assert scene.recorded() == (True, f"without n2{said}")
 
 
@@ -304,4 +299,4 @@ def test_a_job_that_slurm_does_not_make_smaller_is_released_all_the_same(scene: 
 
     assert scene.release("n2", least=1)
 
-    assert scene.recorded() == (True, "without n2, it cannot ask for fewer nodes")
+    assert scene.recorded() == (True, "without n2, with its node count, which could not be reduced")

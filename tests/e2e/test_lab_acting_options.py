@@ -103,7 +103,7 @@ def test_a_job_proceeds_on_undecided_nodes_and_says_so(site: Site) -> None:
     play(site, n3=INCONCLUSIVE)
     job = submit(site, "-N4")
     assert restarts(site, job) == ("COMPLETED", "0", "n[1-4]")
-    assert "n3 undecided, going on all the same" in site.lab.job_output(job)
+    assert "n3 undecided, continuing anyway" in site.lab.job_output(job)
 
 
 def test_an_undecided_node_is_left_and_not_drained_where_the_user_asks_for_it(site: Site) -> None:
@@ -153,7 +153,7 @@ def test_a_job_at_its_limit_starts_on_the_bad_node_where_the_user_says_so(site: 
     play(site, n3=FAULTY)
     job = submit(site, "-N4", "--max-requeues=0", "--at-requeue-limit=start")
     assert restarts(site, job) == ("COMPLETED", "0", "n[1-4]")
-    assert "starting all the same (--at-requeue-limit)" in site.lab.job_output(job)
+    assert "starting anyway (--at-requeue-limit=start)" in site.lab.job_output(job)
 
 
 def test_a_job_at_its_limit_waits_for_a_person_where_the_user_says_so(site: Site) -> None:

@@ -84,7 +84,7 @@ def type_what_the_comment_says(site: Site, job: int, user: str = "alice") -> Non
 def assert_ran_elsewhere(site: Site, job: int, user: str = "alice") -> None:
     record = site.ended(job)
     assert record["JobState"] == "COMPLETED", site.lab.job_output(job)
-    assert record["Restarts"] == "1"
+    assert record["Restarts"] == "1", site.lab.job_output(job)
     assert BAD in expand(record["ExcNodeList"])
     assert BAD not in expand(record["NodeList"])
     assert f"attempt 1 ran on {record['NodeList']}" in site.lab.job_output(job)
@@ -138,7 +138,7 @@ def test_a_helper_that_finds_no_place_leaves_a_held_job_and_lets_it_go_when_it_s
     site.wait_record(job, "run_started")
     with closed_partition(site):
         await_held(site, job)
-        assert comment(site, job).startswith(f"slurm-health: leaving {BAD} ")
+        assert comment(site, job).startswith(f"slurm-health: requeued without {BAD} ")
         assert f"excnodelist={BAD} starttime=now; scontrol release {job}" in comment(site, job)
         assert len(helpers(site, job)) == 1
     assert_ran_elsewhere(site, job)

@@ -124,7 +124,7 @@ def test_a_requeued_job_does_without_the_spares_that_are_not_there_any_more(site
     job = site.ended(number)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
     assert job["NodeList"] == "n[1-2,5-6]"
-    assert "of size 4, as no more nodes are left" in site.table(number)
+    assert "with a node count of 4, as no more nodes are available" in site.table(number)
 
 
 @pytest.mark.parametrize("drained", [True, False], ids=["drained", "excluded"])

@@ -100,7 +100,7 @@ def test_a_job_that_asks_for_the_bad_node_by_name_stops_and_says_what_to_change(
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
     output = site.lab.job_output(number)
     assert "ran on" not in output
-    assert f"it asks for {BAD} itself (--nodelist)" in output
+    assert f"it asks for {BAD} by name (--nodelist)" in output
     assert (BAD in site.drained()) is (user == "root")
 
 

@@ -19,6 +19,7 @@ from slurm_health import journal
 from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
+    Disposition,
     MasterResumed,
     Record,
     RoundEnded,
@@ -249,8 +250,8 @@ def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path:
         make_localizer=make_localizer,
     )
     master.open(started(NODES))
-    requeue = RunFinished(disposition="requeue", exit_code=1)
-    stop = RunFinished(disposition="stop", exit_code=1)
+    requeue = RunFinished(disposition=Disposition.REQUEUE, exit_code=1)
+    stop = RunFinished(disposition=Disposition.STOP, exit_code=1)
 
     for finished in (requeue, requeue, stop, stop):
         master.finish(finished)
@@ -271,7 +272,7 @@ def test_a_master_that_was_not_opened_records_nothing(tmp_path: Path) -> None:
     )
 
     with pytest.raises(JournalError, match="not open"):
-        master.finish(RunFinished(disposition="stop", exit_code=1))
+        master.finish(RunFinished(disposition=Disposition.STOP, exit_code=1))
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 64, 1024, 4096])

@@ -4,16 +4,16 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import ActionDone, ActionIntended, Record
+from slurm_health.core.records import Action, ActionDone, ActionIntended, Record
 from slurm_health.report.acts import Act, Progress, acts_of
 
 
 def intended(action: str, *nodes: str) -> ActionIntended:
-    return ActionIntended(action=action, nodes=list(nodes))
+    return ActionIntended(action=Action(action), nodes=list(nodes))
 
 
 def done(action: str, *nodes: str, succeeded: bool = True, detail: str = "") -> ActionDone:
-    return ActionDone(action=action, succeeded=succeeded, nodes=list(nodes), detail=detail)
+    return ActionDone(action=Action(action), succeeded=succeeded, nodes=list(nodes), detail=detail)
 
 
 def summary(acts: tuple[Act, ...]) -> list[tuple[str, str, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health import journal
-from slurm_health.core.records import ActionDone, ActionIntended, VerdictReached
+from slurm_health.core.records import Action, ActionDone, ActionIntended, VerdictReached
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.build import run_report
 from slurm_health.report.find import load, read_run
@@ -83,14 +83,14 @@ def several_kinds_of_trouble(root: Path) -> None:
         )
     )
     run.master(
-        ActionIntended(action="drain", nodes=["gpu12"]),
+        ActionIntended(action=Action.DRAIN, nodes=["gpu12"]),
         ActionDone(
-            action="drain",
+            action=Action.DRAIN,
             succeeded=False,
             detail='left alone: drained by an administrator: "bad fan"',
         ),
-        ActionIntended(action="hold", reason="2 requeues so far, the most allowed"),
-        ActionDone(action="hold", succeeded=True),
+        ActionIntended(action=Action.HOLD, reason="2 requeues so far, the most allowed"),
+        ActionDone(action=Action.HOLD, succeeded=True),
     )
     run.finish("stop", exit_code=1, reason="the job is held")
 
@@ -202,7 +202,7 @@ def test_node_names_that_no_list_can_hold_are_shown(tmp_path: Path) -> None:
 def test_a_requeue_that_was_begun_took_effect_if_there_is_a_later_attempt(tmp_path: Path) -> None:
     run = RunJournal(tmp_path)
     run.start()
-    run.master(ActionIntended(action="requeue"))
+    run.master(ActionIntended(action=Action.REQUEUE))
     alone = job_text(load(tmp_path, "12"))
     RunJournal(tmp_path, label="1")
 

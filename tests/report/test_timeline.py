@@ -4,7 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurm_health import journal
-from slurm_health.core.records import ActionDone, ActionIntended
+from slurm_health.core.records import Action, ActionDone, ActionIntended
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.report.find import load
 from slurm_health.report.table import job_text
@@ -50,8 +50,8 @@ def test_an_act_that_failed_says_why(tmp_path: Path) -> None:
     run.start()
     run.judge(SLOW)
     run.master(
-        ActionIntended(action="drain", nodes=["n3"]),
-        ActionDone(action="drain", succeeded=False, nodes=["n3"], detail="Invalid user id"),
+        ActionIntended(action=Action.DRAIN, nodes=["n3"]),
+        ActionDone(action=Action.DRAIN, succeeded=False, nodes=["n3"], detail="Invalid user id"),
     )
     run.finish("stop", exit_code=1)
 
@@ -66,7 +66,7 @@ def test_a_held_job_reads_as_held_although_nobody_lived_to_say_so(tmp_path: Path
     run = RunJournal(tmp_path)
     run.start()
     run.judge(SLOW)
-    run.master(ActionIntended(action="hold", nodes=["n3"], reason="n3: one partner"))
+    run.master(ActionIntended(action=Action.HOLD, nodes=["n3"], reason="n3: one partner"))
     run.finish("hold", exit_code=3)
 
     assert "held the job (n3: one partner)" in job_text(load(tmp_path, "12"))
@@ -79,7 +79,7 @@ def test_a_held_job_reads_as_held_although_nobody_lived_to_say_so(tmp_path: Path
 def test_no_line_is_wider_than_the_terminal(tmp_path: Path) -> None:
     run, _ = write_requeued_job(tmp_path)
     detail = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"
-    run.write(journal.REQUEUE, ActionDone(action="requeue", succeeded=False, detail=detail))
+    run.write(journal.REQUEUE, ActionDone(action=Action.REQUEUE, succeeded=False, detail=detail))
 
     text = job_text(load(tmp_path, "12"), width=80)
 
@@ -89,6 +89,8 @@ def test_no_line_is_wider_than_the_terminal(tmp_path: Path) -> None:
 
 def test_what_others_wrote_is_shown_without_acting_on_the_terminal(tmp_path: Path) -> None:
     run, _ = write_requeued_job(tmp_path)
-    run.write(journal.REQUEUE, ActionDone(action="requeue", succeeded=False, detail="\x1b[2J\nx"))
+    run.write(
+        journal.REQUEUE, ActionDone(action=Action.REQUEUE, succeeded=False, detail="\x1b[2J\nx")
+    )
 
     assert "\x1b" not in job_text(load(tmp_path, "12"))

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_health.core.records import RunFinished, RunStarted, VerdictReached
+from slurm_health.core.records import Disposition, RunFinished, RunStarted, VerdictReached
 from slurm_health.core.session.phases import phases
 from slurm_health.core.session.session import Limits
 from slurm_health.master.launcher import LocalLauncher
@@ -68,7 +68,7 @@ def run(
     try:
         master.open(started(nodes))
         verdict = master.run()
-        master.finish(RunFinished(disposition="proceed", exit_code=0))
+        master.finish(RunFinished(disposition=Disposition.PROCEED, exit_code=0))
     finally:
         master.close()
     return verdict

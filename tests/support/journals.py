@@ -8,10 +8,12 @@ from pathlib import Path
 
 from slurm_health import journal
 from slurm_health.core.records import (
+    Action,
     ActionDone,
     ActionIntended,
     AgentsLaunched,
     AgentStarted,
+    Disposition,
     GroupAborted,
     NodeReported,
     Record,
@@ -151,12 +153,16 @@ class RunJournal:
 
     def act(self, action: str, nodes: Sequence[str] = (), *, by: str = journal.MASTER) -> None:
         """Record an act and that it succeeded, each by its writer."""
-        self.master(ActionIntended(action=action, nodes=list(nodes)))
-        self.write(by, ActionDone(action=action, succeeded=True, nodes=list(nodes)), after_s=0.1)
+        self.master(ActionIntended(action=Action(action), nodes=list(nodes)))
+        self.write(
+            by, ActionDone(action=Action(action), succeeded=True, nodes=list(nodes)), after_s=0.1
+        )
 
     def finish(self, disposition: str, *, exit_code: int = 0, reason: str = "") -> None:
         """Let the master end the check."""
-        self.master(RunFinished(disposition=disposition, exit_code=exit_code, reason=reason))
+        self.master(
+            RunFinished(disposition=Disposition(disposition), exit_code=exit_code, reason=reason)
+        )
 
     def run_script(self, *, duration_s: float = 41.0, exit_code: int = 0, signal: int = 0) -> None:
         """Let the supervisor run the user's script to its end."""

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Situations of a job in which something is decided about it."""
+"""Jobs about which something is decided."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_health.core.acting.decide import Situation
+from slurm_health.core.acting.decide import Decision, JobFacts, decide, unwanted
+from slurm_health.core.acting.policy import Policy
+from slurm_health.core.records import VerdictReached
 
 
-def situation(
+def job_facts(
     *,
     requeues: int = 0,
     requeue_obstacle: str = "",
@@ -16,9 +18,9 @@ def situation(
     node_reasons: Mapping[str, str] | None = None,
     hold_obstacle: str = "",
     held_for: frozenset[str] = frozenset(),
-) -> Situation:
+) -> JobFacts:
     """Return what is known of a job whose batch host is n1."""
-    return Situation(
+    return JobFacts(
         job_id=12,
         batch_node="n1",
         requeues=requeues,
@@ -28,3 +30,8 @@ def situation(
         hold_obstacle=hold_obstacle,
         held_for=held_for,
     )
+
+
+def decided(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Decision:
+    """Return what is decided about a verdict, with the unwanted nodes that the policy makes."""
+    return decide(verdict, unwanted(verdict, policy), policy, facts)

@@ -12,9 +12,11 @@ import pytest
 
 from slurm_health import journal
 from slurm_health.core.records import (
+    Action,
     ActionIntended,
     AgentEnded,
     AgentsLaunched,
+    Disposition,
     Record,
     RunFinished,
     RunStarted,
@@ -52,8 +54,8 @@ VERDICT = VerdictReached(
 )
 GO = (
     VERDICT,
-    ActionIntended(action="proceed", nodes=["n2"], reason="without n1"),
-    RunFinished(disposition="proceed", exit_code=0, reason="without n1"),
+    ActionIntended(action=Action.PROCEED, nodes=["n2"], reason="without n1"),
+    RunFinished(disposition=Disposition.PROCEED, exit_code=0, reason="without n1"),
 )
 BOUNDS = Bounds(least=1, most=2)
 
@@ -121,7 +123,7 @@ def test_the_outcome_is_what_the_journal_says(tmp_path: Path) -> None:
 
 
 def test_a_stop_starts_nobody(tmp_path: Path) -> None:
-    stop = RunFinished(disposition="stop", exit_code=1, reason="n1 is faulty")
+    stop = RunFinished(disposition=Disposition.STOP, exit_code=1, reason="n1 is faulty")
     outcome = take_part(
         tmp_path,
         agent(),

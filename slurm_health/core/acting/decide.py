@@ -1,96 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a verdict to what is done about it: pure, ordered, with a reason for everything."""
+"""From a verdict to what is done about it: pure, with a reason for everything."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 
 from slurm_health.core.acting.drains import Drain, LeaveAlone, drains
+from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.core.nodeset import fold
-from slurm_health.core.records import VerdictReached
+from slurm_health.core.records import Disposition, VerdictReached
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import ExitCode
 
 
-class Disposition(Enum):
-    """What becomes of the job."""
-
-    PROCEED = "proceed"
-    REQUEUE = "requeue"
-    HOLD = "hold"
-    STOP = "stop"
-
-
-class OnStraggler(Enum):
-    """What a slow node causes."""
-
-    EXCLUDE = "exclude"  # the job runs without it: on a spare, on fewer nodes, or elsewhere
-    REPORT = "report"  # the job runs with it
-    REQUEUE = "requeue"  # as EXCLUDE, but elsewhere rather than on fewer nodes
-    DRAIN = "drain"  # as EXCLUDE, and where the slowness is proven the node leaves the pool
-
-
-class OnInconclusive(Enum):
-    """What a node causes that could not be decided. It is never drained for that."""
-
-    PROCEED = "proceed"
-    HOLD = "hold"  # a person decides
-    REQUEUE = "requeue"  # the job runs without it, as without a bad one
-
-
-class AtRequeueLimit(Enum):
-    """What becomes of a job on bad nodes that was requeued as often as it may be."""
-
-    START = "start"
-    HOLD = "hold"
-    STOP = "stop"
-
-
 @dataclass(frozen=True, kw_only=True)
-class Policy:
-    """What the user and the site allow.
-
-    `max_requeues` bounds how often one job moves away from bad nodes, because Slurm does not
-    count requeues. More than `max_bad_share` of a run's nodes at once is not a node problem:
-    nobody is drained then. Where `nodes_wanted` is set the job runs on that many of its nodes, and
-    gives the others back; it makes do with `nodes_needed` rather than be requeued.
-    """
-
-    max_requeues: int = 3
-    on_straggler: OnStraggler = OnStraggler.EXCLUDE
-    on_inconclusive: OnInconclusive = OnInconclusive.PROCEED
-    at_requeue_limit: AtRequeueLimit = AtRequeueLimit.STOP
-    max_bad_share: float = 0.5
-    nodes_wanted: int | None = None
-    nodes_needed: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Situation:
-    """What the job and its owner can do, as Slurm tells.
+class JobFacts:
+    """What the job and its owner can do, as Slurm and the journals of the job tell.
 
     Args:
         job_id: the job.
         batch_node: where its batch script runs; Slurm never lets a job drop that node.
         requeues: how often it was requeued because of a check.
         requeue_obstacle: why it cannot be requeued without its bad nodes, empty if it can.
-        may_drain: the user is root, SlurmUser or an administrator.
-        node_reasons: for nodes that are drained, down or failing already, the note on them.
         hold_obstacle: why it cannot even be requeued and held, empty if it can.
         held_for: nodes that it was held for before. A person has released it since, and that is
             the answer about those nodes.
+        may_drain: the user is root, SlurmUser or an administrator.
+        node_reasons: for nodes that are drained, down or failing already, the note on them.
+        excluded: nodes that it excludes already.
+        placement: sbatch's options for a job that is to start where this one starts.
     """
 
     job_id: int
     batch_node: str
-    requeues: int
-    requeue_obstacle: str
-    may_drain: bool
-    node_reasons: Mapping[str, str]
+    requeues: int = 0
+    requeue_obstacle: str = ""
     hold_obstacle: str = ""
     held_for: frozenset[str] = frozenset()
+    may_drain: bool = False
+    node_reasons: Mapping[str, str] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+    placement: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,38 +54,35 @@ class Shrink:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequeueElsewhere:
-    """Start the job again on other nodes. Ends the process that performs it, so it comes last.
+class Ending:
+    """What becomes of the job, and the code the check ends with.
 
-    Where that is not `needed`, because the nodes are only in doubt, a job that cannot move stays.
-    `least` is with how few nodes it makes do, None if it needs all that it asks for.
+    PROCEED and STOP end the check; REQUEUE starts the job again without `nodes`, and HOLD leaves it
+    in the queue because of them, until a person releases it.
     """
-
-    exclude: tuple[str, ...]
-    reason: str
-    needed: bool = True
-    least: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hold:
-    """Put the job back into the queue until a person releases it. Comes last, as a requeue."""
-
-    nodes: tuple[str, ...]
-    exit_code: ExitCode
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finish:
-    """End the check with the job going on here (PROCEED) or not at all (STOP)."""
 
     disposition: Disposition
     exit_code: ExitCode
     reason: str
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether the nodes are only in doubt, so that a job that cannot leave them stays."""
+        return self.exit_code is ExitCode.INCONCLUSIVE
 
 
-Action = Drain | LeaveAlone | Shrink | RequeueElsewhere | Hold | Finish
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What is done about a verdict.
+
+    Nodes are drained first, then the job is made smaller. The ending comes last: a requeue or a
+    hold ends the process that performs it.
+    """
+
+    drains: tuple[Drain | LeaveAlone, ...] = ()
+    shrink: Shrink | None = None
+    ending: Ending
 
 
 def exit_code(verdict: VerdictReached) -> ExitCode:
@@ -157,183 +105,191 @@ def unwanted(verdict: VerdictReached, policy: Policy) -> tuple[NodeVerdict, ...]
     return tuple(node for node in verdict.nodes if node.level in levels)
 
 
-def decide(verdict: VerdictReached, policy: Policy, situation: Situation) -> tuple[Action, ...]:
-    """Decide what is done about a verdict, in the order in which it must be done.
+def decide(
+    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
+) -> Decision:
+    """Decide what is done about a verdict with these unwanted nodes.
 
-    Guarantees: only proven faults, and on request proven slowness, are drained; every drain comes
-    before the requeue; at most one requeue or hold, and it is last; another's note on a node is
-    never touched; doubt alone never ends a job that could be held.
+    Guarantees: only proven faults, and on request proven slowness, are drained; another's note on
+    a node is never touched; a job that is made smaller goes on; doubt alone never ends a job that
+    could be held.
     """
     avoided = tuple(
         node
-        for node in unwanted(verdict, policy)
-        if node.level is not Level.INCONCLUSIVE or node.node not in situation.held_for
+        for node in unwanted
+        if node.level is not Level.INCONCLUSIVE or node.node not in facts.held_for
     )
-    if not avoided and not surplus(verdict, policy):
-        return (_proceed(verdict),)
-    draining = _drains(avoided, len(verdict.nodes), policy, situation)
-    shrink = _shrink(verdict, avoided, situation, policy.nodes_wanted, _least(avoided, policy))
-    if shrink is not None:
-        return (*draining, shrink, _proceed(verdict))
-    if not avoided:
-        return (_proceed(verdict),)
-    return (*draining, *_leave(verdict, avoided, policy, situation))
+    case = _Case(verdict=verdict, avoided=avoided, policy=policy, facts=facts)
+    shrink = _shrink(case, _least(case))
+    if shrink is None and avoided:
+        shrink, ending = _leave(case)
+    else:
+        ending = _proceed(verdict)
+    return Decision(drains=_drains(case), shrink=shrink, ending=ending)
 
 
-def decide_unasked(verdict: VerdictReached, policy: Policy, problem: str) -> Finish:
-    """Decide what becomes of a job with unwanted nodes when Slurm cannot be asked or told."""
-    nodes = unwanted(verdict, policy)
-    said = f"{_because(nodes)}; Slurm cannot be asked what to do about it: {problem}"
-    wait = policy.on_inconclusive is OnInconclusive.HOLD
-    if _bad(nodes) or wait:
-        return _finish(Disposition.STOP, verdict, f"{said}; submit the job again")
-    return _finish(Disposition.PROCEED, verdict, f"{said}; going on all the same")
+def decide_unasked(
+    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, problem: str
+) -> Ending:
+    """Decide what becomes of a job with unwanted nodes when Slurm does not answer."""
+    said = f"{_because(unwanted)}; could not query Slurm: {problem}"
+    if _bad(unwanted) or policy.on_inconclusive is OnInconclusive.HOLD:
+        return _end(Disposition.STOP, verdict, f"{said}; submit the job again")
+    return _end(Disposition.PROCEED, verdict, f"{said}; continuing anyway")
 
 
-def surplus(verdict: VerdictReached, policy: Policy) -> bool:
-    """Tell whether the job holds more nodes than it is to run on."""
-    return policy.nodes_wanted is not None and len(verdict.nodes) > policy.nodes_wanted
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """All that a decision rests on; `avoided` are the nodes that the job is to run without."""
+
+    verdict: VerdictReached
+    avoided: tuple[NodeVerdict, ...]
+    policy: Policy
+    facts: JobFacts
 
 
-def _leave(
-    verdict: VerdictReached,
-    avoided: Sequence[NodeVerdict],
-    policy: Policy,
-    situation: Situation,
-) -> tuple[Action, ...]:
-    """Decide for a job that cannot just go on without the nodes it should avoid."""
-    bad = _bad(avoided)
-    if not bad and policy.on_inconclusive is OnInconclusive.HOLD:
-        return (_hold(verdict, avoided, situation, "not to be run on (--on-inconclusive=hold)"),)
-    left = avoided if policy.on_inconclusive is OnInconclusive.REQUEUE else bad
-    at_limit = situation.requeues >= policy.max_requeues
-    if not situation.requeue_obstacle and not at_limit:
-        names = tuple(node.node for node in left)
-        move = RequeueElsewhere(
-            exclude=names, reason=_because(left), needed=bool(bad), least=policy.nodes_needed
-        )
-        return (move,)
-    smaller = _shrink(verdict, avoided, situation, policy.nodes_wanted, policy.nodes_needed)
-    if smaller is not None:
-        return (smaller, _proceed(verdict))
-    if situation.requeue_obstacle:
-        return (_stay(verdict, left, situation.requeue_obstacle),)
-    limit = (
-        f"already requeued {situation.requeues} times because of bad nodes,"
-        f" the limit is {policy.max_requeues} (--max-requeues)"
+def _drains(case: _Case) -> tuple[Drain | LeaveAlone, ...]:
+    if not case.facts.may_drain:
+        return ()
+    return drains(
+        _bad(case.avoided),
+        total=len(case.verdict.nodes),
+        job_id=case.facts.job_id,
+        drain_slow=case.policy.on_straggler is OnStraggler.DRAIN,
+        max_bad_share=case.policy.max_bad_share,
+        node_reasons=case.facts.node_reasons,
     )
-    match policy.at_requeue_limit:
-        case AtRequeueLimit.HOLD:
-            return (_hold(verdict, left, situation, limit),)
-        case AtRequeueLimit.START:
-            reason = f"{_because(left)}; {limit}; starting all the same (--at-requeue-limit)"
-            return (_finish(Disposition.PROCEED, verdict, reason),)
-        case AtRequeueLimit.STOP:
-            return (_stay(verdict, left, limit),)
 
 
-def _stay(verdict: VerdictReached, left: Sequence[NodeVerdict], obstacle: str) -> Finish:
-    """End a job that cannot move away from bad nodes; doubt alone does not end it."""
-    names = fold(node.node for node in left)
-    if not _bad(left):
-        reason = f"{_because(left)}; {obstacle}; going on with {names} all the same"
-        return _finish(Disposition.PROCEED, verdict, reason)
-    again = f"submit the job again with --exclude={names}"
-    reason = f"{names} cannot be used: {_because(left)}; {obstacle}; {again}"
-    return _finish(Disposition.STOP, verdict, reason)
-
-
-def _hold(
-    verdict: VerdictReached, nodes: Sequence[NodeVerdict], situation: Situation, why: str
-) -> Hold | Finish:
-    names = tuple(node.node for node in nodes)
-    reason = f"{_because(nodes)}; {why}"
-    if not situation.hold_obstacle:
-        return Hold(nodes=names, exit_code=exit_code(verdict), reason=reason)
-    again = f"submit the job again with --exclude={fold(names)}"
-    reason = f"{reason}; it cannot be held either: {situation.hold_obstacle}; {again}"
-    return _finish(Disposition.STOP, verdict, reason)
-
-
-def _least(avoided: Sequence[NodeVerdict], policy: Policy) -> int | None:
+def _least(case: _Case) -> int | None:
     """Return with how few nodes the job goes on rather than leave; None: all that it wants."""
-    slow = any(node.level is Level.SLOW for node in avoided)
-    keep_size = slow and policy.on_straggler is OnStraggler.REQUEUE
-    return policy.nodes_wanted if keep_size else policy.nodes_needed
+    slow = any(node.level is Level.SLOW for node in case.avoided)
+    keep_size = slow and case.policy.on_straggler is OnStraggler.REQUEUE
+    return case.policy.nodes_wanted if keep_size else case.policy.nodes_needed
 
 
-def _shrink(
-    verdict: VerdictReached,
-    avoided: Sequence[NodeVerdict],
-    situation: Situation,
-    wanted: int | None,
-    least: int | None,
-) -> Shrink | None:
-    """Choose the nodes to go on with, None where there are not enough or it cannot be done."""
-    if wanted is None:
-        return None
-    names = [node.node for node in verdict.nodes]
-    unfit = {node.node for node in avoided}
-    fit = [node for node in verdict.nodes if node.node not in unfit]
-    needed = wanted if least is None else least
-    if len(fit) < needed or situation.batch_node not in {node.node for node in fit}:
+def _shrink(case: _Case, least: int | None) -> Shrink | None:
+    """Choose nodes to give back; None where there are none, too few are left, or it cannot be."""
+    wanted, batch_node = case.policy.nodes_wanted, case.facts.batch_node
+    unfit = {node.node for node in case.avoided}
+    fit = [node for node in case.verdict.nodes if node.node not in unfit]
+    if wanted is None or len(fit) < (wanted if least is None else least):
         return None
     # The batch node stays whatever comes; then certain before uncertain, fast before slow.
     best = sorted(
         fit,
         key=lambda node: (
-            node.node != situation.batch_node,
+            node.node != batch_node,
             node.level is not Level.HEALTHY,
             node.slowdown,
         ),
     )
     kept = {node.node for node in best[:wanted]}
+    names = [node.node for node in case.verdict.nodes]
     drop = tuple(name for name in names if name not in kept)
+    if not drop or batch_node not in kept:
+        return None
     return Shrink(
         keep=tuple(name for name in names if name in kept),
         drop=drop,
-        reason=_because(avoided) if avoided else "not needed",
+        reason=_because(case.avoided) or "not needed",
     )
 
 
-def _proceed(verdict: VerdictReached) -> Finish:
+def _leave(case: _Case) -> tuple[Shrink | None, Ending]:
+    """Decide for a job that would leave the nodes it should avoid rather than go on with fewer."""
+    policy, facts = case.policy, case.facts
+    bad = _bad(case.avoided)
+    if not bad and policy.on_inconclusive is OnInconclusive.HOLD:
+        why = "undecided nodes are not used (--on-inconclusive=hold)"
+        return None, _hold(case, case.avoided, why)
+    left = case.avoided if policy.on_inconclusive is OnInconclusive.REQUEUE else bad
+    at_limit = facts.requeues >= policy.max_requeues
+    if not facts.requeue_obstacle and not at_limit:
+        return None, Ending(
+            disposition=Disposition.REQUEUE,
+            exit_code=ExitCode.BAD_NODES if bad else ExitCode.INCONCLUSIVE,
+            reason=_because(left),
+            nodes=_names(left),
+        )
+    smaller = _shrink(case, policy.nodes_needed)
+    if smaller is not None:
+        return smaller, _proceed(case.verdict)
+    if facts.requeue_obstacle:
+        return None, _stay(case, left, facts.requeue_obstacle)
+    return None, _at_limit(case, left)
+
+
+def _at_limit(case: _Case, left: Sequence[NodeVerdict]) -> Ending:
+    """Decide for a job that was requeued as often as it may be."""
+    limit = (
+        f"already requeued {case.facts.requeues} times because of bad nodes,"
+        f" the limit is {case.policy.max_requeues} (--max-requeues)"
+    )
+    match case.policy.at_requeue_limit:
+        case AtRequeueLimit.HOLD:
+            return _hold(case, left, limit)
+        case AtRequeueLimit.START:
+            reason = f"{_because(left)}; {limit}; starting anyway (--at-requeue-limit=start)"
+            return _end(Disposition.PROCEED, case.verdict, reason)
+        case AtRequeueLimit.STOP:
+            return _stay(case, left, limit)
+
+
+def _stay(case: _Case, left: Sequence[NodeVerdict], obstacle: str) -> Ending:
+    """End a job that cannot move away from bad nodes; doubt alone does not end it."""
+    names = fold(_names(left))
+    if not _bad(left):
+        reason = f"{_because(left)}; {obstacle}; continuing with {names} anyway"
+        return _end(Disposition.PROCEED, case.verdict, reason)
+    reason = f"{names} cannot be used: {_because(left)}; {obstacle}; {_submit_without(left)}"
+    return _end(Disposition.STOP, case.verdict, reason)
+
+
+def _hold(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
+    reason = f"{_because(nodes)}; {why}"
+    if not case.facts.hold_obstacle:
+        return Ending(
+            disposition=Disposition.HOLD,
+            exit_code=exit_code(case.verdict),
+            reason=reason,
+            nodes=_names(nodes),
+        )
+    obstacle = f"it cannot be held either: {case.facts.hold_obstacle}"
+    reason = f"{reason}; {obstacle}; {_submit_without(nodes)}"
+    return _end(Disposition.STOP, case.verdict, reason)
+
+
+def _proceed(verdict: VerdictReached) -> Ending:
     undecided = [node.node for node in verdict.nodes if node.level is Level.INCONCLUSIVE]
     slow = [node.node for node in verdict.nodes if node.level is Level.SLOW]
-    links = [
-        "-".join(link.ends)
+    said = [
+        f"the connection {'-'.join(link.ends)} is bad, no node is to blame"
         for link in (*verdict.paths, *verdict.leaves)
         if link.level is not Level.INCONCLUSIVE
     ]
-    said = [f"the connection {link} is bad, no node is to blame" for link in links]
     if slow:
         said.append(f"{fold(slow)} slow, reported only")
     if undecided:
-        said.append(f"{fold(undecided)} undecided, going on all the same")
-    return _finish(Disposition.PROCEED, verdict, "; ".join(said) or "all healthy")
+        said.append(f"{fold(undecided)} undecided, continuing anyway")
+    return _end(Disposition.PROCEED, verdict, "; ".join(said) or "all healthy")
 
 
-def _drains(
-    avoided: Sequence[NodeVerdict], total: int, policy: Policy, situation: Situation
-) -> tuple[Drain | LeaveAlone, ...]:
-    if not situation.may_drain:
-        return ()
-    return drains(
-        _bad(avoided),
-        total=total,
-        job_id=situation.job_id,
-        drain_slow=policy.on_straggler is OnStraggler.DRAIN,
-        max_bad_share=policy.max_bad_share,
-        node_reasons=situation.node_reasons,
-    )
+def _end(disposition: Disposition, verdict: VerdictReached, reason: str) -> Ending:
+    return Ending(disposition=disposition, exit_code=exit_code(verdict), reason=reason)
 
 
 def _bad(nodes: Sequence[NodeVerdict]) -> tuple[NodeVerdict, ...]:
     return tuple(node for node in nodes if node.level is not Level.INCONCLUSIVE)
 
 
-def _finish(disposition: Disposition, verdict: VerdictReached, reason: str) -> Finish:
-    return Finish(disposition=disposition, exit_code=exit_code(verdict), reason=reason)
+def _names(nodes: Sequence[NodeVerdict]) -> tuple[str, ...]:
+    return tuple(node.node for node in nodes)
 
 
 def _because(nodes: Sequence[NodeVerdict]) -> str:
     return "; ".join(f"{node.node}: {node.reason}" for node in nodes)
+
+
+def _submit_without(nodes: Sequence[NodeVerdict]) -> str:
+    return f"submit the job again with --exclude={fold(_names(nodes))}"

@@ -51,7 +51,8 @@ def drains(
                 guilty.append(node)
     if len(guilty) > max(1, int(max_bad_share * total)):
         names = tuple(node.node for node in guilty)
-        reason = f"{len(guilty)} of {total} nodes at once is a fabric or software problem"
+        count = f"{len(guilty)} of {total} nodes bad at once"
+        reason = f"{count}: probably a fabric or software problem"
         return (*actions, LeaveAlone(nodes=names, reason=reason))
     fresh: dict[str, list[str]] = {}
     for node in guilty:

@@ -25,7 +25,7 @@ def leaving(job: str, nodes: Sequence[str], excluded: Sequence[str], reason: str
     """Return the note on a job that is being moved off some nodes, true whatever comes of it."""
     how = release_without(job, [*excluded, *nodes])
     return (
-        f"{REASON_PREFIX} leaving {fold(nodes)} ({_cut(reason)})."
+        f"{REASON_PREFIX} requeued without {fold(nodes)} ({_cut(reason)})."
         f" If the job stays held, release it by hand: {how}"
     )
 
@@ -35,7 +35,7 @@ def waiting(job: str, nodes: Sequence[str], excluded: Sequence[str], reason: str
     how = release_without(job, [*excluded, *nodes])
     return (
         f"{REASON_PREFIX} held ({_cut(reason)}). To run it without {fold(nodes)}: {how}."
-        f" To run it all the same: scontrol release {job}"
+        f" To run it anyway: scontrol release {job}"
     )
 
 

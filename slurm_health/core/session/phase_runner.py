@@ -30,7 +30,6 @@ class Localizer(Protocol):
         """Conclude."""
 
 
-_USUAL = LocalizeSettings()
 Leaves = Mapping[str, Sequence[str]]
 MakeLocalizer = Callable[[Sequence[str], Leaves | None, LocalizeSettings], Localizer]
 """Makes a Localizer for these nodes, and for the leaf switches they hang on if that is known."""
@@ -40,9 +39,8 @@ class Course:
     """The phases of one check over the nodes that were admitted to it.
 
     `phase` is the one in progress. Its rounds go on counting where the one before it ended.
-    `expected_ms` is what a metric takes on good hardware, where that is known; what was chosen in
-    `settings` wins over it. Phases of pairs take the rounds that `settings` ask for, within their
-    own limit.
+    `settings` are those of the whole run; a phase sets its own rounds and words in them. Phases
+    that name their most rounds name their least as well, whatever the settings say.
     """
 
     def __init__(
@@ -51,15 +49,13 @@ class Course:
         leaves: Leaves | None,
         phases: Sequence[Phase],
         make_localizer: MakeLocalizer,
-        expected_ms: Mapping[str, float],
-        settings: LocalizeSettings = _USUAL,
+        settings: LocalizeSettings,
     ) -> None:
         self._nodes = tuple(nodes)
         self._leaves = leaves
         self._left = list(phases)
         self._make = make_localizer
         self._chosen = settings
-        self._expected_ms = {**expected_ms, **settings.expected_ms}
         self._localizer: Localizer | None = None
         self._verdicts: list[Verdict] = []
         self._observed = 0
@@ -114,16 +110,12 @@ class Course:
         return {leaf: members for leaf, members in kept.items() if members}
 
     def _settings(self, phase: Phase) -> LocalizeSettings:
-        least, most = phase.least_rounds, phase.most_rounds
-        if not phase.alone:
-            wanted = max(least, self._chosen.min_rounds)
-            least = wanted if most is None else min(wanted, most)
+        own_rounds = phase.most_rounds is not None
         return replace(
             self._chosen,
-            min_rounds=least,
-            max_rounds=most,
+            min_rounds=phase.least_rounds if own_rounds else self._chosen.min_rounds,
+            max_rounds=phase.most_rounds,
             alone=phase.alone,
             first_round=self._observed,
             workload=phase.workload,
-            expected_ms=self._expected_ms,
         )

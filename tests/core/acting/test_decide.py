@@ -7,28 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.core.acting.decide import (
-    AtRequeueLimit,
-    Disposition,
-    Finish,
-    Hold,
-    OnInconclusive,
-    OnStraggler,
-    Policy,
-    RequeueElsewhere,
-    Shrink,
-    Situation,
-    decide,
-    exit_code,
-    unwanted,
-)
+from slurm_health.core.acting.decide import Decision, Ending, JobFacts, exit_code, unwanted
 from slurm_health.core.acting.drains import Drain, LeaveAlone, drain_reason
-from slurm_health.core.records import VerdictReached
+from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
+from slurm_health.core.records import Disposition, VerdictReached
 from slurm_health.core.text import REASON_LENGTH, REASON_PREFIX
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.errors import ExitCode
 from tests.strategies import verdicts
-from tests.support.situations import situation
+from tests.support.situations import decided, job_facts
 
 POLICIES = st.builds(
     Policy,
@@ -43,9 +30,9 @@ POLICIES = st.builds(
 
 
 @st.composite
-def situations(draw: st.DrawFn, verdict: VerdictReached) -> Situation:
+def facts_of(draw: st.DrawFn, verdict: VerdictReached) -> JobFacts:
     names = [node.node for node in verdict.nodes]
-    return Situation(
+    return JobFacts(
         job_id=12,
         batch_node=names[0],
         requeues=draw(st.integers(0, 4)),
@@ -77,14 +64,14 @@ ONE_FAULTY = verdict_of(n1=Level.HEALTHY, n2=Level.FAULTY, n3=Level.HEALTHY)
 def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
     verdict = data.draw(verdicts())
     policy = data.draw(POLICIES)
-    known = data.draw(situations(verdict))
+    known = data.draw(facts_of(verdict))
 
-    actions = decide(verdict, policy, known)
+    decision = decided(verdict, policy, known)
 
     at = {level: set(verdict_nodes(verdict, level)) for level in Level}
     bad = {node.node for node in unwanted(verdict, policy)} - (at[Level.INCONCLUSIVE])
-    drains = [action for action in actions if isinstance(action, Drain)]
-    drained = [name for action in drains for name in action.nodes]
+    drains = [each for each in decision.drains if isinstance(each, Drain)]
+    drained = [name for each in drains for name in each.nodes]
     may_go = at[Level.FAULTY] | (
         at[Level.SLOW] if policy.on_straggler is OnStraggler.DRAIN else set()
     )
@@ -92,41 +79,38 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
     assert set(drained) <= may_go - set(known.node_reasons)
     assert not drained or known.may_drain
     assert len(drained) <= max(1, int(policy.max_bad_share * len(verdict.nodes)))
-    assert all(action.reason.startswith(REASON_PREFIX) for action in drains)
-    assert all(isinstance(action, Drain | LeaveAlone | Shrink) for action in actions[:-1])
-    shrinks = [action for action in actions if isinstance(action, Shrink)]
-    for shrink in shrinks:
-        assert actions[-2] == shrink
+    assert all(each.reason.startswith(REASON_PREFIX) for each in drains)
+    ending, shrink = decision.ending, decision.shrink
+    assert ending.reason
+    if shrink is not None:
         assert sorted([*shrink.keep, *shrink.drop]) == sorted(node.node for node in verdict.nodes)
+        assert shrink.drop
         assert known.batch_node in shrink.keep
         assert not bad & set(shrink.keep)
         assert shrink.reason
-    match actions[-1]:
-        case RequeueElsewhere(exclude=exclude):
-            assert bad <= set(exclude) <= bad | at[Level.INCONCLUSIVE]
-            assert exclude
-            assert not shrinks
+        assert ending.disposition is Disposition.PROCEED
+    match ending.disposition:
+        case Disposition.REQUEUE:
+            assert bad <= set(ending.nodes) <= bad | at[Level.INCONCLUSIVE]
+            assert ending.nodes
+            assert ending.may_stay is not bool(bad)
             assert known.requeues < policy.max_requeues
             assert not known.requeue_obstacle
-        case Hold(nodes=nodes):
-            assert nodes
-            assert not shrinks
+            return
+        case Disposition.HOLD:
+            assert ending.nodes
             assert not known.hold_obstacle
             assert OnInconclusive.HOLD in {policy.on_inconclusive} or (
                 policy.at_requeue_limit is AtRequeueLimit.HOLD
                 and known.requeues >= policy.max_requeues
             )
-        case Finish(disposition=disposition, exit_code=code, reason=reason):
-            if disposition is Disposition.PROCEED and bad and not shrinks:
+        case Disposition.PROCEED:
+            if bad and shrink is None:
                 assert policy.at_requeue_limit is AtRequeueLimit.START
                 assert known.requeues >= policy.max_requeues
-            if disposition is Disposition.STOP and not bad:
-                assert known.hold_obstacle
-            assert disposition is not Disposition.STOP or not shrinks
-            assert code is exit_code(verdict)
-            assert reason
-        case last:
-            pytest.fail(f"ends with {last}")
+        case Disposition.STOP:
+            assert bad or known.hold_obstacle
+    assert ending.exit_code is exit_code(verdict)
 
 
 @given(st.data())
@@ -137,86 +121,96 @@ def test_undecided_and_healthy_nodes_cause_nothing_by_default(data: st.DataObjec
 
     policy = replace(data.draw(POLICIES), on_inconclusive=OnInconclusive.PROCEED)
 
-    *before, last = decide(verdict, policy, data.draw(situations(verdict)))
+    decision = decided(verdict, policy, data.draw(facts_of(verdict)))
 
-    assert all(isinstance(action, Shrink) for action in before)
-    assert isinstance(last, Finish)
-    assert last.disposition is Disposition.PROCEED
+    assert decision.drains == ()
+    assert decision.ending.disposition is Disposition.PROCEED
 
 
 def test_a_faulty_node_is_drained_and_then_the_job_requeued_without_it() -> None:
-    assert decide(ONE_FAULTY, Policy(), situation()) == (
-        Drain(nodes=("n2",), reason="slurm-health: job 12: network: no allgather"),
-        RequeueElsewhere(exclude=("n2",), reason="n2: no allgather"),
+    assert decided(ONE_FAULTY, Policy(), job_facts()) == Decision(
+        drains=(Drain(nodes=("n2",), reason="slurm-health: job 12: network: no allgather"),),
+        ending=Ending(
+            disposition=Disposition.REQUEUE,
+            exit_code=ExitCode.BAD_NODES,
+            reason="n2: no allgather",
+            nodes=("n2",),
+        ),
     )
 
 
 def test_without_rights_the_job_moves_away_and_nobody_is_drained() -> None:
-    actions = decide(ONE_FAULTY, Policy(), situation(may_drain=False))
+    decision = decided(ONE_FAULTY, Policy(), job_facts(may_drain=False))
 
-    assert [type(action) for action in actions] == [RequeueElsewhere]
+    assert decision.drains == ()
+    assert decision.ending.disposition is Disposition.REQUEUE
 
 
 @pytest.mark.parametrize("note", ["fan broken [root]", ""])
 def test_another_ones_note_on_a_node_is_left_alone(note: str) -> None:
-    actions = decide(ONE_FAULTY, Policy(), situation(node_reasons={"n2": note}))
+    decision = decided(ONE_FAULTY, Policy(), job_facts(node_reasons={"n2": note}))
 
-    left, requeue = actions
+    (left,) = decision.drains
     assert isinstance(left, LeaveAlone)
-    assert isinstance(requeue, RequeueElsewhere)
+    assert decision.ending.disposition is Disposition.REQUEUE
     assert (note or "(no reason given)") in left.reason
 
 
 def test_too_many_bad_nodes_at_once_are_not_drained() -> None:
     verdict = verdict_of(n1=Level.FAULTY, n2=Level.FAULTY, n3=Level.FAULTY, n4=Level.HEALTHY)
 
-    actions = decide(verdict, Policy(max_bad_share=0.5), situation())
+    decision = decided(verdict, Policy(max_bad_share=0.5), job_facts())
 
-    assert actions[0] == LeaveAlone(
-        nodes=("n1", "n2", "n3"),
-        reason="3 of 4 nodes at once is a fabric or software problem",
+    assert decision.drains == (
+        LeaveAlone(
+            nodes=("n1", "n2", "n3"),
+            reason="3 of 4 nodes bad at once: probably a fabric or software problem",
+        ),
     )
 
 
 def test_nodes_with_the_same_note_are_drained_in_one_call() -> None:
     verdict = verdict_of(n1=Level.FAULTY, n2=Level.FAULTY, n3=Level.HEALTHY, n4=Level.HEALTHY)
 
-    drains = [a for a in decide(verdict, Policy(), situation()) if isinstance(a, Drain)]
+    (drain,) = decided(verdict, Policy(), job_facts()).drains
 
-    assert [action.nodes for action in drains] == [("n1", "n2")]
+    assert isinstance(drain, Drain)
+    assert drain.nodes == ("n1", "n2")
 
 
 def test_a_slow_node_is_left_but_never_drained() -> None:
     verdict = verdict_of(n1=Level.HEALTHY, n2=Level.SLOW)
 
-    assert [type(a) for a in decide(verdict, Policy(), situation())] == [RequeueElsewhere]
+    decision = decided(verdict, Policy(), job_facts())
+
+    assert decision.drains == ()
+    assert decision.ending.disposition is Disposition.REQUEUE
 
 
 def test_a_slow_node_is_only_reported_where_the_user_says_so() -> None:
     verdict = verdict_of(n1=Level.HEALTHY, n2=Level.SLOW)
 
-    actions = decide(verdict, Policy(on_straggler=OnStraggler.REPORT), situation())
+    decision = decided(verdict, Policy(on_straggler=OnStraggler.REPORT), job_facts())
 
-    assert actions == (
-        Finish(
+    assert decision == Decision(
+        ending=Ending(
             disposition=Disposition.PROCEED,
             exit_code=ExitCode.BAD_NODES,
             reason="n2 slow, reported only",
-        ),
+        )
     )
 
 
 @pytest.mark.parametrize(
     ("known", "said"),
     [
-        (situation(requeues=3), "already requeued 3 times because of bad nodes, the limit is 3"),
-        (situation(requeue_obstacle="it is not a batch job"), "n2 cannot be used"),
+        (job_facts(requeues=3), "already requeued 3 times because of bad nodes, the limit is 3"),
+        (job_facts(requeue_obstacle="it is not a batch job"), "n2 cannot be used"),
     ],
 )
-def test_a_job_that_cannot_move_stops_and_says_why(known: Situation, said: str) -> None:
-    *_, last = decide(ONE_FAULTY, Policy(), known)
+def test_a_job_that_cannot_move_stops_and_says_why(known: JobFacts, said: str) -> None:
+    last = decided(ONE_FAULTY, Policy(), known).ending
 
-    assert isinstance(last, Finish)
     assert last.disposition is Disposition.STOP
     assert last.exit_code is ExitCode.BAD_NODES
     assert said in last.reason
@@ -262,5 +256,5 @@ def test_a_bad_link_is_a_finding_although_every_node_is_well(where: str) -> None
     )
 
     assert exit_code(verdict) is ExitCode.BAD_NODES
-    (finish,) = decide(verdict, Policy(), situation())
-    assert "no node is to blame" in finish.reason
+    decision = decided(verdict, Policy(), job_facts())
+    assert "no node is to blame" in decision.ending.reason

@@ -5,25 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.core.acting.decide import (
-    Action,
-    AtRequeueLimit,
-    Disposition,
-    Finish,
-    Hold,
-    OnInconclusive,
-    OnStraggler,
-    Policy,
-    RequeueElsewhere,
-    Situation,
-    decide,
-    decide_unasked,
-)
+from slurm_health.core.acting.decide import Decision, JobFacts, decide_unasked, unwanted
 from slurm_health.core.acting.drains import PROVEN_PROBABILITY, Drain, LeaveAlone
-from slurm_health.core.records import VerdictReached
+from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
+from slurm_health.core.records import Disposition, VerdictReached
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import ExitCode
-from tests.support.situations import situation
+from tests.support.situations import decided, job_facts
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -46,8 +34,9 @@ def verdict(
     )
 
 
-def kinds(actions: tuple[Action, ...]) -> str:
-    return " ".join(type(action).__name__ for action in actions)
+def kinds(decision: Decision) -> str:
+    before = [*decision.drains, *([decision.shrink] if decision.shrink else [])]
+    return " ".join([*(type(each).__name__ for each in before), decision.ending.disposition])
 
 
 SLOW = verdict(n2=Level.SLOW)
@@ -60,15 +49,15 @@ DOUBT = verdict(n2=Level.INCONCLUSIVE)
 @pytest.mark.parametrize(
     ("choice", "wanted", "needed", "expected"),
     [
-        (OnStraggler.EXCLUDE, None, None, "RequeueElsewhere"),
-        (OnStraggler.EXCLUDE, 3, None, "Shrink Finish"),
-        (OnStraggler.EXCLUDE, 4, 3, "Shrink Finish"),
-        (OnStraggler.REQUEUE, None, None, "RequeueElsewhere"),
-        (OnStraggler.REQUEUE, 3, None, "Shrink Finish"),
-        (OnStraggler.REQUEUE, 4, 3, "RequeueElsewhere"),
-        (OnStraggler.REPORT, 4, 3, "Finish"),
-        (OnStraggler.DRAIN, None, None, "Drain RequeueElsewhere"),
-        (OnStraggler.DRAIN, 4, 3, "Drain Shrink Finish"),
+        (OnStraggler.EXCLUDE, None, None, "requeue"),
+        (OnStraggler.EXCLUDE, 3, None, "Shrink proceed"),
+        (OnStraggler.EXCLUDE, 4, 3, "Shrink proceed"),
+        (OnStraggler.REQUEUE, None, None, "requeue"),
+        (OnStraggler.REQUEUE, 3, None, "Shrink proceed"),
+        (OnStraggler.REQUEUE, 4, 3, "requeue"),
+        (OnStraggler.REPORT, 4, 3, "proceed"),
+        (OnStraggler.DRAIN, None, None, "Drain requeue"),
+        (OnStraggler.DRAIN, 4, 3, "Drain Shrink proceed"),
     ],
 )
 def test_a_slow_node_causes_what_the_user_chose(
@@ -76,32 +65,22 @@ def test_a_slow_node_causes_what_the_user_chose(
 ) -> None:
     policy = Policy(on_straggler=choice, nodes_wanted=wanted, nodes_needed=needed)
 
-    assert kinds(decide(SLOW, policy, situation())) == expected
+    assert kinds(decided(SLOW, policy, job_facts())) == expected
 
 
 @pytest.mark.parametrize(
-    "known", [situation(requeues=3), situation(requeue_obstacle="it is not a batch job")]
+    "known", [job_facts(requeues=3), job_facts(requeue_obstacle="it is not a batch job")]
 )
-def test_a_job_that_cannot_be_requeued_keeps_its_size_no_longer(known: Situation) -> None:
+def test_a_job_that_cannot_be_requeued_keeps_its_size_no_longer(known: JobFacts) -> None:
     policy = Policy(on_straggler=OnStraggler.REQUEUE, nodes_wanted=4, nodes_needed=3)
 
-    assert kinds(decide(SLOW, policy, known)) == "Shrink Finish"
-
-
-@pytest.mark.parametrize("needed", [None, 3])
-def test_a_job_that_moves_says_with_how_few_nodes_it_makes_do(needed: int | None) -> None:
-    policy = Policy(on_straggler=OnStraggler.REQUEUE, nodes_wanted=4, nodes_needed=needed)
-
-    (move,) = decide(SLOW, policy, situation())
-
-    assert isinstance(move, RequeueElsewhere)
-    assert move.least == needed
+    assert kinds(decided(SLOW, policy, known)) == "Shrink proceed"
 
 
 def test_a_faulty_node_makes_a_job_smaller_that_would_leave_a_slow_one() -> None:
     policy = Policy(on_straggler=OnStraggler.REQUEUE, nodes_wanted=4, nodes_needed=3)
 
-    assert kinds(decide(verdict(n2=Level.FAULTY), policy, situation())) == "Drain Shrink Finish"
+    assert kinds(decided(verdict(n2=Level.FAULTY), policy, job_facts())) == "Drain Shrink proceed"
 
 
 @pytest.mark.parametrize(
@@ -116,17 +95,18 @@ def test_slowness_that_is_not_proven_drains_nobody(
 ) -> None:
     found = verdict(probability=probability, evidence=evidence, n2=Level.SLOW)
 
-    left, last = decide(found, Policy(on_straggler=OnStraggler.DRAIN), situation())
+    decision = decided(found, Policy(on_straggler=OnStraggler.DRAIN), job_facts())
 
+    (left,) = decision.drains
     assert isinstance(left, LeaveAlone)
     assert said in left.reason
-    assert isinstance(last, RequeueElsewhere)
+    assert decision.ending.disposition is Disposition.REQUEUE
 
 
 def test_slow_nodes_count_towards_the_share_beyond_which_nobody_is_drained() -> None:
     found = verdict(n2=Level.SLOW, n3=Level.SLOW, n4=Level.FAULTY)
 
-    left, _ = decide(found, Policy(on_straggler=OnStraggler.DRAIN), situation())
+    (left,) = decided(found, Policy(on_straggler=OnStraggler.DRAIN), job_facts()).drains
 
     assert isinstance(left, LeaveAlone)
     assert set(left.nodes) == {"n2", "n3", "n4"}
@@ -138,11 +118,11 @@ def test_slow_nodes_count_towards_the_share_beyond_which_nobody_is_drained() -> 
 @pytest.mark.parametrize(
     ("choice", "wanted", "expected"),
     [
-        (OnInconclusive.PROCEED, None, "Finish"),
-        (OnInconclusive.HOLD, None, "Hold"),
-        (OnInconclusive.HOLD, 3, "Shrink Finish"),
-        (OnInconclusive.REQUEUE, None, "RequeueElsewhere"),
-        (OnInconclusive.REQUEUE, 3, "Shrink Finish"),
+        (OnInconclusive.PROCEED, None, "proceed"),
+        (OnInconclusive.HOLD, None, "hold"),
+        (OnInconclusive.HOLD, 3, "Shrink proceed"),
+        (OnInconclusive.REQUEUE, None, "requeue"),
+        (OnInconclusive.REQUEUE, 3, "Shrink proceed"),
     ],
 )
 def test_an_undecided_node_causes_what_the_user_chose_and_is_never_drained(
@@ -150,49 +130,47 @@ def test_an_undecided_node_causes_what_the_user_chose_and_is_never_drained(
 ) -> None:
     policy = Policy(on_inconclusive=choice, nodes_wanted=wanted)
 
-    assert kinds(decide(DOUBT, policy, situation())) == expected
+    assert kinds(decided(DOUBT, policy, job_facts())) == expected
 
 
 def test_a_bad_node_is_left_at_once_although_another_one_is_in_doubt() -> None:
     found = verdict(n2=Level.INCONCLUSIVE, n3=Level.FAULTY)
 
     for choice, without in ((OnInconclusive.HOLD, ("n3",)), (OnInconclusive.REQUEUE, NODES[1:3])):
-        last = decide(found, Policy(on_inconclusive=choice), situation())[-1]
-        assert isinstance(last, RequeueElsewhere)
-        assert last.exclude == without
+        last = decided(found, Policy(on_inconclusive=choice), job_facts()).ending
+        assert last.disposition is Disposition.REQUEUE
+        assert last.nodes == without
 
 
 def test_a_person_who_releases_a_held_job_has_answered_for_its_nodes() -> None:
     policy = Policy(on_inconclusive=OnInconclusive.HOLD)
 
-    (last,) = decide(DOUBT, policy, situation(held_for=frozenset({"n2"})))
-    assert isinstance(last, Finish)
+    last = decided(DOUBT, policy, job_facts(held_for=frozenset({"n2"}))).ending
+    assert last.disposition is Disposition.PROCEED
     assert "n2 undecided" in last.reason
 
-    (again,) = decide(DOUBT, policy, situation(held_for=frozenset({"n3"})))
-    assert isinstance(again, Hold)
+    again = decided(DOUBT, policy, job_facts(held_for=frozenset({"n3"}))).ending
+    assert again.disposition is Disposition.HOLD
 
 
 def test_a_job_that_can_neither_be_held_nor_run_stops_as_inconclusive() -> None:
-    known = situation(requeue_obstacle="no batch job", hold_obstacle="no batch job")
+    known = job_facts(requeue_obstacle="no batch job", hold_obstacle="no batch job")
 
-    (last,) = decide(DOUBT, Policy(on_inconclusive=OnInconclusive.HOLD), known)
+    last = decided(DOUBT, Policy(on_inconclusive=OnInconclusive.HOLD), known).ending
 
-    assert isinstance(last, Finish)
     assert (last.disposition, last.exit_code) == (Disposition.STOP, ExitCode.INCONCLUSIVE)
     assert "no batch job" in last.reason
     assert "--exclude=n2" in last.reason
 
 
 @pytest.mark.parametrize(
-    "known", [situation(requeues=3), situation(requeue_obstacle="it asks for n2 itself")]
+    "known", [job_facts(requeues=3), job_facts(requeue_obstacle="it asks for n2 itself")]
 )
-def test_doubt_does_not_end_a_job_that_would_rather_be_elsewhere(known: Situation) -> None:
-    (last,) = decide(DOUBT, Policy(on_inconclusive=OnInconclusive.REQUEUE), known)
+def test_doubt_does_not_end_a_job_that_would_rather_be_elsewhere(known: JobFacts) -> None:
+    last = decided(DOUBT, Policy(on_inconclusive=OnInconclusive.REQUEUE), known).ending
 
-    assert isinstance(last, Finish)
     assert (last.disposition, last.exit_code) == (Disposition.PROCEED, ExitCode.INCONCLUSIVE)
-    assert "going on with n2 all the same" in last.reason
+    assert "continuing with n2 anyway" in last.reason
 
 
 @pytest.mark.parametrize(
@@ -206,7 +184,9 @@ def test_doubt_does_not_end_a_job_that_would_rather_be_elsewhere(known: Situatio
 def test_where_slurm_cannot_be_asked_doubt_alone_does_not_end_a_job(
     choice: OnInconclusive, found: VerdictReached, expected: Disposition
 ) -> None:
-    last = decide_unasked(found, Policy(on_inconclusive=choice), "it does not answer")
+    policy = Policy(on_inconclusive=choice)
+
+    last = decide_unasked(found, unwanted(found, policy), policy, "it does not answer")
 
     assert last.disposition is expected
     assert "it does not answer" in last.reason
@@ -227,21 +207,19 @@ def test_a_job_at_its_limit_does_what_the_user_chose(
     choice: AtRequeueLimit, expected: Disposition
 ) -> None:
     policy = Policy(at_requeue_limit=choice)
-    drain, last = decide(verdict(n2=Level.FAULTY), policy, situation(requeues=3))
+    decision = decided(verdict(n2=Level.FAULTY), policy, job_facts(requeues=3))
 
-    assert isinstance(drain, Drain)
-    found = Disposition.HOLD if isinstance(last, Hold) else getattr(last, "disposition", None)
-    assert found is expected
-    assert isinstance(last, Finish | Hold)
+    assert [type(each) for each in decision.drains] == [Drain]
+    last = decision.ending
+    assert last.disposition is expected
     assert "(--max-requeues)" in last.reason
     assert last.exit_code is ExitCode.BAD_NODES
 
 
 def test_a_job_that_cannot_be_held_at_its_limit_stops() -> None:
-    known = situation(requeues=3, hold_obstacle="it may not be requeued")
+    known = job_facts(requeues=3, hold_obstacle="it may not be requeued")
 
-    *_, last = decide(SLOW, Policy(at_requeue_limit=AtRequeueLimit.HOLD), known)
+    last = decided(SLOW, Policy(at_requeue_limit=AtRequeueLimit.HOLD), known).ending
 
-    assert isinstance(last, Finish)
     assert last.disposition is Disposition.STOP
     assert "it may not be requeued" in last.reason

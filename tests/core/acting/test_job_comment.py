@@ -33,7 +33,7 @@ def test_a_note_holds_no_word_that_scontrol_prints_as_a_field(note: object) -> N
 def test_a_note_says_why_and_the_very_commands_to_type() -> None:
     assert waiting("12", ["n3"], ["n1"], "n3: undecided") == (
         "slurm-health: held (n3: undecided). To run it without n3: scontrol update jobid=12"
-        " excnodelist=n[1,3] starttime=now; scontrol release 12. To run it all the same:"
+        " excnodelist=n[1,3] starttime=now; scontrol release 12. To run it anyway:"
         " scontrol release 12"
     )
 

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user and the site allow to be done about a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class OnStraggler(Enum):
+    """What a slow node causes."""
+
+    EXCLUDE = "exclude"  # the job runs without it: on a spare, on fewer nodes, or elsewhere
+    REPORT = "report"  # the job runs with it
+    REQUEUE = "requeue"  # as EXCLUDE, but elsewhere rather than on fewer nodes
+    DRAIN = "drain"  # as EXCLUDE, and where the slowness is proven the node leaves the pool
+
+
+class OnInconclusive(Enum):
+    """What a node causes that could not be decided. It is never drained for that."""
+
+    PROCEED = "proceed"
+    HOLD = "hold"  # a person decides
+    REQUEUE = "requeue"  # the job runs without it, as without a bad one
+
+
+class AtRequeueLimit(Enum):
+    """What becomes of a job on bad nodes that was requeued as often as it may be."""
+
+    START = "start"
+    HOLD = "hold"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What the user and the site allow.
+
+    `max_requeues` bounds how often one job moves away from bad nodes, because Slurm does not
+    count requeues. More than `max_bad_share` of a run's nodes at once is not a node problem:
+    nobody is drained then. Where `nodes_wanted` is set the job runs on that many of its nodes, and
+    gives the others back; it makes do with `nodes_needed` rather than be requeued.
+    """
+
+    max_requeues: int = 3
+    on_straggler: OnStraggler = OnStraggler.EXCLUDE
+    on_inconclusive: OnInconclusive = OnInconclusive.PROCEED
+    at_requeue_limit: AtRequeueLimit = AtRequeueLimit.STOP
+    max_bad_share: float = 0.5
+    nodes_wanted: int | None = None
+    nodes_needed: int | None = None
