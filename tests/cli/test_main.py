@@ -258,7 +258,7 @@ def test_nodes_that_are_all_slow_are_found_by_what_hardware_should_take_above_th
 ) -> None:
     known = local(tmp_path, "--local=2", "--check=quick", "--expected-ms=matmul=1", "--json")
 
-    found = [slurm_health(*known, *words) for words in ([], ["--compute-floor=3"])]
+    found = [slurm_health(*known, f"--compute-floor={floor}") for floor in ("0.1", "3")]
 
     levels = [{node["level"] for node in json.loads(done.stdout)["nodes"]} for done in found]
     assert levels == [{"slow"}, {"healthy"}]
