@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slurm_health import journal
 from slurm_health.core.expectations import Expectation, expectations_from
+from slurm_health.core.localize.settings import OPTIONS, Device, settings_from
 from slurm_health.errors import ConfigError
-from slurm_health.site_file import SITE_FILE, read
+from slurm_health.site_file import SITE_FILE, SiteFile, read
 
 SITE_FILE_VARIABLE = "SLURM_HEALTH_CONFIG"
 JOURNAL_VARIABLE = "SLURM_HEALTH_JOURNAL"
@@ -24,7 +24,7 @@ def journal_root(option: str | None, environ: Mapping[str, str]) -> Path:
     Raises:
         ConfigError: the site's file cannot be used, or there is no home to fall back on.
     """
-    chosen = option or environ.get(JOURNAL_VARIABLE) or _site(environ).get("journal")
+    chosen = option or environ.get(JOURNAL_VARIABLE) or _site(environ).document.get("journal")
     home = environ.get("HOME")
     if chosen is None and not home:
         raise ConfigError("HOME", "journal", "no home directory; name one with --journal DIR")
@@ -40,7 +40,35 @@ def expectations(environ: Mapping[str, str]) -> dict[str, Expectation]:
     Raises:
         ConfigError: the site's file cannot be used.
     """
-    return expectations_from(_site(environ).get("expectations", {}), str(site_file(environ)))
+    tables = _site(environ).document.get("expectations", {})
+    return expectations_from(tables, str(site_file(environ)))
+
+
+def localize(environ: Mapping[str, str]) -> dict[str, object]:
+    """Return what the site has chosen about localisation, by the names of its settings.
+
+    Raises:
+        ConfigError: the site's file cannot be used.
+    """
+    return localize_choices(_site(environ))
+
+
+def localize_choices(file: SiteFile) -> dict[str, object]:
+    """Return the table `[localize]` of the site's file, checked.
+
+    Raises:
+        ConfigError: it is no table, or holds a key or a value that it must not.
+    """
+    where, valid = ("localize",), tuple(option.name for option in OPTIONS)
+    chosen = file.table(*where)
+    for key, value in chosen.items():
+        if key not in valid:
+            raise file.error(where, key, "unknown setting", valid=valid)
+        try:
+            settings_from({key: value}, kind=Device.CPU)
+        except ValueError as err:
+            raise file.error(where, key, str(err).removeprefix(f"{key}: ")) from None
+    return chosen
 
 
 def site_file(environ: Mapping[str, str]) -> Path:
@@ -48,15 +76,15 @@ def site_file(environ: Mapping[str, str]) -> Path:
     return Path(environ.get(SITE_FILE_VARIABLE) or SITE_FILE)
 
 
-def _site(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the site's file says, nothing where there is no file.
+def _site(environ: Mapping[str, str]) -> SiteFile:
+    """Return the site's file, an empty one where there is none.
 
     Raises:
         ConfigError: the file cannot be read, or holds a key or a value it must not.
     """
     try:
-        return read(site_file(environ), trusted=False).document
+        return read(site_file(environ), trusted=False)
     except ConfigError as err:
         if isinstance(err.__cause__, FileNotFoundError):
-            return {}
+            return SiteFile(site_file(environ), "")
         raise

@@ -33,7 +33,7 @@ def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
         valid = ", ".join([*SETS, OFF])
         raise ConfigError(option, repr(value), f"names nothing to check; valid: {valid}")
     if OFF in items:
-        raise ConfigError(option, OFF, "stands alone, for sbatch: a check without a check is none")
+        raise ConfigError(option, OFF, "stands alone, and only sbatch takes it")
     named = [item for item in items if "/" not in item]
     programs = _programs([item for item in items if "/" in item], named, option)
     foreign = {*named} - {probe.name for probe in BUILT_IN} - SETS.keys()
@@ -95,7 +95,7 @@ def _file_of(point: EntryPoint, option: str) -> str:
     except (ImportError, ValueError) as err:
         raise ConfigError(option, point.name, f"{point.module} cannot be found: {err}") from err
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise ConfigError(option, point.name, f"{point.module} is not a module of one file")
+        raise ConfigError(option, point.name, f"{point.module} is not a module of a single file")
     return spec.origin
 
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes that cannot outlive their purpose: own session, tied to the parent, killable."""
+"""The one place where processes are started, and how they are ended.
+
+Most live in a session of their own that is tied to this process's life, so that they cannot
+outlive their purpose. Elsewhere only `killable` forks: a hook has no time to load what this needs.
+What probes and checks of nodes run belongs to them, and ends with them.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,23 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
+Process = subprocess.Popen[bytes]
+PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
+"""What a standard stream of a child may be; None is our own."""
+
 _PR_SET_PDEATHSIG = 1
+# Signals that would end us while a command is in the foreground.
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> Callable[[], None]:
-    """Return a `preexec_fn` after which the kernel signals the child when its parent dies."""
+    """Return what a child calls for the kernel to signal it when its parent dies."""
     parent = os.getpid()
 
     def tie() -> None:
@@ -28,29 +41,57 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> Callable[[], None]:
     return tie
 
 
+def fork(work: Callable[[], int]) -> int:
+    """Do a piece of work in a child, which ends with the code that it returns; return its id.
+
+    Raises:
+        OSError: there can be no further process.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        code = work()
+    finally:
+        os._exit(code)
+
+
 def start_tied(
     argv: Sequence[str],
     *,
-    environ: Mapping[str, str],
-    stdin: int = subprocess.DEVNULL,
-    stdout: int = subprocess.DEVNULL,
-) -> subprocess.Popen[bytes]:
+    environ: Mapping[str, str] | Mapping[bytes, bytes],
+    stdin: int = NOTHING,
+    stdout: int = NOTHING,
+    stderr: int | None = PIPE,
+    signal_mask: Collection[int] | None = None,
+) -> Process:
     """Start a child in its own session that dies with this process.
 
-    Its standard error, and its standard output where it is a pipe, never block a reader.
+    Reading from it never blocks. It has our signal mask, or the given one.
 
     Raises:
-        OSError: it cannot be executed.
+        OSError: it cannot be executed, or not be tied.
     """
-    process = subprocess.Popen(
-        list(argv),
-        stdin=stdin,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        env=dict(environ),
-        start_new_session=True,
-        preexec_fn=die_with_parent(),  # noqa: PLW1509 - callers start children from one thread
-    )
+    tie = die_with_parent()
+
+    def prepare() -> None:
+        tie()
+        if signal_mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=environ,
+            start_new_session=True,
+            preexec_fn=prepare,  # noqa: PLW1509 - callers start children from one thread
+        )
+    except subprocess.SubprocessError as err:
+        raise OSError(str(err)) from err
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             os.set_blocking(pipe.fileno(), False)
@@ -67,15 +108,14 @@ def read_available(pipe: IO[bytes] | None) -> bytes:
     return data
 
 
-def kill_session(process: subprocess.Popen[bytes], signal_number: int = signal.SIGKILL) -> None:
-    """Signal a child started with `start_new_session=True` and all that is in its group."""
+def kill_session(process: Process, signal_number: int = signal.SIGKILL) -> None:
+    """Signal a child that leads a session, and all that is in its group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal_number)
 
 
-def abandon_session(process: subprocess.Popen[bytes], *, wait_s: float) -> bool:
-    """Kill a child and its group, and reap it unless it hangs in the kernel; tell if it ended."""
-    kill_session(process)
+def ends_within(process: Process, wait_s: float) -> bool:
+    """Wait for the end of a child; tell whether it came in time."""
     try:
         process.wait(wait_s)
     except subprocess.TimeoutExpired:
@@ -83,15 +123,120 @@ def abandon_session(process: subprocess.Popen[bytes], *, wait_s: float) -> bool:
     return True
 
 
-def end_session(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
-    """End a child and its group: terminate, wait at most `grace_s`, kill, reap."""
-    if process.poll() is None:
+def abandon_session(process: Process, *, wait_s: float) -> bool:
+    """Kill a child and its group, and reap it unless it hangs in the kernel; tell if it ended."""
+    kill_session(process)
+    close_pipes(process)
+    return ends_within(process, wait_s)
+
+
+def end_session(process: Process, *, leave_s: float = 0.0, grace_s: float) -> None:
+    """End a child and its group, and reap it.
+
+    It may leave by itself within `leave_s`; then it is terminated, and killed after `grace_s`.
+    """
+    if not ends_within(process, leave_s):
         kill_session(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
+        ends_within(process, grace_s)
     # Even when the leader is gone: others of its group may have ignored the first signal.
     kill_session(process, signal.SIGKILL)
     process.wait()
+    close_pipes(process)
+
+
+def close_pipes(process: Process) -> None:
+    """Close our ends of a child's pipes."""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    deadline_s: float,
+    stdin: bytes = b"",
+    directory: Path | None = None,
+) -> Ended:
+    """Run a command in a session of its own to its end; nothing of it is left.
+
+    Raises:
+        TimeoutError: it did not end in time.
+        OSError: it cannot be executed.
+    """
+    with subprocess.Popen(
+        list(argv),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=dict(environ),
+        cwd=directory,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+        finally:
+            kill_session(process)
+    return Ended(returncode=process.returncode, stdout=stdout, stderr=stderr)
+
+
+def run_in_foreground(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    stdin: bytes | None = None,
+    deadline_s: float | None = None,
+) -> int:
+    """Run a command with our streams and open files; return its code, 128+n after signal n.
+
+    `stdin` is what it reads there instead of our own standard input. Signals that would end us
+    are passed to it, and we end when it does, so that nothing of ours is left behind.
+
+    Raises:
+        TimeoutError: it did not end in time, and was killed.
+        OSError: it cannot be executed.
+    """
+    process = subprocess.Popen(
+        list(argv),
+        stdin=None if stdin is None else PIPE,
+        env=dict(environ),
+        close_fds=False,  # its words may name one of our files by its number
+    )
+    with _forwarding_signals(process):
+        try:
+            process.communicate(stdin, timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise TimeoutError from None
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+@contextlib.contextmanager
+def _forwarding_signals(process: Process) -> Iterator[None]:
+    previous = {
+        number: signal.signal(number, lambda received, _: process.send_signal(received))
+        for number in _FORWARDED
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def exit_text(returncode: int) -> str:

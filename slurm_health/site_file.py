@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site's file as TOML: read in one way by every command and by the hooks.
 
-Two keys are for everybody; the tables are the administrator's, and what runs as root checks them
+Three keys are for everybody; the tables are the administrator's, and what runs as root checks them
 to the last key (`slurm_health.site_settings`). A mistake is an error that names its line.
 """
 
@@ -18,7 +18,7 @@ from slurm_health.errors import ConfigError
 
 SITE_FILE = "/etc/slurm-health/config.toml"
 _ADMIN_TABLES = ("hooks", "breaker", "recovery", "marks", "accusations", "checks")
-_KEYS = ("journal", "expectations", *_ADMIN_TABLES)
+_KEYS = ("journal", "expectations", "localize", *_ADMIN_TABLES)
 
 
 class SiteFile:

@@ -59,7 +59,7 @@ def load(path: Path) -> Site:
         ConfigError: it cannot be read or trusted, or says something impossible.
     """
     file = site_file.read(path, trusted=True)
-    _refuse_expectations(file)
+    _refuse_users_tables(file)
     planned = (_planned(file, name) for name in file.table("checks"))
     return Site(
         path=str(path),
@@ -73,8 +73,12 @@ def load(path: Path) -> Site:
     )
 
 
-def _refuse_expectations(file: SiteFile) -> None:
-    """Refuse what users' checks could not read; the hooks themselves expect nothing."""
+def _refuse_users_tables(file: SiteFile) -> None:
+    """Refuse what users' checks could not read; the hooks themselves need none of it."""
+    if "localize" in file.document:
+        from slurm_health.config import localize_choices  # which few sites need
+
+        localize_choices(file)
     for model, table in file.table("expectations").items():
         from slurm_health.core.expectations import expectations_from  # which few sites need
 

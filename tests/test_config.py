@@ -10,6 +10,7 @@ from slurm_health.config import (
     SITE_FILE_VARIABLE,
     expectations,
     journal_root,
+    localize,
 )
 from slurm_health.core.expectations import expectation_of
 from slurm_health.errors import ConfigError, ExitCode
@@ -121,3 +122,33 @@ def test_a_sites_impossible_expectation_is_named_with_its_file(environ: dict[str
         expectations(environ)
 
     assert str(caught.value).startswith(environ[SITE_FILE_VARIABLE])
+
+
+def test_a_sites_choices_about_localisation_stand_beside_its_journal(
+    environ: dict[str, str],
+) -> None:
+    assert localize(environ) == {}
+    write_site(environ, "[localize]\nnetwork_floor = 0.3\n[localize.expected_ms]\nmatmul = 3.1\n")
+
+    assert localize(environ) == {"network_floor": 0.3, "expected_ms": {"matmul": 3.1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("localize = 3", "localize: expected a table, found 3"),
+        ("[localize]\nmin_round = 3", ":2: min_round: unknown setting; did you mean min_rounds"),
+        ("[localize]\nmin_rounds = 0.5", "min_rounds: expected a whole number of at least 1"),
+        ("[localize]\nexpected_ms = 3", "expected_ms: expected milliseconds above 0 by metric"),
+    ],
+)
+def test_a_sites_impossible_choice_is_named_with_its_file(
+    environ: dict[str, str], text: str, said: str
+) -> None:
+    write_site(environ, text)
+
+    with pytest.raises(ConfigError) as caught:
+        localize(environ)
+
+    assert str(caught.value).startswith(environ[SITE_FILE_VARIABLE])
+    assert said in str(caught.value)

@@ -51,9 +51,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("core.localize", "core.acting", "core.node"),
     ("core.session",),
-    ("processes, nvml, journal, site_file, config, probe_choice, killable, slurm, checks",),
+    ("processes, nvml, journal, site_file, config, killable, slurm, checks, probe_choice",),
     ("site_settings",),
     ("draining",),
+    ("options",),
     ("agent", "acting", "supervisor", "sbatch", "report", "hooks"),
     ("master", "doctor"),
     ("torchrun",),
@@ -176,3 +177,20 @@ def test_nothing_is_run_through_a_shell() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "shell":
                 pytest.fail(f"{module}: line {node.value.lineno}")
+
+
+# Besides the one place: a hook has no time to load that one; what a check of a node or a probe runs
+# ends with it, and probes are run by an interpreter that has nothing of ours.
+STARTERS = {"processes", "killable", "checks.external"}
+STARTING = {"subprocess", "os.fork", "os.posix_spawn", "multiprocessing", "asyncio"}
+
+
+def test_processes_are_started_in_one_place() -> None:
+    users = set()
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        names = {top(name) for name in imported(module)}
+        names |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        if names & STARTING and room(module) != "probes":
+            users.add(module.removeprefix(f"{NAME}."))
+    assert users == STARTERS

@@ -72,7 +72,7 @@ def test_a_program_is_a_probe_by_its_path(tmp_path: Path, monkeypatch: pytest.Mo
         ("thorogh", "thorogh: no such probe; did you mean thorough?"),
         ("", "'': names nothing to check; valid: quick, standard"),
         (" , ", "names nothing to check"),
-        ("quick,off", "off: stands alone, for sbatch"),
+        ("quick,off", "off: stands alone, and only sbatch"),
         ("./nowhere.sh", "./nowhere.sh: is not a program that can be run here"),
         ("/etc", "/etc: is not a program"),
         ("/etc/passwd", "/etc/passwd: is not a program"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.processes import (
+    close_pipes,
     end_session,
     exit_text,
     kill_session,
@@ -61,12 +62,6 @@ def said(process: subprocess.Popen[bytes]) -> str:
     return text.decode().strip()
 
 
-def close(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
-
-
 def test_a_child_that_ignores_sigterm_is_gone_with_its_own_child() -> None:
     parent = start(sys.executable, "-c", STUBBORN_PARENT, STUBBORN + "time.sleep(100)")
     child = int(said(parent))
@@ -75,7 +70,7 @@ def test_a_child_that_ignores_sigterm_is_gone_with_its_own_child() -> None:
 
     assert parent.returncode == -signal.SIGKILL
     eventually(lambda: not alive(child), "the grandchild's end")
-    close(parent)
+    close_pipes(parent)
 
 
 def test_a_child_that_heeds_sigterm_ends_by_it() -> None:
@@ -84,7 +79,7 @@ def test_a_child_that_heeds_sigterm_ends_by_it() -> None:
     end_session(process, grace_s=10.0)
 
     assert process.returncode == -signal.SIGTERM
-    close(process)
+    close_pipes(process)
 
 
 def test_what_an_ended_leader_left_behind_is_killed() -> None:
@@ -96,7 +91,7 @@ def test_what_an_ended_leader_left_behind_is_killed() -> None:
     end_session(leader, grace_s=0.1)
 
     eventually(lambda: not alive(child), "the child's end")
-    close(leader)
+    close_pipes(leader)
 
 
 def test_a_child_dies_with_its_parent_even_when_that_is_killed() -> None:
@@ -107,7 +102,7 @@ def test_a_child_dies_with_its_parent_even_when_that_is_killed() -> None:
     parent.wait(10)
 
     eventually(lambda: not alive(child), "the child's end")
-    close(parent)
+    close_pipes(parent)
 
 
 def test_reading_never_waits() -> None:
@@ -116,9 +111,10 @@ def test_reading_never_waits() -> None:
     assert read_available(process.stdout) == b""
     assert read_available(process.stderr) == b""
 
-    end_session(process, grace_s=1.0)
+    kill_session(process)
+    process.wait(10)
     assert read_available(process.stdout) == b""
-    close(process)
+    close_pipes(process)
 
 
 def test_ending_or_killing_twice_is_no_error() -> None:
@@ -130,7 +126,7 @@ def test_ending_or_killing_twice_is_no_error() -> None:
     end_session(process, grace_s=0.1)
 
     assert process.returncode == 0
-    close(process)
+    close_pipes(process)
 
 
 def test_a_command_that_is_not_there_is_an_os_error() -> None:

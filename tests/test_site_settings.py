@@ -134,3 +134,12 @@ def test_expectations_are_for_users_checks_and_a_mistake_in_them_is_named_with_i
 
     with pytest.raises(ConfigError, match=r":3: .*did you mean healthy_fraction"):
         load_site(tmp_path, '\n\n[expectations."NVIDIA H200"]\nhealthy_fractoin = 0.6\n')
+
+
+def test_choices_about_localisation_are_for_users_checks_and_a_mistake_has_its_line(
+    tmp_path: Path,
+) -> None:
+    assert load_site(tmp_path, "[localize]\nmin_rounds = 4\n").checks == ()
+
+    with pytest.raises(ConfigError, match=r":3: min_round: .*did you mean min_rounds"):
+        load_site(tmp_path, "\n[localize]\nmin_round = 4\n")

@@ -16,7 +16,6 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +26,14 @@ import msgspec
 from slurm_health import nvml as doors
 from slurm_health.checks.check import Unmeasured
 from slurm_health.core.gpu_load import Burn, DeviceSample, NotSampled, decode, summarise
-from slurm_health.processes import abandon_session, own_module, read_available, start_tied
+from slurm_health.processes import (
+    PIPE,
+    Process,
+    abandon_session,
+    own_module,
+    read_available,
+    start_tied,
+)
 
 INTERVAL_S = 0.25
 _UNKILLABLE_S = 5.0
@@ -51,13 +57,13 @@ class BurnWatch:
         self._buffer = b""
         self._samples: list[DeviceSample] = []
         self._not_sampled = ""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         try:
             self._process = start_tied(
                 command(),
                 environ=environ,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=PIPE,
+                stdout=PIPE,
             )
         except OSError as err:
             self._not_sampled = f"the sampler cannot be started: {err.strerror}"
@@ -83,12 +89,8 @@ class BurnWatch:
         """
         self.read()
         process, self._process = self._process, None
-        if process is not None:
-            if not abandon_session(process, wait_s=_UNKILLABLE_S):
-                self._not_sampled = "the sampler hangs in the kernel and cannot be killed"
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                assert pipe is not None
-                pipe.close()
+        if process is not None and not abandon_session(process, wait_s=_UNKILLABLE_S):
+            self._not_sampled = "the sampler hangs in the kernel and cannot be killed"
         return summarise(self._samples), self._not_sampled
 
 

@@ -6,13 +6,19 @@ from __future__ import annotations
 import contextlib
 import json
 import selectors
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from slurm_health.agent import node_facts
-from slurm_health.processes import abandon_session, exit_text, read_available, start_tied
+from slurm_health.processes import (
+    PIPE,
+    Process,
+    abandon_session,
+    exit_text,
+    read_available,
+    start_tied,
+)
 
 WORKER = Path(__file__).parents[1] / "probes" / "worker.py"
 STDERR_LINES = 20
@@ -42,11 +48,11 @@ class Worker:
         self._buffer = b""
         self._said: list[str] = []
         try:
-            self._process: subprocess.Popen[bytes] | None = start_tied(
+            self._process: Process | None = start_tied(
                 [python, str(WORKER), str(local_rank), str(threads), str(devices)],
                 environ=environ,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=PIPE,
+                stdout=PIPE,
             )
         except OSError as err:
             self._process = None
@@ -99,10 +105,6 @@ class Worker:
         if self._process is None:
             return
         self.unkillable = not abandon_session(self._process, wait_s=UNKILLABLE_S)
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
         self._process = None
         self._said = ["killed"]
 

@@ -4,11 +4,15 @@
 Parses, builds, calls one room and exits. Results go to standard output, everything else to
 standard error; every error becomes one line and an exit code in `main`.
 
-    main       the command `slurm-health`, and what has no module of its own
-    check      `slurm-health check`
-    run        `slurm-health run`
-    plan       `slurm-health plan`
-    hooks      prolog, epilog, healthcheck, init-config, nodes
-    doctor     `slurm-health doctor`
-    terminal   how results are printed
+    main             the command `slurm-health`: finds the others, turns errors into exit codes
+    check            `slurm-health check`
+    sbatch           `slurm-health sbatch`
+    run              `slurm-health run`
+    report           `slurm-health report`
+    plan             `slurm-health plan`
+    hooks            prolog, epilog, healthcheck, init-config, nodes
+    doctor           `slurm-health doctor`
+    internal         what only slurm-health itself calls: agent, supervise, requeue-helper
+    shared_options   the options of `slurm_health.options`, as click has them
+    terminal         how results are printed
 """

@@ -3,59 +3,119 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
+import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 import click
 
 from slurm_health import config, probe_choice
+from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import ProgressLine, print_result, terminal
-from slurm_health.core import probe_catalog
 from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.core.allocation import from_environ
 from slurm_health.core.records import Disposition, RunFinished
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ExitCode, SlurmHealthError
 from slurm_health.master.run_check import (
-    CheckResult,
     CheckSettings,
+    FinishedCheck,
     check_allocation,
     check_local,
     find_python,
 )
+from slurm_health.options import Door, localize_choices, what_to_check
 
 
-def run_check(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:
-    """Run a check as the command line asks for it; return its exit code.
+@click.command(short_help="Check the nodes of this allocation, or this machine.")
+@click.option(
+    "--local",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Check this machine, without Slurm, with N processes that play nodes.",
+)
+@shared_options(Door.CHECK)
+@click.option(
+    "--workers-per-node",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many processes measure a node that has no accelerators.",
+)
+@click.option(
+    "--round-deadline",
+    type=click.FloatRange(1.0, 3600.0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a round may take before anything is known of how long it should take.",
+)
+@click.option(
+    "--act",
+    is_flag=True,
+    help="Drain faulty nodes (with the rights to) and requeue the job without its bad nodes.",
+)
+@click.option(
+    "--nodes-wanted",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --act: go on with this many of the allocation's nodes and give the others back.",
+)
+@click.option(
+    "--nodes-needed",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --act and --nodes-wanted: go on with so few rather than be requeued.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--script-name", default="", hidden=True)
+@click.option("--for-supervisor", is_flag=True, hidden=True)
+def check(**options: Any) -> int:
+    """Check the nodes of this allocation (salloc, or a line in a batch script).
 
-    Raises:
-        SlurmHealthError: it cannot be run; for the supervisor this becomes a disposition instead,
-            because what cannot be measured must not stop a job.
+    Every node is measured alone, then exchanges data with changing partners, round by round,
+    until each node is decided. Prints a table; exits 0 when all nodes are healthy, 1 when bad
+    ones were found, 3 when some could not be decided. With --act it exits 0 whenever the script
+    may go on.
     """
-    # Ended from outside, the check still ends its agents.
-    signal.signal(signal.SIGTERM, _leave)
-    if not options["for_supervisor"]:
-        result = _checked(options, environ)
-        _print(result, as_json=options["as_json"])
-        return _exit_code(result.finished, acted=options["act"])
+    if options["local"] and options["act"]:
+        raise click.UsageError("--act needs a Slurm job; --local has none")
+    signal.signal(signal.SIGTERM, _leave)  # ended from outside, the check still ends its agents
+    if options["for_supervisor"]:
+        return _answer_supervisor(options, os.environ)
+    result = _checked(options, os.environ)
+    _print(result, as_json=options["as_json"])
+    return _exit_code(result.finished, acted=options["act"])
+
+
+def _leave(signal_number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + signal_number)
+
+
+def _answer_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:
+    """Run the check for the supervisor: it ends with an answer, whatever stands in its way.
+
+    What cannot be measured must not stop a job.
+    """
+    from slurm_health.supervisor.check_process import tell
+
     try:
-        result = _checked(options, environ)
+        finished = _checked(options, environ, tell).finished
     except SlurmHealthError as err:
-        refused = RunFinished(
+        finished = RunFinished(
             disposition=Disposition.PROCEED,
             exit_code=err.exit_code,
             reason=f"not checked: {err}",
         )
-        _tell_supervisor(refused, "")
-        return int(err.exit_code)
-    _tell_supervisor(result.finished, str(result.directory))
-    return result.finished.exit_code
+        tell(finished)
+    return finished.exit_code
 
 
 def _exit_code(finished: RunFinished, *, acted: bool) -> int:
@@ -66,13 +126,32 @@ def _exit_code(finished: RunFinished, *, acted: bool) -> int:
     return finished.exit_code
 
 
-def _checked(options: Mapping[str, Any], environ: Mapping[str, str]) -> CheckResult:
-    local = options["local"]
-    if local and options["act"]:
-        raise click.UsageError("--act needs a Slurm job; --local has none")
-    allocation = None if local else from_environ(environ)
-    line = _progress_line()
-    settings = CheckSettings(
+def _checked(
+    options: Mapping[str, Any],
+    environ: Mapping[str, str],
+    tell: Callable[..., None] = lambda *_: None,
+) -> FinishedCheck:
+    allocation = None if options["local"] else from_environ(environ)
+    with _progress_line() as show:
+        settings = _settings(options, environ, show, tell)
+        if allocation is None:
+            return check_local(options["local"], settings, environ, now_s=time.time())
+        return check_allocation(allocation, settings, environ)
+
+
+def _settings(
+    options: Mapping[str, Any],
+    environ: Mapping[str, str],
+    show: Callable[[str], None] | None,
+    tell: Callable[..., None],
+) -> CheckSettings:
+    """Return what a command line asks for.
+
+    Raises:
+        ConfigError: it cannot be had, or the site's file cannot be used.
+    """
+    by_name = {name.replace("_", "-"): value for name, value in options.items()}
+    return CheckSettings(
         journal_root=config.journal_root(options["journal"], environ),
         python=find_python(options["python"], environ),
         policy=Policy(
@@ -84,43 +163,32 @@ def _checked(options: Mapping[str, Any], environ: Mapping[str, str]) -> CheckRes
             nodes_needed=options["nodes_needed"],
         ),
         limits=Limits(round_deadline_s=options["round_deadline"]),
-        phases=probe_choice.chosen_phases(_what(options)),
+        phases=probe_choice.chosen_phases(what_to_check(by_name)),
+        localize=config.localize(environ) | localize_choices(options),
         cpu_workers=options["workers_per_node"],
-        progress=line.show if line is not None else None,
+        progress=show,
         act=options["act"],
         script=options["script_name"],
+        tell=tell,
     )
-    try:
-        if allocation is None:
-            return check_local(local, settings, environ, now_s=time.time())
-        return check_allocation(allocation, settings, environ)
-    finally:
-        if line is not None:
-            line.erase()
 
 
-def _progress_line() -> ProgressLine | None:
-    """Return the line that shows what is going on, None where nobody is at a terminal."""
+@contextlib.contextmanager
+def _progress_line() -> Iterator[Callable[[str], None] | None]:
+    """Provide what shows, in one line, what is going on; None where nobody is at a terminal."""
     if not sys.stderr.isatty():
-        return None
+        yield None
+        return
     line = ProgressLine(sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.addFilter(line)
-    return line
+    try:
+        yield line.show
+    finally:
+        line.erase()
 
 
-def _what(options: Mapping[str, Any]) -> str:
-    """Return what to check: what is named, what the flags stand for, or the default."""
-    flags = [name for name in ("network-check", "straggler-detection") if options[_key(name)]]
-    named = [options["what"]] if options["what"] else []
-    return ",".join([*named, *flags]) or probe_catalog.DEFAULT
-
-
-def _key(name: str) -> str:
-    return name.replace("-", "_")
-
-
-def _print(result: CheckResult, *, as_json: bool) -> None:
+def _print(result: FinishedCheck, *, as_json: bool) -> None:
     from slurm_health.report import export, find, table
     from slurm_health.report.build import run_report
 
@@ -130,18 +198,3 @@ def _print(result: CheckResult, *, as_json: bool) -> None:
         return
     width, unicode = terminal()
     print_result(table.check_summary(run, width=width, unicode=unicode).rstrip("\n") + "\n")
-
-
-def _tell_supervisor(finished: RunFinished, run_directory: str) -> None:
-    line = {
-        "disposition": finished.disposition,
-        "exit_code": int(finished.exit_code),
-        "reason": finished.reason,
-        "run_directory": run_directory,
-        "nodes": finished.nodes,
-    }
-    print(json.dumps(line), flush=True)
-
-
-def _leave(signal_number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + signal_number)

@@ -7,7 +7,7 @@ import os
 
 import click
 
-from slurm_health.probes.torchrun_arguments import OPTIONS
+from slurm_health.options import Door, options_of
 
 _FILLED = (
     ("--nnodes", "the number of nodes of the step"),
@@ -23,12 +23,15 @@ class _RunCommand(click.Command):
 
     def format_options(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Options"):
-            ours = [(f"{each.name} {each.metavar or ''}".strip(), each.help) for each in OPTIONS]
-            formatter.write_dl([*ours, ("-h, --help", "This text.")])
+            ours = [
+                (f"--{each.name} {each.kind.metavar}".strip(), each.described)
+                for each in options_of(Door.RUN).values()
+            ]
+            formatter.write_dl([*ours, ("-h, --help", "Show this text.")])
         with formatter.section("Filled in from Slurm where you do not give it"):
             formatter.write_dl(list(_FILLED))
         formatter.write_paragraph()
-        formatter.write_text("Every option of torchrun's is accepted: see torchrun --help.")
+        formatter.write_text("All of torchrun's options are accepted: see torchrun --help.")
 
 
 @click.command(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,11 +13,19 @@ from typing import Protocol
 from slurm_health.core.nodeset import expand, fold
 from slurm_health.core.records import AgentsLost, LossCause
 from slurm_health.errors import SlurmCommandMissing
-from slurm_health.processes import end_session, exit_text, read_available, start_tied
+from slurm_health.processes import (
+    Process,
+    close_pipes,
+    end_session,
+    exit_text,
+    read_available,
+    start_tied,
+)
 from slurm_health.slurm.command import clean_environ
 
 # How long agents may take to leave before they are killed.
 LEAVE_S = 3.0
+_GRACE_S = 2.0  # from their SIGTERM on
 
 AgentCommand = Callable[[int, str | None], list[str]]
 """Command line of an agent of launch K; of a given node, or of the node Slurm runs it on."""
@@ -43,7 +50,7 @@ class _Started:
 
     launch: int
     nodes: tuple[str, ...]
-    process: subprocess.Popen[bytes]
+    process: Process
     pending: set[str] = field(default_factory=set)
     said: dict[str, str] = field(default_factory=dict)
     buffer: bytes = b""
@@ -88,7 +95,7 @@ class SlurmLauncher:
                 lost += _heard(step, line)
             if returncode is not None:
                 self._steps.remove(step)
-                _close(step)
+                close_pipes(step.process)
                 if step.pending:
                     why = step.last_line or f"srun ended with {exit_text(returncode)}"
                     lost.append(_lost(step, sorted(step.pending), why))
@@ -97,7 +104,7 @@ class SlurmLauncher:
     def stop(self, grace_s: float = LEAVE_S) -> None:
         """Let srun end by itself, which it does when its tasks have, or end it."""
         for step in self._steps:
-            _stop(step, grace_s)
+            end_session(step.process, leave_s=grace_s, grace_s=_GRACE_S)
         self._steps.clear()
 
 
@@ -130,7 +137,7 @@ class LocalLauncher:
                 agent.last_line = line or agent.last_line
             if returncode is not None:
                 self._agents.remove(agent)
-                _close(agent)
+                close_pipes(agent.process)
                 said = f": {agent.last_line}" if agent.last_line else ""
                 lost += [_ended(agent, node, exit_text(returncode) + said) for node in agent.nodes]
         return lost
@@ -138,7 +145,7 @@ class LocalLauncher:
     def stop(self, grace_s: float = LEAVE_S) -> None:
         """Let the agents leave, or end them."""
         for agent in self._agents:
-            _stop(agent, grace_s)
+            end_session(agent.process, leave_s=grace_s, grace_s=_GRACE_S)
         self._agents.clear()
 
 
@@ -221,16 +228,3 @@ def _lost(
 ) -> AgentsLost:
     step.pending.difference_update(nodes)
     return AgentsLost(launch=step.launch, nodes=list(nodes), reason=reason, cause=cause)
-
-
-def _stop(started: _Started, grace_s: float) -> None:
-    try:
-        started.process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        end_session(started.process, grace_s=2.0)
-    _close(started)
-
-
-def _close(started: _Started) -> None:
-    assert started.process.stderr is not None
-    started.process.stderr.close()

@@ -60,11 +60,14 @@ class Master:
         phases: Sequence[Phase],
         make_localizer: MakeLocalizer,
         expectations: Mapping[str, Expectation] = MappingProxyType({}),
+        localize_options: Mapping[str, object] = MappingProxyType({}),
         progress: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.session = Session(nodes, make_localizer, limits, phases, expectations)
+        self.session = Session(
+            nodes, make_localizer, limits, phases, expectations, localize_options
+        )
         self._directory = directory
         self._launcher = launcher
         self._clock = clock

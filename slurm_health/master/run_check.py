@@ -8,10 +8,9 @@ import os
 import secrets
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_health import __version__, config, journal
@@ -22,39 +21,46 @@ from slurm_health.core.acting.policy import Policy
 from slurm_health.core.allocation import Allocation
 from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.nodeset import fold
-from slurm_health.core.records import Disposition, RunFinished, RunStarted, VerdictReached
+from slurm_health.core.records import Disposition, Record, RunFinished, RunStarted, VerdictReached
 from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode
 from slurm_health.master.launcher import AgentCommand, Launcher, LocalLauncher, SlurmLauncher
 from slurm_health.master.master import Master, poll_interval_s
-from slurm_health.processes import own_command
+from slurm_health.processes import own_command, run
 from slurm_health.slurm.client import Client
 
 LOCAL_CLUSTER = "local"
 # An agent whose master has vanished leaves after this; a check never takes that long.
 AGENT_LIFETIME_S = 1800.0
+_FIND_TORCH_S = 30.0
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSettings:
-    """What a check is told by its command line, its environment and the batch script."""
+    """What a check is told by its command line, its environment and the batch script.
+
+    `localize` holds what was chosen of `core.localize.settings.OPTIONS`. `tell` is told how the
+    run ends: when it has, and before a requeue is asked for that ends this process with the job.
+    """
 
     journal_root: Path
     python: str
     policy: Policy
     limits: Limits
     phases: tuple[Phase, ...]
+    localize: Mapping[str, object] = field(default_factory=dict)
     cpu_workers: int = 1
     progress: Callable[[str], None] | None = None
     act: bool = False
     script: str = ""
+    tell: Callable[[RunFinished, Path], None] = lambda *_: None
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckResult:
+class FinishedCheck:
     """How a check ended, and where its journal lies."""
 
     directory: Path
@@ -64,7 +70,7 @@ class CheckResult:
 
 def check_allocation(
     allocation: Allocation, settings: CheckSettings, environ: Mapping[str, str]
-) -> CheckResult:
+) -> FinishedCheck:
     """Check the nodes of the job this process runs in, and act on the verdict if told to.
 
     Raises:
@@ -99,7 +105,7 @@ def check_allocation(
 
 def check_local(
     count: int, settings: CheckSettings, environ: Mapping[str, str], *, now_s: float
-) -> CheckResult:
+) -> FinishedCheck:
     """Check this machine without Slurm, with `count` agents that play nodes.
 
     Raises:
@@ -152,7 +158,7 @@ def _check(
     settings: CheckSettings,
     launcher: Launcher,
     environ: Mapping[str, str],
-) -> CheckResult:
+) -> FinishedCheck:
     master = Master(
         directory,
         started.nodes,
@@ -161,6 +167,7 @@ def _check(
         phases=settings.phases,
         make_localizer=make_localizer,
         expectations=config.expectations(environ),
+        localize_options=settings.localize,
         progress=settings.progress,
     )
     try:
@@ -176,7 +183,8 @@ def _check(
             finished = _conclude(master, verdict, started, directory, settings, environ)
     finally:
         master.close()
-    return CheckResult(directory=directory, verdict=verdict, finished=finished)
+    settings.tell(finished, directory)
+    return FinishedCheck(directory=directory, verdict=verdict, finished=finished)
 
 
 def _conclude(
@@ -187,6 +195,11 @@ def _conclude(
     settings: CheckSettings,
     environ: Mapping[str, str],
 ) -> RunFinished:
+    def append(record: Record) -> None:
+        master.append(record)
+        if isinstance(record, RunFinished):
+            settings.tell(record, directory)
+
     if settings.act:
         helper = Helper(
             command=own_command("requeue-helper"),
@@ -201,7 +214,7 @@ def _conclude(
             policy=settings.policy,
             client=Client(environ),
             uid=os.getuid(),
-            append=master.append,
+            append=append,
             helper=helper,
         )
     else:
@@ -283,18 +296,13 @@ def _recorded(settings: CheckSettings) -> dict[str, str | int | float | bool]:
         "on_inconclusive": settings.policy.on_inconclusive.value,
         "at_requeue_limit": settings.policy.at_requeue_limit.value,
         "round_deadline_s": settings.limits.round_deadline_s,
+        **{name: str(value) for name, value in settings.localize.items()},
     }
 
 
 def _has_torch(python: str, environ: Mapping[str, str]) -> bool:
     try:
-        done = subprocess.run(
-            [python, "-c", _FIND_TORCH],
-            env=dict(environ),
-            capture_output=True,
-            timeout=30,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = run([python, "-c", _FIND_TORCH], environ=environ, deadline_s=_FIND_TORCH_S)
+    except OSError:  # it cannot be executed, or does not end
         return False
     return done.returncode == 0

@@ -5,7 +5,7 @@ Runs where the user submits. It reads the script, the arguments and the environm
 sbatch.
 
     submit        the command
-    options       the options of slurm-health itself: one table, read from four places
+    own_options   the options of slurm-health: on the command line, in variables, in the script
     arguments     finds the script among sbatch's arguments, as sbatch does
     node_counts   how many nodes to allocate, and how many to run on
     script        the submitted text: a launcher with the user's script inside

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_health.errors import UsageError
-from slurm_health.sbatch import arguments
-from slurm_health.sbatch.arguments import CommandLine
+from slurm_health.sbatch.arguments import CommandLine, parse
+from slurm_health.sbatch.own_options import Settings
 from slurm_health.slurm.parsing import Partition
 
 _NODES = re.compile(r"(\d+)(?:-(\d+))?")
 # What would no longer fit on fewer nodes than were allocated, why, and what to use.
 _UNFIT = {
-    "ntasks": ("is for all nodes together", "--ntasks-per-node"),
-    "gpus": ("is for all nodes together", "--gpus-per-node"),
+    "ntasks": ("counts for all nodes together", "--ntasks-per-node"),
+    "gpus": ("counts for all nodes together", "--gpus-per-node"),
     "nodelist": ("names nodes that the job must have", "--exclude or --constraint"),
     "nodefile": ("names nodes that the job must have", "--exclude or --constraint"),
 }
@@ -39,13 +39,13 @@ class NodeCounts:
     spares: int = 0
 
 
-def node_counts(asked: Mapping[str, str], settings: Mapping[str, str]) -> NodeCounts | None:
+def node_counts(asked: Mapping[str, str], settings: Settings) -> NodeCounts | None:
     """Return what `--spares`, `--min-nodes` and a range of `--nodes` come to, None without any.
 
     Raises:
         UsageError: they do not go together with what else the job asks for.
     """
-    spares = int(settings.get("spares", "0"))
+    spares = int(settings.get("spares", 0))
     least = settings.get("min-nodes")
     text = asked.get("nodes", "")
     found = _NODES.fullmatch(text)
@@ -63,7 +63,9 @@ def node_counts(asked: Mapping[str, str], settings: Mapping[str, str]) -> NodeCo
         if not spares and least is None:
             return None  # a plain range with totals is for Slurm alone to fit
         why, instead = _UNFIT[unsuited]
-        raise UsageError(f"{option}: does not go with --{unsuited}, which {why}; use {instead}")
+        raise UsageError(
+            f"{option}: cannot be combined with --{unsuited}, which {why}; use {instead}"
+        )
     low, high = int(found[1]), int(found[2] or found[1])
     needed = low if least is None else int(least)
     if needed > high:
@@ -88,9 +90,9 @@ def require_room(
     rooms = {each.name: each.room for each in chosen}
     if not counts.spares or not rooms or max(rooms.values()) >= least:
         return
-    most = ", ".join(f"{name} gives a job {room} at most" for name, room in rooms.items())
+    most = ", ".join(f"{name} allows a job at most {room}" for name, room in rooms.items())
     raise UsageError(
-        f"--spares: {counts.wanted} nodes and {counts.spares} to spare are {least},"
+        f"--spares: {counts.wanted} nodes and {counts.spares} spare make {least},"
         f" and partition {most}; ask for fewer, or for another partition"
     )
 
@@ -106,6 +108,6 @@ def options_asked(
                 words += shlex.split(os.fsdecode(text[len(b"#SBATCH") :]), comments=True)
             except ValueError:
                 continue  # sbatch will say what it thinks of it
-    script = arguments.parse(words, own={}, read_help=str)
+    script = parse(words, own={}, read_help=str)
     variables = {name: environ[key] for key, name in _VARIABLES.items() if environ.get(key)}
     return {**script.values, **variables, **line.values}

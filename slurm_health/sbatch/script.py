@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
+from slurm_health.sbatch.own_options import Settings
+
 _TEMPLATE = Path("sbatch_templates", "health.sbatch")
 _FOREIGN = (b"#PBS", b"#BSUB")
 # sbatch reads #PBS and #BSUB lines wherever they stand, until it has met more than this many
@@ -71,7 +73,7 @@ def render(
     template: str,
     python: str,
     flags: Sequence[str],
-    settings: Mapping[str, str],
+    settings: Settings,
     name: str,
     is_wrap: bool = False,
 ) -> bytes:

@@ -10,26 +10,30 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from slurm_health.errors import SlurmCommandMissing, SlurmError, UsageError
-from slurm_health.sbatch import arguments as sbatch_arguments
-from slurm_health.sbatch import node_counts
-from slurm_health.sbatch import options as health_options
-from slurm_health.sbatch import script as batch_script
-from slurm_health.sbatch.arguments import CommandLine
-from slurm_health.sbatch.node_counts import NodeCounts
+from slurm_health.options import what_to_check
+from slurm_health.probe_choice import OFF
+from slurm_health.processes import run_in_foreground
+from slurm_health.sbatch import own_options
+from slurm_health.sbatch.arguments import CommandLine, parse
+from slurm_health.sbatch.node_counts import NodeCounts, node_counts, options_asked, require_room
+from slurm_health.sbatch.script import (
+    has_components,
+    header,
+    read_template,
+    refusal,
+    render,
+    wrapped,
+)
 from slurm_health.slurm import command
 from slurm_health.slurm.client import Client
-
-Run = Callable[[Sequence[str], bytes | None, Mapping[str, str]], int]
 
 _HELP_DEADLINE_S = 10.0
 # Options that make sbatch print something, or submit a job without a script of ours.
@@ -38,32 +42,6 @@ _COMPONENTS = (
     "the components of a heterogeneous job cannot be checked; submit it with plain sbatch,"
     " or with --check=off in front"
 )
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-
-def run_sbatch(argv: Sequence[str], stdin: bytes | None, environ: Mapping[str, str]) -> int:
-    """Run sbatch with our standard streams and return its exit code, 128+n after signal n.
-
-    `stdin` is what it reads there instead of our own standard input. Signals that would end us
-    are passed to it, and we end when it does, so that nothing of ours is left behind.
-    """
-    process = subprocess.Popen(
-        list(argv),
-        stdin=None if stdin is None else subprocess.PIPE,
-        env=dict(environ),
-        close_fds=False,  # --export-file takes the number of an open file descriptor
-    )
-    previous = {
-        number: signal.signal(number, lambda received, _: process.send_signal(received))
-        for number in _FORWARDED
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        process.communicate(stdin)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def submit(
@@ -72,7 +50,6 @@ def submit(
     environ: Mapping[str, str],
     stdin: BinaryIO,
     python: str,
-    run: Run = run_sbatch,
 ) -> int:
     """Do what `sbatch` does with these arguments, and have the job's nodes checked first.
 
@@ -84,27 +61,22 @@ def submit(
         ConfigError: a setting is unknown or impossible.
         SlurmCommandMissing: there is no sbatch on the PATH.
     """
-    line = sbatch_arguments.parse(
-        arguments,
-        own=health_options.TAKES_VALUE,
-        read_help=lambda: _sbatch_help(environ),
-    )
+    line = parse(arguments, own=own_options.TAKES_VALUE, read_help=lambda: _sbatch_help(environ))
     if "help" in line.seen:
-        sys.stdout.write(health_options.help_text())
+        sys.stdout.write(own_options.help_text())
         return 0
     sbatch = shutil.which("sbatch", path=environ.get("PATH"))
     dry_run = ("dry-run", None) in line.own
     if sbatch is None and not dry_run:
         raise SlurmCommandMissing("sbatch")
-    job = _Submission(line=line, environ=environ, stdin=stdin, sbatch=sbatch or "", run=run)
-    given = health_options.from_environ(environ) | health_options.from_words(line.own)
-    if line.components and given.get("check") != "off":
+    given = own_options.from_environ(environ) | own_options.from_words(line.own)
+    off = given.get("check") == OFF
+    if line.components and not off:
         raise UsageError(_COMPONENTS)
+    job = _Job(line=line, given=given, environ=environ, stdin=stdin, sbatch=sbatch or "")
     if dry_run:
-        return job.show(given, python)
-    if given.get("check") == "off" or line.seen & _NOT_OURS:
-        return job.plain()
-    return job.checked(given, python)
+        return job.show(python)
+    return job.plain() if off or line.seen & _NOT_OURS else job.checked(python)
 
 
 class _Refused(Exception):
@@ -116,70 +88,71 @@ class _Refused(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Submission:
-    """One call of sbatch to be."""
+class _Prepared:
+    """A script as it is submitted: `text` is the script itself where nothing is to be checked."""
+
+    script: bytes
+    text: bytes
+    counts: NodeCounts | None = None
+    asked: Mapping[str, str] | None = None
+
+    @property
+    def unchecked(self) -> bool:
+        return self.text is self.script
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """The job as it was given; `given` are our options in its words and in the environment."""
 
     line: CommandLine
+    given: own_options.Settings
     environ: Mapping[str, str]
     stdin: BinaryIO
     sbatch: str
-    run: Run
 
     def plain(self) -> int:
         """Call sbatch without us."""
         return self._call(self.line.plain)
 
-    def checked(self, given: Mapping[str, str], python: str) -> int:
+    def checked(self, python: str) -> int:
         """Submit the script inside the launcher, or as it is where sbatch would refuse it."""
         try:
-            script = self._read()
+            job = self._prepared(python)
         except _Refused as refused:
             code = self._unchanged(refused.script)
             if code == 0:
-                print(
-                    f"slurm-health: {refused}; sbatch took it nevertheless,"
-                    " and the job runs UNCHECKED",
-                    file=sys.stderr,
-                )
+                _say(f"{refused}; sbatch accepted it anyway, and the job runs UNCHECKED")
             return code
-        settings = self._settings(script, given)
-        if settings["check"] == "off":
-            return self._unchanged(script)
-        asked = self._asked(script)
-        counts = node_counts.node_counts(asked, settings)
-        text = self._render(script, settings, python, counts)
-        if counts is None:
-            return self._feed(text)
-        self._require_room(counts, asked)
+        if job.unchecked:
+            return self._unchanged(job.script)
+        if job.counts is None:
+            return self._feed(job.text)
+        self._require_room(job.counts, job.asked or {})
         # The last of several wins, and the command line over the script.
-        code = self._feed(text, [f"--nodes={counts.request}"])
-        if code != 0 and counts.spares:
-            print(
-                f"slurm-health: sbatch was asked for {counts.request} nodes,"
-                f" {counts.spares} of them to spare (--spares)",
-                file=sys.stderr,
+        code = self._feed(job.text, [f"--nodes={job.counts.request}"])
+        if code != 0 and job.counts.spares:
+            _say(
+                f"sbatch was asked for {job.counts.request} nodes,"
+                f" {job.counts.spares} of them spare (--spares)"
             )
         return code
 
-    def show(self, given: Mapping[str, str], python: str) -> int:
+    def show(self, python: str) -> int:
         """Print the batch script that would be submitted."""
         hidden = ", ".join(f"--{name}" for name in sorted(self.line.seen & _NOT_OURS))
         if hidden:
             raise UsageError(f"--dry-run: with {hidden} there is no batch script to show")
         try:
-            script = self._read()
+            text = self._prepared(python).text
         except _Refused as refused:
             raise UsageError(f"--dry-run: sbatch would refuse this: {refused}") from None
-        settings = self._settings(script, given)
-        off = settings["check"] == "off"
-        counts = None if off else node_counts.node_counts(self._asked(script), settings)
-        text = script if off else self._render(script, settings, python, counts)
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
         return 0
 
     def _call(self, words: Sequence[str], stdin: bytes | None = None) -> int:
-        return self.run([self.sbatch, *words], stdin, self.environ)
+        return run_in_foreground([self.sbatch, *words], environ=self.environ, stdin=stdin)
 
     def _feed(self, text: bytes, more: Sequence[str] = ()) -> int:
         """Call sbatch with this script: in a file of the same name, or on its standard input."""
@@ -198,6 +171,38 @@ class _Submission:
         again = self.line.wrap is not None or (path is not None and path.is_file())
         return self.plain() if script is None or again else self._feed(script)
 
+    def _prepared(self, python: str) -> _Prepared:
+        """Return the script as it is to be submitted.
+
+        Raises:
+            _Refused: sbatch would not take it, or the words that name it.
+            UsageError: it is a heterogeneous job, or its node counts do not fit our options.
+            ConfigError: one of its `#HEALTH` lines cannot be used.
+        """
+        script = self._read()
+        lines = header(script)
+        settings = own_options.from_script(lines, self._title()) | dict(self.given)
+        settings["check"] = what_to_check(settings)
+        if settings["check"] == OFF:
+            return _Prepared(script=script, text=script)
+        if has_components(script):
+            raise UsageError(f"{self._title()}: {_COMPONENTS}")
+        asked = options_asked(self.line, lines, self.environ)
+        counts = node_counts(asked, settings)
+        for_check = own_options.for_check(settings)
+        if counts is not None:
+            for_check |= {"nodes-wanted": counts.wanted, "nodes-needed": counts.needed}
+        text = render(
+            script,
+            template=read_template(),
+            python=python,
+            flags=_python_flags(self.environ),
+            settings=for_check,
+            name=self._name(),
+            is_wrap=self.line.wrap is not None,
+        )
+        return _Prepared(script=script, text=text, counts=counts, asked=asked)
+
     def _read(self) -> bytes:
         """Return the script.
 
@@ -206,33 +211,23 @@ class _Submission:
         """
         line = self.line
         if line.undecided is not None:
-            raise _Refused(f"{line.undecided}: not an option of this sbatch, or without its value")
+            raise _Refused(
+                f"{line.undecided}: not an option of this sbatch, or its value is missing"
+            )
         if line.wrap is not None and line.script is not None:
-            raise _Refused(f"{line.script}: a script beside --wrap")
+            raise _Refused(f"{line.script}: a script in addition to --wrap")
         path = self._path()
         try:
             if line.wrap is not None:
-                script = batch_script.wrapped(os.fsencode(line.wrap))
+                script = wrapped(os.fsencode(line.wrap))
             else:
                 script = self.stdin.read() if path is None else path.read_bytes()
         except OSError as err:
             raise _Refused(f"{self._title()}: {err.strerror}") from None
-        problem = batch_script.refusal(script)
+        problem = refusal(script)
         if problem is not None:
             raise _Refused(f"{self._title()}: {problem}", script)
         return script
-
-    def _settings(self, script: bytes, given: Mapping[str, str]) -> dict[str, str]:
-        lines = batch_script.header(script)
-        found = health_options.from_script(lines, self._title())
-        settings = found | dict(given)
-        settings["check"] = health_options.what_to_check(settings)
-        if settings["check"] != "off" and batch_script.has_components(script):
-            raise UsageError(f"{self._title()}: {_COMPONENTS}")
-        return settings
-
-    def _asked(self, script: bytes) -> dict[str, str]:
-        return node_counts.options_asked(self.line, batch_script.header(script), self.environ)
 
     def _require_room(self, counts: NodeCounts, asked: Mapping[str, str]) -> None:
         """Refuse spares that no partition has; where Slurm cannot be asked, sbatch will say so."""
@@ -242,27 +237,7 @@ class _Submission:
             partitions = Client(self.environ, patience_s=0).partitions()
         except SlurmError:
             return
-        node_counts.require_room(counts, asked, partitions)
-
-    def _render(
-        self, script: bytes, settings: Mapping[str, str], python: str, counts: NodeCounts | None
-    ) -> bytes:
-        counted = {"spares", "min-nodes", *health_options.FLAGS}
-        kept = [o.name for o in health_options.OPTIONS if o.everywhere and o.name not in counted]
-        nodes = (
-            {"nodes-wanted": str(counts.wanted), "nodes-needed": str(counts.needed)}
-            if counts
-            else {}
-        )
-        return batch_script.render(
-            script,
-            template=batch_script.read_template(),
-            python=python,
-            flags=_python_flags(self.environ),
-            settings={key: settings[key] for key in kept if key in settings} | nodes,
-            name=self._name(),
-            is_wrap=self.line.wrap is not None,
-        )
+        require_room(counts, asked, partitions)
 
     def _title(self) -> str:
         """What the user calls the script."""
@@ -285,6 +260,10 @@ class _Submission:
                 if candidate.exists() and not candidate.is_dir():
                     return candidate
         return Path(name)
+
+
+def _say(text: str) -> None:
+    print(f"slurm-health: {text}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from slurm_health import processes
 from slurm_health.errors import SlurmCommandError, SlurmCommandMissing, SlurmTimeoutError
-from slurm_health.processes import kill_session
 
 DEADLINE_S = 30.0
 # What srun, sbatch and scontrol read as options when it is inherited from the surrounding job.
@@ -43,21 +42,12 @@ def run(
     """
     if shutil.which(argv[0], path=environ.get("PATH")) is None:
         raise SlurmCommandMissing(argv[0])
-    with subprocess.Popen(
-        list(argv),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=dict(environ),
-        cwd=directory,
-        start_new_session=True,
-    ) as process:
-        try:
-            stdout, stderr = process.communicate(stdin, timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            raise SlurmTimeoutError(argv, deadline_s) from None
-        finally:
-            kill_session(process)
-    if process.returncode != 0:
-        raise SlurmCommandError(argv, process.returncode, stderr.decode(errors="replace"))
-    return stdout.decode(errors="replace")
+    try:
+        ended = processes.run(
+            argv, environ=environ, stdin=stdin, deadline_s=deadline_s, directory=directory
+        )
+    except TimeoutError:
+        raise SlurmTimeoutError(argv, deadline_s) from None
+    if ended.returncode != 0:
+        raise SlurmCommandError(argv, ended.returncode, ended.stderr.decode(errors="replace"))
+    return ended.stdout.decode(errors="replace")

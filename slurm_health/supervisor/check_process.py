@@ -5,15 +5,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from slurm_health.processes import die_with_parent, exit_text
+import msgspec
+
+from slurm_health.core.records import RunFinished
+from slurm_health.processes import (
+    PIPE,
+    Process,
+    close_pipes,
+    exit_text,
+    kill_session,
+    read_available,
+    start_tied,
+)
 from slurm_health.supervisor.signal_witness import ALL_SIGNALS
 
 # Signals whose default action is not to end a process.
@@ -28,7 +38,6 @@ HARMLESS = frozenset(
         signal.SIGTTOU,
     }
 )
-DISPOSITIONS = ("proceed", "requeue", "hold", "stop")
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.1
@@ -36,27 +45,41 @@ _UNKILLABLE_S = 5.0  # how long to wait for a killed process that hangs in the k
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The master's last line: what becomes of the job; `nodes` as in `RunFinished`."""
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of the job, as the check says in a line of its own; its last line counts."""
 
-    disposition: str
+    disposition: Literal["proceed", "requeue", "hold", "stop"]
     exit_code: int = 0
     reason: str = ""
     run_directory: str = ""
     nodes: tuple[str, ...] = ()
 
+    @property
+    def leaves(self) -> bool:
+        """Whether the job leaves its nodes: Slurm ends this attempt of it."""
+        return self.disposition in {"requeue", "hold"}
+
+
+def tell(finished: RunFinished, run_directory: Path | str = "") -> None:
+    """Say, in the process of the check, how it ends."""
+    said = {**msgspec.to_builtins(finished), "run_directory": str(run_directory)}
+    print(msgspec.json.encode(msgspec.convert(said, Answer)).decode(), flush=True)
+
 
 class Interrupted(Exception):
-    """A signal came that ends a process which has made no provision for it."""
+    """A signal came that ends a process which has made no provision for it.
 
-    def __init__(self, number: int) -> None:
+    `answer` is what the check had said by then.
+    """
+
+    def __init__(self, number: int, answer: Answer | None = None) -> None:
         self.number = number
+        self.answer = answer
         super().__init__(f"signal {number}")
 
 
 class NoAnswer(Exception):
-    """The master ended without its last line."""
+    """The check ended without saying what becomes of the job."""
 
 
 def ask(
@@ -65,86 +88,52 @@ def ask(
     environ: Mapping[bytes, bytes],
     mask: Collection[int],
     grace_s: float,
-    interrupted: Callable[[int], None],
+    interrupted: Callable[[Interrupted], None],
 ) -> Answer:
-    """Run the master to its end; nothing that it started is left when this returns or raises.
+    """Run the check to its end; nothing that it started is left when this returns or raises.
 
-    Every signal must be blocked; the master gets `mask`. `interrupted` is told the number of a
-    signal that ends it at once, because Slurm may kill us while it ends.
+    Every signal must be blocked; the check gets `mask`. `interrupted` is told at once of a signal
+    that ends it, because Slurm may kill us while it ends.
 
     Raises:
-        Interrupted: a signal came; the master had `grace_s` to end.
-        NoAnswer: the master could not be started, or ended without saying anything.
+        Interrupted: a signal came; the check had `grace_s` to end.
+        NoAnswer: the check could not be started, or ended without saying anything.
     """
     with _adopting_orphans():
         try:
-            process = _start(argv, environ, mask)
-        except (OSError, subprocess.SubprocessError) as err:
+            check = start_tied(argv, environ=environ, stdout=PIPE, stderr=None, signal_mask=mask)
+        except OSError as err:
             raise NoAnswer(f"cannot be started: {err}") from err
         try:
-            output = _listen(process)
+            return _listen(check)
         except Interrupted as interruption:
-            interrupted(interruption.number)
+            interrupted(interruption)
             raise
         finally:
-            _end_descendants(process.pid, grace_s)
-    answer = _parsed(output)
-    if answer is None:
-        raise NoAnswer(f"ended without a verdict ({exit_text(process.returncode)})")
-    return answer
+            _end_children(check, grace_s)
+            close_pipes(check)
 
 
-def _start(
-    argv: Sequence[str], environ: Mapping[bytes, bytes], mask: Collection[int]
-) -> subprocess.Popen[bytes]:
-    tie = die_with_parent()
+def _listen(check: Process) -> Answer:
+    """Return what the check says, once it has ended.
 
-    def prepare() -> None:
-        tie()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    return subprocess.Popen(
-        list(argv),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        env=environ,
-        start_new_session=True,
-        preexec_fn=prepare,  # noqa: PLW1509 - there are no threads here
-    )
-
-
-def _listen(process: subprocess.Popen[bytes]) -> bytes:
-    """Return what the master printed, once it has ended."""
-    assert process.stdout is not None
+    Raises:
+        Interrupted: a signal came.
+        NoAnswer: it ended without an answer.
+    """
     output = b""
-    with process.stdout as pipe:
-        os.set_blocking(pipe.fileno(), False)
-        while True:
-            info = signal.sigtimedwait(ALL_SIGNALS, _POLL_S)
-            if info is not None and info.si_signo not in HARMLESS:
-                raise Interrupted(info.si_signo)
-            ended = process.poll() is not None
-            output += pipe.read() or b""
-            if ended:
-                return output
-
-
-def _parsed(output: bytes) -> Answer | None:
-    lines = [line for line in output.splitlines() if line.strip()]
-    try:
-        found = json.loads(lines[-1]) if lines else None
-    except ValueError:
-        return None
-    if not isinstance(found, dict) or found.get("disposition") not in DISPOSITIONS:
-        return None
-    code = found.get("exit_code", 0)
-    return Answer(
-        disposition=found["disposition"],
-        exit_code=code if isinstance(code, int) else 0,
-        reason=str(found.get("reason", "")),
-        run_directory=str(found.get("run_directory", "")),
-        nodes=tuple(map(str, found.get("nodes") or ())),
-    )
+    while True:
+        info = signal.sigtimedwait(ALL_SIGNALS, _POLL_S)
+        ended = check.poll() is not None
+        output += read_available(check.stdout)
+        if info is not None and info.si_signo not in HARMLESS:
+            raise Interrupted(info.si_signo, _answer(output))
+        if ended:
+            break
+    answer = _answer(output)
+    if answer is None:
+        raise NoAnswer(f"ended without a verdict ({exit_text(check.returncode)})")
+    return answer
 
 
 @contextlib.contextmanager
@@ -157,60 +146,39 @@ def _adopting_orphans() -> Iterator[None]:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _end_descendants(master: int, grace_s: float) -> None:
-    """End the master's group, then whatever it left behind; kill what has not ended in time.
+def _answer(output: bytes) -> Answer | None:
+    lines = [line for line in output.splitlines() if line.strip()]
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(lines[-1], type=Answer) if lines else None
+    return None
 
-    Only orphans are told beside the master, which ends its own children in its own order.
+
+def _end_children(check: Process, grace_s: float) -> None:
+    """End the check's group, then whatever it left behind; kill what has not ended in time.
+
+    Only orphans are told beside the check, which ends its own children in its own order. The
+    children of whoever is killed become ours, and are killed next.
     """
     deadline = time.monotonic() + grace_s
-    told: set[int] = set()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(master, signal.SIGTERM)
-    told.add(master)
-    while True:
-        _reap()
-        parents = _parents()
-        alive = _below(os.getpid(), parents)
-        now = time.monotonic()
-        if not alive or now > deadline + _UNKILLABLE_S:
-            return
-        orphans = {pid for pid in alive if parents[pid] == os.getpid()} - told
-        late = now >= deadline
-        for pid in alive if late else orphans:
+    kill_session(check, signal.SIGTERM)
+    told = {check.pid}
+    while (children := _children()) and time.monotonic() <= deadline + _UNKILLABLE_S:
+        late = time.monotonic() >= deadline
+        for pid in children if late else children - told:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-        told |= orphans
+        told |= children
         signal.sigtimedwait({signal.SIGCHLD}, _POLL_S)
 
 
-def _reap() -> None:
+def _children() -> set[int]:
+    """Reap the children of this process that have ended; return the others."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def _parents() -> dict[int, int]:
-    """Return the parent of every process on this machine that we can see."""
-    parents = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - hot loop
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 - hot loop
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:  # it ended meanwhile
-                continue
-            parents[int(name)] = int(fields[1])
-    return parents
-
-
-def _below(root: int, parents: Mapping[int, int]) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
-        children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
-    frontier = [root]
-    while frontier:
-        below = children.get(frontier.pop(), [])
-        found.update(below)
-        frontier += below
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if int(stat.read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+                found.add(int(stat.parent.name))
     return found

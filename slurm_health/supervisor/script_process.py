@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from slurm_health.processes import fork
 from slurm_health.supervisor.signal_witness import ALL_SIGNALS, WINDOW_S, Sentinel
 
 # What Python changes at its start; everything else is as it was given to us.
@@ -55,10 +56,12 @@ class ScriptProcess:
     ) -> None:
         """Start it with this environment and signal mask, and all else as it was given to us."""
         waiting, gate = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
+
+        def begin() -> int:
             os.close(gate)
-            _become(argv, environ, mask, waiting)
+            return _become(argv, environ, mask, waiting)
+
+        self.pid = fork(begin)
         os.close(waiting)
         with contextlib.suppress(OSError):  # the child does it too; whoever is first
             os.setpgid(self.pid, self.pid)
@@ -97,22 +100,19 @@ class ScriptProcess:
 
 def _become(
     argv: list[bytes], environ: Mapping[bytes, bytes], mask: Collection[int], waiting: int
-) -> None:
-    """Become the script; does not return."""
-    code = 1
+) -> int:
+    """Become the script, or return the code to end with where that cannot be."""
+    os.setpgid(0, 0)
+    if not os.read(waiting, 1):
+        return 1  # the supervisor was killed before it could say so
+    for number in _CHANGED_BY_PYTHON:
+        if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
-        os.setpgid(0, 0)
-        if not os.read(waiting, 1):
-            return  # the supervisor was killed before it could say so
-        for number in _CHANGED_BY_PYTHON:
-            if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execve(argv[0], argv, environ)  # noqa: S606 - it is what Slurm would have done
     except OSError as err:
         # The words and the code that slurmstepd has for it.
         interpreter = os.fsdecode(argv[0])
         print(f"slurm-health: execve(): {interpreter}: {err.strerror}", file=sys.stderr, flush=True)
-        code = err.errno or 1
-    finally:
-        os._exit(code)
+        return err.errno or 1

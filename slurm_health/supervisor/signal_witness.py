@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm_health.processes import die_with_parent
+from slurm_health.processes import die_with_parent, fork
 
 ALL_SIGNALS = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
 # How far apart the processes of one container may be sent the same signal.
@@ -41,13 +41,9 @@ class Sentinel:
         self._read, write = os.pipe()
         tie = die_with_parent(_PARENT_DIED)
         parent = os.getpid()
-        try:
-            self._pid = os.fork()
-        except OSError:  # no process left for it; the script matters more
-            self._pid = 0
-        else:
-            if self._pid == 0:
-                _be_sentinel(write, group, parent, tie, kill_group)
+        self._pid = 0
+        with contextlib.suppress(OSError):  # no process left for it; the script matters more
+            self._pid = fork(lambda: _be_sentinel(write, group, parent, tie, kill_group))
         os.close(write)
         os.set_blocking(self._read, False)
         self._silent = self._pid == 0
@@ -86,28 +82,21 @@ class Sentinel:
 
 def _be_sentinel(
     write: int, group: int, parent: int, tie: Callable[[], None], kill_group: bool
-) -> None:
-    """Be the sentinel; does not return."""
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
-        os.setpgid(0, group)
-        tie()
-        _close_all_but(write)
-        gc.disable()
-        os.set_blocking(write, False)
-        _listen(write, parent, kill_group)
-    finally:
-        os._exit(1)
-
-
-def _listen(write: int, parent: int, kill_group: bool) -> None:
+) -> int:
+    """Be the sentinel until the parent has died."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
+    os.setpgid(0, group)
+    tie()
+    _close_all_but(write)
+    gc.disable()
+    os.set_blocking(write, False)
     os.write(write, _REPORT.pack(0, 0, 0.0))
     while True:
         info = signal.sigwaitinfo(ALL_SIGNALS)
         if info.si_signo == _PARENT_DIED and os.getppid() != parent:
             if kill_group:
                 os.kill(0, signal.SIGKILL)
-            return
+            return 1
         with contextlib.suppress(BlockingIOError):
             os.write(write, _REPORT.pack(info.si_signo, info.si_pid, time.monotonic()))
 

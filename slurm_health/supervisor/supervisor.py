@@ -12,19 +12,18 @@ import contextlib
 import errno
 import os
 import resource
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health import journal
 from slurm_health.core.records import Record, ScriptEnded, ScriptStarted
 from slurm_health.errors import ExitCode, JournalError
-from slurm_health.processes import signal_name
+from slurm_health.processes import fork, signal_name
 from slurm_health.supervisor import check_process
 from slurm_health.supervisor.check_process import Answer
 from slurm_health.supervisor.script_process import ScriptProcess, command_line
@@ -34,7 +33,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Patience:
     """How long the supervisor waits, and how often it tries."""
 
     master_starts: int = 3
@@ -43,7 +42,7 @@ class Limits:
     journal_wait_s: float = 10.0
 
 
-LIMITS = Limits()
+PATIENCE = Patience()
 
 
 def original_environ(environ_fd: int | None) -> dict[bytes, bytes]:
@@ -73,7 +72,7 @@ def supervise(
     check_argv: Sequence[str],
     environ: Mapping[bytes, bytes],
     clock: Clock = time.time,
-    limits: Limits = LIMITS,
+    patience: Patience = PATIENCE,
 ) -> int:
     """Run the check, and then, if it says so, the script that `script_source` holds.
 
@@ -84,18 +83,19 @@ def supervise(
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
     try:
-        answer = _answer(check_argv, environ=environ, mask=mask, limits=limits, clock=clock)
+        answer = _answer(check_argv, environ=environ, mask=mask, patience=patience, clock=clock)
         if answer.disposition == "stop":
-            return _stop(answer)
-        if answer.disposition in {"requeue", "hold"}:
-            return _await_requeue(answer, limits.requeue_wait_s)
+            _say(f"the job stops: {answer.reason}")
+            return answer.exit_code or ExitCode.BAD_NODES
+        if answer.leaves:
+            return _await_requeue(patience.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
-    recorder = _Recorder(answer.run_directory, clock, limits.journal_wait_s)
+    recorder = _Recorder(answer.run_directory, clock, patience.journal_wait_s)
     environ = _for_nodes(environ, answer.nodes)
     try:
-        with _private_directory(environ) as directory:
-            script, path = _unpacked(script_source, script_line, directory)
+        with tempfile.TemporaryDirectory(prefix="slurm-health-", ignore_cleanup_errors=True) as own:
+            script, path = _unpacked(script_source, script_line, Path(own))
             argv = command_line(script, path, arguments)
             status = _run_script(argv, environ, mask, script_name, recorder)
     except OSError as err:
@@ -112,41 +112,49 @@ def _answer(
     *,
     environ: Mapping[bytes, bytes],
     mask: Collection[int],
-    limits: Limits,
+    patience: Patience,
     clock: Clock,
 ) -> Answer:
     """Return what the check says. One that dies is started again: it goes on from its journal."""
-    for start in range(1, limits.master_starts + 1):
+    for start in range(1, patience.master_starts + 1):
         try:
             answer = check_process.ask(
                 check_argv,
                 environ=environ,
                 mask=mask,
-                grace_s=limits.grace_s,
-                interrupted=lambda number: _say(_why_interrupted(number, environ, clock)),
+                grace_s=patience.grace_s,
+                interrupted=lambda caught: _say_why_interrupted(caught, environ, clock),
             )
         except (check_process.NoAnswer, OSError) as failure:
-            _say(f"start {start} of {limits.master_starts} of the check: {failure}")
+            _say(f"start {start} of {patience.master_starts} of the check: {failure}")
             continue
         if answer.disposition == "proceed" and answer.exit_code:
-            _say(f"the script runs all the same: {answer.reason}")
+            _say(f"running the script anyway: {answer.reason}")
         return answer
     _say("the nodes could not be checked; the script runs on UNCHECKED nodes")
     return Answer(disposition="proceed")
 
 
-def _why_interrupted(number: int, environ: Mapping[bytes, bytes], clock: Clock) -> str:
-    """Say what ended the check, and what to do if it was the job's time limit."""
-    what = f"{signal_name(number)} ended the check, so the script did not run"
+def _say_why_interrupted(
+    interrupted: check_process.Interrupted, environ: Mapping[bytes, bytes], clock: Clock
+) -> None:
+    """Say what ended the check, and what to do if it was the job's time limit.
+
+    Where the job leaves its nodes the check has said so, and Slurm's signal is no news.
+    """
+    if interrupted.answer is not None and interrupted.answer.leaves:
+        return
     end_s = environ.get(b"SLURM_JOB_END_TIME", b"")
+    if end_s.isdigit() and clock() >= int(end_s):
+        _say(
+            "the job's time limit ended the check, so the script did not run; ask for more time"
+            " (--time): the check counts against it"
+        )
+        return
+    what = f"{signal_name(interrupted.number)} ended the check, so the script did not run"
     if not end_s.isdigit():  # Slurm 22.05 does not tell it
-        return f"{what}; if that was for the time limit (--time): the check counts against it"
-    if clock() < int(end_s):
-        return what
-    return (
-        "the job's time limit ended the check, so the script did not run; ask for more time"
-        " (--time): the check counts against it"
-    )
+        what += "; if that was for the time limit (--time): the check counts against it"
+    _say(what)
 
 
 def _for_nodes(environ: Mapping[bytes, bytes], nodes: Sequence[str]) -> Mapping[bytes, bytes]:
@@ -160,15 +168,8 @@ def _for_nodes(environ: Mapping[bytes, bytes], nodes: Sequence[str]) -> Mapping[
     return {**environ, **{os.fsencode(name): os.fsencode(value) for name, value in new.items()}}
 
 
-def _stop(answer: Answer) -> int:
-    _say(f"the job stops: {answer.reason}")
-    return answer.exit_code or ExitCode.BAD_NODES
-
-
-def _await_requeue(answer: Answer, wait_s: float) -> int:
-    """Wait for Slurm to end this attempt of the job."""
-    what = "to be held" if answer.disposition == "hold" else "requeued"
-    _say(f"the job is {what}: {answer.reason}")
+def _await_requeue(wait_s: float) -> int:
+    """Wait for Slurm to end this attempt of the job, of which the check has said why."""
     deadline = time.monotonic() + wait_s
     while (remaining := deadline - time.monotonic()) > 0:
         info = signal.sigtimedwait(ALL_SIGNALS, remaining)
@@ -189,12 +190,9 @@ class _Recorder:
 
     def start(self, record: Record) -> None:
         """Begin to append a record."""
-        if not self._directory:
-            return
-        with contextlib.suppress(OSError):
-            self._child = os.fork()
-            if self._child == 0:
-                self._append(record)
+        if self._directory:
+            with contextlib.suppress(OSError):
+                self._child = fork(lambda: self._append(record))
 
     def ended(self) -> bool:
         """Tell whether nothing is being written."""
@@ -214,15 +212,13 @@ class _Recorder:
             signal.sigtimedwait({signal.SIGCHLD}, remaining)
         return True
 
-    def _append(self, record: Record) -> None:
-        """Append a record and exit; a failure is a line on standard error and nothing more."""
+    def _append(self, record: Record) -> int:
+        """Append a record; a failure is a line on standard error and nothing more."""
         try:
-            writer = journal.Writer(Path(self._directory), journal.SUPERVISOR, self._clock)
-            writer.append(record)
+            journal.Writer(Path(self._directory), journal.SUPERVISOR, self._clock).append(record)
         except JournalError as err:
             _say(str(err))
-        finally:
-            os._exit(0)
+        return 0
 
 
 def _run_script(
@@ -255,25 +251,6 @@ def _unpacked(source: Path, line: int, directory: Path) -> tuple[bytes, Path]:
     path.write_bytes(parts[-1])
     path.chmod(0o700)
     return parts[-1], path
-
-
-@contextlib.contextmanager
-def _private_directory(environ: Mapping[bytes, bytes]) -> Iterator[Path]:
-    """Provide a directory for the script, in the first place that can be written to."""
-    places = [os.fsdecode(environ.get(b"TMPDIR", b"")), "/tmp", "/var/tmp", "/dev/shm"]  # noqa: S108
-    problem = OSError(errno.ENOENT, "no directory for temporary files")
-    for place in filter(None, places):
-        try:
-            directory = tempfile.mkdtemp(prefix="slurm-health-", dir=place)
-            break
-        except OSError as err:
-            problem = err
-    else:
-        raise problem
-    try:
-        yield Path(directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _die_by(number: int) -> int:

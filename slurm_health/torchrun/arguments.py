@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import msgspec
 
 from slurm_health.errors import UsageError
+from slurm_health.options import Value, what_to_check
 
 # Below the ports that Linux hands out by itself, so that nobody sits on one by chance.
 _FIRST_PORT = 20000
 # A prime, so that none of the factors below divides it.
 _PORTS = 12007
+_CHECKING = {"network-check", "straggler-detection", "exclude-straggler"}
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,29 +23,36 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
 
     `options` are those of torchrun as they were written, `program` is the training script with
     its own arguments. `given` holds what concerns nodes and rendezvous, as far as the command
-    line or torchrun's own `PET_` variables say it.
+    line or torchrun's own `PET_` variables say it; `own` those of our options that were given.
     """
 
     options: list[str]
     program: list[str]
     given: dict[str, str]
     standalone: bool = False
-    network_check: bool = False
-    straggler_detection: bool = False
-    exclude_straggler: bool = False
-    journal: str | None = None
-    python: str | None = None
+    own: dict[str, Value] = {}
+
+    def text(self, name: str) -> str | None:
+        """Return what was given for one of our options, None if nothing was."""
+        value = self.own.get(name)
+        return None if value is None else str(value)
+
+    @property
+    def exclude_straggler(self) -> bool:
+        """Whether a slow node is treated like a faulty one."""
+        return "exclude-straggler" in self.own
 
     @property
     def checks(self) -> bool:
         """Whether the nodes are to be checked first."""
-        return self.network_check or self.straggler_detection or self.exclude_straggler
+        return not self.own.keys().isdisjoint(_CHECKING)
 
     @property
     def check(self) -> str:
         """What is checked, as `--check` of the other commands would say it."""
-        chosen = ["network-check"] if self.network_check or not self.straggler_detection else []
-        return ",".join([*chosen, *(["straggler-detection"] if self.straggler_detection else [])])
+        if "straggler-detection" in self.own:
+            return what_to_check(self.own)
+        return "network-check"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ the first one runs the master beside it. All of them read the outcome from the j
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from slurm_health import journal
 from slurm_health.core.record_codec import Entry
@@ -32,9 +32,16 @@ from slurm_health.errors import ExitCode, JournalError
 from slurm_health.master.launcher import LEAVE_S, AgentCommand
 from slurm_health.master.master import Master, poll_interval_s
 from slurm_health.master.run_check import make_localizer
-from slurm_health.processes import end_session, exit_text, read_available, start_tied
-from slurm_health.torchrun.node_choice import Bounds, Choice, choose
-from slurm_health.torchrun.place import Place
+from slurm_health.processes import (
+    Process,
+    close_pipes,
+    end_session,
+    exit_text,
+    read_available,
+    start_tied,
+)
+from slurm_health.torchrun.node_choice import Bounds, NodeChoice, choose
+from slurm_health.torchrun.place import TaskPlace
 
 # How long the first process may take to begin: it may still be loading torch from a cold disk.
 BEGIN_S = 180.0
@@ -45,11 +52,11 @@ SIGN_OFF_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class JointOutcome:
     """What the check found, and the nodes training starts with, none where it does not."""
 
     verdict: VerdictReached
-    choice: Choice
+    choice: NodeChoice
 
 
 class OwnAgent:
@@ -60,7 +67,7 @@ class OwnAgent:
         self._command = command
         self._environ = environ
         self._launch = -1
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._said = b""
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
@@ -79,29 +86,19 @@ class OwnAgent:
         if returncode is None:
             return []
         said = self._said.decode(errors="replace").strip().splitlines()[-1:]
-        self._forget()
+        close_pipes(self._process)
+        self._process, self._said = None, b""
         reason = f"its agent ended: {': '.join([exit_text(returncode), *said])}"
         return [AgentsLost(launch=self._launch, nodes=[self._node], reason=reason)]
 
     def stop(self, grace_s: float = LEAVE_S) -> None:
         """Let the agent leave, which frees the devices, or end it."""
-        if self._process is None:
-            return
-        try:
-            self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            end_session(self._process, grace_s=1.0)
-        self._forget()
-
-    def _forget(self) -> None:
-        assert self._process is not None
-        assert self._process.stderr is not None
-        self._process.stderr.close()
-        self._process = None
-        self._said = b""
+        if self._process is not None:
+            end_session(self._process, leave_s=grace_s, grace_s=1.0)
+            self._process, self._said = None, b""
 
 
-def directory_of(root: Path, place: Place) -> Path:
+def directory_of(root: Path, place: TaskPlace) -> Path:
     """Return the directory of this start's journal: the same one in all its processes.
 
     Raises:
@@ -122,7 +119,8 @@ def lead(
     exclude_slow: bool,
     limits: Limits,
     phases: Sequence[Phase],
-) -> Outcome:
+    localize: Mapping[str, object] = MappingProxyType({}),
+) -> JointOutcome:
     """Run the check for all processes, and decide who trains.
 
     Raises:
@@ -133,7 +131,13 @@ def lead(
         raise _used_before(directory)
     nodes = started.nodes
     master = Master(
-        directory, nodes, agent, limits=limits, phases=phases, make_localizer=make_localizer
+        directory,
+        nodes,
+        agent,
+        limits=limits,
+        phases=phases,
+        localize_options=localize,
+        make_localizer=make_localizer,
     )
     try:
         master.open(started)
@@ -157,16 +161,16 @@ def lead(
         )
     finally:
         master.close()
-    return Outcome(verdict=verdict, choice=choice)
+    return JointOutcome(verdict=verdict, choice=choice)
 
 
 def follow(
     directory: Path,
-    place: Place,
+    place: TaskPlace,
     agent: OwnAgent,
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Outcome:
+) -> JointOutcome:
     """Take part in the check that the first process runs, until it is over.
 
     Raises:
@@ -207,12 +211,10 @@ def _serve(agent: OwnAgent, directory: Path, news: Sequence[Entry]) -> None:
 
 
 def _used_before(directory: Path) -> JournalError:
-    return JournalError(
-        directory, "is that of an earlier start; give each start a --rdzv-id of its own"
-    )
+    return JournalError(directory, "belongs to an earlier start; give each start its own --rdzv-id")
 
 
-def _silent(place: Place, heard: Sequence[Entry]) -> str:
+def _silent(place: TaskPlace, heard: Sequence[Entry]) -> str:
     first = place.nodes[0]
     if heard:
         return f"{first}, which runs the check, has written nothing for {SILENCE_S:.0f} s"
@@ -238,7 +240,7 @@ def _await_sign_off(directory: Path, nodes: Sequence[str]) -> list[str]:
     return list(readers)
 
 
-def _outcome(entries: Sequence[Entry]) -> Outcome | None:
+def _outcome(entries: Sequence[Entry]) -> JointOutcome | None:
     """Return the outcome once the master has written it whole."""
     verdict: VerdictReached | None = None
     nodes: tuple[str, ...] = ()
@@ -249,7 +251,7 @@ def _outcome(entries: Sequence[Entry]) -> Outcome | None:
             case ActionIntended(action=Action.PROCEED, nodes=names):
                 nodes = tuple(names)
             case RunFinished(reason=reason) if verdict is not None:
-                return Outcome(verdict=verdict, choice=Choice(nodes=nodes, reason=reason))
+                return JointOutcome(verdict=verdict, choice=NodeChoice(nodes=nodes, reason=reason))
             case _:
                 pass
     return None

@@ -36,7 +36,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class NodeChoice:
     """The nodes training starts with, none where it does not, and why."""
 
     nodes: tuple[str, ...]
@@ -63,7 +63,7 @@ def choose(
     *,
     absent: Collection[str],
     exclude_slow: bool,
-) -> Choice:
+) -> NodeChoice:
     """Choose the nodes to start with.
 
     A faulty node never trains. Doubt is no fault: an undecided node does, and so does one of which
@@ -79,15 +79,15 @@ def choose(
     nodes = tuple(node.node for node in verdict.nodes if node.node in chosen)
     bad = [node for node in verdict.nodes if node.level in unfit]
     if len(nodes) < bounds.least:
-        return Choice(nodes=(), reason=_too_few(verdict, bad, bounds))
+        return NodeChoice(nodes=(), reason=_too_few(verdict, bad, bounds))
     left = [node for node in verdict.nodes if node.node not in chosen]
     said = [f"without {node.node}: {_why_left(node, unfit, absent)}" for node in left]
     said += [
-        f"with {node.node} all the same: {node.level.value}, {node.reason}"
+        f"with {node.node} anyway: {node.level.value}, {node.reason}"
         for node in verdict.nodes
         if node.node in chosen and node.level is not Level.HEALTHY
     ]
-    return Choice(nodes=nodes, reason="; ".join(said))
+    return NodeChoice(nodes=nodes, reason="; ".join(said))
 
 
 def why_left_out(verdict: VerdictReached, node: str) -> str:
@@ -100,7 +100,7 @@ def why_left_out(verdict: VerdictReached, node: str) -> str:
 
 def _why_left(node: NodeVerdict, unfit: Collection[Level], absent: Collection[str]) -> str:
     if node.level in unfit or node.node in absent:
-        return node.reason or "its task is not heard of any more"
+        return node.reason or "nothing more was heard from its task"
     return NOT_NEEDED
 
 
@@ -110,6 +110,6 @@ def _too_few(verdict: VerdictReached, bad: list[NodeVerdict], bounds: Bounds) ->
     names = fold(node.node for node in bad)
     fewer = f", or allow fewer with --nnodes={left}:{bounds.most}" if left else ""
     return (
-        f"{why}. --nnodes={bounds.text} cannot be had from the other {left}:"
+        f"{why}. --nnodes={bounds.text} cannot be met by the other {left}:"
         f" submit the job again with --exclude={names}{fewer}"
     )

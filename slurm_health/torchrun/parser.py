@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,14 +14,17 @@ import msgspec
 
 from slurm_health.errors import ConfigError
 from slurm_health.master.run_check import find_python
+from slurm_health.options import Door, options_of
+from slurm_health.processes import run_in_foreground
 from slurm_health.torchrun.arguments import Arguments
 
+_OPTIONS = options_of(Door.RUN)
 _READER = Path(__file__).parents[1] / "probes" / "torchrun_arguments.py"
 # Loading torch from a cold network filesystem can take minutes.
 _DEADLINE_S = 600.0
 
 
-class Ended(Exception):
+class ParserEnded(Exception):
     """The parser has said what there was to say: the help, or what is wrong."""
 
     def __init__(self, exit_code: int) -> None:
@@ -32,19 +36,26 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Argument
     """Return the interpreter to train with, and what the command line says.
 
     Raises:
-        ConfigError: there is no interpreter with torch.
-        Ended: the command line is refused, or asks for help.
+        ConfigError: there is no interpreter with torch,
+            or one of our options has an impossible value.
+        ParserEnded: the command line is refused, or asks for help.
     """
     # Only the parser knows where the options end, and only an interpreter has the parser.
     guess = _perhaps_named(argv)
     if guess is not None and shutil.which(guess, path=environ.get("PATH")) is None:
         guess = None
     python = find_python(guess, environ)
-    arguments = _ask(python, argv, environ)
-    if arguments.python == guess:
-        return python, arguments
-    python = find_python(arguments.python, environ)
-    return python, _ask(python, argv, environ)
+    found = _ask(python, argv, environ)
+    if found.text("python") != guess:
+        python = find_python(found.text("python"), environ)
+        found = _ask(python, argv, environ)
+    own = {
+        name: _OPTIONS[name].parsed(
+            "" if value is True else str(value), "command line", f"--{name}"
+        )
+        for name, value in found.own.items()
+    }
+    return python, msgspec.structs.replace(found, own=own)
 
 
 def _perhaps_named(argv: Sequence[str]) -> str | None:
@@ -58,17 +69,15 @@ def _perhaps_named(argv: Sequence[str]) -> str | None:
 
 
 def _ask(python: str, argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
+    options = [(each.name, each.kind.metavar, each.described) for each in _OPTIONS.values()]
     with tempfile.TemporaryFile() as answer:
+        os.set_inheritable(answer.fileno(), True)
+        words = [str(answer.fileno()), json.dumps(options), *argv]
         try:
-            done = subprocess.run(
-                [python, str(_READER), str(answer.fileno()), *argv],
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(answer.fileno(),),
-                timeout=_DEADLINE_S,
-                check=False,
+            code = run_in_foreground(
+                [python, str(_READER), *words], environ=environ, stdin=b"", deadline_s=_DEADLINE_S
             )
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             raise ConfigError(
                 "--python", python, f"has not loaded torch within {_DEADLINE_S:.0f} s"
             ) from None
@@ -76,6 +85,6 @@ def _ask(python: str, argv: Sequence[str], environ: Mapping[str, str]) -> Argume
             raise ConfigError("--python", python, f"cannot be run: {err.strerror}") from err
         answer.seek(0)
         found = answer.read()
-    if done.returncode != 0 or not found:
-        raise Ended(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+    if code != 0 or not found:
+        raise ParserEnded(code)
     return msgspec.json.decode(found, type=Arguments)

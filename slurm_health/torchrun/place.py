@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_health.core import allocation
+from slurm_health.core.allocation import Allocation
 from slurm_health.core.nodeset import expand
 from slurm_health.errors import AllocationError, UsageError
+from slurm_health.master.run_check import LOCAL_CLUSTER
 from slurm_health.torchrun.arguments import Arguments, node_range, port, trains_alone
 
 # From here on Slurm numbers what is no step of srun's: batch script, interactive shell, container.
@@ -18,7 +20,7 @@ OUTSIDE_SLURM = "torchrun"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TaskPlace:
     """One process per node, all started at the same time.
 
     `start` tells this start from every other one and is the same for all its processes; where it
@@ -49,7 +51,7 @@ class Place:
         return port(job_id=self.job_id, attempt=self.attempt, step=self.step)
 
 
-def find(arguments: Arguments, environ: Mapping[str, str]) -> Place | None:
+def find(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
     """Return the place of this process, None where it has nothing to do with any other.
 
     Raises:
@@ -75,7 +77,7 @@ def _in_step(environ: Mapping[str, str]) -> bool:
     return step.isdecimal() and int(step) < _SPECIAL_STEPS and "SLURMD_NODENAME" in environ
 
 
-def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> Place | None:
+def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
     job = allocation.from_environ(environ)
     nodes = _step_nodes(environ)
     node = environ["SLURMD_NODENAME"]
@@ -91,10 +93,28 @@ def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> Place | None:
     step = int(environ["SLURM_STEP_ID"])
     # Slurm counts jobs anew when it loses its state; then only time, or srun's port, differs.
     stamp = job.start_time_s or environ.get("SLURM_SRUN_COMM_PORT", "")
-    return Place(
+    start = f"{job.job_id}.{job.attempt}.{step}.{stamp}".rstrip(".")
+    return _in_job(job, nodes=nodes, node=node, start=start, step=step)
+
+
+def single(environ: Mapping[str, str], *, host: str, now_s: int) -> TaskPlace:
+    """Return the place of a process that has nothing to do with others, on the machine `host`."""
+    node = environ.get("SLURMD_NODENAME") or host
+    if "SLURM_JOB_ID" not in environ:
+        return TaskPlace(
+            nodes=(node,), node=node, start=str(now_s), job_id=now_s, cluster=LOCAL_CLUSTER
+        )
+    job = allocation.from_environ(environ)
+    return _in_job(job, nodes=(node,), node=node, start=f"{job.job_id}.{job.attempt}.{now_s}")
+
+
+def _in_job(
+    job: Allocation, *, nodes: tuple[str, ...], node: str, start: str, step: int = 0
+) -> TaskPlace:
+    return TaskPlace(
         nodes=nodes,
         node=node,
-        start=f"{job.job_id}.{job.attempt}.{step}.{stamp}".rstrip("."),
+        start=start,
         job_id=job.job_id,
         attempt=job.attempt,
         step=step,
@@ -112,7 +132,7 @@ def _step_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
         raise AllocationError("SLURM_STEP_NODELIST", str(err)) from err
 
 
-def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> Place | None:
+def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
     """Return the place that NODE_RANK and --nnodes tell, None where they tell none."""
     rank = arguments.given.get("node_rank") or environ.get("NODE_RANK")
     nnodes = arguments.given.get("nnodes")
@@ -133,7 +153,7 @@ def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> Place | 
             "a check of several nodes outside Slurm needs --rdzv-id, the same on all nodes and new"
             " for every start"
         )
-    return Place(
+    return TaskPlace(
         nodes=tuple(f"node{number}" for number in range(count)),
         node=f"node{int(rank)}",
         start=start or "none",

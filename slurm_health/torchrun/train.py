@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_health import __version__, config, journal
-from slurm_health.core import allocation
 from slurm_health.core.records import AgentStarted, RunStarted
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode, JournalError
-from slurm_health.master.run_check import LOCAL_CLUSTER, agent_command
+from slurm_health.master.run_check import agent_command
+from slurm_health.options import localize_choices
 from slurm_health.probe_choice import chosen_phases
 from slurm_health.torchrun import joint_check, parser
 from slurm_health.torchrun.arguments import Arguments, Team, command_line, trains_alone
-from slurm_health.torchrun.joint_check import Outcome, OwnAgent
+from slurm_health.torchrun.joint_check import JointOutcome, OwnAgent
 from slurm_health.torchrun.node_choice import Bounds, bounds, why_left_out
-from slurm_health.torchrun.place import Place, find
+from slurm_health.torchrun.place import TaskPlace, find, single
 
 
 def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -34,13 +34,14 @@ def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     try:
         python, arguments = parser.read(argv, environ)
-    except parser.Ended as ended:
+    except parser.ParserEnded as ended:
         return ended.exit_code
     place = find(arguments, environ)
     alone = place is None or trains_alone(arguments)
     starting = _all_of(place)
     if arguments.checks:
-        found = _checked(place or _single(environ), arguments, python, environ, alone=alone)
+        here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
+        found = _checked(here, arguments, python, environ, alone=alone)
         if isinstance(found, int):
             return found
         starting = found
@@ -56,26 +57,26 @@ class _Starting:
     addresses: Mapping[str, str] = field(default_factory=dict)
 
 
-def _all_of(place: Place | None) -> _Starting:
+def _all_of(place: TaskPlace | None) -> _Starting:
     return _Starting(nodes=place.nodes if place else ())
 
 
 def _checked(
-    place: Place, arguments: Arguments, python: str, environ: Mapping[str, str], *, alone: bool
+    place: TaskPlace, arguments: Arguments, python: str, environ: Mapping[str, str], *, alone: bool
 ) -> _Starting | int:
     """Return the nodes that train, or the code this process ends with because its does not."""
-    root = config.journal_root(arguments.journal, environ)
+    root = config.journal_root(arguments.text("journal"), environ)
     within = bounds(arguments.given.get("nnodes"), len(place.nodes), alone=alone)
     try:
         directory = joint_check.directory_of(root, place)
         started = _started(place, arguments, within.text, python)
         if place.leads and place.array:
             journal.link_array_task(root, started)
-        outcome = _check(directory, place, started, within, environ)
+        outcome = _check(directory, place, started, within, arguments, environ)
     except JournalError as err:
         if within.least < len(place.nodes):
             raise  # the others may go on without this node
-        _say(f"{place.node}: NOT CHECKED: {err}; training starts all the same")
+        _say(f"{place.node}: NOT CHECKED: {err}; starting the training anyway")
         return _all_of(place)
     chosen = outcome.choice.nodes
     if place.node not in chosen:
@@ -85,15 +86,14 @@ def _checked(
 
 def _check(
     directory: Path,
-    place: Place,
+    place: TaskPlace,
     started: RunStarted,
     within: Bounds,
+    arguments: Arguments,
     environ: Mapping[str, str],
-) -> Outcome:
-    settings = started.settings
-    command = agent_command(
-        directory, run_id=place.start, nodes=len(place.nodes), python=str(settings["python"])
-    )
+) -> JointOutcome:
+    python = str(started.settings["python"])
+    command = agent_command(directory, run_id=place.start, nodes=len(place.nodes), python=python)
     agent = OwnAgent(place.node, command, _agent_environ(place, environ))
     if not place.leads:
         try:
@@ -105,15 +105,16 @@ def _check(
         started,
         agent,
         within,
-        exclude_slow=bool(settings["exclude_straggler"]),
+        exclude_slow=arguments.exclude_straggler,
         limits=Limits(),
-        phases=chosen_phases(str(settings["check"])),
+        phases=chosen_phases(arguments.check),
+        localize=config.localize(environ) | localize_choices(arguments.own),
     )
     _summarize(directory, outcome)
     return outcome
 
 
-def _agent_environ(place: Place, environ: Mapping[str, str]) -> Mapping[str, str]:
+def _agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return the agent's environment: outside Slurm, too, it must find its own address."""
     meeting = environ.get("MASTER_ADDR") if place.chosen_start else None
     if len(place.nodes) == 1 and "SLURM_LAUNCH_NODE_IPADDR" not in environ:
@@ -127,29 +128,7 @@ def _agent_environ(place: Place, environ: Mapping[str, str]) -> Mapping[str, str
     return {**environ, "SLURM_LAUNCH_NODE_IPADDR": meeting}
 
 
-def _single(environ: Mapping[str, str]) -> Place:
-    """Return the place of a process that has nothing to do with others."""
-    node = environ.get("SLURMD_NODENAME") or socket.gethostname()
-    now_s = int(time.time())
-    if "SLURM_JOB_ID" not in environ:
-        return Place(
-            nodes=(node,), node=node, start=str(now_s), job_id=now_s, cluster=LOCAL_CLUSTER
-        )
-    job = allocation.from_environ(environ)
-    return Place(
-        nodes=(node,),
-        node=node,
-        start=f"{job.job_id}.{job.attempt}.{now_s}",
-        job_id=job.job_id,
-        attempt=job.attempt,
-        cluster=job.cluster,
-        partition=job.partition,
-        array=job.array,
-        start_time_s=job.start_time_s,
-    )
-
-
-def _started(place: Place, arguments: Arguments, nnodes: str, python: str) -> RunStarted:
+def _started(place: TaskPlace, arguments: Arguments, nnodes: str, python: str) -> RunStarted:
     return RunStarted(
         run_id=place.start,
         job_id=place.job_id,
@@ -168,11 +147,12 @@ def _started(place: Place, arguments: Arguments, nnodes: str, python: str) -> Ru
             "check": arguments.check,
             "nnodes": nnodes,
             "exclude_straggler": arguments.exclude_straggler,
+            **{name: str(value) for name, value in localize_choices(arguments.own).items()},
         },
     )
 
 
-def _summarize(directory: Path, outcome: Outcome) -> None:
+def _summarize(directory: Path, outcome: JointOutcome) -> None:
     from slurm_health.report import find, table
     from slurm_health.report.build import run_report
 
@@ -181,7 +161,7 @@ def _summarize(directory: Path, outcome: Outcome) -> None:
     _say(text)
 
 
-def _stay_out(node: str, outcome: Outcome) -> int:
+def _stay_out(node: str, outcome: JointOutcome) -> int:
     if not outcome.choice.nodes:
         _say(f"{node}: training does NOT start: {outcome.choice.reason}")
         return ExitCode.BAD_NODES
@@ -192,7 +172,7 @@ def _stay_out(node: str, outcome: Outcome) -> int:
     return ExitCode.HEALTHY
 
 
-def _addresses(directory: Path, place: Place) -> dict[str, str]:
+def _addresses(directory: Path, place: TaskPlace) -> dict[str, str]:
     """Return the addresses under which the nodes reached each other during the check."""
     return {
         node: entry.record.address
@@ -202,7 +182,7 @@ def _addresses(directory: Path, place: Place) -> dict[str, str]:
     }
 
 
-def _team(place: Place, starting: _Starting, environ: Mapping[str, str]) -> Team | None:
+def _team(place: TaskPlace, starting: _Starting, environ: Mapping[str, str]) -> Team | None:
     """Return the nodes that train, None where they can only meet as the user says."""
     nodes, addresses = starting.nodes, starting.addresses
     left_out = {node for node in place.nodes if node not in nodes}

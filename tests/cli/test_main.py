@@ -22,7 +22,13 @@ from tests.support.supervised import descendants, eventually
 FAKE_WORKER = str(Path(__file__).parents[1] / "support" / "fake_worker.py")
 # Those whose words are another program's too have a help of their own.
 PASS_ON = {"sbatch", "run"}
-VISIBLE = sorted(name for name, command in commands.commands.items() if not command.hidden)
+CONTEXT = click.Context(commands)
+COMMANDS = {
+    name: command
+    for name in commands.list_commands(CONTEXT)
+    if (command := commands.get_command(CONTEXT, name))
+}
+VISIBLE = [name for name, command in COMMANDS.items() if not command.hidden]
 OUR_OWN = [name for name in VISIBLE if name not in PASS_ON]
 
 
@@ -57,7 +63,7 @@ def test_the_help_names_every_command_in_a_whole_line(word: str) -> None:
 
 
 def test_the_help_hides_what_only_slurm_health_itself_calls() -> None:
-    hidden = {name for name, command in commands.commands.items() if command.hidden}
+    hidden = {name for name, command in COMMANDS.items() if command.hidden}
 
     assert not hidden & set(slurm_health("--help").stdout.split())
 
@@ -69,7 +75,7 @@ def test_the_help_of_a_command_names_and_explains_each_of_its_options(name: str)
     assert done.code == 0
     assert done.stderr == ""
     assert max(len(line) for line in done.stdout.splitlines()) <= 100
-    for parameter in commands.commands[name].params:
+    for parameter in COMMANDS[name].params:
         if isinstance(parameter, click.Option) and not parameter.hidden:
             assert parameter.help, parameter.name
             assert parameter.help.rstrip().endswith((".", "]")), parameter.help
@@ -97,6 +103,8 @@ def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_d
         (["check", "--local", "two"], "--local"),
         (["check", "--local", "0"], "--local"),
         (["check", "--on-straggler", "shoot"], "exclude"),
+        (["check", "--network-floor", "8%"], "0.08 for 8 %"),
+        (["check", "--min-round", "3"], "--min-rounds"),
         (["check", "--local", "2", "--act"], "--local"),
         (["report", "12", "--raw"], "--json"),
         (["check", "surplus"], "surplus"),
@@ -223,6 +231,37 @@ def test_json_of_a_check_is_json_and_its_logs_go_elsewhere(tmp_path: Path, worke
     verdicts = {node["node"]: node["level"] for node in json.loads(done.stdout)["nodes"]}
     assert verdicts == {"local0": "healthy", "local1": "healthy", "local2": "inconclusive"}
     assert done.stderr != ""
+
+
+@pytest.mark.parametrize(
+    ("words", "site", "pairs"),
+    [([], "", 2), (["--min-rounds=4"], "", 4), ([], "3", 3), (["--min-rounds=4"], "3", 4)],
+    ids=["nobody", "option", "site", "option before site"],
+)
+def test_a_check_takes_as_many_rounds_as_it_is_told(
+    tmp_path: Path, workers: Path, words: list[str], site: str, pairs: int
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[localize]\nmin_rounds = {site}\n" if site else "")
+
+    done = slurm_health(
+        *local(tmp_path, "--local=2", "--check=allgather", "--json", *words),
+        environ={"SLURM_HEALTH_CONFIG": str(file)},
+    )
+
+    assert done.code == 0
+    assert json.loads(done.stdout)["rounds"] == pairs
+
+
+def test_nodes_that_are_all_slow_are_found_by_what_hardware_should_take_above_the_floor(
+    tmp_path: Path, workers: Path
+) -> None:
+    known = local(tmp_path, "--local=2", "--check=quick", "--expected-ms=matmul=1", "--json")
+
+    found = [slurm_health(*known, f"--compute-floor={floor}") for floor in ("0.1", "3")]
+
+    levels = [{node["level"] for node in json.loads(done.stdout)["nodes"]} for done in found]
+    assert levels == [{"slow"}, {"healthy"}]
 
 
 def test_an_interpreter_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def assert_ran_elsewhere(site: Site, job: int, user: str = "alice") -> None:
     assert BAD not in expand(record["NodeList"])
     assert f"attempt 1 ran on {record['NodeList']}" in site.lab.job_output(job)
     assert "attempt 0 ran" not in site.lab.job_output(job)
+    assert "ended the check" not in site.lab.job_output(job)  # the requeue's own SIGTERM
     site.assert_nothing_left()
 
 
@@ -102,6 +103,8 @@ def test_a_job_that_moved_has_its_own_comment_and_no_other(site: Site, user: str
     job = submit(site, f"--comment={own}", "--exclude=n2", user=user)
 
     assert_ran_elsewhere(site, job, user)
+    said = [line for line in site.lab.job_output(job).splitlines() if "requeu" in line]
+    assert len(said) == 1, said
     assert site.lab.run(["scontrol", "show", "job", str(job)]).stdout.count(f"Comment={own}") == 1
     assert site.lab.job(job)["ExcNodeList"] == "n[2-3]"
 

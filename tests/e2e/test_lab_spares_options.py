@@ -88,7 +88,7 @@ def test_what_would_not_fit_fewer_nodes_is_refused_with_what_to_use(
 ) -> None:
     refused = site.health("sbatch", "-N2", total, "--spares=1", "--wrap=true")
     assert refused.returncode == 2
-    assert "--spares: does not go with" in refused.stderr
+    assert "--spares: cannot be combined with" in refused.stderr
     assert f"use {instead}" in refused.stderr
     assert site.jobs() == {}
 

@@ -62,9 +62,9 @@ def reservation(site: Site) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["-N6"], "6 nodes and 1 to spare are 7, and partition main gives a job 6 at most"),
-        (["-N3", "--partition=small"], "partition small gives a job 3 at most"),
-        (["-N4", "-p", "capped"], "partition capped gives a job 4 at most"),
+        (["-N6"], "6 nodes and 1 spare make 7, and partition main allows a job at most 6"),
+        (["-N3", "--partition=small"], "partition small allows a job at most 3"),
+        (["-N4", "-p", "capped"], "partition capped allows a job at most 4"),
     ],
 )
 def test_spares_for_which_the_job_would_wait_for_ever_are_refused(

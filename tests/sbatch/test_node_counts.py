@@ -53,7 +53,7 @@ def test_a_range_with_a_total_is_left_to_slurm() -> None:
 
 @pytest.mark.parametrize("total", ["--ntasks=8", "-n8", "--gpus=8", "--nodelist=n[1-5]", "-wn1"])
 def test_spares_are_refused_beside_counts_that_would_no_longer_fit(total: str) -> None:
-    with pytest.raises(UsageError, match=r"--spares: does not go with --.*use --"):
+    with pytest.raises(UsageError, match=r"--spares: cannot be combined with --.*use --"):
         node_counts(asked("-N4", total), {"spares": "1"})
 
 
@@ -92,10 +92,10 @@ def refuse(
 @pytest.mark.parametrize(
     ("words", "environ", "told"),
     [
-        (["-N6"], {}, "6 nodes and 1 to spare are 7, and partition main gives a job 6 at most"),
-        (["-N3", "-psmall"], {}, "partition small gives a job 3 at most; ask for fewer"),
-        (["-N4"], {"SBATCH_PARTITION": "capped"}, "partition capped gives a job 4 at most"),
-        (["-N4", "-psmall,capped"], {}, "small gives a job 3 at most, capped gives a job 4"),
+        (["-N6"], {}, "6 nodes and 1 spare make 7, and partition main allows a job at most 6"),
+        (["-N3", "-psmall"], {}, "partition small allows a job at most 3; ask for fewer"),
+        (["-N4"], {"SBATCH_PARTITION": "capped"}, "partition capped allows a job at most 4"),
+        (["-N4", "-psmall,capped"], {}, "small allows a job at most 3, capped"),
     ],
 )
 def test_spares_that_no_partition_of_the_job_has_are_refused(
@@ -122,5 +122,5 @@ def test_spares_that_a_partition_has_are_not_refused(
 
 
 def test_gpus_of_all_nodes_together_are_refused_wherever_they_are_asked_for() -> None:
-    with pytest.raises(UsageError, match="--spares: does not go with --gpus"):
+    with pytest.raises(UsageError, match="--spares: cannot be combined with --gpus"):
         node_counts(asked("-N4", environ={"SBATCH_GPUS": "8"}), {"spares": "1"})

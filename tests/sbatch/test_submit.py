@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from slurm_health.errors import ConfigError, SlurmCommandMissing, UsageError
-from slurm_health.sbatch import options as health_options
+from slurm_health.options import Door, options_of
 from slurm_health.sbatch import script as batch_script
 from slurm_health.sbatch.submit import submit
 from tests.support.supervised import eventually, write_executable
@@ -291,6 +291,17 @@ def test_command_line_wins_over_environment_over_script(desk: Desk) -> None:
     ]
 
 
+def test_what_localisation_is_told_reaches_the_check_from_each_place(desk: Desk) -> None:
+    (desk.directory / "s.sh").write_text(
+        "#!/bin/sh\n#HEALTH --network-floor=0.3 --min-rounds 4 --expected-ms=matmul=3.1\n"
+    )
+
+    desk.submit("--network-floor", "0.2", "s.sh", SLURM_HEALTH_MIN_ROUNDS="5")
+
+    found = {"--network-floor=0.2", "--min-rounds=5", "--expected-ms=matmul=3.1"}
+    assert found <= {*launcher_options(desk.text)}
+
+
 @pytest.mark.parametrize(
     ("words", "variable", "line", "expected"),
     [
@@ -323,6 +334,8 @@ def test_what_doubt_causes_is_read_from_all_four_places(
         ("--on-straggler=shoot", r"line 3: --on-straggler: 'shoot' is not one of exclude, report"),
         ("--at-requeue-limit=go", r"line 3: --at-requeue-limit: 'go' is not one of start, hold"),
         ("--check=fast", r"s\.sh, line 3: --check: fast: no such probe; valid: quick"),
+        ("--network-floor=8%", r"s\.sh, line 3: --network-floor: expected a number from 0.01"),
+        ("--min-round=3", r"s\.sh, line 3: --min-round: unknown.*mean --min-rounds\?"),
         ("--journal='x", r"s\.sh, line 3: #HEALTH: cannot be read: no closing quotation"),
     ],
 )
@@ -381,9 +394,10 @@ def test_help_names_every_option_and_variable(
 ) -> None:
     assert desk.submit(word) == 0
     told = capsys.readouterr().out
-    for option in health_options.OPTIONS:
+    in_script = options_of(Door.SCRIPT)
+    for option in options_of(Door.SBATCH).values():
         assert f"--{option.name}" in told
-        assert (option.variable in told) is option.everywhere
+        assert (option.variable in told) is (option.name in in_script)
     assert "sbatch --help" in told
     assert not desk.called
 

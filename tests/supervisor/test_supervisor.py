@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -288,29 +289,32 @@ def test_requeue_that_does_not_come_ends_with_a_message(bench: Bench) -> None:
     process = bench.supervised("#!/bin/sh\necho ran\n", options=["--requeue-wait-s", "0.2"])
     code, out, err = bench.finish(process)
     assert (code, out) == (1, b"")
-    assert b"the job is requeued: n3 is broken" in err
     assert b"not requeued the job within 0.2 s" in err
 
 
-def test_a_job_that_is_held_waits_for_slurm_to_end_it_as_one_that_is_requeued(
-    bench: Bench,
+@pytest.mark.parametrize("disposition", ["requeue", "hold"])
+@pytest.mark.parametrize("rest", ["", "while :; do sleep 0.1; done"], ids=["after", "during"])
+def test_a_requeue_or_a_hold_that_ends_the_job_is_no_news(
+    bench: Bench, disposition: str, rest: str
 ) -> None:
-    bench.answer("hold", exit_code=3, reason="n3 is undecided")
-    process = bench.supervised("#!/bin/sh\necho ran\n")
-    eventually(lambda: b"held" in bench.stderr.read_bytes(), "the announcement")
+    # As the check does: it says what it will ask Slurm for, and Slurm ends both, sooner or later.
+    line = json.dumps({"disposition": disposition, "reason": "n3 is broken"})
+    bench.master(f"echo 'job will move' >&2\necho '{line}'\necho told >>$LOG\n{rest}\n")
+    process = bench.supervised("#!/bin/sh\necho ran\n", options=["--grace-s", "0.3"])
+    bench.wait_for("told")
     process.send_signal(signal.SIGTERM)
-    code, out, err = bench.finish(process)
-    assert code == -signal.SIGTERM
-    assert b"the job is to be held: n3 is undecided" in err
-    assert out == b""
+    assert bench.finish(process) == (-signal.SIGTERM, b"", b"job will move\n")
 
 
-def test_requeue_ends_when_slurm_ends_it(bench: Bench) -> None:
-    bench.answer("requeue", reason="n3 is broken")
-    process = bench.supervised("#!/bin/sh\necho ran\n")
-    eventually(lambda: b"requeued" in bench.stderr.read_bytes(), "the announcement")
-    os.kill(process.pid, signal.SIGTERM)
-    assert bench.finish(process)[0] == -signal.SIGTERM
+def test_a_requeue_that_was_refused_is_none_when_a_signal_ends_the_check(bench: Bench) -> None:
+    bench.master(
+        'echo \'{"disposition": "requeue"}\'\necho \'{"disposition": "stop"}\'\n'
+        "echo told >>$LOG\nwhile :; do sleep 0.1; done\n"
+    )
+    process = bench.supervised("#!/bin/sh\n", options=["--grace-s", "0.3"])
+    bench.wait_for("told")
+    process.send_signal(signal.SIGTERM)
+    assert b"SIGTERM ended the check" in bench.finish(process)[2]
 
 
 def test_master_that_is_killed_is_started_again(bench: Bench) -> None:

@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from slurm_health.supervisor.supervisor import Limits, original_environ, supervise
+from slurm_health.supervisor.supervisor import Patience, original_environ, supervise
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
         arguments=options.arguments,
         check_argv=[options.python],
         environ=original_environ(options.environ_fd),
-        limits=Limits(
+        patience=Patience(
             grace_s=options.grace_s,
             requeue_wait_s=options.requeue_wait_s,
             journal_wait_s=options.journal_wait_s,

@@ -22,7 +22,10 @@ FROM_SLURM = ["--nnodes=3", "--rdzv-backend=c10d", "--rdzv-id=7.0.1"]
 
 def arguments(*options: str, checks: bool = False, **given: str) -> Arguments:
     return Arguments(
-        options=list(options), program=["train.py", "--lr=1"], given=given, network_check=checks
+        options=list(options),
+        program=["train.py", "--lr=1"],
+        given=given,
+        own={"network-check": True} if checks else {},
     )
 
 

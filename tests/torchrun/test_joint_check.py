@@ -28,14 +28,14 @@ from slurm_health.errors import JournalError
 from slurm_health.torchrun.joint_check import (
     BEGIN_S,
     SILENCE_S,
-    Outcome,
+    JointOutcome,
     OwnAgent,
     directory_of,
     follow,
     lead,
 )
 from slurm_health.torchrun.node_choice import Bounds
-from slurm_health.torchrun.place import Place
+from slurm_health.torchrun.place import TaskPlace
 from tests.support.world import QUICK
 
 NODES = ("n1", "n2")
@@ -60,8 +60,8 @@ GO = (
 BOUNDS = Bounds(least=1, most=2)
 
 
-def place(*, chosen_start: bool = False, start: str = "7.0.0") -> Place:
-    return Place(
+def place(*, chosen_start: bool = False, start: str = "7.0.0") -> TaskPlace:
+    return TaskPlace(
         nodes=NODES, node="n2", start=start, job_id=7, cluster="lab", chosen_start=chosen_start
     )
 
@@ -93,7 +93,7 @@ class Master:
             self._word = None
 
 
-def take_part(directory: Path, own: OwnAgent, *words: Callable[[Master], bool]) -> Outcome:
+def take_part(directory: Path, own: OwnAgent, *words: Callable[[Master], bool]) -> JointOutcome:
     """Follow a master that says these words, each once it has come true that it can."""
     journal.create(directory, [journal.MASTER])
     master: Master
@@ -190,7 +190,7 @@ def test_a_first_process_that_says_nothing_is_named_after_a_while(
 def test_a_name_that_was_used_before_is_refused_on_all_nodes(tmp_path: Path) -> None:
     journal.create(tmp_path, [journal.MASTER])
     journal.Writer(tmp_path, journal.MASTER, lambda: 0.0).append(STARTED, *GO)
-    with pytest.raises(JournalError, match="earlier start; give each start a --rdzv-id"):
+    with pytest.raises(JournalError, match="earlier start; give each start its own --rdzv-id"):
         follow(tmp_path, place(chosen_start=True), agent())
     with pytest.raises(JournalError, match="earlier start"):
         lead(tmp_path, STARTED, agent(), BOUNDS, exclude_slow=False, limits=Limits(), phases=QUICK)

@@ -71,7 +71,7 @@ def test_a_stop_names_the_node_and_what_to_do() -> None:
 def test_going_on_in_doubt_is_said_aloud() -> None:
     within = bounds(None, 3, alone=False)
     choice = choose(verdict("hih"), within, absent=(), exclude_slow=False)
-    assert choice.reason == "with n2 all the same: inconclusive, because"
+    assert choice.reason == "with n2 anyway: inconclusive, because"
 
 
 def test_nothing_is_said_where_all_are_healthy() -> None:

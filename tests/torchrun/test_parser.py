@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from slurm_health.errors import ConfigError
-from slurm_health.probes.torchrun_arguments import read
-from slurm_health.torchrun.parser import Ended
+from slurm_health.options import Door, localize_choices, options_of
+from slurm_health.probes.torchrun_arguments import Option, read
+from slurm_health.torchrun.parser import ParserEnded
 from slurm_health.torchrun.parser import read as read_with_interpreter
 
 pytestmark = pytest.mark.torch
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.torch
 def parsed(*argv: str) -> dict[str, Any]:
     from torch.distributed.run import get_args_parser
 
-    return read(list(argv), get_args_parser())
+    ours = [Option(e.name, e.kind.metavar, e.described) for e in options_of(Door.RUN).values()]
+    return read(list(argv), get_args_parser(), ours)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_our_options_are_taken_out_and_torchruns_kept_as_they_were_written(
 def test_what_follows_the_script_is_the_scripts() -> None:
     found = parsed("--standalone", "train.py", "--network-check", "--nnodes=9", "--", "--journal")
     assert found["program"] == ["train.py", "--network-check", "--nnodes=9", "--", "--journal"]
-    assert not found["network_check"]
+    assert found["own"] == {}
     assert found["given"] == {}
     assert found["standalone"]
 
@@ -70,7 +72,7 @@ def test_only_what_was_given_counts_as_given_whatever_its_spelling() -> None:
 
 def test_our_options_have_values() -> None:
     found = parsed("--straggler-detection", "--journal", "/j", "train.py")
-    assert (found["straggler_detection"], found["journal"], found["python"]) == (True, "/j", None)
+    assert found["own"] == {"straggler-detection": True, "journal": "/j"}
 
 
 @pytest.mark.parametrize("argv", ["--nnods=2 train.py", "--network-chekc train.py", ""])
@@ -90,14 +92,22 @@ def test_variables_of_torchruns_own_count_as_given(tmp_path: Path) -> None:
     argv = ["--network-check", str(tmp_path / "train.py"), "--python", "no-such-python"]
     python, found = read_with_interpreter(argv, environ)
     assert found.given == {"nnodes": "2:4"}
-    assert found.network_check
+    assert found.own == {"network-check": True}
     assert found.program[1:] == ["--python", "no-such-python"]
     assert Path(python).is_absolute()
 
 
 def test_the_interpreter_is_the_one_that_is_named() -> None:
     python, found = read_with_interpreter(["--python", sys.executable, "x.py"], os.environ)
-    assert python == sys.executable == found.python
+    assert python == sys.executable == found.text("python")
+
+
+def test_what_localisation_is_told_is_read_and_checked() -> None:
+    argv = ["--min-rounds", "4", "--expected_ms=matmul=3.1", "--network-check", "x.py"]
+    _, found = read_with_interpreter(argv, os.environ)
+    assert localize_choices(found.own) == {"min_rounds": "4", "expected_ms": "matmul=3.1"}
+    with pytest.raises(ConfigError, match="--min-rounds: expected a whole number"):
+        read_with_interpreter(["--min-rounds=few", "x.py"], os.environ)
 
 
 def test_an_interpreter_that_is_not_there_is_refused() -> None:
@@ -111,7 +121,7 @@ def test_an_interpreter_without_torch_is_refused(
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    with pytest.raises(Ended) as ended:
+    with pytest.raises(ParserEnded) as ended:
         read_with_interpreter([f"--python={bare}", "x.py"], {"PATH": os.environ["PATH"]})
     assert ended.value.exit_code == 1
     assert "cannot load torchrun: No module named 'torch'" in capfd.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 
 from slurm_health.errors import AllocationError, UsageError
 from slurm_health.torchrun.arguments import Arguments
-from slurm_health.torchrun.place import Place, find
+from slurm_health.torchrun.place import TaskPlace, find
 
 # As Slurm 22.05 set them, less what is not looked at: batch script, and task 1 of a step of three.
 BATCH = {
@@ -29,15 +29,17 @@ STEP = {
     "SLURM_STEP_NUM_NODES": "3",
     "SLURM_STEP_NUM_TASKS": "3",
 }
-CHECKED = Arguments(options=[], program=["x"], given={}, network_check=True)
+CHECKED = Arguments(options=[], program=["x"], given={}, own={"network-check": True})
 PLAIN = Arguments(options=[], program=["x"], given={})
 
 
 def with_given(*, checks: bool = False, **given: str) -> Arguments:
-    return Arguments(options=[], program=["x"], given=given, network_check=checks)
+    return Arguments(
+        options=[], program=["x"], given=given, own={"network-check": True} if checks else {}
+    )
 
 
-def place_of(arguments: Arguments, environ: dict[str, str]) -> Place:
+def place_of(arguments: Arguments, environ: dict[str, str]) -> TaskPlace:
     place = find(arguments, environ)
     assert place is not None
     return place

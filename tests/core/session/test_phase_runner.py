@@ -10,9 +10,9 @@ from random import Random
 import pytest
 
 from slurm_health.core.gpu_load import HARDWARE_THERMAL, Burn
-from slurm_health.core.localize.settings import LocalizeSettings
+from slurm_health.core.localize.settings import Device, LocalizeSettings, settings_from
 from slurm_health.core.session.conclusion import merged, with_burns
-from slurm_health.core.session.phase_runner import Course
+from slurm_health.core.session.phase_runner import Course, Localizer
 from slurm_health.core.session.phases import phases
 from slurm_health.core.verdict import (
     GroupResult,
@@ -244,3 +244,23 @@ def test_a_link_is_as_bad_as_its_worst_phase(order: tuple[int, int]) -> None:
     (found,) = merged([both[at] for at in order]).paths
 
     assert found.level is Level.FAULTY
+
+
+def test_what_was_chosen_holds_in_every_phase_but_for_rounds_of_its_own() -> None:
+    chosen = settings_from(
+        {"network_floor": 0.3, "min_rounds": 5, "expected_ms": {"matmul": 4.0}}, kind=Device.CPU
+    )
+    seen: list[LocalizeSettings] = []
+
+    def make(
+        nodes: Sequence[str], leaves: Mapping[str, Sequence[str]] | None, settings: LocalizeSettings
+    ) -> Localizer:
+        seen.append(settings)
+        return make_localizer(nodes, leaves, settings)
+
+    under_test = Course(NODES, None, phases(["thorough"]), make, chosen)
+    _, names = run(under_test, lambda _, group: measured(group))
+
+    assert {settings.network_floor for settings in seen} == {0.3}
+    assert {settings.expected_ms["matmul"] for settings in seen} == {4.0}
+    assert [names.count(name) for name in ("solo", "pair", "size", "gpt")] == [1, 5, 1, 2]

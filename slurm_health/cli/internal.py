@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that only slurm-health itself calls: a check's and a job's processes begin here."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_health.errors import ExitCode, SlurmHealthError
+
+
+@click.command(hidden=True)
+@click.option("--directory", type=click.Path(path_type=Path), required=True)
+@click.option("--run-id", required=True)
+@click.option("--launch", type=int, required=True)
+@click.option("--python", required=True)
+@click.option("--poll-s", type=float, required=True)
+@click.option("--lifetime-s", type=float, required=True)
+@click.option("--cpu-workers", type=int, default=1)
+@click.option("--node", default=None)
+def agent(node: str | None, **settings: Any) -> int:
+    """Serve one node of a check. Started by the master, which hears on stderr why it cannot."""
+    from slurm_health.agent.agent import Agent, AgentSettings, JournalNotVisible
+
+    name = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    try:
+        Agent(AgentSettings(node=name, **settings), dict(os.environ)).run()
+    except JournalNotVisible as err:
+        return _cannot(name, f"does not see the master's journal {err}")
+    except SlurmHealthError as err:
+        return _cannot(name, str(err))
+    return int(ExitCode.HEALTHY)
+
+
+def _cannot(node: str, why: str) -> int:
+    print(f"slurm-health agent: {node}: {why}", file=sys.stderr, flush=True)
+    return int(ExitCode.UNAVAILABLE)
+
+
+@click.command(hidden=True, context_settings={"ignore_unknown_options": True})
+@click.option("--script-line", type=int, required=True)
+@click.option("--script-name", required=True)
+@click.option("--environ-fd", type=int)
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED)
+def supervise(
+    script_line: int, script_name: str, environ_fd: int | None, words: tuple[str, ...]
+) -> int:
+    """Run the check, then the user's script. Started by the batch script of `sbatch`.
+
+    WORDS are options of the check, as `--name=value`, then the batch script and its arguments.
+    """
+    from slurm_health.processes import own_command
+    from slurm_health.supervisor import supervisor
+
+    options = list(itertools.takewhile(lambda word: word.startswith("--"), words))
+    source, *arguments = words[len(options) :]
+    name = f"--script-name={script_name}"
+    return supervisor.supervise(
+        script_source=Path(source),
+        script_line=script_line,
+        script_name=script_name,
+        arguments=arguments,
+        check_argv=own_command("check", "--act", "--for-supervisor", name, *options),
+        environ=supervisor.original_environ(environ_fd),
+    )
+
+
+@click.command("requeue-helper", hidden=True)
+@click.option("--directory", type=click.Path(path_type=Path), required=True)
+@click.option("--move", required=True)
+def requeue_helper(directory: Path, move: str) -> int:
+    """Release a requeued job without its bad nodes. Runs as a job of its own."""
+    import msgspec
+
+    from slurm_health.acting.release_elsewhere import release_elsewhere
+    from slurm_health.acting.requeue_helper import Move
+    from slurm_health.slurm.client import Client
+
+    told = msgspec.json.decode(move, type=Move)
+    released = release_elsewhere(told, directory=directory, client=Client(os.environ))
+    return int(ExitCode.HEALTHY if released else ExitCode.UNAVAILABLE)
