@@ -27,6 +27,7 @@ from tests.support.supervised import descendants, eventually
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(110)]
 
+FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
 NODES = ("local0", "local1", "local2", "local3")
 # healthy, a slow neighbour on a busy machine, undecided
 HONEST = {0, 1, 3}
@@ -200,7 +201,11 @@ def test_a_journal_that_fills_up_ends_the_check_with_a_word_of_it(tmp_path: Path
     )
     try:
         done = slurm_health(
-            "check", "--local=4", f"--journal={full}", environ={"CUDA_VISIBLE_DEVICES": ""}
+            "check",
+            "--local=4",
+            f"--journal={full}",
+            f"--python={FAKE_WORKER}",
+            environ={"FAKE_WORKER_DIR": str(tmp_path)},
         )
     finally:
         subprocess.run(["umount", str(full)], check=True, timeout=10)

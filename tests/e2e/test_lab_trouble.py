@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.lab_support import Gate, Site, acts, eventually, kinds, levels
+from tests.e2e.played_nodes import UNREACHABLE, play, submit
 from tests.lab import missing
 
 pytestmark = [
@@ -73,8 +74,8 @@ def test_a_job_cancelled_during_the_check_leaves_nothing(site: Site, state: str)
 
 def test_a_job_cancelled_just_before_a_drain_drains_nobody(site: Site) -> None:
     gate = gate_at(site, DRAINS, "root")
-    site.lab.fault.drop(BAD)
-    number = site.submit("-N4", *DONE, user="root", env=gate.environ)
+    play(site, "root", **{BAD: UNREACHABLE})
+    number = submit(site, "-N4", *DONE, user="root", script="", env=gate.environ)
     gate.await_reached()
     site.lab.run(["scancel", str(number)])
     assert_cancelled_without_a_trace(site, number, "root")
@@ -82,8 +83,8 @@ def test_a_job_cancelled_just_before_a_drain_drains_nobody(site: Site) -> None:
 
 def test_a_job_cancelled_just_before_its_requeue_stays_cancelled(site: Site) -> None:
     gate = gate_at(site, LEAVES)
-    site.lab.fault.drop(BAD)
-    number = site.submit("-N4", *DONE, env=gate.environ)
+    play(site, **{BAD: UNREACHABLE})
+    number = submit(site, "-N4", *DONE, script="", env=gate.environ)
     gate.await_reached()
     site.lab.run(["scancel", str(number)], user="alice")
     # Its helper job, which has nothing to release any more, goes too.
