@@ -3,7 +3,8 @@
 
 Called by the process that acts on a verdict; `acting` performs what is decided here.
 
-    decide            what is done, in order, each with its reason
+    policy            what the user and the site allow
+    decide            one decision: nodes to drain, a smaller job, its ending, each with a reason
     drains            which nodes are drained, and the reason set on them
     job_comment       the comment on a held job: why it waits, and what to type
     resized_environ   the SLURM_ variables of a job that continues on some of its nodes
