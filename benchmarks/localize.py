@@ -30,6 +30,7 @@ from slurm_health.core.localize.localizer import (
     Round,
     Verdict,
 )
+from slurm_health.core.localize.settings import Device, settings_from
 from slurm_health.core.localize.simulate import Faults, SimulatedCluster, Weather
 
 _FAILED_S = 3600.0  # what DLRover takes as the time of a failed check
@@ -225,9 +226,21 @@ _FINE = LocalizeSettings(network_floor=0.05)  # for 10 % slowdowns, as a site wo
 _ROUGH = _weather(0.03, heavy_tails=True, congestion=0.1)
 
 
+# CPU nodes on a machine with other work: single tests scatter, and whole rounds are slow.
+_SHARED = Weather(noise=0.1, spread=0.05, spikes=0.05, heavy_tails=True, drift=0.1)
+_BUSY = Weather(noise=0.3, spread=0.15, spikes=0.05, heavy_tails=True, drift=0.6)
+
+
 def cells() -> list[Cell]:
     """Return the table."""
-    return [*_dead_cells(), *_slow_cells(), *_healthy_cells(), *_fabric_cells(), *_speed_cells()]
+    return [
+        *_dead_cells(),
+        *_slow_cells(),
+        *_healthy_cells(),
+        *_fabric_cells(),
+        *_cpu_cells(),
+        *_speed_cells(),
+    ]
 
 
 def _dead_cells() -> list[Cell]:
@@ -307,6 +320,21 @@ def _fabric_cells() -> list[Cell]:
     patient = LocalizeSettings(min_rounds=6)
     table.append(replace(path, name=f"{path.name}, 6 rounds", settings=patient))
     return table
+
+
+def _cpu_cells() -> list[Cell]:
+    faults = [
+        ("healthy", nobody, "blamed 1 %, rounds <= 3"),
+        ("1 dead", failing(1), "exact .99"),
+        ("1 with a network 10x slower", slow(1, 10.0), "recall .95"),
+        ("1 computes 5x slower", slow_compute(1, 5.0), "recall .95"),
+    ]
+    return [
+        Cell(name=f"CPUs, {name}: {fault} of 5", nodes=5, faults=kind, repetitions=200, quick=20,
+             target=target, weather=weather, settings=settings_from({}, kind=Device.CPU))
+        for name, weather in (("shared", _SHARED), ("overloaded", _BUSY))
+        for fault, kind, target in faults
+    ]  # fmt: skip
 
 
 def _speed_cells() -> list[Cell]:

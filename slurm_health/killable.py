@@ -121,6 +121,8 @@ class _Child:
             return Broke(f"answered more than {ANSWER_BYTES} bytes", elapsed_s)
         if self.data[:1] == _ANSWER:
             return Answered(self.data[1:], elapsed_s)
+        if not self.data and elapsed_s > self.limit_s:
+            return Hung(self.limit_s, abandoned=False)  # it ended by itself, seen too late
         said = self.data[1:].decode(errors="replace")
         return Broke(said or "its process ended without an answer", elapsed_s)
 

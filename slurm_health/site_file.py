@@ -61,7 +61,7 @@ class SiteFile:
     def line(self, where: tuple[str, ...], key: str = "") -> int:
         """Return where a key, or a table's header, stands; the nearest thing that can be found."""
         header, wanted = ".".join(where), ".".join((*where, key))
-        setting = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]")
+        setting = rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]"
         table, header_line = "", 1
         for number, line in enumerate(self._lines, 1):
             if found := re.match(r"\s*\[\s*([^]]+?)\s*\]", line):
@@ -70,7 +70,7 @@ class SiteFile:
                     return number
                 if table == header:
                     header_line = number
-            elif key and table == header and setting.match(line):
+            elif key and table == header and re.match(setting, line):
                 return number
         return header_line
 

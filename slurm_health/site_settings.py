@@ -12,7 +12,6 @@ import msgspec
 from slurm_health import site_file
 from slurm_health.checks import registry
 from slurm_health.checks.check import Check, Planned
-from slurm_health.core.expectations import expectations_from
 from slurm_health.core.node.finding import Status
 from slurm_health.core.node.node_pattern import is_pattern
 from slurm_health.core.node.settings import (
@@ -60,10 +59,7 @@ def load(path: Path) -> Site:
         ConfigError: it cannot be read or trusted, or says something impossible.
     """
     file = site_file.read(path, trusted=True)
-    for model, table in file.table("expectations").items():
-        # Hooks expect nothing; but what users' checks could not read is refused here already.
-        line = file.line(("expectations", re.sub(r"\s", "", model)))
-        expectations_from({model: table}, f"{path}:{line}")
+    _refuse_expectations(file)
     planned = (_planned(file, name) for name in file.table("checks"))
     return Site(
         path=str(path),
@@ -75,6 +71,15 @@ def load(path: Path) -> Site:
         accusations=_top(file, Accusations, "accusations"),
         checks=tuple(each for each in planned if each is not None),
     )
+
+
+def _refuse_expectations(file: SiteFile) -> None:
+    """Refuse what users' checks could not read; the hooks themselves expect nothing."""
+    for model, table in file.table("expectations").items():
+        from slurm_health.core.expectations import expectations_from  # which few sites need
+
+        line = file.line(("expectations", re.sub(r"\s", "", model)))
+        expectations_from({model: table}, f"{file.path}:{line}")
 
 
 def _top(file: SiteFile, kind: type[_T], name: str) -> _T:

@@ -347,27 +347,5 @@ class ScriptEnded(Record, frozen=True, kw_only=True, tag="script_ended"):
     duration_s: float
 
 
-KINDS: tuple[type[Record], ...] = (
-    RunStarted,
-    AgentsLaunched,
-    AgentsLost,
-    NodesAdmitted,
-    MasterResumed,
-    RoundStarted,
-    GroupAborted,
-    RoundEnded,
-    VerdictReached,
-    ActionIntended,
-    ActionDone,
-    RunFinished,
-    AgentStarted,
-    WorkersStarting,
-    WorkersReady,
-    WorkersFailed,
-    Sampled,
-    NodeReported,
-    DevicesWatched,
-    AgentEnded,
-    ScriptStarted,
-    ScriptEnded,
-)
+# All of them, in the order in which they stand here.
+KINDS: tuple[type[Record], ...] = tuple(Record.__subclasses__())

@@ -6,6 +6,6 @@ Slurm through `slurm`, and writes to the shared directory. What may be drained i
 `core.node`.
 
     drain          drains this node: asks who holds it, asks the breaker, drains, looks again
-    own_drain      lifts a drain that is ours and unchanged
+    own_drain      remembers our drain, and lifts it where it is unchanged
     shared_state   the files that all nodes share: the breaker's ledger and the marks
 """

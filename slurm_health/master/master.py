@@ -94,7 +94,7 @@ class Master:
             log.warning("cannot lock %s: %s; going on without", self._directory, err.strerror)
         self._read_nodes()
         for entry in journal.read_all(self._directory, journal.MASTER):
-            self.session.fold(entry)
+            self.session.state.fold(entry)
         self._writer = journal.Writer(self._directory, journal.MASTER, self._clock)
         if self.session.state.started is None:
             self.append(started)
@@ -150,13 +150,13 @@ class Master:
             raise JournalError(self._directory, "is not open")
         now_s = self._clock()
         self._writer.append(record)
-        self.session.fold(Entry(id="", time_s=now_s, kind="", record=record))
+        self.session.state.fold(Entry(id="", time_s=now_s, kind="", record=record))
         _log_record(record)
 
     def _read_nodes(self) -> None:
         for reader in self._readers.values():
             for entry in reader.read_new():
-                self.session.fold(entry)
+                self.session.state.fold(entry)
 
     def _note_loss(self, lost: AgentsLost) -> None:
         if self.session.state.verdict is None:

@@ -67,9 +67,10 @@ class Sample:
     """One quantity, timed several times on this worker.
 
     `quantity` tells several quantities of one probe apart and is empty where there is only one.
-    `shared` is set when the time is that of the whole group and not of this worker alone. `flop`
-    is the work of one iteration, `total_bytes` what it moves: over all ranks for a collective.
-    `figures` is for what is not a time.
+    `shared` is set when the time is that of the whole group and not of this worker alone; where a
+    node of the group does not give it, the group has none. `flop` is the work of one iteration,
+    `total_bytes` what it moves: over all ranks for a collective. `figures` is for what is not a
+    time.
     """
 
     iteration_ms: list[float] = field(default_factory=list)

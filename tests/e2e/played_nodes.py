@@ -17,7 +17,8 @@ from slurm_health.acting.release_elsewhere import REVOKED_S
 from tests.e2e.lab_support import COMMAND, Site, eventually
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
-FAULTY, SLOW, INCONCLUSIVE, UNREACHABLE = "dies", "slow", "no-torch", "unreachable"
+FAULTY, SLOW, UNREACHABLE = "dies", "slow", "unreachable"
+INCONCLUSIVE, NEVER_READY = "no-torch", "never-ready"
 RAN = "echo attempt $SLURM_RESTART_COUNT ran on $SLURM_JOB_NODELIST"
 
 

@@ -9,7 +9,7 @@ in ~/played where a job is given no such variable:
     slow                so, with times ten times longer
     unreachable         measures alone, but no partner hears of it
     no-torch            ends at once as Python does without torch
-    never-ready         starts and says nothing
+    never-ready         starts and says nothing, for as long as it is told so
     dies                is killed in the round
     raises              its own probe raises
     first-raises        so, on the first device, and the others wait for it in vain
@@ -127,21 +127,22 @@ def main() -> None:
         raise SystemExit("ModuleNotFoundError: No module named 'torch'")
     if how == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if how != "never-ready":
-        say(
-            "ready",
-            store_port=4711,
-            torch="2.4.0",
-            backend="gloo",
-            device="cpu",
-            collective_library="gloo",
-            model="cpu with 1 thread",
-            free_bytes=1 << 30,
-            start_ms=20.0,
-        )
     rounds: queue.Queue[dict[str, Any]] = queue.Queue()
     aborted: set[int] = set()
     threading.Thread(target=listen, args=(rounds, aborted), daemon=True).start()
+    while behaviour() == "never-ready":
+        time.sleep(0.02)
+    say(
+        "ready",
+        store_port=4711,
+        torch="2.4.0",
+        backend="gloo",
+        device="cpu",
+        collective_library="gloo",
+        model="cpu with 1 thread",
+        free_bytes=1 << 30,
+        start_ms=20.0,
+    )
     while True:
         serve(rounds.get(), aborted)
 

@@ -35,7 +35,7 @@ class Story:
     def says(self, *records: Record, at_s: float | None = None) -> None:
         self.now_s = self.now_s if at_s is None else at_s
         for record in records:
-            self.session.fold(Entry(id="", time_s=self.now_s, kind="", record=record))
+            self.session.state.fold(Entry(id="", time_s=self.now_s, kind="", record=record))
 
     def next(self, at_s: float | None = None) -> Step:
         self.now_s = self.now_s if at_s is None else at_s

@@ -127,7 +127,7 @@ class World:
         for log in [*logs, self.master_log]:
             for entry in log:
                 if without is None or not isinstance(entry.record, without):
-                    session.fold(entry)
+                    session.state.fold(entry)
         return session
 
     def play(self, *, die_after: Sequence[int] = ()) -> Session:
@@ -180,7 +180,7 @@ class World:
             id=f"master:{len(self.master_log)}", time_s=self.now_s, kind="", record=record
         )
         self.master_log.append(entry)
-        self.session.fold(entry)
+        self.session.state.fold(entry)
 
     def _replace_master(self) -> None:
         """Let the agents end with their master, all but a few words."""
@@ -305,7 +305,7 @@ class World:
         log = self.node_logs[event.writer]
         entry_id = f"{event.writer}:{len(log)}"
         log.append(Entry(id=entry_id, time_s=self.now_s, kind="", record=event.record))
-        self.session.fold(log[-1])
+        self.session.state.fold(log[-1])
 
 
 def _times(result: GroupResult) -> list[tuple[str, list[tuple[str, float]]]]:

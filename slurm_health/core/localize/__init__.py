@@ -8,6 +8,7 @@
     belief_propagation   probabilities of many causes from many trials
     failures             who failed, from trials that did not end
     slowness             who is slow, from times
+    metrics              which times can be compared with each other, and what they say
     conviction           what is proven beyond doubt
     findings             levels: what is proven, what is open, who can be trusted
     explain              findings -> sentences

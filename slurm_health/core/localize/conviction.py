@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_health.core import probe_catalog
-from slurm_health.core.localize.belief_propagation import NONE, Floats, Ints
+from slurm_health.core.localize.belief_propagation import NONE, Floats
 from slurm_health.core.localize.evidence import Bearing, Trial
 from slurm_health.core.localize.fabric import Sources
+from slurm_health.core.localize.metrics import Metric
 from slurm_health.core.localize.settings import LocalizeSettings
-from slurm_health.core.localize.slowness import Observations, Slowness
 
 TRUST = 0.05  # who is bad with a smaller probability than this is believed as a witness
 _CANDIDATE = 0.5  # below this probability nobody is looked at
@@ -28,19 +27,6 @@ _SLOW_TESTS = 3  # that convict: among thousands of nodes somebody is hit by a s
 _TOO_FEW_PEERS, _SLOW_TESTS_OF_TWO = 2, 6  # a single peer may be the odd one itself
 _CONTROLS = 2  # rounds in which others were fast: one can be fast by luck
 _MARGIN = 1.3  # deviations of a slowdown above the floor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One metric's observations and what they say; `trial` and `round` are those of each."""
-
-    name: probe_catalog.Metric
-    shared: bool
-    floor: float
-    data: Observations
-    trial: Ints
-    round: Ints
-    found: Slowness
 
 
 @dataclass(frozen=True)

@@ -171,10 +171,15 @@ class Ledger:
 
 
 def _named(times: Mapping[MetricName, _Times]) -> dict[Metric, _Times]:
-    """Return times by metric; a plain name is that of a probe."""
+    """Return times by metric; a plain name is that of a probe, or `probe:part`."""
     return {
-        key if isinstance(key, Metric) else Metric(probe=key): value for key, value in times.items()
+        key if isinstance(key, Metric) else _metric_of(*key.partition(":")): value
+        for key, value in times.items()
     }
+
+
+def _metric_of(probe: str, _colon: str, part: str) -> Metric:
+    return Metric(probe=probe, part=part)
 
 
 def _usable(values: Mapping[_Key, float], what: str, doubts: list[str]) -> dict[_Key, float]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict in words: every conclusion with what was measured, with whom, against what."""
+"""Findings in words: every conclusion with what was measured, with whom, against what."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from typing import TypedDict
 
 import numpy as np
 
-from slurm_health.core.localize.conviction import Guilt, Metric
+from slurm_health.core.localize.conviction import Guilt
 from slurm_health.core.localize.evidence import Bearing, Ledger, Trial
-from slurm_health.core.localize.findings import Findings, LonePair, lone_pairs
+from slurm_health.core.localize.findings import (
+    Doubt,
+    Findings,
+    LonePair,
+    doubt_of,
+    level_of,
+    lone_pairs,
+    maybe_slow_in,
+)
+from slurm_health.core.localize.metrics import Metric
 from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.verdict import (
     Level,
@@ -21,9 +30,7 @@ from slurm_health.core.verdict import (
     Verdict,
 )
 
-_DOUBT = 0.5  # a node that is bad with at least this probability and not convicted is undecided
 _NOTED = 0.9  # a slowdown below the limit that is this probable is mentioned
-_OFTEN = 2  # one failure among tests that work happens to the best
 _NAMED = 4  # partners that are named before the rest is only counted
 
 
@@ -52,29 +59,30 @@ class _Words:
         self._workload = settings.workload
         self._findings = findings
         self._settings = settings
-        self._history: dict[int, list[int]] = {}
-        for index, trial in enumerate(findings.trials):
-            for node in trial.nodes:
-                self._history.setdefault(node, []).append(index)
 
     def node(self, node: int) -> NodeVerdict:
         """Return the verdict about one node."""
-        guilt = self._findings.guilty.get(node, ())
-        failing = next((found for found in guilt if found.metric is None), None)
-        if failing is not None:
-            return self._faulty(node, failing)
-        if guilt:
-            return self._slow(node, guilt)
-        return self._undecided(node) or self._healthy(node)
+        level = level_of(self._findings, node)
+        if level in {Level.FAULTY, Level.SLOW}:
+            guilt = self._findings.guilty[node]
+            return self._faulty(node, guilt) if level is Level.FAULTY else self._slow(node, guilt)
+        reason = self._doubt(node) if level is Level.INCONCLUSIVE else self._notes(node)
+        return NodeVerdict(
+            node=self._names[node],
+            level=level,
+            probability=1.0 - float(self._findings.risk[node]),
+            reason=reason,
+            evidence=self._evidence(node),
+        )
 
-    def _faulty(self, node: int, guilt: Guilt) -> NodeVerdict:
+    def _faulty(self, node: int, found: Sequence[Guilt]) -> NodeVerdict:
+        guilt = next(each for each in found if each.metric is None)
         trials = [self._findings.trials[index] for index in guilt.tests]
         crashed = [trial for trial in trials if node in trial.crashed]
         failed = [trial for trial in trials if node not in trial.crashed]
         reasons = []
         if failed:
-            partners = self._partners(node, failed)
-            reasons.append(f"no {self._workload} with {partners} ({_how(failed)})")
+            reasons.append(self._failure(node, failed))
         if crashed:
             reasons.append(self._crash(node, crashed))
         return NodeVerdict(
@@ -85,6 +93,9 @@ class _Words:
             reason="; ".join(reasons),
             evidence=self._evidence(node),
         )
+
+    def _failure(self, node: int, failed: Sequence[Trial]) -> str:
+        return f"no {self._workload} with {self._partners(node, failed)} ({_how(failed)})"
 
     def _crash(self, node: int, crashes: Sequence[Trial]) -> str:
         """Say what the node's own probe reported when it failed, or that it died."""
@@ -130,96 +141,64 @@ class _Words:
         partners = self._partners(node, trials)
         return f"{metric.name} slow with {partners} ({_ms(mine)}, healthy pairs {_ms(base)})"
 
-    def _undecided(self, node: int) -> NodeVerdict | None:
-        """Return the verdict about a node on which the run could not decide, if it is one."""
-        reason = self._doubt(node)
-        if reason is None:
-            return None
-        return NodeVerdict(
-            node=self._names[node],
-            level=Level.INCONCLUSIVE,
-            probability=1.0 - float(self._findings.risk[node]),
-            reason=reason,
-            evidence=self._evidence(node),
-        )
-
-    def _doubt(self, node: int) -> str | None:
+    def _doubt(self, node: int) -> str:
+        """Say why the run could not decide about a node."""
         findings = self._findings
-        silences = findings.silences.get(node, ())
-        crashes = [findings.trials[index] for index in findings.crashes.get(node, ())]
-        if len(silences) >= 2 or (silences and node not in findings.tested):
-            silent = [findings.trials[index] for index in silences]
-            why = dict.fromkeys(trial.said[node] for trial in silent if node in trial.said)
-            if why:
-                return f"could not be measured: {'; '.join(why)}"
-            return f"never answered in {self._rounds_of(silent)}"
-        if crashes and (len(crashes) >= 2 or node not in findings.passed):
-            return self._crash_doubt(node, crashes)
-        if node not in findings.tested:
-            return "was never measured"
-        failed = [t for t in self._trials(node) if t.bearing is Bearing.FAILED]
-        doubted = findings.bad[node] >= _DOUBT or node not in findings.passed
-        if failed and (doubted or self._is_unsteady(node, failed)):
-            partners = self._partners(node, failed)
-            return (
-                f"no {self._workload} with {partners} ({_how(failed)}),"
-                " and too few proven partners to tell who is to blame"
-            )
-        for metric in findings.metrics:
-            limit = math.log1p(metric.floor)
-            if metric.found.beyond[node] >= _DOUBT and metric.found.effect[node] >= limit:
+        match doubt_of(findings, node):
+            case Doubt.SILENT:
+                return self._silence([findings.trials[i] for i in findings.silences[node]], node)
+            case Doubt.CRASHED:
+                return f"{self._crashes(node)} and has not passed a test since"
+            case Doubt.SOFTWARE:
+                of = f"{len(findings.crashes)} of {len(self._names)} nodes"
+                return f"{self._crashes(node)}, as on {of}: probably a software problem"
+            case Doubt.FAILED:
+                trials = findings.trials_of(node)
+                failed = [trial for trial in trials if trial.bearing is Bearing.FAILED]
+                return (
+                    f"{self._failure(node, failed)},"
+                    " and not enough known-good partners to identify the faulty node"
+                )
+            case Doubt.SLOW:
+                metric = maybe_slow_in(findings, node)
+                assert metric is not None
                 times = math.exp(float(metric.found.effect[node]))
                 return (
                     f"{metric.name} may be {times:.2f}x slower than its peers,"
-                    " too uncertain to tell"
+                    " but the measurements vary too much to be sure"
                 )
-        return None
+            case _:
+                return "was never measured"
 
-    def _is_unsteady(self, node: int, failed: Sequence[Trial]) -> bool:
-        """Tell whether the node failed more than once with the only partner it ever worked with.
+    def _silence(self, silent: Sequence[Trial], node: int) -> str:
+        said = dict.fromkeys(trial.said[node] for trial in silent if node in trial.said)
+        if said:
+            return f"could not be measured: {'; '.join(said)}"
+        return f"did not answer in {self._rounds_of(silent)}"
 
-        Whatever is likelier, the node, its partner or what is between them: nothing shows it.
-        """
-        together = {trial.nodes for trial in self._trials(node) if len(trial.nodes) > 1}
-        to_blame = any(
-            other in self._findings.guilty for trial in failed for other in trial.partners(node)
-        )
-        return len(failed) >= _OFTEN and len(together) == 1 and not to_blame
+    def _crashes(self, node: int) -> str:
+        crashes = self._findings.crashes[node]
+        return self._crash(node, [self._findings.trials[index] for index in crashes])
 
-    def _crash_doubt(self, node: int, crashes: Sequence[Trial]) -> str:
-        text = self._crash(node, crashes)
-        count = len(self._findings.crashes)
-        if 2 * count > len(self._names):
-            return f"{text}, as on {count} of {len(self._names)} nodes: more likely the software"
-        return f"{text} and was not seen to work since"
-
-    def _healthy(self, node: int) -> NodeVerdict:
+    def _notes(self, node: int) -> str:
+        """Say how a healthy node was tested, and what was seen that is no reason to accuse it."""
         findings = self._findings
         notes = []
-        crashes = [findings.trials[index] for index in findings.crashes.get(node, ())]
-        if crashes:
-            notes.append(f"{self._crash(node, crashes)}, and worked afterwards")
+        if node in findings.crashes:
+            notes.append(f"{self._crashes(node)}, but worked afterwards")
         for metric in findings.metrics:
             if metric.found.slow[node] >= _NOTED:
                 times = math.exp(float(metric.found.effect[node]))
                 limit = f"{1 + metric.floor:.2f}x"
                 notes.append(f"{metric.name} about {times:.2f}x slower, the limit is {limit}")
-        if self._settings.alone:
-            notes = notes or ["well by itself"]
-        elif not any(len(trial.nodes) > 1 for trial in self._trials(node)):
+        partners = {p for trial in findings.trials_of(node) for p in trial.partners(node)}
+        if not partners and not self._settings.alone:
             notes.append("no partner to test the network with")
-        if not notes:
-            partners = {p for trial in self._trials(node) for p in trial.partners(node)}
-            count = len(partners)
-            notes.append(f"well with {count} partner{'s' if count != 1 else ''}")
-        return NodeVerdict(
-            node=self._names[node],
-            level=Level.HEALTHY,
-            probability=1.0 - float(findings.risk[node]),
-            component="node",
-            reason="; ".join(notes),
-            evidence=self._evidence(node),
-        )
+        if notes:
+            return "; ".join(notes)
+        if self._settings.alone:
+            return "passed its solo tests"
+        return f"passed with {len(partners)} partner{'s' if len(partners) != 1 else ''}"
 
     def paths(self) -> Iterable[LinkVerdict]:
         """Return the pairs of leaves, or of nodes, whose connection alone is bad."""
@@ -237,18 +216,17 @@ class _Words:
 
     def _pair(self, pair: LonePair) -> LinkVerdict | None:
         """Return the verdict about two nodes that are well with everybody but each other."""
-        if not pair.proven and not pair.striking:
+        if pair.level is None:
             return None
         tests = len(pair.trials)
         how = "failed" if pair.failed else "was slow"
         times = f"in {tests} of {tests} tests" if pair.proven else "once, and was not tested again"
-        level = Level.FAULTY if pair.failed else Level.SLOW
         return LinkVerdict(
             ends=(self._names[pair.nodes[0]], self._names[pair.nodes[1]]),
-            level=level if pair.proven else Level.INCONCLUSIVE,
+            level=pair.level,
             slowdown=math.exp(pair.excess) if pair.slow else 1.0,
             probability=0.99 if pair.proven else 0.5,
-            reason=f"{self._workload} {how} {times}; both ends are well with others",
+            reason=f"{self._workload} {how} {times}; both nodes are fine with other partners",
             evidence=tuple(self._fabric_line(index) for index in pair.trials),
         )
 
@@ -287,9 +265,6 @@ class _Words:
         trial = self._findings.trials[index]
         return self._line(trial.nodes[0], trial, also=self._names[trial.nodes[0]])
 
-    def _trials(self, node: int) -> list[Trial]:
-        return [self._findings.trials[index] for index in self._history.get(node, ())]
-
     def _partners(self, node: int, trials: Sequence[Trial]) -> str:
         numbers = dict.fromkeys(other for trial in trials for other in trial.partners(node))
         names = [self._names[number] for number in numbers]
@@ -299,7 +274,7 @@ class _Words:
 
     def _evidence(self, node: int) -> tuple[str, ...]:
         """Return one line per test of the node."""
-        return tuple(self._line(node, trial) for trial in self._trials(node))
+        return tuple(self._line(node, trial) for trial in self._findings.trials_of(node))
 
     def _line(self, node: int, trial: Trial, also: str = "") -> str:
         partners = self._partners(node, [trial])

@@ -1,28 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From evidence to convictions: what is proven, what is still open, and who can be trusted."""
+"""Levels: what is proven, what is in doubt, who can be trusted, and which pairs are bad."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from enum import Enum
+from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
-from msgspec.structs import replace
 
-from slurm_health.core import probe_catalog
-from slurm_health.core.localize.belief_propagation import NONE, Floats, Ints
-from slurm_health.core.localize.conviction import TRUST, Guilt, Metric, failing, slow
+from slurm_health.core.localize.belief_propagation import NONE, Floats
+from slurm_health.core.localize.conviction import TRUST, Guilt, failing, slow
 from slurm_health.core.localize.evidence import Bearing, Trial
 from slurm_health.core.localize.fabric import Fabric, Sources, odds_of, sources_of
 from slurm_health.core.localize.failures import infer_hard
+from slurm_health.core.localize.metrics import Metric, metrics_of
 from slurm_health.core.localize.pairing import Pair
 from slurm_health.core.localize.settings import LocalizeSettings
-from slurm_health.core.localize.slowness import Observations, infer
+from slurm_health.core.verdict import Level
 
-_LEAST_OF_A_KIND = 3  # fewer tests of a kind say nothing, there is nothing to compare them with
-_KIND_TESTS = 24  # tests of one kind in one round that give the round its own baseline
+_DOUBT = 0.5  # a node that is bad with at least this probability and not convicted is undecided
+_OFTEN = 2  # one silence, crash or failure among tests that work happens to the best
+_STRIKING = float(np.log(2.0))  # a single slow test is worth another round from this excess on
+_BEYOND_NOISE = 4.0  # deviations
+_TESTS, _TESTS_IF_LITTLE = 2, 4  # that prove a pair bad; congestion may strike a few in a row
+
+
+class Doubt(Enum):
+    """Why a run could not decide about a node."""
+
+    SILENT = "it did not answer"
+    CRASHED = "its own check crashed"
+    SOFTWARE = "so did those of most nodes"
+    UNMEASURED = "no test says anything about it"
+    FAILED = "its groups failed, and nobody who is trusted was in them"
+    SLOW = "it may be slow"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +55,14 @@ class Findings:
     uncontrolled: frozenset[int]  # slow, but for all that is known everybody was at the time
     risk: Floats = field(default_factory=lambda: np.zeros(0))
 
+    @cached_property
+    def _took_part(self) -> dict[int, tuple[int, ...]]:
+        return _occurrences((index, trial.nodes) for index, trial in enumerate(self.trials))
+
+    def trials_of(self, node: int) -> list[Trial]:
+        """Return the trials a node took part in, in order."""
+        return [self.trials[index] for index in self._took_part.get(node, ())]
+
     def trusted(self, node: int) -> bool:
         """Tell whether the node passed a test and is believed to be well in every respect."""
         return node in self.passed and self.risk[node] <= TRUST and node not in self.guilty
@@ -57,7 +78,7 @@ def judge(
     sources = sources_of(trials, fabric)
     odds = odds_of(sources, prior)
     bad = infer_hard(trials, sources, odds)
-    metrics = tuple(_metrics(trials, fabric, sources, odds, settings))
+    metrics = tuple(metrics_of(trials, fabric, sources, odds, settings))
     crashes = _occurrences((index, trial.crashed) for index, trial in enumerate(trials))
     guilty = failing(trials, sources, bad, crashes, settings)
     slow_ones, uncontrolled = slow(trials, metrics, sources, guilty, settings)
@@ -92,102 +113,48 @@ def _occurrences(mentions: Iterable[tuple[int, Sequence[int]]]) -> dict[int, tup
     return found
 
 
-def _metrics(
-    trials: Sequence[Trial],
-    fabric: Fabric,
-    sources: Sources,
-    odds: Floats,
-    settings: LocalizeSettings,
-) -> Iterable[Metric]:
-    """Infer each metric by itself: compute and network times are never added."""
-    shared = {name for trial in trials for name in trial.shared_ms}
-    for name in sorted(shared):
-        rows = [
-            (index, trial.shared_ms[name], sources.table[index], fabric.crosses(trial.nodes))
-            for index, trial in enumerate(trials)
-            if name in trial.shared_ms
-        ]
-        yield _metric(name, rows, trials, sources, odds, settings, shared=True)
-    for name in sorted({name for trial in trials for name in trial.node_ms}):
-        rows = [
-            (index, ms, np.array([node], dtype=np.int64), False)
-            for index, trial in enumerate(trials)
-            for node, ms in sorted(trial.node_ms.get(name, {}).items())
-        ]
-        if rows:
-            yield _metric(name, rows, trials, sources, odds, settings, shared=False)
+def level_of(findings: Findings, node: int) -> Level:
+    """Return what is concluded about a node."""
+    guilt = findings.guilty.get(node, ())
+    if guilt:
+        return Level.FAULTY if any(each.metric is None for each in guilt) else Level.SLOW
+    return Level.HEALTHY if doubt_of(findings, node) is None else Level.INCONCLUSIVE
 
 
-def _metric(
-    name: probe_catalog.Metric,
-    rows: Sequence[tuple[int, float, Ints, bool]],
-    trials: Sequence[Trial],
-    sources: Sources,
-    odds: Floats,
-    settings: LocalizeSettings,
-    *,
-    shared: bool,
-) -> Metric:
-    floor = settings.network_floor if shared else settings.compute_floor
-    trial = np.array([row[0] for row in rows], dtype=np.int64)
-    rounds = np.array([trials[index].round_index for index in trial], dtype=np.int64)
-    crossing = np.array([row[3] for row in rows], dtype=np.int64)
-    kind = _kinds(rounds, crossing)
-    kept = _comparable(kind)
-    data = Observations(
-        log_ms=np.log(np.array([row[1] for row in rows]))[kept],
-        sources=np.stack([row[2] for row in rows])[kept],
-        kind=np.unique(kind[kept], return_inverse=True)[1].reshape(-1).astype(np.int64),
-        nodes=sources.nodes,
-        variables=sources.variables,
-        first_path=sources.nodes + sources.leaves,
-        ceiling=_ceiling(name, settings),
-    )
-    found = infer(data, odds, floor)
-    return Metric(
-        name=name,
-        shared=shared,
-        floor=floor,
-        data=data,
-        trial=trial[kept],
-        round=rounds[kept],
-        found=found,
-    )
+def doubt_of(findings: Findings, node: int) -> Doubt | None:
+    """Return why a node that is not convicted is not healthy either, None if it is."""
+    silences, crashes = (len(of.get(node, ())) for of in (findings.silences, findings.crashes))
+    if silences >= _OFTEN or (silences and node not in findings.tested):
+        return Doubt.SILENT
+    if crashes >= _OFTEN or (crashes and node not in findings.passed):
+        everywhere = 2 * len(findings.crashes) > findings.sources.nodes
+        return Doubt.SOFTWARE if everywhere else Doubt.CRASHED
+    if node not in findings.tested:
+        return Doubt.UNMEASURED
+    failed = [trial for trial in findings.trials_of(node) if trial.bearing is Bearing.FAILED]
+    doubted = findings.bad[node] >= _DOUBT or node not in findings.passed
+    if failed and (doubted or _is_unsteady(findings, node, failed)):
+        return Doubt.FAILED
+    return None if maybe_slow_in(findings, node) is None else Doubt.SLOW
 
 
-def _kinds(rounds: Ints, crossing: Ints) -> Ints:
-    """Return which observations share a baseline: inside or across leaves, per round if many.
+def maybe_slow_in(findings: Findings, node: int) -> Metric | None:
+    """Return the metric in which a node is more likely too slow than not, if there is one."""
+    for metric in findings.metrics:
+        effect = float(metric.found.effect[node])
+        if metric.found.beyond[node] >= _DOUBT and effect >= np.log1p(metric.floor):
+            return metric
+    return None
 
-    A round with few tests of a side shares the baseline of the last round that had many.
+
+def _is_unsteady(findings: Findings, node: int, failed: Sequence[Trial]) -> bool:
+    """Tell whether the node failed more than once with the only partner it ever worked with.
+
+    Whatever is likelier, the node, its partner or what is between them: nothing shows it.
     """
-    kind = np.full(len(rounds), -1, dtype=np.int64)
-    kinds = 0
-    for side in (0, 1):
-        here = crossing == side
-        own = [r for r in np.unique(rounds[here]) if (here & (rounds == r)).sum() >= _KIND_TESTS]
-        for begin, end in pairwise([-1, *own[1:], int(rounds.max()) + 1]):
-            chosen = here & (rounds >= begin) & (rounds < end)
-            kind[chosen] = kinds
-            kinds += 1
-    _, kind = np.unique(kind, return_inverse=True)
-    return kind.reshape(-1).astype(np.int64)
-
-
-def _comparable(kind: Ints) -> npt.NDArray[np.bool_]:
-    """Tell which observations have enough of their kind to be compared with."""
-    counts = np.bincount(kind)
-    return (counts[kind] >= _LEAST_OF_A_KIND) | (len(counts) == 1)
-
-
-def _ceiling(name: probe_catalog.Metric, settings: LocalizeSettings) -> float:
-    """Return the largest baseline that is believed, from what good hardware is known to take."""
-    expected = settings.expected_ms.get(str(replace(name, part="")))
-    return float("inf") if expected is None else float(np.log(expected * settings.expected_slack))
-
-
-_STRIKING = float(np.log(2.0))  # a single slow test is worth another round from this excess on
-_BEYOND_NOISE = 4.0  # deviations
-_TESTS, _TESTS_IF_LITTLE = 2, 4  # that prove a pair bad; congestion may strike a few in a row
+    together = {trial.nodes for trial in findings.trials_of(node) if len(trial.nodes) > 1}
+    explained = any(other in findings.guilty for trial in failed for other in trial.partners(node))
+    return len(failed) >= _OFTEN and len(together) == 1 and not explained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +182,13 @@ class LonePair:
     def striking(self) -> bool:
         """Tell whether the pair was tested once, and so badly that it is worth a round."""
         return len(self.trials) == 1 and (bool(self.failed) or self.excess > _STRIKING)
+
+    @property
+    def level(self) -> Level | None:
+        """Return what is concluded about the connection, None where nothing is."""
+        if self.proven:
+            return Level.FAULTY if self.failed else Level.SLOW
+        return Level.INCONCLUSIVE if self.striking else None
 
     @property
     def _always_bad(self) -> bool:

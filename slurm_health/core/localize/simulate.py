@@ -27,7 +27,8 @@ class Weather:
 
     `noise` is the deviation of one test, `spread` that between healthy nodes; a `spikes` share of
     tests takes up to 1.6 times longer; a `hiccups` share fails. With `congestion`, each round one
-    leaf in that many chances takes up to 1.5 times longer across leaves.
+    leaf in that many chances takes up to 1.5 times longer across leaves. `drift` is the deviation
+    between rounds, in which everything on a shared machine is slower or faster together.
     """
 
     noise: float = 0.02
@@ -36,6 +37,7 @@ class Weather:
     hiccups: float = 0.0
     heavy_tails: bool = False
     congestion: float = 0.0
+    drift: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,7 @@ class SimulatedCluster:
     ) -> None:
         self._faults = faults
         self._weather = weather
+        self._now = 0.0  # log-slowness of everything in this round
         self._rng = random.Random(seed)  # noqa: S311 - not a secret
         self._leaf = {node: leaf for leaf, members in (topology or {}).items() for node in members}
         self._leaves = sorted(topology or {})
@@ -85,6 +88,8 @@ class SimulatedCluster:
     def answer(self, round_: Round) -> list[GroupResult]:
         """Return what the groups of this round report."""
         jam = {leaf: self._jam() for leaf in self._leaves}
+        if self._weather.drift:
+            self._now = self._rng.gauss(0, self._weather.drift)
         return [self._group(group, jam) for group in round_.groups]
 
     def _group(self, group: tuple[str, ...], jam: Mapping[str, float]) -> GroupResult:
@@ -107,7 +112,7 @@ class SimulatedCluster:
 
     def _matmul_ms(self, node: str) -> float:
         slowness = math.log(self._faults.compute.get(node, 1.0)) + self._own_compute[node]
-        return MATMUL_MS * math.exp(slowness + self._disturbance())
+        return MATMUL_MS * math.exp(slowness + self._now + self._disturbance())
 
     def _allgather_ms(self, group: tuple[str, ...], jam: Mapping[str, float]) -> float:
         faults = self._faults
@@ -118,7 +123,7 @@ class SimulatedCluster:
             slowness.extend(math.log(faults.leaves.get(leaf, 1.0)) for leaf in leaves)
             slowness.extend(jam[leaf] for leaf in leaves)
             slowness.append(math.log(faults.paths.get(frozenset(leaves), 1.0)))
-        return ALLGATHER_MS * math.exp(max(slowness) + self._disturbance())
+        return ALLGATHER_MS * math.exp(max(slowness) + self._now + self._disturbance())
 
     def _jam(self) -> float:
         if self._rng.random() >= self._weather.congestion:

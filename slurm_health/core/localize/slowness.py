@@ -28,18 +28,26 @@ FIRST_SLOW = 2  # the first state that a floor's width of healthy difference doe
 _FIRST_BEYOND = 3  # the floor itself
 _TOLERATED = 0.02  # prior probability of being slower than the best, but below the floor
 _FEW_TESTS = 100  # below this many tests the noise level is averaged over, not estimated
-_STARTS = (0.5, 0.15)  # the same with much data; the second for many slow nodes
-_STARTS_OF_FEW = (0.0, 0.3, 0.6)  # quantiles of the times to start looking for a baseline at
+# Quantiles of the times at which the search for a baseline begins. With much data the second is
+# for many slow nodes.
+_STARTS, _STARTS_OF_FEW = (0.5, 0.15), (0.0, 0.3, 0.6)
 _TURNS = 6  # of estimating baseline, noise and bad share in turn with the beliefs
 _WIDE_TURNS = 2  # of these over all tests; later ones spare nodes that are clearly well
 _CLEARLY_WELL = -6.0  # log-likelihood ratio of slow to well, over all tests of such a node
-_TRUSTED = 0.5
-_NEVER = -60.0  # log odds
-_NOISE_LEVELS = (0.015, 0.022, 0.033, 0.05, 0.075, 0.11, 0.17, 0.25, 0.38)
-_NOISE_CENTRE, _NOISE_WIDTH = float(np.log(0.05)), 0.8
-_NOISE_PRIOR_TESTS, _NOISE_PRIOR = 12.0, 0.03
-_LEAST_NOISE = 0.003
-_SPIKES, _SPIKES_PRIOR_TESTS = 0.02, 50.0
+_TRUSTED = 0.5  # the others of a test are believed well from this probability on
+_NEVER = -60.0  # log odds of a variable that is left out
+# Of the usual noise: what a small run tries, each about 1.5 times the one before, and how far
+# from the usual its noise is believed to lie (deviation of the logarithm).
+_NOISE_LEVELS, _NOISE_WIDTH = (0.3, 0.44, 0.66, 1.0, 1.5, 2.2, 3.4, 5.0, 7.6), 0.8
+# Of the usual noise: where the estimate of a large run begins, worth so many tests.
+_NOISE_PRIOR, _NOISE_PRIOR_TESTS = 0.6, 12.0
+_LEAST_NOISE = 0.003  # relative; clocks and schedulers alone make as much
+_SPIKES, _SPIKES_PRIOR_TESTS = 0.02, 50.0  # share of tests, and how many tests that belief is worth
+_TOP = float(np.log(300.0))  # the largest slowdown that is told apart from a larger one
+_FIRST_TOP = 0.5  # the grid reaches at least this far, and as far as the slowest time
+_STEP, _GROWTH = 0.03, 0.17  # between states: absolute for small slowdowns, relative for large
+_SPIKE_MEAN = 0.4  # mean log-excess of a spike
+_STRAY = 1e-5  # density of a time that nothing explains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,21 +94,25 @@ class Slowness:
     noise: float
 
 
-def infer(data: Observations, odds: Floats, floor: float) -> Slowness:
+def infer(data: Observations, odds: Floats, floor: float, usual_noise: float) -> Slowness:
     """Return what the times say; `odds` are log prior odds per variable, relative to its kind.
 
-    Variables from `data.nodes` on are leaves and paths; their `odds` are absolute.
+    `usual_noise` is the relative noise of a test that is looked for first. Variables from
+    `data.nodes` on are leaves and paths; their `odds` are absolute.
     """
     states, spread = grid_of(floor, float(data.log_ms.max() - data.log_ms.min()))
-    model = _Model(data=data, states=states, spread=spread, odds=odds)
+    model = _Model(data=data, states=states, spread=spread, odds=odds, usual_noise=usual_noise)
     if not data.few:
         quantiles = _STARTS if data.spread(_STARTS) > 0.5 * np.log1p(floor) else _STARTS[:1]
-        starts = [model.begin(np.array([_NOISE_PRIOR]), quantile) for quantile in quantiles]
+        starts = [
+            model.begin(np.array([_NOISE_PRIOR * usual_noise]), quantile) for quantile in quantiles
+        ]
         best = max(starts, key=lambda start: float(start.log_evidence[0]))
         return model.mix([model.finish(best)], np.ones(1))
     levels = np.array(_NOISE_LEVELS)
-    prior = np.exp(-0.5 * ((np.log(levels) - _NOISE_CENTRE) / _NOISE_WIDTH) ** 2)
-    return model.mix([model.finish(model.begin(levels, q)) for q in _STARTS_OF_FEW], prior)
+    prior = np.exp(-0.5 * (np.log(levels) / _NOISE_WIDTH) ** 2)
+    starts = [model.begin(levels * usual_noise, quantile) for quantile in _STARTS_OF_FEW]
+    return model.mix([model.finish(start) for start in starts], prior)
 
 
 @dataclass
@@ -140,6 +152,7 @@ class _Model:
     states: Floats
     spread: Floats
     odds: Floats
+    usual_noise: float
 
     def begin(self, noise: Floats, quantile: float) -> _Fit:
         """Return a first attempt over all tests, from a guess of noise and baseline."""
@@ -279,7 +292,9 @@ class _Model:
     def _scatter(self, estimate: _Estimate, weight: Floats, well: Floats) -> None:
         """Renew noise and spike share."""
         excess = self.data.log_ms[None] - estimate.baseline[:, self.data.kind]
-        squares = (weight * excess**2).sum(axis=1) + _NOISE_PRIOR_TESTS * _NOISE_PRIOR**2
+        squares = (weight * excess**2).sum(axis=1) + _NOISE_PRIOR_TESTS * (
+            0.6 * self.usual_noise
+        ) ** 2
         noise = np.sqrt(squares / (weight.sum(axis=1) + _NOISE_PRIOR_TESTS))
         spiky = (well - weight).sum(axis=1) + _SPIKES * _SPIKES_PRIOR_TESTS
         estimate.noise = np.maximum(noise, _LEAST_NOISE)
@@ -310,13 +325,6 @@ class _Model:
             baseline=baseline,
             noise=float(mean([fit.estimate.noise for fit in fits])),
         )
-
-
-_TOP = float(np.log(300.0))  # the largest slowdown that is told apart from a larger one
-_FIRST_TOP = 0.5  # the grid reaches at least this far, and as far as the slowest time
-_STEP, _GROWTH = 0.03, 0.17  # between states: absolute for small slowdowns, relative for large
-_SPIKE_MEAN = 0.4  # mean log-excess of a spike
-_STRAY = 1e-5  # density of a time that nothing explains
 
 
 def grid_of(floor: float, reach: float) -> tuple[Floats, Floats]:

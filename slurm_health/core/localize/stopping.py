@@ -20,10 +20,10 @@ _SUSPICIOUS_OF_FEW = 0.05  # the same where the prior alone comes close to that
 # What a node does alone nobody else can disturb: one test of it says more than one of a pair.
 _SUSPICIOUS_ALONE = 0.3
 _KNOWN_TROUBLE = 0.05  # a prior above this makes a node a suspect before the first round
-_GIVE_UP_ON_SILENCE = 2
+_GIVE_UP_ON_SILENCE = 2  # rounds without an answer: the third would only cost another deadline
 _SUSPECT_FABRIC = 0.5  # the same for leaves and paths, which many tests touch
 _SURE = 1e-6  # probability of error below which a conviction needs no more tests
-_CRASHING_ROUNDS = 3
+_CRASHING_ROUNDS = 3  # in which everybody's processes crashed: more would not be different
 _PATIENCE = 4  # rounds after which a slowdown that looks tolerable is not pursued
 _CONTROL_FAILURES = 2  # a pair that fails so often is no control: its own path is bad
 _PAIR_ROUNDS = 2  # how many rounds beyond the least a doubtful pair may cost

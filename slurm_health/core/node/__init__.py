@@ -10,5 +10,5 @@ The hooks and the administrators' commands call it; `draining` performs what is 
     recovery       when a node that a hook drained may be resumed
     drain_note     the reason that a hook sets on a node, and how to recognise it
     node_pattern   `gpu[01-16,20]`, `gpu*`, `!login*`
-    accusations    what an ended job's check says against a node; trusts nothing
+    accusations    what an ended job's check says against a node, and marks; trusts nothing
 """

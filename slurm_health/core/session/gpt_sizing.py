@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
-Option = int | float | str
+from slurm_health.core.records import Figure
 
 # Of the free memory, what is taken: the rest is for the communication library and for others.
 OURS = 0.9
@@ -135,15 +135,15 @@ def flop_per_step(model: GptModel) -> float:
     return float((6 * parameters(model) + attention) * model.tokens)
 
 
-def to_options(model: GptModel) -> dict[str, Option]:
+def to_options(model: GptModel) -> dict[str, Figure]:
     """Return the options of a round that make every worker build this model."""
-    shape: dict[str, Option] = {
+    shape: dict[str, Figure] = {
         _PREFIX + each.name: getattr(model, each.name) for each in fields(model)
     }
     return {**shape, "gpt_light_batch": light(model).batch, "gpt_flop": flop_per_step(model)}
 
 
-def options_for(free_bytes: Sequence[int], batches: Sequence[int]) -> dict[str, Option]:
+def options_for(free_bytes: Sequence[int], batches: Sequence[int]) -> dict[str, Figure]:
     """Return the options of a round in which all nodes train the same model.
 
     Args:

@@ -8,6 +8,7 @@ comes to the same round as the one before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from slurm_health.core.localize.settings import LocalizeSettings
@@ -38,7 +39,8 @@ class Course:
     """The phases of one check over the nodes that were admitted to it.
 
     `phase` is the one in progress. Its rounds go on counting where the one before it ended.
-    `expected_ms` is what a metric takes on good hardware, where that is known.
+    `settings` are those of the whole run; a phase sets its own rounds and words in them. Phases
+    that name their most rounds name their least as well, whatever the settings say.
     """
 
     def __init__(
@@ -47,13 +49,13 @@ class Course:
         leaves: Leaves | None,
         phases: Sequence[Phase],
         make_localizer: MakeLocalizer,
-        expected_ms: Mapping[str, float],
+        settings: LocalizeSettings,
     ) -> None:
         self._nodes = tuple(nodes)
         self._leaves = leaves
         self._left = list(phases)
         self._make = make_localizer
-        self._expected_ms = expected_ms
+        self._chosen = settings
         self._localizer: Localizer | None = None
         self._verdicts: list[Verdict] = []
         self._observed = 0
@@ -108,11 +110,12 @@ class Course:
         return {leaf: members for leaf, members in kept.items() if members}
 
     def _settings(self, phase: Phase) -> LocalizeSettings:
-        return LocalizeSettings(
-            min_rounds=phase.least_rounds,
+        own_rounds = phase.most_rounds is not None
+        return replace(
+            self._chosen,
+            min_rounds=phase.least_rounds if own_rounds else self._chosen.min_rounds,
             max_rounds=phase.most_rounds,
             alone=phase.alone,
             first_round=self._observed,
             workload=phase.workload,
-            expected_ms=self._expected_ms,
         )

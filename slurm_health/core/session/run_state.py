@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_health.core.gpu_load import Burn
+from slurm_health.core.localize.settings import Device
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     AgentEnded,
@@ -160,6 +161,7 @@ class RunState:
         self._words: defaultdict[tuple[str, int], list[_AgentRecord]] = defaultdict(list)
         self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
         self._model_of: dict[str, str] = {}
+        self._backend_of: dict[str, str] = {}
         self._ended_ms: defaultdict[str, list[float]] = defaultdict(list)
 
     @property
@@ -246,8 +248,10 @@ class RunState:
 
     def _fold_agent(self, record: _AgentRecord) -> None:
         self._words[record.node, record.launch].append(record)
-        if isinstance(record, WorkersReady) and record.model:
-            self._model_of.setdefault(record.node, record.model)
+        if isinstance(record, WorkersReady):
+            self._backend_of.setdefault(record.node, record.backend)
+            if record.model:
+                self._model_of.setdefault(record.node, record.model)
         node = self.agents.get(record.node)
         if node is None or node.launch != record.launch:
             return  # an agent of an earlier launch that has not noticed yet
@@ -298,6 +302,11 @@ class RunState:
         """Return what each admitted node computes with, as far as it is known."""
         compared = self.admitted or ()
         return {name: self._model_of[name] for name in compared if name in self._model_of}
+
+    def device(self) -> Device:
+        """Return what kind of device the admitted nodes compute with."""
+        known = {self._backend_of.get(name) for name in self.admitted or ()} - {None}
+        return Device.CPU if known == {"gloo"} else Device.ACCELERATOR
 
     def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, Figure]]:
         """Return the figures that a probe gave on these nodes, in all rounds."""

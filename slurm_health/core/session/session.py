@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from types import MappingProxyType
 
 from slurm_health.core.expectations import Expectation, expected_ms
+from slurm_health.core.localize.settings import settings_from
 from slurm_health.core.probe_catalog import GPT
-from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     AgentsLaunched,
     Figure,
@@ -89,7 +89,10 @@ Step = Append | Launch | Wait | Conclude
 
 
 class Session:
-    """One check, from launch to verdict. `state` is what the journal says of it."""
+    """One check, from launch to verdict. `state` is what the journal says of it: fold it there.
+
+    `localize_options` are settings by names of `core.localize.settings.OPTIONS`.
+    """
 
     def __init__(
         self,
@@ -98,18 +101,16 @@ class Session:
         limits: Limits,
         phases: Sequence[Phase],
         expectations: Mapping[str, Expectation] = MappingProxyType({}),
+        localize_options: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self.state = RunState(nodes)
         self.limits = limits
         self._make_localizer = make_localizer
         self._phases = phases
         self._expectations = expectations
+        self._localize_options = localize_options
         self._course: Course | None = None
         self._waiting: tuple[int, float] | None = None
-
-    def fold(self, entry: Entry) -> None:
-        """Take in one journal entry, of any writer."""
-        self.state.fold(entry)
 
     def next_step(self, now_s: float) -> Step:
         """Say what to do now. `now_s` is the clock that stamps the master's records."""
@@ -133,12 +134,14 @@ class Session:
     def _course_of(self, admitted: Sequence[str]) -> Course:
         """Return the course of this check; its plans follow from the rounds that have ended."""
         if self._course is None:
+            settings = settings_from(self._localize_options, kind=self.state.device())
+            known_ms = expected_ms(self.state.models(), self._expectations, settings.expected_slack)
             self._course = Course(
                 admitted,
                 self.state.leaves or None,
                 self._phases,
                 self._make_localizer,
-                expected_ms=expected_ms(self.state.models(), self._expectations),
+                replace(settings, expected_ms={**known_ms, **settings.expected_ms}),
             )
         return self._course
 

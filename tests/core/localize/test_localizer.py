@@ -227,7 +227,7 @@ def test_a_node_that_is_silent_twice_is_left_alone_and_its_partners_are_healthy(
 
     verdict, rounds = run(names(4), answer)
     assert level(verdict, "n2") is Level.INCONCLUSIVE
-    assert verdict.nodes["n2"].reason == "never answered in rounds 0 and 1"
+    assert verdict.nodes["n2"].reason == "did not answer in rounds 0 and 1"
     assert verdict.named(Level.HEALTHY) == ("n1", "n3", "n4")
     assert not any("n2" in group for round_ in rounds[2:] for group in round_.groups)
 
@@ -257,7 +257,7 @@ def test_a_process_that_crashes_once_and_then_works_is_mentioned() -> None:
 
     verdict, _ = run(names(4), answer)
     assert verdict.named(Level.HEALTHY) == tuple(names(4))
-    assert "crashed (round 0), and worked afterwards" in verdict.nodes["n2"].reason
+    assert "crashed (round 0), but worked afterwards" in verdict.nodes["n2"].reason
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 20])

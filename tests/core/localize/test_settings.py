@@ -11,8 +11,8 @@ from dataclasses import fields
 import pytest
 
 from slurm_health.core.localize.settings import (
-    FLOORS,
     OPTIONS,
+    USUAL,
     Device,
     LocalizeSettings,
     settings_from,
@@ -47,11 +47,10 @@ def test_the_floors_are_those_of_the_device_unless_they_are_chosen(kind: Device)
     usual = settings_from({}, kind=kind)
     chosen = settings_from({"network_floor": "0.2"}, kind=kind)
 
-    assert (usual.network_floor, usual.compute_floor) == (
-        FLOORS[kind].network,
-        FLOORS[kind].compute,
-    )
-    assert (chosen.network_floor, chosen.compute_floor) == (0.2, FLOORS[kind].compute)
+    known = USUAL[kind]
+    assert (usual.network_floor, usual.compute_floor) == (known.network_floor, known.compute_floor)
+    assert (chosen.network_floor, chosen.compute_floor) == (0.2, known.compute_floor)
+    assert usual.noise == chosen.noise == known.noise
 
 
 def test_what_nobody_chose_for_accelerators_is_the_default() -> None:

@@ -31,7 +31,7 @@ def replayed(*, without: type[VerdictReached] | None = None) -> Session:
     session = Session(NODES, make_localizer, Limits(), phases(["thorough"]))
     for entry in entries():
         if without is None or not isinstance(entry.record, without):
-            session.fold(entry)
+            session.state.fold(entry)
     return session
 
 

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from slurm_health.core.gpu_load import HARDWARE_THERMAL, Burn
+from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.session.conclusion import merged, with_burns
 from slurm_health.core.session.phase_runner import Course
 from slurm_health.core.session.phases import phases
@@ -28,7 +29,8 @@ Ended = list[tuple[int, Sequence[GroupResult]]]
 
 
 def course(check: str, nodes: Sequence[str] = NODES, **expected_ms: float) -> Course:
-    return Course(nodes, None, phases([check]), make_localizer, expected_ms)
+    settings = LocalizeSettings(expected_ms=expected_ms)
+    return Course(nodes, None, phases([check]), make_localizer, settings)
 
 
 def run(

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_health.core.localize.settings import USUAL, Device, LocalizeSettings
+from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
@@ -17,13 +21,15 @@ from slurm_health.core.records import (
     MasterResumed,
     NodeReported,
     NodesAdmitted,
+    Record,
     RoundEnded,
     RoundStarted,
     VerdictReached,
     WorkersFailed,
 )
+from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import phases
-from slurm_health.core.session.session import Append, Conclude, Limits, Wait
+from slurm_health.core.session.session import Append, Conclude, Limits, Session, Wait
 from slurm_health.core.verdict import Level, Outcome
 from slurm_health.master.run_check import make_localizer
 from tests.support.session_story import (
@@ -406,3 +412,31 @@ def test_a_new_master_keeps_what_is_known_of_a_node_that_was_left_out() -> None:
 
     assert level is Level.INCONCLUSIVE
     assert "torch 1.13 with gloo on 1 device there, unlike the other nodes" in reason
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("gloo", Device.CPU), ("nccl", Device.ACCELERATOR)])
+def test_the_localizer_is_told_what_is_usual_for_the_devices_and_what_was_chosen(
+    backend: str, kind: Device
+) -> None:
+    made: list[LocalizeSettings] = []
+
+    def make(
+        nodes: Sequence[str], leaves: Mapping[str, Sequence[str]] | None, chosen: LocalizeSettings
+    ) -> Localizer:
+        made.append(chosen)
+        return make_localizer(nodes, leaves, chosen)
+
+    chosen = {"min_rounds": "3", "expected_ms": "allgather=50"}
+    session = Session(NODES, make, LIMITS, phases(["allgather"]), localize_options=chosen)
+    records: list[Record] = [AgentsLaunched(launch=0, nodes=list(NODES))]
+    for node in NODES:
+        records += [started(node), msgspec.structs.replace(ready(node), backend=backend)]
+    for record in (*records, NodesAdmitted(nodes=list(NODES))):
+        session.state.fold(Entry(id="", time_s=START_S, kind="", record=record))
+    session.next_step(START_S)
+
+    (settings_made,) = made
+    assert settings_made.network_floor == USUAL[kind].network_floor
+    assert settings_made.noise == USUAL[kind].noise
+    assert settings_made.min_rounds == 3
+    assert settings_made.expected_ms == {"allgather": 50.0}

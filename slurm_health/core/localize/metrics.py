@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The times of each metric: which of them can be compared, and what they say.
+
+Compute and network times are never added: each metric is inferred by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from slurm_health.core import probe_catalog
+from slurm_health.core.localize.belief_propagation import Floats, Ints
+from slurm_health.core.localize.evidence import Trial
+from slurm_health.core.localize.fabric import Fabric, Sources
+from slurm_health.core.localize.settings import LocalizeSettings
+from slurm_health.core.localize.slowness import Observations, Slowness, infer
+
+_LEAST_OF_A_KIND = 3  # fewer tests of a kind say nothing, there is nothing to compare them with
+_KIND_TESTS = 24  # tests of one kind in one round that give the round its own baseline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric's observations and what they say; `trial` and `round` are those of each."""
+
+    name: probe_catalog.Metric
+    shared: bool
+    floor: float
+    data: Observations
+    trial: Ints
+    round: Ints
+    found: Slowness
+
+
+def metrics_of(
+    trials: Sequence[Trial],
+    fabric: Fabric,
+    sources: Sources,
+    odds: Floats,
+    settings: LocalizeSettings,
+) -> Iterable[Metric]:
+    """Return what the times of each metric say."""
+    shared = {name for trial in trials for name in trial.shared_ms}
+    for name in sorted(shared):
+        rows = [
+            (index, trial.shared_ms[name], sources.table[index], fabric.crosses(trial.nodes))
+            for index, trial in enumerate(trials)
+            if name in trial.shared_ms
+        ]
+        yield _metric(name, rows, trials, sources, odds, settings, shared=True)
+    for name in sorted({name for trial in trials for name in trial.node_ms}):
+        rows = [
+            (index, ms, np.array([node], dtype=np.int64), False)
+            for index, trial in enumerate(trials)
+            for node, ms in sorted(trial.node_ms.get(name, {}).items())
+        ]
+        if rows:
+            yield _metric(name, rows, trials, sources, odds, settings, shared=False)
+
+
+def _metric(
+    name: probe_catalog.Metric,
+    rows: Sequence[tuple[int, float, Ints, bool]],
+    trials: Sequence[Trial],
+    sources: Sources,
+    odds: Floats,
+    settings: LocalizeSettings,
+    *,
+    shared: bool,
+) -> Metric:
+    floor = settings.network_floor if shared else settings.compute_floor
+    trial = np.array([row[0] for row in rows], dtype=np.int64)
+    rounds = np.array([trials[index].round_index for index in trial], dtype=np.int64)
+    crossing = np.array([row[3] for row in rows], dtype=np.int64)
+    kind = _kinds(rounds, crossing)
+    kept = _comparable(kind)
+    data = Observations(
+        log_ms=np.log(np.array([row[1] for row in rows]))[kept],
+        sources=np.stack([row[2] for row in rows])[kept],
+        kind=np.unique(kind[kept], return_inverse=True)[1].reshape(-1).astype(np.int64),
+        nodes=sources.nodes,
+        variables=sources.variables,
+        first_path=sources.nodes + sources.leaves,
+        ceiling=_ceiling(name, settings),
+    )
+    found = infer(data, odds, floor, settings.noise)
+    return Metric(
+        name=name,
+        shared=shared,
+        floor=floor,
+        data=data,
+        trial=trial[kept],
+        round=rounds[kept],
+        found=found,
+    )
+
+
+def _kinds(rounds: Ints, crossing: Ints) -> Ints:
+    """Return which observations share a baseline: inside or across leaves, per round if many.
+
+    A round with few tests of a side shares the baseline of the last round that had many.
+    """
+    kind = np.full(len(rounds), -1, dtype=np.int64)
+    kinds = 0
+    for side in (0, 1):
+        here = crossing == side
+        own = [r for r in np.unique(rounds[here]) if (here & (rounds == r)).sum() >= _KIND_TESTS]
+        for begin, end in pairwise([-1, *own[1:], int(rounds.max()) + 1]):
+            chosen = here & (rounds >= begin) & (rounds < end)
+            kind[chosen] = kinds
+            kinds += 1
+    _, kind = np.unique(kind, return_inverse=True)
+    return kind.reshape(-1).astype(np.int64)
+
+
+def _comparable(kind: Ints) -> npt.NDArray[np.bool_]:
+    """Tell which observations have enough of their kind to be compared with."""
+    counts = np.bincount(kind)
+    return (counts[kind] >= _LEAST_OF_A_KIND) | (len(counts) == 1)
+
+
+def _ceiling(name: probe_catalog.Metric, settings: LocalizeSettings) -> float:
+    """Return the largest baseline that is believed, from what good hardware is known to take."""
+    expected = settings.expected_ms.get(str(replace(name, part="")))
+    return float("inf") if expected is None else float(np.log(expected * settings.expected_slack))
