@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from slurm_health.checks.check import Unmeasured
+from slurm_health.core.node.finding import Unmeasured
 
 _T = TypeVar("_T")
 # Codes of nvml.h.

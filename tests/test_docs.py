@@ -22,7 +22,6 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("test
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 # A room in the picture of the packages, and the walls and floors that it is drawn with.
 PICTURED = re.compile(r"^\s*[|/] +([a-z_.]+) {2,}\S")
-OPEN_PLAN = "(open plan: these import each other)"
 # A module in the list of a package's docstring.
 LISTED = re.compile(r"^ {4}(\w+) {2,}\S", re.MULTILINE)
 PACKAGES = [m for m, path in MODULES.items() if path.name == "__init__.py" and m != NAME]
@@ -73,15 +72,10 @@ def test_every_file_of_ours_that_a_page_names_exists(page: Path) -> None:
 def test_the_picture_of_the_packages_shows_every_room_on_its_floor() -> None:
     picture = (ROOT / "CONTRIBUTING.md").read_text().split("```")[1]
     floors = [
-        (floor, [match[1] for line in floor.splitlines() if (match := PICTURED.match(line))])
+        {match[1] for line in floor.splitlines() if (match := PICTURED.match(line))}
         for floor in re.split(r"[-_]{20,}", picture)
     ]
-    drawn = [
-        {", ".join(sorted(names))} if OPEN_PLAN in floor else set(names)
-        for floor, names in floors
-        if names
-    ]
-    assert drawn[::-1] == [{", ".join(sorted(each.split(", "))) for each in row} for row in ROWS]
+    assert [floor for floor in floors if floor][::-1] == [set(row) for row in ROWS]
 
 
 def test_every_path_of_where_things_go_exists() -> None:

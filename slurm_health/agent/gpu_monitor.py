@@ -24,8 +24,8 @@ from typing import Any
 import msgspec
 
 from slurm_health import nvml as doors
-from slurm_health.checks.check import Unmeasured
 from slurm_health.core.gpu_load import Burn, DeviceSample, NotSampled, decode, summarise
+from slurm_health.core.node.finding import Unmeasured
 from slurm_health.processes import (
     PIPE,
     Process,

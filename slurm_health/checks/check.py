@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from slurm_health.core.node.finding import Finding, Status
+from slurm_health.core.node.finding import Unmeasured as Unmeasured  # for checks of other packages
 
 # Limits that appear in many checks.
 Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
@@ -27,10 +28,6 @@ AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 # No file under /proc or /sys that a check reads is longer.
 _MOST_BYTES = 1 << 20
 _NAMED = 5
-
-
-class Unmeasured(Exception):
-    """A check cannot see what it is to judge. Its text says why."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.checks.check import Check, CheckContext, NotNegative, Seen, Unmeasured
+from slurm_health.checks.check import Check, CheckContext, NotNegative, Seen
 from slurm_health.checks.tasks import count_cpus
-from slurm_health.core.node.finding import Finding, Status, node_fault, passed, warned
+from slurm_health.core.node.finding import Finding, Status, Unmeasured, node_fault, passed, warned
 
 _STA_UNSYNC = 0x40
 _STA_NANO = 0x2000

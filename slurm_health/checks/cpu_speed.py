@@ -11,8 +11,8 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.checks.check import Check, CheckContext, NotNegative, Seen, Unmeasured
-from slurm_health.core.node.finding import Finding, inconclusive, node_fault, passed
+from slurm_health.checks.check import Check, CheckContext, NotNegative, Seen
+from slurm_health.core.node.finding import Finding, Unmeasured, inconclusive, node_fault, passed
 
 # A few milliseconds of arithmetic in the caches, during which Python's lock is not held.
 _ROUNDS = 10_000

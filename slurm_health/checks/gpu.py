@@ -7,10 +7,11 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.checks.check import Check, CheckContext, Count, Seen, Unmeasured, first_few
+from slurm_health.checks.check import Check, CheckContext, Count, Seen, first_few
 from slurm_health.core.node.finding import (
     Finding,
     Status,
+    Unmeasured,
     joined,
     node_fault,
     passed,

@@ -7,9 +7,17 @@ import re
 
 import msgspec
 
-from slurm_health.checks.check import Check, CheckContext, Count, NotNegative, Seen, Unmeasured
+from slurm_health.checks.check import Check, CheckContext, Count, NotNegative, Seen
 from slurm_health.checks.last_run import exchange
-from slurm_health.core.node.finding import Finding, inconclusive, joined, node_fault, passed, warned
+from slurm_health.core.node.finding import (
+    Finding,
+    Unmeasured,
+    inconclusive,
+    joined,
+    node_fault,
+    passed,
+    warned,
+)
 
 _BASE = "/sys/class/infiniband"
 # Counters of the port, by the names of the kernel's sysfs interface.

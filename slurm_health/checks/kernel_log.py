@@ -9,8 +9,8 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.checks.check import Check, CheckContext, Unmeasured, require_patterns
-from slurm_health.core.node.finding import Finding, joined, node_fault, passed, warned
+from slurm_health.checks.check import Check, CheckContext, require_patterns
+from slurm_health.core.node.finding import Finding, Unmeasured, joined, node_fault, passed, warned
 
 _MESSAGE_BYTES = 8192  # /dev/kmsg gives one record a read, and none is longer
 _MOST_MESSAGES = 100_000

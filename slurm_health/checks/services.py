@@ -7,9 +7,9 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.checks.check import Check, CheckContext, Seen, Unmeasured
+from slurm_health.checks.check import Check, CheckContext, Seen
 from slurm_health.checks.tasks import owner, processes
-from slurm_health.core.node.finding import Finding, node_fault, passed, warned
+from slurm_health.core.node.finding import Finding, Unmeasured, node_fault, passed, warned
 
 _COMM_LENGTH = 15  # the kernel cuts names there
 _PASSING = ("activating", "reloading", "deactivating")

@@ -8,7 +8,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_health.checks.check import CheckContext, Unmeasured
+from slurm_health.checks.check import CheckContext
+from slurm_health.core.node.finding import Unmeasured
 from slurm_health.doctor.advice import Advice, change, fine, look
 from slurm_health.site_settings import Site
 

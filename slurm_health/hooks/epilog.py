@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_health.checks.check import CheckContext, Unmeasured
+from slurm_health.checks.check import CheckContext
 from slurm_health.checks.tasks import Process, of_job, parse_stat
-from slurm_health.core.node.finding import node_faults
+from slurm_health.core.node.finding import Unmeasured, node_faults
 from slurm_health.core.node.settings import AccusationPolicy
 from slurm_health.hooks.hook import Hook
 from slurm_health.hooks.run_checks import confirming

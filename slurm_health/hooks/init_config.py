@@ -12,11 +12,12 @@ import json
 from collections.abc import Callable
 from functools import partial
 
-from slurm_health.checks.check import CheckContext, Unmeasured
+from slurm_health.checks.check import CheckContext
 from slurm_health.checks.cpu_speed import CpuSpeed
 from slurm_health.checks.filesystem import read_mounts
 from slurm_health.checks.memory import read_meminfo
 from slurm_health.checks.tasks import count_cpus, processes
+from slurm_health.core.node.finding import Unmeasured
 
 _LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "zfs"})
 _SHARED_TYPES = frozenset({"nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "wekafs"})

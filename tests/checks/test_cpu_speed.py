@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.checks.check import CheckContext, Unmeasured
+from slurm_health.checks.check import CheckContext
 from slurm_health.checks.cpu_speed import CpuSpeed, CpuSpeedSeen, _throttled_s
-from slurm_health.core.node.finding import Status
+from slurm_health.core.node.finding import Status, Unmeasured
 from tests.support.sites import tree
 
 QUIET = CpuSpeedSeen(

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.checks.check import Check, CheckContext, Unmeasured
+from slurm_health.checks.check import Check, CheckContext
 from slurm_health.checks.clock import Clock, ClockSeen, ClockSource, Cpus
 from slurm_health.checks.ethernet import Ethernet
 from slurm_health.checks.external import Command, File, Nagios, Nhc, ProgramSeen
@@ -19,7 +19,7 @@ from slurm_health.checks.kernel_log import KernelLog
 from slurm_health.checks.memory import Edac, HugePages, Memory, Swap
 from slurm_health.checks.services import Daemon, Unit, UnitSeen
 from slurm_health.checks.tasks import Leftovers, Load, Uninterruptible, Zombies, parse_stat
-from slurm_health.core.node.finding import Finding, Status, capped
+from slurm_health.core.node.finding import Finding, Status, Unmeasured, capped
 from tests.checks.conftest import IB, process
 from tests.support.sites import tree
 

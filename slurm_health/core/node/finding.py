@@ -13,6 +13,10 @@ from enum import Enum
 import msgspec
 
 
+class Unmeasured(Exception):
+    """A check cannot see what it is to judge. Its text says why."""
+
+
 class Status(Enum):
     """What a check concludes, from the best to the worst."""
 
