@@ -16,7 +16,7 @@ import numpy as np
 from slurm_health.core.localize.belief_propagation import NONE, Floats
 from slurm_health.core.localize.evidence import Bearing, Trial
 from slurm_health.core.localize.fabric import Sources
-from slurm_health.core.localize.metrics import Metric
+from slurm_health.core.localize.metrics import MetricEvidence
 from slurm_health.core.localize.settings import LocalizeSettings
 
 TRUST = 0.05  # who is bad with a smaller probability than this is believed as a witness
@@ -34,7 +34,7 @@ class Guilt:
     """Why a variable is convicted: of failing (`metric` None), or of being slow in a metric."""
 
     probability: float
-    metric: Metric | None
+    metric: MetricEvidence | None
     tests: tuple[int, ...]  # rows of the metric's observations, or numbers of trials
 
 
@@ -88,7 +88,7 @@ def _failures_with_trusted(
 
 def slow(
     trials: Sequence[Trial],
-    metrics: Sequence[Metric],
+    metrics: Sequence[MetricEvidence],
     sources: Sources,
     failing_ones: Mapping[int, object],
     settings: LocalizeSettings,
@@ -118,13 +118,13 @@ def slow(
     return _within_budget(candidates, settings.error), frozenset(uncontrolled)
 
 
-def _beyond_floor(metric: Metric, variable: int, tests: int) -> bool:
+def _beyond_floor(metric: MetricEvidence, variable: int, tests: int) -> bool:
     """Tell whether the slowdown exceeds the floor by more than the tests could err."""
     margin = _MARGIN * metric.found.noise / float(np.sqrt(max(tests, 1)))
     return bool(metric.found.effect[variable] >= np.log1p(metric.floor) + margin)
 
 
-def slow_tests(metric: Metric, variable: int) -> tuple[int, ...]:
+def slow_tests(metric: MetricEvidence, variable: int) -> tuple[int, ...]:
     """Return the observations in which only this variable can have been slow, and was."""
     rows, places = np.nonzero(metric.data.sources == variable)
     limit = max(float(metric.found.effect[variable]), float(np.log1p(metric.floor))) / 2
@@ -132,7 +132,7 @@ def slow_tests(metric: Metric, variable: int) -> tuple[int, ...]:
     return tuple(int(row) for row in rows[clear])
 
 
-def _controlled(metric: Metric, node: int, tests: Sequence[int]) -> bool:
+def _controlled(metric: MetricEvidence, node: int, tests: Sequence[int]) -> bool:
     """Tell whether others were fast in rounds in which the node was slow, or in later ones.
 
     Not needed where it is known what good hardware takes.
@@ -147,7 +147,7 @@ def _controlled(metric: Metric, node: int, tests: Sequence[int]) -> bool:
 
 def _enough(
     trials: Sequence[Trial],
-    metric: Metric,
+    metric: MetricEvidence,
     sources: Sources,
     variable: int,
     tests: Sequence[int],

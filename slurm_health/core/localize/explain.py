@@ -20,7 +20,7 @@ from slurm_health.core.localize.findings import (
     lone_pairs,
     maybe_slow_in,
 )
-from slurm_health.core.localize.metrics import Metric
+from slurm_health.core.localize.metrics import MetricEvidence
 from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.verdict import (
     Level,
@@ -130,7 +130,7 @@ class _Words:
             evidence=self._evidence(node),
         )
 
-    def _slow_reason(self, node: int, metric: Metric, tests: Sequence[int]) -> str:
+    def _slow_reason(self, node: int, metric: MetricEvidence, tests: Sequence[int]) -> str:
         mine, base = _times(metric, tests)
         if not metric.shared:
             times = math.exp(float(metric.found.effect[node]))
@@ -302,14 +302,14 @@ class _Words:
         return f"{where}: {', '.join([*facts, *trial.doubts]) or 'passed'}"
 
 
-def _times(metric: Metric, tests: Sequence[int]) -> tuple[float, float]:
+def _times(metric: MetricEvidence, tests: Sequence[int]) -> tuple[float, float]:
     """Return the median time of these tests, and of their baselines."""
     rows = list(tests)
     mine = float(np.exp(np.median(metric.data.log_ms[rows])))
     return mine, float(np.exp(np.median(metric.found.baseline[metric.data.kind[rows]])))
 
 
-def _component(metrics: Sequence[Metric]) -> str:
+def _component(metrics: Sequence[MetricEvidence]) -> str:
     """Return the part that is slow; a slow device explains a slow network, not the reverse."""
     own = [metric for metric in metrics if not metric.shared]
     found: dict[str, set[str]] = {}

@@ -15,7 +15,7 @@ from slurm_health.core.localize.conviction import TRUST, Guilt, failing, slow
 from slurm_health.core.localize.evidence import Bearing, Trial
 from slurm_health.core.localize.fabric import Fabric, Sources, odds_of, sources_of
 from slurm_health.core.localize.failures import infer_hard
-from slurm_health.core.localize.metrics import Metric, metrics_of
+from slurm_health.core.localize.metrics import MetricEvidence, metrics_of
 from slurm_health.core.localize.pairing import Pair
 from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.verdict import Level
@@ -46,7 +46,7 @@ class Findings:
     fabric: Fabric
     sources: Sources
     bad: Floats  # probability to make groups fail
-    metrics: tuple[Metric, ...]
+    metrics: tuple[MetricEvidence, ...]
     guilty: Mapping[int, tuple[Guilt, ...]]  # nodes, leaves and paths
     crashes: Mapping[int, tuple[int, ...]]  # node -> trials in which its own probe died
     silences: Mapping[int, tuple[int, ...]]
@@ -138,7 +138,7 @@ def doubt_of(findings: Findings, node: int) -> Doubt | None:
     return None if maybe_slow_in(findings, node) is None else Doubt.SLOW
 
 
-def maybe_slow_in(findings: Findings, node: int) -> Metric | None:
+def maybe_slow_in(findings: Findings, node: int) -> MetricEvidence | None:
     """Return the metric in which a node is more likely too slow than not, if there is one."""
     for metric in findings.metrics:
         effect = float(metric.found.effect[node])

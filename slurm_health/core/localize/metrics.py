@@ -26,7 +26,7 @@ _KIND_TESTS = 24  # tests of one kind in one round that give the round its own b
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class MetricEvidence:
     """One metric's observations and what they say; `trial` and `round` are those of each."""
 
     name: probe_catalog.Metric
@@ -44,7 +44,7 @@ def metrics_of(
     sources: Sources,
     odds: Floats,
     settings: LocalizeSettings,
-) -> Iterable[Metric]:
+) -> Iterable[MetricEvidence]:
     """Return what the times of each metric say."""
     shared = {name for trial in trials for name in trial.shared_ms}
     for name in sorted(shared):
@@ -73,7 +73,7 @@ def _metric(
     settings: LocalizeSettings,
     *,
     shared: bool,
-) -> Metric:
+) -> MetricEvidence:
     floor = settings.network_floor if shared else settings.compute_floor
     trial = np.array([row[0] for row in rows], dtype=np.int64)
     rounds = np.array([trials[index].round_index for index in trial], dtype=np.int64)
@@ -90,7 +90,7 @@ def _metric(
         ceiling=_ceiling(name, settings),
     )
     found = infer(data, odds, floor, settings.noise)
-    return Metric(
+    return MetricEvidence(
         name=name,
         shared=shared,
         floor=floor,

@@ -233,6 +233,7 @@ class Session:
     def _unmeasured(self) -> dict[str, NodeVerdict]:
         """Judge the nodes the Localizer never saw."""
         agents = self.state.agents
+        compared = {_stack(agents[name]) for name in self.state.admitted or ()}
         others_started = bool(self.state.admitted) or any(node.started for node in agents.values())
         return {
             name: unmeasured(
@@ -242,7 +243,7 @@ class Session:
                 lost=node.lost,
                 failed=node.failed,
                 started=node.started is not None,
-                stack=_stack(node) if node.usable else "",
+                stack=_stack(node) if node.usable and _stack(node) not in compared else "",
             )
             for name, node in agents.items()
             if name not in (self.state.admitted or ())

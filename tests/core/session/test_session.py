@@ -414,6 +414,25 @@ def test_a_new_master_keeps_what_is_known_of_a_node_that_was_left_out() -> None:
     assert "torch 1.13 with gloo on 1 device there, unlike the other nodes" in reason
 
 
+def test_a_node_that_is_ready_too_late_is_not_said_to_be_unlike_the_others() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.is_ready("n1", "n2", "n3")
+    story.says(started("n4"))
+    admitted = story.does(NodesAdmitted, at_s=story.now_s + LIMITS.ready_s)
+    assert admitted == NodesAdmitted(nodes=["n1", "n2", "n3"])
+    story.is_ready("n4")
+    for index in range(3):
+        story.does(RoundStarted)
+        story.says(*measured("n1", "n2", "n3", index=index))
+        story.does(RoundEnded)
+
+    level, reason = story.verdict()["n4"]
+
+    assert level is Level.INCONCLUSIVE
+    assert "not ready in time" in reason
+
+
 @pytest.mark.parametrize(("backend", "kind"), [("gloo", Device.CPU), ("nccl", Device.ACCELERATOR)])
 def test_the_localizer_is_told_what_is_usual_for_the_devices_and_what_was_chosen(
     backend: str, kind: Device
