@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from slurm_health.core.records import RunFinished
+from slurm_health.errors import ExitCode
 from slurm_health.processes import (
     PIPE,
     Process,
@@ -131,7 +132,9 @@ def _listen(check: Process) -> Answer:
         if ended:
             break
     answer = _answer(output)
-    if answer is None:
+    # What it said it would ask of Slurm is no answer where it died over it: it is started again,
+    # and the journal tells what was asked.
+    if answer is None or check.returncode < 0 or check.returncode == ExitCode.INTERNAL:
         raise NoAnswer(f"ended without a verdict ({exit_text(check.returncode)})")
     return answer
 

@@ -83,7 +83,7 @@ def test_spares_that_sbatch_itself_refuses_are_named_behind_its_own_words(site: 
     refused = site.health("sbatch", *words)
     assert refused.returncode != 0
     assert "sbatch: error" in refused.stderr
-    assert "sbatch was asked for 6 nodes, 1 of them to spare (--spares)" in refused.stderr
+    assert "sbatch was asked for 6 nodes, 1 of them spare (--spares)" in refused.stderr
     assert site.jobs() == {}
 
 

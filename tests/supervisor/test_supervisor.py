@@ -328,6 +328,19 @@ def test_master_that_is_killed_is_started_again(bench: Bench) -> None:
     assert b"start 1 of 3 of the check: ended without a verdict (killed by SIGKILL)" in err
 
 
+@pytest.mark.parametrize("death", ["kill -9 $$", "exit 70"])
+def test_a_check_that_dies_before_slurm_heard_of_the_requeue_is_started_again(
+    bench: Bench, death: str
+) -> None:
+    bench.master(
+        f'echo start >>$LOG\n[ $(wc -l <$LOG) = 1 ] && echo \'{{"disposition": "requeue"}}\' && {death}\n'
+        'echo \'{"disposition": "proceed"}\'\n'
+    )
+    code, out, _ = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
+    assert (code, out) == (0, b"ran\n")
+    assert bench.lines() == ["start", "start"]
+
+
 @pytest.mark.parametrize("body", ["kill -9 $$", "exit 3", "echo no JSON", "echo '{\"x\": 1}'"])
 def test_master_that_never_answers_lets_the_script_run_loudly(bench: Bench, body: str) -> None:
     bench.master(f"echo start >>$LOG\n{body}\n")
