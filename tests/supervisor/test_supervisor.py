@@ -333,7 +333,8 @@ def test_a_check_that_dies_before_slurm_heard_of_the_requeue_is_started_again(
     bench: Bench, death: str
 ) -> None:
     bench.master(
-        f'echo start >>$LOG\n[ $(wc -l <$LOG) = 1 ] && echo \'{{"disposition": "requeue"}}\' && {death}\n'
+        "echo start >>$LOG\n[ $(wc -l <$LOG) = 1 ] &&"
+        f' echo \'{{"disposition": "requeue"}}\' && {death}\n'
         'echo \'{"disposition": "proceed"}\'\n'
     )
     code, out, _ = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
