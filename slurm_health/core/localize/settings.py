@@ -44,7 +44,8 @@ USUAL: Mapping[Device, Usual] = MappingProxyType(
         Device.ACCELERATOR: Usual(network_floor=0.08, compute_floor=0.05, noise=0.05),
         # Other jobs may share the cores. Measured on five nodes of one machine with 2 overloaded
         # cores: the log-times of healthy nodes deviate by 0.4 to 0.7, the slowest twentieth takes
-        # twice the median. What that must not accuse, and need not doubt, is simulated there too.
+        # twice the median. The floors were chosen by simulating milder scatter, see there; an idle
+        # machine was not measured, and may allow lower ones.
         Device.CPU: Usual(network_floor=1.0, compute_floor=1.0, noise=0.2),
     }
 )
