@@ -340,6 +340,17 @@ def test_a_full_filesystem_is_told_in_bytes_and_in_inodes() -> None:
     assert "0.1 % of its inodes left, limit 10 %" in found.text
 
 
+@pytest.mark.parametrize(
+    "full", [{"available_bytes": 1}, {"total_inodes": 1000, "free_inodes": 1}, {"write_errno": 28}]
+)
+def test_full_is_the_nodes_fault_where_the_site_says_so(full: dict[str, int]) -> None:
+    limits = {"min_available_percent": 10, "min_free_inodes_percent": 10, "writable": True}
+    check = msgspec.convert({"path": "/local", **limits}, Filesystem)
+    assert check.judge(seen(**full)).status is USER
+    strict = msgspec.structs.replace(check, full_is_fault=True)
+    assert strict.judge(seen(**full)).status is NODE
+
+
 def test_a_filesystem_without_inodes_is_not_out_of_them() -> None:
     check = Filesystem(path="/home", min_free_inodes_percent=10)
     assert check.judge(seen(total_inodes=0)).status is Status.PASS
