@@ -81,6 +81,7 @@ def _up(options: argparse.Namespace) -> int:
         options.release,
         cpus=options.cpus,
         memory_mb=options.memory_mb,
+        accounting=options.accounting,
         detached=True,
     )
     print(
@@ -150,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="lines that replace or extend the lab's slurm.conf",
     )
+    up.add_argument("--accounting", action="store_true", help="with slurmdbd, on a MariaDB")
     up.add_argument(
         "--release", type=Path, metavar="DIR", help="another Slurm release, made by make-root"
     )

@@ -7,12 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import cgroups, daemons, kernel, release, slurmconf, visibility
+from . import accounting, cgroups, daemons, kernel, release, slurmconf, visibility
 from .layout import (
     CHECKOUT,
     CONTROLLER,
@@ -58,8 +57,10 @@ def set_up(spec: LabSpec) -> dict[str, int]:
         ]
     _ip(commands)
     daemons.start_munged(spec)
+    if spec.accounting:
+        accounting.start(spec)
     daemons.start_slurmctld()
-    _await_port(CONTROLLER_ADDRESS, SLURMCTLD_PORT)
+    daemons.await_answer((CONTROLLER_ADDRESS, SLURMCTLD_PORT), "slurmctld")
     for holder in holders.values():
         holder.go()
     for holder in holders.values():
@@ -218,16 +219,3 @@ def _ip(commands: Sequence[str]) -> None:
     )
     if result.returncode != 0:
         raise RuntimeError(f"ip: {result.stderr.strip()}")
-
-
-def _await_port(address: str, port: int) -> None:
-    end_s = time.monotonic() + _DAEMON_DEADLINE_S
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > end_s:
-                raise RuntimeError(f"slurmctld does not listen on {address}:{port}") from None
-            time.sleep(0.02)
-        else:
-            return

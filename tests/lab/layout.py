@@ -43,6 +43,7 @@ class LabSpec:
     topology_conf: str = ""
     gres_conf: str = ""
     release: str | None = None
+    accounting: bool = False
     visible: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -12,6 +12,8 @@ _PACKAGES = Path(__file__).with_name("packages.txt")
 _COMMANDS = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server-core",
     "scontrol": "slurm-client",
     "munged": "munge",
     "ip": "iproute2",
