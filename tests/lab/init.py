@@ -11,7 +11,16 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import accounting, cgroups, daemons, kernel, release, slurmconf, visibility
+from . import (
+    accounting,
+    cgroups,
+    daemons,
+    kernel,
+    network_filesystem,
+    release,
+    slurmconf,
+    visibility,
+)
 from .layout import (
     CHECKOUT,
     CONTROLLER,
@@ -57,6 +66,9 @@ def set_up(spec: LabSpec) -> dict[str, int]:
         ]
     _ip(commands)
     daemons.start_munged(spec)
+    if spec.network_filesystem_mb:
+        network_filesystem.serve(spec)
+        network_filesystem.mount(spec, CONTROLLER)
     if spec.accounting:
         accounting.start(spec)
     daemons.start_slurmctld()
@@ -188,6 +200,8 @@ def _be_node(spec: LabSpec, node: str, ready_fd: int, go_fd: int, done_fd: int) 
                 "link set eth0 up",
             ]
         )
+        if spec.network_filesystem_mb:
+            network_filesystem.mount(spec, node)
         daemons.start_slurmd(node)
         os.write(done_fd, b"ok")
         os.close(done_fd)

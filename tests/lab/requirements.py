@@ -14,6 +14,7 @@ _COMMANDS = {
     "slurmd": "slurmd",
     "slurmdbd": "slurmdbd",
     "mariadbd": "mariadb-server-core",
+    "glusterfs": "glusterfs-client",
     "scontrol": "slurm-client",
     "munged": "munge",
     "ip": "iproute2",
