@@ -110,6 +110,16 @@ def test_a_node_whose_mount_hangs_is_not_accused_and_holds_nobody_up(site: Site)
     assert site.drained() == {}
 
 
+def test_a_hang_on_the_batch_host_lets_the_script_run_unchecked(site: Site) -> None:
+    with hung(site, "n1"):
+        job = start(site, "-wn1")
+        assert site.ended(job)["JobState"] == "COMPLETED"
+    said = site.lab.job_output(job)
+    assert "not checked: journal " in said
+    assert "its filesystem did not answer within 60 s" in said
+    assert "ran on n[1-4]" in said
+
+
 def test_on_a_full_volume_the_script_runs_unchecked_and_says_so(site: Site) -> None:
     with full(site):
         job = start(site)
