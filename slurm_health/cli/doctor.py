@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from slurm_health.checks.check import CheckContext
 from slurm_health.cli.hooks import config_option, site_if_any
 from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.config import site_file
@@ -52,8 +51,7 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
         advice += slurm_conf.advise(said, site)
     if site is not None:
         limit_s = slurm_conf.hook_limit_s(said or {})
-        cluster = (said or {}).get("ClusterName", "")
-        advice += machine.advise_machine(CheckContext(), site, cluster, limit_s)
+        advice += machine.advise_machine(site, (said or {}).get("ClusterName", ""), limit_s)
     advice.append(_torch(python))
     report = Report(advice=tuple(advice))
     print_result(report.json() if as_json else report.text(terminal()[0]))

@@ -22,6 +22,7 @@ _LOCKS_OF_ITS_OWN = frozenset(
     {"nolock", "local_lock=all", "local_lock=flock", "localflock", "noflock", "fuse.sshfs"}
 )
 _CALLS_OF_A_DRAIN = 3
+_HERE = CheckContext()
 
 TORCH_QUESTION = (
     "import torch; n = torch.cuda.nccl.version() if torch.cuda.is_available() else 'none';"
@@ -29,14 +30,16 @@ TORCH_QUESTION = (
 )
 
 
-def advise_machine(place: CheckContext, site: Site, cluster: str, limit_s: int) -> list[Advice]:
+def advise_machine(
+    site: Site, cluster: str, limit_s: int, place: CheckContext = _HERE
+) -> list[Advice]:
     """Return what this machine and the site's file lack.
 
     Args:
-        place: the machine.
         site: the site's file.
         cluster: its name in slurm.conf, empty where Slurm does not tell.
         limit_s: of the shims.
+        place: the machine.
     """
     return [
         _rights(),

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slurm_health.checks.check import CheckContext
 from slurm_health.cli import doctor
 from slurm_health.doctor import machine, slurm_conf
 from slurm_health.doctor.advice import Advice, Level, Report, change, fine, look
@@ -191,7 +190,7 @@ def test_a_shared_directory_with_locks_of_each_node_is_refused(tmp_path: Path, o
     for options, level in ((f"rw,{option}", "change"), ("rw,local_lock=none", "fine")):
         table = {"/proc/self/mounts": f"server:/x {shared} nfs {options} 0 0\n"}
         place = tree(tmp_path / "machine", table)
-        told = by_level(machine.advise_machine(place, site, "lab", 60))[level]
+        told = by_level(machine.advise_machine(site, "lab", 60, place))[level]
         assert any(str(shared) in each for each in told), told
 
 
@@ -219,7 +218,7 @@ def test_what_the_sites_file_lacks_is_said(
     if os.getuid() != 0 and "directory" in text:
         pytest.skip("only root tries the shared directory")
     site = load_site(tmp_path / "etc", text)
-    found = by_level(machine.advise_machine(CheckContext(), site, "lab", 60))
+    found = by_level(machine.advise_machine(site, "lab", 60))
     assert any(said in each for each in found[level]), found
 
 
@@ -229,7 +228,7 @@ def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
     for each in (tmp_path, tmp_path / "lab"):
         each.chmod(0o1777)
     site = load_site(tmp_path / "etc", f"journal='{tmp_path}'\n[checks.memory]\n")
-    found = by_level(machine.advise_machine(CheckContext(), site, "lab", 60))
+    found = by_level(machine.advise_machine(site, "lab", 60))
     told = [each for each in found["change"] if "this machine's own" in each]
     assert told or any(f"journals are in {tmp_path}" in each for each in found["fine"])
 
