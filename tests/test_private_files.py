@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from slurm_health import journal, private_files
 from slurm_health.core.records import MasterResumed
 from slurm_health.errors import JournalError
+from tests.support.full_filesystem import full_filesystem
 from tests.support.journals import Clock
 
 WORD = MasterResumed(pid=1)
@@ -188,17 +188,6 @@ def test_a_file_of_any_size_is_not_read_into_memory(shared: Shared) -> None:
 
     with pytest.raises(JournalError, match=f"limit {private_files.MOST_BYTES}"):
         read(shared.run)
-
-
-@contextlib.contextmanager
-def full_filesystem(path: Path) -> Iterator[Path]:
-    """Provide a filesystem with room for a directory and for 4 KiB."""
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(path)], check=True)
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.mark.root

@@ -16,6 +16,7 @@ import pytest
 from slurm_health import journal
 from slurm_health.core.records import ScriptEnded, ScriptStarted
 from slurm_health.supervisor.script_process import command_line
+from tests.support.full_filesystem import full_filesystem
 from tests.support.supervised import (
     Bench,
     descendants,
@@ -207,6 +208,14 @@ def test_script_behaves_as_if_alone(bench: Bench, tmp_path: Path, body: str) -> 
         process = start(text, *words, environ=environ, stdin=b"standard\ninput", cwd=work)
         results.append(bench.finish(process))
     assert results[0] == results[1]
+
+
+@pytest.mark.root
+def test_script_runs_where_the_temporary_directory_is_full(bench: Bench, tmp_path: Path) -> None:
+    text = "#!/bin/sh\necho ran\n" + "# padding\n" * 1000
+    with full_filesystem(tmp_path / "full") as full:
+        environ = {**bench.environ(), "TMPDIR": str(full)}
+        assert bench.finish(bench.supervised(text, environ=environ)) == (0, b"ran\n", b"")
 
 
 def test_environment_is_byte_for_byte_the_same(bench: Bench) -> None:
