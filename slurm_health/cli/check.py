@@ -93,14 +93,18 @@ def check(**options: Any) -> int:
     if options["local"] and options["act"]:
         raise click.UsageError("--act needs a Slurm job; --local has none")
     signal.signal(signal.SIGTERM, _leave)  # ended from outside, the check still ends its agents
-    if options["for_supervisor"]:
-        return _answer_supervisor(options, os.environ)
-    result = _checked(options, os.environ)
-    _print(result, as_json=options["as_json"])
-    return _exit_code(result.finished, acted=options["act"])
+    try:
+        if options["for_supervisor"]:
+            return _answer_supervisor(options, os.environ)
+        result = _checked(options, os.environ)
+        _print(result, as_json=options["as_json"])
+        return _exit_code(result.finished, acted=options["act"])
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway, and with its own code
 
 
 def _leave(signal_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal_number, signal.SIG_IGN)  # once: what it ends by now it ends in peace
     sys.exit(128 + signal_number)
 
 
