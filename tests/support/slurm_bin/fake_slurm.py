@@ -193,6 +193,8 @@ def scontrol(words: list[str]) -> str:
             return show_job(job_id)
         case ["show", "node", "-o", nodelist]:
             return show_nodes(nodelist)
+        case ["show", "nodes", "-o"]:
+            return show_nodes(",".join(load("nodes")))
         case ["show", "partition", "-a", "-o"]:
             names = load("settings").get("partition_nodes", "n[1-9]")
             return f"PartitionName=main Default=YES TotalNodes=9 MaxNodes=UNLIMITED Nodes={names}"
