@@ -142,18 +142,21 @@ def test_what_a_hook_finds_besides_does_not_bring_a_node_back_that_a_job_drained
     assert own_drain.recall(node.site.state) is None
 
 
-def test_a_drain_that_was_cut_short_is_finished_and_counts_once(
-    node: Node, slurm: FakeScontrol
+@pytest.mark.parametrize("call", range(1, 5))
+def test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_once(
+    node: Node, slurm: FakeScontrol, call: int
 ) -> None:
-    slurm.trouble('[ "$1" = update ] && kill -9 $PPID\n')
+    slurm.trouble(f'[ "$(grep -vc -e --version $dir/calls)" = {call} ] && kill -9 $PPID\n')
     node.break_it()
-    (code,) = at_once(node, [7])
-    assert code == -9
-    assert node.state == "IDLE"
-    slurm.trouble("")
-    assert node.prolog(job=7, uid=7)
+    assert at_once(node, [7]) == [-9]
+    node.now_s += 60
+    assert node.prolog(job=8, uid=8)
     assert node.state == "IDLE+DRAIN"
-    assert len(shared_state.read_ledger(node.site.breaker).entries) == 1
+    kept = own_drain.recall(node.site.state)
+    assert kept is not None
+    assert kept.reason == drain_note.unsigned(node.reason)
+    within = {entry.node for entry in shared_state.read_ledger(node.site.breaker).entries}
+    assert within == {"n3"}
 
 
 # --- the ledger --------------------------------------------------
