@@ -217,14 +217,15 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
         return int(ExitCode.HEALTHY)
     import msgspec
 
-    from slurm_health.core.node.breaker import Ledger
     from slurm_health.hooks import nodes as listing
 
-    site = site_if_any(config)
-    known = listing.known_ledger(site) if site is not None else Ledger()
+    known, alarms = listing.ledger_and_alarms(site_if_any(config))
     found = listing.drained(_controller().nodes(), known)
-    as_text = json.dumps(msgspec.to_builtins(found), indent=2) + "\n"
-    print_result(as_text if as_json else listing.table(found, known))
+    if as_json:
+        click.echo("".join(f"{each}\n" for each in alarms), err=True, nl=False)
+        print_result(json.dumps(msgspec.to_builtins(found), indent=2) + "\n")
+    else:
+        print_result(listing.table(found, alarms))
     return int(ExitCode.HEALTHY)
 
 

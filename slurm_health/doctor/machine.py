@@ -21,7 +21,7 @@ _LOCAL_TYPES = frozenset(
 _LOCKS_OF_ITS_OWN = frozenset(
     {"nolock", "local_lock=all", "local_lock=flock", "localflock", "noflock", "fuse.sshfs"}
 )
-_CALLS_OF_A_DRAIN = 3
+_CALLS_OF_A_DRAIN = 4
 _HERE = CheckContext()
 
 TORCH_QUESTION = (
@@ -73,7 +73,8 @@ def _settings(site: Site, limit_s: int) -> Iterator[Advice]:
     else:
         yield fine(f"checks: {len(site.checks)}, of them in shadow: {len(shadow)}")
     slowest = max(site.checks, key=lambda each: each.time_limit_s)
-    slurm_s = _CALLS_OF_A_DRAIN * site.hooks.slurm_limit_s + site.breaker.lock_limit_s
+    breaker = site.breaker
+    slurm_s = _CALLS_OF_A_DRAIN * site.hooks.slurm_limit_s + breaker.lock_limit_s + breaker.spread_s
     if slowest.time_limit_s + slurm_s > limit_s:
         text = (
             f"checks.{slowest.name} may take {slowest.time_limit_s:g} s and a drain {slurm_s:g} s,"
@@ -91,13 +92,18 @@ def _shared(place: CheckContext, site: Site) -> Advice:
             "breaker.directory is not set: nobody knows how many are drained, so nothing is drained"
         )
         return change(text, f"in {site.path}: [breaker] directory = a directory all nodes share")
-    if os.getuid() != 0:
-        return look(f"whether {path} can be locked and written was not tried", "run doctor as root")
     try:
-        shared_state.change_ledger(site.breaker, lambda before: (before, b""))
+        known = shared_state.read_ledger(site.breaker)
+        if os.getuid() == 0:
+            shared_state.change_ledger(site.breaker, lambda before: (before, b""))
+    except shared_state.Damaged as err:
+        return change(f"nothing is drained: {err}", "as root on a node: slurm-health nodes reset")
     except shared_state.Unusable as err:
         text = f"the shared directory cannot be used, so nothing is drained: {err}"
         return change(text, f"install -d -m 0755 -o root -g root {path}, exported to root")
+    if known.trips:
+        text = f"the breaker has tripped, nothing is drained in: {', '.join(known.trips)}"
+        return change(text, "slurm-health nodes says why; then: slurm-health nodes reset")
     kind, options = _mount(place, path)
     if own := _LOCKS_OF_ITS_OWN.intersection([kind, *options.split(",")]):
         text = (
@@ -105,6 +111,8 @@ def _shared(place: CheckContext, site: Site) -> Advice:
             " for itself, so what two write at once is lost, and too many are drained"
         )
         return change(text, "mount it with locks that hold for all nodes")
+    if os.getuid() != 0:
+        return look(f"whether {path} can be locked and written was not tried", "run doctor as root")
     if kind in _LOCAL_TYPES:
         text = (
             f"breaker.directory = {path} is on this machine's own {kind}: if other nodes do not see"

@@ -214,6 +214,7 @@ def _conclude(
             uid=os.getuid(),
             append=append,
             helper=helper,
+            site_file=config.site_file(environ),
         )
     else:
         finished = RunFinished(

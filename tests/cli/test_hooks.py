@@ -119,9 +119,20 @@ def test_a_tripped_breaker_is_loud_until_it_is_reset(rack: list[Node]) -> None:
     for each in rack[:6]:
         each.break_it()
         each.healthcheck()
-    assert "THE BREAKER HAS TRIPPED" in call(rack[0], "nodes").output
+    assert "THE BREAKER OF gpu HAS TRIPPED" in call(rack[0], "nodes").output
+    json.loads(call(rack[0], "nodes", "--json").stdout)
     assert "reset" in call(rack[0], "nodes", "reset").output
     assert "TRIPPED" not in call(rack[0], "nodes").output
+
+
+def test_a_damaged_ledger_is_told_and_a_reset_mends_it(node: Node) -> None:
+    (node.shared / "ledger.json").write_text("{")
+    text = call(node, "nodes").output
+    assert "NO NODE IS DRAINED" in text
+    assert "is damaged" in text
+    assert "slurm-health nodes reset" in text
+    call(node, "nodes", "reset")
+    assert "NO NODE" not in call(node, "nodes").output
 
 
 def test_retest_runs_what_the_node_was_drained_for(node: Node) -> None:

@@ -222,6 +222,21 @@ def test_what_the_sites_file_lacks_is_said(
     assert any(said in each for each in found[level]), found
 
 
+@pytest.mark.parametrize(
+    ("ledger", "said"),
+    [
+        ("{", "is damaged"),
+        ('{"trips":{"gpu":{"time_s":1,"node":"n1","why":"x","nodes":"n1"}}}', "has tripped"),
+    ],
+)
+def test_a_ledger_that_stops_all_drains_is_said(tmp_path: Path, ledger: str, said: str) -> None:
+    (tmp_path / "ledger.json").write_text(ledger)
+    tmp_path.chmod(0o755)
+    site = load_site(tmp_path / "etc", f"[breaker]\ndirectory='{tmp_path}'\n")
+    found = by_level(machine.advise_machine(site, "lab", 60))
+    assert any(said in each and "nodes reset" in each for each in found["change"]), found
+
+
 def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
     """Where the test's own directory is on a disk, as it nearly always is."""
     (tmp_path / "lab").mkdir()
