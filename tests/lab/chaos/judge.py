@@ -43,7 +43,7 @@ def _drains(plan: Plan, seen: Seen) -> Iterator[str]:
         bad |= {*plan.played}
     for node, reason in seen.drained.items():
         ours = reason.startswith(_OURS)
-        if node not in bad and (ours or node not in _hit(seen)):
+        if node not in bad and (ours or node not in _hit(seen) | {*seen.lost_prologs}):
             yield f"{node} is well and was drained: {reason}"
 
 

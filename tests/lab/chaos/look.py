@@ -25,6 +25,7 @@ from .plan import Trouble
 
 # A helper waits this long between two looks at its job, and slurmd may be slow to end a step.
 _LEFT_S = 40.0
+_LOST_PROLOG = "REQUEST_LAUNCH_PROLOG notification failed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,11 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """All that a run is judged by. `job` is empty where Slurm has forgotten it."""
+    """All that a run is judged by. `job` is empty where Slurm has forgotten it.
+
+    On the nodes of `lost_prologs`, slurmd waited in vain for the prolog of a job that soon started
+    again, and Slurm drained them (22.05.8, on a busy machine).
+    """
 
     done: tuple[Trouble, ...]
     job: Mapping[str, str]
@@ -59,6 +64,7 @@ class Seen:
     starts: tuple[Start, ...]
     checks: tuple[Check, ...]
     drained: Mapping[str, str]
+    lost_prologs: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     unsettled: str = ""
     report_problem: str = ""
@@ -78,6 +84,7 @@ def look(site: HookedSite, run: Performance) -> Seen:
         starts=starts_in(site.read("ran", user)),
         checks=tuple(checks),
         drained=site.drained(),
+        lost_prologs=tuple(n for n in site.lab.nodes if _LOST_PROLOG in site.slurmd_log(n)),
         left=left,
         unsettled=run.unsettled,
         report_problem=_report_problem(site, run) if checks else "",
