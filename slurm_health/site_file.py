@@ -29,7 +29,7 @@ class SiteFile:
         self._lines = text.splitlines()
         try:
             self.document: dict[str, Any] = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as err:
+        except (ValueError, RecursionError) as err:  # also of a number or a nest without end
             raise ConfigError(str(path), "file", f"is not TOML: {err}") from err
         for key in self.document:
             if key not in _KEYS:
