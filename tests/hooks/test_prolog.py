@@ -62,6 +62,13 @@ def test_a_hung_check_is_named_and_drains_nobody(node: Node) -> None:
     assert node.slurm.calls() == []
 
 
+def test_a_hung_check_drains_where_the_site_calls_a_hang_a_fault(node: Node) -> None:
+    check = "check='command'\nargv=['sleep', '3600']\ntime_limit_s=0.5\nhang_is_fault=true\n"
+    node.more = f"[checks.hung]\n{check}"
+    assert node.prolog()
+    assert "did not end within 0.5 s" in node.reason
+
+
 def test_a_hung_check_among_those_that_share_a_child_is_named(node: Node) -> None:
     import os
 

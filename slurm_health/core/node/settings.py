@@ -120,4 +120,6 @@ class CommonKeys(_Table, frozen=True, kw_only=True):
     severity: Status | None = None
     time_limit_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 5.0
     shadow: bool = False
+    # A check that does not end within `time_limit_s` has found a fault of the node.
+    hang_is_fault: bool = False
     enabled: bool = True
