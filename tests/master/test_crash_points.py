@@ -20,6 +20,7 @@ from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.master.run_check import CheckSettings, _check
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
+from tests.support.sites import let_root_drain
 
 NODES = ["n1", "n2", "n3"]
 STARTED = RunStarted(
@@ -61,6 +62,7 @@ class Judged:
 
     def __init__(self, directory: Path) -> None:
         self.slurm = FakeSlurm(directory / "slurm")
+        self.environ = self.slurm.environ() | let_root_drain(directory)
         self.slurm.set(admin=True)
         self.slurm.run_job(12, NODES)
         self.root = directory / "journal"
@@ -94,7 +96,7 @@ class Judged:
             phases=phases(["quick"]),
             act=True,
         )
-        _check(self.run, STARTED, settings, NoLauncher(), self.slurm.environ())
+        _check(self.run, STARTED, settings, NoLauncher(), self.environ)
 
     def drains(self) -> list[list[str]]:
         updates = self.slurm.calls("scontrol", "update")
