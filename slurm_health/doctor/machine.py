@@ -11,6 +11,7 @@ from pathlib import Path
 from slurm_health.checks.check import CheckContext
 from slurm_health.core.node.finding import Unmeasured
 from slurm_health.doctor.advice import Advice, change, fine, look
+from slurm_health.hooks.log import SOCKET
 from slurm_health.site_settings import Site
 
 # What is on a filesystem of these types, no other node can see.
@@ -38,6 +39,7 @@ def advise_machine(site: Site, cluster: str, limit_s: int) -> list[Advice]:
         *_settings(site, limit_s),
         _shared(site),
         *_journal(site, cluster),
+        log_advice(Path(SOCKET)),
         _clock(),
         _gpu(site),
     ]
@@ -161,6 +163,14 @@ def _filesystem(path: str) -> str:
         if str(parent) in mounts:
             return mounts[str(parent)][0]
     return ""
+
+
+def log_advice(socket: Path) -> Advice:
+    """Return whether what the hooks say is kept: slurmd shows it of a hook that fails only."""
+    if socket.is_socket():
+        return fine(f"findings go to the system log ({socket})")
+    text = f"nothing listens at {socket}: what the hooks find, and why they do not drain, is lost"
+    return look(text, "run systemd-journald or a syslog daemon on the nodes")
 
 
 def _clock() -> Advice:

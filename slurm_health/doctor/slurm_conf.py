@@ -6,6 +6,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -139,6 +140,9 @@ def _shim(shim: Shim, site: Site | None) -> Iterator[Advice]:
     if why:
         text = f"{shim.path}: python={shim.python} {why}: {unchecked}"
         yield change(text, f"edit the line python= in {shim.path}")
+    if shutil.which("scontrol", path=shim.search_path) is None:
+        text = f"{shim.path} finds no scontrol in {shim.search_path}: its hook never drains a node"
+        yield change(text, f"edit the line slurm= in {shim.path}: the directory of scontrol")
     why = trouble(shim.config, program=False)
     if why:
         text = f"{shim.path}: config={shim.config} {why}: {unchecked}"
@@ -222,17 +226,18 @@ def _health_check(
     yield fine(f"{key} runs every {number.group()} s")
 
 
-_LINE = re.compile(r"^(python|config|limit)=(.*)$", re.MULTILINE)
+_LINE = re.compile(r"^(python|config|slurm|limit|PATH)=(.*)$", re.MULTILINE)
 _CALL = "slurm_health.hooks"
 _MOST_BYTES = 64 << 10
 
 
 class Shim(msgspec.Struct, frozen=True, kw_only=True):
-    """The three lines of a shim that a site edits."""
+    """The lines of a shim that a site edits, and where it looks for commands."""
 
     path: str
     python: str
     config: str
+    search_path: str
     limit_s: int
 
 
@@ -251,6 +256,7 @@ def read_shim(path: Path) -> Shim | None:
         path=str(path),
         python=said.get("python", ""),
         config=said.get("config", ""),
+        search_path=said.get("PATH", "").replace("$slurm", said.get("slurm", "")),
         limit_s=int(limit) if limit.isdecimal() else 0,
     )
 

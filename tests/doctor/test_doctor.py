@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from slurm_health.cli import doctor
 from slurm_health.doctor import machine, slurm_conf
 from slurm_health.doctor.advice import Advice, Level, Report, change, fine, look
+from tests.support.fake_scontrol import FakeScontrol
 from tests.support.sites import load_site, write_site
 
 GOOD = """\
@@ -30,7 +32,9 @@ SHIM = """\
 #!/bin/sh
 python=/bin/sh
 config={config}
+slurm={slurm}
 limit=50
+PATH=$slurm:/usr/sbin
 timeout "$limit" "$python" -I -m slurm_health.hooks prolog "$config"
 """
 
@@ -38,7 +42,8 @@ timeout "$limit" "$python" -I -m slurm_health.hooks prolog "$config"
 @pytest.fixture
 def hook(tmp_path: Path) -> Path:
     path = tmp_path / "hook"
-    path.write_text(SHIM.format(config=write_site(tmp_path / "etc", "[checks.memory]\n")))
+    config = write_site(tmp_path / "etc", "[checks.memory]\n")
+    path.write_text(SHIM.format(config=config, slurm=FakeScontrol(tmp_path / "slurm").bin))
     path.chmod(0o755)
     return path
 
@@ -105,6 +110,7 @@ def test_a_pattern_with_a_stray_file_is_found(tmp_path: Path, hook: Path) -> Non
     [
         ("python=/nowhere/python", "python=/nowhere/python is not there: it checks nothing"),
         ("config=/nowhere/config.toml", "config=/nowhere/config.toml is not there"),
+        ("slurm=/nowhere/bin", "finds no scontrol in /nowhere/bin:/usr/sbin: its hook never"),
     ],
 )
 def test_a_shim_that_can_check_nothing_is_found(hook: Path, line: str, said: str) -> None:
@@ -158,6 +164,15 @@ def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
     found = by_level(machine.advise_machine(site, "lab", 60))
     told = [each for each in found["change"] if "this machine's own" in each]
     assert told or any(f"journals are in {tmp_path}" in each for each in found["fine"])
+
+
+def test_a_node_without_a_system_log_is_told(tmp_path: Path) -> None:
+    """There, nobody would ever learn what the hooks found."""
+    path = tmp_path / "log"
+    assert machine.log_advice(path).level is Level.LOOK
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(str(path))
+        assert machine.log_advice(path).level is Level.FINE
 
 
 def test_advice_fits_a_terminal_and_ends_with_a_count() -> None:
