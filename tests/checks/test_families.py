@@ -397,6 +397,18 @@ def test_leftovers_are_the_jobs_own_and_nobody_elses(well: CheckContext) -> None
     assert "sleep(51)" not in found.text
 
 
+def test_of_an_environment_that_its_owner_has_blown_up_only_the_beginning_is_read(
+    well: CheckContext,
+) -> None:
+    text = f"A={'x' * (1 << 20)}\0SLURM_JOB_ID=7\0"
+    tree(well.root, {**process(50, "sleep"), "/proc/50/environ": text})
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(os.getuid() or 4242)}
+    if os.getuid() == 0:
+        os.chown(well.path("/proc/50"), 4242, 4242)
+    found = find(Leftovers(), msgspec.structs.replace(well, environ=environ))
+    assert found.status is not USER
+
+
 # --- clock, services --------------------------------------------------
 
 

@@ -77,6 +77,14 @@ def test_what_cannot_be_measured_ends_with_3(node: Node) -> None:
     assert result.return_value == 3
 
 
+def test_what_users_call_their_processes_does_not_act_on_roots_terminal(node: Node) -> None:
+    script = r"""argv = ["sh", "-c", 'printf "\033[2Jname(7)"; exit 77']"""
+    node.more = f"[checks.odd]\ncheck = 'command'\n{script}\n"
+    text = call(node, "healthcheck").output
+    assert "[2Jname(7)" in text
+    assert "\x1b" not in text
+
+
 def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: FakeScontrol) -> None:
     node.break_it()
     node.healthcheck()
