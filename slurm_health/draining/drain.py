@@ -46,6 +46,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[str, ...]
     text: str
     retest: tuple[str, ...]
+    expected: dict[str, str] = {}
     job: int = 0
     uid: int = -1
     hook: str = ""
@@ -105,7 +106,13 @@ def _perform(site: Site, now: Node, cause: Cause, controller: Client, now_s: flo
         return DrainResult(status=DrainStatus.FOREIGN_NOTE, text=text)
     note = DrainNote(checks=cause.checks, job=cause.job, time_s=int(now_s), text=cause.text)
     reason = drain_note.write(note)
-    kept = DrainRecord(node=now.name, reason=reason, retest=cause.retest, time_s=now_s)
+    kept = DrainRecord(
+        node=now.name,
+        reason=reason,
+        retest=cause.retest,
+        expected=cause.expected,
+        time_s=now_s,
+    )
     # Before the drain: a hook that is killed now must still know that the drain is its own.
     remembered = own_drain.remember(site.state, kept)
     try:

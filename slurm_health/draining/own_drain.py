@@ -22,15 +22,21 @@ if TYPE_CHECKING:  # a health check loads this every time, and asks Slurm next t
     from slurm_health.slurm.parsing import Node
 
 RECORD = "drained.json"
+_RELEASED = "released.json"
+_MOST_RELEASES = 100
 
 
 def remember(state: Path, record: DrainRecord) -> bool:
     """Keep the record of a drain in this node's own directory; tell whether that worked."""
+    return _keep(state, RECORD, msgspec.json.encode(record))
+
+
+def _keep(state: Path, name: str, data: bytes) -> bool:
     from slurm_health.draining.shared_state import publish
 
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        publish(state / RECORD, msgspec.json.encode(record))
+        publish(state / name, data)
     except OSError:
         return False
     return True
@@ -50,7 +56,15 @@ def forget(state: Path) -> None:
         (state / RECORD).unlink()
 
 
-def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
+def released_s(state: Path) -> tuple[float, ...]:
+    """Return when this node was given back by itself, the latest last; nothing for what is lost."""
+    try:
+        return msgspec.json.decode((state / _RELEASED).read_bytes(), type=tuple[float, ...])
+    except (OSError, msgspec.DecodeError):
+        return ()
+
+
+def release_own(site: Site, kept: DrainRecord, controller: Client, now_s: float) -> str:
     """Give this node back to the pool when it is still as we drained it; say what came of it."""
     try:
         now = controller.node(kept.node)
@@ -67,6 +81,8 @@ def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     if why_not:
         return f"not released: {why_not}"
     forget(site.state)
+    released = (*released_s(site.state), now_s)[-_MOST_RELEASES:]
+    _keep(site.state, _RELEASED, msgspec.json.encode(released))
     return f"released after {kept.passes} passes of {', '.join(kept.retest)}"
 
 

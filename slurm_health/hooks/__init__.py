@@ -11,6 +11,7 @@ ClusterShell and call no Slurm command, because the prolog stands between a user
     hook           what these three share: where they are, what they run and say
     run_checks     runs checks at the same time, each in a child, and judges what they saw
     stuck          children that the kernel holds, and what they were to do
+    turn           whose word may have this node tested now: one at a time, and not too often
     user_journal   reads an ended job's journal, as the job's user
     nodes          `slurm-health nodes`: what was drained, why, and how to resume it
     explain        `healthcheck --explain`: what runs here, and why

@@ -34,7 +34,7 @@ def run(hook: Hook) -> bool:
 
     A failed epilog is what makes Slurm start an expedited job again at once, elsewhere.
     """
-    faults = hook.faults()
+    faults = node_faults(hook.check())
     if hook.site.hooks.end_leftovers:
         for each in end_leftovers(hook.context):
             hook.log.warning(f"left by the job, cannot be killed: {each.name}({each.pid})")
@@ -54,13 +54,17 @@ def _accused(hook: Hook) -> Cause | None:
         return None
     if not found:
         return None
-    accusation = next((each for each in reversed(found) if not each.slow), found[-1])
+    from slurm_health.core.node.accusations import standing
+
+    accusation = standing(found)
+    if accusation is None:
+        return None
     what = "calls this node slow" if accusation.slow else "accuses this node"
     hook.log.warning(f"user {ended.uid} {what}: {accusation.component}: {accusation.reason}")
     policy = hook.site.accusations.policy
     if policy is AccusationPolicy.NEVER:
         return None
-    confirmed = _confirmed(hook, accusation)
+    confirmed = _confirmed(hook, ended, accusation)
     if confirmed is not None or accusation.slow:
         return confirmed
     if policy is AccusationPolicy.EVIDENCE and accusation.strong:
@@ -69,10 +73,19 @@ def _accused(hook: Hook) -> Cause | None:
     return _marked(hook, ended, accusation)
 
 
-def _confirmed(hook: Hook, accusation: Accusation) -> Cause | None:
+def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
     """Test this node here and now, as root, and return the cause that a failure is."""
-    checks = confirming(hook.site.checks, accusation.component, hook.node)
-    results = hook.retest(checks)
+    from slurm_health.hooks.turn import turn
+
+    # Why a node is slow the job's check cannot tell: a starved processor slows its network down.
+    component = "node" if accusation.slow else accusation.component
+    checks = confirming(hook.site.checks, component, hook.node)
+    now_s, settings = hook.context.now_s, hook.site.accusations
+    with turn(hook.site.state, ended.uid, now_s, settings) as why_not:
+        if why_not:
+            hook.log.warning(f"not tested: {why_not}")
+            return None
+        results = hook.retest(checks)
     hook.log.results(results)
     faults = node_faults(results)
     if faults:

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from slurm_health.core.node.settings import Recovery
 
-_ASK_AGAIN_S = 600.0
+_DAY_S = 86400.0
+# What Slurm counts on this node to have. A check that fails because of it passes without it.
+_EXPECTED = ("SLURM_JOB_GPUS", "SLURM_JOB_PARTITION")
 
 
 class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -17,10 +21,10 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         node: its name.
         reason: the note exactly as it was set; another one is another's.
         retest: the checks that failed; empty when none did and only a person can tell.
+        expected: what Slurm said then of the job that was to have the node, for the same checks.
         time_s: when.
         passes: how many fresh passes in a row there have been since.
         passed_s: when the last of them was.
-        asked_s: when Slurm was last asked whether the drain still stands.
     """
 
     node: str
@@ -29,7 +33,12 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     time_s: float
     passes: int = 0
     passed_s: float = 0.0
-    asked_s: float = 0.0
+    expected: dict[str, str] = {}
+
+
+def expected(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what of a hook's environment the checks must know when they are repeated."""
+    return {name: environ[name] for name in _EXPECTED if name in environ}
 
 
 def after_test(
@@ -38,7 +47,7 @@ def after_test(
     """Return the record after its checks ran once more.
 
     A pass counts only when it is apart from the one before and from the drain; anything but a
-    pass of every check begins the count anew.
+    pass of every check begins the count anew. Nobody counts further than there is need.
     """
     if not all_passed:
         return msgspec.structs.replace(record, passes=0, passed_s=0.0)
@@ -48,19 +57,16 @@ def after_test(
         return msgspec.structs.replace(record, passed_s=now_s, time_s=min(record.time_s, now_s))
     if now_s - last_s < settings.apart_s:
         return record
-    return msgspec.structs.replace(record, passes=record.passes + 1, passed_s=now_s)
-
-
-def is_doubtful(record: DrainRecord, now_s: float) -> bool:
-    """Tell whether to ask Slurm if a node that is bad again, or still, is still drained.
-
-    Somebody may have given it back meanwhile. Asking every time would be a call every few minutes
-    for as long as a node waits for its repair.
-    """
-    asked_s = max(record.asked_s, record.time_s)
-    return now_s < asked_s or now_s - asked_s >= _ASK_AGAIN_S
+    passes = min(record.passes + 1, settings.passes)
+    return msgspec.structs.replace(record, passes=passes, passed_s=now_s)
 
 
 def is_due(record: DrainRecord, settings: Recovery) -> bool:
-    """Tell whether enough passes have been seen to ask Slurm about it."""
+    """Tell whether enough passes have been seen to give the node back."""
     return settings.release and bool(record.retest) and record.passes >= settings.passes
+
+
+def needs_person(record: DrainRecord, released_s: Sequence[float], settings: Recovery) -> bool:
+    """Tell whether the node came back by itself too often in the day before its drain."""
+    before_s = [each for each in released_s if 0 <= record.time_s - each <= _DAY_S]
+    return len(before_s) >= settings.per_day
