@@ -11,17 +11,22 @@ from slurm_health.core.node.finding import Status, node_faults
 from slurm_health.core.node.recovery import DrainRecord, after_test, is_due, needs_person
 from slurm_health.draining import own_drain
 from slurm_health.errors import SlurmError
+from slurm_health.hooks import last_check
 from slurm_health.hooks.hook import Hook
 
 
 def run(hook: Hook) -> bool:
     """Run the health check; return whether the node has a proven fault."""
-    faults = node_faults(hook.check())
+    results = hook.check()
+    faults = node_faults(results)
     kept = own_drain.recall(hook.site.state)
     if kept is not None:
         _recover(hook, kept, no_fault=not faults)
     if faults and not (kept is not None and _still_out(hook, kept)):
         hook.drain(hook.cause(faults))
+    last_check.keep(
+        hook.site, last_check.of_results(results, node=hook.node, now_s=hook.context.now_s)
+    )
     return bool(faults)
 
 

@@ -85,6 +85,44 @@ def test_what_users_call_their_processes_does_not_act_on_roots_terminal(node: No
     assert "\x1b" not in text
 
 
+def test_when_each_node_was_last_checked_and_how_that_ended_is_told(rack: list[Node]) -> None:
+    import time
+
+    for each in rack[:3]:
+        each.now_s = time.time()
+    rack[0].healthcheck()
+    rack[1].now_s -= 7300
+    rack[1].healthcheck()
+    rack[2].break_it()
+    rack[2].healthcheck()
+    assert call(rack[0], "nodes", "checked").output.splitlines() == [
+        "n1: 0 min ago: 2 checks passed",
+        "n2: 2 h ago: 2 checks passed",
+        "n3: 0 min ago: scratch node_fault: /broken exists",
+    ]
+    assert call(rack[0], "nodes", "checked", "n[3-4]").output.endswith("exists\nn4: none\n")
+    text = call(rack[0], "nodes").output
+    assert "0 min ago  scratch" in text
+    assert "no health check for an hour: n10, n11, n12, n13, n14, ... (18 nodes)" in text
+    (found,) = json.loads(call(rack[0], "nodes", "--json").output)
+    assert found["last_check"]["faulty"]
+
+
+@pytest.mark.parametrize("here", ["n3", "login"])
+def test_a_node_that_is_released_although_it_is_bad_is_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch, here: str
+) -> None:
+    node.more = "[checks.bad]\ncheck='command'\nargv=['false']\nfault_codes=[1]\n"
+    assert node.healthcheck()
+    monkeypatch.setenv("SLURMD_NODENAME", here)
+    text = call(node, "nodes", "release", "n3").output
+    assert text.startswith("n3: released; it will be drained again: ")
+    assert text.endswith("bad node_fault: false: exit code 1\n")
+    assert node.state == "IDLE"
+    assert node.healthcheck()
+    assert node.state == "IDLE+DRAIN"
+
+
 def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: FakeScontrol) -> None:
     node.break_it()
     node.healthcheck()
