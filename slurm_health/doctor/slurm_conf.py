@@ -20,7 +20,7 @@ _GLOB = re.compile(r"[*?\[]")
 _NUMBER = re.compile(r"\d+")
 # `timeout -k 5` in the shims.
 _KILL_AFTER_S = 5
-_SHIM_LIMIT_S = 60
+_SHIM_LIMIT_S = 120
 _HEALTH_CHECK_LIMIT_S = 60
 _SHIMS = {
     "Prolog": "prolog/slurm-health",
@@ -217,7 +217,7 @@ def _health_check(
         return
     if any(shim.limit_s + _KILL_AFTER_S >= _HEALTH_CHECK_LIMIT_S for shim in shims):
         text = f"Slurm kills {key} after {_HEALTH_CHECK_LIMIT_S} s, before its shim's own limit"
-        yield look(text, f"limit=30 in {program}")
+        yield look(text, f"limit=50 in {program}")
     state = config.get("HealthCheckNodeState", "").upper()
     if "NONDRAINED_IDLE" in state and (site is None or site.recovery.release):
         text = "HealthCheckNodeState=NONDRAINED_IDLE: a drained node is never returned to service"

@@ -26,7 +26,7 @@ LEDGER = "ledger.json"
 _MARKS = "marks"
 _ALLOWED = b"allowed"
 # What a change takes beside the wait for its lock.
-_MARGIN_S = 3.0
+MARGIN_S = 3.0
 _NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _LEDGER_BYTES = 16 << 20
 
@@ -181,7 +181,7 @@ def _under_lock(settings: Breaker, work: Callable[[Path], bytes]) -> bytes:
         with _lock(shared / "lock", settings.lock_limit_s):
             return work(shared)
 
-    match run_one(locked, settings.lock_limit_s + _MARGIN_S):
+    match run_one(locked, settings.lock_limit_s + MARGIN_S):
         case Answered(data=data):
             return data
         case Broke(reason=reason):

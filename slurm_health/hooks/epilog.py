@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 1.0
 _POLL_S = 0.05
-_LIMIT_S = 5.0
+LEFTOVERS_LIMIT_S = 5.0
 
 
 def run(hook: Hook) -> bool:
@@ -129,7 +129,7 @@ def _unconfirmed(ended: JobEnded, check: str, text: str) -> Cause:
 
 def end_leftovers(context: CheckContext) -> list[Process]:
     """Kill what the job left; return what is still there a second later."""
-    ended = run_one(lambda: msgspec.msgpack.encode(_end(context)), _LIMIT_S)
+    ended = run_one(lambda: msgspec.msgpack.encode(_end(context)), LEFTOVERS_LIMIT_S)
     if isinstance(ended, Answered):
         return msgspec.msgpack.decode(ended.data, type=list[Process])
     return []

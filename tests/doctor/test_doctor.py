@@ -138,7 +138,7 @@ def test_a_shim_that_follows_another_file_than_doctor_reads_is_told(
             "fine",
             "checks: 2, of them in shadow: 1",
         ),
-        ("[checks.memory]\ntime_limit_s=50\n", "look", "checks.memory may take 50 s"),
+        ("[checks.memory]\ntime_limit_s=50\n", "look", "more than the 60 s of the shims"),
         ("[checks.memory]\n", "change", "breaker.directory is not set"),
         ("journal='/nowhere/j'\n", "change", "/nowhere/j cannot be used"),
         ("journal='/etc'\n", "change", "users cannot write in /etc"),
@@ -153,6 +153,18 @@ def test_what_the_sites_file_lacks_is_said(
     site = load_site(tmp_path / "etc", text)
     found = by_level(machine.advise_machine(site, "lab", 60))
     assert any(said in each for each in found[level]), found
+
+
+@pytest.mark.parametrize("shim", ["prolog/slurm-health", "epilog/slurm-health"])
+def test_unedited_the_shims_leave_their_hooks_the_time_these_may_take(
+    tmp_path: Path, shim: str
+) -> None:
+    found = slurm_conf.read_shim(Path(__file__).parents[2] / shim)
+    assert found is not None
+    contexts = "contexts=['prolog', 'epilog', 'retest']"
+    site = load_site(tmp_path / "etc", f"[checks.memory]\n{contexts}\n")
+    advice = by_level(machine.advise_machine(site, "lab", found.limit_s))
+    assert [each for each in advice["look"] if "when everything takes its time" in each] == []
 
 
 def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
