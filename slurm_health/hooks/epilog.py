@@ -80,6 +80,9 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
     # Why a node is slow the job's check cannot tell: a starved processor slows its network down.
     component = "node" if accusation.slow else accusation.component
     checks = confirming(hook.site.checks, component, hook.node)
+    if not checks:
+        hook.log.info(f"not confirmed because no check tests: {component}")
+        return None
     now_s, settings = hook.context.now_s, hook.site.accusations
     with turn(hook.site.state, ended.uid, now_s, settings) as why_not:
         if why_not:
@@ -90,9 +93,7 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
     faults = node_faults(results)
     if faults:
         return hook.cause(faults)
-    names = ", ".join(each.name for each in checks)
-    by = f"by {names}" if names else f"because no check tests: {accusation.component}"
-    hook.log.info(f"not confirmed {by}")
+    hook.log.info(f"not confirmed by {', '.join(each.name for each in checks)}")
     return None
 
 
