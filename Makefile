@@ -20,7 +20,7 @@ ROOT   := $(filter 0,$(shell id -u))
 # pyslurm is not packaged for most releases of Slurm; this is the one for Debian 12's.
 PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
-.PHONY: help demo test test-slow test-releases lint fmt install lab-packages pyslurm clean
+.PHONY: help demo test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: bench bench-acting bench-hooks bench-localize bench-probes
 
 help:
@@ -28,6 +28,8 @@ help:
 	@echo 'make test            every test that this machine can run in minutes; lists what it skipped'
 	@echo 'make test-slow       the faults and time limits that take minutes each'
 	@echo 'make test-releases   the lab tests on Slurm 22.05, 24.11 and 26.05 (downloads the last two)'
+	@echo 'make chaos           300 jobs with random bad nodes and kills, each on a Slurm of its own (hours)'
+	@echo 'make fuzz            100,000 damaged inputs for everything that is read (half an hour)'
 	@echo 'make lint            ruff, mypy --strict, shellcheck'
 	@echo 'make fmt             format the code'
 	@echo 'make bench           how long a check takes, compared with its targets'
@@ -52,6 +54,12 @@ test-releases: install lab-packages $(RELEASES:%=$(LAB_ROOTS)/%)
 	for release in $(RELEASES); do \
 		LAB_RELEASE=$(LAB_ROOTS)/$$release $(RUN) $(PYTEST) -m lab $(PYTEST_ARGS) || exit; \
 	done
+
+chaos: install lab-packages
+	$(RUN) -m tests.lab chaos --runs 300 --labs $$((($$(nproc) + 1) / 2)) $(CHAOS_ARGS)
+
+fuzz: install
+	$(RUN) $(PYTEST) tests/test_fuzz.py --hypothesis-profile=fuzz -o timeout=7200 $(PYTEST_ARGS)
 
 $(LAB_ROOTS)/%:
 	@command -v debootstrap >/dev/null || apt-get install -yq --no-install-recommends debootstrap

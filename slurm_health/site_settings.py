@@ -113,6 +113,7 @@ def _planned(file: SiteFile, name: str) -> Planned | None:
         severity=common.severity or kind.SEVERITY,
         shadow=common.shadow,
         exclusive=kind.EXCLUSIVE if common.exclusive is None else common.exclusive,
+        hang_is_fault=common.hang_is_fault,
         contexts=contexts,
         nodes=common.nodes,
         partitions=common.partitions,

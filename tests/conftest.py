@@ -21,17 +21,23 @@ _LAB = Path(__file__).parent / "lab"
 # Every process a test starts inherits this, unless it is given an environment of its own.
 _TAG = "STARTED_BY_TEST_RUN"
 _REAP_S = 20.0
+_FUZZ_CASES = int(os.environ.get("FUZZ_CASES", "100000"))
+_HANGS_MS = 10_000  # a case takes one or two
 
 # The same examples each time, so that a change is judged by what it changed. Others each time:
-# pytest --hypothesis-profile=search
+# pytest --hypothesis-profile=search; very many of them: fuzz, where a slow case is one that hangs.
 _BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test is a race
 settings.register_profile("search", _BUSY)
 settings.register_profile("steady", _BUSY, derandomize=True)
+settings.register_profile(
+    "fuzz", _BUSY, max_examples=_FUZZ_CASES, deadline=_HANGS_MS, database=None, print_blob=True
+)
 settings.load_profile("steady")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "root: needs to be run as root")
+    os.umask(0o022)  # with another one, files that tests lay ready would be refused
     # A shell has what it runs in the background ignore SIGINT, and nohup SIGHUP; every process a
     # test starts would inherit that, and not end when it is interrupted.
     for number, handler in (

@@ -74,6 +74,8 @@ def test_without_a_home_the_error_names_the_option(environ: dict[str, str]) -> N
         ("journal = 3", "journal: expected a directory, found 3"),
         ('journal = ""', "journal: expected a directory, found ''"),
         ("journal =", "file: is not TOML"),
+        (f"journal = {'9' * 5000}", "file: is not TOML"),
+        (f"journal = {'[' * 5000}", "file: is not TOML"),
     ],
 )
 def test_a_sites_mistake_is_named_with_its_file(

@@ -140,6 +140,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
         shadow: its finding is logged and never acted on.
         contexts: where it runs.
         exclusive: a retest runs it only while no other job is on the node.
+        hang_is_fault: not to end within `time_limit_s` is the node's fault.
         nodes: node patterns, empty for all.
         partitions: patterns of partitions, empty for all.
         line: where the configuration names it.
@@ -152,6 +153,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     shadow: bool
     contexts: tuple[str, ...]
     exclusive: bool = False
+    hang_is_fault: bool = False
     nodes: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     line: int = 0

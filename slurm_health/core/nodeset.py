@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from math import prod
 
 # What Slurm writes. ClusterShell's own operators (! & ^ @ and spaces) are not part of it.
 _NODELIST = re.compile(r"[\w.,\[\]-]+", re.ASCII)
+_NAMES = re.compile(r"(?:[^,\[]|\[[^]]*\]?)+")
+_BRACKETS = re.compile(r"\[([^]]*)\]")
+_RANGE = re.compile(r"(\d+)-(\d+)", re.ASCII)
+# Slurm itself refuses longer lists (MAX_RANGE in src/common/hostlist.c).
+_MOST_NAMES = 64 * 1024
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
@@ -21,6 +27,8 @@ def expand(nodelist: str) -> tuple[str, ...]:
     """
     if not _NODELIST.fullmatch(nodelist):
         raise ValueError(f"cannot read {nodelist!r} as a node list")
+    if sum(map(_count, _NAMES.findall(nodelist))) > _MOST_NAMES:
+        raise ValueError(f"cannot read {nodelist!r} as a node list: more than {_MOST_NAMES} nodes")
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     try:
@@ -30,6 +38,16 @@ def expand(nodelist: str) -> tuple[str, ...]:
     if not names:
         raise ValueError(f"cannot read {nodelist!r} as a node list: it names no node")
     return names
+
+
+def _count(name: str) -> int:
+    """Return how many nodes a name with brackets stands for, more or less."""
+    return prod(sum(map(_span, each.split(","))) for each in _BRACKETS.findall(name))
+
+
+def _span(numbers: str) -> int:
+    found = _RANGE.fullmatch(numbers)
+    return max(int(found[2]) - int(found[1]) + 1, 1) if found else 1
 
 
 def fold(nodes: Iterable[str]) -> str:

@@ -92,7 +92,7 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
     hook.log.results(results)
     faults = node_faults(results)
     if faults:
-        return hook.cause(faults)
+        return msgspec.structs.replace(hook.cause(faults), confirms=accusation.component)
     hook.log.info(f"not confirmed by {', '.join(each.name for each in checks)}")
     return None
 

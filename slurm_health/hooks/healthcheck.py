@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from slurm_health.checks.check import Planned
 from slurm_health.core.node.finding import Status, node_faults
-from slurm_health.core.node.recovery import DrainRecord, after_test, is_due, needs_person
+from slurm_health.core.node.recovery import DrainRecord, after_test, is_due
 from slurm_health.draining import own_drain
 from slurm_health.errors import SlurmError
 from slurm_health.hooks import last_check
@@ -36,17 +36,11 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     passes = no_fault and _all_pass(hook, kept)
     after = after_test(kept, all_passed=passes, now_s=hook.context.now_s, settings=settings)
     if after != kept:
-        own_drain.remember(state, after)
+        own_drain.amend(state, kept, after)
     if after.passes > kept.passes:
         hook.log.info(f"pass {after.passes} of {settings.passes} of {', '.join(kept.retest)}")
-    if not is_due(after, settings):
-        return
-    if not needs_person(after, own_drain.released_s(state), settings):
-        now_s = hook.context.now_s
-        hook.log.info(own_drain.release_own(hook.site, after, hook.controller(), now_s))
-    elif after.passes > kept.passes:
-        often = f"it came back by itself {settings.per_day} times within a day"
-        hook.log.warning(f"not released: {often}; to do so: slurm-health nodes release {kept.node}")
+    if is_due(after, settings):
+        hook.log.info(own_drain.release_own(hook.site, after, hook.controller()))
 
 
 def _all_pass(hook: Hook, kept: DrainRecord) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from slurm_health.checks.check import Check, CheckContext, Planned
-from slurm_health.core.node.finding import CheckResult, Finding, capped, inconclusive
+from slurm_health.core.node.finding import CheckResult, Finding, capped, inconclusive, node_fault
 from slurm_health.core.node.node_pattern import matches
 from slurm_health.core.text import one_line
 from slurm_health.hooks import stuck
@@ -125,10 +125,12 @@ def _elapsed_s(planned: Planned, outcome: WorkResult | Stuck) -> float:
 def _finding(planned: Planned, outcome: WorkResult | Stuck) -> Finding:
     match outcome:
         case Stuck(pid=pid):
-            return inconclusive(f"not run: process {pid} of an earlier run waits in the kernel")
+            judged = node_fault if planned.hang_is_fault else inconclusive
+            return judged(f"not run: process {pid} of an earlier run waits in the kernel")
         case Hung(abandoned=abandoned):
             left = " and cannot be killed (its process waits in the kernel)" if abandoned else ""
-            return inconclusive(f"did not end within {planned.time_limit_s:g} s{left}")
+            judged = node_fault if planned.hang_is_fault else inconclusive
+            return judged(f"did not end within {planned.time_limit_s:g} s{left}")
         case Broke(reason=reason):
             return inconclusive(f"could not be measured: {reason}")
         case Answered(data=data):

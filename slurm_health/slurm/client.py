@@ -104,8 +104,7 @@ class Client:
 
     def jobs_named(self, name: str, uid: int) -> list[int]:
         """Return the ids of a user's jobs of that name that have not ended."""
-        user = pwd.getpwuid(uid).pw_name
-        text = self._run("squeue", "--noheader", f"--user={user}", f"--name={name}", "--format=%A")
+        text = self._run("squeue", "--noheader", f"--user={uid}", f"--name={name}", "--format=%A")
         return [int(word) for word in text.split() if word.isdigit()]
 
     def may_drain(self, uid: int) -> bool:

@@ -38,6 +38,19 @@ def test_what_is_no_node_list_is_quoted_in_the_error(text: str) -> None:
         expand(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["n[1-999999999]", "r[1-999]n[1-999]", "a,n[1,5-70000]", f"n[1-{'9' * 30}]", "n[1-99999999"],
+)
+def test_a_list_longer_than_slurm_allows_is_refused_at_once(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot read"):
+        expand(text)
+
+
+def test_the_nodes_of_the_largest_cluster_are_a_node_list() -> None:
+    assert len(expand("rack[001-064]n[0001-1024]")) == 64 * 1024
+
+
 @given(st.text(alphabet="an019-.,[]_", max_size=12) | st.text(max_size=12))
 def test_any_text_is_a_node_list_or_a_value_error(text: str) -> None:
     try:

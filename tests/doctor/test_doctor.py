@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from slurm_health.checks.check import CheckContext
 from slurm_health.cli import doctor
 from slurm_health.doctor import machine, slurm_conf
 from slurm_health.doctor.advice import Advice, Level, Report, change, fine, look
 from tests.support.fake_scontrol import FakeScontrol
-from tests.support.sites import load_site, write_site
+from tests.support.sites import load_site, tree, write_site
+from tests.support.supervised import write_executable
 
 GOOD = """\
 HealthCheckInterval     = 300 sec
@@ -30,7 +32,7 @@ SchedulerParameters     = nohold_on_prolog_fail
 """
 SHIM = """\
 #!/bin/sh
-python=/bin/sh
+python={python}
 config={config}
 slurm={slurm}
 limit=50
@@ -41,11 +43,15 @@ timeout "$limit" "$python" -I -m slurm_health.hooks prolog "$config"
 
 @pytest.fixture
 def hook(tmp_path: Path) -> Path:
-    path = tmp_path / "hook"
+    """A shim, and an interpreter that finds its modules in one directory."""
+    package = tmp_path / "opt/lib/slurm_health"
+    package.mkdir(parents=True)
+    (package / "hooks.py").write_text("")
+    python = write_executable(tmp_path / "opt/python", f"#!/bin/sh\necho {tmp_path}/opt/lib\n")
     config = write_site(tmp_path / "etc", "[checks.memory]\n")
-    path.write_text(SHIM.format(config=config, slurm=FakeScontrol(tmp_path / "slurm").bin))
-    path.chmod(0o755)
-    return path
+    slurm = FakeScontrol(tmp_path / "slurm").bin
+    text = SHIM.format(python=python, config=config, slurm=slurm)
+    return write_executable(tmp_path / "hook", text)
 
 
 def levels(text: str) -> dict[str, list[str]]:
@@ -128,6 +134,75 @@ def test_a_shim_that_follows_another_file_than_doctor_reads_is_told(
 
 
 @pytest.mark.parametrize(
+    "path", ["hook", "opt", "opt/python", "opt/lib", "opt/lib/slurm_health/hooks.py"]
+)
+def test_what_root_runs_and_others_can_change_is_found(
+    hook: Path, tmp_path: Path, path: str
+) -> None:
+    loose = tmp_path / path
+    loose.chmod(0o775)
+    (told,) = levels(GOOD.format(hook=hook))["change"]
+    assert "root runs" in told
+    assert str(loose) in told
+    loose.chmod(0o755)
+    if os.getuid() == 0:
+        os.chown(loose, 1000, 1000)
+        assert str(loose) in levels(GOOD.format(hook=hook))["change"][0]
+
+
+def test_an_interpreter_that_others_can_change_is_not_run(hook: Path, tmp_path: Path) -> None:
+    """Doctor runs as root too."""
+    python = tmp_path / "opt/python"
+    write_executable(python, f"#!/bin/sh\ntouch {tmp_path}/ran\n").chmod(0o777)
+    assert any(str(python) in told for told in levels(GOOD.format(hook=hook))["change"])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_directory_like_tmp_is_as_good_as_its_entries(hook: Path, tmp_path: Path) -> None:
+    (tmp_path / "opt").chmod(0o1777)
+    assert levels(GOOD.format(hook=hook))["change"] == []
+
+
+def test_where_a_link_leads_counts_too(hook: Path, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    target = (tmp_path / "opt/python").rename(tmp_path / "open/python")
+    (tmp_path / "opt/python").symlink_to(target)
+    (tmp_path / "open").chmod(0o777)
+    (told,) = levels(GOOD.format(hook=hook))["change"]
+    assert f"can change {tmp_path}/open" in told
+
+
+@pytest.mark.parametrize("first", ["", "Include more.conf\n"])
+def test_settings_that_a_later_line_takes_away_are_named(
+    hook: Path, tmp_path: Path, first: str
+) -> None:
+    """What becomes of a site's own where ours are added as lines of their own."""
+    (tmp_path / "more.conf").write_text("prologflags = Contain,X11 # ours\n")
+    (tmp_path / "slurm.conf").write_text(
+        f"{first or 'PrologFlags=Contain,X11'}\nPrologFlags=Alloc,DeferBatch,Contain\n"
+        "SchedulerParameters=a=1\n"
+    )
+    config = f"SLURM_CONF = {tmp_path}/slurm.conf\n{GOOD.format(hook=hook)}"
+    (told,) = levels(config)["change"]
+    assert "sets PrologFlags 2 times, and Slurm takes the last: X11 is lost" in told
+    assert "| one line: PrologFlags=Contain,X11,Alloc,DeferBatch" in told
+
+
+@pytest.mark.parametrize("option", ["nolock,local_lock=all", "local_lock=flock", "localflock"])
+def test_a_shared_directory_with_locks_of_each_node_is_refused(tmp_path: Path, option: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root tries the shared directory")
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    site = load_site(tmp_path / "etc", f"[breaker]\ndirectory='{shared}'\n[checks.memory]\n")
+    for options, level in ((f"rw,{option}", "change"), ("rw,local_lock=none", "fine")):
+        table = {"/proc/self/mounts": f"server:/x {shared} nfs {options} 0 0\n"}
+        place = tree(tmp_path / "machine", table)
+        told = by_level(machine.advise_machine(site, "lab", 60, place))[level]
+        assert any(str(shared) in each for each in told), told
+
+
+@pytest.mark.parametrize(
     ("text", "level", "said"),
     [
         ("", "change", "configures no check"),
@@ -167,6 +242,21 @@ def test_unedited_the_shims_leave_their_hooks_the_time_these_may_take(
     assert [each for each in advice["look"] if "when everything takes its time" in each] == []
 
 
+@pytest.mark.parametrize(
+    ("ledger", "said"),
+    [
+        ("{", "is damaged"),
+        ('{"trips":{"gpu":{"time_s":1,"node":"n1","why":"x","nodes":"n1"}}}', "has tripped"),
+    ],
+)
+def test_a_ledger_that_stops_all_drains_is_said(tmp_path: Path, ledger: str, said: str) -> None:
+    (tmp_path / "ledger.json").write_text(ledger)
+    tmp_path.chmod(0o755)
+    site = load_site(tmp_path / "etc", f"[breaker]\ndirectory='{tmp_path}'\n")
+    found = by_level(machine.advise_machine(site, "lab", 60))
+    assert any(said in each and "nodes reset" in each for each in found["change"]), found
+
+
 def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
     """Where the test's own directory is on a disk, as it nearly always is."""
     (tmp_path / "lab").mkdir()
@@ -180,11 +270,12 @@ def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
 
 def test_a_node_without_a_system_log_is_told(tmp_path: Path) -> None:
     """There, nobody would ever learn what the hooks found."""
-    path = tmp_path / "log"
-    assert machine.log_advice(path).level is Level.LOOK
+    place = CheckContext(root=tmp_path)
+    assert machine.log_advice(place).level is Level.LOOK
+    (tmp_path / "dev").mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
-        log.bind(str(path))
-        assert machine.log_advice(path).level is Level.FINE
+        log.bind(str(tmp_path / "dev/log"))
+        assert machine.log_advice(place).level is Level.FINE
 
 
 def test_advice_fits_a_terminal_and_ends_with_a_count() -> None:

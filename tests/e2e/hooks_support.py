@@ -26,7 +26,7 @@ HealthCheckProgram={directory}/healthcheck
 HealthCheckInterval=3600
 HealthCheckNodeState=ANY
 PrologFlags=Alloc,DeferBatch
-SchedulerParameters=nohold_on_prolog_fail
+SchedulerParameters=nohold_on_prolog_fail,batch_sched_delay=0,sched_min_interval=0
 """
 
 CONFIG = """\

@@ -3,6 +3,7 @@
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -81,6 +82,8 @@ def _up(options: argparse.Namespace) -> int:
         options.release,
         cpus=options.cpus,
         memory_mb=options.memory_mb,
+        accounting=options.accounting,
+        network_filesystem_mb=options.network_filesystem_mb,
         detached=True,
     )
     print(
@@ -127,6 +130,17 @@ def _fault(options: argparse.Namespace) -> int:
     return 0
 
 
+def _chaos(options: argparse.Namespace) -> int:
+    requirements.require(None)
+    from .chaos import command  # it loads slurm-health, which the other commands do without
+
+    seeds = range(options.seed, options.seed + options.runs)
+    well = command.run_many(
+        seeds, labs=options.labs, evidence=options.evidence, minutes=options.minutes
+    )
+    return 0 if well else 1
+
+
 # -- their options ---------------------------------------------------------------------------------
 
 
@@ -150,6 +164,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="lines that replace or extend the lab's slurm.conf",
     )
+    up.add_argument(
+        "--network-filesystem-mb",
+        type=int,
+        default=0,
+        metavar="MB",
+        help="with a GlusterFS volume that each node mounts (default: none)",
+    )
+    up.add_argument("--accounting", action="store_true", help="with slurmdbd, on a MariaDB")
     up.add_argument(
         "--release", type=Path, metavar="DIR", help="another Slurm release, made by make-root"
     )
@@ -182,6 +204,24 @@ def _parser() -> argparse.ArgumentParser:
 
     fault = commands.add_parser("fault", help="break a node, or mend it")
     _add_faults(fault, named)
+
+    chaos = commands.add_parser(
+        "chaos", help="random trouble for real jobs, each on a cluster of its own"
+    )
+    chaos.add_argument("--runs", type=int, default=20, help="how many (default: %(default)s)")
+    chaos.add_argument(
+        "--seed", type=int, default=1, help="of the first run; each has the next (default: 1)"
+    )
+    chaos.add_argument("--labs", type=int, default=1, help="side by side (default: %(default)s)")
+    chaos.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
+    chaos.add_argument(
+        "--evidence",
+        type=Path,
+        metavar="DIR",
+        default=Path("/var/tmp/slurm-health-chaos"),
+        help="where the files of violations go (default: %(default)s)",
+    )
+    chaos.set_defaults(run=_chaos)
 
     install = commands.add_parser("install", help="install the distribution's packages")
     install.set_defaults(run=_install)

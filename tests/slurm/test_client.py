@@ -219,6 +219,15 @@ def test_a_submitted_jobs_id_is_read_beside_its_clusters_name(
     assert client.jobs_named("helper", 0) == []
 
 
+def test_jobs_are_found_where_the_node_cannot_look_up_their_owner(
+    slurm: FakeSlurm, client: Client, tmp_path: Path
+) -> None:
+    arguments = ["--job-name=helper", f"--chdir={tmp_path}", "--exclude=n2"]
+    client.submit(arguments, "#!/bin/sh\ntrue\n", slurm.environ())
+
+    assert client.jobs_named("helper", 4_000_000_000) == [13]
+
+
 def test_an_answer_that_is_no_job_id_is_an_error(tmp_path: Path) -> None:
     write_executable(tmp_path / "sbatch", "#!/bin/sh\ncat > /dev/null; echo Submitted\n")
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}

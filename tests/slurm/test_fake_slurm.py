@@ -156,7 +156,7 @@ def test_a_comment_and_a_size_are_those_of_squeue(slurm: Slurm) -> None:
 def test_a_helper_is_submitted_found_by_its_name_and_cancelled(slurm: Slurm) -> None:
     slurm.start_job()
     words = ["--job-name=helper", "--chdir=/", "--exclude=n1", "--wrap=sleep 600"]
-    found = ("squeue", "--noheader", "--user=root", "--name=helper", "--format=%A")
+    found = ("squeue", "--noheader", "--user=0", "--name=helper", "--format=%A")
     assert slurm.ask(*found) == (0, "", "")
     submitted = slurm.ask("sbatch", "--parsable", "--output=/dev/null", *words)
     assert submitted.code == 0

@@ -3,15 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import msgspec
 
 from slurm_health.core.node.settings import Recovery
-
-_DAY_S = 86400.0
-# What Slurm counts on this node to have. A check that fails because of it passes without it.
-_EXPECTED = ("SLURM_JOB_GPUS", "SLURM_JOB_PARTITION")
 
 
 class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,8 +15,9 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         node: its name.
         reason: the note exactly as it was set; another one is another's.
         retest: the checks that failed; empty when none did and only a person can tell.
-        expected: what Slurm said then of the job that was to have the node, for the same checks.
         time_s: when.
+        expected: what the checks that failed went by beside the site's file: variables of the job.
+            A test without them is another test.
         passes: how many fresh passes in a row there have been since.
         passed_s: when the last of them was.
     """
@@ -31,14 +26,9 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reason: str
     retest: tuple[str, ...]
     time_s: float
+    expected: dict[str, str] = {}
     passes: int = 0
     passed_s: float = 0.0
-    expected: dict[str, str] = {}
-
-
-def expected(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what of a hook's environment the checks must know when they are repeated."""
-    return {name: environ[name] for name in _EXPECTED if name in environ}
 
 
 def after_test(
@@ -64,9 +54,3 @@ def after_test(
 def is_due(record: DrainRecord, settings: Recovery) -> bool:
     """Tell whether enough passes have been seen to give the node back."""
     return settings.release and bool(record.retest) and record.passes >= settings.passes
-
-
-def needs_person(record: DrainRecord, released_s: Sequence[float], settings: Recovery) -> bool:
-    """Tell whether the node came back by itself too often in the day before its drain."""
-    before_s = [each for each in released_s if 0 <= record.time_s - each <= _DAY_S]
-    return len(before_s) >= settings.per_day

@@ -26,6 +26,7 @@ from slurm_health.core.records import (
     MasterResumed,
     NodeReported,
     NodesAdmitted,
+    Record,
     RoundEnded,
     RoundStarted,
     RunFinished,
@@ -175,7 +176,9 @@ class RunState:
         return self._ended_ms[phase] + running_ms
 
     def fold(self, entry: Entry) -> None:
-        """Take in one journal entry, of any writer."""
+        """Take in one journal entry, of any writer; one that names a stranger says nothing."""
+        if not _named(entry.record) <= self.agents.keys():
+            return
         match entry.record:
             case RoundStarted() | GroupAborted() | RoundEnded() as record:
                 self._fold_round(record, entry.time_s)
@@ -316,6 +319,17 @@ class RunState:
             for sample in samples
             if sample.probe == probe and sample.node in nodes
         ]
+
+
+def _named(record: Record | None) -> set[str]:
+    """Return the nodes that a record of the master's counts on."""
+    match record:
+        case AgentsLaunched(nodes=nodes) | NodesAdmitted(nodes=nodes):
+            return set(nodes)
+        case RoundStarted(groups=groups):
+            return {node for group in groups for node in group}
+        case _:
+            return set()
 
 
 def _heed(node: NodeState, record: _AgentRecord) -> None:

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run after another, on one cluster or on several side by side; the evidence of violations."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from pprint import pformat
+
+from tests.e2e.hooks_support import HookedSite, hooked_site
+
+from .judge import violations
+from .look import Seen, look
+from .perform import Performance
+from .plan import NODES, Plan, plan_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one run went; `evidence` is where its files lie, where something was wrong."""
+
+    plan: Plan
+    seen: Seen
+    violations: list[str]
+    duration_s: float
+    evidence: Path | None = None
+
+    def __str__(self) -> str:
+        state = self.seen.job.get("JobState", "forgotten")
+        done = ", ".join(str(each) for each in self.seen.done) or "nothing"
+        text = f"seed {self.plan.seed}: {self.duration_s:.1f} s, {state}, {self.plan}"
+        if not self.violations:
+            return text
+        lines = [f"VIOLATION {text}", f"  happened: {done}", *(f"  {v}" for v in self.violations)]
+        return "\n".join([*lines, f"  evidence: {self.evidence}"])
+
+
+def run_many(seeds: Iterable[int], *, labs: int, evidence: Path, minutes: float) -> bool:
+    """Run the plans of these seeds, print how each went; tell whether nothing was wrong.
+
+    After so many minutes no further run is begun.
+    """
+    left = iter(seeds)
+    end_s = time.monotonic() + minutes * 60
+    with ThreadPoolExecutor(labs) as pool:
+        found = pool.map(lambda _: list(_run_on_one(left, end_s, evidence)), range(labs))
+        outcomes = [outcome for each in found for outcome in each]
+    wrong = [outcome.plan.seed for outcome in outcomes if outcome.violations]
+    print(
+        f"{len(outcomes)} runs, {len(wrong)} with violations{': seeds ' if wrong else ''}", *wrong
+    )
+    return not wrong
+
+
+def _run_on_one(seeds: Iterator[int], end_s: float, evidence: Path) -> Iterator[Outcome]:
+    for seed in seeds:
+        outcome = run_one(plan_of(seed), evidence)
+        print(outcome, flush=True)
+        yield outcome
+        if time.monotonic() > end_s:
+            return
+
+
+def run_one(plan: Plan, evidence: Path) -> Outcome:
+    """Carry out one plan on a cluster of its own, and judge what it leaves."""
+    began_s = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="chaos-") as hooks,
+        hooked_site(Path(hooks), nodes=len(NODES)) as site,
+    ):
+        run = Performance(site, plan)
+        run.play()
+        seen = look(site, run)
+        found = violations(plan, seen)
+        kept = _keep(site, plan, seen, evidence / str(plan.seed)) if found else None
+    duration_s = time.monotonic() - began_s
+    return Outcome(plan=plan, seen=seen, violations=found, duration_s=duration_s, evidence=kept)
+
+
+def _keep(site: HookedSite, plan: Plan, seen: Seen, directory: Path) -> Path:
+    """Copy what explains a violation out of a cluster that is about to vanish."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    shutil.copytree(site.lab.paths.log, directory / "log")
+    shutil.copytree(site.lab.home(plan.user), directory / "home", symlinks=True)
+    for node in site.lab.nodes:
+        (directory / f"hooks.{node}.log").write_text(site.hook_log(node))
+    (directory / "seen").write_text(f"{plan}\n{pformat(seen)}\n{seen.output}")
+    return directory

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must never be, whatever happens to a job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slurm_health.core.verdict import Level
+
+from .look import Check, Seen, Start
+from .plan import FAULTS, SLOW, Deed, Plan
+
+# What makes Slurm itself start a job again, or end it.
+_SLURMS_OWN = {Deed.KILL_SLURMCTLD, Deed.KILL_SLURMD}
+_UNCHECKED = ("UNCHECKED", "running the script anyway")
+_EXPLAINED = ("the job stops:", "ended the check, so the script did not run", "submit it again")
+_OURS = "slurm-health:"
+
+
+def violations(plan: Plan, seen: Seen) -> list[str]:
+    """Return what went wrong in a run; nothing if all is as it must be."""
+    found = [
+        *_drains(plan, seen),
+        *_accusations(plan, seen),
+        *_journals(seen),
+        *_starts(plan, seen),
+        *_ending(plan, seen),
+        *(f"left running: {each}" for each in seen.left),
+    ]
+    if "Traceback" in seen.output:
+        found.append("the job's output has a traceback")
+    return found
+
+
+def _hit(seen: Seen) -> set[str]:
+    """Return the nodes whose slurmd was killed: what is said of them meanwhile is true."""
+    return {each.node for each in seen.done if each.deed is Deed.KILL_SLURMD}
+
+
+def _drains(plan: Plan, seen: Seen) -> Iterator[str]:
+    bad = plan.hidden | plan.flagged
+    if plan.user == "root":
+        bad |= {*plan.played}
+    for node, reason in seen.drained.items():
+        ours = reason.startswith(_OURS)
+        if node not in bad and (ours or node not in _hit(seen) | {*seen.lost_prologs}):
+            yield f"{node} is well and was drained: {reason}"
+
+
+def _accusations(plan: Plan, seen: Seen) -> Iterator[str]:
+    may_be = {Level.FAULTY: FAULTS | {"stuck"}, Level.SLOW: {SLOW}}
+    for check in seen.checks:
+        for node, level in check.levels.items():
+            how = plan.played.get(node, "well")
+            if level in may_be and how not in may_be[level] and node not in _hit(seen):
+                yield f"attempt {check.attempt}: {node} is {how} and was found {level.value}"
+
+
+def _journals(seen: Seen) -> Iterator[str]:
+    for check in seen.checks:
+        if check.problem:
+            yield f"the journal of attempt {check.attempt}: {check.problem}"
+        for node in check.drained_twice:
+            yield f"attempt {check.attempt}: {node} was drained twice"
+    if seen.report_problem:
+        yield seen.report_problem
+
+
+# --- the script -----------------------------------------------------------------------------------
+
+
+def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
+    attempts = [start.attempt for start in seen.starts]
+    deeds = {each.deed for each in seen.done}
+    if len({*attempts}) < len(attempts):
+        yield f"the script ran more than once in one attempt: {attempts}"
+    elif len(attempts) > 1 and not deeds & {*_SLURMS_OWN, Deed.REQUEUE}:
+        yield f"nobody asked for it, and the script ran again: attempts {attempts}"
+    for start in seen.starts:
+        check = _check_before(start, seen)
+        if check is None or check.finished is None or not check.levels:
+            if not any(words in seen.output for words in _UNCHECKED):
+                yield f"attempt {start.attempt} ran on unchecked nodes, and nothing says so"
+            continue
+        yield from _place(plan, start, check)
+        undisturbed = start is seen.starts[-1] and start.ended and not deeds & _SLURMS_OWN
+        if undisturbed and sorted(start.tasks) != sorted(start.nodes):
+            yield f"the script had {start.nodes}, and its tasks ran on {start.tasks}"
+
+
+def _check_before(start: Start, seen: Seen) -> Check | None:
+    return next((each for each in seen.checks[::-1] if each.attempt == start.attempt), None)
+
+
+def _place(plan: Plan, start: Start, check: Check) -> Iterator[str]:
+    """Judge where a script ran after a check with a verdict."""
+    where = f"attempt {start.attempt} ran on {','.join(start.nodes)}"
+    reason = check.finished.reason if check.finished else ""
+    if len(start.nodes) != start.count:
+        yield f"{where}, and SLURM_NNODES is {start.count}"
+    if not plan.least <= len(start.nodes) <= plan.nodes and "could not" not in reason:
+        yield f"{where}; {plan.least} to {plan.nodes} nodes were asked for"
+    for node in start.nodes:
+        level, how = check.levels.get(node), plan.played.get(node)
+        if how in FAULTS and level is Level.HEALTHY:
+            yield f"{where}; {node} {how} and was found healthy"
+        if level is Level.FAULTY and not reason:
+            yield f"{where}; {node} was found faulty, and nothing says why it was used"
+
+
+# --- the end of the job ---------------------------------------------------------------------------
+
+
+def _ending(plan: Plan, seen: Seen) -> Iterator[str]:
+    state = seen.job.get("JobState", "")
+    said = f"{state} {seen.job.get('Reason', '')} {seen.job.get('ExitCode', '')}"
+    if seen.unsettled:
+        yield f"the job does not settle: {seen.unsettled}"
+    elif state == "COMPLETED":
+        if not any(start.ended for start in seen.starts):
+            yield "the job completed, and its script did not run to its end"
+    elif not _explained(plan, seen):
+        yield f"nothing explains why the job is {said}"
+
+
+def _explained(plan: Plan, seen: Seen) -> bool:
+    deeds = {each.deed for each in seen.done}
+    match seen.job.get("JobState", ""):
+        case "CANCELLED":
+            return Deed.CANCEL in deeds
+        case "FAILED":
+            killed = Deed.KILL_SUPERVISOR in deeds and seen.job.get("ExitCode") == "0:9"
+            return killed or any(words in seen.output for words in _EXPLAINED)
+        case "PENDING":
+            ours = seen.job.get("Comment", "").startswith(_OURS)
+            users = bool(deeds & {Deed.HOLD, Deed.REQUEUE})
+            return ours or users or bool(deeds & _SLURMS_OWN) or _too_few(plan, seen)
+        case _:
+            return bool(deeds & _SLURMS_OWN)
+
+
+def _too_few(plan: Plan, seen: Seen) -> bool:
+    """Tell whether the job waits because too many nodes are out of use."""
+    return bool(seen.drained) and seen.job.get("Reason", "").startswith(
+        ("Resources", "ReqNodeNotAvail", "BadConstraints", "Nodes_required")
+    )

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run has left behind: in Slurm, in the journal, on the nodes, in the job's output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_health import journal
+from slurm_health.core.expectations import expectations_from
+from slurm_health.core.nodeset import expand
+from slurm_health.core.records import ActionDone, RunFinished, RunStarted, VerdictReached
+from slurm_health.core.session.session import Append, Limits, Session
+from slurm_health.core.verdict import Level
+from slurm_health.errors import SlurmHealthError
+from slurm_health.master.run_check import make_localizer
+from slurm_health.probe_choice import chosen_phases
+from tests.e2e.hooks_support import HookedSite
+from tests.lab import DeadlinePassed
+
+from .perform import Performance
+from .plan import Trouble
+
+# A helper waits this long between two looks at its job, and slurmd may be slow to end a step.
+_LEFT_S = 40.0
+_LOST_PROLOG = "REQUEST_LAUNCH_PROLOG notification failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start of the script: on which attempt, where it says it runs, where its tasks ran."""
+
+    attempt: int
+    nodes: tuple[str, ...]
+    count: int
+    tasks: tuple[str, ...] = ()
+    ended: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check in the journal. `problem` says why it does not read, or replays to another end."""
+
+    attempt: int
+    levels: Mapping[str, Level]
+    finished: RunFinished | None = None
+    drained_twice: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """All that a run is judged by. `job` is empty where Slurm has forgotten it.
+
+    On the nodes of `lost_prologs`, slurmd waited in vain for the prolog of a job that soon started
+    again, and Slurm drained them (22.05.8, on a busy machine).
+    """
+
+    done: tuple[Trouble, ...]
+    job: Mapping[str, str]
+    output: str
+    starts: tuple[Start, ...]
+    checks: tuple[Check, ...]
+    drained: Mapping[str, str]
+    lost_prologs: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    unsettled: str = ""
+    report_problem: str = ""
+
+
+def look(site: HookedSite, run: Performance) -> Seen:
+    """Look at what a settled run has left, before anything is tidied up."""
+    user, job_id = run.plan.user, run.job_id
+    left = _left(site)
+    runs = site.run_directory(job_id, user=user).parent
+    checks = [_check(path) for path in sorted(runs.glob("[0-9]*")) if path.is_dir()]
+    output = site.lab.home(user) / f"slurm-{job_id}.out"
+    return Seen(
+        done=tuple(run.done),
+        job=run.job,
+        output=output.read_text(errors="replace") if output.exists() else "",
+        starts=starts_in(site.read("ran", user)),
+        checks=tuple(checks),
+        drained=site.drained(),
+        lost_prologs=tuple(n for n in site.lab.nodes if _LOST_PROLOG in site.slurmd_log(n)),
+        left=left,
+        unsettled=run.unsettled,
+        report_problem=_report_problem(site, run) if checks else "",
+    )
+
+
+def _left(site: HookedSite) -> tuple[str, ...]:
+    try:
+        site.lab.wait_until(site.leftovers, lambda left: not left, "nothing running", _LEFT_S)
+    except DeadlinePassed:
+        return tuple(f"{node}: {' '.join(argv)}" for node, argv in site.leftovers())
+    return ()
+
+
+def starts_in(ran: str) -> tuple[Start, ...]:
+    """Read what the script has written of itself, one start after another."""
+    found: list[Start] = []
+    for line in ran.splitlines():
+        what, attempt, *more = line.split()
+        if what == "start":
+            nodes, count = expand(more[0]), int(more[1])
+            found.append(Start(attempt=int(attempt), nodes=nodes, count=count))
+            continue
+        last = found.pop()
+        tasks = (*last.tasks, *more)
+        found.append(
+            Start(
+                attempt=last.attempt,
+                nodes=last.nodes,
+                count=last.count,
+                tasks=tasks,
+                ended=what == "end",
+            )
+        )
+    return tuple(found)
+
+
+def _check(directory: Path) -> Check:
+    attempt, _ = journal.attempt_and_check(directory.name) or (-1, 0)
+    try:
+        master = [entry.record for entry in journal.read_all(directory, journal.MASTER)]
+        problem = _replay_problem(directory)
+    except SlurmHealthError as err:
+        return Check(attempt=attempt, levels={}, problem=str(err))
+    verdicts = [record for record in master if isinstance(record, VerdictReached)]
+    ends = [record for record in master if isinstance(record, RunFinished)]
+    drained = [
+        node
+        for record in master
+        if isinstance(record, ActionDone) and record.action == "drain" and record.succeeded
+        for node in record.nodes
+    ]
+    return Check(
+        attempt=attempt,
+        levels={node.node: node.level for each in verdicts for node in each.nodes},
+        finished=ends[-1] if ends else None,
+        drained_twice=tuple(sorted({node for node in drained if drained.count(node) > 1})),
+        problem="several verdicts" if len(verdicts) > 1 else problem,
+    )
+
+
+def _replay_problem(directory: Path) -> str:
+    """Say how a check's journal leads to another verdict than the one in it, if it does."""
+    entries = journal.read_all(directory, journal.MASTER)
+    began = [entry.record for entry in entries if isinstance(entry.record, RunStarted)]
+    verdict = [entry for entry in entries if isinstance(entry.record, VerdictReached)]
+    if not began or not verdict:
+        return "" if len(began) == 1 or not entries else "it does not say how the run began"
+    phases = chosen_phases(str(began[0].settings["check"]))
+    session = Session(
+        began[0].nodes, make_localizer, Limits(), phases, expectations_from({}, "built in")
+    )
+    for node in began[0].nodes:
+        for entry in journal.read_all(directory, node):
+            if entry.time_s <= verdict[0].time_s:  # then the agents leave
+                session.state.fold(entry)
+    for entry in entries[: entries.index(verdict[0])]:
+        session.state.fold(entry)
+    step = session.next_step(verdict[0].time_s)
+    replayed = step.record if isinstance(step, Append) else step
+    return "" if replayed == verdict[0].record else f"replayed, the next step is {step}"
+
+
+def _report_problem(site: HookedSite, run: Performance) -> str:
+    result = site.health("report", "--json", str(run.job_id), user=run.plan.user)
+    try:
+        json.loads(result.stdout)
+    except ValueError:
+        return f"report ends with {result.returncode}: {result.stdout[-500:]}{result.stderr[-500:]}"
+    return "" if result.returncode == 0 else f"report ends with {result.returncode}"

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries a plan out on a cluster: submits the job, and lets each trouble happen at its moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.e2e import played_nodes
+from tests.e2e.hooks_support import FLAG, HIDDEN, HookedSite
+from tests.e2e.lab_support import ENDED, kinds, records_in
+from tests.lab import LabError, processes, watcher
+
+from .plan import HELD, RUNNING, SUBMITTED, Deed, Plan, Trouble
+
+# A job is settled once it has ended, or has stood still for so long with nobody at work on it.
+_STILL_S = 3.0
+_SETTLED_S = 180.0  # some ten on an idle machine
+# How long slurmctld or a slurmd is away, unless the journal goes on before.
+_AWAY_S = 2.0
+# Within the second in which an attempt ends, Slurm fails the next one.
+_TYPING_S = 1.2
+_HELPER = "slurm-health-requeue-"
+_SAVED = ("state", "job_state")
+
+# Each attempt says where it runs, and which nodes its tasks have run on.
+SCRIPT = """\
+say() { echo "$1 ${SLURM_RESTART_COUNT:-0} $2" >> ~/ran; }
+say start "$SLURM_JOB_NODELIST $SLURM_NNODES"
+srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 sh -c \\
+    'echo "task ${SLURM_RESTART_COUNT:-0} $SLURMD_NODENAME" >> ~/ran'
+say end
+"""
+
+
+class Performance:
+    """One run on a cluster that is healthy and empty."""
+
+    def __init__(self, site: HookedSite, plan: Plan) -> None:
+        self.plan = plan
+        self.job_id = 0
+        self.done: list[Trouble] = []
+        self.job: dict[str, str] = {}
+        self.unsettled = ""
+        self._site = site
+        self._lab = site.lab
+        self._pending = list(plan.troubles)
+
+    def play(self) -> None:
+        """Set the stage, submit the job, and follow it until it is settled."""
+        self._prepare()
+        self.job_id = played_nodes.submit(
+            self._site, *self.plan.words, user=self.plan.user, script=SCRIPT
+        )
+        give_up_s = time.monotonic() + _SETTLED_S
+        before, since_s = "", time.monotonic()
+        while True:
+            self._look()
+            happened = self._let_happen()
+            now, now_s = self._state(), time.monotonic()
+            if now != before or happened:
+                before, since_s = now, now_s
+            if self._is_over() or self._is_still(now_s - since_s):
+                return
+            if now_s > give_up_s:
+                self.unsettled = f"{now}, for {now_s - since_s:.0f} s"
+                return
+
+    def _prepare(self) -> None:
+        site, plan = self._site, self.plan
+        # The lab's nodes share one table of processes: what a job leaves on one of them, the epilog
+        # of another would end.
+        site.configure(share=0.5, hooks="end_leftovers = false")
+        played_nodes.play(site, plan.user, **dict(plan.played))
+        for nodes, mark in ((plan.hidden, HIDDEN), (plan.flagged, FLAG)):
+            for node in nodes:
+                site.on(node, "touch", mark)
+        (self._lab.home(plan.user) / "ran").unlink(missing_ok=True)
+
+    # --- what is seen ----------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        try:
+            self.job = self._lab.job(self.job_id)
+        except LabError:  # Slurm has forgotten the job with its last state, or is away
+            if self._lab.ping():
+                self.job = {}
+        if self.job.get("Reason") == "BeginTime":  # a requeue that is not ours waits two minutes
+            time.sleep(_TYPING_S)
+            self._type("scontrol", "update", f"JobId={self.job_id}", "StartTime=now")
+
+    def _state(self) -> str:
+        fields = ("JobState", "Reason", "Restarts", "Comment")
+        return " ".join(f"{name}={self.job.get(name, '')}" for name in fields)
+
+    def _is_over(self) -> bool:
+        return not self.job or self.job["JobState"] in ENDED
+
+    def _is_still(self, for_s: float) -> bool:
+        """Tell whether nothing more will come of a job that waits."""
+        waits = self.job.get("JobState") == "PENDING"
+        if not waits or for_s < _STILL_S:
+            return False
+        return not any(name.startswith(_HELPER) for name in self._site.jobs())
+
+    def _events(self) -> Counter[str]:
+        """Count what has been seen so far."""
+        seen = Counter({SUBMITTED: 1})
+        for path in self._journals():
+            seen += kinds(records_in(path))
+        restarts = int(self.job.get("Restarts", 0))
+        running = self.job.get("JobState") == "RUNNING"
+        seen[RUNNING] = restarts + running
+        seen[HELD] = restarts if self.job.get("Priority") == "0" else restarts - 1
+        return seen
+
+    def _journals(self) -> Iterator[Path]:
+        job = self._site.run_directory(self.job_id, user=self.plan.user).parent
+        for name in ("master", "supervisor"):
+            yield from job.glob(f"*/{name}.jsonl")
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def _let_happen(self) -> bool:
+        """Let happen what is due; tell whether anything did."""
+        events = self._events()
+        due = [each for each in self._pending if events[each.event] >= each.nth]
+        happened = [each for each in due if self._happens(each)]
+        self.done += happened
+        self._pending = [each for each in self._pending if each not in happened]
+        return bool(happened)
+
+    def _happens(self, trouble: Trouble) -> bool:
+        """Let it happen; tell whether it did: whoever is not there yet cannot be killed."""
+        match trouble.deed:
+            case Deed.CANCEL:
+                return self._type("scancel", str(self.job_id))
+            case Deed.REQUEUE | Deed.HOLD | Deed.RELEASE:
+                return self._type("scontrol", str(trouble.deed), str(self.job_id))
+            case Deed.HEALTH_CHECK:
+                self._site.health_check(trouble.node)
+                return True
+            case Deed.KILL_SLURMCTLD:
+                return self._kill_slurmctld()
+            case Deed.KILL_SLURMD:
+                self._lab.fault.kill_slurmd(trouble.node)
+                self._stay_away()
+                self._lab.fault.start_slurmd(trouble.node)
+                return True
+            case _:
+                return self._kill(_VICTIMS[trouble.deed], trouble.node)
+
+    def _type(self, *argv: str) -> bool:
+        self._lab.run(argv, user=self.plan.user, check=False)
+        return True
+
+    def _kill_slurmctld(self) -> bool:
+        """Kill slurmctld once it has saved the job: Slurm forgets what it has not saved."""
+        saved = self._lab.paths.root.joinpath(*_SAVED)
+        script = self._lab.paths.root / "state" / f"hash.{self.job_id % 10}" / f"job.{self.job_id}"
+        began_s = script.stat().st_mtime if script.exists() else 0.0
+        self._lab.wait_until(lambda: saved.stat().st_mtime, lambda s: s > began_s, "a saved state")
+        self._lab.kill_slurmctld()
+        self._stay_away()
+        self._lab.start_slurmctld()
+        return True
+
+    def _stay_away(self) -> None:
+        """Return once the journal goes on, or after a while."""
+        known = self._events()
+        end_s = time.monotonic() + _AWAY_S
+        while self._events() == known and time.monotonic() < end_s:
+            time.sleep(0.05)
+
+    def _kill(self, is_victim: Callable[[list[str]], bool], node: str) -> bool:
+        found = [
+            process.pid
+            for name in ([node] if node else self._lab.nodes)
+            for process in processes.on_node(self._lab.pid(name))
+            if is_victim(list(process.argv))
+        ]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+
+_VICTIMS: dict[Deed, Callable[[list[str]], bool]] = {
+    Deed.KILL_MASTER: lambda argv: "--for-supervisor" in argv,
+    Deed.KILL_AGENT: watcher.is_agent,
+    Deed.KILL_WORKER: watcher.is_worker,
+    Deed.KILL_SRUN: lambda argv: argv[:1] == ["srun"] and "agent" in argv,
+    Deed.KILL_SUPERVISOR: lambda argv: "supervise" in argv,
+    Deed.KILL_HELPER: lambda argv: "requeue-helper" in argv,
+}

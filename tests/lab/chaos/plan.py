@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one run does, chosen from its seed: the job, its bad nodes, what goes wrong, and when.
+
+A moment is an event that the journal or Slurm shows, not a time, so that a run goes the same way on
+a machine of another speed. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import TypeVar
+
+Choice = TypeVar("Choice")
+NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
+
+
+class Deed(StrEnum):
+    """What may happen in a run: somebody is killed (SIGKILL), or a person types a command."""
+
+    KILL_MASTER = "kill master"
+    KILL_AGENT = "kill agent"
+    KILL_WORKER = "kill worker"
+    KILL_SRUN = "kill srun"
+    KILL_SUPERVISOR = "kill supervisor"
+    KILL_HELPER = "kill helper"
+    KILL_SLURMCTLD = "kill slurmctld"
+    KILL_SLURMD = "kill slurmd"
+    CANCEL = "cancel"
+    REQUEUE = "requeue"
+    HOLD = "hold"
+    RELEASE = "release"
+    HEALTH_CHECK = "health check"
+
+
+ON_A_NODE = frozenset({Deed.KILL_AGENT, Deed.KILL_WORKER, Deed.KILL_SLURMD, Deed.HEALTH_CHECK})
+# How often each is chosen. What ends the job ends the run, too.
+_DEEDS = dict.fromkeys(Deed, 3) | {Deed.KILL_MASTER: 5, Deed.CANCEL: 1, Deed.KILL_SUPERVISOR: 1}
+
+# What Slurm shows of the job, and kinds of record in the journals of all its checks. Only a job
+# with a bad node moves.
+SUBMITTED, RUNNING, HELD = "submitted", "running", "held"
+_CHECKING = (
+    "run_started",
+    "agents_launched",
+    "nodes_admitted",
+    "round_started",
+    "round_ended",
+    "verdict_reached",
+)
+_MOVING = ("action_intended", "action_done", HELD)
+_SUITED = {
+    Deed.KILL_HELPER: _MOVING,
+    Deed.RELEASE: _MOVING,
+    Deed.KILL_AGENT: _CHECKING,
+    Deed.KILL_WORKER: _CHECKING,
+    Deed.KILL_SRUN: _CHECKING,
+}
+_MOVED = frozenset({Deed.KILL_HELPER, Deed.RELEASE})
+
+# How `tests/support/fake_worker.py` plays a node, and how often. The first few are a node's fault.
+DIES, RAISES, UNREACHABLE, SLOW = "dies", "raises", "unreachable", "slow"
+_PLAYED = {DIES: 4, UNREACHABLE: 3, RAISES: 2, SLOW: 2, "cannot": 1, "no-torch": 1, "stuck": 1}
+FAULTS = frozenset({DIES, RAISES, UNREACHABLE})
+# With fewer nodes nobody can tell who does not reach whom.
+_TELLING = 3
+
+_CHOICES = {
+    "--max-requeues": ("0", "1", "2"),
+    "--at-requeue-limit": ("start", "hold", "stop"),
+    "--on-straggler": ("report", "requeue", "drain"),
+    "--on-inconclusive": ("hold", "requeue"),
+    "--comment": ("mine",),
+    "--ntasks-per-node": ("2",),
+}
+_FLAGS = ("--no-requeue", "--exclusive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """Something that happens at the `nth` time that an event is seen, or as soon after it can."""
+
+    deed: Deed
+    event: str
+    nth: int = 1
+    node: str = ""
+
+    def __str__(self) -> str:
+        nth = f" {self.nth}" if self.nth > 1 else ""
+        return f"{self.deed} {self.node}".strip() + f" at {self.event}{nth}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One run.
+
+    `played` says how bad nodes behave in the check. A `hidden` fault shows in a retest only, so the
+    epilog confirms what the check found; a `flagged` node fails its prolog.
+    """
+
+    seed: int
+    user: str
+    nodes: int
+    least: int
+    spares: int
+    options: tuple[str, ...]
+    played: Mapping[str, str]
+    hidden: frozenset[str]
+    flagged: frozenset[str]
+    troubles: tuple[Trouble, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What the job is submitted with."""
+        spares = (f"--spares={self.spares}",) if self.spares else ()
+        least = (f"--min-nodes={self.least}",) if self.least < self.nodes else ()
+        return (f"--nodes={self.nodes}", *spares, *least, *self.options)
+
+    def __str__(self) -> str:
+        bad = [f"{node} {how}" for node, how in self.played.items()]
+        bad += [f"{node} hides a fault" for node in sorted(self.hidden)]
+        bad += [f"{node} fails its prolog" for node in sorted(self.flagged)]
+        said = ", ".join(bad) or "all nodes well"
+        troubles = ", ".join(str(each) for each in self.troubles) or "no trouble"
+        return f"{self.user}: {' '.join(self.words)}; {said}; {troubles}"
+
+
+def plan_of(seed: int) -> Plan:
+    """Return what the run of a seed does: always the same."""
+    random = Random(seed)
+    nodes = random.randint(2, 5)
+    fits = random.random() < 0.5  # spares and ranges go with neither of the other kinds of request
+    spares = random.choice((0, 1, 1, 2)) if fits else 0
+    spares = min(spares, len(NODES) - nodes)
+    least = random.randint(max(2, nodes - 1), nodes) if fits else nodes
+    # Slurm gives out the first ones first.
+    near = NODES[: min(nodes + spares + 1, len(NODES))]
+    bad = random.sample(near, random.choice((0, 1, 1, 2)))
+    suited = {how: weight for how, weight in _PLAYED.items() if _suits(how, nodes)}
+    played = {node: _chosen(random, suited) for node in sorted(bad)}
+    faulty = [node for node, how in played.items() if how in FAULTS]
+    well = [node for node in near if node not in played]
+    return Plan(
+        seed=seed,
+        user="root" if random.random() < 0.25 else "alice",
+        nodes=nodes,
+        least=least,
+        spares=spares,
+        options=_options(random),
+        played=played,
+        hidden=frozenset(node for node in faulty if random.random() < 0.4),
+        flagged=frozenset(random.sample(well, 1)) if random.random() < 0.15 else frozenset(),
+        troubles=_troubles(random, near, moves=bool(faulty)),
+    )
+
+
+def _suits(how: str, nodes: int) -> bool:
+    return how != UNREACHABLE or nodes >= _TELLING
+
+
+def _options(random: Random) -> tuple[str, ...]:
+    chosen = [
+        f"{name}={random.choice(values)}"
+        for name, values in _CHOICES.items()
+        if random.random() < 0.25
+    ]
+    return (*chosen, *(flag for flag in _FLAGS if random.random() < 0.1))
+
+
+def _troubles(random: Random, nodes: tuple[str, ...], *, moves: bool) -> tuple[Trouble, ...]:
+    moments = (SUBMITTED, RUNNING, *_CHECKING, "run_finished", "script_started")
+    deeds = {deed: weight for deed, weight in _DEEDS.items() if moves or deed not in _MOVED}
+    troubles: dict[tuple[Deed, str], Trouble] = {}
+    for _ in range(random.choice((0, 1, 1, 2, 2, 3))):
+        deed = _chosen(random, deeds)
+        node = random.choice(nodes) if deed in ON_A_NODE else ""
+        event = random.choice(_SUITED.get(deed, (*moments, *_MOVING) if moves else moments))
+        nth = random.choice((1, 2, 3)) if event.startswith("round_") else 1
+        # Twice on the same node may be a fault of the node.
+        troubles[deed, node] = Trouble(deed=deed, event=event, nth=nth, node=node)
+    return tuple(troubles.values())
+
+
+def _chosen(random: Random, weights: Mapping[Choice, int]) -> Choice:
+    return random.choices(list(weights), list(weights.values()))[0]

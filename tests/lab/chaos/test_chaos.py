@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chaos in small, what a seed comes to, and that nothing wrong passes for right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_health.core.records import Disposition, RunFinished
+from slurm_health.core.verdict import Level
+from slurm_health.errors import ExitCode
+from tests.lab import missing
+
+from .command import run_many
+from .judge import violations
+from .look import Check, Seen, Start, starts_in
+from .plan import DIES, NODES, ON_A_NODE, SUBMITTED, Deed, Plan, Trouble, plan_of
+
+MANY = [plan_of(seed) for seed in range(500)]
+# A healthy job whose master is killed, one that moves off a bad node, one that is cancelled.
+SHORT = (1, 2, 3)
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", SHORT)
+def test_a_run_of_chaos_violates_nothing(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    well = run_many([seed], labs=1, evidence=tmp_path, minutes=5)
+    assert well, capsys.readouterr().out
+
+
+# --- plans -------------------------------------------------------------------------------------
+
+
+def test_a_seed_always_comes_to_the_same_plan() -> None:
+    assert [plan_of(seed) for seed in range(50)] == MANY[:50]
+
+
+def test_everything_that_can_happen_happens() -> None:
+    assert {trouble.deed for plan in MANY for trouble in plan.troubles} == set(Deed)
+    assert {plan.user for plan in MANY} == {"alice", "root"}
+    assert any(plan.spares for plan in MANY)
+    assert any(plan.hidden for plan in MANY)
+    assert any(plan.flagged for plan in MANY)
+
+
+@pytest.mark.parametrize("plan", MANY[:100], ids=lambda plan: plan.seed)
+def test_a_plan_can_be_carried_out(plan: Plan) -> None:
+    assert 2 <= plan.least <= plan.nodes <= plan.nodes + plan.spares <= len(NODES)
+    assert plan.hidden <= {*plan.played}
+    assert all((trouble.deed in ON_A_NODE) == bool(trouble.node) for trouble in plan.troubles)
+
+
+# --- the judge ---------------------------------------------------------------------------------
+
+PLAN = replace(
+    plan_of(0), user="alice", nodes=2, least=2, spares=0, played={"n3": DIES},
+    hidden=frozenset(), flagged=frozenset(), troubles=(),
+)  # fmt: skip
+DONE = RunFinished(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY, reason="")
+WELL = Check(attempt=0, levels={"n1": Level.HEALTHY, "n2": Level.HEALTHY}, finished=DONE)
+START = Start(attempt=0, nodes=("n1", "n2"), count=2, tasks=("n2", "n1"), ended=True)
+RIGHT = Seen(
+    done=(), job={"JobState": "COMPLETED"}, output="", starts=(START,), checks=(WELL,), drained={}
+)
+
+
+def killed(deed: Deed, node: str = "") -> tuple[Trouble, ...]:
+    return (Trouble(deed=deed, event=SUBMITTED, node=node),)
+
+
+def job(**fields: str) -> Mapping[str, str]:
+    return fields
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        RIGHT,
+        replace(RIGHT, job=job(JobState="CANCELLED"), starts=(), done=killed(Deed.CANCEL)),
+        replace(RIGHT, job=job(JobState="PENDING", Comment="slurm-health: held"), starts=()),
+        replace(RIGHT, job=job(JobState="FAILED"), starts=(), output="the job stops: n1"),
+        replace(RIGHT, drained={"n1": "Not responding"}, done=killed(Deed.KILL_SLURMD, "n1")),
+        replace(RIGHT, starts=(START, replace(START, attempt=1)), done=killed(Deed.REQUEUE),
+                checks=(WELL, replace(WELL, attempt=1))),
+        replace(RIGHT, checks=(), output="the job runs UNCHECKED"),
+    ],
+)  # fmt: skip
+def test_what_is_right_is_no_violation(seen: Seen) -> None:
+    assert violations(PLAN, seen) == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (replace(RIGHT, drained={"n1": "slurm-health: x"}), "n1 is well and was drained"),
+        (replace(RIGHT, left=("n1: srun",)), "left running: n1: srun"),
+        (replace(RIGHT, starts=()), "its script did not run"),
+        (replace(RIGHT, starts=(START, START)), "more than once in one attempt"),
+        (replace(RIGHT, starts=(START, replace(START, attempt=1))), "nobody asked for it"),
+        (replace(RIGHT, checks=()), "nothing says so"),
+        (replace(RIGHT, starts=(replace(START, nodes=("n1",), count=1),)), "were asked for"),
+        (replace(RIGHT, starts=(replace(START, tasks=("n1",)),)), "its tasks ran on"),
+        (replace(RIGHT, job=job(JobState="CANCELLED")), "nothing explains"),
+        (replace(RIGHT, job=job(JobState="PENDING", Reason="JobHeldUser")), "nothing explains"),
+        (replace(RIGHT, unsettled="RUNNING"), "does not settle"),
+        (replace(RIGHT, output="Traceback (most recent call last)"), "has a traceback"),
+        (replace(RIGHT, report_problem="report ends with 70"), "report ends with 70"),
+        (replace(RIGHT, checks=(replace(WELL, problem="replayed"),)), "the journal of attempt 0"),
+        (replace(RIGHT, checks=(replace(WELL, drained_twice=("n1",)),)), "drained twice"),
+        (replace(RIGHT, checks=(replace(WELL, levels={"n1": Level.SLOW}),)), "was found slow"),
+        (replace(RIGHT, checks=(replace(WELL, levels={"n3": Level.HEALTHY}),),
+                 starts=(replace(START, nodes=("n1", "n3"), tasks=("n1", "n3")),)),
+         "n3 dies and was found healthy"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_a_violation(seen: Seen, said: str) -> None:
+    assert said in " / ".join(violations(PLAN, seen))
+
+
+def test_what_the_script_writes_of_itself_is_read_by_start() -> None:
+    ran = "start 0 n[1-2] 2\ntask 0 n2\ntask 0 n1\nend 0\nstart 1 n4 1\n"
+    first, second = starts_in(ran)
+    assert first == START
+    assert (second.attempt, second.nodes, second.ended) == (1, ("n4",), False)

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is read gives a value or an error of ours: no traceback, no hang, nobody accused.
+
+A hundred cases each by default; `make fuzz` tries 100,000 others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_health import config, site_settings
+from slurm_health.core.allocation import from_environ
+from slurm_health.core.node import drain_note
+from slurm_health.core.node.accusations import from_journal
+from slurm_health.core.record_codec import Entry, decode
+from slurm_health.core.records import Record
+from slurm_health.core.session.phases import phases
+from slurm_health.core.session.session import Limits, Session
+from slurm_health.doctor.slurm_conf import advise, read_config
+from slurm_health.errors import SlurmHealthError
+from slurm_health.master.run_check import make_localizer
+from slurm_health.report.build import job_report
+from slurm_health.report.export import as_json
+from slurm_health.report.model import RunEntries
+from slurm_health.report.table import job_text
+from slurm_health.sbatch import own_options
+from slurm_health.sbatch.arguments import listed_options, parse
+from slurm_health.sbatch.node_counts import node_counts, options_asked, require_room
+from slurm_health.sbatch.script import header, read_template, refusal, render
+from slurm_health.slurm.parsing import Job, job_fields, job_of, node_of, parse_pairs, partition_of
+from tests.strategies import records
+from tests.support import accusing
+from tests.support.sites import write_site
+
+DATA = Path(__file__).parent / "data"
+SLURM = DATA / "slurm-22.05"
+
+
+def read(directory: Path, pattern: str) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(directory.glob(pattern))]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, samples: Sequence[bytes], words: Sequence[bytes]) -> bytes:
+    """Draw a real text with a few places cut, and words or any bytes put there."""
+    text = draw(st.sampled_from(samples))
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(text)))
+        more = draw(st.sampled_from(words) | st.binary(max_size=12))
+        text = text[:at] + more + text[at + draw(st.integers(0, 30)) :]
+    return text
+
+
+def as_text(drawn: st.SearchStrategy[bytes]) -> st.SearchStrategy[str]:
+    return drawn.map(lambda data: data.decode(errors="replace"))
+
+
+# Numbers that are none, or too large, and what nests or ends where it should not.
+ODD = [b"", b"-1", b"9" * 5000, b"1e999", b"NaN", b"\0", b"\n", b"\r\n", b"'", b'"', b"\xff", b"=",
+       b"[" * 500, b"{" * 500, b"\xd9\xa1", b"n[1-999999999]", b"n[2-1]", b"[", b"]"]  # fmt: skip
+
+
+# --- journals ----------------------------------------------------------------------------------
+
+NODE, JOB = "n3", accusing.JOB
+JOURNALS = [accusing.journal(), *read(DATA / "journal", "*.jsonl")]
+FIELDS = [
+    b'"kind":"verdict_reached"',
+    b'"round":7',
+    b'"nodes":[]',
+    b'"node":"n3"',
+    b'"v":2',
+    b"null",
+]
+
+
+def entries(data: bytes) -> list[Entry]:
+    found = []
+    for line in data.splitlines():
+        with suppress(ValueError):
+            found.append(decode(line))
+    return found
+
+
+@given(damaged(JOURNALS, ODD + FIELDS))
+def test_a_damaged_journal_accuses_only_whom_its_verdict_names(data: bytes) -> None:
+    found = from_journal(data, node=NODE, job=JOB)
+    assert found is None or (found.node, found.job) == (NODE, JOB)
+
+
+@given(st.lists(damaged(JOURNALS, ODD + FIELDS), min_size=4, max_size=4))
+def test_a_damaged_journal_is_reported(files: list[bytes]) -> None:
+    master, node, supervisor, requeue = map(entries, files)
+    assert_reported(
+        RunEntries(
+            label="0",
+            job="7",
+            cluster="lab",
+            master=master,
+            nodes={NODE: node},
+            supervisor=supervisor,
+            requeue=requeue,
+        )
+    )
+
+
+@given(st.lists(records(), max_size=8))
+def test_any_records_in_any_order_are_reported(written: list[Record]) -> None:
+    found = stamped(written)
+    everything = RunEntries(
+        label="0", job="7", cluster="lab", master=found,
+        nodes={NODE: found}, supervisor=found, requeue=found,
+    )  # fmt: skip
+    assert_reported(everything)
+
+
+def assert_reported(entries: RunEntries) -> None:
+    with suppress(SlurmHealthError):
+        report = job_report([entries], now_s=1.0)
+        assert job_text(report)
+        assert as_json(report, raw=True)
+
+
+@given(st.lists(records(), max_size=8))
+def test_a_master_that_takes_over_any_records_goes_on_or_says_why_not(
+    written: list[Record],
+) -> None:
+    session = Session(["n1", "n2", "n3"], make_localizer, Limits(), phases(["quick"]))
+    with suppress(SlurmHealthError):
+        for entry in stamped(written):
+            session.state.fold(entry)
+        session.next_step(1.0)
+
+
+def stamped(written: Sequence[Record]) -> list[Entry]:
+    numbers = count()
+    return [
+        Entry(
+            id=f"master:{next(numbers)}",
+            time_s=1.0,
+            kind=str(each.__struct_config__.tag),
+            record=each,
+        )
+        for each in written
+    ]
+
+
+# --- batch scripts and command lines -----------------------------------------------------------
+
+SCRIPTS = [b"#!/bin/sh\n#SBATCH -N4 --exclusive\n#HEALTH --spares=1\n#PBS -l nodes=2\necho\n",
+           *read(DATA / "batch_script", "*.sbatch")]  # fmt: skip
+OPTIONS = [
+    *(f"--{name}".encode() for name in own_options.TAKES_VALUE),
+    *(b"-N", b"--nodes=3-4", b"-w", b"n1", b"--", b"-", b":", b"--wrap", b"--ex", b"--gpus=4"),
+    *(b"#SBATCH ", b"#HEALTH ", b"#HEALTH\t--spares ", b"#SBATCH hetjob\n", b"# ", b"4", b"=off "),
+]
+TEMPLATE = read_template()
+
+
+@given(damaged(SCRIPTS, ODD + OPTIONS))
+def test_any_script_is_refused_or_submitted_unchanged(script: bytes) -> None:
+    if refusal(script) is not None:
+        return
+    with suppress(SlurmHealthError):
+        settings = own_options.from_script(header(script), "train.sh")
+        line = parse([], own={}, read_help=str)
+        asked = options_asked(line, header(script), {})
+        counts = node_counts(asked, settings)
+        if counts is not None:
+            require_room(counts, asked, {})
+        text = render(
+            script,
+            template=TEMPLATE,
+            python="python3",
+            flags=["-P"],
+            settings=own_options.for_check(settings),
+            name="train.sh",
+        )
+        assert text.endswith(script)
+
+
+@given(st.lists(st.lists(st.sampled_from(ODD + OPTIONS) | st.binary(max_size=8)).map(b" ".join)))
+def test_any_health_lines_are_settings_or_an_error_with_their_line(lines: list[bytes]) -> None:
+    with suppress(SlurmHealthError):
+        own_options.from_script([own_options.MAGIC + b" " + line for line in lines], "train.sh")
+
+
+@given(st.lists(as_text(st.sampled_from(ODD + OPTIONS) | st.binary(max_size=8))), as_text(
+    damaged([b"      --gres=list   generic resources\n  -N, --nodes=N   count\n"], OPTIONS)
+))  # fmt: skip
+def test_any_command_line_is_taken_apart_or_refused(words: list[str], help_text: str) -> None:
+    with suppress(SlurmHealthError):
+        line = parse(words, own=own_options.TAKES_VALUE, read_help=lambda: help_text)
+        assert len(line.plain) <= len(words)
+        own_options.from_words(line.own)
+        node_counts(options_asked(line, [], {}), {"spares": 1})
+    listed_options(help_text)
+
+
+# --- the site's file ---------------------------------------------------------------------------
+
+SITES = [
+    b"""journal = "~/j"
+[hooks]
+state = "/var/lib/slurm-health"
+[breaker]
+share = 0.1
+[localize]
+network-floor = 10
+[expectations."NVIDIA H100 80GB HBM3"]
+matmul_tflops = 600
+[checks.scratch]
+check = "filesystem"
+path = "/scratch"
+contexts = ["prolog", "retest"]
+nodes = ["gpu[01-16]"]
+[checks.memory]
+min_total_gib = 10
+time_limit_s = 2.5
+"""
+]
+KEYS = [b"[checks.x]\n", b"[checks]\n", b"[hooks]\n", b"[recovery]\n", b"check = 'file'\n", b"1\n",
+        b"enabled = 3\n", b"journal = 1\n", b"path = ''\n", b"[[marks]]\n", b"nan\n", b"inf\n",
+        b"= [1]\n", b"severity = 'pass'\n", b"shadow = true\n", b"expectations = 1\n"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("site")
+
+
+@given(data=damaged(SITES, ODD + KEYS))
+def test_any_site_file_is_settings_or_an_error_of_ours(site_directory: Path, data: bytes) -> None:
+    path = write_site(site_directory, "")
+    path.write_bytes(data)
+    environ = {"HOME": "/home/ml", config.SITE_FILE_VARIABLE: str(path)}
+    for read_it in (
+        config.localize,
+        config.expectations,
+        lambda env: config.journal_root(None, env),
+    ):
+        with suppress(SlurmHealthError):
+            read_it(environ)
+    with suppress(SlurmHealthError):
+        site_settings.load(path)
+
+
+# --- what Slurm says ---------------------------------------------------------------------------
+
+SHOWN = read(SLURM, "job-*.txt") + read(SLURM, "node*.txt") + read(SLURM, "config.txt")
+NAMES = [b" JobId=4 JobName=x", b" Reason=slurm-health: x [root@2026-01-01T00:00:00]", b" State=",
+         b" NodeList=n[1-", b" Restarts=", b" TotalNodes=", b"MaxNodes=", b" Partitions=a,,b",
+         b"NodeName=n1 ", b" Priority=0", b"JobState=PENDING+X", b"PartitionName=p "]  # fmt: skip
+
+
+def properties(value: object) -> Iterator[object]:
+    """Ask for all that a value derives from what was read."""
+    for name, attribute in vars(type(value)).items():
+        if isinstance(attribute, property):
+            with suppress(SlurmHealthError):
+                yield getattr(value, name)
+
+
+@given(as_text(damaged(SHOWN, ODD + NAMES)))
+def test_any_answer_of_slurm_is_read_or_refused(text: str) -> None:
+    job = job_of(4, job_fields(4, text))
+    assert isinstance(job, Job)
+    found: list[object] = [job, partition_of(parse_pairs(text))]
+    found += [node for line in text.splitlines() if (node := node_of(line))]
+    for each in found:
+        list(properties(each))
+    advise(read_config(text), None)
+
+
+@given(as_text(damaged(read(SLURM, "node-drained.txt"), ODD + NAMES)))
+def test_no_note_is_taken_for_ours_that_does_not_begin_like_ours(text: str) -> None:
+    for line in text.splitlines():
+        node = node_of(line)
+        if node is not None and drain_note.is_ours(node.reason):
+            assert node.reason.startswith("slurm-health:")
+
+
+VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURM_ARRAY_JOB_ID",
+             "SLURM_ARRAY_TASK_ID", "SLURM_JOB_START_TIME", "SLURM_HET_SIZE")  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(VARIABLES), as_text(damaged([b"12", b"n[1-4,7]"], ODD))))
+def test_any_environment_is_an_allocation_or_an_error_of_ours(environ: dict[str, str]) -> None:
+    with suppress(SlurmHealthError):
+        assert from_environ(environ).nodes
