@@ -90,6 +90,16 @@ def test_every_run_of_the_attempt_is_read_however_many_steps_it_had(
     assert story.ended(restarts=restarts)
 
 
+@pytest.mark.parametrize(("older_s", "counts"), [(3600, True), (30 * 24 * 3600, False)])
+def test_the_journal_of_an_older_job_with_the_same_id_says_nothing(
+    story: Story, older_s: int, counts: bool
+) -> None:
+    path = story.write(journal())
+    os.utime(path, (10**9 - older_s,) * 2)
+    story.node.break_it()
+    assert story.ended(SLURM_JOB_START_TIME=str(10**9)) is counts
+
+
 def test_one_job_marks_once_however_often_it_starts(story: Story) -> None:
     for attempt in range(4):
         story.write(journal(), attempt=str(attempt))
