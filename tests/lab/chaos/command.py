@@ -32,11 +32,12 @@ class Outcome:
 
     def __str__(self) -> str:
         state = self.seen.job.get("JobState", "forgotten")
-        done = ", ".join(str(each) for each in self.seen.done) or "nothing"
+        never = [str(each) for each in self.plan.troubles if each not in self.seen.done]
         text = f"seed {self.plan.seed}: {self.duration_s:.1f} s, {state}, {self.plan}"
+        text += f" (which never came: {', '.join(never)})" if never else ""
         if not self.violations:
             return text
-        lines = [f"VIOLATION {text}", f"  happened: {done}", *(f"  {v}" for v in self.violations)]
+        lines = [f"VIOLATION {text}", *(f"  {each}" for each in self.violations)]
         return "\n".join([*lines, f"  evidence: {self.evidence}"])
 
 
