@@ -5,7 +5,8 @@
 
 A writer opens, appends whole lines and closes; a reader opens anew each time, because NFS makes
 data visible on close and open. Readers open the names they expect and never rely on a directory
-listing, which NFS caches. No lock guards the truth: no file has two writers.
+listing, which NFS caches. No lock guards the truth: no file has two writers. Each user's runs are
+that user's alone, wherever the root lies: `private_files` opens them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from slurm_health import private_files
 from slurm_health.core.record_codec import VERSION, Entry, NewerVersion, decode, encode
 from slurm_health.core.records import Disposition, Record, RunFinished, RunStarted
 from slurm_health.errors import JournalError, RecordTooNew
@@ -27,6 +29,7 @@ SUPERVISOR = "supervisor"
 REQUEUE = "requeue"
 
 _LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
+_JOB_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
 # Ends of a run whose job leaves its nodes: a master that is started there again has not left.
 _LEFT = (Disposition.REQUEUE, Disposition.HOLD)
 # Each step of a job has a number for its check; further starts of that step lie this far apart.
@@ -45,7 +48,7 @@ def job_directory(root: Path, cluster: str, job: int | str) -> Path:
 
 def path_of(directory: Path, writer: str) -> Path:
     """Return the file of one writer: a node's name, or one of the constants above."""
-    return directory / f"{writer}.jsonl"
+    return directory / _file_of(writer)
 
 
 def label_of(attempt: int, check: int) -> str:
@@ -103,13 +106,38 @@ def link_array_task(root: Path, started: RunStarted) -> None:
     Raises:
         JournalError: the link cannot be written.
     """
-    link = job_directory(root, started.cluster, started.array)
+    opened = private_files.directory(root, started.cluster, owner=os.geteuid(), make=True)
     try:
-        link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            link.symlink_to(str(started.job_id))
+        with opened as cluster, contextlib.suppress(FileExistsError):
+            os.symlink(str(started.job_id), started.array, dir_fd=cluster)
     except OSError as err:
-        raise JournalError(link, f"cannot be written: {err.strerror}") from err
+        raise _unusable(
+            job_directory(root, started.cluster, started.array), "written", err
+        ) from err
+
+
+def runs_of(root: Path, cluster: str, job: str, *, owner: int | None = None) -> list[Path]:
+    """Return the directories of a job's runs, oldest first; none where there is no such job.
+
+    Args:
+        root: the directory of all journals.
+        cluster: the job's cluster.
+        job: its id, or `12_3` for a task of an array.
+        owner: whose the job must be, None for anybody's.
+
+    Raises:
+        OSError: its directory cannot be read, or is refused.
+    """
+    with contextlib.suppress(OSError):
+        behind = str(job_directory(root, cluster, job).readlink())
+        job = behind if _JOB_ID.fullmatch(behind) else job
+    try:
+        with private_files.directory(root, cluster, job, owner=owner) as handle:
+            names = private_files.directories_in(handle)
+    except FileNotFoundError:
+        return []
+    labelled = [(label, name) for name in names if (label := attempt_and_check(name))]
+    return [job_directory(root, cluster, job) / name for _, name in sorted(labelled)]
 
 
 def create(directory: Path, writers: Iterable[str]) -> None:
@@ -122,11 +150,12 @@ def create(directory: Path, writers: Iterable[str]) -> None:
         JournalError: the directory or a file cannot be written.
     """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for writer in writers:
-            os.close(os.open(path_of(directory, writer), os.O_CREAT | os.O_WRONLY, 0o600))
+        with _opened(directory, os.geteuid(), make=True) as run:
+            for writer in writers:
+                with private_files.opened(run, _file_of(writer), make=True):
+                    pass
     except OSError as err:
-        raise _unwritable(directory, err) from err
+        raise _unusable(directory, "written", err) from err
 
 
 class Writer:
@@ -153,25 +182,30 @@ class Writer:
         try:
             self._write(lines)
         except OSError as err:
-            raise _unwritable(self.path, err) from err
+            raise _unusable(self.path, "written", err) from err
 
     def _write(self, lines: bytes) -> None:
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
+        name, flags = self.path.name, os.O_RDWR | os.O_APPEND
+        with (
+            _opened(self.path.parent, os.geteuid()) as run,
+            private_files.opened(run, name, flags, make=True) as file,
+        ):
             if _ends_torn(file):
                 lines = b"\n" + lines
             while lines:
                 lines = lines[os.write(file, lines) :]
             os.fsync(file)
-        finally:
-            os.close(file)
 
 
 class Reader:
-    """Reads one file from where it stopped last time. A torn last line is left for later."""
+    """Reads one file from where it stopped last time. A torn last line is left for later.
 
-    def __init__(self, directory: Path, writer: str) -> None:
+    With `of_anybody` it may be another user's than this process's.
+    """
+
+    def __init__(self, directory: Path, writer: str, *, of_anybody: bool = False) -> None:
         self.path = path_of(directory, writer)
+        self._owner = None if of_anybody else os.geteuid()
         self._offset = 0
 
     def read_new(self) -> list[Entry]:
@@ -181,18 +215,17 @@ class Reader:
 
         Raises:
             RecordTooNew: a newer slurm-health wrote here.
-            JournalError: the file is there and cannot be read.
+            JournalError: the file is there and cannot be read, or is not to be trusted.
         """
         try:
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
+            with _opened(self.path.parent, self._owner) as run:
+                data = private_files.read(run, self.path.name, offset=self._offset)
         except FileNotFoundError:
             return []
         except OSError as err:
             if err.errno == errno.ESTALE:  # replaced on the server since; the next open sees it
                 return []
-            raise JournalError(self.path, f"cannot be read: {err.strerror}") from err
+            raise _unusable(self.path, "read", err) from err
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         return self._decode(whole)
@@ -209,9 +242,21 @@ class Reader:
         return entries
 
 
-def read_all(directory: Path, writer: str) -> list[Entry]:
+def read_all(directory: Path, writer: str, *, of_anybody: bool = False) -> list[Entry]:
     """Return all entries of one writer's file, none if there is no such file."""
-    return Reader(directory, writer).read_new()
+    return Reader(directory, writer, of_anybody=of_anybody).read_new()
+
+
+def _file_of(writer: str) -> str:
+    return f"{writer}.jsonl"
+
+
+def _opened(
+    directory: Path, owner: int | None, *, make: bool = False
+) -> contextlib.AbstractContextManager[int]:
+    """Hold open a run's directory: the third one below the root."""
+    *_, cluster, job, run = directory.parts
+    return private_files.directory(directory.parents[2], cluster, job, run, owner=owner, make=make)
 
 
 def _first_free(
@@ -237,11 +282,12 @@ def _same_start(before: RunStarted, now: RunStarted) -> bool:
 
 def _line_count(path: Path) -> int:
     try:
-        return path.read_bytes().count(b"\n")
+        with _opened(path.parent, os.geteuid()) as run:
+            return private_files.read(run, path.name).count(b"\n")
     except FileNotFoundError:
         return 0
     except OSError as err:
-        raise _unwritable(path, err) from err
+        raise _unusable(path, "written", err) from err
 
 
 def _ends_torn(file: int) -> bool:
@@ -249,10 +295,12 @@ def _ends_torn(file: int) -> bool:
     return size > 0 and os.pread(file, 1, size - 1) != b"\n"
 
 
-def _unwritable(path: Path, err: OSError) -> JournalError:
-    reason = err.strerror or str(err)
-    return JournalError(
-        path,
-        f"cannot be written: {reason}; choose a directory on a filesystem that all nodes share"
-        " with --journal DIR or SLURM_HEALTH_JOURNAL",
-    )
+def _unusable(path: Path, done: str, err: OSError) -> JournalError:
+    problem = f"cannot be {done}: {err.strerror or err}"
+    if done == "written":
+        problem += "; choose a directory on a filesystem that all nodes share"
+    elif err.errno == errno.EPERM:
+        problem += "; have it removed, or choose another directory"
+    else:
+        return JournalError(path, problem)
+    return JournalError(path, f"{problem} with --journal DIR or SLURM_HEALTH_JOURNAL")

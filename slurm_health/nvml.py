@@ -44,6 +44,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     fabric_state: str = ""
     fabric_status: int | None = None
     processes: tuple[int, ...] = ()
+    # Divided into instances, each with a number of its own for Slurm.
+    mig: bool | None = None
 
 
 class Gpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,11 +139,13 @@ def _device(nvml: Any, index: int) -> Device:
 def _identity(nvml: Any, handle: Any, device: Device) -> Device:
     pci = told(nvml, nvml.nvmlDeviceGetPciInfo, handle)
     running = told(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    mig = told(nvml, nvml.nvmlDeviceGetMigMode, handle)
     return msgspec.structs.replace(
         device,
         uuid=told(nvml, nvml.nvmlDeviceGetUUID, handle) or "",
         bus=as_text(pci.busId) if pci is not None else "",
         processes=tuple(int(each.pid) for each in running),
+        mig=bool(mig[0]) if mig is not None else None,
     )
 
 

@@ -100,7 +100,13 @@ def read(path: Path, *, trusted: bool) -> SiteFile:
         raise ConfigError(str(path), "file", f"is not UTF-8: {err}") from err
 
 
+def others_can_write(found: os.stat_result) -> bool:
+    """Tell whether others than root, or whoever asks, can change a file or directory."""
+    is_ours = found.st_uid in {0, os.getuid()}
+    return not is_ours or bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
 def _refuse_writable(path: Path, place: Path, found: os.stat_result) -> None:
-    if found.st_uid not in {0, os.getuid()} or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if others_can_write(found):
         problem = "can be written by others than root, so root does not follow it"
         raise ConfigError(str(path), str(place), f"{problem}; fix: chown root, chmod go-w")

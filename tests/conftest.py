@@ -37,6 +37,7 @@ settings.load_profile("steady")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "root: needs to be run as root")
+    os.umask(0o022)  # with another one, files that tests lay ready would be refused
     # A shell has what it runs in the background ignore SIGINT, and nohup SIGHUP; every process a
     # test starts would inherit that, and not end when it is interrupted.
     for number, handler in (

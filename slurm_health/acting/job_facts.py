@@ -48,8 +48,6 @@ def read_facts(
     Raises:
         SlurmError: Slurm does not answer.
     """
-    may_drain = client.may_drain(uid)
-    states = client.nodes(unwanted) if may_drain else {}
     job = client.job(slurm_name(started))
     earlier = earlier_runs(directory.parent, exclude=directory)
     return JobFacts(
@@ -60,8 +58,7 @@ def read_facts(
         or too_few_left(job, unwanted, client.partitions(), policy),
         hold_obstacle=hold_obstacle(job),
         held_for=held_for(earlier),
-        may_drain=may_drain,
-        node_reasons={name: node.reason for name, node in states.items() if node.out_of_pool},
+        may_drain=client.may_drain(uid),
         excluded=job.excluded,
         placement=placement(job),
     )

@@ -8,6 +8,7 @@ the journal and on the job before.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +40,9 @@ from slurm_health.core.records import (
     RunStarted,
     VerdictReached,
 )
-from slurm_health.errors import ExitCode, SlurmCommandError, SlurmError
+from slurm_health.draining.drain import Cause, DrainStatus, drain_node
+from slurm_health.errors import ConfigError, ExitCode, SlurmCommandError, SlurmError
+from slurm_health.site_settings import load
 from slurm_health.slurm.client import Client
 
 log = logging.getLogger(__name__)
@@ -57,8 +60,12 @@ def act(
     uid: int,
     append: RecordAppender,
     helper: Helper,
+    site_file: Path,
+    clock: Callable[[], float] = time.time,
 ) -> RunFinished:
     """Act on the verdict of the run that `started` began; return how it ends.
+
+    Whoever may drain does so as root's hooks do, by the rules of `site_file`.
 
     When the job is requeued, this process is ended by Slurm shortly after the return.
 
@@ -82,8 +89,11 @@ def act(
         facts=facts,
         directory=directory,
         client=client,
+        uid=uid,
         append=append,
         helper=helper,
+        site_file=site_file,
+        clock=clock,
     )
     finished = performer.perform(decide(verdict, avoid, policy, facts))
     smaller = policy.nodes_wanted is not None and len(verdict.nodes) < policy.nodes_wanted
@@ -103,8 +113,11 @@ class _Performer:
     facts: JobFacts
     directory: Path
     client: Client
+    uid: int
     append: RecordAppender
     helper: Helper
+    site_file: Path
+    clock: Callable[[], float]
 
     @property
     def job(self) -> str:
@@ -131,23 +144,26 @@ class _Performer:
                 return _finished(decision.ending)
 
     def _drain(self, drain: Drain) -> None:
-        self._intend(Action.DRAIN, drain.nodes, drain.reason)
+        self._intend(Action.DRAIN, (drain.node,), drain.reason)
+        cause = Cause(
+            checks=(drain.component,),
+            text=drain.reason,
+            job=self.facts.job_id,
+            uid=self.uid,
+            hook="check",
+        )
         try:
-            self.client.drain(drain.nodes, drain.reason)
-            # Slurm's return codes prove nothing: look.
-            after = self.client.nodes(drain.nodes)
-        except SlurmError as err:
-            self._done(Action.DRAIN, drain.nodes, problem=str(err))
-            log.warning("%s is not drained: %s", fold(drain.nodes), err)
-            return
-        drained = [name for name in drain.nodes if name in after and after[name].out_of_pool]
-        missed = sorted(set(drain.nodes) - set(drained))
-        problem = f"Slurm accepted that, but {fold(missed)} is still in the pool" if missed else ""
-        self._done(Action.DRAIN, drained, problem=problem)
-        if drained:
-            log.warning("drained %s: %s", fold(drained), drain.reason)
-        if missed:
-            log.warning("%s is not drained: %s", fold(missed), problem)
+            site = load(self.site_file)
+        except ConfigError as err:
+            problem = f"the site's rules for drains cannot be read: {err}"
+        else:
+            result = drain_node(site, drain.node, cause, controller=self.client, now_s=self.clock())
+            problem = "" if result.status is DrainStatus.DRAINED else result.text
+        self._done(Action.DRAIN, (drain.node,), problem=problem)
+        if problem:
+            log.warning("%s is not drained: %s", drain.node, problem)
+        else:
+            log.warning("drained %s: %s", drain.node, drain.reason)
 
     def _shrink(self, shrink: Shrink, ending: Ending) -> RunFinished:
         """Give nodes back; a job that needs it and cannot stops, one that does not goes on."""

@@ -27,8 +27,9 @@ from slurm_health.slurm.parsing import Job, Size
 log = logging.getLogger(__name__)
 
 # How long the helper waits for the job to be pending: Slurm allows processes KillWait (30 s by
-# default) to end, and epilogs may follow.
-PENDING_S = 300.0
+# default) to end, epilogs follow, and a node that does not answer is given up after SlurmdTimeout
+# (300 s by default).
+PENDING_S = 600.0
 POLL_S = 0.1
 SLOW_POLL_S = 1.0
 # Slurm revokes a job's credentials when an attempt ends, to the whole second: an attempt that

@@ -24,7 +24,8 @@ from slurm_health.slurm.command import clean_environ
 
 log = logging.getLogger(__name__)
 
-HELPER_MINUTES = 10
+# The ten minutes of `release_elsewhere.PENDING_S`, and as long as its tries may take.
+HELPER_MINUTES = 15
 HELPER_MEMORY_MB = 100
 
 

@@ -58,7 +58,7 @@ class AgentSettings:
     launch: int
     python: str
     poll_s: float
-    lifetime_s: float
+    silence_s: float
     cpu_workers: int = 1
 
 
@@ -95,15 +95,15 @@ class Agent:
         )
 
     def run(self) -> None:
-        """Serve rounds until the verdict, or until the agent's lifetime has passed.
+        """Serve rounds until the verdict, or until the master has been silent for too long.
 
         Raises:
             JournalNotVisible: this node does not see the master's journal.
             JournalError: the journal cannot be read or written.
         """
         backlog = self._wait_for_journal()
-        leave_at = self._monotonic() + self._settings.lifetime_s
         settings = self._settings
+        heard_s = looked_s = self._monotonic()
         self._writer.append(
             AgentStarted(
                 node=settings.node,
@@ -118,12 +118,17 @@ class Agent:
             self._heed(backlog)
             while self._end is None:
                 self._wait()
-                self._heed(self._master.read_new())
+                news = self._master.read_new()
+                looked_before_s, looked_s = looked_s, self._monotonic()
+                # What held us up, as a filesystem that hung, may have held up the master as well.
+                if news or looked_s - looked_before_s > settings.silence_s / 2:
+                    heard_s = looked_s
+                if looked_s - heard_s > settings.silence_s:
+                    self._end = f"the master has said nothing for {settings.silence_s:.0f} s"
+                self._heed(news)
                 self._check_workers()
                 if self._watch is not None:
                     self._watch.read()
-                if self._monotonic() > leave_at:
-                    self._end = f"the master has said nothing for {settings.lifetime_s:.0f} s"
         finally:
             self._workers.stop()
             if self._watch is not None:

@@ -137,6 +137,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
         severity: the worst its finding may be.
         shadow: its finding is logged and never acted on.
         contexts: where it runs.
+        hang_is_fault: not to end within `time_limit_s` is the node's fault.
         nodes: node patterns, empty for all.
         partitions: patterns of partitions, empty for all.
         line: where the configuration names it.
@@ -148,6 +149,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     severity: Status
     shadow: bool
     contexts: tuple[str, ...]
+    hang_is_fault: bool = False
     nodes: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     line: int = 0

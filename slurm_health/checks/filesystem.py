@@ -6,7 +6,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 
 from slurm_health.checks.check import (
     AbsolutePath,
@@ -31,6 +32,8 @@ _GIB = 1 << 30
 # may write nowhere and everything is well.
 _BROKEN = (errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# What the mount table shows where an automounter has nothing mounted: it says nothing of the node.
+_AUTOMOUNTER = "autofs"
 _OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
 
@@ -65,18 +68,25 @@ class Filesystem(Check, frozen=True, kw_only=True):
     min_available_gib: NotNegative = 0.0
     min_available_percent: Percent = 0.0
     min_free_inodes_percent: Percent = 0.0
+    # Full is the node's fault: for one that nobody else fills.
+    full_is_fault: bool = False
 
     def collect(self, machine: CheckContext) -> FilesystemSeen:
-        """Read the mount table, then touch the filesystem."""
-        mounts = read_mounts(machine)
-        fstype, options = mounts.get(self.path.rstrip("/") or "/", ("", ""))
-        if not fstype and self.mounted:
-            return FilesystemSeen(mounted=False)
-        path = machine.path(self.path)
+        """Touch the filesystem, which an automounter may mount only then, and read the mounts."""
+        path, point = machine.path(self.path), self.path.rstrip("/") or "/"
+        trouble, found = "", None
         try:
             found = os.statvfs(path)
         except OSError as err:
-            raise Unmeasured(f"{self.path}: {err.strerror}") from err
+            trouble = f"{self.path}: {err.strerror}"
+        mounts = read_mounts(machine)
+        if mount_of(mounts, point)[0] == _AUTOMOUNTER:
+            raise Unmeasured(trouble or f"{self.path}: the automounter has mounted nothing there")
+        fstype, options = mounts.get(point, ("", ""))
+        if not fstype and self.mounted:
+            return FilesystemSeen(mounted=False)
+        if found is None:
+            raise Unmeasured(trouble)
         return FilesystemSeen(
             mounted=bool(fstype),
             fstype=fstype,
@@ -89,7 +99,7 @@ class Filesystem(Check, frozen=True, kw_only=True):
         )
 
     def judge(self, seen: FilesystemSeen) -> Finding:
-        """Not mounted, read-only or broken: the node's. Full: whoever filled it."""
+        """Not mounted, read-only or broken: the node's. Full: whoever filled it, as a rule."""
         if self.mounted and not seen.mounted:
             return node_fault(f"{self.path} is not mounted")
         parts = [*self._kind(seen), *self._room(seen)]
@@ -101,7 +111,10 @@ class Filesystem(Check, frozen=True, kw_only=True):
         text = f"{self.path} cannot be written: {os.strerror(number)}"
         if number in _BROKEN:
             return node_fault(text)
-        return user_fault(text) if number in _FULL else inconclusive(text)
+        return self._full(text) if number in _FULL else inconclusive(text)
+
+    def _full(self, text: str) -> Finding:
+        return node_fault(text) if self.full_is_fault else user_fault(text)
 
     def _kind(self, seen: FilesystemSeen) -> list[Finding]:
         found = []
@@ -123,15 +136,15 @@ class Filesystem(Check, frozen=True, kw_only=True):
         found = [passed("room", available_gib=available_gib, available_percent=free)]
         if available_gib < self.min_available_gib:
             text = f"{self.path} has {available_gib:g} GiB left, limit {self.min_available_gib:g}"
-            found.append(user_fault(text))
+            found.append(self._full(text))
         if free < self.min_available_percent:
             text = f"{self.path} has {free:g} % left, limit {self.min_available_percent:g} %"
-            found.append(user_fault(text))
+            found.append(self._full(text))
         # Filesystems that make inodes as they go report none at all.
         if seen.total_inodes and inodes < self.min_free_inodes_percent:
             limit = self.min_free_inodes_percent
             found.append(
-                user_fault(f"{self.path} has {inodes:g} % of its inodes left, limit {limit:g} %")
+                self._full(f"{self.path} has {inodes:g} % of its inodes left, limit {limit:g} %")
             )
         return found
 
@@ -147,6 +160,12 @@ def read_mounts(machine: CheckContext) -> dict[str, tuple[str, str]]:
                 point = point.replace(code, character)
             mounts[point] = (words[2], words[3])
     return mounts
+
+
+def mount_of(mounts: Mapping[str, tuple[str, str]], path: str) -> tuple[str, str]:
+    """Return type and options of the mount that a path lies on; empty where there is none."""
+    above = (path, *map(str, PurePosixPath(path).parents))
+    return next((mounts[each] for each in above if each in mounts), ("", ""))
 
 
 def _write_errno(directory: Path) -> int:

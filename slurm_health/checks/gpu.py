@@ -69,7 +69,8 @@ class Gpu(Check, frozen=True, kw_only=True):
         gpus = seen.gpus
         if gpus.broken:
             return node_fault(gpus.broken)
-        expected = self.count or max(seen.allotted, default=-1) + 1
+        inferred = 0 if _divided(gpus) else max(seen.allotted, default=-1) + 1
+        expected = self.count or inferred
         parts = [passed("", gpus=len(gpus.devices))]
         if len(gpus.devices) < expected:
             text = f"{len(gpus.devices)} GPUs, Slurm expects {expected}"
@@ -144,7 +145,10 @@ class GpuProcesses(Check, frozen=True, kw_only=True):
         wanted = allotted(machine)
         if not wanted:
             raise Unmeasured("Slurm gave the job no GPU on this node")
-        return GpuSeen(gpus=read_gpus(), allotted=wanted)
+        gpus = read_gpus()
+        if _divided(gpus):
+            raise Unmeasured("the GPUs are divided (MIG), so Slurm's numbers do not name them")
+        return GpuSeen(gpus=gpus, allotted=wanted)
 
     def judge(self, seen: GpuSeen) -> Finding:
         """Nobody should be there."""
@@ -154,6 +158,11 @@ class GpuProcesses(Check, frozen=True, kw_only=True):
             if device.index in seen.allotted and device.processes
         ]
         return joined(parts, well="no processes on the job's GPUs")
+
+
+def _divided(gpus: Gpus) -> bool:
+    """Tell whether Slurm may count instances (MIG) where NVML counts GPUs."""
+    return any(each.mig for each in gpus.devices)
 
 
 def allotted(machine: CheckContext) -> tuple[int, ...]:

@@ -12,11 +12,13 @@ from slurm_health.checks.tasks import owner, processes
 from slurm_health.core.node.finding import Finding, Unmeasured, node_fault, passed, warned
 
 _COMM_LENGTH = 15  # the kernel cuts names there
+# login.defs(5): accounts of people begin here, and any of them can give a process any name.
+_FIRST_PERSON = 1000
 _PASSING = ("activating", "reloading", "deactivating")
 
 
 class Daemon(Check, frozen=True, kw_only=True):
-    """A process of this name runs."""
+    """A process of this name runs, of this user or, where none is named, of a system account."""
 
     SEEN = int
     TOGETHER = True
@@ -28,15 +30,13 @@ class Daemon(Check, frozen=True, kw_only=True):
     def collect(self, machine: CheckContext) -> int:
         """Look through /proc."""
         name = self.name[:_COMM_LENGTH]
+        uids = {_uid(self.user)} if self.user else range(_FIRST_PERSON)
         found = [each for each in processes(machine) if each.name == name and each.state != "Z"]
-        if self.user:
-            uid = _uid(self.user)
-            found = [each for each in found if owner(machine, each.pid) == uid]
-        return len(found)
+        return sum(owner(machine, each.pid) in uids for each in found)
 
     def judge(self, seen: int) -> Finding:
         """A daemon that should run and does not is the node's fault."""
-        whose = f" of {self.user}" if self.user else ""
+        whose = f" of {self.user or 'a system account'}"
         if seen < self.min_count:
             text = f"{seen} {self.name} processes{whose}, limit {self.min_count}"
             return node_fault(text, count=seen)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -54,10 +55,13 @@ def parse_stat(text: str) -> Process:
 
 
 def owner(machine: CheckContext, pid: int) -> int | None:
-    """Return the user a process runs as, None when it has ended."""
-    with contextlib.suppress(OSError):
-        return machine.path(f"/proc/{pid}").stat().st_uid
-    return None
+    """Return the user who started a process, None when it has ended.
+
+    /proc/PID itself belongs to root when the process has made itself undumpable.
+    """
+    status = machine.read_or_none(f"/proc/{pid}/status") or ""
+    found = re.search(r"^Uid:\t(\d+)", status, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _named(found: list[Process]) -> str:

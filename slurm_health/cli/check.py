@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,7 +23,8 @@ from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnSt
 from slurm_health.core.allocation import from_environ
 from slurm_health.core.records import Disposition, RunFinished
 from slurm_health.core.session.session import Limits
-from slurm_health.errors import ExitCode, SlurmHealthError
+from slurm_health.errors import ExitCode, JournalError, SlurmHealthError
+from slurm_health.killable import Hung, run_one
 from slurm_health.master.run_check import (
     CheckSettings,
     FinishedCheck,
@@ -31,6 +33,9 @@ from slurm_health.master.run_check import (
     find_python,
 )
 from slurm_health.options import Door, localize_choices, what_to_check
+
+# A server that fails over is back sooner.
+_FILESYSTEM_LIMIT_S = 60.0
 
 
 @click.command(short_help="Check the nodes of this allocation, or this machine.")
@@ -88,14 +93,18 @@ def check(**options: Any) -> int:
     if options["local"] and options["act"]:
         raise click.UsageError("--act needs a Slurm job; --local has none")
     signal.signal(signal.SIGTERM, _leave)  # ended from outside, the check still ends its agents
-    if options["for_supervisor"]:
-        return _answer_supervisor(options, os.environ)
-    result = _checked(options, os.environ)
-    _print(result, as_json=options["as_json"])
-    return _exit_code(result.finished, acted=options["act"])
+    try:
+        if options["for_supervisor"]:
+            return _answer_supervisor(options, os.environ)
+        result = _checked(options, os.environ)
+        _print(result, as_json=options["as_json"])
+        return _exit_code(result.finished, acted=options["act"])
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway, and with its own code
 
 
 def _leave(signal_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal_number, signal.SIG_IGN)  # once: what it ends by now it ends in peace
     sys.exit(128 + signal_number)
 
 
@@ -134,9 +143,26 @@ def _checked(
     allocation = None if options["local"] else from_environ(environ)
     with _progress_line() as show:
         settings = _settings(options, environ, show, tell)
+        _await_filesystem(settings.journal_root)
         if allocation is None:
             return check_local(options["local"], settings, environ, now_s=time.time())
         return check_allocation(allocation, settings, environ)
+
+
+def _await_filesystem(root: Path) -> None:
+    """Let a child ask the journal's filesystem first: whoever asks one that hangs waits for ever.
+
+    Raises:
+        JournalError: it did not answer.
+    """
+
+    def ask() -> bytes:
+        os.statvfs(root)
+        return b""
+
+    if isinstance(run_one(ask, _FILESYSTEM_LIMIT_S), Hung):
+        problem = f"its filesystem did not answer within {_FILESYSTEM_LIMIT_S:g} s"
+        raise JournalError(root, problem)
 
 
 def _settings(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The administrator's commands: prolog, epilog, healthcheck, init-config, nodes.
+"""The administrator's commands: prolog, epilog, healthcheck, init-config, install-shims, nodes.
 
 slurmd does not call these but the shims, which start `slurm_health.hooks` without click.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import click
 
 from slurm_health.cli.terminal import print_result
 from slurm_health.errors import ExitCode
+from slurm_health.hooks import shims
 
 if TYPE_CHECKING:
     from slurm_health.checks.check import CheckContext
@@ -164,14 +166,40 @@ def _exit_code(results: list[CheckResult]) -> ExitCode:
 def init_config(shared: str) -> int:
     """Print a configuration drafted from this node as it is now.
 
-    Run it on a node that is known to be healthy. Every check that could drain begins in shadow.
+    Run it on a node that is known to be healthy, while nothing else runs there. Every check that
+    could drain begins in shadow. What cannot be measured is left out, and told.
     """
     from slurm_health.checks.check import CheckContext
     from slurm_health.hooks.init_config import draft
     from slurm_health.hooks.run_checks import node_name
 
     place = CheckContext(environ=dict(os.environ), now_s=time.time())
-    print_result(draft(place, node=node_name(os.environ), shared=shared))
+    text, left_out = draft(place, node=node_name(os.environ), shared=shared)
+    print_result(text)
+    for each in left_out:
+        click.echo(f"slurm-health: {each}", err=True)
+    return int(ExitCode.HEALTHY)
+
+
+@click.command(short_help="Write the scripts that slurm.conf names.")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    default=shims.DIRECTORY,
+    show_default=True,
+    help="Where Prolog, Epilog and HealthCheckProgram are.",
+)
+def install_shims(directory: Path) -> int:
+    """Write the prolog, the epilog and the health check, and print their lines of slurm.conf.
+
+    They run this installation of slurm-health. Scripts of an earlier one keep what the site has
+    set in them. Nothing else is changed.
+    """
+    try:
+        written = shims.install(directory.absolute(), sys.executable)
+    except OSError as err:
+        raise click.ClickException(f"cannot write {err.filename}: {err.strerror}") from err
+    print_result("".join(f"{key}={path}\n" for key, path in written.items()))
     return int(ExitCode.HEALTHY)
 
 
@@ -189,14 +217,15 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
         return int(ExitCode.HEALTHY)
     import msgspec
 
-    from slurm_health.core.node.breaker import Ledger
     from slurm_health.hooks import nodes as listing
 
-    site = site_if_any(config)
-    known = listing.known_ledger(site) if site is not None else Ledger()
+    known, alarms = listing.ledger_and_alarms(site_if_any(config))
     found = listing.drained(_controller().nodes(), known)
-    as_text = json.dumps(msgspec.to_builtins(found), indent=2) + "\n"
-    print_result(as_text if as_json else listing.table(found, known))
+    if as_json:
+        click.echo("".join(f"{each}\n" for each in alarms), err=True, nl=False)
+        print_result(json.dumps(msgspec.to_builtins(found), indent=2) + "\n")
+    else:
+        print_result(listing.table(found, alarms))
     return int(ExitCode.HEALTHY)
 
 
@@ -271,4 +300,11 @@ def reset(config: str | None) -> int:
     return int(ExitCode.HEALTHY)
 
 
-COMMANDS: tuple[click.Command, ...] = (prolog, epilog, healthcheck, init_config, nodes)
+COMMANDS: tuple[click.Command, ...] = (
+    prolog,
+    epilog,
+    healthcheck,
+    init_config,
+    install_shims,
+    nodes,
+)

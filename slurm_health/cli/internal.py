@@ -21,7 +21,7 @@ from slurm_health.errors import ExitCode, SlurmHealthError
 @click.option("--launch", type=int, required=True)
 @click.option("--python", required=True)
 @click.option("--poll-s", type=float, required=True)
-@click.option("--lifetime-s", type=float, required=True)
+@click.option("--silence-s", type=float, required=True)
 @click.option("--cpu-workers", type=int, default=1)
 @click.option("--node", default=None)
 def agent(node: str | None, **settings: Any) -> int:

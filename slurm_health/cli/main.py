@@ -24,6 +24,7 @@ _COMMANDS = {
     "epilog": "hooks:epilog",
     "healthcheck": "hooks:healthcheck",
     "init-config": "hooks:init_config",
+    "install-shims": "hooks:install_shims",
     "nodes": "hooks:nodes",
     "plan": "plan:plan",
     "prolog": "hooks:prolog",

@@ -95,6 +95,12 @@ class MasterResumed(Record, frozen=True, kw_only=True, tag="master_resumed"):
     pid: int
 
 
+class MasterWaits(Record, frozen=True, kw_only=True, tag="master_waits"):
+    """The master is there, and for what it waits. Agents leave a master that says nothing."""
+
+    reason: str
+
+
 class ProbeUsed(msgspec.Struct, frozen=True, kw_only=True):
     """A probe of a round, and whom it needs. `path` is the file of one that is not ours."""
 

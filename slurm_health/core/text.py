@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-# Every reason and comment that slurm-health has ever set begins so, and is known again by it.
+# Every comment that slurm-health sets on a job begins so, and is known again by it.
 REASON_PREFIX = "slurm-health:"
 # Slurm's own tools cut longer reasons.
 REASON_LENGTH = 200

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health doctor`: whether a site is set up so that the hooks can do their work.
 
-Runs as whoever calls it, and changes nothing. `slurm_conf` judges slurm.conf as Slurm shows it,
-`machine` the site's file, the shims and this machine; `advice` is what they say.
+Runs as whoever calls it, and changes nothing.
+
+    slurm_conf   slurm.conf as Slurm shows it, and the scripts that it names
+    ownership    who can change what these scripts run
+    machine      the site's file, and this machine
+    advice       what is said about it all
 """

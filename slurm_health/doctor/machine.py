@@ -17,7 +17,12 @@ from slurm_health.site_settings import Site
 _LOCAL_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay"}
 )
-_CALLS_OF_A_DRAIN = 3
+# Options of NFS and Lustre, and types, with which a lock on one node is none on another.
+_LOCKS_OF_ITS_OWN = frozenset(
+    {"nolock", "local_lock=all", "local_lock=flock", "localflock", "noflock", "fuse.sshfs"}
+)
+_CALLS_OF_A_DRAIN = 4
+_HERE = CheckContext()
 
 TORCH_QUESTION = (
     "import torch; n = torch.cuda.nccl.version() if torch.cuda.is_available() else 'none';"
@@ -25,20 +30,23 @@ TORCH_QUESTION = (
 )
 
 
-def advise_machine(site: Site, cluster: str, limit_s: int) -> list[Advice]:
+def advise_machine(
+    site: Site, cluster: str, limit_s: int, place: CheckContext = _HERE
+) -> list[Advice]:
     """Return what this machine and the site's file lack.
 
     Args:
         site: the site's file.
         cluster: its name in slurm.conf, empty where Slurm does not tell.
         limit_s: of the shims.
+        place: the machine.
     """
     return [
         _rights(),
         *_settings(site, limit_s),
-        _shared(site),
-        *_journal(site, cluster),
-        _clock(),
+        _shared(place, site),
+        *_journal(place, site, cluster),
+        _clock(place),
         _gpu(site),
     ]
 
@@ -65,7 +73,8 @@ def _settings(site: Site, limit_s: int) -> Iterator[Advice]:
     else:
         yield fine(f"checks: {len(site.checks)}, of them in shadow: {len(shadow)}")
     slowest = max(site.checks, key=lambda each: each.time_limit_s)
-    slurm_s = _CALLS_OF_A_DRAIN * site.hooks.slurm_limit_s + site.breaker.lock_limit_s
+    breaker = site.breaker
+    slurm_s = _CALLS_OF_A_DRAIN * site.hooks.slurm_limit_s + breaker.lock_limit_s + breaker.spread_s
     if slowest.time_limit_s + slurm_s > limit_s:
         text = (
             f"checks.{slowest.name} may take {slowest.time_limit_s:g} s and a drain {slurm_s:g} s,"
@@ -74,7 +83,7 @@ def _settings(site: Site, limit_s: int) -> Iterator[Advice]:
         yield look(text, "a lower time_limit_s, or a higher limit= in the shims")
 
 
-def _shared(site: Site) -> Advice:
+def _shared(place: CheckContext, site: Site) -> Advice:
     from slurm_health.draining import shared_state
 
     path = site.breaker.directory
@@ -83,14 +92,27 @@ def _shared(site: Site) -> Advice:
             "breaker.directory is not set: nobody knows how many are drained, so nothing is drained"
         )
         return change(text, f"in {site.path}: [breaker] directory = a directory all nodes share")
-    if os.getuid() != 0:
-        return look(f"whether {path} can be locked and written was not tried", "run doctor as root")
     try:
-        shared_state.change_ledger(site.breaker, lambda before: (before, b""))
+        known = shared_state.read_ledger(site.breaker)
+        if os.getuid() == 0:
+            shared_state.change_ledger(site.breaker, lambda before: (before, b""))
+    except shared_state.Damaged as err:
+        return change(f"nothing is drained: {err}", "as root on a node: slurm-health nodes reset")
     except shared_state.Unusable as err:
         text = f"the shared directory cannot be used, so nothing is drained: {err}"
         return change(text, f"install -d -m 0755 -o root -g root {path}, exported to root")
-    kind = _filesystem(path)
+    if known.trips:
+        text = f"the breaker has tripped, nothing is drained in: {', '.join(known.trips)}"
+        return change(text, "slurm-health nodes says why; then: slurm-health nodes reset")
+    kind, options = _mount(place, path)
+    if own := _LOCKS_OF_ITS_OWN.intersection([kind, *options.split(",")]):
+        text = (
+            f"breaker.directory = {path} is mounted with {', '.join(sorted(own))}: each node locks"
+            " for itself, so what two write at once is lost, and too many are drained"
+        )
+        return change(text, "mount it with locks that hold for all nodes")
+    if os.getuid() != 0:
+        return look(f"whether {path} can be locked and written was not tried", "run doctor as root")
     if kind in _LOCAL_TYPES:
         text = (
             f"breaker.directory = {path} is on this machine's own {kind}: if other nodes do not see"
@@ -100,10 +122,10 @@ def _shared(site: Site) -> Advice:
     return fine(f"{path} can be locked and written here")
 
 
-def _journal(site: Site, cluster: str) -> Iterator[Advice]:
+def _journal(place: CheckContext, site: Site, cluster: str) -> Iterator[Advice]:
     root = site.journal or "~/.slurm-health/journal"
     if root.startswith("~"):
-        yield from _home(root)
+        yield from _home(place, root)
         return
     mend = f"install -d -m 1777 {root} {root}/{cluster or 'CLUSTER'}"
     for path in (root, f"{root}/{cluster}") if cluster else (root,):
@@ -119,7 +141,7 @@ def _journal(site: Site, cluster: str) -> Iterator[Advice]:
             text = f"journal = {root}: users cannot write in {path}: their jobs cannot be checked"
             yield change(text, mend)
             return
-    kind = _filesystem(root)
+    kind = _mount(place, root)[0]
     if kind in _LOCAL_TYPES:
         text = (
             f"journal = {root} is on this machine's own {kind}: the nodes of a job do not see each"
@@ -130,7 +152,7 @@ def _journal(site: Site, cluster: str) -> Iterator[Advice]:
     yield fine(f"journals are in {root}")
 
 
-def _home(root: str) -> Iterator[Advice]:
+def _home(place: CheckContext, root: str) -> Iterator[Advice]:
     home = Path.home()
     if os.getuid() == 0:
         # Root's own home says nothing about those of users.
@@ -139,7 +161,7 @@ def _home(root: str) -> Iterator[Advice]:
     if not os.access(home, os.W_OK):
         text = f"journals are in {root}, and {home} cannot be written: no job can be checked"
         yield change(text, "another place: --journal DIR, or SLURM_HEALTH_JOURNAL")
-    elif _filesystem(str(home)) in _LOCAL_TYPES:
+    elif _mount(place, str(home))[0] in _LOCAL_TYPES:
         text = f"{home} looks like a local disk: journals are in {root}, which all nodes must share"
         yield look(
             text, "if it is local, a shared directory: --journal DIR, or SLURM_HEALTH_JOURNAL"
@@ -148,26 +170,21 @@ def _home(root: str) -> Iterator[Advice]:
         yield fine(f"journals are in {root}")
 
 
-def _filesystem(path: str) -> str:
-    """Return the type of the filesystem a path is on; empty where it cannot be told."""
-    from slurm_health.checks.filesystem import read_mounts
+def _mount(place: CheckContext, path: str) -> tuple[str, str]:
+    """Return type and options of the mount that a path is on; empty where it cannot be told."""
+    from slurm_health.checks.filesystem import mount_of, read_mounts
 
     try:
-        mounts = read_mounts(CheckContext())
+        return mount_of(read_mounts(place), str(Path(path).resolve()))
     except Unmeasured:
-        return ""
-    real = Path(path).resolve()
-    for parent in (real, *real.parents):
-        if str(parent) in mounts:
-            return mounts[str(parent)][0]
-    return ""
+        return "", ""
 
 
-def _clock() -> Advice:
+def _clock(place: CheckContext) -> Advice:
     from slurm_health.checks.clock import Clock
 
     try:
-        seen = Clock().collect(CheckContext())
+        seen = Clock().collect(place)
     except Unmeasured as err:
         return look(
             f"the state of the clock cannot be read: {err}",

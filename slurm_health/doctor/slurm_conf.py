@@ -12,7 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_health.doctor import ownership
 from slurm_health.doctor.advice import Advice, change, fine, look
+from slurm_health.hooks.shims import DIRECTORY, SHIMS, settings
 from slurm_health.site_settings import Site
 
 _GLOB = re.compile(r"[*?\[]")
@@ -21,16 +23,15 @@ _NUMBER = re.compile(r"\d+")
 _KILL_AFTER_S = 5
 _SHIM_LIMIT_S = 60
 _HEALTH_CHECK_LIMIT_S = 60
-_SHIMS = {
-    "Prolog": "prolog/slurm-health",
-    "Epilog": "epilog/slurm-health",
-    "HealthCheckProgram": "prolog/slurm-health-healthcheck",
-}
 _WITHOUT = {
     "Prolog": "nodes are not checked before a job",
     "Epilog": "what users' jobs find out is not followed up, and nothing is cleaned up",
     "HealthCheckProgram": "idle nodes are neither checked nor returned to service",
 }
+# What sites have values of their own in, so that a line of ours below theirs takes them away.
+_LISTS = ("PrologFlags", "SchedulerParameters")
+# Files that include one another.
+_DEEPEST = 5
 _FAILS = "every job fails there, and Slurm drains its nodes"
 
 
@@ -45,11 +46,15 @@ def read_config(text: str) -> dict[str, str]:
 
 
 def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
-    """Return what slurm.conf should have. Reads the scripts it names, and nothing else."""
-    shims = {key: [shim for _, shim in entries(key, config) if shim is not None] for key in _SHIMS}
+    """Return what slurm.conf and the scripts that it names should have."""
+    named = {key: entries(key, config) for key in SHIMS}
+    shims = {key: [shim for _, shim in found if shim] for key, found in named.items()}
     every = {shim.path: shim for found in shims.values() for shim in found}
+    scripts = dict.fromkeys(path for found in named.values() for path, _ in found)
     return [
         *(each for key in ("Prolog", "Epilog") for each in _scripts(key, config)),
+        *ownership.advise(scripts, dict.fromkeys(shim.python for shim in every.values())),
+        *_lost(config),
         *_prolog_flags(config),
         *_timeouts(config, [*shims["Prolog"], *shims["Epilog"]]),
         *_requeue(config),
@@ -88,9 +93,10 @@ def _files(entry: str) -> list[str]:
 
 def _scripts(key: str, config: Mapping[str, str]) -> Iterator[Advice]:
     paths = _paths(key, config)
-    shim = f"{key}=/etc/slurm-health/{_SHIMS[key]}"
+    shim = f"{key}={DIRECTORY}/{SHIMS[key]}"
     if not paths:
-        yield look(f"{key} is not set: {_WITHOUT[key]}", f"install the shim, then {shim}")
+        text = f"{key} is not set: {_WITHOUT[key]}"
+        yield look(text, f"slurm-health install-shims, then {shim}")
         return
     for entry in paths:
         if _GLOB.search(entry):
@@ -161,6 +167,37 @@ def _prolog_flags(config: Mapping[str, str]) -> list[Advice]:
     return [fine("PrologFlags has Alloc and DeferBatch")]
 
 
+def _lost(config: Mapping[str, str]) -> Iterator[Advice]:
+    """Look for settings that stand twice in slurm.conf: Slurm takes the last and drops the rest."""
+    path = config.get("SLURM_CONF", "")
+    lines = _lines(Path(path)) if path else []
+    for key in _LISTS:
+        said = [line.partition("=")[2].split("#")[0].strip() for line in lines if _sets(line, key)]
+        words = list(dict.fromkeys(word for each in said for word in each.split(",") if word))
+        lost = [word for word in words if word not in said[-1].split(",")]
+        if lost:
+            text = f"{path} sets {key} {len(said)} times, and Slurm takes the last"
+            yield change(f"{text}: {','.join(lost)} is lost", f"one line: {key}={','.join(words)}")
+
+
+def _lines(path: Path, depth: int = 0) -> list[str]:
+    """Return the lines of slurm.conf and of the files that it includes; none it cannot read."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return []
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        is_include = len(words) == 2 and words[0].lower() == "include" and depth < _DEEPEST
+        found += _lines(path.parent / words[1], depth + 1) if is_include else [line]
+    return found
+
+
+def _sets(line: str, key: str) -> bool:
+    return line.partition("=")[0].strip().lower() == key.lower()
+
+
 def _timeouts(config: Mapping[str, str], shims: list[Shim]) -> list[Advice]:
     limit_s = max((shim.limit_s for shim in shims), default=_SHIM_LIMIT_S) + _KILL_AFTER_S
     found = []
@@ -197,7 +234,7 @@ def _health_check(
     key = "HealthCheckProgram"
     program = config.get(key, "")
     if not program:
-        yield look(f"{key} is not set: {_WITHOUT[key]}", f"{key}=/etc/slurm-health/{_SHIMS[key]}")
+        yield look(f"{key} is not set: {_WITHOUT[key]}", f"{key}={DIRECTORY}/{SHIMS[key]}")
         return
     why = trouble(program)
     if why:
@@ -205,7 +242,7 @@ def _health_check(
         yield change(f"{key}={program} {why}: {_WITHOUT[key]}", mend)
     elif not shims and os.access(program, os.R_OK):
         text = f"{key}={program} is no shim of slurm-health: what it drained stays drained"
-        yield look(text, f"call /etc/slurm-health/{_SHIMS[key]} from it")
+        yield look(text, f"call {DIRECTORY}/{SHIMS[key]} from it")
     number = _NUMBER.match(config.get("HealthCheckInterval", ""))
     if not number or int(number.group()) == 0:
         text = f"HealthCheckInterval=0: {key} never runs: {_WITHOUT[key]}"
@@ -222,7 +259,6 @@ def _health_check(
     yield fine(f"{key} runs every {number.group()} s")
 
 
-_LINE = re.compile(r"^(python|config|limit)=(.*)$", re.MULTILINE)
 _CALL = "slurm_health.hooks"
 _MOST_BYTES = 64 << 10
 
@@ -245,7 +281,7 @@ def read_shim(path: Path) -> Shim | None:
         return None
     if _CALL not in text:
         return None
-    said = {key: value.strip().strip("\"'") for key, value in _LINE.findall(text)}
+    said = settings(text)
     limit = said.get("limit", "")
     return Shim(
         path=str(path),

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one way to take a node out of the pool, and the one way to return it.
 
-Runs as root: in the hooks, on the node concerned, and in the administrators' commands. It changes
-Slurm through `slurm`, and writes to the shared directory. What may be drained is decided in
-`core.node`.
+Runs as root: in the hooks, on the node concerned, in root's jobs, and in the administrators'
+commands. It changes Slurm through `slurm`, and writes to the shared directory. What may be drained
+is decided in `core.node`.
 
-    drain          drains this node: asks who holds it, asks the breaker, drains, looks again
+    drain          drains a node: asks who holds it, asks the breaker, looks again, drains, looks
     own_drain      remembers our drain, and lifts it where it is unchanged
     shared_state   the files that all nodes share: the breaker's ledger and the marks
 """

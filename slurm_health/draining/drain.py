@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drain this node: ask Slurm who holds it, ask the breaker, set our note, look again."""
+"""Drain a node: ask who holds it, ask the breaker, look again, set our note, look again."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import time
+import zlib
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 
 import msgspec
@@ -40,12 +42,19 @@ class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """Why, after which job, and which checks have to pass before the node may come back.
 
-    `retest` is empty when no check of this node can tell: then only a person brings it back.
+    Args:
+        checks: what found it; of a job's check, the component.
+        text: what is wrong.
+        retest: empty when no check of this node can tell: then only a person brings it back.
+        expected: what the checks went by beside the site's file: variables of the job.
+        confirms: the component that the job's own check accused, where this confirms it.
     """
 
     checks: tuple[str, ...]
     text: str
-    retest: tuple[str, ...]
+    retest: tuple[str, ...] = ()
+    expected: dict[str, str] = {}
+    confirms: str = ""
     job: int = 0
     uid: int = -1
     hook: str = ""
@@ -54,43 +63,95 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 def drain_this_node(
     site: Site, node: str, cause: Cause, *, controller: Client, now_s: float
 ) -> DrainResult:
-    """Drain this node when everybody agrees, and say what became of it."""
-    if not site.hooks.drain:
-        return _not_drained("hooks.drain is false")
-    if not site.breaker.directory:
-        why = "breaker.directory is not set, so nobody knows how many others are drained"
-        return _not_drained(why)
-    try:
-        nodes = controller.nodes()
-    except SlurmError as err:
-        return _not_drained(f"could not query Slurm: {err}")
-    now = nodes.get(node)
-    if now is None:
-        return _not_drained(f"Slurm does not know a node {node}")
-    reason = now.reason or "(no reason)"
-    if now.drained:
-        return DrainResult(status=DrainStatus.ALREADY_OUT, text=f"{now.state}: {reason}")
-    if now.out_of_pool:
-        return _not_drained(f"somebody else has made it {now.state}: {reason}")
-    why_not = shared_state.reserve_drain(
-        site.breaker,
-        _entry(now, cause, now_s),
-        members=_members(nodes, now.partitions) or {"the cluster": list(nodes)},
-        ours=_drained_by_us(nodes),
-    )
+    """Drain the node this hook runs on, and remember it there, so that it can come back."""
+    why_not = _why_not(site, node, cause, now_s)
     if why_not:
         return _not_drained(why_not)
-    result = _perform(site, now, cause, controller, now_s)
-    if result.status is DrainStatus.NOT_DRAINED:
+    # When a cluster fails at once, the first trip the breaker and the rest see it.
+    time.sleep(site.breaker.spread_s * zlib.crc32(node.encode()) / (1 << 32))
+
+    def remember(record: DrainRecord) -> str:
+        if own_drain.remember(site.state, record):
+            return ""
+        return f" (no record in {site.state}: it will not be released by itself)"
+
+    try:
+        with own_drain.alone(site.state):
+            return drain_node(
+                site, node, cause, controller=controller, now_s=now_s, remember=remember
+            )
+    except shared_state.Unusable as err:
+        return _not_drained(str(err))
+
+
+def drain_node(
+    site: Site,
+    node: str,
+    cause: Cause,
+    *,
+    controller: Client,
+    now_s: float,
+    remember: Callable[[DrainRecord], str] = lambda _record: "",
+) -> DrainResult:
+    """Drain a node when everybody agrees, and say what became of it.
+
+    What is to be known afterwards is remembered before the drain: whoever is killed in between has
+    drained nothing, or is known to have.
+
+    Args:
+        site: the site's file.
+        node: its name in Slurm.
+        cause: why.
+        controller: Slurm.
+        now_s: the time.
+        remember: keeps the record on the node; answers what to add to the result.
+    """
+    why_not = _why_not(site, node, cause, now_s)
+    if why_not:
+        return _not_drained(why_not)
+    try:
+        nodes = controller.nodes()
+        now = nodes.get(node)
+        if now is None:
+            return _not_drained(f"Slurm does not know a node {node}")
+        found = _out_already(now, cause, remember, now_s)
+        if found is not None:
+            return found
+        reserved = shared_state.reserve_drain(
+            site.breaker,
+            _entry(node, cause, now_s, now.partitions),
+            members=_members(nodes, now.partitions) or {"the cluster": list(nodes)},
+            ours=_drained_by_us(nodes),
+        )
+    except SlurmError as err:
+        return _not_drained(f"could not query Slurm: {err}")
+    if reserved.why_not:
+        return _not_drained(reserved.why_not)
+    many = reserved.today > site.recovery.per_day
+    record = _record(node, msgspec.structs.replace(cause, retest=()) if many else cause, now_s)
+    result = _perform(record, cause, controller, remember)
+    if result.status not in (DrainStatus.DRAINED, DrainStatus.FOREIGN_NOTE):
         shared_state.cancel_drain(site.breaker, node, now_s)
+    if many and result.status is DrainStatus.DRAINED:
+        text = f"{result.text} (drain {reserved.today} within a day: a person has to release it)"
+        return msgspec.structs.replace(result, text=text)
     return result
 
 
-def _entry(now: Node, cause: Cause, now_s: float) -> Entry:
+def _why_not(site: Site, node: str, cause: Cause, now_s: float) -> str:
+    """Say why nothing is to be drained, without a question to Slurm; empty for no reason."""
+    if not site.hooks.drain:
+        return "hooks.drain is false"
+    if not site.breaker.directory:
+        return "breaker.directory is not set, so nobody knows how many others are drained"
+    return shared_state.known_refusal(site.breaker, _entry(node, cause, now_s))
+
+
+def _entry(node: str, cause: Cause, now_s: float, partitions: tuple[str, ...] = ()) -> Entry:
     return Entry(
-        node=now.name,
+        node=node,
         time_s=now_s,
-        partitions=now.partitions,
+        partitions=partitions,
         job=cause.job,
         uid=cause.uid,
         checks=cause.checks,
@@ -99,24 +160,61 @@ def _entry(now: Node, cause: Cause, now_s: float) -> Entry:
     )
 
 
-def _perform(site: Site, now: Node, cause: Cause, controller: Client, now_s: float) -> DrainResult:
-    if now.reason and not drain_note.is_ours(now.reason):
-        text = f"it has a note already: {now.reason}"
-        return DrainResult(status=DrainStatus.FOREIGN_NOTE, text=text)
+def _record(node: str, cause: Cause, now_s: float) -> DrainRecord:
     note = DrainNote(checks=cause.checks, job=cause.job, time_s=int(now_s), text=cause.text)
-    reason = drain_note.write(note)
-    kept = DrainRecord(node=now.name, reason=reason, retest=cause.retest, time_s=now_s)
-    # Before the drain: a hook that is killed now must still know that the drain is its own.
-    remembered = own_drain.remember(site.state, kept)
+    return DrainRecord(
+        node=node,
+        reason=drain_note.write(note),
+        retest=cause.retest,
+        time_s=now_s,
+        expected=cause.expected,
+    )
+
+
+def _out_already(
+    now: Node, cause: Cause, remember: Callable[[DrainRecord], str], now_s: float
+) -> DrainResult | None:
+    """Say what became of a node that is out of the pool without this drain; None for one in it."""
+    reason = now.reason or "(no reason)"
+    if not now.out_of_pool:
+        return None
+    if not now.drained:
+        return _not_drained(f"somebody else has made it {now.state}: {reason}")
+    note = drain_note.parse(now.reason)
+    if note is None or not cause.job or note.job != cause.job:
+        return DrainResult(status=DrainStatus.ALREADY_OUT, text=f"{now.state}: {reason}")
+    # Drained for this job before: by a hook, or by the job's check, which knew no test for it.
+    lost = ""
+    if note.checks == (cause.confirms,):
+        kept = _record(now.name, cause, now_s)
+        unsigned = drain_note.unsigned(now.reason)
+        lost = remember(msgspec.structs.replace(kept, reason=unsigned))
+    return DrainResult(status=DrainStatus.DRAINED, text=reason + lost)
+
+
+def _perform(
+    record: DrainRecord,
+    cause: Cause,
+    controller: Client,
+    remember: Callable[[DrainRecord], str],
+) -> DrainResult:
     try:
-        controller.drain([now.name], reason)
-        after = controller.node(now.name)  # Slurm's return codes prove nothing
+        # Again: the ledger may have kept us waiting, and an administrator does not wait for it.
+        now = controller.node(record.node)
+        found = _out_already(now, cause, remember, record.time_s)
+        if found is not None:
+            return found
+        if now.reason and not drain_note.is_ours(now.reason):
+            text = f"it has a note already: {now.reason}"
+            return DrainResult(status=DrainStatus.FOREIGN_NOTE, text=text)
+        lost = remember(record)
+        controller.drain([record.node], record.reason)
+        after = controller.node(record.node)  # Slurm's return codes prove nothing
     except SlurmError as err:
         return _not_drained(f"Slurm refused, or did not answer: {err}")
     if not after.out_of_pool:
         return _not_drained("Slurm accepted the request, but the node is still in the pool")
-    lost = "" if remembered else f" (no record in {site.state}: it will not be released by itself)"
-    return DrainResult(status=DrainStatus.DRAINED, text=reason + lost)
+    return DrainResult(status=DrainStatus.DRAINED, text=record.reason + lost)
 
 
 def _members(nodes: Mapping[str, Node], partitions: Collection[str]) -> dict[str, list[str]]:

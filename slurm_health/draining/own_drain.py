@@ -7,6 +7,7 @@ Only ours is lifted, only as we left it, and only where nothing else holds the n
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,27 @@ if TYPE_CHECKING:  # a health check loads this every time, and asks Slurm next t
     from slurm_health.slurm.parsing import Node
 
 RECORD = "drained.json"
+# Beside the record: who reads, records and drains this node holds it.
+LOCK = "drain.lock"
+_LOCK_LIMIT_S = 20.0
+
+
+@contextlib.contextmanager
+def alone(state: Path) -> Iterator[None]:
+    """Keep this node's other hooks from draining, recording and releasing it meanwhile.
+
+    Where `state` cannot be used nothing is recorded there either, and nobody is kept out.
+
+    Raises:
+        Unusable: another has been at it for too long.
+    """
+    from slurm_health.draining.shared_state import held
+
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stack.enter_context(held(state / LOCK, _LOCK_LIMIT_S))
+        yield
 
 
 def remember(state: Path, record: DrainRecord) -> bool:
@@ -34,6 +56,15 @@ def remember(state: Path, record: DrainRecord) -> bool:
     except OSError:
         return False
     return True
+
+
+def amend(state: Path, before: DrainRecord, after: DrainRecord) -> None:
+    """Keep what a hook has found out since it read the record, unless there is another by now."""
+    from slurm_health.draining.shared_state import Unusable
+
+    with contextlib.suppress(Unusable), alone(state):
+        if recall(state) == before:
+            remember(state, after)
 
 
 def recall(state: Path) -> DrainRecord | None:
@@ -52,10 +83,20 @@ def forget(state: Path) -> None:
 
 def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     """Give this node back to the pool when it is still as we drained it; say what came of it."""
+    from slurm_health.draining.shared_state import Unusable
+
     try:
-        now = controller.node(kept.node)
-    except SlurmError as err:
-        return f"not released: could not query Slurm: {err}"
+        with alone(site.state):
+            return _release_own(site, kept, controller)
+    except (SlurmError, Unusable) as err:
+        return f"not released: {err}"
+
+
+def _release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
+    current = recall(site.state)
+    if current is None or current.reason != kept.reason:
+        return "not released: it was drained again meanwhile"
+    now = controller.node(kept.node)
     if not now.drained or drain_note.unsigned(now.reason) != kept.reason:
         forget(site.state)
         return f"the drain is no longer ours: {now.state}: {now.reason or '(no reason)'}"

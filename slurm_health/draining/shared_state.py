@@ -18,13 +18,20 @@ import msgspec
 
 from slurm_health.core.node import accusations
 from slurm_health.core.node.accusations import Mark
-from slurm_health.core.node.breaker import Allowed, Entry, Ledger, Refused, reserve, take_back
+from slurm_health.core.node.breaker import (
+    Allowed,
+    Entry,
+    Ledger,
+    Refused,
+    refusal,
+    reserve,
+    take_back,
+)
 from slurm_health.core.node.settings import Breaker, Marks
 from slurm_health.killable import Answered, Broke, Hung, run_one
 
 LEDGER = "ledger.json"
 _MARKS = "marks"
-_ALLOWED = b"allowed"
 # What a change takes beside the wait for its lock.
 _MARGIN_S = 3.0
 _NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
@@ -32,26 +39,55 @@ _LEDGER_BYTES = 16 << 20
 
 
 class Unusable(Exception):
-    """The shared directory is not root's alone, does not answer, or what is there is garbled."""
+    """What is kept cannot be used: not root's alone, silent, locked for too long, or garbled."""
+
+
+class Damaged(Unusable):
+    """The ledger is there and cannot be understood."""
+
+
+class Reserved(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a drain may happen: not, where `why_not` says so. It is the `today`th of a day."""
+
+    why_not: str = ""
+    today: int = 0
+
+
+def known_refusal(settings: Breaker, wanted: Entry) -> str:
+    """Say why the ledger rules a drain out as it is; empty when Slurm has to be asked.
+
+    Without the lock, and in a child: when a whole cluster fails, this is all that most nodes do.
+    """
+
+    def look() -> bytes:
+        return refusal(read_ledger(settings), wanted, settings).encode()
+
+    try:
+        return _in_child(settings, look).decode()
+    except Unusable as err:
+        return _unusable(err)
 
 
 def reserve_drain(
     settings: Breaker, wanted: Entry, *, members: dict[str, list[str]], ours: list[str]
-) -> str:
-    """Count a drain before it happens; return why it must not happen, empty when it may."""
+) -> Reserved:
+    """Count a drain before it happens, if it may."""
 
     def decide(ledger: Ledger) -> tuple[Ledger, bytes]:
         match reserve(ledger, wanted, limits=settings, members=members, ours=ours):
-            case Allowed(ledger=after):
-                return after, _ALLOWED
+            case Allowed(ledger=after, today=today):
+                return after, msgspec.json.encode(Reserved(today=today))
             case Refused(why=why, ledger=after):
-                return after, why.encode()
+                return after, msgspec.json.encode(Reserved(why_not=why))
 
     try:
-        answer = change_ledger(settings, decide)
+        return msgspec.json.decode(change_ledger(settings, decide), type=Reserved)
     except Unusable as err:
-        return f"could not use the breaker's ledger: {err}"
-    return "" if answer == _ALLOWED else answer.decode()
+        return Reserved(why_not=_unusable(err))
+
+
+def _unusable(err: Unusable) -> str:
+    return f"could not use the breaker's ledger: {err}"
 
 
 def cancel_drain(settings: Breaker, node: str, time_s: float) -> None:
@@ -68,11 +104,27 @@ def change_ledger(settings: Breaker, decide: Callable[[Ledger], tuple[Ledger, by
     """
 
     def work(shared: Path) -> bytes:
-        ledger, answer = decide(_read_ledger(shared))
-        publish(shared / LEDGER, msgspec.json.encode(ledger))
+        before = _read_ledger(shared)
+        after, answer = decide(before)
+        if after != before:
+            publish(shared / LEDGER, msgspec.json.encode(after))
         return answer
 
     return _under_lock(settings, work)
+
+
+def clear_ledger(settings: Breaker) -> None:
+    """Begin a new ledger, whatever the old one has come to.
+
+    Raises:
+        Unusable: it could not be done, and why.
+    """
+
+    def work(shared: Path) -> bytes:
+        publish(shared / LEDGER, msgspec.json.encode(Ledger()))
+        return b""
+
+    _under_lock(settings, work)
 
 
 def read_ledger(settings: Breaker) -> Ledger:
@@ -90,8 +142,10 @@ def _read_ledger(shared: Path) -> Ledger:
         return msgspec.json.decode(path.read_bytes()[:_LEDGER_BYTES], type=Ledger)
     except FileNotFoundError:
         return Ledger()
-    except (OSError, msgspec.DecodeError) as err:
-        raise Unusable(f"{path} cannot be read: {err}") from err
+    except msgspec.DecodeError as err:
+        raise Damaged(f"{path} is damaged: {err}; mend it with: slurm-health nodes reset") from err
+    except OSError as err:
+        raise Unusable(f"{path} cannot be read: {err.strerror}") from err
 
 
 def add_mark(settings: Breaker, node: str, mark: Mark, limits: Marks) -> tuple[Mark, ...]:
@@ -178,10 +232,14 @@ def _under_lock(settings: Breaker, work: Callable[[Path], bytes]) -> bytes:
 
     def locked() -> bytes:
         shared = shared_directory(settings)
-        with _lock(shared / "lock", settings.lock_limit_s):
+        with held(shared / "lock", settings.lock_limit_s):
             return work(shared)
 
-    match run_one(locked, settings.lock_limit_s + _MARGIN_S):
+    return _in_child(settings, locked)
+
+
+def _in_child(settings: Breaker, work: Callable[[], bytes]) -> bytes:
+    match run_one(work, settings.lock_limit_s + _MARGIN_S):
         case Answered(data=data):
             return data
         case Broke(reason=reason):
@@ -191,7 +249,13 @@ def _under_lock(settings: Breaker, work: Callable[[Path], bytes]) -> bytes:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, limit_s: float) -> Iterator[None]:
+def held(path: Path, limit_s: float) -> Iterator[None]:
+    """Hold a lock.
+
+    Raises:
+        Unusable: another holds it for too long.
+        OSError: it cannot be made.
+    """
     # Loaded here: a node that is well never needs it.
     from filelock import FileLock, Timeout
 

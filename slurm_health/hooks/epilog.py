@@ -76,7 +76,7 @@ def _confirmed(hook: Hook, accusation: Accusation) -> Cause | None:
     hook.log.results(results)
     faults = node_faults(results)
     if faults:
-        return hook.cause(faults)
+        return msgspec.structs.replace(hook.cause(faults), confirms=accusation.component)
     names = ", ".join(each.name for each in checks)
     by = f"by {names}" if names else f"because no check tests: {accusation.component}"
     hook.log.info(f"not confirmed {by}")

@@ -46,7 +46,8 @@ def _line(choice: Choice) -> str:
     if choice.why_not:
         return f"{planned.name}: not here ({choice.why_not})"
     shadow = ", in shadow: logged only" if planned.shadow else ""
-    text = f"at worst {planned.severity.value}, {planned.time_limit_s:g} s{shadow}"
+    hang = ", a hang is a fault" if planned.hang_is_fault else ""
+    text = f"at worst {planned.severity.value}, {planned.time_limit_s:g} s{hang}{shadow}"
     return f"{planned.name}: {settings_text(planned.check)} [{text}; line {planned.line}]"
 
 

@@ -35,7 +35,7 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     passes = no_fault and _all_pass(hook, kept.retest)
     after = after_test(kept, all_passed=passes, now_s=hook.context.now_s, settings=settings)
     if after != kept:
-        own_drain.remember(state, after)
+        own_drain.amend(state, kept, after)
     if after.passes > kept.passes:
         hook.log.info(f"pass {after.passes} of {settings.passes} of {', '.join(kept.retest)}")
     if is_due(after, settings):
@@ -68,7 +68,7 @@ def _was_given_back(hook: Hook, kept: DrainRecord) -> bool:
     except SlurmError:
         return False
     if now.out_of_pool:
-        own_drain.remember(state, msgspec.structs.replace(kept, passes=0, asked_s=now_s))
+        own_drain.amend(state, kept, msgspec.structs.replace(kept, passes=0, asked_s=now_s))
         return False
     own_drain.forget(state)
     return True

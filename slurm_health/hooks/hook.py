@@ -17,6 +17,9 @@ from slurm_health.hooks.log import Log
 from slurm_health.hooks.run_checks import choose, node_name, run_checks, running
 from slurm_health.site_settings import Site
 
+# Of the job's environment, what checks go by: a test without it is another test.
+_EXPECTED = ("SLURM_JOB_GPUS",)
+
 if TYPE_CHECKING:
     from slurm_health.draining.drain import Cause
     from slurm_health.slurm.client import Client
@@ -60,6 +63,7 @@ class Hook:
             checks=names,
             text="; ".join(each.finding.text for each in faults),
             retest=names,
+            expected={name: self.environ[name] for name in _EXPECTED if name in self.environ},
             job=number(self.environ, "SLURM_JOB_ID", 0),
             uid=number(self.environ, "SLURM_JOB_UID", -1),
             hook=self.name,

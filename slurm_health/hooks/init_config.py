@@ -7,7 +7,6 @@ check that can drain begins in shadow.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,8 @@ from slurm_health.checks.check import CheckContext
 from slurm_health.checks.cpu_speed import CpuSpeed
 from slurm_health.checks.filesystem import read_mounts
 from slurm_health.checks.memory import read_meminfo
-from slurm_health.checks.tasks import count_cpus, processes
+from slurm_health.checks.services import Daemon
+from slurm_health.checks.tasks import count_cpus
 from slurm_health.core.node.finding import Unmeasured
 
 _LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "zfs"})
@@ -52,16 +52,20 @@ policy = "confirm"
 """
 
 
-def draft(context: CheckContext, *, node: str, shared: str = "") -> str:
-    """Return the text of a file for nodes like this one."""
+def draft(context: CheckContext, *, node: str, shared: str = "") -> tuple[str, list[str]]:
+    """Return the text of a file for nodes like this one, and what it lacks and why."""
+    left_out = []
     directory = f"directory = {_text(shared)}" if shared else '# directory = "/shared/slurm-health"'
     sections = [_HEAD.format(node=node, directory=directory)]
     for title, build in _SECTIONS:
-        with contextlib.suppress(Unmeasured, ValueError, KeyError):
+        try:
             table = build(context)
-            if table:
-                sections.append(f"\n# {title}\n{table}")
-    return "".join(sections)
+        except (Unmeasured, ValueError, KeyError) as err:
+            left_out.append(f"{title}: left out: {err}")
+            sections.append(f"\n# {left_out[-1]}\n")
+        else:
+            sections += [f"\n# {title}\n{table}"] if table else []
+    return "".join(sections), left_out
 
 
 def _total(title: str, key: str, context: CheckContext) -> str:
@@ -83,7 +87,7 @@ def _cpus(context: CheckContext) -> str:
 def _cpu_speed(context: CheckContext) -> str:
     seen = CpuSpeed().collect(context)
     if seen.share < _QUIET_SHARE:
-        raise Unmeasured("the node is busy, so its speed cannot be told")
+        raise Unmeasured("the node is busy; run init-config again while nothing else runs")
     limit = round(seen.rounds_per_s * _SPEED_SHARE, -4)
     return _table("cpu-speed", min_rounds_per_s=int(limit))
 
@@ -140,8 +144,7 @@ def _infiniband(context: CheckContext) -> str:
 
 
 def _daemons(context: CheckContext) -> str:
-    running = {each.name for each in processes(context)}
-    wanted = [name for name in _DAEMONS if name in running]
+    wanted = [name for name in _DAEMONS if Daemon(name=name).collect(context)]
     return "\n".join(_table(f"daemon-{name}", check="daemon", name=name) for name in wanted)
 
 
@@ -157,7 +160,7 @@ _SECTIONS: tuple[tuple[str, Callable[[CheckContext], str]], ...] = (
     ("Swap", partial(_total, "swap", "SwapTotal")),
     ("Memory errors", _edac),
     ("Processors", _cpus),
-    ("Speed of the processors, tested when a user's job calls the node slow or faulty", _cpu_speed),
+    ("cpu-speed, tested when a user's job calls the node slow or faulty", _cpu_speed),
     ("Clock", _clocksource),
     ("Filesystems", _filesystems),
     ("Ethernet", _ethernet),

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from slurm_health.core.node import accusations, drain_note
 from slurm_health.core.node.breaker import Ledger
-from slurm_health.core.text import REASON_PREFIX
 from slurm_health.draining import shared_state
 from slurm_health.draining.own_drain import undrain
 from slurm_health.draining.shared_state import Unusable
@@ -46,8 +46,8 @@ def _drained(node: Node, known: Ledger) -> Drained:
     when = (node.name, note.time_s if note else None)
     entries = (each for each in reversed(known.entries) if (each.node, int(each.time_s)) == when)
     entry = next(entries, None)
-    reason, by, since = drain_note.signed(node.reason)
-    text = note.text if note else reason.removeprefix(REASON_PREFIX).strip()
+    _, by, since = drain_note.signed(node.reason)
+    text = note.text if note else drain_note.bare_text(node.reason)
     return Drained(
         node=node.name,
         state=node.state,
@@ -61,15 +61,26 @@ def _drained(node: Node, known: Ledger) -> Drained:
     )
 
 
-def table(found: Sequence[Drained], known: Ledger) -> str:
+def ledger_and_alarms(site: Site | None) -> tuple[Ledger, list[str]]:
+    """Return the ledger, and why no node is drained at present, a line each."""
+    if site is None or not site.breaker.directory:
+        return Ledger(), []
+    try:
+        known = shared_state.read_ledger(site.breaker)
+    except Unusable as err:
+        return Ledger(), [f"NO NODE IS DRAINED: the breaker's ledger cannot be used: {err}"]
+    return known, [
+        f"THE BREAKER OF {partition} HAS TRIPPED, no node of it is drained: {trip.why};"
+        " once the cause is found: slurm-health nodes reset"
+        for partition, trip in known.trips.items()
+    ]
+
+
+def table(found: Sequence[Drained], alarms: Sequence[str]) -> str:
     """Return the list for a person, with what to type next."""
     from tabulate import tabulate
 
-    lines = []
-    if known.trip is not None:
-        trip = known.trip
-        lines.append(f"THE BREAKER HAS TRIPPED at {trip.node}: {trip.why}")
-        lines.append("No node is drained until you run: slurm-health nodes reset\n")
+    lines = [f"{each}\n" for each in alarms]
     if not found:
         return "\n".join([*lines, "no node is drained by slurm-health\n"])
     rows = [
@@ -133,13 +144,10 @@ def reset(site: Site) -> str:
     Raises:
         Unusable: the ledger cannot be changed.
     """
-    shared_state.change_ledger(site.breaker, lambda _before: (Ledger(), b""))
-    return "the breaker is reset\n"
-
-
-def known_ledger(site: Site) -> Ledger:
-    """Return the ledger, an empty one where it cannot be read."""
     try:
-        return shared_state.read_ledger(site.breaker)
-    except Unusable:
-        return Ledger()
+        shared_state.clear_ledger(site.breaker)
+    except Unusable as err:
+        if os.getuid() == 0:
+            raise
+        raise Unusable(f"only root may reset the breaker, on a node: {err}") from err
+    return "the breaker is reset\n"

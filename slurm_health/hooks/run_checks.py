@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from slurm_health.checks.check import Check, CheckContext, Planned
-from slurm_health.core.node.finding import CheckResult, Finding, capped, inconclusive
+from slurm_health.core.node.finding import CheckResult, Finding, capped, inconclusive, node_fault
 from slurm_health.core.node.node_pattern import matches
 from slurm_health.killable import Answered, Broke, Hung, Work, WorkResult, run_all
 
@@ -102,7 +102,8 @@ def _finding(planned: Planned, outcome: WorkResult) -> Finding:
     match outcome:
         case Hung(abandoned=abandoned):
             left = " and cannot be killed (its process waits in the kernel)" if abandoned else ""
-            return inconclusive(f"did not end within {planned.time_limit_s:g} s{left}")
+            judged = node_fault if planned.hang_is_fault else inconclusive
+            return judged(f"did not end within {planned.time_limit_s:g} s{left}")
         case Broke(reason=reason):
             return inconclusive(f"could not be measured: {reason}")
         case Answered(data=data):

@@ -2,22 +2,20 @@
 """Read what the ended job's journal says about this node: as the job's user, in a child.
 
 The child gives up root before it opens anything, so whatever it is led to, it can open only what
-the user can. Below the journal's root nothing is followed and nothing is read but the user's own
-plain files, up to a size.
+the user can; and below the journal's root it opens what `private_files` allows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from slurm_health import private_files
 from slurm_health.hooks.hook import number
 from slurm_health.killable import Answered, Broke, Hung, run_one
 from slurm_health.site_settings import Site
@@ -27,11 +25,8 @@ if TYPE_CHECKING:  # most jobs accuse nobody, and then nobody needs to know what
 
 _DEFAULT_ROOT = "~/.slurm-health/journal"
 _MASTER = "master.jsonl"
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
-# A check may run several times in one attempt; where the attempt is unknown, all are looked at.
-_RUNS = 9
-_ATTEMPTS = 32
+# Of a job's runs the last ones: no attempt has as many.
+_MOST_RUNS = 50
 _MEMORY_BYTES = 2 << 30
 
 
@@ -128,58 +123,40 @@ def become(ended: JobEnded) -> Path:
 
 
 def _read(root: Path, ended: JobEnded, node: str, max_bytes: int) -> Iterator[Accusation]:
+    if not (root / ended.cluster / str(ended.job)).exists():
+        return  # a job that was never checked, as most are
     from slurm_health.core.node.accusations import from_journal
 
-    with contextlib.ExitStack() as stack:
-        try:
-            job = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, job)
-            for name in (ended.cluster, str(ended.job)):
-                job = os.open(name, _DIRECTORY, dir_fd=job)
-                stack.callback(os.close, job)
-        except FileNotFoundError:
-            return  # a job that was never checked, as most are
-        _refuse_foreign(job, ended.uid, f"{root}/{ended.cluster}/{ended.job}")
-        for name in _run_names(ended.attempt):
-            data = _read_run(job, name, ended.uid, max_bytes)
-            found = from_journal(data, node=node, job=ended.job) if data else None
-            if found is not None:
-                yield found
+    for name in _runs(root, ended):
+        data = _read_run(root, ended, name, max_bytes)
+        found = from_journal(data, node=node, job=ended.job) if data else None
+        if found is not None:
+            yield found
 
 
-def _run_names(attempt: int | None) -> Iterator[str]:
-    # Slurm counts a requeue before the epilogs of the attempt that it ended.
-    attempts = range(_ATTEMPTS) if attempt is None else range(max(0, attempt - 1), attempt + 1)
-    for each in attempts:
-        yield str(each)
-        yield from (f"{each}-{run}" for run in range(2, _RUNS + 1))
+def _runs(root: Path, ended: JobEnded) -> list[str]:
+    """Return the names of the runs of the attempt that ended, of all where it is not known."""
+    from slurm_health.journal import attempt_and_check, label_of, runs_of
 
-
-def _read_run(job: int, name: str, uid: int, max_bytes: int) -> bytes:
     try:
-        run = os.open(name, _DIRECTORY, dir_fd=job)
+        listed = runs_of(root, ended.cluster, str(ended.job), owner=ended.uid)
+    except OSError as err:
+        raise Unreadable(err.strerror or str(err)) from err
+    runs = {run for path in listed if (run := attempt_and_check(path.name))}
+    if ended.attempt is not None:
+        # Slurm counts a requeue before the epilogs of the attempt that it ended. And a network
+        # filesystem may show an old listing, but not an old file.
+        attempts = {ended.attempt, max(0, ended.attempt - 1)}
+        runs = {run for run in runs if run[0] in attempts} | {(each, 1) for each in attempts}
+    return [label_of(*run) for run in sorted(runs)[-_MOST_RUNS:]]
+
+
+def _read_run(root: Path, ended: JobEnded, name: str, max_bytes: int) -> bytes:
+    levels = (ended.cluster, str(ended.job), name)
+    try:
+        with private_files.directory(root, *levels, owner=ended.uid) as run:
+            return private_files.read(run, _MASTER, most_bytes=max_bytes)
     except FileNotFoundError:
         return b""
-    try:
-        _refuse_foreign(run, uid, name)
-        try:
-            file = os.open(_MASTER, _FILE, dir_fd=run)
-        except FileNotFoundError:
-            return b""
-        with os.fdopen(file, "rb") as opened:
-            found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode):
-                raise Unreadable(f"{name}/{_MASTER} is not a file")
-            if found.st_uid != uid or found.st_nlink != 1:
-                raise Unreadable(f"{name}/{_MASTER} is not the user's own")
-            if found.st_size > max_bytes:
-                text = f"{name}/{_MASTER} has {found.st_size} bytes, limit {max_bytes}"
-                raise Unreadable(text)
-            return opened.read(max_bytes)
-    finally:
-        os.close(run)
-
-
-def _refuse_foreign(directory: int, uid: int, name: str) -> None:
-    if os.fstat(directory).st_uid != uid:
-        raise Unreadable(f"{name} is not the user's own")
+    except OSError as err:
+        raise Unreadable(f"{name}: {err.strerror or err}") from err

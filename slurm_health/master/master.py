@@ -21,6 +21,7 @@ from slurm_health.core.records import (
     AgentsLost,
     GroupAborted,
     MasterResumed,
+    MasterWaits,
     NodesAdmitted,
     Record,
     RoundStarted,
@@ -40,6 +41,10 @@ log = logging.getLogger(__name__)
 # the filesystem's metadata server; together they stay below this.
 OPENS_PER_S = 2000.0
 SHORTEST_POLL_S = 0.03
+# A master that waits says so this often. Whoever hears nothing of it for `SILENCE_S` takes it for
+# dead: that is longer than it takes to load numpy from a cold filesystem, its longest pause.
+HEARTBEAT_S = 10.0
+SILENCE_S = 60.0
 
 
 def poll_interval_s(nodes: int) -> float:
@@ -76,6 +81,7 @@ class Master:
         self._lock = FileLock(directory / "master.lock")
         self._readers = {node: journal.Reader(directory, node) for node in nodes}
         self._said = ""
+        self._wrote_s = 0.0
         self._waiting_since_s = 0.0
         self._progress = progress
         self._writer: journal.Writer | None = None
@@ -124,6 +130,8 @@ class Master:
                     self._launcher.start(record.launch, record.nodes)
                 case Wait(until_s=until_s, reason=reason):
                     self._say(reason)
+                    if abs(self._clock() - self._wrote_s) >= HEARTBEAT_S:  # clocks are set back
+                        self.append(MasterWaits(reason=reason))
                     self._sleep(min(self._poll_s, max(0.001, until_s - self._clock())))
                 case Conclude():
                     assert self.session.state.verdict is not None
@@ -151,7 +159,7 @@ class Master:
         """
         if self._writer is None:
             raise JournalError(self._directory, "is not open")
-        now_s = self._clock()
+        now_s = self._wrote_s = self._clock()
         self._writer.append(record)
         self.session.state.fold(Entry(id="", time_s=now_s, kind="", record=record))
         _log_record(record)

@@ -27,13 +27,11 @@ from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode
 from slurm_health.master.launcher import AgentCommand, Launcher, LocalLauncher, SlurmLauncher
-from slurm_health.master.master import Master, poll_interval_s
+from slurm_health.master.master import SILENCE_S, Master, poll_interval_s
 from slurm_health.processes import own_command, run
 from slurm_health.slurm.client import Client
 
 LOCAL_CLUSTER = "local"
-# An agent whose master has vanished leaves after this; a check never takes that long.
-AGENT_LIFETIME_S = 1800.0
 _FIND_TORCH_S = 30.0
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
@@ -216,6 +214,7 @@ def _conclude(
             uid=os.getuid(),
             append=append,
             helper=helper,
+            site_file=config.site_file(environ),
         )
     else:
         finished = RunFinished(
@@ -261,7 +260,7 @@ def agent_command(
             f"--launch={launch}",
             f"--python={python}",
             f"--poll-s={poll_interval_s(nodes):g}",
-            f"--lifetime-s={AGENT_LIFETIME_S:g}",
+            f"--silence-s={SILENCE_S:g}",
             f"--cpu-workers={cpu_workers}",
         ]
         if node is not None:

@@ -38,10 +38,10 @@ from slurm_health.report.model import (
     State,
 )
 
-# How long a master may be silent before it is taken for dead. It writes at the latest when a
-# round's deadline has passed; before the first round it waits for torch to load on every node.
-_GRACE_S = 60.0
-_SILENCE_S = 900.0
+# How long a master may be silent before it is taken for dead: one that waits says so every ten
+# seconds, by its own clock; one that acts waits for Slurm.
+_SILENCE_S = 120.0
+_ACTING_S = 900.0
 
 _R = TypeVar("_R", bound=Record)
 
@@ -199,12 +199,8 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
 
 def _expected_by_s(master: Sequence[Entry]) -> float:
     """Return when a living master has written again at the latest."""
-    last_s = max(entry.time_s for entry in master)
-    turns = (RoundStarted, RoundEnded, MasterResumed)
-    known = [entry for entry in master if isinstance(entry.record, turns)]
-    if known and isinstance(known[-1].record, RoundStarted):
-        return max(last_s, known[-1].time_s + known[-1].record.deadline_s) + _GRACE_S
-    return last_s + _SILENCE_S
+    acting = _first(master, VerdictReached) is not None
+    return max(entry.time_s for entry in master) + (_ACTING_S if acting else _SILENCE_S)
 
 
 def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> JobReport:

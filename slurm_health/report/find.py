@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import re
+from functools import partial
 from pathlib import Path
 
 from slurm_health import journal
@@ -56,13 +59,16 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
     if not _JOB.fullmatch(job):
         raise UsageError(f"{job!r} is not a job id: give one like 12, or 12_3 for an array's task")
     try:
-        found = {path.name: runs for path in _directories(root) if (runs := _runs(path / job))}
+        found = _runs_by_cluster(root, job)
         if not found:
             raise RunNotFound(job, root, _near(root, job))
-        newest = max(found, key=lambda name: _changed_s(found[name][-1]))
     except OSError as err:
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
+    newest = max(found, key=lambda name: _changed_s(found[name][-1]))
     chosen = cluster if cluster in found else newest
+    owner = found[chosen][0].parent.lstat().st_uid
+    if owner != os.geteuid():
+        _log.warning("the journal of job %s was written by user %d", job, owner)
     if len(found) > 1:
         others = ", ".join(sorted(set(found) - {chosen}))
         _log.warning("job %s of cluster %s; there is also one of %s", job, chosen, others)
@@ -75,16 +81,31 @@ def read_run(directory: Path) -> RunEntries:
     Raises:
         JournalError: a file cannot be read, or a newer slurm-health wrote it (RecordTooNew).
     """
-    master = journal.read_all(directory, journal.MASTER)
+    read = partial(journal.read_all, directory, of_anybody=True)
+    master = read(journal.MASTER)
     return RunEntries(
         label=directory.name,
         job=directory.parent.name,
         cluster=directory.parent.parent.name,
         master=master,
-        nodes={node: journal.read_all(directory, node) for node in _nodes(master)},
-        supervisor=journal.read_all(directory, journal.SUPERVISOR),
-        requeue=journal.read_all(directory, journal.REQUEUE),
+        nodes={node: read(node) for node in _nodes(master)},
+        supervisor=read(journal.SUPERVISOR),
+        requeue=read(journal.REQUEUE),
     )
+
+
+def _runs_by_cluster(root: Path, job: str) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    refused: OSError | None = None
+    for cluster in _directories(root):
+        try:
+            found[cluster] = journal.runs_of(root, cluster, job)
+        except OSError as err:  # another user's, where several share the root
+            refused = err
+    found = {cluster: runs for cluster, runs in found.items() if runs}
+    if refused is not None and not found:
+        raise refused
+    return found
 
 
 def _nodes(master: list[Entry]) -> list[str]:
@@ -92,29 +113,22 @@ def _nodes(master: list[Entry]) -> list[str]:
     return [node for node in (started[0].nodes if started else []) if _NODE.fullmatch(node)]
 
 
-def _directories(path: Path) -> list[Path]:
+def _directories(path: Path) -> list[str]:
+    """Return what is in a directory, but for plain files: directories, and links of array tasks."""
     try:
-        return [entry for entry in path.iterdir() if entry.is_dir()]
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _runs(job_directory: Path) -> list[Path]:
-    labelled = [
-        (label, path)
-        for path in _directories(job_directory)
-        if (label := journal.attempt_and_check(path.name))
-    ]
-    return [path for _, path in sorted(labelled)]
 
 
 def _near(root: Path, job: str) -> list[str]:
     """Return jobs that may have been meant: tasks of this array, else the newest ones."""
     jobs = [
-        path
+        root / cluster / name
         for cluster in _directories(root)
-        for path in _directories(cluster)
-        if _JOB.fullmatch(path.name)
+        for name in _directories(root / cluster)
+        if _JOB.fullmatch(name)
     ]
     tasks = [path for path in jobs if path.name.startswith(f"{job}_")]
     newest = sorted(tasks or jobs, key=_changed_s, reverse=True)
@@ -123,8 +137,7 @@ def _near(root: Path, job: str) -> list[str]:
 
 def _changed_s(directory: Path) -> float:
     """Return when a run, or a job's list of runs, was last written to."""
-    master = journal.path_of(directory, journal.MASTER)
-    try:
-        return (master if master.exists() else directory).stat().st_mtime
-    except FileNotFoundError:  # removed since it was listed
-        return 0.0
+    for path in (journal.path_of(directory, journal.MASTER), directory):
+        with contextlib.suppress(OSError):  # not there, or not to be seen
+            return path.lstat().st_mtime
+    return 0.0

@@ -7,16 +7,15 @@ it is given as it is, so that its own words reach the user.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from slurm_health import private_files
 from slurm_health.errors import SlurmCommandMissing, SlurmError, UsageError
 from slurm_health.options import what_to_check
 from slurm_health.probe_choice import OFF
@@ -162,8 +161,9 @@ class _Job:
         options += more
         if self.line.script is None:
             return self._call(options, text)
-        with _temporary(self._name(), text) as path:
-            return self._call([*options, path, *self.line.arguments])
+        # sbatch takes the job's name from the file's.
+        with private_files.temporary(self._name(), text) as path:
+            return self._call([*options, str(path), *self.line.arguments])
 
     def _unchanged(self, script: bytes | None) -> int:
         """Call sbatch without us, with what was read from a source that cannot be read again."""
@@ -264,15 +264,6 @@ class _Job:
 
 def _say(text: str) -> None:
     print(f"slurm-health: {text}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _temporary(name: str, text: bytes) -> Iterator[str]:
-    """Provide a file of this base name: sbatch takes the job's name from it."""
-    with tempfile.TemporaryDirectory(prefix="slurm-health-") as directory:
-        path = Path(directory, name)
-        path.write_bytes(text)
-        yield str(path)
 
 
 def _python_flags(environ: Mapping[str, str]) -> list[str]:

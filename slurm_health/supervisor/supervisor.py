@@ -14,13 +14,12 @@ import os
 import resource
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health import journal
+from slurm_health import journal, private_files
 from slurm_health.core.records import Record, ScriptEnded, ScriptStarted
 from slurm_health.errors import ExitCode, JournalError
 from slurm_health.processes import fork, signal_name
@@ -94,8 +93,8 @@ def supervise(
     recorder = _Recorder(answer.run_directory, clock, patience.journal_wait_s)
     environ = _for_nodes(environ, answer.nodes)
     try:
-        with tempfile.TemporaryDirectory(prefix="slurm-health-", ignore_cleanup_errors=True) as own:
-            script, path = _unpacked(script_source, script_line, Path(own))
+        script = _unpacked(script_source, script_line)
+        with private_files.temporary("slurm_script", script, mode=0o700) as path:
             argv = command_line(script, path, arguments)
             status = _run_script(argv, environ, mask, script_name, recorder)
     except OSError as err:
@@ -242,15 +241,12 @@ def _run_script(
     return status
 
 
-def _unpacked(source: Path, line: int, directory: Path) -> tuple[bytes, Path]:
-    """Take the script out of the launcher; return its text and its own file."""
+def _unpacked(source: Path, line: int) -> bytes:
+    """Take the script out of the launcher."""
     parts = source.read_bytes().split(b"\n", line - 1)
     if len(parts) < line:
         raise OSError(errno.EINVAL, f"fewer than {line} lines", str(source))
-    path = directory / "slurm_script"
-    path.write_bytes(parts[-1])
-    path.chmod(0o700)
-    return parts[-1], path
+    return parts[-1]
 
 
 def _die_by(number: int) -> int:

@@ -30,7 +30,7 @@ from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ExitCode, JournalError
 from slurm_health.master.launcher import LEAVE_S, AgentCommand
-from slurm_health.master.master import Master, poll_interval_s
+from slurm_health.master.master import SILENCE_S, Master, poll_interval_s
 from slurm_health.master.run_check import make_localizer
 from slurm_health.processes import (
     Process,
@@ -45,8 +45,6 @@ from slurm_health.torchrun.place import TaskPlace
 
 # How long the first process may take to begin: it may still be loading torch from a cold disk.
 BEGIN_S = 180.0
-# How long the master may be silent: longer than it ever waits for anything.
-SILENCE_S = 300.0
 # How long processes may take to say that they have seen the verdict.
 SIGN_OFF_S = 10.0
 

@@ -150,6 +150,14 @@ def test_a_job_that_has_ended_is_left_alone(scene: Scene, state: str) -> None:
     assert scene.recorded() == (False, f"the job has ended ({state})")
 
 
+def test_the_helper_waits_ten_minutes_and_slurm_lets_it(scene: Scene) -> None:
+    assert PENDING_S == 600
+    scene.submit("n2")
+    (submitted,) = scene.slurm.calls("sbatch")
+    (limit,) = [word for word in submitted if word.startswith("--time=")]
+    assert int(limit.removeprefix("--time=")) * 60 > PENDING_S + TRIES
+
+
 def test_a_job_that_is_never_requeued_is_given_up(scene: Scene) -> None:
     scene.slurm.set(refuse={"show": "slurm_load_jobs error: Socket timed out"})
 

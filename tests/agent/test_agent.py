@@ -21,6 +21,7 @@ from slurm_health.core.records import (
     AgentsLaunched,
     AgentStarted,
     GroupAborted,
+    MasterWaits,
     NodeReported,
     Record,
     Rendezvous,
@@ -68,7 +69,7 @@ class Stage:
     def says(self, *records: Record) -> None:
         self._writer.append(*records)
 
-    def settings(self, python: str = str(FAKE_WORKER), lifetime_s: float = 60.0) -> AgentSettings:
+    def settings(self, python: str = str(FAKE_WORKER), silence_s: float = 60.0) -> AgentSettings:
         return AgentSettings(
             node="n1",
             directory=self.directory,
@@ -76,7 +77,7 @@ class Stage:
             launch=0,
             python=python,
             poll_s=0.01,
-            lifetime_s=lifetime_s,
+            silence_s=silence_s,
         )
 
     def start(
@@ -84,18 +85,18 @@ class Stage:
         how: str = "well",
         *,
         python: str | Path = FAKE_WORKER,
-        lifetime_s: float = 60.0,
+        silence_s: float = 60.0,
         **environ: str,
     ) -> subprocess.Popen[bytes]:
         self.behave(how)
-        settings = self.settings(str(python), lifetime_s)
+        settings = self.settings(str(python), silence_s)
         options = {
             "--directory": settings.directory,
             "--run-id": settings.run_id,
             "--launch": settings.launch,
             "--python": settings.python,
             "--poll-s": settings.poll_s,
-            "--lifetime-s": settings.lifetime_s,
+            "--silence-s": settings.silence_s,
             "--node": settings.node,
         }
         process = subprocess.Popen(
@@ -396,12 +397,33 @@ def test_it_leaves_when_another_agent_took_over(running: Stage) -> None:
     assert running.hears(AgentEnded).reason == "another agent took over"
 
 
-def test_it_leaves_when_its_time_is_over(stage: Stage) -> None:
+def test_it_leaves_a_master_that_is_silent_and_none_that_says_it_waits(stage: Stage) -> None:
     stage.begin()
-    agent = stage.start(lifetime_s=0.3)
+    clock = Clock(0.0)
 
-    assert end_of(agent) == (0, "")
-    assert stage.hears(AgentEnded).reason.startswith("the master has said nothing for")
+    def passing() -> float:
+        clock.now_s += 5.0
+        if clock.now_s % 50 == 0 and clock.now_s <= 4000:
+            stage.says(MasterWaits(reason="a node that takes an hour"))
+        return clock.now_s
+
+    Agent(stage.settings("/nonexistent"), dict(os.environ), monotonic=passing).run()
+
+    assert stage.hears(AgentEnded).reason == "the master has said nothing for 60 s"
+    assert 4060 < clock.now_s < 4100
+
+
+def test_what_held_up_the_agent_itself_is_no_silence_of_the_master(stage: Stage) -> None:
+    stage.begin()
+    clock = Clock(0.0)
+
+    def passing() -> float:
+        clock.now_s += 1000.0 if clock.now_s == 30.0 else 5.0  # its filesystem hung
+        return clock.now_s
+
+    Agent(stage.settings("/nonexistent"), dict(os.environ), monotonic=passing).run()
+
+    assert 1090 < clock.now_s < 1130
 
 
 def test_workers_die_with_an_agent_that_is_killed(running: Stage) -> None:

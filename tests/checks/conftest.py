@@ -22,8 +22,11 @@ STAT = "{pid} ({name}) {state} 1 {pid} {pid} 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1
 IB = "/sys/class/infiniband/mlx5_{n}/ports/1"
 
 
-def process(pid: int, name: str, state: str = "S") -> dict[str, str]:
-    return {f"/proc/{pid}/stat": STAT.format(pid=pid, name=name, state=state)}
+def process(pid: int, name: str, state: str = "S", uid: int = 0) -> dict[str, str]:
+    return {
+        f"/proc/{pid}/stat": STAT.format(pid=pid, name=name, state=state),
+        f"/proc/{pid}/status": f"Name:\t{name}\nUid:\t{uid}\t0\t0\t0\n",
+    }
 
 
 def port(n: int, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)") -> dict[str, str]:

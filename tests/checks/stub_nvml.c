@@ -63,6 +63,7 @@ int nvmlDeviceGetRemappedRows(int *gpu, uint *a, uint *b, uint *pending, uint *f
 int nvmlDeviceGetTotalEccErrors(int *gpu, int type, int counter, ull *count) {
     (void)type; (void)counter; ANSWER(gpu, "uncorrected", 0, count); }
 int nvmlDeviceGetCurrentClocksEventReasons(int *gpu, ull *reasons) { ANSWER(gpu, "reasons", 1, reasons); }
+int nvmlDeviceGetMigMode(int *gpu, uint *now, uint *pending) { *pending = 0; ANSWER(gpu, "mig", 0, now); }
 int nvmlDeviceGetNvLinkState(int *gpu, uint link, uint *active) {
     if (link >= 18) return 2;
     *active = (long long)link >= ask(gpu, "links_down", 0); return 0; }

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -100,7 +99,7 @@ FAULTS: list[tuple[Check, dict[str, str], Status, str]] = [
         Status.WARN,
         "1 processes stuck in the kernel, limit 0: ls(9)",
     ),
-    (Daemon(name="chronyd"), {}, NODE, "0 chronyd processes, limit 1"),
+    (Daemon(name="chronyd"), {}, NODE, "0 chronyd processes of a system account, limit 1"),
     (
         ClockSource(),
         {"/sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet\n"},
@@ -340,6 +339,17 @@ def test_a_full_filesystem_is_told_in_bytes_and_in_inodes() -> None:
     assert "0.1 % of its inodes left, limit 10 %" in found.text
 
 
+@pytest.mark.parametrize(
+    "full", [{"available_bytes": 1}, {"total_inodes": 1000, "free_inodes": 1}, {"write_errno": 28}]
+)
+def test_full_is_the_nodes_fault_where_the_site_says_so(full: dict[str, int]) -> None:
+    limits = {"min_available_percent": 10, "min_free_inodes_percent": 10, "writable": True}
+    check = msgspec.convert({"path": "/local", **limits}, Filesystem)
+    assert check.judge(seen(**full)).status is USER
+    strict = msgspec.structs.replace(check, full_is_fault=True)
+    assert strict.judge(seen(**full)).status is NODE
+
+
 def test_a_filesystem_without_inodes_is_not_out_of_them() -> None:
     check = Filesystem(path="/home", min_free_inodes_percent=10)
     assert check.judge(seen(total_inodes=0)).status is Status.PASS
@@ -385,16 +395,33 @@ def test_leftovers_are_the_jobs_own_and_nobody_elses(well: CheckContext) -> None
     for pid, whose, job in ((50, uid, "7"), (51, uid, "8"), (52, 4243, "7")):
         tree(
             well.root,
-            {**process(pid, "sleep"), f"/proc/{pid}/environ": f"A=1\0SLURM_JOB_ID={job}\0"},
+            {
+                **process(pid, "sleep", uid=whose),
+                f"/proc/{pid}/environ": f"A=1\0SLURM_JOB_ID={job}\0",
+            },
         )
-        if os.getuid() == 0:
-            os.chown(well.path(f"/proc/{pid}"), whose, whose)
-    owner = str(uid if os.getuid() == 0 else os.getuid())
-    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": owner}
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(uid)}
     found = find(Leftovers(), msgspec.structs.replace(well, environ=environ))
     assert found.status is USER
     assert "sleep(50)" in found.text
     assert "sleep(51)" not in found.text
+    assert "sleep(52)" not in found.text
+
+
+@pytest.mark.parametrize(("uid", "status"), [(0, Status.PASS), (1000, NODE), (4242, NODE)])
+def test_a_users_program_does_not_stand_in_for_a_daemon(
+    uid: int, status: Status, well: CheckContext
+) -> None:
+    """Whoever runs jobs can give a program any name; one with the set-user-id bit stays theirs."""
+    tree(well.root, process(900, "chronyd", uid=uid))
+    assert find(Daemon(name="chronyd"), well).status is status
+
+
+def test_a_daemon_may_be_asked_of_one_user(well: CheckContext) -> None:
+    assert find(Daemon(name="munged", user="root"), well).status is Status.PASS
+    found = find(Daemon(name="munged", user="nobody"), well)
+    assert found.status is NODE
+    assert found.text == "0 munged processes of nobody, limit 1"
 
 
 # --- clock, services --------------------------------------------------

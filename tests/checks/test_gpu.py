@@ -159,6 +159,18 @@ def test_slurms_count_is_enough_where_the_site_names_none(bench: Bench) -> None:
     assert bench.play(Gpu(), "count=7").status is Status.NODE_FAULT
 
 
+def test_slurms_numbers_do_not_count_gpus_that_are_divided(bench: Bench) -> None:
+    """With MIG they number instances: 13 is a half of the second GPU, and 5 a part of the first."""
+    bench.environ = {"SLURM_JOB_GPUS": "5,13"}
+    assert bench.play(Gpu(), "count=2").status is Status.NODE_FAULT
+    assert bench.play(Gpu(), "count=2", "0.mig=1").status is Status.PASS
+    assert bench.play(Gpu(count=3), "count=2", "mig=1").status is Status.NODE_FAULT
+    assert bench.play(Gpu(), "mig=-1").status is Status.NODE_FAULT
+    processes = bench.play(GpuProcesses(), "5.process=4711", "mig=1")
+    assert processes.status is Status.INCONCLUSIVE
+    assert "divided (MIG)" in processes.finding.text
+
+
 def test_a_process_on_the_jobs_gpu_is_the_users_fault_and_on_another_nobodys(bench: Bench) -> None:
     bench.environ = {"SLURM_JOB_GPUS": "2,3"}
     result = bench.play(GpuProcesses(), "3.process=4711")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from slurm_health import site_settings as site
 from slurm_health.checks.registry import BUILT_IN, find
 from slurm_health.cli import hooks
+from slurm_health.doctor.slurm_conf import read_shim
 from slurm_health.errors import ConfigError
 from slurm_health.hooks.init_config import draft
 from tests.checks.conftest import WELL
@@ -43,8 +45,10 @@ def test_explain_says_what_runs_here_and_why_the_rest_does_not(node: Node) -> No
         "[checks.elsewhere]\ncheck='memory'\nnodes=['gpu[01-16]']\n"
         "[checks.part]\ncheck='memory'\npartitions=['gpu']\n"
         "[checks.new]\ncheck='cpus'\nmin_online=4\nshadow=true\n"
+        "[checks.local]\ncheck='filesystem'\npath='/'\nhang_is_fault=true\n"
     )
     text = call(node, "healthcheck", "--explain").output
+    assert "local: path = /, mounted = True [at worst node_fault, 5 s, a hang is a fault;" in text
     assert "drains at most 20 % of a partition" in text
     assert "scratch: path = /broken, exists = False [at worst node_fault" in text
     assert "elsewhere: not here (for nodes gpu[01-16], this is n3)" in text
@@ -115,9 +119,20 @@ def test_a_tripped_breaker_is_loud_until_it_is_reset(rack: list[Node]) -> None:
     for each in rack[:6]:
         each.break_it()
         each.healthcheck()
-    assert "THE BREAKER HAS TRIPPED" in call(rack[0], "nodes").output
+    assert "THE BREAKER OF gpu HAS TRIPPED" in call(rack[0], "nodes").output
+    json.loads(call(rack[0], "nodes", "--json").stdout)
     assert "reset" in call(rack[0], "nodes", "reset").output
     assert "TRIPPED" not in call(rack[0], "nodes").output
+
+
+def test_a_damaged_ledger_is_told_and_a_reset_mends_it(node: Node) -> None:
+    (node.shared / "ledger.json").write_text("{")
+    text = call(node, "nodes").output
+    assert "NO NODE IS DRAINED" in text
+    assert "is damaged" in text
+    assert "slurm-health nodes reset" in text
+    call(node, "nodes", "reset")
+    assert "NO NODE" not in call(node, "nodes").output
 
 
 def test_retest_runs_what_the_node_was_drained_for(node: Node) -> None:
@@ -158,7 +173,7 @@ def test_a_draft_of_a_well_node_is_a_file_that_can_be_used_and_drains_nobody(
     tmp_path: Path,
 ) -> None:
     context = tree(tmp_path / "machine", {**WELL, "/sys/class/net/eth0/device/x": ""})
-    text = draft(context, node="n1", shared="/shared/health")
+    text, _ = draft(context, node="n1", shared="/shared/health")
     read = site.load(write_site(tmp_path / "etc", text))
     assert read.breaker.directory == "/shared/health"
     assert not read.hooks.drain
@@ -172,7 +187,7 @@ def test_a_drafted_node_passes_its_own_draft(tmp_path: Path) -> None:
     from slurm_health.core.node.finding import node_faults
     from slurm_health.hooks.run_checks import run_checks
 
-    text = draft(CheckContext(), node="here", shared="")
+    text, _ = draft(CheckContext(), node="here", shared="")
     read = site.load(write_site(tmp_path / "etc", text.replace("shadow = true", "")))
     assert node_faults(run_checks(read.checks, CheckContext())) == []
 
@@ -180,8 +195,70 @@ def test_a_drafted_node_passes_its_own_draft(tmp_path: Path) -> None:
 def test_an_empty_machine_gives_a_draft_too(tmp_path: Path) -> None:
     from slurm_health.checks.check import CheckContext
 
-    text = draft(CheckContext(root=tmp_path), node="n1", shared="")
-    site.load(write_site(tmp_path / "etc", text))
+    text, left_out = draft(CheckContext(root=tmp_path), node="n1", shared="")
+    assert site.load(write_site(tmp_path / "etc", text)).named("cpu-speed") is None
+    assert any(each.startswith("cpu-speed, tested when") for each in left_out)
+    assert all(f"# {each}\n" in text for each in left_out)
+
+
+def test_a_busy_node_is_told_that_its_speed_was_left_out(tmp_path: Path) -> None:
+    """It is in the file and on standard error, because the file is usually sent elsewhere."""
+    processors = sorted(os.sched_getaffinity(0))
+    argv = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(argv) for _ in range(4 * len(processors))]
+    try:
+        ran = CliRunner().invoke(hooks.init_config, [], standalone_mode=False)
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+    assert "[checks.cpu-speed]" not in ran.stdout
+    assert "cpu-speed, tested when a user's job" in ran.stderr
+    assert "run init-config again while nothing else runs" in ran.stderr
+    assert "# cpu-speed, tested when" in ran.stdout
+
+
+# --- install-shims --------------------------------------------------
+
+
+def installed(directory: Path) -> dict[str, str]:
+    """Install the shims; return what slurm.conf is to name."""
+    words = ["--directory", str(directory)]
+    ran = CliRunner().invoke(hooks.install_shims, words, standalone_mode=False)
+    assert ran.return_value == 0, ran
+    return dict(line.split("=") for line in ran.stdout.splitlines())
+
+
+def test_installed_shims_run_this_installation_and_are_what_doctor_looks_for(
+    tmp_path: Path,
+) -> None:
+    named = installed(tmp_path)
+    assert set(named) == {"Prolog", "Epilog", "HealthCheckProgram"}
+    for path in named.values():
+        shim = read_shim(Path(path))
+        assert shim is not None
+        assert (shim.python, shim.config) == (sys.executable, "/etc/slurm-health/config.toml")
+        assert os.access(path, os.X_OK)
+
+
+def test_installing_again_keeps_what_the_site_has_set_but_the_interpreter(tmp_path: Path) -> None:
+    prolog = Path(installed(tmp_path)["Prolog"])
+    text = prolog.read_text()
+    prolog.write_text(
+        text.replace("limit=60", "limit=90").replace(sys.executable, "/old/python")
+        + "echo of an older release\n"
+    )
+    installed(tmp_path)
+    assert prolog.read_text() == text.replace("limit=60", "limit=90")
+    assert prolog.stat().st_mode & 0o777 == 0o755
+    assert [each.name for each in prolog.parent.glob(".*")] == []
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "prolog").write_text("")
+    words = ["--directory", str(tmp_path)]
+    ran = CliRunner().invoke(hooks.install_shims, words, standalone_mode=False)
+    assert "cannot write" in str(ran.exception)
 
 
 # --- what is loaded --------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -306,6 +307,40 @@ def test_a_check_that_is_interrupted_leaves_no_process_behind(
     done = finish(process)
     assert done.code == code
     assert "Traceback" not in done.stderr
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "their end")
+
+
+def test_a_signal_that_comes_when_a_check_has_ended_changes_nothing(tmp_path: Path) -> None:
+    """As Slurm sends it to every process of a job that is requeued."""
+    code = (
+        "import atexit, os, signal, sys\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
+        "from slurm_health.cli.main import main\n"
+        f"sys.argv = ['slurm-health', 'check', '--journal={tmp_path}']\n"
+        "main()\n"
+    )
+
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stdout) == (4, "")
+    one_line(done.stderr)
+
+
+def test_a_second_signal_does_not_stop_a_check_from_ending_its_agents(
+    tmp_path: Path, workers: Path
+) -> None:
+    (workers / "local0").write_text("deaf")
+    process = start("check", "--local=1", f"--python={FAKE_WORKER}", f"--journal={tmp_path}/j")
+    eventually(lambda: len(descendants(process.pid)) == 2, "an agent with its worker")
+    below = descendants(process.pid)
+
+    process.send_signal(signal.SIGTERM)
+    while process.poll() is None:  # all the time that it ends
+        process.send_signal(signal.SIGTERM)
+
+    done = finish(process)
+    assert (done.code, "Exception" in done.stderr) == (128 + signal.SIGTERM, False)
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "their end")
 
 

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from slurm_health.cli import doctor
 from slurm_health.doctor import machine, slurm_conf
 from slurm_health.doctor.advice import Advice, Level, Report, change, fine, look
-from tests.support.sites import load_site, write_site
+from tests.support.sites import load_site, tree, write_site
+from tests.support.supervised import write_executable
 
 GOOD = """\
 HealthCheckInterval     = 300 sec
@@ -28,7 +29,7 @@ SchedulerParameters     = nohold_on_prolog_fail
 """
 SHIM = """\
 #!/bin/sh
-python=/bin/sh
+python={python}
 config={config}
 limit=50
 timeout "$limit" "$python" -I -m slurm_health.hooks prolog "$config"
@@ -37,10 +38,13 @@ timeout "$limit" "$python" -I -m slurm_health.hooks prolog "$config"
 
 @pytest.fixture
 def hook(tmp_path: Path) -> Path:
-    path = tmp_path / "hook"
-    path.write_text(SHIM.format(config=write_site(tmp_path / "etc", "[checks.memory]\n")))
-    path.chmod(0o755)
-    return path
+    """A shim, and an interpreter that finds its modules in one directory."""
+    package = tmp_path / "opt/lib/slurm_health"
+    package.mkdir(parents=True)
+    (package / "hooks.py").write_text("")
+    python = write_executable(tmp_path / "opt/python", f"#!/bin/sh\necho {tmp_path}/opt/lib\n")
+    config = write_site(tmp_path / "etc", "[checks.memory]\n")
+    return write_executable(tmp_path / "hook", SHIM.format(python=python, config=config))
 
 
 def levels(text: str) -> dict[str, list[str]]:
@@ -122,6 +126,75 @@ def test_a_shim_that_follows_another_file_than_doctor_reads_is_told(
 
 
 @pytest.mark.parametrize(
+    "path", ["hook", "opt", "opt/python", "opt/lib", "opt/lib/slurm_health/hooks.py"]
+)
+def test_what_root_runs_and_others_can_change_is_found(
+    hook: Path, tmp_path: Path, path: str
+) -> None:
+    loose = tmp_path / path
+    loose.chmod(0o775)
+    (told,) = levels(GOOD.format(hook=hook))["change"]
+    assert "root runs" in told
+    assert str(loose) in told
+    loose.chmod(0o755)
+    if os.getuid() == 0:
+        os.chown(loose, 1000, 1000)
+        assert str(loose) in levels(GOOD.format(hook=hook))["change"][0]
+
+
+def test_an_interpreter_that_others_can_change_is_not_run(hook: Path, tmp_path: Path) -> None:
+    """Doctor runs as root too."""
+    python = tmp_path / "opt/python"
+    write_executable(python, f"#!/bin/sh\ntouch {tmp_path}/ran\n").chmod(0o777)
+    assert any(str(python) in told for told in levels(GOOD.format(hook=hook))["change"])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_directory_like_tmp_is_as_good_as_its_entries(hook: Path, tmp_path: Path) -> None:
+    (tmp_path / "opt").chmod(0o1777)
+    assert levels(GOOD.format(hook=hook))["change"] == []
+
+
+def test_where_a_link_leads_counts_too(hook: Path, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    target = (tmp_path / "opt/python").rename(tmp_path / "open/python")
+    (tmp_path / "opt/python").symlink_to(target)
+    (tmp_path / "open").chmod(0o777)
+    (told,) = levels(GOOD.format(hook=hook))["change"]
+    assert f"can change {tmp_path}/open" in told
+
+
+@pytest.mark.parametrize("first", ["", "Include more.conf\n"])
+def test_settings_that_a_later_line_takes_away_are_named(
+    hook: Path, tmp_path: Path, first: str
+) -> None:
+    """What becomes of a site's own where ours are added as lines of their own."""
+    (tmp_path / "more.conf").write_text("prologflags = Contain,X11 # ours\n")
+    (tmp_path / "slurm.conf").write_text(
+        f"{first or 'PrologFlags=Contain,X11'}\nPrologFlags=Alloc,DeferBatch,Contain\n"
+        "SchedulerParameters=a=1\n"
+    )
+    config = f"SLURM_CONF = {tmp_path}/slurm.conf\n{GOOD.format(hook=hook)}"
+    (told,) = levels(config)["change"]
+    assert "sets PrologFlags 2 times, and Slurm takes the last: X11 is lost" in told
+    assert "| one line: PrologFlags=Contain,X11,Alloc,DeferBatch" in told
+
+
+@pytest.mark.parametrize("option", ["nolock,local_lock=all", "local_lock=flock", "localflock"])
+def test_a_shared_directory_with_locks_of_each_node_is_refused(tmp_path: Path, option: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root tries the shared directory")
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    site = load_site(tmp_path / "etc", f"[breaker]\ndirectory='{shared}'\n[checks.memory]\n")
+    for options, level in ((f"rw,{option}", "change"), ("rw,local_lock=none", "fine")):
+        table = {"/proc/self/mounts": f"server:/x {shared} nfs {options} 0 0\n"}
+        place = tree(tmp_path / "machine", table)
+        told = by_level(machine.advise_machine(site, "lab", 60, place))[level]
+        assert any(str(shared) in each for each in told), told
+
+
+@pytest.mark.parametrize(
     ("text", "level", "said"),
     [
         ("", "change", "configures no check"),
@@ -147,6 +220,21 @@ def test_what_the_sites_file_lacks_is_said(
     site = load_site(tmp_path / "etc", text)
     found = by_level(machine.advise_machine(site, "lab", 60))
     assert any(said in each for each in found[level]), found
+
+
+@pytest.mark.parametrize(
+    ("ledger", "said"),
+    [
+        ("{", "is damaged"),
+        ('{"trips":{"gpu":{"time_s":1,"node":"n1","why":"x","nodes":"n1"}}}', "has tripped"),
+    ],
+)
+def test_a_ledger_that_stops_all_drains_is_said(tmp_path: Path, ledger: str, said: str) -> None:
+    (tmp_path / "ledger.json").write_text(ledger)
+    tmp_path.chmod(0o755)
+    site = load_site(tmp_path / "etc", f"[breaker]\ndirectory='{tmp_path}'\n")
+    found = by_level(machine.advise_machine(site, "lab", 60))
+    assert any(said in each and "nodes reset" in each for each in found["change"]), found
 
 
 def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:

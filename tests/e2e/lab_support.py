@@ -22,7 +22,7 @@ ENDED = frozenset({"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "TIMEOUT"})
 # A check takes seconds; this is for a machine that is busy with other things.
 DEADLINE_S = 150.0
 # What runs on a node without jobs.
-_IDLE = frozenset({"slurmd"})
+_IDLE = frozenset({"slurmd", "glusterfs"})
 
 Report = dict[str, Any]
 Record = dict[str, Any]

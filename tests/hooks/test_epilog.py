@@ -78,6 +78,18 @@ def test_old_marks_do_not_count(story: Story) -> None:
         assert not story.ended(job, uid)
 
 
+@pytest.mark.parametrize("restarts", ["3", None])
+@pytest.mark.parametrize("run", ["3", "3-2", "3-9", "3-12", "3-1002"])
+def test_every_run_of_the_attempt_is_read_however_many_steps_it_had(
+    story: Story, run: str, restarts: str | None
+) -> None:
+    for other in ("0", "1-7"):
+        story.write(journal(judged(level=Level.HEALTHY)), attempt=other)
+    story.write(journal(), attempt=run)
+    story.node.break_it()
+    assert story.ended(restarts=restarts)
+
+
 def test_one_job_marks_once_however_often_it_starts(story: Story) -> None:
     for attempt in range(4):
         story.write(journal(), attempt=str(attempt))

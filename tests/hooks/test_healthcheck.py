@@ -40,7 +40,7 @@ def test_on_a_well_node_slurm_is_asked_nothing(node: Node) -> None:
 def test_a_fault_drains(node: Node) -> None:
     node.break_it()
     assert node.healthcheck()
-    assert node.reason.startswith("slurm-health: check=scratch job=0 t=1000000 /broken exists")
+    assert node.reason.startswith("shealth:scratch /broken exists check=scratch job=0 t=1000000")
 
 
 def test_a_drained_node_that_stays_bad_is_not_asked_about_again(drained: Node) -> None:
@@ -112,8 +112,8 @@ def test_a_check_that_is_not_configured_any_more_cannot_pass(drained: Node) -> N
     [
         "ADMIN SHUTDOWN [root@2026-01-02T04:00:00]",
         "Prolog error",
-        "slurm-health: check=scratch job=0 t=999 /broken exists",
-        "slurm-health: check=scratch job=0 t=1000000 /broken exists, keep it -- admin",
+        "shealth:scratch /broken exists check=scratch job=0 t=999",
+        "shealth:scratch /broken exists check=scratch job=0 t=1000000, keep it -- admin",
         "",
     ],
 )

@@ -94,7 +94,12 @@ def brackets(story: Story) -> None:
     story.write(journal() + b"[" * 900_000 + b"\n" + b'{"v":2}')
 
 
+def writable(story: Story) -> None:
+    story.write(journal()).parent.parent.chmod(0o777)
+
+
 HOSTILE = [
+    writable,
     accuse_others,
     run_elsewhere,
     another_job,
@@ -137,7 +142,7 @@ def test_a_journal_that_belongs_to_another_is_not_read(story: Story) -> None:
     story.node.break_it()
     (story.root / "lab" / str(JOB)).chmod(0o755)
     assert not story.ended()
-    assert "is not the user's own" in story.node.said
+    assert "belongs to user 2, not to user 1" in story.node.said
 
 
 @pytest.mark.root

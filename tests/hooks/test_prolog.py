@@ -28,14 +28,14 @@ def test_a_fault_drains_with_our_note_and_keeps_the_job_away(node: Node) -> None
     assert note is not None
     assert (note.checks, note.job, note.time_s) == (("scratch",), 7, int(node.now_s))
     assert note.text == "/broken exists"
-    assert len(node.slurm.calls()) == 3
+    assert len(node.slurm.calls()) == 4
 
 
 def test_the_note_is_set_before_the_hook_fails(node: Node) -> None:
     """Slurm writes `Prolog error` only where there is no note yet."""
     node.break_it()
     assert node.prolog()
-    assert [call.split()[0] for call in node.slurm.calls()] == ["show", "update", "show"]
+    assert [call.split()[0] for call in node.slurm.calls()] == ["show", "show", "update", "show"]
 
 
 @pytest.mark.parametrize("severity", ["warn", "user_fault"])
@@ -60,6 +60,13 @@ def test_a_hung_check_is_named_and_drains_nobody(node: Node) -> None:
     assert time.monotonic() - began < 60
     assert "check=hung inconclusive: did not end within 0.5 s" in node.said
     assert node.slurm.calls() == []
+
+
+def test_a_hung_check_drains_where_the_site_calls_a_hang_a_fault(node: Node) -> None:
+    check = "check='command'\nargv=['sleep', '3600']\ntime_limit_s=0.5\nhang_is_fault=true\n"
+    node.more = f"[checks.hung]\n{check}"
+    assert node.prolog()
+    assert "did not end within 0.5 s" in node.reason
 
 
 def test_a_hung_check_among_those_that_share_a_child_is_named(node: Node) -> None:
@@ -198,7 +205,7 @@ def test_a_rack_that_fails_at_once_is_not_drained(rack: list[Node]) -> None:
     assert sum(each.state == "IDLE+DRAIN" for each in rack) == 4
     assert "a fabric or software problem" in rack[4].said
     assert "nodes reset" in rack[-1].said
-    assert shared_state.read_ledger(rack[0].site.breaker).trip is not None
+    assert list(shared_state.read_ledger(rack[0].site.breaker).trips) == ["gpu"]
 
 
 def test_a_job_that_breaks_nodes_costs_two_and_no_more(rack: list[Node]) -> None:
@@ -206,7 +213,7 @@ def test_a_job_that_breaks_nodes_costs_two_and_no_more(rack: list[Node]) -> None
         each.break_it()
     assert [each.prolog(job=7, uid=5) for each in rack[:3]] == [True, True, False]
     assert "job 7 has cost 2 nodes already" in rack[2].said
-    assert shared_state.read_ledger(rack[0].site.breaker).trip is None
+    assert shared_state.read_ledger(rack[0].site.breaker).trips == {}
 
 
 def test_a_user_whose_jobs_break_nodes_is_capped_within_the_hour(rack: list[Node]) -> None:

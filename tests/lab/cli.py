@@ -82,6 +82,8 @@ def _up(options: argparse.Namespace) -> int:
         options.release,
         cpus=options.cpus,
         memory_mb=options.memory_mb,
+        accounting=options.accounting,
+        network_filesystem_mb=options.network_filesystem_mb,
         detached=True,
     )
     print(
@@ -162,6 +164,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="lines that replace or extend the lab's slurm.conf",
     )
+    up.add_argument(
+        "--network-filesystem-mb",
+        type=int,
+        default=0,
+        metavar="MB",
+        help="with a GlusterFS volume that each node mounts (default: none)",
+    )
+    up.add_argument("--accounting", action="store_true", help="with slurmdbd, on a MariaDB")
     up.add_argument(
         "--release", type=Path, metavar="DIR", help="another Slurm release, made by make-root"
     )

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts munged, slurmctld and slurmd in the namespaces of the calling process."""
+"""Starts daemons in the namespaces of the calling process: munged, slurmctld, slurmd."""
 
 import os
 import pwd
 import shutil
+import socket
 import subprocess
+import time
 from pathlib import Path
 
 from .layout import LabSpec
@@ -39,7 +41,7 @@ def start_munged(spec: LabSpec) -> None:
     user = pwd.getpwnam("munge")
     for path in (directory, key, socket_directory):
         shutil.chown(path, user.pw_uid, user.pw_gid)
-    _daemon(
+    run(
         [
             "munged",
             f"--key-file={key}",
@@ -55,20 +57,23 @@ def start_munged(spec: LabSpec) -> None:
 
 def start_slurmctld() -> None:
     """Start slurmctld; it may not listen yet when this returns."""
-    _daemon(["slurmctld"])
+    run(["slurmctld"])
 
 
 def start_slurmd(node: str) -> None:
     """Start this node's slurmd; it may not have registered yet when this returns."""
-    _daemon(["slurmd", "-N", node])
+    run(["slurmd", "-N", node])
 
 
-def _daemon(argv: list[str], user: int | None = None, group: int | None = None) -> None:
+def run(
+    argv: list[str], user: int | None = None, group: int | None = None, stdin: str = ""
+) -> None:
+    """Run a program that ends, or that leaves a daemon behind."""
     result = subprocess.run(
         argv,
         env=ENVIRONMENT,
         cwd="/",
-        stdin=subprocess.DEVNULL,
+        input=stdin,
         capture_output=True,
         text=True,
         errors="replace",
@@ -80,3 +85,19 @@ def _daemon(argv: list[str], user: int | None = None, group: int | None = None) 
     )
     if result.returncode != 0:
         raise RuntimeError(f"{argv[0]} ended with {result.returncode}: {result.stderr.strip()}")
+
+
+def await_answer(address: str | tuple[str, int], who: str) -> None:
+    """Wait until somebody listens on a port, or on a socket of this machine."""
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    end_s = time.monotonic() + _DEADLINE_S
+    while True:
+        with socket.socket(family) as client:
+            try:
+                client.connect(address)
+            except OSError:
+                if time.monotonic() > end_s:
+                    raise RuntimeError(f"{who} does not listen on {address}") from None
+                time.sleep(0.02)
+            else:
+                return

@@ -7,12 +7,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import cgroups, daemons, kernel, release, slurmconf, visibility
+from . import (
+    accounting,
+    cgroups,
+    daemons,
+    kernel,
+    network_filesystem,
+    release,
+    slurmconf,
+    visibility,
+)
 from .layout import (
     CHECKOUT,
     CONTROLLER,
@@ -58,8 +66,13 @@ def set_up(spec: LabSpec) -> dict[str, int]:
         ]
     _ip(commands)
     daemons.start_munged(spec)
+    if spec.network_filesystem_mb:
+        network_filesystem.serve(spec)
+        network_filesystem.mount(spec, CONTROLLER)
+    if spec.accounting:
+        accounting.start(spec)
     daemons.start_slurmctld()
-    _await_port(CONTROLLER_ADDRESS, SLURMCTLD_PORT)
+    daemons.await_answer((CONTROLLER_ADDRESS, SLURMCTLD_PORT), "slurmctld")
     for holder in holders.values():
         holder.go()
     for holder in holders.values():
@@ -187,6 +200,8 @@ def _be_node(spec: LabSpec, node: str, ready_fd: int, go_fd: int, done_fd: int) 
                 "link set eth0 up",
             ]
         )
+        if spec.network_filesystem_mb:
+            network_filesystem.mount(spec, node)
         daemons.start_slurmd(node)
         os.write(done_fd, b"ok")
         os.close(done_fd)
@@ -218,16 +233,3 @@ def _ip(commands: Sequence[str]) -> None:
     )
     if result.returncode != 0:
         raise RuntimeError(f"ip: {result.stderr.strip()}")
-
-
-def _await_port(address: str, port: int) -> None:
-    end_s = time.monotonic() + _DAEMON_DEADLINE_S
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > end_s:
-                raise RuntimeError(f"slurmctld does not listen on {address}:{port}") from None
-            time.sleep(0.02)
-        else:
-            return

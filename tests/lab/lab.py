@@ -57,6 +57,8 @@ class Lab(Inside):
         memory_mb: int = 2000,
         topology_conf: str = "",
         gres_conf: str = "",
+        accounting: bool = False,
+        network_filesystem_mb: int = 0,
         visible: Sequence[Path] = (),
         detached: bool = False,
         deadline_s: float = 60,
@@ -73,6 +75,9 @@ class Lab(Inside):
             memory_mb: RealMemory of each node, likewise.
             topology_conf: text of a topology.conf, for topology/tree; default: no topology.
             gres_conf: text of a gres.conf; the nodes' Gres is for `slurm_conf_extra` to say.
+            accounting: with slurmdbd; the cluster is in it, and neither accounts nor users are.
+            network_filesystem_mb: how much fits on a network filesystem that every node mounts at
+                `paths.shared`; 0: there is none.
             visible: paths that jobs must reach although others may not enter them outside, or
                 although they lie below /tmp.
             detached: let the lab live on when this process ends.
@@ -94,6 +99,8 @@ class Lab(Inside):
             slurm_conf_extra=slurm_conf_extra,
             topology_conf=topology_conf,
             gres_conf=gres_conf,
+            accounting=accounting,
+            network_filesystem_mb=network_filesystem_mb,
             release=None if release is None else str(release.resolve()),
             visible=tuple(str(path.resolve()) for path in visible),
         )

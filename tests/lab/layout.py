@@ -43,6 +43,8 @@ class LabSpec:
     topology_conf: str = ""
     gres_conf: str = ""
     release: str | None = None
+    accounting: bool = False
+    network_filesystem_mb: int = 0
     visible: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -103,6 +105,11 @@ class LabPaths:
     def state(self) -> Path:
         """The process ids that hold the lab's namespaces, as JSON; there once they exist."""
         return self.root / "state.json"
+
+    @property
+    def shared(self) -> Path:
+        """Where every node mounts the network filesystem, if the lab has one."""
+        return self.root / "shared"
 
     def home(self, user: str) -> Path:
         """The user's home directory, the same on every node."""

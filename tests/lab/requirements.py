@@ -12,6 +12,9 @@ _PACKAGES = Path(__file__).with_name("packages.txt")
 _COMMANDS = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server-core",
+    "glusterfs": "glusterfs-client",
     "scontrol": "slurm-client",
     "munged": "munge",
     "ip": "iproute2",

@@ -59,6 +59,9 @@ def slurm_conf(spec: LabSpec) -> str:
     before the node lines, so that `NodeName=DEFAULT Feature=x` works.
     """
     settings = _settings(spec)
+    if spec.accounting:
+        settings["AccountingStorageType"] = "accounting_storage/slurmdbd"
+        settings["AccountingStorageHost"] = CONTROLLER
     if spec.topology_conf:
         settings["TopologyPlugin"] = "topology/tree"
     by_lower_name = {name.lower(): name for name in settings}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -31,7 +32,13 @@ from slurm_health.core.records import (
 from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import JournalBusy, JournalError
-from slurm_health.master.master import SHORTEST_POLL_S, Master, poll_interval_s
+from slurm_health.master.master import (
+    HEARTBEAT_S,
+    SHORTEST_POLL_S,
+    SILENCE_S,
+    Master,
+    poll_interval_s,
+)
 from slurm_health.master.run_check import make_localizer
 from tests.support.check_main import QUICK, run, started
 from tests.support.journals import Clock
@@ -238,6 +245,34 @@ def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: 
     assert launcher.stopped
     assert clock.now_s < 1000.0 + 2 * Limits().start_s
     assert time.monotonic() - began < 60
+
+
+def test_a_master_that_waits_says_so_long_before_anybody_takes_it_for_dead(tmp_path: Path) -> None:
+    clock = Clock(1000.0)
+    steps_s = iter([*[0.5] * 40, -25.0])  # then it is set back
+
+    def sleep(_seconds: float) -> None:
+        clock.now_s += next(steps_s, 0.5)
+
+    master = Master(
+        tmp_path / "run",
+        NODES,
+        IdleLauncher(),
+        limits=Limits(),
+        phases=QUICK,
+        make_localizer=make_localizer,
+        clock=clock,
+        sleep=sleep,
+    )
+    master.open(started(NODES))
+    master.run()
+    master.close()
+
+    times_s = [entry.time_s for entry in journal.read_all(tmp_path / "run", journal.MASTER)]
+    gaps_s = [after - before for before, after in itertools.pairwise(times_s)]
+    assert max(map(abs, gaps_s)) <= 2.5 * HEARTBEAT_S
+    assert sum(gap == HEARTBEAT_S for gap in gaps_s) > 5
+    assert 5 * HEARTBEAT_S < SILENCE_S
 
 
 def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path: Path) -> None:

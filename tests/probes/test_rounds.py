@@ -94,12 +94,21 @@ def make() -> Iterator[type[Bench]]:
             worker.kill()
 
 
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    """One worker for all that need nothing special of it, as an agent keeps one for all rounds."""
+    bench = Bench()
+    bench.get_ready()
+    yield bench
+    for worker in bench.workers:
+        worker.kill()
+
+
 def solo(name: str, path: str = "") -> dict[str, str]:
     return {"name": name, "scope": "solo", "path": path}
 
 
-def test_a_node_by_itself_is_measured_in_all_it_can_do_alone(make: type[Bench]) -> None:
-    bench = make()
+def test_a_node_by_itself_is_measured_in_all_it_can_do_alone(bench: Bench) -> None:
     (done,) = bench.round(VALUES, solo("matmul"), solo("memory_copy"))
 
     assert done["outcome"] == "measured"
@@ -114,8 +123,7 @@ def test_a_node_by_itself_is_measured_in_all_it_can_do_alone(make: type[Bench]) 
     assert bench.ready[0]["model"].endswith("with 1 thread")
 
 
-def test_a_probe_without_anybody_to_run_it_with_is_left_out(make: type[Bench]) -> None:
-    bench = make()
+def test_a_probe_without_anybody_to_run_it_with_is_left_out(bench: Bench) -> None:
     (done,) = bench.round(VALUES, {"name": "allgather", "scope": "pair", "path": ""})
 
     assert (done["outcome"], list(bench.samples())) == ("measured", ["values"])
@@ -163,12 +171,12 @@ def test_an_interface_that_does_not_exist_is_no_fault_and_is_named(make: type[Be
     ],
 )
 def test_the_exit_code_of_a_program_is_its_finding(
-    make: type[Bench], tmp_path: Path, code: int, outcome: str, own_fault: bool
+    bench: Bench, tmp_path: Path, code: int, outcome: str, own_fault: bool
 ) -> None:
     script = f"#!/bin/sh\necho first >&2; echo 'disk is slow' >&2; exit {code}\n"
     program = write_executable(tmp_path / "mine.sh", script)
 
-    (done,) = make().round(solo("mine.sh", str(program)))
+    (done,) = bench.round(solo("mine.sh", str(program)))
 
     assert (done["outcome"], done["own_fault"]) == (outcome, own_fault)
     if code:
@@ -194,12 +202,12 @@ def measure(context):
     ],
 )
 def test_a_probe_of_ones_own_is_one_file(
-    make: type[Bench], tmp_path: Path, body: str, outcome: str, own_fault: bool, detail: str
+    bench: Bench, tmp_path: Path, body: str, outcome: str, own_fault: bool, detail: str
 ) -> None:
     path = tmp_path / "mine.py"
     path.write_text(OWN_PROBE.format(body=body))
 
-    (done,) = make().round(solo("mine", str(path)))
+    (done,) = bench.round(solo("mine", str(path)))
 
     assert (done["outcome"], done["own_fault"]) == (outcome, own_fault)
     assert detail in done["detail"]
@@ -216,8 +224,7 @@ def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
         worker.kill()
 
 
-def test_a_node_exchanges_data_with_itself_through_its_interface(make: type[Bench]) -> None:
-    bench = make()
+def test_a_node_exchanges_data_with_itself_through_its_interface(bench: Bench) -> None:
     (done,) = bench.round(solo("nic_loopback"))
 
     assert done["outcome"] == "measured"
@@ -225,13 +232,12 @@ def test_a_node_exchanges_data_with_itself_through_its_interface(make: type[Benc
     assert (sample["quantity"], sample["total_bytes"]) == ("lo", 2 * (4 << 20))
 
 
-def test_the_python_file_that_is_shown_as_a_probe_is_one(make: type[Bench], tmp_path: Path) -> None:
+def test_the_python_file_that_is_shown_as_a_probe_is_one(bench: Bench, tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs/reference/probes.md").read_text()
     begin = text.index("    # embedding_probe.py")
     path = tmp_path / "embedding_probe.py"
     path.write_text(textwrap.dedent(text[begin : text.index("It is found through")]))
 
-    bench = make()
     (done,) = bench.round(solo("embedding", str(path)))
 
     assert done["outcome"] == "measured"

@@ -162,3 +162,30 @@ def test_a_node_name_never_leads_out_of_the_run(tmp_path: Path) -> None:
     )
 
     assert list(read_run(run.directory).nodes) == ["n1"]
+
+
+def test_what_another_laid_ready_is_an_error_and_hides_nothing(tmp_path: Path) -> None:
+    for cluster in ("east", "west"):
+        RunJournal(tmp_path, cluster=cluster, job=12)
+    (tmp_path / "east" / "12").chmod(0o777)
+
+    assert runs_of_job(tmp_path, "12") == [tmp_path / "west" / "12" / "0"]
+
+    (tmp_path / "west" / "12").rename(tmp_path / "west" / "13")
+    (tmp_path / "west" / "12").symlink_to("../east")
+    with pytest.raises(JournalError, match="cannot be read"):
+        runs_of_job(tmp_path, "12")
+
+
+@pytest.mark.root
+def test_whose_journal_it_is_is_said_where_it_is_anothers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = write_healthy_run(tmp_path)
+    job = run.directory.parent
+    for path in (job, *job.rglob("*")):
+        os.chown(path, 1, 1)
+
+    load(tmp_path, "12")
+
+    assert caplog.messages == ["the journal of job 12 was written by user 1"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.sbatch import script as batch_script
+from tests.support.full_filesystem import full_filesystem
 from tests.support.supervised import MAIN, Bench, write_executable
 
 DATA = Path(__file__).parents[1] / "data" / "batch_script"
@@ -255,6 +256,23 @@ def test_script_runs_unchecked_where_we_are_not(
     assert said in err
     assert b"slurm-health: the job runs UNCHECKED\n" in err
     assert b"Traceback" not in err
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("shell", SHELLS)
+def test_neither_script_nor_environment_is_lost_where_the_temporary_directory_is_full(
+    bench: Bench, tmp_path: Path, shell: str
+) -> None:
+    padded = b"#!/bin/sh\necho ran\n" + b"# padding\n" * 1000
+    lists = "[ \"$3\" = -c ] && exit 0\ntr '\\0' '\\n' <&9 | grep -c pad\n"
+    python = write_executable(bench.directory / "python", f"#!/bin/sh\n{lists}")
+    with full_filesystem(tmp_path / "full") as full:
+        environ = {**bench.environ(), "TMPDIR": str(full), "LONG": "pad\n" * 2000}
+        for interpreter, said in ((python, b"2000\n"), (bench.directory / "missing", b"ran\n")):
+            path = submitted(bench, render(padded, python=str(interpreter)))
+            code, out, _ = bench.finish(bench.start([*shell.split(), str(path)], environ=environ))
+            assert (code, out) == (0, said)
+        assert list(full.iterdir()) == []
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -16,6 +16,7 @@ import pytest
 from slurm_health import journal
 from slurm_health.core.records import ScriptEnded, ScriptStarted
 from slurm_health.supervisor.script_process import command_line
+from tests.support.full_filesystem import full_filesystem
 from tests.support.supervised import (
     Bench,
     descendants,
@@ -39,6 +40,22 @@ while True:
 """
 # Python adds LC_CTYPE to its own environment in the C locale; the kernel's copy is true.
 PRINTS_ENVIRON = f"#!{sys.executable} -S\nprint(open('/proc/self/environ', 'rb').read())\n"
+# Mounts a filesystem that never answers, served by a process that outlives this one, and becomes
+# the command that follows.
+ON_HUNG_FILESYSTEM = """
+import os, sys
+from pathlib import Path
+from tests.hooks.hung_filesystem import mount, serve
+fuse = mount(Path(sys.argv[1]))
+if os.fork() == 0:
+    if os.fork() == 0:
+        Path(sys.argv[2]).write_text(str(os.getpid()))
+        serve(fuse)
+    os._exit(0)
+os.wait()
+os.close(fuse)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 INTERPRETERS = ["/bin/sh", "/bin/sh -e", "/bin/sh  -e ", " /usr/bin/env bash", "/usr/bin/env -S sh"]
 
 
@@ -191,6 +208,14 @@ def test_script_behaves_as_if_alone(bench: Bench, tmp_path: Path, body: str) -> 
         process = start(text, *words, environ=environ, stdin=b"standard\ninput", cwd=work)
         results.append(bench.finish(process))
     assert results[0] == results[1]
+
+
+@pytest.mark.root
+def test_script_runs_where_the_temporary_directory_is_full(bench: Bench, tmp_path: Path) -> None:
+    text = "#!/bin/sh\necho ran\n" + "# padding\n" * 1000
+    with full_filesystem(tmp_path / "full") as full:
+        environ = {**bench.environ(), "TMPDIR": str(full)}
+        assert bench.finish(bench.supervised(text, environ=environ)) == (0, b"ran\n", b"")
 
 
 def test_environment_is_byte_for_byte_the_same(bench: Bench) -> None:
@@ -466,17 +491,34 @@ def test_journal_that_cannot_be_written_is_a_line_and_no_more(bench: Bench) -> N
     assert b"Traceback" not in err
 
 
+@pytest.mark.root
 def test_journal_that_hangs_holds_up_neither_signals_nor_the_end(bench: Bench) -> None:
-    run = bench.directory / "run"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no /dev/fuse")
+    run, server = bench.directory / "run", bench.directory / "server"
     run.mkdir()
-    os.mkfifo(journal.path_of(run, journal.SUPERVISOR))
     bench.answer("proceed", run_directory=str(run))
     process = bench.supervised(
         "#!/bin/bash\ntrap 'exit 6' USR1\necho ready >>$LOG\nwhile :; do sleep 0.02; done\n",
         options=["--journal-wait-s", "0.2"],
+        wrapper=[sys.executable, "-c", ON_HUNG_FILESYSTEM, str(run), str(server)],
+        environ={**bench.environ(), "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    bench.wait_for("ready")
-    os.kill(process.pid, signal.SIGUSR1)
-    code, _, err = bench.finish(process)
+    try:
+        bench.wait_for("ready")
+        os.kill(process.pid, signal.SIGUSR1)
+        code, _, err = bench.finish(process)
+    finally:
+        os.kill(int(server.read_text()), signal.SIGKILL)
     assert code == 6
     assert b"its filesystem does not answer" in err
+
+
+def test_what_lies_in_the_place_of_the_journal_holds_up_nothing(bench: Bench) -> None:
+    run = bench.directory / "run"
+    run.mkdir()
+    os.mkfifo(journal.path_of(run, journal.SUPERVISOR))
+    bench.answer("proceed", run_directory=str(run))
+    code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
+    assert (code, out) == (0, b"ran\n")
+    assert b"supervisor.jsonl is not a plain file" in err

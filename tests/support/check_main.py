@@ -52,7 +52,7 @@ def run(
                 f"--launch={launch}",
                 f"--python={python}",
                 "--poll-s=0.02",
-                "--lifetime-s=60",
+                "--silence-s=60",
                 f"--node={node}",
             )
         )

@@ -30,6 +30,7 @@ opt_out = "nocheck"
 [breaker]
 directory = "{shared}"
 lock_limit_s = 1
+spread_s = 0
 share = 0.2
 {more}
 [checks.memory]

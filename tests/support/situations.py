@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from slurm_health.core.acting.decide import Decision, JobFacts, decide, unwanted
 from slurm_health.core.acting.policy import Policy
 from slurm_health.core.records import VerdictReached
@@ -15,7 +13,6 @@ def job_facts(
     requeues: int = 0,
     requeue_obstacle: str = "",
     may_drain: bool = True,
-    node_reasons: Mapping[str, str] | None = None,
     hold_obstacle: str = "",
     held_for: frozenset[str] = frozenset(),
 ) -> JobFacts:
@@ -26,7 +23,6 @@ def job_facts(
         requeues=requeues,
         requeue_obstacle=requeue_obstacle,
         may_drain=may_drain,
-        node_reasons=node_reasons or {},
         hold_obstacle=hold_obstacle,
         held_for=held_for,
     )

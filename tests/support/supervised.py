@@ -70,6 +70,7 @@ class Bench:
         environ: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
         cwd: Path | None = None,
+        wrapper: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
         """Start a script under the supervisor, in a process group of its own."""
         script = self.script(text)
@@ -81,7 +82,16 @@ class Bench:
         copy.write_bytes(b"".join(os.fsencode(f"{key}={given[key]}") + b"\0" for key in given))
         number = os.open(copy, os.O_RDONLY)
         words += ["--environ-fd", str(number), "--script-line", "3", *options]
-        argv = [sys.executable, "-P", str(MAIN), "supervise", *words, str(source), *arguments]
+        argv = [
+            *wrapper,
+            sys.executable,
+            "-P",
+            str(MAIN),
+            "supervise",
+            *words,
+            str(source),
+            *arguments,
+        ]
         try:
             return self.start(argv, environ=given, stdin=stdin, cwd=cwd, pass_fds=[number])
         finally:

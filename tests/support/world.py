@@ -8,7 +8,7 @@ answering or come too late; lines written twice; lines of strangers; a master th
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -88,6 +88,10 @@ class _Event:
     record: Record | None = field(compare=False)
 
 
+class Killed(Exception):
+    """The master was killed as soon as a record was written, before it could do what that says."""
+
+
 class World:
     """Plays one check; `trouble` is how often something goes wrong, from 0 to 1."""
 
@@ -114,6 +118,7 @@ class World:
         self._events: list[_Event] = []
         self._number = 0
         self._launch: dict[str, int] = {}
+        self._fatal_writes: Collection[int] = ()
         self.session = self.new_session()
 
     def new_session(self) -> Session:
@@ -130,8 +135,11 @@ class World:
                     session.state.fold(entry)
         return session
 
-    def play(self, *, die_after: Sequence[int] = ()) -> Session:
-        """Run to the verdict; the master dies after so many steps, each time anew."""
+    def play(self, *, die_after: Sequence[int] = (), killed_at: Collection[int] = ()) -> Session:
+        """Run to the verdict.
+
+        The master dies after so many steps, each time anew, and on writing these lines.
+        """
         self._master_says(
             RunStarted(
                 run_id="r",
@@ -144,9 +152,10 @@ class World:
                 user="u",
             )
         )
+        self._fatal_writes = killed_at
         deaths = list(die_after)
         lived = 0
-        while not self._step():
+        while not self._lived_through_end():
             self.steps += 1
             lived += 1
             assert self.steps < STEPS, f"no end after {STEPS} steps at {self.now_s} s"
@@ -155,6 +164,13 @@ class World:
                 lived = 0
                 self._replace_master()
         return self.session
+
+    def _lived_through_end(self) -> bool:
+        try:
+            return self._step()
+        except Killed:
+            self._replace_master()
+            return False
 
     def _step(self) -> bool:
         step = self.session.next_step(self.now_s)
@@ -181,6 +197,8 @@ class World:
         )
         self.master_log.append(entry)
         self.session.state.fold(entry)
+        if len(self.master_log) in self._fatal_writes:
+            raise Killed
 
     def _replace_master(self) -> None:
         """Let the agents end with their master, all but a few words."""

@@ -25,9 +25,9 @@ from slurm_health.core.records import (
 from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import JournalError
+from slurm_health.master.master import SILENCE_S
 from slurm_health.torchrun.joint_check import (
     BEGIN_S,
-    SILENCE_S,
     JointOutcome,
     OwnAgent,
     directory_of,

@@ -27,7 +27,6 @@ class JobFacts:
         held_for: nodes that it was held for before. A person has released it since, and that is
             the answer about those nodes.
         may_drain: the user is root, SlurmUser or an administrator.
-        node_reasons: for nodes that are drained, down or failing already, the note on them.
         excluded: nodes that it excludes already.
         placement: sbatch's options for a job that is to start where this one starts.
     """
@@ -39,7 +38,6 @@ class JobFacts:
     hold_obstacle: str = ""
     held_for: frozenset[str] = frozenset()
     may_drain: bool = False
-    node_reasons: Mapping[str, str] = field(default_factory=dict)
     excluded: tuple[str, ...] = ()
     placement: Mapping[str, str] = field(default_factory=dict)
 
@@ -110,9 +108,8 @@ def decide(
 ) -> Decision:
     """Decide what is done about a verdict with these unwanted nodes.
 
-    Guarantees: only proven faults, and on request proven slowness, are drained; another's note on
-    a node is never touched; a job that is made smaller goes on; doubt alone never ends a job that
-    could be held.
+    Guarantees: only proven faults, and on request proven slowness, are to be drained; a job that is
+    made smaller goes on; doubt alone never ends a job that could be held.
     """
     avoided = tuple(
         node
@@ -154,10 +151,8 @@ def _drains(case: _Case) -> tuple[Drain | LeaveAlone, ...]:
     return drains(
         _bad(case.avoided),
         total=len(case.verdict.nodes),
-        job_id=case.facts.job_id,
         drain_slow=case.policy.on_straggler is OnStraggler.DRAIN,
         max_bad_share=case.policy.max_bad_share,
-        node_reasons=case.facts.node_reasons,
     )
 
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes are taken out of the pool, and with what note: pure."""
+"""Which nodes a job's check wants out of the pool, and why: pure.
+
+Whether they leave it is decided where every drain is: in `draining`, by the ledger of all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_health.core.text import REASON_LENGTH, REASON_PREFIX, plain
 from slurm_health.core.verdict import Level, NodeVerdict
 
 # What slowness needs to count as proven: a fault shows itself, slowness is a matter of degree.
@@ -16,9 +18,10 @@ PROVEN_EVIDENCE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Drain:
-    """Take nodes out of the pool, with one note for all of them."""
+    """Take a node out of the pool: for this component, and why in words."""
 
-    nodes: tuple[str, ...]
+    node: str
+    component: str
     reason: str
 
 
@@ -34,10 +37,8 @@ def drains(
     bad: Sequence[NodeVerdict],
     *,
     total: int,
-    job_id: int,
     drain_slow: bool,
     max_bad_share: float,
-    node_reasons: Mapping[str, str],
 ) -> tuple[Drain | LeaveAlone, ...]:
     """Decide about the bad nodes of a run on `total` nodes; slow ones only with `drain_slow`."""
     actions: list[Drain | LeaveAlone] = []
@@ -54,23 +55,16 @@ def drains(
         count = f"{len(guilty)} of {total} nodes bad at once"
         reason = f"{count}: probably a fabric or software problem"
         return (*actions, LeaveAlone(nodes=names, reason=reason))
-    fresh: dict[str, list[str]] = {}
-    for node in guilty:
-        note = node_reasons.get(node.node)
-        if note is None:
-            fresh.setdefault(drain_reason(node, job_id), []).append(node.node)
-        else:
-            reason = f"already out of the pool: {note or '(no reason given)'}"
-            actions.append(LeaveAlone(nodes=(node.node,), reason=reason))
-    # One call for all nodes with the same note: each call locks the controller.
-    actions += [Drain(nodes=tuple(nodes), reason=note) for note, nodes in fresh.items()]
-    return tuple(actions)
+    return (*actions, *map(_drain, guilty))
 
 
-def drain_reason(node: NodeVerdict, job_id: int) -> str:
-    """Return the note for Slurm: ASCII, one line, short, beginning with our prefix."""
-    text = f"{REASON_PREFIX} job {job_id}: {node.component}: {node.reason}"
-    return plain(text)[:REASON_LENGTH]
+def _drain(node: NodeVerdict) -> Drain:
+    # "compute device 3" is about compute: what a test on the node is chosen by.
+    return Drain(
+        node=node.node,
+        component=node.component.partition(" ")[0],
+        reason=f"{node.component}: {node.reason}",
+    )
 
 
 def _doubt(node: NodeVerdict) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much may be drained at once: pure, over a ledger that all nodes share.
+"""How much may be drained: pure, over a ledger that all nodes share.
 
 Many nodes failing together is a fabric, a filesystem, a driver update or a bug of a check. Taking
 them all out would make it an outage.
@@ -7,17 +7,22 @@ them all out would make it an outage.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
 from slurm_health.core.node.settings import Breaker
+from slurm_health.core.nodeset import expand, fold
 
 _HOUR_S = 3600.0
+_DAY_S = 24 * _HOUR_S
+# Old entries go by their number: by age, one node whose clock is ahead would throw out all.
+_MOST_ENTRIES = 1000
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One drain by a hook. Written before the drain, taken back when it fails."""
+    """One drain. Written before the drain, taken back when it fails. `uid` is -1 without a job."""
 
     node: str
     time_s: float
@@ -30,18 +35,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Trip(msgspec.Struct, frozen=True, kw_only=True):
-    """The breaker tripped: nobody is drained until an administrator resets it."""
+    """The breaker of a partition tripped: none of `nodes` is drained until it is reset."""
 
     time_s: float
     node: str
     why: str
+    nodes: str
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Every drain that still counts, and whether the breaker has tripped."""
+    """The last drains, and the partitions whose breaker has tripped."""
 
     entries: tuple[Entry, ...] = ()
-    trip: Trip | None = None
+    trips: dict[str, Trip] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +58,21 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """The drain may happen; `ledger` counts it already."""
+    """The drain may happen; `ledger` counts it already. It is the node's `today`th in a day."""
 
     ledger: Ledger
+    today: int
+
+
+def refusal(ledger: Ledger, wanted: Entry, limits: Breaker) -> str:
+    """Say why the ledger alone rules a drain out; empty when Slurm has to be asked."""
+    for partition, trip in ledger.trips.items():
+        if partition in wanted.partitions or wanted.node in expand(trip.nodes):
+            return (
+                f"the breaker of {partition} has tripped: {trip.why};"
+                " once the cause is found: slurm-health nodes reset"
+            )
+    return _too_many_for_owner(ledger.entries, wanted, limits)
 
 
 def reserve(
@@ -74,60 +92,77 @@ def reserve(
         members: the nodes of each of the node's partitions.
         ours: nodes that are out of the pool now with a note of ours.
     """
-    now_s = wanted.time_s
-    longest_s = max(limits.window_s, _HOUR_S)
-    recent = tuple(each for each in ledger.entries if now_s - each.time_s <= longest_s)
-    kept = Ledger(entries=recent, trip=ledger.trip)
-    if ledger.trip is not None:
-        why = f"the breaker has tripped ({ledger.trip.why}); to reset it: slurm-health nodes reset"
-        return Refused(why=why, ledger=kept)
-    if why := _too_many_for_owner(recent, wanted, limits):
-        return Refused(why=why, ledger=kept)
-    if why := _too_many_of_partition(recent, wanted, limits, members, ours):
-        trip = Trip(time_s=now_s, node=wanted.node, why=why)
-        return Refused(why=why, ledger=Ledger(entries=recent, trip=trip))
-    return Allowed(ledger=Ledger(entries=(*recent, wanted)))
+    why = refusal(ledger, wanted, limits)
+    if why:
+        return Refused(why=why, ledger=ledger)
+    # What was begun and cut short for the same job is the same drain.
+    entries = [
+        each
+        for each in ledger.entries
+        if not wanted.job or (each.node, each.job) != (wanted.node, wanted.job)
+    ]
+    counted = {each.node for each in entries if _age_s(each, wanted) <= limits.window_s} | {*ours}
+    users = {each.node: each.uid for each in (*entries, wanted)}
+    trips = dict(ledger.trips)
+    for partition, nodes in sorted(members.items()):
+        out = (counted | {wanted.node}) & set(nodes)
+        if len(out) <= limits.allowed(len(nodes)):
+            continue
+        said = (
+            f"with {wanted.node}, {fold(sorted(out))} would be drained, now or within"
+            f" {limits.window_s / 60:g} min: {len(out)} of {len(nodes)} nodes of {partition},"
+            f" limit {limits.allowed(len(nodes))}"
+        )
+        user, share = _first_user(users.get(node, -1) for node in out)
+        if len(out) - share < 2:
+            why = why or f"{said}; {share} of them after jobs of user {user}"
+            continue
+        said = f"{said}: a fabric or software problem, not these nodes"
+        why = why or said
+        trips[partition] = Trip(
+            time_s=wanted.time_s, node=wanted.node, why=said, nodes=fold(sorted(nodes))
+        )
+    if why:
+        return Refused(why=why, ledger=msgspec.structs.replace(ledger, trips=trips))
+    after = (*entries, wanted)[-_MOST_ENTRIES:]
+    today = sum(each.node == wanted.node and _age_s(each, wanted) <= _DAY_S for each in after)
+    return Allowed(ledger=Ledger(entries=after, trips=trips), today=today)
 
 
 def take_back(ledger: Ledger, node: str, time_s: float) -> Ledger:
     """Return the ledger without a drain that did not happen."""
     entries = tuple(each for each in ledger.entries if (each.node, each.time_s) != (node, time_s))
-    return Ledger(entries=entries, trip=ledger.trip)
+    return Ledger(entries=entries, trips=ledger.trips)
 
 
-def _too_many_for_owner(recent: Collection[Entry], wanted: Entry, limits: Breaker) -> str:
-    others = [each for each in recent if each.node != wanted.node]
+def _age_s(entry: Entry, wanted: Entry) -> float:
+    """Return how old an entry is; one from the future, by a clock that is ahead, is new."""
+    return max(0.0, wanted.time_s - entry.time_s)
+
+
+def _first_user(uids: Iterable[int]) -> tuple[int, int]:
+    """Return the user after whose jobs most nodes were drained, and how many."""
+    counted = Counter(uid for uid in uids if uid >= 0)
+    return max(counted.items(), key=lambda each: each[1], default=(-1, 0))
+
+
+def _too_many_for_owner(entries: Collection[Entry], wanted: Entry, limits: Breaker) -> str:
+    others = [each for each in entries if each.node != wanted.node]
     if wanted.job:
-        nodes = {each.node for each in others if each.job == wanted.job}
+        nodes = {
+            each.node
+            for each in others
+            if each.job == wanted.job and _age_s(each, wanted) <= max(limits.window_s, _HOUR_S)
+        }
         if len(nodes) >= limits.per_job:
             return f"job {wanted.job} has cost {len(nodes)} nodes already, limit {limits.per_job}"
     if wanted.uid >= 0:
         nodes = {
             each.node
             for each in others
-            if each.uid == wanted.uid and wanted.time_s - each.time_s <= _HOUR_S
+            if each.uid == wanted.uid and _age_s(each, wanted) <= _HOUR_S
         }
         if len(nodes) >= limits.per_user_hour:
             text = f"jobs of user {wanted.uid} have cost {len(nodes)} nodes within an hour"
             return f"{text}, limit {limits.per_user_hour}"
-    return ""
-
-
-def _too_many_of_partition(
-    recent: Collection[Entry],
-    wanted: Entry,
-    limits: Breaker,
-    members: Mapping[str, Collection[str]],
-    ours: Collection[str],
-) -> str:
-    within = {each.node for each in recent if wanted.time_s - each.time_s <= limits.window_s}
-    counted = within | set(ours) | {wanted.node}
-    for partition, nodes in sorted(members.items()):
-        out = counted & set(nodes)
-        allowed = max(1, int(limits.share * len(nodes)))
-        if len(out) > allowed:
-            return (
-                f"{len(out)} of {len(nodes)} nodes of {partition} at once, limit {allowed}:"
-                " a fabric or software problem, not these nodes"
-            )
     return ""

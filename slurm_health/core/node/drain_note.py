@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The note a hook leaves on a node it drains: for people, for `nodes`, and to know it again.
+"""The note on a node we drain: for people, for `nodes`, and to know it again.
 
-For example: `slurm-health: check=gpu job=4711 t=1763661234 GPU 3: 12 uncorrected ECC errors`.
+`sinfo -R` shows 20 columns of it, so what is wrong comes first. For example:
+`shealth:fs /scratch is not mounted check=fs-scratch job=4711 t=1763661234`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ import msgspec
 
 from slurm_health.core.text import REASON_LENGTH, REASON_PREFIX, plain
 
-_NOTE = re.compile(r"slurm-health: check=(\S+) job=(\d+) t=(\d+) (.*)", re.DOTALL)
+_PREFIX = "shealth:"
+_NOTE = re.compile(r"shealth:\S+ ?(.*) check=(\S+) job=(\d+) t=(\d+)", re.DOTALL)
+# What hooks wrote before, and nodes may carry for as long as they wait for repair.
+_OLD_NOTE = re.compile(r"slurm-health: check=(\S+) job=(\d+) t=(\d+) (.*)", re.DOTALL)
 # scontrol shows who set a note, and when, behind it.
 _SIGNED = re.compile(r"(.*?)\s*\[([^][]*)@([^][@]*)\]\s*", re.DOTALL)
+_SHORT = {"filesystem": "fs", "infiniband": "ib", "ethernet": "eth"}
+_NAMES_LENGTH = 80
 
 
 class DrainNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,25 +34,36 @@ class DrainNote(msgspec.Struct, frozen=True, kw_only=True):
 
 def write(note: DrainNote) -> str:
     """Return the note as Slurm gets it: ASCII, one line, cut where Slurm's tools would cut it."""
+    names = ",".join(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) for name in note.checks)
+    # `filesystem-scratch` and its like: the text says which.
+    kind = names.partition(",")[0].partition("-")[0] or "node"
     # Whoever reads scontrol's output takes `Word=` for a field of the node.
     text = plain(note.text).replace("=", ":")
-    names = ",".join(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) for name in note.checks)
-    line = f"{REASON_PREFIX} check={names} job={note.job} t={note.time_s} {text}"
-    return line[:REASON_LENGTH].rstrip()
+    head = f"{_PREFIX}{_SHORT.get(kind, kind)[:_NAMES_LENGTH]} {text}"
+    tail = f" check={names[:_NAMES_LENGTH] or '-'} job={note.job} t={note.time_s}"
+    return head[: REASON_LENGTH - len(tail)].rstrip() + tail
 
 
 def parse(reason: str) -> DrainNote | None:
-    """Return what one of our notes says; None for one that no hook of this version wrote."""
-    found = _NOTE.fullmatch(unsigned(reason))
-    if found is None:
+    """Return what one of our notes says; None for one that is none, or has no such parts."""
+    bare = unsigned(reason)
+    if found := _NOTE.fullmatch(bare):
+        text, names, job, time_s = found.groups()
+    elif found := _OLD_NOTE.fullmatch(bare):
+        names, job, time_s, text = found.groups()
+    else:
         return None
-    names, job, time_s, text = found.groups()
     return DrainNote(checks=tuple(names.split(",")), job=int(job), time_s=int(time_s), text=text)
 
 
 def is_ours(reason: str) -> bool:
     """Tell whether slurm-health, of any version, left this note."""
-    return reason.startswith(REASON_PREFIX)
+    return reason.startswith((_PREFIX, REASON_PREFIX))
+
+
+def bare_text(reason: str) -> str:
+    """Return a note of ours without its prefix, for one whose parts cannot be told."""
+    return unsigned(reason).removeprefix(_PREFIX).removeprefix(REASON_PREFIX).strip()
 
 
 def unsigned(reason: str) -> str:

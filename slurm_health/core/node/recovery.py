@@ -18,6 +18,8 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         reason: the note exactly as it was set; another one is another's.
         retest: the checks that failed; empty when none did and only a person can tell.
         time_s: when.
+        expected: what the checks that failed went by beside the site's file: variables of the job.
+            A test without them is another test.
         passes: how many fresh passes in a row there have been since.
         passed_s: when the last of them was.
         asked_s: when Slurm was last asked whether the drain still stands.
@@ -27,6 +29,7 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reason: str
     retest: tuple[str, ...]
     time_s: float
+    expected: dict[str, str] = {}
     passes: int = 0
     passed_s: float = 0.0
     asked_s: float = 0.0

@@ -41,14 +41,14 @@ class Hooks(_Table, frozen=True, kw_only=True):
 
 
 class Breaker(_Table, frozen=True, kw_only=True):
-    """`[breaker]`: how much may be drained at once.
+    """`[breaker]`: how much may be drained at once, by hooks and by root's jobs together.
 
     Without `directory` nobody is drained: a node alone cannot know how many others are.
     """
 
     # On a filesystem every node shares, writable by root on the nodes only.
     directory: AbsolutePath = ""
-    # Of a partition's nodes, drained by us at one time; one node is always allowed.
+    # Of a partition's nodes, drained by us at one time.
     share: Share = 0.1
     # Drains within `window_s` count against the share even when they have been lifted since.
     window_s: Annotated[float, msgspec.Meta(gt=0, le=604800)] = 3600.0
@@ -58,6 +58,16 @@ class Breaker(_Table, frozen=True, kw_only=True):
     per_user_hour: Positive = 4
     # How long the lock of `directory` is waited for.
     lock_limit_s: Seconds = 5.0
+    # Hooks that find a fault at the same time ask Slurm spread over this long, by node name.
+    spread_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 3.0
+
+    def allowed(self, nodes: int) -> int:
+        """Return how many of a partition's nodes may be drained.
+
+        One always, and two of four or more: in a small cluster, a second fault within the hour
+        is a coincidence more often than a common cause.
+        """
+        return max(int(self.share * nodes), min(2, max(1, nodes // 2)))
 
 
 class Recovery(_Table, frozen=True, kw_only=True):
@@ -68,6 +78,8 @@ class Recovery(_Table, frozen=True, kw_only=True):
     passes: Positive = 3
     # A pass sooner after the last than this is not a fresh one.
     apart_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 60.0
+    # A node that is drained more often within a day waits for a person: its test misses the fault.
+    per_day: Positive = 3
 
 
 class Marks(_Table, frozen=True, kw_only=True):
@@ -108,4 +120,6 @@ class CommonKeys(_Table, frozen=True, kw_only=True):
     severity: Status | None = None
     time_limit_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 5.0
     shadow: bool = False
+    # A check that does not end within `time_limit_s` has found a fault of the node.
+    hang_is_fault: bool = False
     enabled: bool = True

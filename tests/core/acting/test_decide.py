@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.core.acting.decide import Decision, Ending, JobFacts, exit_code, unwanted
-from slurm_health.core.acting.drains import Drain, LeaveAlone, drain_reason
+from slurm_health.core.acting.drains import Drain, LeaveAlone
 from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.core.records import Disposition, VerdictReached
-from slurm_health.core.text import REASON_LENGTH, REASON_PREFIX
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.errors import ExitCode
 from tests.strategies import verdicts
@@ -40,7 +39,6 @@ def facts_of(draw: st.DrawFn, verdict: VerdictReached) -> JobFacts:
         hold_obstacle=draw(st.sampled_from(["", "it is not a batch job"])),
         held_for=frozenset(draw(st.sets(st.sampled_from(names)))),
         may_drain=draw(st.booleans()),
-        node_reasons=draw(st.dictionaries(st.sampled_from(names), st.text(max_size=9))),
     )
 
 
@@ -71,15 +69,14 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
     at = {level: set(verdict_nodes(verdict, level)) for level in Level}
     bad = {node.node for node in unwanted(verdict, policy)} - (at[Level.INCONCLUSIVE])
     drains = [each for each in decision.drains if isinstance(each, Drain)]
-    drained = [name for each in drains for name in each.nodes]
+    drained = [each.node for each in drains]
     may_go = at[Level.FAULTY] | (
         at[Level.SLOW] if policy.on_straggler is OnStraggler.DRAIN else set()
     )
     assert len(drained) == len(set(drained))
-    assert set(drained) <= may_go - set(known.node_reasons)
+    assert set(drained) <= may_go
     assert not drained or known.may_drain
     assert len(drained) <= max(1, int(policy.max_bad_share * len(verdict.nodes)))
-    assert all(each.reason.startswith(REASON_PREFIX) for each in drains)
     ending, shrink = decision.ending, decision.shrink
     assert ending.reason
     if shrink is not None:
@@ -129,7 +126,7 @@ def test_undecided_and_healthy_nodes_cause_nothing_by_default(data: st.DataObjec
 
 def test_a_faulty_node_is_drained_and_then_the_job_requeued_without_it() -> None:
     assert decided(ONE_FAULTY, Policy(), job_facts()) == Decision(
-        drains=(Drain(nodes=("n2",), reason="slurm-health: job 12: network: no allgather"),),
+        drains=(Drain(node="n2", component="network", reason="network: no allgather"),),
         ending=Ending(
             disposition=Disposition.REQUEUE,
             exit_code=ExitCode.BAD_NODES,
@@ -146,16 +143,6 @@ def test_without_rights_the_job_moves_away_and_nobody_is_drained() -> None:
     assert decision.ending.disposition is Disposition.REQUEUE
 
 
-@pytest.mark.parametrize("note", ["fan broken [root]", ""])
-def test_another_ones_note_on_a_node_is_left_alone(note: str) -> None:
-    decision = decided(ONE_FAULTY, Policy(), job_facts(node_reasons={"n2": note}))
-
-    (left,) = decision.drains
-    assert isinstance(left, LeaveAlone)
-    assert decision.ending.disposition is Disposition.REQUEUE
-    assert (note or "(no reason given)") in left.reason
-
-
 def test_too_many_bad_nodes_at_once_are_not_drained() -> None:
     verdict = verdict_of(n1=Level.FAULTY, n2=Level.FAULTY, n3=Level.FAULTY, n4=Level.HEALTHY)
 
@@ -167,15 +154,6 @@ def test_too_many_bad_nodes_at_once_are_not_drained() -> None:
             reason="3 of 4 nodes bad at once: probably a fabric or software problem",
         ),
     )
-
-
-def test_nodes_with_the_same_note_are_drained_in_one_call() -> None:
-    verdict = verdict_of(n1=Level.FAULTY, n2=Level.FAULTY, n3=Level.HEALTHY, n4=Level.HEALTHY)
-
-    (drain,) = decided(verdict, Policy(), job_facts()).drains
-
-    assert isinstance(drain, Drain)
-    assert drain.nodes == ("n1", "n2")
 
 
 def test_a_slow_node_is_left_but_never_drained() -> None:
@@ -214,19 +192,6 @@ def test_a_job_that_cannot_move_stops_and_says_why(known: JobFacts, said: str) -
     assert last.disposition is Disposition.STOP
     assert last.exit_code is ExitCode.BAD_NODES
     assert said in last.reason
-
-
-@given(st.text(max_size=400), st.text(max_size=20))
-def test_a_note_for_slurm_is_one_short_line_of_printable_ascii(reason: str, part: str) -> None:
-    node = NodeVerdict(node="n1", level=Level.FAULTY, component=part, reason=reason)
-
-    note = drain_reason(node, 12)
-
-    assert note.startswith(f"{REASON_PREFIX} job 12: ")
-    assert len(note) <= REASON_LENGTH
-    assert note.isascii()
-    assert note.isprintable()
-    assert '"' not in note
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurm_health import journal
-from slurm_health.core.record_codec import Entry
+from slurm_health.core.record_codec import Entry, decode
 from slurm_health.core.records import VerdictReached
 from slurm_health.core.session.phases import phases
 from slurm_health.core.session.session import Append, Conclude, Limits, Session
@@ -23,7 +23,9 @@ NODES = tuple(f"n{number}" for number in range(1, 7))
 
 def entries() -> list[Entry]:
     return [
-        entry for writer in (*NODES, journal.MASTER) for entry in journal.read_all(DATA, writer)
+        decode(line)
+        for writer in (*NODES, journal.MASTER)
+        for line in journal.path_of(DATA, writer).read_bytes().splitlines()
     ]
 
 

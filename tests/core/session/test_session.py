@@ -126,6 +126,29 @@ def test_a_master_may_die_at_any_step_of_an_untroubled_check(death: int) -> None
     assert {node.level for node in verdict.nodes} <= {Level.HEALTHY, Level.INCONCLUSIVE}
 
 
+@pytest.mark.parametrize("trouble", [0.0, 0.5])
+def test_a_master_killed_on_any_write_is_gone_on_for_and_nothing_is_done_twice(
+    trouble: float,
+) -> None:
+    untroubled = World(names(4), Random(1), trouble=trouble, limits=LIMITS)
+    untroubled.play()
+
+    for killed_at in range(2, len(untroubled.master_log) + 1):
+        # The third one dies again, where the second one has just begun.
+        world = World(names(4), Random(1), trouble=trouble, limits=LIMITS)
+        world.play(killed_at=[killed_at, killed_at + 2])
+
+        written = [entry.record for entry in world.master_log]
+        launches = [each.launch for each in written if isinstance(each, AgentsLaunched)]
+        rounds = [each.round for each in written if isinstance(each, RoundStarted)]
+        ended = [each.round for each in written if isinstance(each, RoundEnded)]
+        assert launches == list(range(len(launches)))
+        assert rounds == ended == list(range(len(rounds)))
+        assert sum(isinstance(each, NodesAdmitted) for each in written) <= 1
+        assert isinstance(written[-1], VerdictReached)
+        assert sum(isinstance(each, VerdictReached) for each in written) == 1
+
+
 @many
 @given(st.integers(0, 2**32))
 def test_no_node_is_launched_more_often_than_allowed(seed: int) -> None:

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,8 @@ def scontrol(words: list[str]) -> str:
             return show_job(job_id)
         case ["show", "node", "-o", nodelist]:
             return show_nodes(nodelist)
+        case ["show", "nodes", "-o"]:
+            return show_nodes(",".join(load("nodes")))
         case ["show", "partition", "-a", "-o"]:
             names = load("settings").get("partition_nodes", "n[1-9]")
             return f"PartitionName=main Default=YES TotalNodes=9 MaxNodes=UNLIMITED Nodes={names}"
@@ -257,6 +260,12 @@ def refuse_what_is_to_be_refused(words: list[str]) -> None:
             raise Refused(text)
 
 
+def kill_the_caller_if_asked_to() -> None:
+    """Kill whoever called, once this many calls are done, before it hears of the last."""
+    if load("settings").get("kill_at") == len(file("calls").read_text().splitlines()):
+        os.kill(os.getppid(), signal.SIGKILL)
+
+
 def new_job(name: str, nodes: list[str]) -> Job:
     return {
         "name": name,
@@ -288,6 +297,7 @@ def main() -> int:
         except Refused as refused:
             print(refused, file=sys.stdout if refused.to_stdout else sys.stderr)
             return refused.code
+        kill_the_caller_if_asked_to()
     if answer:
         print(answer)
     return 0

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What depends on accounting, on a cluster with slurmdbd: an administrator's rights, and sacct."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lab_support import Site, eventually
+from tests.e2e.played_nodes import FAULTY, RAN, play, submit
+from tests.lab import Lab, missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
+]
+
+BAD = "n3"
+
+
+@pytest.fixture(scope="module")
+def module_site() -> Iterator[Site]:
+    """A cluster whose users have accounts; bob is an administrator, alice is an operator."""
+    with Lab.start(nodes=6, accounting=True) as lab:
+        found = Site(lab)
+        for words in (
+            ("account", "lab"),
+            ("user", "alice", "account=lab", "adminlevel=Operator"),
+            ("user", "bob", "account=lab", "adminlevel=Admin"),
+        ):
+            lab.run(["sacctmgr", "--immediate", "add", *words])
+        yield found
+
+
+def history(site: Site, job: int, *fields: str) -> list[list[str]]:
+    """Return what sacct says of a job's attempts, oldest first, once the last one is recorded."""
+    argv = ["sacct", "-nPX", "--duplicates", "-j", str(job), "-o", ",".join(("state", *fields))]
+
+    def look() -> list[list[str]]:
+        return [line.split("|") for line in site.lab.run(argv).stdout.splitlines()]
+
+    eventually(site, lambda: "COMPLETED" in (look() or [[""]])[-1][0], f"job {job} in sacct")
+    return look()
+
+
+def meet_bad_node(site: Site, user: str, *words: str) -> int:
+    """Let a user's job meet a node on which every check process is killed; wait for its end."""
+    play(site, user, **{BAD: FAULTY})
+    job = submit(site, "-N4", *words, user=user)
+    assert site.ended(job)["JobState"] == "COMPLETED"
+    return job
+
+
+def test_an_administrator_of_the_database_drains_what_a_job_finds(site: Site) -> None:
+    job = meet_bad_node(site, "bob")
+    assert site.drained().keys() == {BAD}
+    assert site.drained()[BAD].startswith("slurm-health: ")
+    assert site.lab.job(job)["Restarts"] == "1"
+
+
+def test_an_administrator_gives_back_what_was_drained(site: Site) -> None:
+    meet_bad_node(site, "bob")
+    path = Path(site.directory("etc", "bob")) / "config.toml"
+    path.write_text("")
+    ran = site.health("nodes", "--config", str(path), "release", BAD, user="bob")
+    assert f"{BAD}: released" in ran.stdout, ran
+    assert site.drained() == {}
+
+
+def test_an_operator_moves_the_job_and_never_tries_to_drain(site: Site) -> None:
+    """Slurm lets administrators change nodes, and logs an operator's attempt as a violation."""
+    before = site.controller_log().count("Security violation")
+    meet_bad_node(site, "alice")
+    assert site.drained() == {}
+    assert site.controller_log().count("Security violation") == before
+
+
+def test_accounting_shows_each_attempt_and_who_ran_where(site: Site) -> None:
+    job = meet_bad_node(site, "alice", "--job-name=train")
+    first, second = history(site, job, "jobname", "nodelist", "exitcode", "account")
+    assert first[0] in {"REQUEUED", "CANCELLED"}
+    assert second == ["COMPLETED", "train", site.lab.job(job)["NodeList"], "0:0", "lab"]
+    assert site.lab.job_output(job).splitlines()[-1] == f"attempt 1 ran on {second[2]}"
+
+
+def test_accounting_shows_the_scripts_own_end(site: Site) -> None:
+    play(site, "alice")
+    job = submit(site, "-N2", script=f"{RAN}; exit 7")
+    assert site.ended(job)["JobState"] == "FAILED"
+    argv = ["sacct", "-nPX", "-j", str(job), "-o", "state,exitcode"]
+    eventually(
+        site, lambda: site.lab.run(argv).stdout == "FAILED|7:0\n", "the script's code in sacct"
+    )
+
+
+def test_the_line_it_was_submitted_with_names_the_users_script(site: Site) -> None:
+    play(site, "alice")
+    script = site.script("train.sh", f"#!/bin/sh\n{RAN}\n")
+    job = submit(site, "-N2", script, script="")
+    site.ended(job)
+    ((_, line),) = history(site, job, "submitline")
+    assert line.endswith("/train.sh")
+    assert "--parsable" in line

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks whose journal is on a network filesystem: caches on every node, a hang, a full volume."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.lab_support import Report, Site, accused, levels
+from tests.e2e.played_nodes import FAULTY, play, submit
+from tests.lab import Lab, missing, processes
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
+]
+
+BAD = "n3"
+SIZE_MB = 16
+
+
+@pytest.fixture(scope="module")
+def module_site() -> Iterator[Site]:
+    """A cluster each of whose nodes has its own client of one small volume."""
+    with Lab.start(nodes=6, network_filesystem_mb=SIZE_MB) as lab:
+        lab.run(["install", "-d", "-o", "alice", "-g", "alice", f"{lab.paths.shared}/alice"])
+        yield Site(lab)
+
+
+def start(site: Site, *words: str, **behaviours: str) -> int:
+    """Submit a job of four nodes that keeps its journal on the volume."""
+    play(site, **behaviours)
+    return submit(site, "-N4", f"--journal={site.lab.paths.shared}/alice", *words)
+
+
+def report(site: Site, job: int) -> Report:
+    """What `slurm-health report --json` says, read through the login node's own client."""
+    where = f"--journal={site.lab.paths.shared}/alice"
+    ran = site.health("report", "--json", where, str(job))
+    assert ran.returncode == 0, ran
+    found: Report = json.loads(ran.stdout)
+    return found
+
+
+@contextlib.contextmanager
+def hung(site: Site, node: str) -> Iterator[None]:
+    """Stop a node's client: whoever asks the filesystem there waits in the kernel."""
+    found = [each.pid for each in processes.on_node(site.lab.pid(node)) if each.name == "glusterfs"]
+    assert found
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in found:
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def full(site: Site) -> Iterator[None]:
+    """Leave no room on the volume."""
+    path = f"{site.lab.paths.shared}/ballast"
+    fill = f"dd if=/dev/zero of={path} bs=64k count={SIZE_MB * 32} conv=fsync; df {path}"
+    assert "100%" in site.lab.run(["sh", "-c", fill]).stdout
+    try:
+        yield
+    finally:
+        site.lab.run(["rm", path])
+
+
+def test_a_job_leaves_a_bad_node_although_every_node_caches(site: Site) -> None:
+    job = start(site, **{BAD: FAULTY})
+    assert site.ended(job)["JobState"] == "COMPLETED"
+    assert site.lab.job(job)["ExcNodeList"] == BAD
+    first, second = report(site, job)["runs"]
+    assert accused(first) == {BAD: "faulty"}
+    assert accused(second) == {}
+    assert site.lab.job_output(job).splitlines()[-1].startswith("attempt 1 ran on ")
+
+
+def test_a_master_that_is_killed_is_followed_by_one_that_reads_on(site: Site) -> None:
+    job = start(site, "--check=quick")
+    path = f"{site.lab.paths.shared}/alice/lab/{job}/0/master.jsonl"
+
+    def began() -> bool:
+        return "round_started" in site.lab.run(["cat", path], check=False).stdout
+
+    site.lab.wait_until(began, bool, "a round", 120)
+    site.kill_master()
+    assert site.ended(job)["JobState"] == "COMPLETED"
+    (run,) = report(site, job)["runs"]
+    assert run["state"] == "finished"
+    assert accused(run) == {}
+
+
+def test_a_node_whose_mount_hangs_is_not_accused_and_holds_nobody_up(site: Site) -> None:
+    with hung(site, BAD):
+        job = start(site)
+        assert site.ended(job)["JobState"] == "COMPLETED"
+    (run,) = report(site, job)["runs"]
+    assert levels(run)[BAD] == "inconclusive"
+    assert accused(run) == {}
+    assert site.drained() == {}
+
+
+def test_a_hang_on_the_batch_host_lets_the_script_run_unchecked(site: Site) -> None:
+    with hung(site, "n1"):
+        job = start(site, "-wn1")
+        assert site.ended(job)["JobState"] == "COMPLETED"
+    said = site.lab.job_output(job)
+    assert "not checked: journal " in said
+    assert "its filesystem did not answer within 60 s" in said
+    assert "ran on n[1-4]" in said
+
+
+def test_on_a_full_volume_the_script_runs_unchecked_and_says_so(site: Site) -> None:
+    with full(site):
+        job = start(site)
+        assert site.ended(job)["JobState"] == "COMPLETED"
+    said = site.lab.job_output(job)
+    assert "running the script anyway: not checked: journal " in said
+    assert "No space left on device" in said
+    assert "ran on n[1-4]" in said
+    assert site.drained() == {}
