@@ -18,6 +18,7 @@ from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import RunStarted, VerdictReached
 from slurm_health.core.verdict import Level
 from tests.lab import Lab
+from tests.support.sites import let_root_drain
 
 BAD = "n3"
 DEADLINE_S = 240.0
@@ -107,6 +108,8 @@ def measure(stage: Stage, case: Case, *, played: bool, load_average: float) -> M
     script = lab.home(case.user) / "first-line.sh"
     script.write_text(_SCRIPT)
     environ = {"PATH": _PATH}
+    if case.user == "root":
+        environ |= let_root_drain(lab.home(case.user))
     argv = ["slurm-health", "sbatch", "--parsable", "--exclusive", "--open-mode=append"]
     if played:
         environ["FAKE_WORKER_DIR"] = str(_play(lab, case))

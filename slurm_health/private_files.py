@@ -14,7 +14,6 @@ import errno
 import itertools
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,6 +138,8 @@ def temporary(name: str, data: bytes, *, mode: int = 0o600) -> Iterator[Path]:
 
 
 def _laid_down(stack: contextlib.ExitStack, name: str, data: bytes, mode: int) -> Path:
+    import tempfile  # not free, and the hooks only read
+
     failure = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for place in _TEMPORARY_PLACES:
         try:

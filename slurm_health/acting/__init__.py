@@ -2,7 +2,7 @@
 """Carries out what `core.acting` decided: records, drains, shrinks, and last of all requeues.
 
 Runs in the process of the master, as the job's user, and in the helper job that releases a
-requeued job. It changes Slurm through `slurm`, and writes the journal.
+requeued job. It changes Slurm through `slurm`, drains through `draining`, and writes the journal.
 
     job_facts           what the job and its owner can do, from Slurm and the journals
     perform             records the intent, acts, records the result; requeues or holds last

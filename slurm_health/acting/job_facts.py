@@ -11,7 +11,7 @@ from slurm_health import journal
 from slurm_health.core.acting.decide import JobFacts
 from slurm_health.core.acting.policy import Policy
 from slurm_health.core.nodeset import fold
-from slurm_health.core.records import Action, ActionIntended, RunStarted
+from slurm_health.core.records import Action, ActionDone, ActionIntended, RunStarted
 from slurm_health.errors import JournalError
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Job, Partition
@@ -47,6 +47,7 @@ def read_facts(
 
     Raises:
         SlurmError: Slurm does not answer.
+        JournalError: what this run has done so far cannot be read.
     """
     job = client.job(slurm_name(started))
     earlier = earlier_runs(directory.parent, exclude=directory)
@@ -59,6 +60,7 @@ def read_facts(
         hold_obstacle=hold_obstacle(job),
         held_for=held_for(earlier),
         may_drain=client.may_drain(uid),
+        drained=drained(directory),
         excluded=job.excluded,
         placement=placement(job),
     )
@@ -130,6 +132,17 @@ def held_for(earlier: Earlier) -> frozenset[str]:
     """Return the nodes for which the job was held."""
     acts = [act for run in earlier for act in run or ()]
     return frozenset(node for act in acts if act.action is Action.HOLD for node in act.nodes)
+
+
+def drained(run: Path) -> frozenset[str]:
+    """Return the nodes that a run has drained."""
+    records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
+    return frozenset(
+        node
+        for record in records
+        if isinstance(record, ActionDone) and record.action is Action.DRAIN and record.succeeded
+        for node in record.nodes
+    )
 
 
 def _intents(run: Path) -> list[ActionIntended] | None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An act that is killed (SIGKILL) after any step, and begun again: nothing twice, nothing lost."""
+"""An act that is killed (SIGKILL) after any call to Slurm does nothing twice and loses nothing."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from pathlib import Path
@@ -11,18 +10,17 @@ from pathlib import Path
 import pytest
 
 from slurm_health import journal
-from slurm_health.acting.perform import RecordAppender
 from slurm_health.core.acting.policy import Policy
 from slurm_health.core.node.settings import Breaker
-from slurm_health.core.records import ActionDone, Record
+from slurm_health.core.records import Action, ActionDone
 from slurm_health.core.verdict import Level
 from slurm_health.draining.shared_state import read_ledger
 from tests.acting.test_perform import JOB, Scene
 
 # More than any act takes.
-MOST_STEPS = 40
+MOST_CALLS = 40
 SPARE = Policy(nodes_wanted=2)
-pytestmark = pytest.mark.timeout(600)  # each step is a life of its own, on a busy machine
+pytestmark = pytest.mark.timeout(600)  # each call is a life of its own, on a busy machine
 
 
 class Mortal(Scene):
@@ -32,15 +30,15 @@ class Mortal(Scene):
         super().__init__(directory)
         self.slurm.set(admin=True)
         self.slurm.change_job(JOB, Comment="mine")
+        self.append = lambda record: self.run.write(journal.MASTER, record)
 
-    def live(self, policy: Policy, *, records: int = 0, calls: int = 0) -> bool:
-        """Act; be killed after so many records or calls, 0 for never; tell whether it ended."""
+    def live(self, policy: Policy, *, calls: int = 0) -> bool:
+        """Act; be killed once so many calls are done, 0 for never; tell whether it ended."""
         done = len(self.slurm.calls())
         self.slurm.set(kill_at=done + calls if calls else -1)
         pid = os.fork()
         if pid == 0:
             try:
-                self.append = self._appender(records)
                 self.act(uid=0, policy=policy, n3=Level.FAULTY)
                 os._exit(0)
             finally:
@@ -48,16 +46,6 @@ class Mortal(Scene):
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert code in {0, -signal.SIGKILL}
         return code == 0
-
-    def _appender(self, die_after: int) -> RecordAppender:
-        written = itertools.count(1)
-
-        def append(record: Record) -> None:
-            self.run.write(journal.MASTER, record)
-            if next(written) == die_after:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        return append
 
     def assert_done_once(self, policy: Policy) -> None:
         slurm = self.slurm
@@ -71,6 +59,7 @@ class Mortal(Scene):
             if isinstance(entry.record, ActionDone)
         ]
         assert all(record.succeeded for record in done)
+        assert [record.action for record in done].count(Action.DRAIN) == 1
         if policy is SPARE:
             assert slurm.job(JOB)["nodes"] == ["n1", "n2"]
             return
@@ -82,13 +71,12 @@ class Mortal(Scene):
 
 
 @pytest.mark.parametrize("policy", [Policy(), SPARE], ids=["requeue", "spare"])
-@pytest.mark.parametrize("what", ["records", "calls"])
-def test_an_act_that_is_killed_after_any_step_does_nothing_twice_and_loses_nothing(
-    tmp_path: Path, policy: Policy, what: str
+def test_an_act_that_is_killed_after_any_call_does_nothing_twice_and_loses_nothing(
+    tmp_path: Path, policy: Policy
 ) -> None:
-    for step in range(1, MOST_STEPS):
+    for step in range(1, MOST_CALLS):
         scene = Mortal(tmp_path / str(step))
-        ended = scene.live(policy, **{what: step})
+        ended = scene.live(policy, calls=step)
         # Slurm ends a job's processes once it has requeued the job.
         if not ended and scene.slurm.job(JOB)["state"] == "RUNNING":
             assert scene.live(policy)
@@ -96,4 +84,4 @@ def test_an_act_that_is_killed_after_any_step_does_nothing_twice_and_loses_nothi
         if ended:
             assert step > 3
             return
-    pytest.fail(f"no end within {MOST_STEPS} steps")
+    pytest.fail(f"no end within {MOST_CALLS} calls")

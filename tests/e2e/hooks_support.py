@@ -38,6 +38,7 @@ opt_out = "nocheck"
 directory = "{directory}/shared"
 share = {share}
 per_job = 3
+spread_s = 0
 [recovery]
 apart_s = 0
 [checks.flag]

@@ -15,6 +15,7 @@ from typing import Any
 
 from slurm_health.acting.release_elsewhere import REVOKED_S
 from tests.e2e.lab_support import COMMAND, Site, eventually
+from tests.support.sites import let_root_drain
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
 FAULTY, SLOW, UNREACHABLE = "dies", "slow", "unreachable"
@@ -39,6 +40,8 @@ def submit(
 ) -> int:
     """Submit a job that says where it ran, or the script in `words` where `script` is empty."""
     played = {"FAKE_WORKER_DIR": site.directory("played", user)}
+    if user == "root":
+        played |= let_root_drain(site.lab.home(user))
     # Words behind a script are its arguments.
     named = ("--wrap", script) if script else ()
     more = (f"--python={FAKE_WORKER}", "--open-mode=append", *named)

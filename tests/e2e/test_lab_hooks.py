@@ -95,10 +95,23 @@ def test_a_prolog_that_finds_a_fault_drains_and_the_job_runs_elsewhere(site: Hoo
     assert site.lab.job(job)["Restarts"] == "1"
     assert site.lab.job_output(job).strip() != "n1"
     (reason,) = site.out_of_pool().values()
-    assert reason.startswith(f"slurm-health: check=flag job={job} t=")
+    assert reason.startswith("shealth:flag ")
+    assert f" check=flag job={job} t=" in reason
     assert f"{FLAG} exists" in reason
     # The count that a well node keeps at nothing does count.
     assert sum(asked(site).values()) >= 3
+
+
+def test_srun_on_a_node_whose_prolog_fails_ends_and_the_next_one_goes_elsewhere(
+    site: HookedSite,
+) -> None:
+    site.on("n1", "touch", FLAG)
+    ran = site.lab.run(["srun", "-wn1", "hostname"], user="alice", check=False)
+    assert ran.returncode != 0
+    assert "Something is wrong with the boot of the nodes" in ran.stderr
+    assert list(site.out_of_pool()) == ["n1"]
+    again = site.lab.run(["srun", "hostname"], user="alice")
+    assert again.stdout.strip() != "n1"
 
 
 def test_a_job_of_many_nodes_loses_the_bad_one_only(site: HookedSite) -> None:
@@ -174,7 +187,8 @@ def test_a_user_without_rights_gets_a_truly_bad_node_drained(site: HookedSite) -
     site.on("n3", "touch", HIDDEN)
     job = site.accuse("n3")
     reason = site.out_of_pool()["n3"]
-    assert reason.startswith(f"slurm-health: check=deep job={job} t=")
+    assert reason.startswith("shealth:deep ")
+    assert f" check=deep job={job} t=" in reason
 
 
 def test_a_user_cannot_get_a_good_node_drained(site: HookedSite) -> None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A master that acts is killed around each of its writes, and the next one goes on from there.
-
-Here it may not drain; `tests/acting/test_killed_while_acting.py` is about drains and spares.
-"""
+"""A master that acts is killed around each of its writes, and the next one goes on from there."""
 
 from __future__ import annotations
 
@@ -23,6 +20,7 @@ from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.master.run_check import CheckSettings, _check
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
+from tests.support.sites import let_root_drain
 
 NODES = ["n1", "n2", "n3"]
 STARTED = RunStarted(
@@ -64,6 +62,8 @@ class Judged:
 
     def __init__(self, directory: Path) -> None:
         self.slurm = FakeSlurm(directory / "slurm")
+        self.environ = self.slurm.environ() | let_root_drain(directory)
+        self.slurm.set(admin=True)
         self.slurm.run_job(12, NODES)
         self.root = directory / "journal"
         self.run = journal.job_directory(self.root, "lab", 12) / "0"
@@ -96,7 +96,11 @@ class Judged:
             phases=phases(["quick"]),
             act=True,
         )
-        _check(self.run, STARTED, settings, NoLauncher(), self.slurm.environ())
+        _check(self.run, STARTED, settings, NoLauncher(), self.environ)
+
+    def drains(self) -> list[list[str]]:
+        updates = self.slurm.calls("scontrol", "update")
+        return [call for call in updates if call[2].startswith("NodeName=")]
 
 
 def _kill_at(fatal_write: int, before: str) -> None:
@@ -128,6 +132,7 @@ def test_no_act_is_done_twice_and_none_is_lost(
         assert len(journal.read_all(job.run, journal.MASTER)) == len(BEFORE) + fatal_write
         assert job.act()
 
+    assert len(job.drains()) == (os.getuid() == 0)
     assert len(job.slurm.calls("sbatch")) == 1
     assert len(job.slurm.calls("scontrol", "requeuehold")) == 1
     assert job.slurm.job(12)["Restarts"] == 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +25,14 @@ def write_site(directory: Path, text: str) -> Path:
 def load_site(directory: Path, text: str) -> Site:
     """Write and read a site's file that belongs to whoever runs the test."""
     return site_file.load(write_site(directory, text))
+
+
+def let_root_drain(directory: Path) -> dict[str, str]:
+    """Write rules by which root's jobs may drain, with a new ledger; the variable that says so."""
+    place = Path(tempfile.mkdtemp(prefix="rules-", dir=directory))
+    (place / "shared").mkdir(mode=0o755)
+    file = write_site(place, f"[breaker]\ndirectory = '{place}/shared'\n")
+    return {"SLURM_HEALTH_CONFIG": str(file)}
 
 
 def tree(root: Path, files: Mapping[str, str]) -> CheckContext:

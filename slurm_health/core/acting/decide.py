@@ -27,6 +27,7 @@ class JobFacts:
         held_for: nodes that it was held for before. A person has released it since, and that is
             the answer about those nodes.
         may_drain: the user is root, SlurmUser or an administrator.
+        drained: nodes that this run has drained, before its master was replaced.
         excluded: nodes that it excludes already.
         placement: sbatch's options for a job that is to start where this one starts.
     """
@@ -38,6 +39,7 @@ class JobFacts:
     hold_obstacle: str = ""
     held_for: frozenset[str] = frozenset()
     may_drain: bool = False
+    drained: frozenset[str] = frozenset()
     excluded: tuple[str, ...] = ()
     placement: Mapping[str, str] = field(default_factory=dict)
 
@@ -148,11 +150,16 @@ class _Case:
 def _drains(case: _Case) -> tuple[Drain | LeaveAlone, ...]:
     if not case.facts.may_drain:
         return ()
-    return drains(
+    wanted = drains(
         _bad(case.avoided),
         total=len(case.verdict.nodes),
         drain_slow=case.policy.on_straggler is OnStraggler.DRAIN,
         max_bad_share=case.policy.max_bad_share,
+    )
+    return tuple(
+        each
+        for each in wanted
+        if isinstance(each, LeaveAlone) or each.node not in case.facts.drained
     )
 
 
