@@ -17,15 +17,20 @@ from slurm_health.slurm import command
 _PLACES = "import os, sys; print(*filter(os.path.exists, sys.path), sep='\\n')"
 
 
-def advise(scripts: Iterable[str], interpreters: Iterable[str]) -> list[Advice]:
+def advise(
+    scripts: Iterable[str], commands: Iterable[str], interpreters: Iterable[str]
+) -> list[Advice]:
     """Return which hooks, interpreters and modules others than root can change.
 
     Args:
         scripts: what slurm.conf names.
+        commands: the directories in which the shims look for commands.
         interpreters: what the shims among them run; one that others can change is not run here.
     """
-    found = [_advice(path, replaceable(Path(path))) for path in scripts]
-    for python in interpreters:
+    named = {path: path for path in scripts}
+    named |= {path: f"the commands in {path}" for path in commands}
+    found = [_advice(what, replaceable(Path(path))) for path, what in named.items()]
+    for python in dict.fromkeys(interpreters):
         loose = replaceable(Path(python))
         found.append(_advice(python, loose) if loose else _modules(python))
     return [each for each in found if each is not None] or [fine("only root can change the hooks")]

@@ -51,10 +51,11 @@ def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
     named = {key: entries(key, config) for key in SHIMS}
     shims = {key: [shim for _, shim in found if shim] for key, found in named.items()}
     every = {shim.path: shim for found in shims.values() for shim in found}
-    scripts = dict.fromkeys(path for found in named.values() for path, _ in found)
+    scripts = [path for found in named.values() for path, _ in found]
+    commands = [each for shim in every.values() for each in shim.search_path.split(":") if each]
     return [
         *(each for key in ("Prolog", "Epilog") for each in _scripts(key, config)),
-        *ownership.advise(scripts, dict.fromkeys(shim.python for shim in every.values())),
+        *ownership.advise(scripts, commands, [shim.python for shim in every.values()]),
         *_lost(config),
         *_prolog_flags(config),
         *_timeouts(config, [*shims["Prolog"], *shims["Epilog"]]),

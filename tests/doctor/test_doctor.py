@@ -134,7 +134,7 @@ def test_a_shim_that_follows_another_file_than_doctor_reads_is_told(
 
 
 @pytest.mark.parametrize(
-    "path", ["hook", "opt", "opt/python", "opt/lib", "opt/lib/slurm_health/hooks.py"]
+    "path", ["hook", "opt", "opt/python", "opt/lib", "opt/lib/slurm_health/hooks.py", "slurm/bin"]
 )
 def test_what_root_runs_and_others_can_change_is_found(
     hook: Path, tmp_path: Path, path: str
