@@ -49,10 +49,10 @@ class Broke(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hung(msgspec.Struct, frozen=True):
-    """The child had not answered at its deadline. `abandoned`: the kernel holds it still."""
+    """The child had not answered at its deadline. `abandoned`: its id while the kernel holds it."""
 
     limit_s: float
-    abandoned: bool
+    abandoned: int = 0
 
 
 WorkResult = Answered | Broke | Hung
@@ -122,7 +122,7 @@ class _Child:
         if self.data[:1] == _ANSWER:
             return Answered(self.data[1:], elapsed_s)
         if not self.data and elapsed_s > self.limit_s:
-            return Hung(self.limit_s, abandoned=False)  # it ended by itself, seen too late
+            return Hung(self.limit_s)  # it ended by itself, seen too late
         said = self.data[1:].decode(errors="replace")
         return Broke(said or "its process ended without an answer", elapsed_s)
 
@@ -168,7 +168,7 @@ def _gather(running: dict[Key, _Child], results: dict[Key, WorkResult]) -> None:
             del by_pipe[pipe]
             child.kill()
         for _, (key, child) in late:
-            results[key] = Hung(child.limit_s, abandoned=not child.end())
+            results[key] = Hung(child.limit_s, abandoned=0 if child.end() else child.pid)
 
 
 def _sleeps_in_kernel(pid: int) -> bool:

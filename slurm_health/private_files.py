@@ -14,7 +14,6 @@ import errno
 import itertools
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,6 +138,8 @@ def temporary(name: str, data: bytes, *, mode: int = 0o600) -> Iterator[Path]:
 
 
 def _laid_down(stack: contextlib.ExitStack, name: str, data: bytes, mode: int) -> Path:
+    import tempfile  # not free, and the hooks only read
+
     failure = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for place in _TEMPORARY_PLACES:
         try:
@@ -160,8 +161,7 @@ def _refuse_shared(found: os.stat_result, keepers: set[int | None], path: str) -
     if found.st_uid not in keepers:
         raise PermissionError(errno.EPERM, f"{path} belongs to user {found.st_uid}")
     if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
-        text = f"others may move what is in {path} (mode {stat.S_IMODE(found.st_mode):04o})"
-        raise PermissionError(errno.EPERM, text)
+        raise PermissionError(errno.EPERM, f"others can write {path}: chmod +t or go-w is needed")
 
 
 def _refuse(found: os.stat_result, owner: int, path: str) -> None:
@@ -170,5 +170,4 @@ def _refuse(found: os.stat_result, owner: int, path: str) -> None:
         text = f"{path} belongs to user {found.st_uid}, not to user {owner}"
         raise PermissionError(errno.EPERM, text)
     if found.st_mode & _OTHERS_WRITE:
-        text = f"others can write {path} (mode {stat.S_IMODE(found.st_mode):04o})"
-        raise PermissionError(errno.EPERM, text)
+        raise PermissionError(errno.EPERM, f"others can write {path}: chmod go-w is needed")

@@ -112,6 +112,7 @@ def _planned(file: SiteFile, name: str) -> Planned | None:
         time_limit_s=common.time_limit_s,
         severity=common.severity or kind.SEVERITY,
         shadow=common.shadow,
+        exclusive=kind.EXCLUSIVE if common.exclusive is None else common.exclusive,
         hang_is_fault=common.hang_is_fault,
         contexts=contexts,
         nodes=common.nodes,

@@ -111,6 +111,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     TOGETHER: ClassVar[bool] = False
     # What of a node the check tests: which accusations it can confirm.
     COMPONENTS: ClassVar[tuple[str, ...]] = ()
+    # It takes so much of the node that other jobs on it would notice.
+    EXCLUSIVE: ClassVar[bool] = False
     # Where it runs where the site does not say.
     CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog", "healthcheck", "retest")
 
@@ -137,6 +139,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
         severity: the worst its finding may be.
         shadow: its finding is logged and never acted on.
         contexts: where it runs.
+        exclusive: a retest runs it only while no other job is on the node.
         hang_is_fault: not to end within `time_limit_s` is the node's fault.
         nodes: node patterns, empty for all.
         partitions: patterns of partitions, empty for all.
@@ -149,6 +152,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     severity: Status
     shadow: bool
     contexts: tuple[str, ...]
+    exclusive: bool = False
     hang_is_fault: bool = False
     nodes: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()

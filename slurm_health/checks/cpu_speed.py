@@ -49,11 +49,12 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
     """The processors are as fast as they were when the node was known to be well.
 
     It keeps every processor busy for `seconds`, so it runs where a job's check has accused the
-    node and nowhere else, unless the site says so.
+    node, and no other job is on it, and nowhere else, unless the site says so.
     """
 
     SEEN = CpuSpeedSeen
     COMPONENTS = ("node", "compute")
+    EXCLUSIVE = True
     CONTEXTS = ("retest",)
 
     min_rounds_per_s: NotNegative = 0

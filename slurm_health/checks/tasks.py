@@ -207,7 +207,7 @@ def of_job(machine: CheckContext) -> list[Process]:
     job, uid = machine.environ.get("SLURM_JOB_ID", ""), machine.environ.get("SLURM_JOB_UID", "")
     if not job.isdecimal() or not uid.isdecimal() or int(uid) == 0:
         raise Unmeasured("not called for a job of an ordinary user")
-    wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_JOBID={job}".encode()}
+    wanted = {f"SLURM_JOB_ID={job}", f"SLURM_JOBID={job}"}
     return [
         each
         for each in processes(machine)
@@ -217,7 +217,6 @@ def of_job(machine: CheckContext) -> list[Process]:
     ]
 
 
-def _environment(machine: CheckContext, pid: int) -> list[bytes]:
-    with contextlib.suppress(OSError):
-        return machine.path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return []
+def _environment(machine: CheckContext, pid: int) -> list[str]:
+    # A process may make its own as large as it likes.
+    return (machine.read_or_none(f"/proc/{pid}/environ") or "").split("\0")

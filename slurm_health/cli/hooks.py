@@ -217,15 +217,20 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
         return int(ExitCode.HEALTHY)
     import msgspec
 
+    from slurm_health.hooks import last_check
     from slurm_health.hooks import nodes as listing
 
-    known, alarms = listing.ledger_and_alarms(site_if_any(config))
-    found = listing.drained(_controller().nodes(), known)
+    site = site_if_any(config)
+    known, alarms = listing.ledger_and_alarms(site)
+    checked = last_check.read_all(site) if site is not None else {}
+    names = _controller().nodes()
+    found = listing.drained(names, known, checked)
     if as_json:
         click.echo("".join(f"{each}\n" for each in alarms), err=True, nl=False)
         print_result(json.dumps(msgspec.to_builtins(found), indent=2) + "\n")
     else:
-        print_result(listing.table(found, alarms))
+        print_result(listing.table(found, alarms, time.time()))
+        print_result(listing.silent_text(names, checked, site, time.time()))
     return int(ExitCode.HEALTHY)
 
 
@@ -235,19 +240,43 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
 def release(config: str | None, names: tuple[str, ...]) -> int:
     """Return nodes that slurm-health has drained to service, and delete their marks.
 
-    A node that somebody else has drained is left as it is.
+    A node that somebody else has drained is left as it is. One that is still faulty is returned all
+    the same, and named: on the node itself its checks run first, elsewhere its last health check
+    tells.
     """
-    from slurm_health.core.nodeset import expand
+    from slurm_health.hooks import last_check
     from slurm_health.hooks import nodes as listing
+    from slurm_health.hooks.run_checks import node_name
+
+    wanted, site = _expanded(names), load_site(config)
+    checked, here = last_check.read_all(site), node_name(os.environ)
+    doubts = listing.doubts(site, wanted, checked, here, _place("retest"))
+    came = listing.release(site, wanted, _controller(), doubts)
+    print_result("".join(f"{name}: {text}\n" for name, text in came.items()))
+    failed = any(not text.startswith(listing.RELEASED) for text in came.values())
+    return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)
+
+
+def _expanded(names: tuple[str, ...]) -> tuple[str, ...]:
+    from slurm_health.core.nodeset import expand
 
     try:
-        wanted = tuple(name for each in names for name in expand(each))
+        return tuple(name for each in names for name in expand(each))
     except ValueError as err:
         raise click.UsageError(str(err)) from err
-    came = listing.release(load_site(config), wanted, _controller())
-    print_result("".join(f"{name}: {text}\n" for name, text in came.items()))
-    failed = any(not text.startswith("released") for text in came.values())
-    return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)
+
+
+@nodes.command()
+@click.argument("names", metavar="[NODE]...", nargs=-1)
+@click.pass_obj
+def checked(config: str | None, names: tuple[str, ...]) -> int:
+    """List when each node's last health check ran, and how it ended."""
+    from slurm_health.hooks import last_check
+    from slurm_health.hooks import nodes as listing
+
+    found = last_check.read_all(load_site(config))
+    print_result(listing.checked_text(found, _expanded(names), time.time()))
+    return int(ExitCode.HEALTHY)
 
 
 @nodes.command()
@@ -256,15 +285,14 @@ def retest(config: str | None) -> int:
     """Run again, on this node, the checks that it was drained for. Nothing else is done."""
     from slurm_health.draining import own_drain
     from slurm_health.hooks import explain as texts
-    from slurm_health.hooks.run_checks import run_checks
+    from slurm_health.hooks import nodes as listing
 
     site = load_site(config)
     kept = own_drain.recall(site.state)
     if kept is None:
         print_result("this node was not drained by its hooks\n")
         return int(ExitCode.HEALTHY)
-    planned = [each for each in site.checks if each.name in kept.retest]
-    results = run_checks(planned, _place("retest"))
+    results = listing.repeat(site, kept, _place("retest"))
     needed = site.recovery.passes
     print_result(f"{kept.reason}\npasses so far: {kept.passes} of {needed}\n\n")
     print_result(texts.results_text(results))

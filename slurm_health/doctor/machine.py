@@ -11,6 +11,10 @@ from pathlib import Path
 from slurm_health.checks.check import CheckContext
 from slurm_health.core.node.finding import Unmeasured
 from slurm_health.doctor.advice import Advice, change, fine, look
+from slurm_health.draining.own_drain import LOCK_LIMIT_S
+from slurm_health.draining.shared_state import MARGIN_S
+from slurm_health.hooks.epilog import LEFTOVERS_LIMIT_S
+from slurm_health.hooks.log import SOCKET
 from slurm_health.site_settings import Site
 
 # What is on a filesystem of these types, no other node can see.
@@ -46,6 +50,7 @@ def advise_machine(
         *_settings(site, limit_s),
         _shared(place, site),
         *_journal(place, site, cluster),
+        log_advice(place),
         _clock(place),
         _gpu(site),
     ]
@@ -72,15 +77,43 @@ def _settings(site: Site, limit_s: int) -> Iterator[Advice]:
         yield look(text, "remove shadow = true, check by check")
     else:
         yield fine(f"checks: {len(site.checks)}, of them in shadow: {len(shadow)}")
-    slowest = max(site.checks, key=lambda each: each.time_limit_s)
-    breaker = site.breaker
-    slurm_s = _CALLS_OF_A_DRAIN * site.hooks.slurm_limit_s + breaker.lock_limit_s + breaker.spread_s
-    if slowest.time_limit_s + slurm_s > limit_s:
+    longest_s = max(_prolog_s(site), _epilog_s(site))
+    if longest_s > limit_s:
         text = (
-            f"checks.{slowest.name} may take {slowest.time_limit_s:g} s and a drain {slurm_s:g} s,"
-            f" more than the {limit_s} s of the shims: such a hook is stopped and finds nothing"
+            f"a hook may take {longest_s:g} s when everything takes its time, more than the"
+            f" {limit_s} s of the shims: such a hook is stopped and drains nothing"
         )
-        yield look(text, "a lower time_limit_s, or a higher limit= in the shims")
+        yield look(text, "a lower time_limit_s of the checks, or a higher limit= in the shims")
+
+
+def _prolog_s(site: Site) -> float:
+    """Return how long a prolog takes when each step takes its limit."""
+    return _checks_s(site, "prolog") + _drain_s(site)
+
+
+def _epilog_s(site: Site) -> float:
+    """Return the same for an epilog that reads a journal, tests the node and marks it."""
+    leftovers_s = LEFTOVERS_LIMIT_S if site.hooks.end_leftovers else 0.0
+    test_s = site.hooks.slurm_limit_s + _checks_s(site, "retest")  # is the node idle?
+    read_s = site.accusations.read_limit_s
+    return (
+        _checks_s(site, "epilog") + leftovers_s + read_s + test_s + _lock_s(site) + _drain_s(site)
+    )
+
+
+def _checks_s(site: Site, context: str) -> float:
+    limits = [each.time_limit_s for each in site.checks if context in each.contexts]
+    return max(limits, default=0.0)
+
+
+def _drain_s(site: Site) -> float:
+    """Return the same for a drain, which counts itself, and takes that back when it fails."""
+    calls_s = _CALLS_OF_A_DRAIN * site.hooks.slurm_limit_s
+    return site.breaker.spread_s + LOCK_LIMIT_S + calls_s + 2 * _lock_s(site)
+
+
+def _lock_s(site: Site) -> float:
+    return site.breaker.lock_limit_s + MARGIN_S
 
 
 def _shared(place: CheckContext, site: Site) -> Advice:
@@ -178,6 +211,14 @@ def _mount(place: CheckContext, path: str) -> tuple[str, str]:
         return mount_of(read_mounts(place), str(Path(path).resolve()))
     except Unmeasured:
         return "", ""
+
+
+def log_advice(place: CheckContext) -> Advice:
+    """Return whether what the hooks say is kept: slurmd shows it of a hook that fails only."""
+    if place.path(SOCKET).is_socket():
+        return fine(f"findings go to the system log ({SOCKET})")
+    text = f"nothing listens at {SOCKET}: what the hooks find, and why they do not drain, is lost"
+    return look(text, "run systemd-journald or a syslog daemon on the nodes")
 
 
 def _clock(place: CheckContext) -> Advice:

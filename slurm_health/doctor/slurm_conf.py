@@ -6,6 +6,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,14 +15,14 @@ import msgspec
 
 from slurm_health.doctor import ownership
 from slurm_health.doctor.advice import Advice, change, fine, look
-from slurm_health.hooks.shims import DIRECTORY, SHIMS, settings
+from slurm_health.hooks.shims import DIRECTORY, SHIMS, search_path, settings
 from slurm_health.site_settings import Site
 
 _GLOB = re.compile(r"[*?\[]")
 _NUMBER = re.compile(r"\d+")
 # `timeout -k 5` in the shims.
 _KILL_AFTER_S = 5
-_SHIM_LIMIT_S = 60
+_SHIM_LIMIT_S = 120
 _HEALTH_CHECK_LIMIT_S = 60
 _WITHOUT = {
     "Prolog": "nodes are not checked before a job",
@@ -145,6 +146,9 @@ def _shim(shim: Shim, site: Site | None) -> Iterator[Advice]:
     if why:
         text = f"{shim.path}: python={shim.python} {why}: {unchecked}"
         yield change(text, f"edit the line python= in {shim.path}")
+    if shutil.which("scontrol", path=shim.search_path) is None:
+        text = f"{shim.path} finds no scontrol in {shim.search_path}: its hook never drains a node"
+        yield change(text, f"edit the line slurm= in {shim.path}: the directory of scontrol")
     why = trouble(shim.config, program=False)
     if why:
         text = f"{shim.path}: config={shim.config} {why}: {unchecked}"
@@ -250,7 +254,7 @@ def _health_check(
         return
     if any(shim.limit_s + _KILL_AFTER_S >= _HEALTH_CHECK_LIMIT_S for shim in shims):
         text = f"Slurm kills {key} after {_HEALTH_CHECK_LIMIT_S} s, before its shim's own limit"
-        yield look(text, f"limit=30 in {program}")
+        yield look(text, f"limit=50 in {program}")
     state = config.get("HealthCheckNodeState", "").upper()
     if "NONDRAINED_IDLE" in state and (site is None or site.recovery.release):
         text = "HealthCheckNodeState=NONDRAINED_IDLE: a drained node is never returned to service"
@@ -264,11 +268,12 @@ _MOST_BYTES = 64 << 10
 
 
 class Shim(msgspec.Struct, frozen=True, kw_only=True):
-    """The three lines of a shim that a site edits."""
+    """The lines of a shim that a site edits, and where it looks for commands."""
 
     path: str
     python: str
     config: str
+    search_path: str
     limit_s: int
 
 
@@ -287,6 +292,7 @@ def read_shim(path: Path) -> Shim | None:
         path=str(path),
         python=said.get("python", ""),
         config=said.get("config", ""),
+        search_path=search_path(text),
         limit_s=int(limit) if limit.isdecimal() else 0,
     )
 

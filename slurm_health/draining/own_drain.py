@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # a health check loads this every time, and asks Slurm next t
 RECORD = "drained.json"
 # Beside the record: who reads, records and drains this node holds it.
 LOCK = "drain.lock"
-_LOCK_LIMIT_S = 20.0
+LOCK_LIMIT_S = 20.0
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def alone(state: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            stack.enter_context(held(state / LOCK, _LOCK_LIMIT_S))
+            stack.enter_context(held(state / LOCK, LOCK_LIMIT_S))
         yield
 
 

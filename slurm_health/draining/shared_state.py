@@ -33,7 +33,7 @@ from slurm_health.killable import Answered, Broke, Hung, run_one
 LEDGER = "ledger.json"
 _MARKS = "marks"
 # What a change takes beside the wait for its lock.
-_MARGIN_S = 3.0
+MARGIN_S = 3.0
 _NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _LEDGER_BYTES = 16 << 20
 
@@ -239,7 +239,7 @@ def _under_lock(settings: Breaker, work: Callable[[Path], bytes]) -> bytes:
 
 
 def _in_child(settings: Breaker, work: Callable[[], bytes]) -> bytes:
-    match run_one(work, settings.lock_limit_s + _MARGIN_S):
+    match run_one(work, settings.lock_limit_s + MARGIN_S):
         case Answered(data=data):
             return data
         case Broke(reason=reason):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 1.0
 _POLL_S = 0.05
-_LIMIT_S = 5.0
+LEFTOVERS_LIMIT_S = 5.0
 
 
 def run(hook: Hook) -> bool:
@@ -34,7 +34,7 @@ def run(hook: Hook) -> bool:
 
     A failed epilog is what makes Slurm start an expedited job again at once, elsewhere.
     """
-    faults = hook.faults()
+    faults = node_faults(hook.check())
     if hook.site.hooks.end_leftovers:
         for each in end_leftovers(hook.context):
             hook.log.warning(f"left by the job, cannot be killed: {each.name}({each.pid})")
@@ -54,13 +54,17 @@ def _accused(hook: Hook) -> Cause | None:
         return None
     if not found:
         return None
-    accusation = next((each for each in reversed(found) if not each.slow), found[-1])
+    from slurm_health.core.node.accusations import standing
+
+    accusation = standing(found)
+    if accusation is None:
+        return None
     what = "calls this node slow" if accusation.slow else "accuses this node"
     hook.log.warning(f"user {ended.uid} {what}: {accusation.component}: {accusation.reason}")
     policy = hook.site.accusations.policy
     if policy is AccusationPolicy.NEVER:
         return None
-    confirmed = _confirmed(hook, accusation)
+    confirmed = _confirmed(hook, ended, accusation)
     if confirmed is not None or accusation.slow:
         return confirmed
     if policy is AccusationPolicy.EVIDENCE and accusation.strong:
@@ -69,17 +73,27 @@ def _accused(hook: Hook) -> Cause | None:
     return _marked(hook, ended, accusation)
 
 
-def _confirmed(hook: Hook, accusation: Accusation) -> Cause | None:
+def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
     """Test this node here and now, as root, and return the cause that a failure is."""
-    checks = confirming(hook.site.checks, accusation.component, hook.node)
-    results = hook.retest(checks)
+    from slurm_health.hooks.turn import turn
+
+    # Why a node is slow the job's check cannot tell: a starved processor slows its network down.
+    component = "node" if accusation.slow else accusation.component
+    checks = confirming(hook.site.checks, component, hook.node)
+    if not checks:
+        hook.log.info(f"not confirmed because no check tests: {component}")
+        return None
+    now_s, settings = hook.context.now_s, hook.site.accusations
+    with turn(hook.site.state, ended.uid, now_s, settings) as why_not:
+        if why_not:
+            hook.log.warning(f"not tested: {why_not}")
+            return None
+        results = hook.retest(checks)
     hook.log.results(results)
     faults = node_faults(results)
     if faults:
         return msgspec.structs.replace(hook.cause(faults), confirms=accusation.component)
-    names = ", ".join(each.name for each in checks)
-    by = f"by {names}" if names else f"because no check tests: {accusation.component}"
-    hook.log.info(f"not confirmed {by}")
+    hook.log.info(f"not confirmed by {', '.join(each.name for each in checks)}")
     return None
 
 
@@ -116,7 +130,7 @@ def _unconfirmed(ended: JobEnded, check: str, text: str) -> Cause:
 
 def end_leftovers(context: CheckContext) -> list[Process]:
     """Kill what the job left; return what is still there a second later."""
-    ended = run_one(lambda: msgspec.msgpack.encode(_end(context)), _LIMIT_S)
+    ended = run_one(lambda: msgspec.msgpack.encode(_end(context)), LEFTOVERS_LIMIT_S)
     if isinstance(ended, Answered):
         return msgspec.msgpack.decode(ended.data, type=list[Process])
     return []

@@ -47,7 +47,8 @@ def _line(choice: Choice) -> str:
         return f"{planned.name}: not here ({choice.why_not})"
     shadow = ", in shadow: logged only" if planned.shadow else ""
     hang = ", a hang is a fault" if planned.hang_is_fault else ""
-    text = f"at worst {planned.severity.value}, {planned.time_limit_s:g} s{hang}{shadow}"
+    alone = ", retested on an idle node only" if planned.exclusive else ""
+    text = f"at worst {planned.severity.value}, {planned.time_limit_s:g} s{hang}{alone}{shadow}"
     return f"{planned.name}: {settings_text(planned.check)} [{text}; line {planned.line}]"
 
 

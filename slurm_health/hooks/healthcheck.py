@@ -6,33 +6,34 @@ On a node that is well, and that we did not drain, Slurm is asked nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import msgspec
-
 from slurm_health.checks.check import Planned
-from slurm_health.core.node.finding import Status
-from slurm_health.core.node.recovery import DrainRecord, after_test, is_doubtful, is_due
+from slurm_health.core.node.finding import Status, node_faults
+from slurm_health.core.node.recovery import DrainRecord, after_test, is_due
 from slurm_health.draining import own_drain
 from slurm_health.errors import SlurmError
+from slurm_health.hooks import last_check
 from slurm_health.hooks.hook import Hook
 
 
 def run(hook: Hook) -> bool:
     """Run the health check; return whether the node has a proven fault."""
-    faults = hook.faults()
+    results = hook.check()
+    faults = node_faults(results)
     kept = own_drain.recall(hook.site.state)
     if kept is not None:
         _recover(hook, kept, no_fault=not faults)
-    if faults and (kept is None or _was_given_back(hook, kept)):
+    if faults and not (kept is not None and _still_out(hook, kept)):
         hook.drain(hook.cause(faults))
+    last_check.keep(
+        hook.site, last_check.of_results(results, node=hook.node, now_s=hook.context.now_s)
+    )
     return bool(faults)
 
 
 def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     """Test again what this node was drained for; after enough passes, give it back."""
     settings, state = hook.site.recovery, hook.site.state
-    passes = no_fault and _all_pass(hook, kept.retest)
+    passes = no_fault and _all_pass(hook, kept)
     after = after_test(kept, all_passed=passes, now_s=hook.context.now_s, settings=settings)
     if after != kept:
         own_drain.amend(state, kept, after)
@@ -42,33 +43,33 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
         hook.log.info(own_drain.release_own(hook.site, after, hook.controller()))
 
 
-def _all_pass(hook: Hook, names: Sequence[str]) -> bool:
-    """Run the checks of these names and tell whether every one passes.
+def _all_pass(hook: Hook, kept: DrainRecord) -> bool:
+    """Run the checks that the node was drained for and tell whether every one passes.
 
     One that the configuration no longer has cannot pass: then a person decides.
     """
     checks: list[Planned] = []
-    for name in names:
+    for name in kept.retest:
         planned = hook.site.named(name)
         if planned is None:
             hook.log.warning(f"drained for {name}, which is no longer configured")
             return False
         checks.append(planned)
-    results = hook.retest(checks)
+    results = hook.retest(checks, kept.expected)
+    hook.log.results(results)
     return bool(results) and all(each.status is Status.PASS for each in results)
 
 
-def _was_given_back(hook: Hook, kept: DrainRecord) -> bool:
-    """Tell whether a node we drained is in the pool again, asking Slurm now and then only."""
-    now_s, state = hook.context.now_s, hook.site.state
-    if not is_doubtful(kept, now_s):
-        return False
+def _still_out(hook: Hook, kept: DrainRecord) -> bool:
+    """Tell whether a node that we drained, and that is bad, is out of the pool; say so."""
     try:
         now = hook.controller().node(kept.node)
-    except SlurmError:
-        return False
+    except SlurmError as err:
+        hook.log.warning(f"could not query Slurm: {err}")
+        return True
     if now.out_of_pool:
-        own_drain.amend(state, kept, msgspec.structs.replace(kept, passes=0, asked_s=now_s))
-        return False
-    own_drain.forget(state)
-    return True
+        hook.log.info(f"already out of the pool: {now.state}: {now.reason or '(no reason)'}")
+    else:
+        hook.log.info("somebody has returned it to the pool")
+        own_drain.forget(hook.site.state)
+    return now.out_of_pool

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from slurm_health.checks.check import CheckContext, Planned
-from slurm_health.core.node.finding import CheckResult, node_faults
+from slurm_health.core.node.finding import CheckResult, inconclusive
+from slurm_health.errors import SlurmError
 from slurm_health.hooks.log import Log
 from slurm_health.hooks.run_checks import choose, node_name, run_checks, running
 from slurm_health.site_settings import Site
@@ -36,17 +37,40 @@ class Hook:
         self.node = node_name(environ)
         self.log = Log(self.name, self.node, environ.get("SLURM_JOB_ID", ""))
 
-    def faults(self) -> list[CheckResult]:
-        """Run the checks of this hook and return the proven faults of the node."""
+    def check(self) -> list[CheckResult]:
+        """Run the checks of this hook, and say what they find."""
         partition = self.environ.get("SLURM_JOB_PARTITION")
         chosen = choose(self.site.checks, context=self.name, node=self.node, partition=partition)
         results = run_checks(running(chosen), self.context)
         self.log.results(results)
-        return node_faults(results)
+        return results
 
-    def retest(self, checks: Sequence[Planned]) -> list[CheckResult]:
-        """Run these checks, whichever hook they are for."""
-        return run_checks(checks, msgspec.structs.replace(self.context, context="retest"))
+    def retest(
+        self, checks: Sequence[Planned], expected: Mapping[str, str] | None = None
+    ) -> list[CheckResult]:
+        """Run these checks, whichever hook they are for, with what their first run was told.
+
+        Those that take the node for themselves run only where no other job is at work.
+        """
+        environ = {**self.context.environ, **(expected or {})}
+        place = msgspec.structs.replace(self.context, context="retest", environ=environ)
+        exclusive = [each for each in checks if each.exclusive]
+        why_not = self._busy() if exclusive else ""
+        if not why_not:
+            return run_checks(checks, place)
+        left_out = [
+            CheckResult(name=each.name, finding=inconclusive(why_not), shadow=each.shadow)
+            for each in exclusive
+        ]
+        return run_checks([each for each in checks if not each.exclusive], place) + left_out
+
+    def _busy(self) -> str:
+        """Return why this node is not to be had for a test alone, empty when it is."""
+        try:
+            now = self.controller().node(self.node)
+        except SlurmError as err:
+            return f"it needs an idle node, and Slurm cannot be asked: {err}"
+        return "" if now.idle else f"it needs an idle node, and this one is {now.state}"
 
     def controller(self) -> Client:
         """Return slurmctld, as hooks ask it."""

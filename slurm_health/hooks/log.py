@@ -16,7 +16,7 @@ from slurm_health.core.text import one_line
 
 _DAEMON = 3 << 3
 _SEVERITY = {"error": 3, "warning": 4, "info": 6}
-_SOCKET = "/dev/log"
+SOCKET = "/dev/log"
 _LEVELS = {
     Status.NODE_FAULT: "error",
     Status.USER_FAULT: "warning",
@@ -29,7 +29,8 @@ class Log:
     """Says things for one hook on one node."""
 
     def __init__(self, hook: str, node: str, job: str = "") -> None:
-        self._head = f"slurm-health {hook}: node={node}" + (f" job={job}" if job else "")
+        # The system log takes a first word with a colon for the name of the program.
+        self._head = f"slurm-health: {hook}: node={node}" + (f" job={job}" if job else "")
 
     def say(self, level: str, text: str) -> None:
         """Write one line to both logs; what cannot be written is lost, and nothing waits."""
@@ -41,7 +42,7 @@ class Log:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
             to.setblocking(False)
             data = f"<{_DAEMON | _SEVERITY[level]}>{line}".encode(errors="replace")
-            to.sendto(data[:2000], _SOCKET)
+            to.sendto(data[:2000], SOCKET)
 
     def error(self, text: str) -> None:
         """Say what an administrator must see."""

@@ -4,18 +4,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from slurm_health.checks.check import CheckContext, first_few
 from slurm_health.core.node import accusations, drain_note
 from slurm_health.core.node.breaker import Ledger
-from slurm_health.draining import shared_state
+from slurm_health.core.node.finding import CheckResult
+from slurm_health.core.node.recovery import DrainRecord
+from slurm_health.draining import own_drain, shared_state
 from slurm_health.draining.own_drain import undrain
 from slurm_health.draining.shared_state import Unusable
+from slurm_health.hooks import last_check
+from slurm_health.hooks.last_check import LastCheck
+from slurm_health.hooks.run_checks import run_checks
 from slurm_health.site_settings import Site
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Node
+
+RELEASED = "released"
+_LATE_S = 3600.0
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,19 +38,22 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     job: int
     text: str
     hook: str = ""
+    last_check: LastCheck | None = None
 
 
-def drained(nodes: Mapping[str, Node], known: Ledger) -> list[Drained]:
+def drained(
+    nodes: Mapping[str, Node], known: Ledger, checked: Mapping[str, LastCheck]
+) -> list[Drained]:
     """Return the nodes that are out of the pool with a note of ours, by name."""
     found = [
-        _drained(node, known)
+        _drained(node, known, checked.get(node.name))
         for node in nodes.values()
         if node.out_of_pool and drain_note.is_ours(node.reason)
     ]
     return sorted(found, key=lambda each: each.node)
 
 
-def _drained(node: Node, known: Ledger) -> Drained:
+def _drained(node: Node, known: Ledger, last_check: LastCheck | None) -> Drained:
     note = drain_note.parse(node.reason)
     when = (node.name, note.time_s if note else None)
     entries = (each for each in reversed(known.entries) if (each.node, int(each.time_s)) == when)
@@ -58,6 +70,7 @@ def _drained(node: Node, known: Ledger) -> Drained:
         # The ledger has the whole text, the note what Slurm's tools show of it.
         text=(entry.text if entry else "") or text,
         hook=entry.hook if entry else "",
+        last_check=last_check,
     )
 
 
@@ -76,7 +89,7 @@ def ledger_and_alarms(site: Site | None) -> tuple[Ledger, list[str]]:
     ]
 
 
-def table(found: Sequence[Drained], alarms: Sequence[str]) -> str:
+def table(found: Sequence[Drained], alarms: Sequence[str], now_s: float) -> str:
     """Return the list for a person, with what to type next."""
     from tabulate import tabulate
 
@@ -84,24 +97,96 @@ def table(found: Sequence[Drained], alarms: Sequence[str]) -> str:
     if not found:
         return "\n".join([*lines, "no node is drained by slurm-health\n"])
     rows = [
-        (each.node, each.state, each.since, ",".join(each.checks), each.job or "", each.text)
+        (
+            each.node,
+            each.state,
+            each.since,
+            each.last_check.age(now_s) if each.last_check else "",
+            ",".join(each.checks),
+            each.job or "",
+            each.text,
+        )
         for each in found
     ]
-    headers = ("NODE", "STATE", "SINCE", "CHECKS", "JOB", "WHY")
+    headers = ("NODE", "STATE", "SINCE", "CHECKED", "CHECKS", "JOB", "WHY")
     lines.append(tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True))
     lines.append("\nto return a node to service: slurm-health nodes release NODE")
     lines.append("to repeat its checks, on the node: slurm-health nodes retest")
     return "\n".join(lines) + "\n"
 
 
-def release(site: Site, names: Sequence[str], controller: Client) -> dict[str, str]:
+def silent_text(
+    nodes: Iterable[str], checked: Mapping[str, LastCheck], site: Site | None, now_s: float
+) -> str:
+    """Return which nodes have run no health check of late, empty for none."""
+    if site is None or not site.breaker.directory:
+        return ""
+    late = {each.node for each in checked.values() if now_s - each.time_s > _LATE_S}
+    silent = [name for name in sorted(nodes) if name not in checked or name in late]
+    if not silent:
+        return ""
+    return f"no health check for an hour: {first_few(silent)} ({len(silent)} nodes)\n"
+
+
+def checked_text(checked: Mapping[str, LastCheck], names: Sequence[str], now_s: float) -> str:
+    """Return the last health check of each node, a line each."""
+    lines = [f"{each.node}: {each.said(now_s)}" for _, each in sorted(checked.items())]
+    if names:
+        lines = [
+            f"{name}: {checked[name].said(now_s) if name in checked else 'none'}" for name in names
+        ]
+    return "\n".join(lines or ["no node has left a health check"]) + "\n"
+
+
+def repeat(site: Site, kept: DrainRecord, place: CheckContext) -> list[CheckResult]:
+    """Run again, on this node, the checks that it was drained for."""
+    planned = [each for each in site.checks if each.name in kept.retest]
+    environ = {**place.environ, **kept.expected}
+    return run_checks(planned, msgspec.structs.replace(place, environ=environ))
+
+
+def doubts(
+    site: Site,
+    names: Sequence[str],
+    checked: Mapping[str, LastCheck],
+    here: str,
+    place: CheckContext,
+) -> dict[str, str]:
+    """Return what speaks against giving nodes back.
+
+    On the node itself, what it was drained for is tested now; of others, their last health check
+    tells.
+    """
+    found = {
+        name: checked[name].said(place.now_s)
+        for name in names
+        if name in checked and checked[name].faulty
+    }
+    kept = own_drain.recall(site.state) if here in names else None
+    if kept is not None:
+        now = last_check.of_results(repeat(site, kept, place), node=here, now_s=place.now_s)
+        found.pop(here, None)
+        if now.faulty:
+            found[here] = now.said(place.now_s)
+    return found
+
+
+def release(
+    site: Site, names: Sequence[str], controller: Client, doubts: Mapping[str, str]
+) -> dict[str, str]:
     """Give nodes back; return what came of each. Another's drain is never lifted.
 
     Raises:
         SlurmError: Slurm cannot be asked.
     """
     nodes = controller.nodes()
-    return {name: _release_one(site, nodes.get(name), name, controller) for name in names}
+    came = {name: _release_one(site, nodes.get(name), name, controller) for name in names}
+    return {
+        name: f"{text}; it will be drained again: {doubts[name]}"
+        if name in doubts and text.startswith(RELEASED)
+        else text
+        for name, text in came.items()
+    }
 
 
 def _release_one(site: Site, now: Node | None, name: str, controller: Client) -> str:
@@ -117,8 +202,8 @@ def _release_one(site: Site, now: Node | None, name: str, controller: Client) ->
     try:
         shared_state.forget_marks(site.breaker, name)
     except Unusable as err:
-        return f"released; its marks are kept: {err}"
-    return "released"
+        return f"{RELEASED}; its marks are kept: {err}"
+    return RELEASED
 
 
 def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:

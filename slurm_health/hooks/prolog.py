@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from slurm_health.core.node.finding import node_faults
 from slurm_health.hooks.hook import Hook
 
 
@@ -14,7 +15,7 @@ def run(hook: Hook) -> bool:
     if _opted_out(hook):
         hook.log.info(f"the job opted out of checks ({hook.site.hooks.opt_out})")
         return False
-    faults = hook.faults()
+    faults = node_faults(hook.check())
     return bool(faults) and hook.drain(hook.cause(faults))
 
 

@@ -13,6 +13,9 @@ import msgspec
 from slurm_health.checks.check import Check, CheckContext, Planned
 from slurm_health.core.node.finding import CheckResult, Finding, capped, inconclusive, node_fault
 from slurm_health.core.node.node_pattern import matches
+from slurm_health.core.text import one_line
+from slurm_health.hooks import stuck
+from slurm_health.hooks.stuck import Stuck
 from slurm_health.killable import Answered, Broke, Hung, Work, WorkResult, run_all
 
 _MOST_SHARED = 4
@@ -25,7 +28,18 @@ def run_checks(planned: Sequence[Planned], place: CheckContext) -> list[CheckRes
     Checks that look at a few files share children, because a child costs more than they do. Should
     one of those not end in half of its checks' shortest limit, each of its checks gets a child of
     its own for the rest of the time, and the one that hangs is named.
+
+    A check whose last child the kernel holds gets no other.
     """
+    held = stuck.recall(place.state)
+    fresh = _run([each for each in planned if each.name not in held], place)
+    for name, outcome in fresh.items():
+        if isinstance(outcome, Hung) and outcome.abandoned:
+            stuck.remember(place.state, name, outcome.abandoned)
+    return [_result(each, fresh.get(each.name) or held[each.name]) for each in planned]
+
+
+def _run(planned: Sequence[Planned], place: CheckContext) -> dict[str, WorkResult]:
     alone = [each for each in planned if not each.check.TOGETHER]
     groups = _groups([each for each in planned if each.check.TOGETHER])
     work = {each.name: (_work(each.check, place), each.time_limit_s) for each in alone}
@@ -42,8 +56,7 @@ def run_checks(planned: Sequence[Planned], place: CheckContext) -> list[CheckRes
             again |= {
                 each.name: (_work(each.check, place), each.time_limit_s - spent_s) for each in group
             }
-    outcomes |= run_all(again)
-    return [_result(each, outcomes[each.name]) for each in planned]
+    return outcomes | run_all(again)
 
 
 def _groups(shared: Sequence[Planned]) -> list[Sequence[Planned]]:
@@ -86,20 +99,34 @@ def _parted(group: Sequence[Planned], shared: Answered) -> dict[str, WorkResult]
     return {each.name: part for each, part in zip(group, parts, strict=True)}
 
 
-def _result(planned: Planned, outcome: WorkResult) -> CheckResult:
+def _result(planned: Planned, outcome: WorkResult | Stuck) -> CheckResult:
     finding = _finding(planned, outcome)
-    elapsed_s = planned.time_limit_s if isinstance(outcome, Hung) else outcome.elapsed_s
+    # Users choose the names of processes and files; what is said of them reaches root's terminal.
+    finding = msgspec.structs.replace(finding, text=one_line(finding.text))
     return CheckResult(
         name=planned.name,
         finding=capped(finding, planned.severity),
-        elapsed_ms=round(elapsed_s * 1000, 1),
+        elapsed_ms=round(_elapsed_s(planned, outcome) * 1000, 1),
         shadow=planned.shadow,
-        hung=isinstance(outcome, Hung),
+        hung=isinstance(outcome, (Hung, Stuck)),
     )
 
 
-def _finding(planned: Planned, outcome: WorkResult) -> Finding:
+def _elapsed_s(planned: Planned, outcome: WorkResult | Stuck) -> float:
     match outcome:
+        case Stuck():
+            return 0.0
+        case Hung():
+            return planned.time_limit_s
+        case Answered(elapsed_s=elapsed_s) | Broke(elapsed_s=elapsed_s):
+            return elapsed_s
+
+
+def _finding(planned: Planned, outcome: WorkResult | Stuck) -> Finding:
+    match outcome:
+        case Stuck(pid=pid):
+            judged = node_fault if planned.hang_is_fault else inconclusive
+            return judged(f"not run: process {pid} of an earlier run waits in the kernel")
         case Hung(abandoned=abandoned):
             left = " and cannot be killed (its process waits in the kernel)" if abandoned else ""
             judged = node_fault if planned.hang_is_fault else inconclusive

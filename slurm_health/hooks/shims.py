@@ -18,12 +18,19 @@ SHIMS = {
 }
 DIRECTORY = "/etc/slurm-health"
 # The lines that a site may edit.
-_LINE = re.compile(r"^(python|config|limit)=(.*)$", re.MULTILINE)
+_LINE = re.compile(r"^(python|config|slurm|limit)=(.*)$", re.MULTILINE)
+_PATH = re.compile(r"^PATH=(.*)$", re.MULTILINE)
 
 
 def settings(text: str) -> dict[str, str]:
     """Return what a shim says in the lines that a site edits."""
     return {key: value.strip().strip("\"'") for key, value in _LINE.findall(text)}
+
+
+def search_path(text: str) -> str:
+    """Return where a shim looks for commands."""
+    found = _PATH.search(text)
+    return found[1].replace("$slurm", settings(text).get("slurm", "")) if found else ""
 
 
 def install(directory: Path, python: str) -> dict[str, Path]:

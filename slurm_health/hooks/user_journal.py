@@ -28,16 +28,22 @@ _MASTER = "master.jsonl"
 # Of a job's runs the last ones: no attempt has as many.
 _MOST_RUNS = 50
 _MEMORY_BYTES = 2 << 30
+# Slurm gives job ids out again when it has lost its state. The clocks of nodes differ by less.
+_OF_ANOTHER_JOB_S = 24 * 3600
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The job an epilog is called for. `attempt` is None where this Slurm does not tell it."""
+    """The job an epilog is called for.
+
+    `attempt` is None, and `start_s` 0, where this Slurm does not tell it.
+    """
 
     job: int
     uid: int
     gid: int
     cluster: str
     attempt: int | None
+    start_s: int = 0
 
 
 class Unreadable(Exception):
@@ -60,6 +66,7 @@ def job_of(environ: Mapping[str, str]) -> JobEnded | None:
         gid=number(environ, "SLURM_JOB_GID", -1),
         cluster=cluster,
         attempt=next((each for each in attempts if each >= 0), None),
+        start_s=number(environ, "SLURM_JOB_START_TIME", 0),
     )
 
 
@@ -155,6 +162,9 @@ def _read_run(root: Path, ended: JobEnded, name: str, max_bytes: int) -> bytes:
     levels = (ended.cluster, str(ended.job), name)
     try:
         with private_files.directory(root, *levels, owner=ended.uid) as run:
+            written_s = os.stat(_MASTER, dir_fd=run, follow_symlinks=False).st_mtime
+            if written_s < ended.start_s - _OF_ANOTHER_JOB_S:
+                return b""  # the journal of an older job with this id
             return private_files.read(run, _MASTER, most_bytes=max_bytes)
     except FileNotFoundError:
         return b""

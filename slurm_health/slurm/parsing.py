@@ -135,6 +135,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return "DRAIN" in self.states
 
     @property
+    def idle(self) -> bool:
+        """Whether no job runs on it; one may be in its epilog."""
+        return "IDLE" in self.states
+
+    @property
     def releasable(self) -> bool:
         """Whether lifting the drain is all it needs."""
         silent = any(mark in self.state for mark in "*$@^")

@@ -424,6 +424,16 @@ def test_a_daemon_may_be_asked_of_one_user(well: CheckContext) -> None:
     assert found.text == "0 munged processes of nobody, limit 1"
 
 
+def test_of_an_environment_that_its_owner_has_blown_up_only_the_beginning_is_read(
+    well: CheckContext,
+) -> None:
+    text = f"A={'x' * (1 << 20)}\0SLURM_JOB_ID=7\0"
+    tree(well.root, {**process(50, "sleep", uid=4242), "/proc/50/environ": text})
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "4242"}
+    found = find(Leftovers(), msgspec.structs.replace(well, environ=environ))
+    assert found.status is not USER
+
+
 # --- clock, services --------------------------------------------------
 
 

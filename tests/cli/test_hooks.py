@@ -46,9 +46,11 @@ def test_explain_says_what_runs_here_and_why_the_rest_does_not(node: Node) -> No
         "[checks.part]\ncheck='memory'\npartitions=['gpu']\n"
         "[checks.new]\ncheck='cpus'\nmin_online=4\nshadow=true\n"
         "[checks.local]\ncheck='filesystem'\npath='/'\nhang_is_fault=true\n"
+        "[checks.alone]\ncheck='cpus'\nmin_online=4\nexclusive=true\n"
     )
     text = call(node, "healthcheck", "--explain").output
     assert "local: path = /, mounted = True [at worst node_fault, 5 s, a hang is a fault;" in text
+    assert "alone: min_online = 4 [at worst node_fault, 5 s, retested on an idle node only;" in text
     assert "drains at most 20 % of a partition" in text
     assert "scratch: path = /broken, exists = False [at worst node_fault" in text
     assert "elsewhere: not here (for nodes gpu[01-16], this is n3)" in text
@@ -79,6 +81,52 @@ def test_what_cannot_be_measured_ends_with_3(node: Node) -> None:
     command = hooks.healthcheck
     result = CliRunner().invoke(command, ["--config", str(path)], standalone_mode=False)
     assert result.return_value == 3
+
+
+def test_what_users_call_their_processes_does_not_act_on_roots_terminal(node: Node) -> None:
+    script = r"""argv = ["sh", "-c", 'printf "\033[2Jname(7)"; exit 77']"""
+    node.more = f"[checks.odd]\ncheck = 'command'\n{script}\n"
+    text = call(node, "healthcheck").output
+    assert "[2Jname(7)" in text
+    assert "\x1b" not in text
+
+
+def test_when_each_node_was_last_checked_and_how_that_ended_is_told(rack: list[Node]) -> None:
+    import time
+
+    for each in rack[:3]:
+        each.now_s = time.time()
+    rack[0].healthcheck()
+    rack[1].now_s -= 7300
+    rack[1].healthcheck()
+    rack[2].break_it()
+    rack[2].healthcheck()
+    assert call(rack[0], "nodes", "checked").output.splitlines() == [
+        "n1: 0 min ago: 2 checks passed",
+        "n2: 2 h ago: 2 checks passed",
+        "n3: 0 min ago: scratch node_fault: /broken exists",
+    ]
+    assert call(rack[0], "nodes", "checked", "n[3-4]").output.endswith("exists\nn4: none\n")
+    text = call(rack[0], "nodes").output
+    assert "0 min ago  scratch" in text
+    assert "no health check for an hour: n10, n11, n12, n13, n14, ... (18 nodes)" in text
+    (found,) = json.loads(call(rack[0], "nodes", "--json").output)
+    assert found["last_check"]["faulty"]
+
+
+@pytest.mark.parametrize("here", ["n3", "login"])
+def test_a_node_that_is_released_although_it_is_bad_is_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch, here: str
+) -> None:
+    node.more = "[checks.bad]\ncheck='command'\nargv=['false']\nfault_codes=[1]\n"
+    assert node.healthcheck()
+    monkeypatch.setenv("SLURMD_NODENAME", here)
+    text = call(node, "nodes", "release", "n3").output
+    assert text.startswith("n3: released; it will be drained again: ")
+    assert text.endswith("bad node_fault: false: exit code 1\n")
+    assert node.state == "IDLE"
+    assert node.healthcheck()
+    assert node.state == "IDLE+DRAIN"
 
 
 def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: FakeScontrol) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from slurm_health.checks.check import CheckContext
 from slurm_health.cli import doctor
 from slurm_health.doctor import machine, slurm_conf
 from slurm_health.doctor.advice import Advice, Level, Report, change, fine, look
+from tests.support.fake_scontrol import FakeScontrol
 from tests.support.sites import load_site, tree, write_site
 from tests.support.supervised import write_executable
 
@@ -31,7 +34,9 @@ SHIM = """\
 #!/bin/sh
 python={python}
 config={config}
+slurm={slurm}
 limit=50
+PATH=$slurm:/usr/sbin
 timeout "$limit" "$python" -I -m slurm_health.hooks prolog "$config"
 """
 
@@ -44,7 +49,9 @@ def hook(tmp_path: Path) -> Path:
     (package / "hooks.py").write_text("")
     python = write_executable(tmp_path / "opt/python", f"#!/bin/sh\necho {tmp_path}/opt/lib\n")
     config = write_site(tmp_path / "etc", "[checks.memory]\n")
-    return write_executable(tmp_path / "hook", SHIM.format(python=python, config=config))
+    slurm = FakeScontrol(tmp_path / "slurm").bin
+    text = SHIM.format(python=python, config=config, slurm=slurm)
+    return write_executable(tmp_path / "hook", text)
 
 
 def levels(text: str) -> dict[str, list[str]]:
@@ -109,6 +116,7 @@ def test_a_pattern_with_a_stray_file_is_found(tmp_path: Path, hook: Path) -> Non
     [
         ("python=/nowhere/python", "python=/nowhere/python is not there: it checks nothing"),
         ("config=/nowhere/config.toml", "config=/nowhere/config.toml is not there"),
+        ("slurm=/nowhere/bin", "finds no scontrol in /nowhere/bin:/usr/sbin: its hook never"),
     ],
 )
 def test_a_shim_that_can_check_nothing_is_found(hook: Path, line: str, said: str) -> None:
@@ -205,7 +213,7 @@ def test_a_shared_directory_with_locks_of_each_node_is_refused(tmp_path: Path, o
             "fine",
             "checks: 2, of them in shadow: 1",
         ),
-        ("[checks.memory]\ntime_limit_s=50\n", "look", "checks.memory may take 50 s"),
+        ("[checks.memory]\ntime_limit_s=50\n", "look", "more than the 60 s of the shims"),
         ("[checks.memory]\n", "change", "breaker.directory is not set"),
         ("journal='/nowhere/j'\n", "change", "/nowhere/j cannot be used"),
         ("journal='/etc'\n", "change", "users cannot write in /etc"),
@@ -220,6 +228,18 @@ def test_what_the_sites_file_lacks_is_said(
     site = load_site(tmp_path / "etc", text)
     found = by_level(machine.advise_machine(site, "lab", 60))
     assert any(said in each for each in found[level]), found
+
+
+@pytest.mark.parametrize("shim", ["prolog/slurm-health", "epilog/slurm-health"])
+def test_unedited_the_shims_leave_their_hooks_the_time_these_may_take(
+    tmp_path: Path, shim: str
+) -> None:
+    found = slurm_conf.read_shim(Path(__file__).parents[2] / shim)
+    assert found is not None
+    contexts = "contexts=['prolog', 'epilog', 'retest']"
+    site = load_site(tmp_path / "etc", f"[checks.memory]\n{contexts}\n")
+    advice = by_level(machine.advise_machine(site, "lab", found.limit_s))
+    assert [each for each in advice["look"] if "when everything takes its time" in each] == []
 
 
 @pytest.mark.parametrize(
@@ -246,6 +266,16 @@ def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
     found = by_level(machine.advise_machine(site, "lab", 60))
     told = [each for each in found["change"] if "this machine's own" in each]
     assert told or any(f"journals are in {tmp_path}" in each for each in found["fine"])
+
+
+def test_a_node_without_a_system_log_is_told(tmp_path: Path) -> None:
+    """There, nobody would ever learn what the hooks found."""
+    place = CheckContext(root=tmp_path)
+    assert machine.log_advice(place).level is Level.LOOK
+    (tmp_path / "dev").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(str(tmp_path / "dev/log"))
+        assert machine.log_advice(place).level is Level.FINE
 
 
 def test_advice_fits_a_terminal_and_ends_with_a_count() -> None:

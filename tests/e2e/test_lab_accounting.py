@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import Site, eventually
+from tests.e2e.lab_support import Site, acts, eventually
 from tests.e2e.played_nodes import FAULTY, RAN, play, submit
 from tests.lab import Lab, missing
 
@@ -52,31 +52,30 @@ def meet_bad_node(site: Site, user: str, *words: str) -> int:
     play(site, user, **{BAD: FAULTY})
     job = submit(site, "-N4", *words, user=user)
     assert site.ended(job)["JobState"] == "COMPLETED"
+    assert site.lab.job(job)["ExcNodeList"] == BAD, site.table(job, user)
     return job
 
 
-def test_an_administrator_of_the_database_drains_what_a_job_finds(site: Site) -> None:
-    job = meet_bad_node(site, "bob")
-    assert site.drained().keys() == {BAD}
-    assert site.drained()[BAD].startswith("slurm-health: ")
-    assert site.lab.job(job)["Restarts"] == "1"
-
-
-def test_an_administrator_gives_back_what_was_drained(site: Site) -> None:
-    meet_bad_node(site, "bob")
-    path = Path(site.directory("etc", "bob")) / "config.toml"
-    path.write_text("")
-    ran = site.health("nodes", "--config", str(path), "release", BAD, user="bob")
-    assert f"{BAD}: released" in ran.stdout, ran
-    assert site.drained() == {}
-
-
-def test_an_operator_moves_the_job_and_never_tries_to_drain(site: Site) -> None:
-    """Slurm lets administrators change nodes, and logs an operator's attempt as a violation."""
+@pytest.mark.parametrize("user", ["bob", "alice"])
+def test_a_job_moves_and_leaves_the_drain_to_the_epilog(site: Site, user: str) -> None:
+    """An administrator may drain, and cannot write where root counts; an operator may not."""
     before = site.controller_log().count("Security violation")
-    meet_bad_node(site, "alice")
+    job = meet_bad_node(site, user)
     assert site.drained() == {}
     assert site.controller_log().count("Security violation") == before
+    said = [each for each in acts(site.records(job, user=user)) if each[1] == "drain"]
+    assert bool(said) == (user == "bob")
+
+
+@pytest.mark.parametrize(("user", "gives_back"), [("bob", True), ("alice", False)])
+def test_administrators_give_back_what_was_drained(site: Site, user: str, gives_back: bool) -> None:
+    note = "Reason=slurm-health: job 3: no allgather"
+    site.lab.run(["scontrol", "update", f"NodeName={BAD}", "State=DRAIN", note])
+    path = Path(site.directory("etc", user)) / "config.toml"
+    path.write_text("")
+    ran = site.health("nodes", "--config", str(path), "release", BAD, user=user)
+    assert ran.stdout.startswith(f"{BAD}: released" if gives_back else f"{BAD}: not released"), ran
+    assert bool(site.drained()) == (not gives_back)
 
 
 def test_accounting_shows_each_attempt_and_who_ran_where(site: Site) -> None:

@@ -102,6 +102,18 @@ def test_a_prolog_that_finds_a_fault_drains_and_the_job_runs_elsewhere(site: Hoo
     assert sum(asked(site).values()) >= 3
 
 
+def test_srun_on_a_node_whose_prolog_fails_ends_and_the_next_one_goes_elsewhere(
+    site: HookedSite,
+) -> None:
+    site.on("n1", "touch", FLAG)
+    ran = site.lab.run(["srun", "-wn1", "hostname"], user="alice", check=False)
+    assert ran.returncode != 0
+    assert "Something is wrong with the boot of the nodes" in ran.stderr
+    assert list(site.out_of_pool()) == ["n1"]
+    again = site.lab.run(["srun", "hostname"], user="alice")
+    assert again.stdout.strip() != "n1"
+
+
 def test_a_job_of_many_nodes_loses_the_bad_one_only(site: HookedSite) -> None:
     site.on("n2", "touch", FLAG)
     job = site.lab.sbatch(JOB, "-N4", "-wn2")

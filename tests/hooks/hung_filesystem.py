@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A filesystem that takes requests and never answers, and a prolog that meets it.
+"""A filesystem that takes requests and never answers, and two hooks that meet it.
 
-    python -m tests.hooks.hung_filesystem DIRECTORY
+    python -m tests.hooks.hung_filesystem DIRECTORY STATE
 
 In a mount namespace of its own. Whoever asks the filesystem sleeps in the kernel where SIGKILL
 does not reach, until this program ends and the kernel breaks the connection off. Prints one line
@@ -55,7 +55,7 @@ def serve(fuse: int) -> None:
             os.write(fuse, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, state: Path) -> None:
     """Run the checks beside the server, then end the server and with it the hang."""
     fuse = mount(directory)
     server = os.fork()
@@ -63,13 +63,20 @@ def main(directory: Path) -> None:
         serve(fuse)
     os.close(fuse)
     try:
-        print(json.dumps(run(directory)), flush=True)
+        print(json.dumps([[*run(directory, state), waiting()] for _ in range(2)]), flush=True)
     finally:
         os.kill(server, 9)
         os.waitpid(server, 0)
 
 
-def run(directory: Path) -> list[object]:
+def waiting() -> int:
+    """Count the children that the kernel holds."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2] for pid in children]
+    return sum(stat.split()[0] == "D" for stat in stats)
+
+
+def run(directory: Path, state: Path) -> list[object]:
     """Run one check that meets the filesystem and one that does not."""
     planned = [
         Planned(
@@ -86,10 +93,10 @@ def run(directory: Path) -> list[object]:
         )
     ]
     began = time.monotonic()
-    results = run_checks(planned, CheckContext())
+    results = run_checks(planned, CheckContext(state=state))
     elapsed_s = time.monotonic() - began
     return [elapsed_s, [[each.name, each.status.value, each.finding.text] for each in results]]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -90,6 +90,16 @@ def test_every_run_of_the_attempt_is_read_however_many_steps_it_had(
     assert story.ended(restarts=restarts)
 
 
+@pytest.mark.parametrize(("older_s", "counts"), [(3600, True), (30 * 24 * 3600, False)])
+def test_the_journal_of_an_older_job_with_the_same_id_says_nothing(
+    story: Story, older_s: int, counts: bool
+) -> None:
+    path = story.write(journal())
+    os.utime(path, (10**9 - older_s,) * 2)
+    story.node.break_it()
+    assert story.ended(SLURM_JOB_START_TIME=str(10**9)) is counts
+
+
 def test_one_job_marks_once_however_often_it_starts(story: Story) -> None:
     for attempt in range(4):
         story.write(journal(), attempt=str(attempt))
@@ -145,6 +155,52 @@ def test_among_several_runs_the_one_that_calls_it_faulty_counts(story: Story) ->
     story.write(journal(judged(level=Level.SLOW)), attempt="0-2")
     assert not story.ended()
     assert "marked" in story.node.said
+
+
+def test_what_a_later_check_takes_back_accuses_nobody(story: Story) -> None:
+    story.write(journal(), attempt="0")
+    story.write(journal(judged(level=Level.HEALTHY)), attempt="0-2")
+    story.node.break_it()
+    assert not story.ended()
+    assert story.node.said == ""
+
+
+def test_an_undecided_check_takes_nothing_back(story: Story) -> None:
+    story.write(journal(), attempt="0")
+    story.write(journal(judged(level=Level.INCONCLUSIVE)), attempt="0-2")
+    assert not story.ended()
+    assert "marked" in story.node.said
+
+
+def test_a_slow_node_is_tested_whatever_part_is_called_slow(story: Story) -> None:
+    """A starved processor makes the network slow; no check here is of the network."""
+    story.write(journal(judged(level=Level.SLOW, component="network")))
+    story.node.break_it()
+    assert story.ended()
+
+
+def test_one_users_accusations_have_a_node_tested_so_often_and_no_more(story: Story) -> None:
+    for job in range(10, 14):
+        story.write(journal(job=job), job=job)
+        assert not story.ended(job)
+    assert f"jobs of user {UID} have had it tested 2 times within the hour" in story.node.said
+    assert "marked" in story.node.said
+    story.node.now_s += 3600
+    story.node.break_it()
+    story.write(journal(job=14), job=14)
+    assert story.ended(14)
+
+
+def test_tests_run_one_at_a_time(story: Story) -> None:
+    from slurm_health.hooks.turn import turn
+
+    story.write(journal())
+    story.node.break_it()
+    site = story.node.site
+    with turn(site.state, 1, story.node.now_s, site.accusations) as why_not:
+        assert why_not == ""
+        assert not story.ended()
+    assert "not tested: another test of this node is running" in story.node.said
 
 
 def test_without_the_restart_count_every_attempt_is_looked_at(story: Story) -> None:

@@ -43,11 +43,12 @@ def test_a_fault_drains(node: Node) -> None:
     assert node.reason.startswith("shealth:scratch /broken exists check=scratch job=0 t=1000000")
 
 
-def test_a_drained_node_that_stays_bad_is_not_asked_about_again(drained: Node) -> None:
+def test_a_drained_node_that_stays_bad_is_not_drained_again_and_says_so(drained: Node) -> None:
     drained.break_it()
     pass_after_pass(drained, 5)
-    assert drained.slurm.calls() == []
+    assert drained.slurm.calls() == ["show node -o n3"] * 5
     assert drained.state == "IDLE+DRAIN"
+    assert "already out of the pool: IDLE+DRAIN: shealth:scratch /broken exists" in drained.said
 
 
 def test_it_comes_back_after_three_fresh_passes(drained: Node) -> None:
@@ -178,17 +179,9 @@ def test_a_node_given_back_although_it_is_bad_is_drained_anew(
 ) -> None:
     slurm.set({"n3": ("IDLE", "")})
     drained.break_it()
-    pass_after_pass(drained, 5)
-    assert drained.state == "IDLE"  # not asked yet
-    pass_after_pass(drained, 5)
+    pass_after_pass(drained, 1)
     assert drained.state == "IDLE+DRAIN"
-
-
-def test_a_bad_node_that_waits_for_repair_costs_a_call_every_ten_minutes(drained: Node) -> None:
-    drained.break_it()
-    pass_after_pass(drained, 60)
-    assert len(drained.slurm.calls()) <= 6
-    assert drained.state == "IDLE+DRAIN"
+    assert "somebody has returned it to the pool" in drained.said
 
 
 @pytest.mark.parametrize(
@@ -221,6 +214,69 @@ def test_a_site_may_keep_releases_to_itself(drained: Node) -> None:
     drained.more = "[recovery]\nrelease = false\n"
     pass_after_pass(drained, 9)
     assert drained.state == "IDLE+DRAIN"
+
+
+# What a prolog knows of its job, and a health check does not.
+_OF_JOBS = """\
+[checks.counts]
+check = "command"
+argv = ["sh", "-c", 'test -z "${%s:-}" || { echo 7 GPUs, Slurm counts on 8; exit 77; }']
+contexts = ["prolog"]
+"""
+
+
+def test_a_fault_against_what_slurm_expects_is_tested_against_the_same(node: Node) -> None:
+    node.more = _OF_JOBS % "SLURM_JOB_GPUS"
+    assert node.prolog(SLURM_JOB_GPUS="0,1,2,3,4,5,6,7")
+    pass_after_pass(node, 9)
+    assert node.state == "IDLE+DRAIN"
+    assert "7 GPUs, Slurm counts on 8" in node.said
+
+
+def test_a_fault_that_no_retest_shows_is_left_to_a_person_in_the_end(node: Node) -> None:
+    node.more = _OF_JOBS % "SLURM_JOB_ID"
+    for job in range(3):
+        assert node.prolog(job=70 + job)
+        pass_after_pass(node, 3)
+        assert node.state == "IDLE"
+    assert node.prolog(job=73)
+    assert "(drain 4 within a day: a person has to release it)" in node.said
+    pass_after_pass(node, 30, apart_s=3600)
+    assert node.state == "IDLE+DRAIN"
+
+
+def test_drains_of_days_ago_do_not_count(node: Node) -> None:
+    for _ in range(5):
+        node.break_it()
+        assert node.healthcheck()
+        node.mend()
+        pass_after_pass(node, 3)
+        assert node.state == "IDLE"
+        node.now_s += 24 * 3600
+
+
+def _exclusive(node: Node) -> None:
+    """A test that would disturb other jobs: it leaves a trace where it runs."""
+    argv = f'["touch", "{node.directory}/ran"]'
+    node.more = (
+        f"[checks.burn]\ncheck='command'\nexclusive=true\ncontexts=['retest']\nargv={argv}\n"
+    )
+
+
+@pytest.mark.parametrize(("state", "runs"), [("MIXED+DRAIN", False), ("IDLE+DRAIN", True)])
+def test_an_exclusive_test_runs_on_an_idle_node_only(
+    drained: Node, slurm: FakeScontrol, state: str, runs: bool
+) -> None:
+    import msgspec
+
+    _exclusive(drained)
+    kept = own_drain.recall(drained.site.state)
+    assert kept is not None
+    own_drain.remember(drained.site.state, msgspec.structs.replace(kept, retest=("burn",)))
+    slurm.set({"n3": (state, drained.reason)})
+    pass_after_pass(drained, 1)
+    assert (drained.directory / "ran").exists() is runs
+    assert ("it needs an idle node, and this one is MIXED+DRAIN" in drained.said) is not runs
 
 
 def test_a_clock_that_is_set_back_neither_holds_nor_frees(drained: Node) -> None:

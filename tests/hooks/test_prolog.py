@@ -59,6 +59,7 @@ def test_a_hung_check_is_named_and_drains_nobody(node: Node) -> None:
     assert not node.prolog()
     assert time.monotonic() - began < 60
     assert "check=hung inconclusive: did not end within 0.5 s" in node.said
+    assert node.said.startswith("slurm-health: prolog: node=n3 job=7 ")
     assert node.slurm.calls() == []
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.doctor import slurm_conf
 from tests.support.sites import write_site
 
 ROOT = Path(__file__).parents[2]
@@ -22,10 +23,13 @@ FAILING = SHIMS[:2]
 ENV = shutil.which("env") or "/usr/bin/env"
 
 
-def install(directory: Path, shim: str, *, python: str, config: Path, limit: str = "30") -> Path:
-    """Install a shim as the documentation says: copy it and edit its three lines."""
+def install(
+    directory: Path, shim: str, *, python: str, config: Path, limit: str = "30", slurm: str = "/"
+) -> Path:
+    """Install a shim as the documentation says: copy it and edit its lines."""
     text = (ROOT / shim).read_text()
-    for name, value in (("python", python), ("config", str(config)), ("limit", limit)):
+    edits = {"python": python, "config": str(config), "limit": limit, "slurm": slurm}
+    for name, value in edits.items():
         text, count = re.subn(rf"^{name}=.*$", f"{name}={value}", text, flags=re.MULTILINE)
         assert count == 1
     path = directory / Path(shim).name
@@ -76,7 +80,24 @@ def test_a_proven_fault_ends_with_1(tmp_path: Path, shim: str) -> None:
 
 def test_the_health_check_ends_with_0_whatever_it_finds(tmp_path: Path) -> None:
     python = stub(tmp_path, "exit 99")
-    assert run(install(tmp_path, SHIMS[2], python=python, config=tmp_path)).returncode == 0
+    ran = run(install(tmp_path, SHIMS[2], python=python, config=tmp_path))
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shim", SHIMS)
+def test_slurms_commands_are_looked_for_where_the_shim_says(tmp_path: Path, shim: str) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho mine >&2\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    python = stub(tmp_path, "scontrol")
+    ran = run(install(tmp_path, shim, python=python, config=tmp_path, slurm=str(tmp_path)))
+    assert ran.stderr == "mine\n"
+
+
+@pytest.mark.parametrize("shim", SHIMS)
+def test_unedited_a_shim_looks_where_slurm_is_often_installed(shim: str) -> None:
+    found = slurm_conf.read_shim(ROOT / shim)
+    assert found is not None
+    assert {"/opt/slurm/bin", "/usr/local/bin", "/usr/bin"} <= set(found.search_path.split(":"))
 
 
 @pytest.mark.parametrize("shim", SHIMS)
@@ -95,7 +116,8 @@ def test_the_health_check_ends_with_0_whatever_it_finds(tmp_path: Path) -> None:
 def test_its_own_error_ends_with_0_and_is_told(tmp_path: Path, shim: str, text: str) -> None:
     ran = run(install(tmp_path, shim, python=stub(tmp_path, text), config=tmp_path))
     assert ran.returncode == 0
-    assert "this node was not checked (code " in ran.stderr
+    # With the colon the system log knows whose line it is.
+    assert re.search(r"^slurm-health: \w+: this node was not checked \(code ", ran.stderr, re.M)
 
 
 @pytest.mark.parametrize("shim", SHIMS)

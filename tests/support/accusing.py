@@ -79,11 +79,13 @@ class Story:
             for each in (top, *top.rglob("*")):
                 os.chown(each, uid, uid, follow_symlinks=False)
 
-    def ended(self, job: int = JOB, uid: int = UID, restarts: str | None = "0") -> bool:
+    def ended(
+        self, job: int = JOB, uid: int = UID, restarts: str | None = "0", **more: str
+    ) -> bool:
         """Run the epilog of a job."""
         self.node.now_s += 60
         self.node.more = self.more
-        extra = {"SLURM_CLUSTER_NAME": "lab"}
+        extra = {"SLURM_CLUSTER_NAME": "lab", **more}
         if restarts is not None:
             extra["SLURM_JOB_RESTART_COUNT"] = restarts
         return self.node.epilog(job, uid, **extra)

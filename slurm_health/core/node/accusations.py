@@ -4,16 +4,18 @@
 A journal is its owner's: every byte may have been written to have a node drained. So only one
 shape of it counts, about one node and one job. What no local check confirms is kept as a mark, and
 marks count only when they are from different users.
+
+Root's test of what users say costs the other jobs of the node time, so it is limited too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 
-from slurm_health.core.node.settings import Marks
+from slurm_health.core.node.settings import Accusations, Marks
 from slurm_health.core.record_codec import NewerVersion, decode
 from slurm_health.core.records import RunStarted, VerdictReached
 from slurm_health.core.text import plain
@@ -32,10 +34,11 @@ Short = Annotated[str, msgspec.Meta(max_length=_TEXT)]
 
 
 class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job's check found this node bad. Texts are cut and free of control characters.
+    """What one check of a job says of this node. Texts are cut and free of control characters.
 
-    One of slowness is worth a test and nothing else: what is slow is decided by comparison, and a
-    healthy node among faster ones is slow too.
+    `level` is FAULTY, SLOW, or HEALTHY, which takes back what the job's earlier checks said. One of
+    slowness is worth a test and nothing else: what is slow is decided by comparison, and a healthy
+    node among faster ones is slow too.
     """
 
     node: Annotated[str, msgspec.Meta(max_length=255)]
@@ -44,7 +47,12 @@ class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reason: Short
     probability: Annotated[float, msgspec.Meta(ge=0, le=1)]
     evidence: Annotated[tuple[Short, ...], msgspec.Meta(max_length=_EVIDENCE)]
-    slow: bool = False
+    level: Level = Level.FAULTY
+
+    @property
+    def slow(self) -> bool:
+        """Whether it only calls the node slow."""
+        return self.level is Level.SLOW
 
     @property
     def strong(self) -> bool:
@@ -54,7 +62,7 @@ class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def from_journal(data: bytes, *, node: str, job: int) -> Accusation | None:
-    """Return what the master's file of one run says against a node; None for nothing.
+    """Return what the master's file of one run says of a node; None for nothing.
 
     Nothing is said by a file of another job, of a run without this node, of a newer version, or
     without a verdict. The last verdict counts. Raises nothing.
@@ -79,7 +87,7 @@ def from_journal(data: bytes, *, node: str, job: int) -> Accusation | None:
 
 def _of_node(verdict: VerdictReached, node: str, job: int) -> Accusation | None:
     judged = [each for each in verdict.nodes if each.node == node]
-    if len(judged) != 1 or judged[0].level not in {Level.FAULTY, Level.SLOW}:
+    if len(judged) != 1 or judged[0].level is Level.INCONCLUSIVE:
         return None
     (found,) = judged
     if not 0 <= found.probability <= 1:  # nan as well
@@ -95,8 +103,44 @@ def _of_node(verdict: VerdictReached, node: str, job: int) -> Accusation | None:
         reason=_short(found.reason),
         probability=found.probability,
         evidence=evidence,
-        slow=found.level is Level.SLOW,
+        level=found.level,
     )
+
+
+def standing(said: Sequence[Accusation]) -> Accusation | None:
+    """Return what counts of what the checks of one job say, the earliest first; None for nothing.
+
+    What was said before a check found the node healthy does not. Faulty counts more than slow.
+    """
+    kept: list[Accusation] = []
+    for each in said:
+        kept = [] if each.level is Level.HEALTHY else [*kept, each]
+    faulty = [each for each in kept if not each.slow]
+    return next(reversed(faulty or kept), None)
+
+
+Tested = dict[int, tuple[float, ...]]
+
+
+def with_test(
+    tested: Mapping[int, Sequence[float]], uid: int, now_s: float, settings: Accusations
+) -> Tested | None:
+    """Count one more test of this node because of a user; None when they have had enough.
+
+    Args:
+        tested: when the node was tested because of which user.
+        uid: the user.
+        now_s: seconds since the epoch.
+        settings: the site's.
+    """
+    recent = {
+        each: tuple(time_s for time_s in times if abs(now_s - time_s) <= _HOUR_S)
+        for each, times in tested.items()
+    }
+    own = recent.get(uid, ())
+    if len(own) >= settings.tests_per_user_hour:
+        return None
+    return {each: times for each, times in recent.items() if times} | {uid: (*own, now_s)}
 
 
 def _short(text: str) -> str:
@@ -116,14 +160,17 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 def add(marks: Sequence[Mark], mark: Mark, settings: Marks) -> tuple[Mark, ...]:
     """Return the marks with one more, without those that are too old.
 
-    A job marks a node once, however often it is started again.
+    A job marks a node once, however often it is started again. Of one user only as many are kept
+    as could ever count, so that nobody's marks push out those of others.
     """
     kept = [
         each
         for each in alive(marks, mark.time_s, settings)
         if (each.job, each.uid) != (mark.job, mark.uid)
     ]
-    return (*kept, mark)[-_MOST_MARKS:]
+    own = [each for each in kept if each.uid == mark.uid]
+    surplus = own[: max(0, len(own) + 1 - settings.jobs)]
+    return (*(each for each in kept if each not in surplus), mark)[-_MOST_MARKS:]
 
 
 def alive(marks: Sequence[Mark], now_s: float, settings: Marks) -> tuple[Mark, ...]:

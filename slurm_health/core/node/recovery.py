@@ -7,8 +7,6 @@ import msgspec
 
 from slurm_health.core.node.settings import Recovery
 
-_ASK_AGAIN_S = 600.0
-
 
 class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What this node was drained for, kept on the node by root.
@@ -22,7 +20,6 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             A test without them is another test.
         passes: how many fresh passes in a row there have been since.
         passed_s: when the last of them was.
-        asked_s: when Slurm was last asked whether the drain still stands.
     """
 
     node: str
@@ -32,7 +29,6 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     expected: dict[str, str] = {}
     passes: int = 0
     passed_s: float = 0.0
-    asked_s: float = 0.0
 
 
 def after_test(
@@ -41,7 +37,7 @@ def after_test(
     """Return the record after its checks ran once more.
 
     A pass counts only when it is apart from the one before and from the drain; anything but a
-    pass of every check begins the count anew.
+    pass of every check begins the count anew. Nobody counts further than there is need.
     """
     if not all_passed:
         return msgspec.structs.replace(record, passes=0, passed_s=0.0)
@@ -51,19 +47,10 @@ def after_test(
         return msgspec.structs.replace(record, passed_s=now_s, time_s=min(record.time_s, now_s))
     if now_s - last_s < settings.apart_s:
         return record
-    return msgspec.structs.replace(record, passes=record.passes + 1, passed_s=now_s)
-
-
-def is_doubtful(record: DrainRecord, now_s: float) -> bool:
-    """Tell whether to ask Slurm if a node that is bad again, or still, is still drained.
-
-    Somebody may have given it back meanwhile. Asking every time would be a call every few minutes
-    for as long as a node waits for its repair.
-    """
-    asked_s = max(record.asked_s, record.time_s)
-    return now_s < asked_s or now_s - asked_s >= _ASK_AGAIN_S
+    passes = min(record.passes + 1, settings.passes)
+    return msgspec.structs.replace(record, passes=passes, passed_s=now_s)
 
 
 def is_due(record: DrainRecord, settings: Recovery) -> bool:
-    """Tell whether enough passes have been seen to ask Slurm about it."""
+    """Tell whether enough passes have been seen to give the node back."""
     return settings.release and bool(record.retest) and record.passes >= settings.passes

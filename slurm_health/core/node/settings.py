@@ -105,6 +105,8 @@ class Accusations(_Table, frozen=True, kw_only=True):
     """`[accusations]`: what the epilog does with what a job's own check found out."""
 
     policy: AccusationPolicy = AccusationPolicy.CONFIRM
+    # Tests of one node in one hour because of what jobs of one user say about it.
+    tests_per_user_hour: Positive = 2
     # Of one file of the job's journal; a larger one is not read.
     max_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 28)] = 16 << 20
     read_limit_s: Seconds = 5.0
@@ -118,6 +120,8 @@ class CommonKeys(_Table, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     severity: Status | None = None
+    # It takes the node for itself, so that a retest runs it on an idle node only.
+    exclusive: bool | None = None
     time_limit_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 5.0
     shadow: bool = False
     # A check that does not end within `time_limit_s` has found a fault of the node.

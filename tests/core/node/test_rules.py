@@ -155,6 +155,29 @@ def test_one_users_marks_alone_convict_nobody(found: list[Mark]) -> None:
     assert not accusations.convict(known, Marks(users=0))
 
 
+@given(st.lists(mark, max_size=60), st.integers(1, 4), st.integers(1, 4))
+def test_marks_that_are_not_kept_would_not_have_counted(
+    found: list[Mark], users: int, jobs: int
+) -> None:
+    settings = Marks(users=users, jobs=jobs, ttl_h=8760)
+    known: tuple[Mark, ...] = ()
+    every: dict[tuple[int, int], Mark] = {}
+    for each in sorted(found, key=lambda m: m.time_s):
+        known = accusations.add(known, each, settings)
+        every[each.job, each.uid] = each
+    assert accusations.convict(known, settings) == accusations.convict([*every.values()], settings)
+
+
+def test_one_users_marks_push_out_nobody_elses() -> None:
+    def by(uid: int, job: int) -> Mark:
+        return Mark(job=job, uid=uid, component="node", text="", time_s=float(job))
+
+    known = accusations.add((), by(1, 1), Marks())
+    for job in range(2, 500):
+        known = accusations.add(known, by(2, job), Marks())
+    assert {each.uid for each in known} == {1, 2}
+
+
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 500)), max_size=40))
 def test_a_node_is_due_only_after_that_many_passes_in_a_row(
     story: list[tuple[bool, float]],

@@ -6,18 +6,21 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from pprint import pformat
 
 from tests.e2e.hooks_support import HookedSite, hooked_site
+from tests.lab import LabError
 
 from .judge import violations
 from .look import Seen, look
 from .perform import Performance
 from .plan import NODES, Plan, plan_of
+
+_WRONG = "VIOLATION"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,38 +35,49 @@ class Outcome:
 
     def __str__(self) -> str:
         state = self.seen.job.get("JobState", "forgotten")
-        done = ", ".join(str(each) for each in self.seen.done) or "nothing"
+        never = [str(each) for each in self.plan.troubles if each not in self.seen.done]
         text = f"seed {self.plan.seed}: {self.duration_s:.1f} s, {state}, {self.plan}"
+        text += f" (which never came: {', '.join(never)})" if never else ""
         if not self.violations:
             return text
-        lines = [f"VIOLATION {text}", f"  happened: {done}", *(f"  {v}" for v in self.violations)]
+        lines = [f"{_WRONG} {text}", *(f"  {each}" for each in self.violations)]
         return "\n".join([*lines, f"  evidence: {self.evidence}"])
 
 
 def run_many(seeds: Iterable[int], *, labs: int, evidence: Path, minutes: float) -> bool:
     """Run the plans of these seeds, print how each went; tell whether nothing was wrong.
 
-    After so many minutes no further run is begun.
+    After so many minutes, and once it is interrupted, no further run is begun.
     """
-    left = iter(seeds)
     end_s = time.monotonic() + minutes * 60
-    with ThreadPoolExecutor(labs) as pool:
-        found = pool.map(lambda _: list(_run_on_one(left, end_s, evidence)), range(labs))
-        outcomes = [outcome for each in found for outcome in each]
-    wrong = [outcome.plan.seed for outcome in outcomes if outcome.violations]
-    print(
-        f"{len(outcomes)} runs, {len(wrong)} with violations{': seeds ' if wrong else ''}", *wrong
-    )
+    well: list[int] = []
+    wrong: list[int] = []
+
+    def in_time(seed: int) -> Outcome | None:
+        return None if time.monotonic() > end_s else run_one(plan_of(seed), evidence)
+
+    pool = ThreadPoolExecutor(labs)
+    try:
+        runs = {pool.submit(in_time, seed): seed for seed in seeds}
+        for run in as_completed(runs):
+            said = _said(run, runs[run])
+            if said:
+                print(said, flush=True)
+                (wrong if said.startswith(_WRONG) else well).append(runs[run])
+    finally:
+        pool.shutdown(cancel_futures=True)
+    which = f": seeds {' '.join(map(str, wrong))}" if wrong else ""
+    print(f"{len(well) + len(wrong)} runs, {len(wrong)} with violations{which}")
     return not wrong
 
 
-def _run_on_one(seeds: Iterator[int], end_s: float, evidence: Path) -> Iterator[Outcome]:
-    for seed in seeds:
-        outcome = run_one(plan_of(seed), evidence)
-        print(outcome, flush=True)
-        yield outcome
-        if time.monotonic() > end_s:
-            return
+def _said(run: Future[Outcome | None], seed: int) -> str:
+    """Return what there is to say of a run; nothing of one for which there was no time."""
+    try:
+        outcome = run.result()
+    except LabError as err:
+        return f"{_WRONG} seed {seed}: the lab: {err}"
+    return str(outcome or "")
 
 
 def run_one(plan: Plan, evidence: Path) -> Outcome:

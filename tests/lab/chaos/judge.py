@@ -126,8 +126,8 @@ def _ending(plan: Plan, seen: Seen) -> Iterator[str]:
 def _explained(plan: Plan, seen: Seen) -> bool:
     deeds = {each.deed for each in seen.done}
     match seen.job.get("JobState", ""):
-        case "CANCELLED":
-            return Deed.CANCEL in deeds
+        case "CANCELLED":  # Slurm, too, cancels a job that it may not requeue after a prolog failed
+            return Deed.CANCEL in deeds or bool(plan.flagged and "--no-requeue" in plan.options)
         case "FAILED":
             killed = Deed.KILL_SUPERVISOR in deeds and seen.job.get("ExitCode") == "0:9"
             return killed or any(words in seen.output for words in _EXPLAINED)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +76,7 @@ def look(site: HookedSite, run: Performance) -> Seen:
     """Look at what a settled run has left, before anything is tidied up."""
     user, job_id = run.plan.user, run.job_id
     left = _left(site)
-    runs = site.run_directory(job_id, user=user).parent
-    checks = [_check(path) for path in sorted(runs.glob("[0-9]*")) if path.is_dir()]
+    checks = _checks(site.run_directory(job_id, user=user).parent)
     output = site.lab.home(user) / f"slurm-{job_id}.out"
     return Seen(
         done=tuple(run.done),
@@ -120,6 +121,16 @@ def starts_in(ran: str) -> tuple[Start, ...]:
             )
         )
     return tuple(found)
+
+
+def _checks(job: Path) -> list[Check]:
+    """Read all checks of a job, from a copy: only their owner trusts the journal itself."""
+    with tempfile.TemporaryDirectory() as own:
+        copies = [
+            Path(shutil.copytree(path, Path(own, path.name), copy_function=shutil.copy))
+            for path in sorted(job.glob("[0-9]*"))
+        ]
+        return [_check(copy) for copy in copies]
 
 
 def _check(directory: Path) -> Check:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When each node's last health check ran and how it ended, kept where all nodes can see it.
+
+One file per node, so that no lock is needed. A node that is well leaves nothing else behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.core.node.finding import CheckResult, Status, node_faults
+from slurm_health.core.text import cut
+from slurm_health.hooks import stuck
+from slurm_health.killable import Hung, run_one
+from slurm_health.site_settings import Site
+
+_DIRECTORY = "checked"
+_LIMIT_S = 2.0
+_LENGTH = 500
+# From here on, hours tell more than minutes.
+_HOURS_S = 5400.0
+# No check has a name with a space.
+_STUCK = "last check"
+
+
+class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One health check. `faulty`: it found a proven fault of the node."""
+
+    node: str
+    time_s: float
+    faulty: bool
+    text: str
+
+    def said(self, now_s: float) -> str:
+        """Return when it was and how it ended, for a person."""
+        return f"{self.age(now_s)}: {self.text}"
+
+    def age(self, now_s: float) -> str:
+        """Return when it was."""
+        age_s = now_s - self.time_s
+        return f"{age_s / 60:.0f} min ago" if age_s < _HOURS_S else f"{age_s / 3600:.0f} h ago"
+
+
+def of_results(results: Sequence[CheckResult], *, node: str, now_s: float) -> LastCheck:
+    """Return how a health check ended."""
+    bad = [each for each in results if each.status is not Status.PASS]
+    told = "; ".join(f"{each.name} {each.status.value}: {each.finding.text}" for each in bad)
+    return LastCheck(
+        node=node,
+        time_s=now_s,
+        faulty=bool(node_faults(results)),
+        text=cut(told, _LENGTH) or f"{len(results)} checks passed",
+    )
+
+
+def keep(site: Site, found: LastCheck) -> None:
+    """Leave it in the shared directory, in a child; what cannot be kept is lost."""
+    if not site.breaker.directory or _STUCK in stuck.recall(site.state):
+        return
+
+    def work() -> bytes:
+        from slurm_health.draining.shared_state import publish, shared_directory
+
+        directory = shared_directory(site.breaker) / _DIRECTORY
+        directory.mkdir(mode=0o755, exist_ok=True)
+        publish(directory / f"{found.node}.json", msgspec.json.encode(found))
+        return b""
+
+    outcome = run_one(work, _LIMIT_S)
+    if isinstance(outcome, Hung) and outcome.abandoned:
+        stuck.remember(site.state, _STUCK, outcome.abandoned)
+
+
+def read_all(site: Site) -> dict[str, LastCheck]:
+    """Return the last health check of every node that has left one."""
+    found = {}
+    for path in (Path(site.breaker.directory or "/nowhere") / _DIRECTORY).glob("*.json"):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            found[path.stem] = msgspec.json.decode(path.read_bytes(), type=LastCheck)
+    return found
