@@ -41,7 +41,7 @@ from slurm_health.core.records import (
     VerdictReached,
 )
 from slurm_health.draining.drain import Cause, DrainStatus, drain_node
-from slurm_health.errors import ConfigError, ExitCode, SlurmCommandError, SlurmError
+from slurm_health.errors import ConfigError, SlurmCommandError, SlurmError
 from slurm_health.site_settings import load
 from slurm_health.slurm.client import Client
 
@@ -166,12 +166,12 @@ class _Performer:
             log.warning("drained %s: %s", drain.node, drain.reason)
 
     def _shrink(self, shrink: Shrink, ending: Ending) -> RunFinished:
-        """Give nodes back; a job that needs it and cannot stops, one that does not goes on."""
+        """Give nodes back; a job that cannot leave a faulty one stops, others go on."""
         nodes = fold(shrink.drop)
         self._intend(Action.DROP, shrink.drop, shrink.reason)
         problem = self._given_back(shrink)
         self._done(Action.DROP, shrink.drop, problem=problem)
-        if problem and ending.exit_code is ExitCode.BAD_NODES:
+        if problem and not ending.may_stay:
             reason = f"{shrink.reason}; could not give {nodes} back: {problem}; {_again(nodes)}"
             return _finished(replace(ending, disposition=Disposition.STOP, reason=reason))
         if problem:

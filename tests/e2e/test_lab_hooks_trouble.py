@@ -191,6 +191,7 @@ def test_a_hook_that_is_killed_leaves_a_state_that_the_next_one_understands(
     assert site.out_of_pool() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_what_a_real_check_finds_is_confirmed_by_the_epilog_and_drained(site: HookedSite) -> None:
     """A node that loses packets, found by the job of a user, and a local test that confirms it."""

@@ -70,6 +70,7 @@ def test_check_then_torchrun(site: Site) -> None:
     assert "2 processes" in text
 
 
+@pytest.mark.slow
 def test_check_then_torchrun_moves_away_from_a_bad_node(site: Site) -> None:
     play(site, n2=UNREACHABLE)
     job = submit(site, "check-then-torchrun.sbatch", "-N4", script="train_torchrun.py")

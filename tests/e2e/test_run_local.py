@@ -89,6 +89,7 @@ def test_several_processes_are_checked_and_train_together(tmp_path: Path, free_p
     assert "node[0-1]" in ends[0][2]
 
 
+@pytest.mark.slow
 def test_a_process_that_never_comes_is_left_out_where_it_may_be(
     tmp_path: Path, free_port: str
 ) -> None:

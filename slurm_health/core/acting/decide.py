@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_health.core.acting.drains import Drain, LeaveAlone, drains
 from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
@@ -58,18 +58,15 @@ class Ending:
     """What becomes of the job, and the code the check ends with.
 
     PROCEED and STOP end the check; REQUEUE starts the job again without `nodes`, and HOLD leaves it
-    in the queue because of them, until a person releases it.
+    in the queue because of them, until a person releases it. With `may_stay` the job is to avoid no
+    faulty node, only slow or undecided ones: it stays where it cannot leave them.
     """
 
     disposition: Disposition
     exit_code: ExitCode
     reason: str
     nodes: tuple[str, ...] = ()
-
-    @property
-    def may_stay(self) -> bool:
-        """Whether the nodes are only in doubt, so that a job that cannot leave them stays."""
-        return self.exit_code is ExitCode.INCONCLUSIVE
+    may_stay: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +108,8 @@ def decide(
     """Decide what is done about a verdict with these unwanted nodes.
 
     Guarantees: only proven faults, and on request proven slowness, are to be drained; a job that is
-    made smaller goes on; doubt alone never ends a job that could be held.
+    made smaller goes on; neither slowness nor doubt ends a job, unless it was to be held for doubt
+    and cannot be.
     """
     avoided = tuple(
         node
@@ -123,7 +121,7 @@ def decide(
     if shrink is None and avoided:
         shrink, ending = _leave(case)
     else:
-        ending = _proceed(verdict)
+        ending = _proceed(case)
     return Decision(drains=_drains(case), shrink=shrink, ending=ending)
 
 
@@ -132,7 +130,8 @@ def decide_unasked(
 ) -> Ending:
     """Decide what becomes of a job with unwanted nodes when Slurm does not answer."""
     said = f"{_because(unwanted)}; could not query Slurm: {problem}"
-    if _bad(unwanted) or policy.on_inconclusive is OnInconclusive.HOLD:
+    doubt = any(node.level is Level.INCONCLUSIVE for node in unwanted)
+    if _faulty(unwanted) or (doubt and policy.on_inconclusive is OnInconclusive.HOLD):
         return _end(Disposition.STOP, verdict, f"{said}; submit the job again")
     return _end(Disposition.PROCEED, verdict, f"{said}; continuing anyway")
 
@@ -213,10 +212,11 @@ def _leave(case: _Case) -> tuple[Shrink | None, Ending]:
             exit_code=ExitCode.BAD_NODES if bad else ExitCode.INCONCLUSIVE,
             reason=_because(left),
             nodes=_names(left),
+            may_stay=not _faulty(left),
         )
     smaller = _shrink(case, policy.nodes_needed)
     if smaller is not None:
-        return smaller, _proceed(case.verdict)
+        return smaller, _proceed(case)
     if facts.requeue_obstacle:
         return None, _stay(case, left, facts.requeue_obstacle)
     return None, _at_limit(case, left)
@@ -239,9 +239,9 @@ def _at_limit(case: _Case, left: Sequence[NodeVerdict]) -> Ending:
 
 
 def _stay(case: _Case, left: Sequence[NodeVerdict], obstacle: str) -> Ending:
-    """End a job that cannot move away from bad nodes; doubt alone does not end it."""
+    """End a job that cannot move away from faulty nodes; slowness and doubt do not end it."""
     names = fold(_names(left))
-    if not _bad(left):
+    if not _faulty(left):
         reason = f"{_because(left)}; {obstacle}; continuing with {names} anyway"
         return _end(Disposition.PROCEED, case.verdict, reason)
     reason = f"{names} cannot be used: {_because(left)}; {obstacle}; {_submit_without(left)}"
@@ -258,11 +258,14 @@ def _hold(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
             nodes=_names(nodes),
         )
     obstacle = f"it cannot be held either: {case.facts.hold_obstacle}"
+    if all(node.level is Level.SLOW for node in nodes):
+        return _stay(case, nodes, f"{why}; {obstacle}")
     reason = f"{reason}; {obstacle}; {_submit_without(nodes)}"
     return _end(Disposition.STOP, case.verdict, reason)
 
 
-def _proceed(verdict: VerdictReached) -> Ending:
+def _proceed(case: _Case) -> Ending:
+    verdict = case.verdict
     undecided = [node.node for node in verdict.nodes if node.level is Level.INCONCLUSIVE]
     slow = [node.node for node in verdict.nodes if node.level is Level.SLOW]
     said = [
@@ -274,7 +277,8 @@ def _proceed(verdict: VerdictReached) -> Ending:
         said.append(f"{fold(slow)} slow, reported only")
     if undecided:
         said.append(f"{fold(undecided)} undecided, continuing anyway")
-    return _end(Disposition.PROCEED, verdict, "; ".join(said) or "all healthy")
+    ending = _end(Disposition.PROCEED, verdict, "; ".join(said) or "all healthy")
+    return replace(ending, may_stay=not _faulty(case.avoided))
 
 
 def _end(disposition: Disposition, verdict: VerdictReached, reason: str) -> Ending:
@@ -283,6 +287,10 @@ def _end(disposition: Disposition, verdict: VerdictReached, reason: str) -> Endi
 
 def _bad(nodes: Sequence[NodeVerdict]) -> tuple[NodeVerdict, ...]:
     return tuple(node for node in nodes if node.level is not Level.INCONCLUSIVE)
+
+
+def _faulty(nodes: Sequence[NodeVerdict]) -> bool:
+    return any(node.level is Level.FAULTY for node in nodes)
 
 
 def _names(nodes: Sequence[NodeVerdict]) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
         case Disposition.REQUEUE:
             assert bad <= set(ending.nodes) <= bad | at[Level.INCONCLUSIVE]
             assert ending.nodes
-            assert ending.may_stay is not bool(bad)
+            assert ending.may_stay is not bool(at[Level.FAULTY])
             assert known.requeues < policy.max_requeues
             assert not known.requeue_obstacle
             return
@@ -102,11 +102,12 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
                 and known.requeues >= policy.max_requeues
             )
         case Disposition.PROCEED:
-            if bad and shrink is None:
+            if at[Level.FAULTY] and shrink is None:
                 assert policy.at_requeue_limit is AtRequeueLimit.START
                 assert known.requeues >= policy.max_requeues
         case Disposition.STOP:
-            assert bad or known.hold_obstacle
+            undecided = at[Level.INCONCLUSIVE] if known.hold_obstacle else set()
+            assert at[Level.FAULTY] | undecided
     assert ending.exit_code is exit_code(verdict)
 
 
@@ -175,6 +176,7 @@ def test_a_slow_node_is_only_reported_where_the_user_says_so() -> None:
             disposition=Disposition.PROCEED,
             exit_code=ExitCode.BAD_NODES,
             reason="n2 slow, reported only",
+            may_stay=True,
         )
     )
 
@@ -192,6 +194,26 @@ def test_a_job_that_cannot_move_stops_and_says_why(known: JobFacts, said: str) -
     assert last.disposition is Disposition.STOP
     assert last.exit_code is ExitCode.BAD_NODES
     assert said in last.reason
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        job_facts(requeues=3),
+        job_facts(requeue_obstacle="it is not a batch job", hold_obstacle="it is not a batch job"),
+    ],
+)
+@pytest.mark.parametrize("at_limit", AtRequeueLimit)
+def test_a_job_that_cannot_leave_a_slow_node_runs_on_it_or_waits(
+    known: JobFacts, at_limit: AtRequeueLimit
+) -> None:
+    verdict = verdict_of(n1=Level.HEALTHY, n2=Level.SLOW, n3=Level.HEALTHY)
+
+    last = decided(verdict, Policy(at_requeue_limit=at_limit), known).ending
+
+    waits = at_limit is AtRequeueLimit.HOLD and not known.hold_obstacle
+    assert last.disposition is (Disposition.HOLD if waits else Disposition.PROCEED)
+    assert waits or "n2: no allgather" in last.reason
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def kinds(decision: Decision) -> str:
     return " ".join([*(type(each).__name__ for each in before), decision.ending.disposition])
 
 
+FAULTY = verdict(n2=Level.FAULTY)
 SLOW = verdict(n2=Level.SLOW)
 DOUBT = verdict(n2=Level.INCONCLUSIVE)
 
@@ -178,10 +179,11 @@ def test_doubt_does_not_end_a_job_that_would_rather_be_elsewhere(known: JobFacts
     [
         (OnInconclusive.REQUEUE, DOUBT, Disposition.PROCEED),
         (OnInconclusive.HOLD, DOUBT, Disposition.STOP),
-        (OnInconclusive.PROCEED, SLOW, Disposition.STOP),
+        (OnInconclusive.HOLD, SLOW, Disposition.PROCEED),
+        (OnInconclusive.PROCEED, FAULTY, Disposition.STOP),
     ],
 )
-def test_where_slurm_cannot_be_asked_doubt_alone_does_not_end_a_job(
+def test_where_slurm_cannot_be_asked_only_a_faulty_node_or_a_wish_to_hold_ends_a_job(
     choice: OnInconclusive, found: VerdictReached, expected: Disposition
 ) -> None:
     policy = Policy(on_inconclusive=choice)
@@ -219,7 +221,7 @@ def test_a_job_at_its_limit_does_what_the_user_chose(
 def test_a_job_that_cannot_be_held_at_its_limit_stops() -> None:
     known = job_facts(requeues=3, hold_obstacle="it may not be requeued")
 
-    last = decided(SLOW, Policy(at_requeue_limit=AtRequeueLimit.HOLD), known).ending
+    last = decided(FAULTY, Policy(at_requeue_limit=AtRequeueLimit.HOLD), known).ending
 
     assert last.disposition is Disposition.STOP
     assert "it may not be requeued" in last.reason
