@@ -14,6 +14,7 @@
     │  ├─ RecordTooNew(path, version)
     │  └─ JournalBusy(path)
     ├─ RunNotFound(job, root)                   4
+    ├─ NoRoom(name)                             4
     └─ LocalizeError                            70  results that no planned round can have produced
 
 Each message says what, on what, why, and what to do next; the facts are attributes. They are
@@ -173,6 +174,19 @@ class RunNotFound(SlurmHealthError):
             f"no journal of job {job} under {root}"
             + (f" (newest there: {newest})" if newest else "")
             + "; was it submitted with slurm-health sbatch? another directory: --journal DIR"
+        )
+
+
+class NoRoom(SlurmHealthError):
+    """No temporary directory takes a file that is needed."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        super().__init__(
+            f"{name}: no temporary directory takes a copy of it: {problem};"
+            " set TMPDIR to a directory with room"
         )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from slurm_health import private_files
 from slurm_health.core.record_codec import VERSION, Entry, NewerVersion, decode, encode
-from slurm_health.core.records import Disposition, Record, RunFinished, RunStarted
+from slurm_health.core.records import Record, RunFinished, RunStarted
 from slurm_health.errors import JournalError, RecordTooNew
 
 MASTER = "master"
@@ -30,8 +30,6 @@ REQUEUE = "requeue"
 
 _LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 _JOB_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
-# Ends of a run whose job leaves its nodes: a master that is started there again has not left.
-_LEFT = (Disposition.REQUEUE, Disposition.HOLD)
 # Each step of a job has a number for its check; further starts of that step lie this far apart.
 _NEXT_START = 1000
 
@@ -65,8 +63,9 @@ def attempt_and_check(label: str) -> tuple[int, int] | None:
 def directory_of_check(root: Path, started: RunStarted) -> tuple[Path, RunStarted]:
     """Return the directory for a check, and the first record it has or is to get.
 
-    A check that was cut short is taken over if it is of the very same job start; one whose
-    requeue did not happen is taken over too, because the job is evidently still here.
+    A check with this very name is taken over however it stands: whoever gave both the name has not
+    heard how the first ended. One that was cut short is taken over if it is of the very same job
+    start; one whose requeue did not happen too, because the job is evidently still here.
 
     Raises:
         JournalError: an older journal cannot be read.
@@ -74,8 +73,8 @@ def directory_of_check(root: Path, started: RunStarted) -> tuple[Path, RunStarte
 
     def is_ours(begun: RunStarted, records: Sequence[Record]) -> bool:
         finished = [record for record in records if isinstance(record, RunFinished)]
-        over = finished and finished[-1].disposition not in _LEFT
-        return not over and _same_start(begun, started)
+        over = finished and not finished[-1].disposition.leaves
+        return begun.run_id == started.run_id or (not over and _same_start(begun, started))
 
     job = job_directory(root, started.cluster, started.job_id)
     labels = (label_of(started.attempt, number) for number in itertools.count(1))

@@ -83,6 +83,14 @@ def test_a_second_check_in_the_same_job_does_not_touch_the_first(
     assert (directory.name, started) == ("0-3", STARTED)
 
 
+def test_a_check_that_ended_unheard_is_told_by_its_name(tmp_path: Path) -> None:
+    write(tmp_path, "0", before(), finished("proceed"))  # a start before, or the script's own check
+    directory = write(tmp_path, "0-2", STARTED, finished("proceed"))
+    fewer = msgspec.structs.replace(STARTED, nodes=["n1"])
+
+    assert journal.directory_of_check(tmp_path, fewer) == (directory, STARTED)
+
+
 @pytest.mark.parametrize(
     "change", [{"nodes": ["n1", "n3"]}, {"user": "other"}, {"start_time_s": 999}]
 )

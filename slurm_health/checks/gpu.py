@@ -12,6 +12,7 @@ from slurm_health.core.node.finding import (
     Finding,
     Status,
     Unmeasured,
+    inconclusive,
     joined,
     node_fault,
     passed,
@@ -34,10 +35,14 @@ _IDLE = 0x1
 
 
 class GpuSeen(Seen, frozen=True, kw_only=True):
-    """What NVML says, and which GPUs Slurm gives the job (empty where there is no job)."""
+    """What NVML says, and which GPUs Slurm gives the job (empty where there is no job).
+
+    `retest` is set where a node that was drained is to show that it is well.
+    """
 
     gpus: Gpus
     allotted: tuple[int, ...] = ()
+    retest: bool = False
 
 
 class Gpu(Check, frozen=True, kw_only=True):
@@ -62,19 +67,24 @@ class Gpu(Check, frozen=True, kw_only=True):
 
     def collect(self, machine: CheckContext) -> GpuSeen:
         """Ask NVML."""
-        return GpuSeen(gpus=read_gpus(), allotted=allotted(machine))
+        retest = machine.context == "retest"
+        return GpuSeen(gpus=read_gpus(), allotted=allotted(machine), retest=retest)
 
     def judge(self, seen: GpuSeen) -> Finding:
         """Judge the whole, then each GPU."""
         gpus = seen.gpus
         if gpus.broken:
             return node_fault(gpus.broken)
-        inferred = 0 if _divided(gpus) else max(seen.allotted, default=-1) + 1
-        expected = self.count or inferred
+        divided = _divided(gpus)
+        expected = self.count or (0 if divided else max(seen.allotted, default=-1) + 1)
         parts = [passed("", gpus=len(gpus.devices))]
         if len(gpus.devices) < expected:
             text = f"{len(gpus.devices)} GPUs, Slurm expects {expected}"
             parts.append(node_fault(text, expected=expected))
+        if seen.retest and not expected and not divided:
+            # A GPU that was at fault may be gone by now: that the others are well proves nothing.
+            text = f"{len(gpus.devices)} GPUs, and how many there should be is not known: set count"
+            parts.append(inconclusive(text))
         if self.driver and gpus.driver != self.driver:
             parts.append(node_fault(f"driver {gpus.driver}, expected {self.driver}"))
         for device in gpus.devices:

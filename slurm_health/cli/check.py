@@ -81,7 +81,7 @@ _FILESYSTEM_LIMIT_S = 60.0
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--script-name", default="", hidden=True)
-@click.option("--for-supervisor", is_flag=True, hidden=True)
+@click.option("--for-supervisor", metavar="RUN_ID", default="", hidden=True)
 def check(**options: Any) -> int:
     """Check the nodes of this allocation (salloc, or a line in a batch script).
 
@@ -196,6 +196,7 @@ def _settings(
         act=options["act"],
         script=options["script_name"],
         tell=tell,
+        run_id=options["for_supervisor"],
     )
 
 

@@ -60,13 +60,14 @@ def supervise(
 
     options = list(itertools.takewhile(lambda word: word.startswith("--"), words))
     source, *arguments = words[len(options) :]
-    name = f"--script-name={script_name}"
+    # One name for the run, at however many starts of its check.
+    own_words = ("--act", "--for-supervisor", os.urandom(4).hex(), f"--script-name={script_name}")
     return supervisor.supervise(
         script_source=Path(source),
         script_line=script_line,
         script_name=script_name,
         arguments=arguments,
-        check_argv=own_command("check", "--act", "--for-supervisor", name, *options),
+        check_argv=own_command("check", *own_words, *options),
         environ=supervisor.original_environ(environ_fd),
     )
 

@@ -188,6 +188,11 @@ class Disposition(_Name):
     HOLD = "hold"
     STOP = "stop"
 
+    @property
+    def leaves(self) -> bool:
+        """Whether the job leaves its nodes: Slurm ends this attempt of it."""
+        return self in {Disposition.REQUEUE, Disposition.HOLD}
+
 
 class ActionIntended(Record, frozen=True, kw_only=True, tag="action_intended"):
     """The master is about to act. Written before the act, so that no act is ever done twice."""

@@ -42,6 +42,7 @@ class CheckSettings:
 
     `localize` holds what was chosen of `core.localize.settings.OPTIONS`. `tell` is told how the
     run ends: when it has, and before a requeue is asked for that ends this process with the job.
+    `run_id` is set by whoever starts a check that was killed again, to hear of one run only.
     """
 
     journal_root: Path
@@ -55,6 +56,7 @@ class CheckSettings:
     act: bool = False
     script: str = ""
     tell: Callable[[RunFinished, Path], None] = lambda *_: None
+    run_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,7 @@ def check_allocation(
     directory, started = journal.directory_of_check(
         root,
         RunStarted(
-            run_id=_run_id(),
+            run_id=_run_id(settings),
             job_id=allocation.job_id,
             attempt=allocation.attempt,
             cluster=allocation.cluster,
@@ -110,7 +112,7 @@ def check_local(
         JournalError: the journal cannot be used.
     """
     started = RunStarted(
-        run_id=_run_id(),
+        run_id=_run_id(settings),
         job_id=int(now_s),
         attempt=0,
         cluster=LOCAL_CLUSTER,
@@ -174,7 +176,10 @@ def _check(
         # The workers still hold the devices: the job must not start beside them.
         launcher.stop()
         blind = [name for name, node in master.session.state.agents.items() if node.no_journal]
-        if blind:
+        before = master.session.state.finished
+        if before is not None and not before.disposition.leaves:
+            finished = before  # acted on to the end, and only not heard: the job is as it says
+        elif blind:
             finished = _not_shared(directory, blind)
             master.finish(finished)
         else:
@@ -280,8 +285,8 @@ def _agent_command(directory: Path, started: RunStarted, settings: CheckSettings
     )
 
 
-def _run_id() -> str:
-    return secrets.token_hex(4)
+def _run_id(settings: CheckSettings) -> str:
+    return settings.run_id or secrets.token_hex(4)
 
 
 def _recorded(settings: CheckSettings) -> dict[str, str | int | float | bool]:

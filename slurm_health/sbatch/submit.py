@@ -7,6 +7,7 @@ it is given as it is, so that its own words reach the user.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slurm_health import private_files
-from slurm_health.errors import SlurmCommandMissing, SlurmError, UsageError
+from slurm_health.errors import NoRoom, SlurmCommandMissing, SlurmError, UsageError
 from slurm_health.options import what_to_check
 from slurm_health.probe_choice import OFF
 from slurm_health.processes import run_in_foreground
@@ -59,6 +60,7 @@ def submit(
         UsageError: a heterogeneous job, or one of our options is misused.
         ConfigError: a setting is unknown or impossible.
         SlurmCommandMissing: there is no sbatch on the PATH.
+        NoRoom: the script cannot be laid down for sbatch.
     """
     line = parse(arguments, own=own_options.TAKES_VALUE, read_help=lambda: _sbatch_help(environ))
     if "help" in line.seen:
@@ -162,7 +164,11 @@ class _Job:
         if self.line.script is None:
             return self._call(options, text)
         # sbatch takes the job's name from the file's.
-        with private_files.temporary(self._name(), text) as path:
+        with contextlib.ExitStack() as stack:
+            try:
+                path = stack.enter_context(private_files.temporary(self._name(), text))
+            except OSError as err:
+                raise NoRoom(self._title(), err.strerror or str(err)) from err
             return self._call([*options, str(path), *self.line.arguments])
 
     def _unchanged(self, script: bytes | None) -> int:

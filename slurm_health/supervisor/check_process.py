@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from slurm_health.core.records import RunFinished
+from slurm_health.core.records import Disposition, RunFinished
 from slurm_health.errors import ExitCode
 from slurm_health.processes import (
     PIPE,
@@ -58,7 +58,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def leaves(self) -> bool:
         """Whether the job leaves its nodes: Slurm ends this attempt of it."""
-        return self.disposition in {"requeue", "hold"}
+        return Disposition(self.disposition).leaves
 
 
 def tell(finished: RunFinished, run_directory: Path | str = "") -> None:

@@ -59,6 +59,7 @@ class Bench:
         self.library = library
         self.state = directory / "state"
         self.environ: dict[str, str] = {}
+        self.context = "healthcheck"
 
     def play(self, check: Check, *lines: str, limit_s: float = 10) -> CheckResult:
         self.state.write_text("".join(f"{line}\n" for line in lines))
@@ -75,7 +76,8 @@ class Bench:
             shadow=False,
             contexts=(),
         )
-        (result,) = run_checks([planned], CheckContext(environ=self.environ))
+        machine = CheckContext(environ=self.environ, context=self.context)
+        (result,) = run_checks([planned], machine)
         return result
 
 
@@ -157,6 +159,20 @@ def test_slurms_count_is_enough_where_the_site_names_none(bench: Bench) -> None:
     bench.environ = {"SLURM_JOB_GPUS": "0,7"}
     assert bench.play(Gpu()).status is Status.PASS
     assert bench.play(Gpu(), "count=7").status is Status.NODE_FAULT
+
+
+def test_a_retest_that_knows_no_count_finds_faults_and_proves_nothing_else(bench: Bench) -> None:
+    """The GPU that was lost may have left the bus, and those that remain are well."""
+    assert bench.play(Gpu(), "count=7").status is Status.PASS
+    bench.context = "retest"
+    result = bench.play(Gpu(), "count=7")
+    assert result.status is Status.INCONCLUSIVE
+    assert result.finding.text == "7 GPUs, and how many there should be is not known: set count"
+    assert bench.play(Gpu(), "4.remap_failed=1").status is Status.NODE_FAULT
+    assert bench.play(Gpu(count=8)).status is Status.PASS
+    assert bench.play(Gpu(), "mig=1").status is Status.PASS
+    bench.environ = {"SLURM_JOB_GPUS": "0,7"}
+    assert bench.play(Gpu()).status is Status.PASS
 
 
 def test_slurms_numbers_do_not_count_gpus_that_are_divided(bench: Bench) -> None:

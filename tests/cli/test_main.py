@@ -345,7 +345,7 @@ def test_a_second_signal_does_not_stop_a_check_from_ending_its_agents(
 
 
 def test_for_the_supervisor_everything_ends_in_one_line_of_json(tmp_path: Path) -> None:
-    done = slurm_health("check", "--for-supervisor", f"--journal={tmp_path}")
+    done = slurm_health("check", "--for-supervisor", "r", f"--journal={tmp_path}")
 
     answer: Mapping[str, object] = json.loads(one_line(done.stdout))
     assert answer["disposition"] == "proceed"

@@ -18,6 +18,8 @@ from slurm_health.errors import ConfigError, SlurmCommandMissing, UsageError
 from slurm_health.options import Door, options_of
 from slurm_health.sbatch import script as batch_script
 from slurm_health.sbatch.submit import submit
+from tests.support.command_line import COMMAND
+from tests.support.full_filesystem import NO_LARGE_FILES
 from tests.support.supervised import eventually, write_executable
 
 SCRIPT = b"#!/bin/bash\n#SBATCH -N 2\necho d\xe9j\xe0 vu"
@@ -410,6 +412,22 @@ def test_foreign_python_variables_are_ignored_unless_we_are_found_through_them(
     ignored = not python_path or python_path == "/other"
     assert (b"/python -E -P -m slurm_health" in desk.text) is ignored
     assert b"-P -m slurm_health" in desk.text
+
+
+def test_a_script_that_no_temporary_directory_takes_is_an_error(desk: Desk) -> None:
+    (desk.directory / "train.sh").write_bytes(SCRIPT + b"\n# padding" * 1000)
+    done = subprocess.run(
+        [*NO_LARGE_FILES, *COMMAND, "sbatch", "train.sh"],
+        env=desk.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, desk.called) == (4, "", False)
+    assert done.stderr == (
+        "slurm-health: train.sh: no temporary directory takes a copy of it: File too large;"
+        " set TMPDIR to a directory with room\n"
+    )
 
 
 # --- signals while sbatch waits ------------------------------------------------------------------

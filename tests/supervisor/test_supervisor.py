@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ import pytest
 from slurm_health import journal
 from slurm_health.core.records import ScriptEnded, ScriptStarted
 from slurm_health.supervisor.script_process import command_line
-from tests.support.full_filesystem import full_filesystem
+from tests.support.full_filesystem import NO_LARGE_FILES, full_filesystem
 from tests.support.supervised import (
     Bench,
     descendants,
@@ -216,6 +217,14 @@ def test_script_runs_where_the_temporary_directory_is_full(bench: Bench, tmp_pat
     with full_filesystem(tmp_path / "full") as full:
         environ = {**bench.environ(), "TMPDIR": str(full)}
         assert bench.finish(bench.supervised(text, environ=environ)) == (0, b"ran\n", b"")
+
+
+def test_a_script_that_no_temporary_directory_takes_is_an_error(bench: Bench) -> None:
+    text = "#!/bin/sh\necho ran\n" + "# padding\n" * 1000
+    code, out, err = bench.finish(bench.supervised(text, wrapper=NO_LARGE_FILES))
+    assert (code, out) == (errno.EFBIG, b"")
+    assert err.startswith(b"slurm-health: cannot run train.sh: ")
+    assert b"Traceback" not in err
 
 
 def test_environment_is_byte_for_byte_the_same(bench: Bench) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A filesystem without room."""
+"""A filesystem without room, and a process for which all are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+# The command that follows writes no file of more than 4 KiB, half a module's bytecode neither.
+NO_LARGE_FILES = ("bash", "-c", 'ulimit -f 4; PYTHONDONTWRITEBYTECODE=1 exec "$@"', "-")
 
 
 @contextlib.contextmanager
