@@ -136,7 +136,12 @@ def run_all(work: Mapping[Key, tuple[Work, float]]) -> dict[Key, WorkResult]:
     results: dict[Key, WorkResult] = {}
     with _ending(running):
         for key, (task, limit_s) in work.items():
-            running[key] = _Child(task, limit_s)
+            # Between a child's start and its being known here, nothing would end it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            try:
+                running[key] = _Child(task, limit_s)
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         _gather(running, results)
     return {key: results[key] for key in work}
 
@@ -221,6 +226,7 @@ def _serve(work: Work, pipe: int, lifetime_s: float) -> None:
 def _reset_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _keep_only(pipe: int) -> int:

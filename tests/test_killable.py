@@ -149,6 +149,40 @@ run_one(work, 3600)
 """
 
 
+ENDED_AT_ONCE = """
+import os, sys, time
+from signal import SIGTERM
+sys.path[:0] = {path!r}
+from slurm_health.killable import run_all
+def work():
+    os.kill(os.getppid(), SIGTERM)
+    open({notes!r} + "/" + str(os.getpid()), "w").close()
+    time.sleep(3600)
+run_all({{number: (work, 3600) for number in range(20)}})
+"""
+
+
+def test_a_child_that_starts_as_the_hook_is_told_to_end_is_ended_too(tmp_path: Path) -> None:
+    for attempt in range(10):
+        notes = tmp_path / str(attempt)
+        notes.mkdir()
+        code = ENDED_AT_ONCE.format(path=sys.path, notes=str(notes))
+        assert subprocess.run([sys.executable, "-c", code], check=False, timeout=20).returncode == 0
+        deadline = time.monotonic() + 20
+        while (left := [pid for pid in notes.iterdir() if _lives(pid.name)]) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.01)
+        assert not left
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
 def test_a_hook_that_is_told_to_end_ends_its_children(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = HOOK.format(path=sys.path, note=str(note))

@@ -80,7 +80,11 @@ class Interrupted(Exception):
 
 
 class NoAnswer(Exception):
-    """The check ended without saying what becomes of the job."""
+    """The check ended without saying what becomes of the job, or died over what it `said`."""
+
+    def __init__(self, text: str, said: Answer | None = None) -> None:
+        self.said = said
+        super().__init__(text)
 
 
 def ask(
@@ -135,7 +139,7 @@ def _listen(check: Process) -> Answer:
     # What it said it would ask of Slurm is no answer where it died over it: it is started again,
     # and the journal tells what was asked.
     if answer is None or check.returncode < 0 or check.returncode == ExitCode.INTERNAL:
-        raise NoAnswer(f"ended without a verdict ({exit_text(check.returncode)})")
+        raise NoAnswer(f"ended without a verdict ({exit_text(check.returncode)})", answer)
     return answer
 
 

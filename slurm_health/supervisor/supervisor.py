@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import resource
 import signal
@@ -115,6 +116,7 @@ def _answer(
     clock: Clock,
 ) -> Answer:
     """Return what the check says. One that dies is started again: it goes on from its journal."""
+    said: Answer | None = None
     for start in range(1, patience.master_starts + 1):
         try:
             answer = check_process.ask(
@@ -122,9 +124,13 @@ def _answer(
                 environ=environ,
                 mask=mask,
                 grace_s=patience.grace_s,
-                interrupted=lambda caught: _say_why_interrupted(caught, environ, clock),
+                interrupted=functools.partial(
+                    _say_why_interrupted, said=said, environ=environ, clock=clock
+                ),
             )
         except (check_process.NoAnswer, OSError) as failure:
+            if isinstance(failure, check_process.NoAnswer):
+                said = failure.said
             _say(f"start {start} of {patience.master_starts} of the check: {failure}")
             continue
         if answer.disposition == "proceed" and answer.exit_code:
@@ -135,13 +141,19 @@ def _answer(
 
 
 def _say_why_interrupted(
-    interrupted: check_process.Interrupted, environ: Mapping[bytes, bytes], clock: Clock
+    interrupted: check_process.Interrupted,
+    *,
+    said: Answer | None,
+    environ: Mapping[bytes, bytes],
+    clock: Clock,
 ) -> None:
     """Say what ended the check, and what to do if it was the job's time limit.
 
-    Where the job leaves its nodes the check has said so, and Slurm's signal is no news.
+    Where the job leaves its nodes the check has said so, and Slurm's signal is no news; nor is it
+    where the check that was started before has `said` so, and died when it had asked Slurm.
     """
-    if interrupted.answer is not None and interrupted.answer.leaves:
+    answer = interrupted.answer or said
+    if answer is not None and answer.leaves:
         return
     end_s = environ.get(b"SLURM_JOB_END_TIME", b"")
     if end_s.isdigit() and clock() >= int(end_s):

@@ -340,6 +340,21 @@ def test_a_requeue_or_a_hold_that_ends_the_job_is_no_news(
     assert bench.finish(process) == (-signal.SIGTERM, b"", b"job will move\n")
 
 
+def test_a_requeue_by_a_check_that_died_over_it_is_no_news_to_the_next(bench: Bench) -> None:
+    line = json.dumps({"disposition": "requeue", "reason": "n3 is broken"})
+    bench.master(
+        f"echo start >>$LOG\n[ $(wc -l <$LOG) = 1 ] && echo '{line}' && kill -9 $$\n"
+        "echo again >>$LOG\nwhile :; do sleep 0.1; done\n"
+    )
+    process = bench.supervised("#!/bin/sh\necho ran\n", options=["--grace-s", "0.3"])
+    bench.wait_for("again")
+    process.send_signal(signal.SIGTERM)
+    code, out, err = bench.finish(process)
+    assert (code, out) == (-signal.SIGTERM, b"")
+    assert b"killed by SIGKILL" in err
+    assert b"SIGTERM" not in err
+
+
 def test_a_requeue_that_was_refused_is_none_when_a_signal_ends_the_check(bench: Bench) -> None:
     bench.master(
         'echo \'{"disposition": "requeue"}\'\necho \'{"disposition": "stop"}\'\n'
