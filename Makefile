@@ -29,7 +29,7 @@ help:
 	@echo 'make test-slow       the faults and time limits that take minutes each'
 	@echo 'make test-releases   the lab tests on Slurm 22.05, 24.11 and 26.05 (downloads the last two)'
 	@echo 'make chaos           300 jobs with random bad nodes and kills, each on a Slurm of its own (hours)'
-	@echo 'make fuzz            100,000 damaged inputs for everything that is read (half an hour)'
+	@echo 'make fuzz            100,000 damaged inputs for everything that is read (hours)'
 	@echo 'make lint            ruff, mypy --strict, shellcheck'
 	@echo 'make fmt             format the code'
 	@echo 'make bench           how long a check takes, compared with its targets'

@@ -15,7 +15,7 @@ _NODELIST = re.compile(r"[\w.,\[\]-]+", re.ASCII)
 _NAMES = re.compile(r"(?:[^,\[]|\[[^]]*\]?)+")
 _BRACKETS = re.compile(r"\[([^]]*)\]")
 _RANGE = re.compile(r"(\d+)-(\d+)", re.ASCII)
-# Slurm itself refuses longer lists (MAX_RANGE in src/common/hostlist.c).
+# Slurm 22.05 takes the range n[1-65536] and refuses a longer one; here it bounds the whole list.
 _MOST_NAMES = 64 * 1024
 
 
