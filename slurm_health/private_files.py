@@ -59,10 +59,10 @@ def directory(
             if make:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o700, dir_fd=handle)
-            handle = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+            path = "/".join((shared, *own)[: depth + 1])
+            handle = _below(handle, name, path)
             stack.callback(os.close, handle)
             found = os.fstat(handle)
-            path = "/".join((shared, *own)[: depth + 1])
             if depth == 0:
                 _refuse_shared(found, keepers if owner is not None else {found.st_uid}, path)
                 continue
@@ -154,6 +154,16 @@ def _laid_down(stack: contextlib.ExitStack, name: str, data: bytes, mode: int) -
         else:
             return path
     raise failure
+
+
+def _below(handle: int, name: str, path: str) -> int:
+    """Open a directory that is no link; `path` is what it is called in a refusal."""
+    try:
+        return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+    except NotADirectoryError as err:
+        owner = os.stat(name, dir_fd=handle, follow_symlinks=False).st_uid
+        text = f"{path} is a link or a file, and belongs to user {owner}"
+        raise PermissionError(errno.EPERM, text) from err
 
 
 def _refuse_shared(found: os.stat_result, keepers: set[int | None], path: str) -> None:

@@ -146,6 +146,20 @@ def test_what_belongs_to_another_is_not_used_and_the_owner_is_named(
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("hostile", [linked_job, linked_run])
+@pytest.mark.parametrize("use", USES)
+def test_whoever_owns_a_link_in_the_way_is_named(
+    shared: Shared, hostile: Callable[[Shared], None], use: Callable[[Path], None]
+) -> None:
+    hostile(shared)
+    link = shared.job if shared.job.is_symlink() else shared.run
+    os.lchown(link, 1, 1)
+
+    with pytest.raises(JournalError, match=f"{link.name} is a link or a file.* to user 1;"):
+        use(shared.run)
+
+
+@pytest.mark.root
 def test_root_reads_anybodys_journal_but_only_what_is_that_persons(shared: Shared) -> None:
     for path in (shared.job, shared.run, shared.master):
         os.chown(path, 1, 1)
