@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -23,8 +23,8 @@ from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnSt
 from slurm_health.core.allocation import from_environ
 from slurm_health.core.records import Disposition, RunFinished
 from slurm_health.core.session.session import Limits
-from slurm_health.errors import ExitCode, JournalError, SlurmHealthError
-from slurm_health.killable import Hung, run_one
+from slurm_health.errors import ExitCode, SlurmHealthError
+from slurm_health.master import journal_filesystem
 from slurm_health.master.run_check import (
     CheckSettings,
     FinishedCheck,
@@ -33,9 +33,6 @@ from slurm_health.master.run_check import (
     find_python,
 )
 from slurm_health.options import Door, localize_choices, what_to_check
-
-# A server that fails over is back sooner.
-_FILESYSTEM_LIMIT_S = 60.0
 
 
 @click.command(short_help="Check the nodes of this allocation, or this machine.")
@@ -113,10 +110,12 @@ def _answer_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -
 
     What cannot be measured must not stop a job.
     """
-    from slurm_health.supervisor.check_process import tell
+    from slurm_health.supervisor.check_process import heartbeat, tell
 
+    alive = heartbeat()
+    alive()
     try:
-        finished = _checked(options, environ, tell).finished
+        finished = _checked(options, environ, tell, alive).finished
     except SlurmHealthError as err:
         finished = RunFinished(
             disposition=Disposition.PROCEED,
@@ -139,37 +138,23 @@ def _checked(
     options: Mapping[str, Any],
     environ: Mapping[str, str],
     tell: Callable[..., None] = lambda *_: None,
+    alive: Callable[[], None] = lambda: None,
 ) -> FinishedCheck:
     allocation = None if options["local"] else from_environ(environ)
     with _progress_line() as show:
-        settings = _settings(options, environ, show, tell)
-        _await_filesystem(settings.journal_root)
+        settings = replace(_settings(options, environ, show), tell=tell, alive=alive)
+        alive()
+        journal_filesystem.await_answer(settings.journal_root)
+        alive()
         if allocation is None:
             return check_local(options["local"], settings, environ, now_s=time.time())
         return check_allocation(allocation, settings, environ)
-
-
-def _await_filesystem(root: Path) -> None:
-    """Let a child ask the journal's filesystem first: whoever asks one that hangs waits for ever.
-
-    Raises:
-        JournalError: it did not answer.
-    """
-
-    def ask() -> bytes:
-        os.statvfs(root)
-        return b""
-
-    if isinstance(run_one(ask, _FILESYSTEM_LIMIT_S), Hung):
-        problem = f"its filesystem did not answer within {_FILESYSTEM_LIMIT_S:g} s"
-        raise JournalError(root, problem)
 
 
 def _settings(
     options: Mapping[str, Any],
     environ: Mapping[str, str],
     show: Callable[[str], None] | None,
-    tell: Callable[..., None],
 ) -> CheckSettings:
     """Return what a command line asks for.
 
@@ -195,7 +180,6 @@ def _settings(
         progress=show,
         act=options["act"],
         script=options["script_name"],
-        tell=tell,
         run_id=options["for_supervisor"],
     )
 

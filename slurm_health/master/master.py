@@ -67,6 +67,7 @@ class Master:
         expectations: Mapping[str, Expectation] = MappingProxyType({}),
         localize_options: Mapping[str, object] = MappingProxyType({}),
         progress: Callable[[str], None] | None = None,
+        alive: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -84,6 +85,7 @@ class Master:
         self._wrote_s = 0.0
         self._waiting_since_s = 0.0
         self._progress = progress
+        self._alive = alive
         self._writer: journal.Writer | None = None
 
     def open(self, started: RunStarted) -> None:
@@ -118,6 +120,7 @@ class Master:
             JournalError: the journal cannot be read or written.
         """
         while True:
+            self._alive()
             self._read_nodes()
             for lost in self._launcher.poll():
                 self._note_loss(lost)
@@ -161,6 +164,7 @@ class Master:
             raise JournalError(self._directory, "is not open")
         now_s = self._wrote_s = self._clock()
         self._writer.append(record)
+        self._alive()
         self.session.state.fold(Entry(id="", time_s=now_s, kind="", record=record))
         _log_record(record)
 

@@ -42,7 +42,8 @@ class CheckSettings:
 
     `localize` holds what was chosen of `core.localize.settings.OPTIONS`. `tell` is told how the
     run ends: when it has, and before a requeue is asked for that ends this process with the job.
-    `run_id` is set by whoever starts a check that was killed again, to hear of one run only.
+    `alive` is called as the check gets on. `run_id` is set by whoever starts a check that was
+    killed again, to hear of one run only.
     """
 
     journal_root: Path
@@ -56,6 +57,7 @@ class CheckSettings:
     act: bool = False
     script: str = ""
     tell: Callable[[RunFinished, Path], None] = lambda *_: None
+    alive: Callable[[], None] = lambda: None
     run_id: str = ""
 
 
@@ -169,6 +171,7 @@ def _check(
         expectations=config.expectations(environ),
         localize_options=settings.localize,
         progress=settings.progress,
+        alive=settings.alive,
     )
     try:
         master.open(started)

@@ -40,6 +40,12 @@ HARMLESS = frozenset(
     }
 )
 
+# A check that gets on says so this often. One that has said nothing for `SILENCE_S` is given up:
+# that is longer than it looks for torch in a cold filesystem, or waits for slurmctld, and where it
+# comes too early, the check is started again and goes on from its journal.
+BEAT_S = 10.0
+SILENCE_S = 180.0
+
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.1
 _UNKILLABLE_S = 5.0  # how long to wait for a killed process that hangs in the kernel
@@ -65,6 +71,23 @@ def tell(finished: RunFinished, run_directory: Path | str = "") -> None:
     """Say, in the process of the check, how it ends."""
     said = {**msgspec.to_builtins(finished), "run_directory": str(run_directory)}
     print(msgspec.json.encode(msgspec.convert(said, Answer)).decode(), flush=True)
+
+
+def heartbeat(monotonic: Callable[[], float] = time.monotonic) -> Callable[[], None]:
+    """Return what the check calls as it gets on: every `BEAT_S` an empty line, which is no answer.
+
+    What hangs in the middle of a check, such as its journal's filesystem, holds this up as well.
+    """
+    due_s = monotonic()
+
+    def beat() -> None:
+        nonlocal due_s
+        if monotonic() >= due_s:
+            due_s = monotonic() + BEAT_S
+            with contextlib.suppress(OSError):  # the supervisor is gone, and we are ended next
+                print(flush=True)
+
+    return beat
 
 
 class Interrupted(Exception):
@@ -93,6 +116,7 @@ def ask(
     environ: Mapping[bytes, bytes],
     mask: Collection[int],
     grace_s: float,
+    silence_s: float,
     interrupted: Callable[[Interrupted], None],
 ) -> Answer:
     """Run the check to its end; nothing that it started is left when this returns or raises.
@@ -102,7 +126,7 @@ def ask(
 
     Raises:
         Interrupted: a signal came; the check had `grace_s` to end.
-        NoAnswer: the check could not be started, or ended without saying anything.
+        NoAnswer: the check could not be started, ended without saying anything, or hangs.
     """
     with _adopting_orphans():
         try:
@@ -110,7 +134,7 @@ def ask(
         except OSError as err:
             raise NoAnswer(f"cannot be started: {err}") from err
         try:
-            return _listen(check)
+            return _listen(check, silence_s)
         except Interrupted as interruption:
             interrupted(interruption)
             raise
@@ -119,22 +143,30 @@ def ask(
             close_pipes(check)
 
 
-def _listen(check: Process) -> Answer:
+def _listen(check: Process, silence_s: float) -> Answer:
     """Return what the check says, once it has ended.
 
     Raises:
         Interrupted: a signal came.
-        NoAnswer: it ended without an answer.
+        NoAnswer: it ended without an answer, or has said nothing for `silence_s`.
     """
     output = b""
+    heard_s = looked_s = time.monotonic()
     while True:
         info = signal.sigtimedwait(ALL_SIGNALS, _POLL_S)
         ended = check.poll() is not None
-        output += read_available(check.stdout)
+        said = read_available(check.stdout)
+        output += said
         if info is not None and info.si_signo not in HARMLESS:
             raise Interrupted(info.si_signo, _answer(output))
         if ended:
             break
+        looked_before_s, looked_s = looked_s, time.monotonic()
+        # What held us up, as a suspended job, has held up the check as well.
+        if said or looked_s - looked_before_s > silence_s / 2:
+            heard_s = looked_s
+        if looked_s - heard_s > silence_s:
+            raise NoAnswer(f"it hangs: nothing heard for {silence_s:g} s", _answer(output))
     answer = _answer(output)
     # What it said it would ask of Slurm is no answer where it died over it: it is started again,
     # and the journal tells what was asked.
@@ -164,28 +196,49 @@ def _end_children(check: Process, grace_s: float) -> None:
     """End the check's group, then whatever it left behind; kill what has not ended in time.
 
     Only orphans are told beside the check, which ends its own children in its own order. The
-    children of whoever is killed become ours, and are killed next.
+    children of whoever is killed become ours, and are killed next. Those of a check that the kernel
+    holds are told, and killed at the very last.
     """
     deadline = time.monotonic() + grace_s
     kill_session(check, signal.SIGTERM)
     told = {check.pid}
-    while (children := _children()) and time.monotonic() <= deadline + _UNKILLABLE_S:
+    while (left := _descendants()) and time.monotonic() <= deadline + _UNKILLABLE_S:
         late = time.monotonic() >= deadline
+        children = {pid for pid, parent in left.items() if parent == os.getpid()}
         for pid in children if late else children - told:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+            _send(pid, signal.SIGKILL if late else signal.SIGTERM)
+        if late:
+            for pid in left.keys() - children - told:
+                _send(pid, signal.SIGTERM)
+            told |= left.keys()
         told |= children
         signal.sigtimedwait({signal.SIGCHLD}, _POLL_S)
+    for pid in left:
+        _send(pid, signal.SIGKILL)
 
 
-def _children() -> set[int]:
-    """Reap the children of this process that have ended; return the others."""
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _descendants() -> dict[int, int]:
+    """Reap the children of this process that have ended; return all below it, with their parents.
+
+    A process comes after its parent.
+    """
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    found = set()
+    parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it ended meanwhile
-            if int(stat.read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
-                found.add(int(stat.parent.name))
+            fields = stat.read_bytes().rpartition(b")")[2].split()
+            parents[int(stat.parent.name)] = int(fields[1])
+    found: dict[int, int] = {}
+    level = {os.getpid()}
+    while level:
+        below = {pid: parent for pid, parent in parents.items() if parent in level}
+        found |= below
+        level = set(below)
     return found

@@ -38,6 +38,7 @@ class Patience:
 
     master_starts: int = 3
     grace_s: float = 5.0  # for a check that is told to end; Slurm kills 30 s after its signal
+    silence_s: float = check_process.SILENCE_S
     requeue_wait_s: float = 90.0
     journal_wait_s: float = 10.0
 
@@ -115,7 +116,10 @@ def _answer(
     patience: Patience,
     clock: Clock,
 ) -> Answer:
-    """Return what the check says. One that dies is started again: it goes on from its journal."""
+    """Return what the check says.
+
+    One that dies or hangs is started again: it goes on from its journal.
+    """
     said: Answer | None = None
     for start in range(1, patience.master_starts + 1):
         try:
@@ -124,6 +128,7 @@ def _answer(
                 environ=environ,
                 mask=mask,
                 grace_s=patience.grace_s,
+                silence_s=patience.silence_s,
                 interrupted=functools.partial(
                     _say_why_interrupted, said=said, environ=environ, clock=clock
                 ),

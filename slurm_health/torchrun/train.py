@@ -16,6 +16,7 @@ from slurm_health import __version__, config, journal
 from slurm_health.core.records import AgentStarted, RunStarted
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode, JournalError
+from slurm_health.master import journal_filesystem
 from slurm_health.master.run_check import agent_command
 from slurm_health.options import localize_choices
 from slurm_health.probe_choice import chosen_phases
@@ -68,6 +69,7 @@ def _checked(
     root = config.journal_root(arguments.text("journal"), environ)
     within = bounds(arguments.given.get("nnodes"), len(place.nodes), alone=alone)
     try:
+        journal_filesystem.await_answer(root)
         directory = joint_check.directory_of(root, place)
         started = _started(place, arguments, within.text, python)
         if place.leads and place.array:

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.lab_support import Report, Site, accused, levels
-from tests.e2e.played_nodes import FAULTY, play, submit
+from slurm_health.master import journal_filesystem
+from slurm_health.supervisor.check_process import SILENCE_S
+from tests.e2e.lab_support import COMMAND, DEADLINE_S, Report, Site, accused, eventually, levels
+from tests.e2e.played_nodes import FAULTY, NEVER_READY, play, submit
 from tests.lab import Lab, missing, processes
 
 pytestmark = [
@@ -118,6 +120,41 @@ def test_a_hang_on_the_batch_host_lets_the_script_run_unchecked(site: Site) -> N
     assert "not checked: journal " in said
     assert "its filesystem did not answer within 60 s" in said
     assert "ran on n[1-4]" in said
+
+
+@pytest.mark.timeout(600)
+def test_a_hang_on_the_batch_host_in_the_middle_of_a_check_lets_the_script_run_unchecked(
+    site: Site,
+) -> None:
+    job = start(site, "-wn1", n2=NEVER_READY)
+    path = f"{site.lab.paths.shared}/alice/lab/{job}/0/n2.jsonl"
+
+    def began() -> bool:
+        return "agent_started" in site.lab.run(["cat", path], check=False).stdout
+
+    eventually(site, began, "agents", DEADLINE_S)
+    with hung(site, "n1"):
+        waited_s = SILENCE_S + journal_filesystem.LIMIT_S + DEADLINE_S
+        eventually(site, lambda: "ran on" in site.lab.job_output(job), "the script", waited_s)
+    assert site.ended(job)["JobState"] == "COMPLETED"
+    said = site.lab.job_output(job)
+    assert f"start 1 of 3 of the check: it hangs: nothing heard for {SILENCE_S:g} s" in said
+    assert "its filesystem did not answer within 60 s" in said
+    assert "ran on n[1-4]" in said
+    site.assert_nothing_left()
+    assert site.drained() == {}
+
+
+@pytest.mark.torch
+def test_a_training_with_a_check_starts_where_the_filesystem_does_not_answer(site: Site) -> None:
+    site.script("train.py", "print('trained')\n")
+    argv = ["srun", "-N1", "-wn1", COMMAND, "run", "--network-check"]
+    argv += [f"--journal={site.lab.paths.shared}/alice", "train.py"]
+    with hung(site, "n1"):
+        ran = site.lab.run(argv, user="alice", check=False, deadline_s=2 * DEADLINE_S)
+    assert (ran.returncode, ran.stdout) == (0, "trained\n"), ran
+    assert "n1: NOT CHECKED: journal " in ran.stderr
+    assert "its filesystem did not answer within 60 s" in ran.stderr
 
 
 def test_on_a_full_volume_the_script_runs_unchecked_and_says_so(site: Site) -> None:

@@ -249,6 +249,7 @@ def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: 
 
 def test_a_master_that_waits_says_so_long_before_anybody_takes_it_for_dead(tmp_path: Path) -> None:
     clock = Clock(1000.0)
+    turns_s: list[float] = []
     steps_s = iter([*[0.5] * 40, -25.0])  # then it is set back
 
     def sleep(_seconds: float) -> None:
@@ -261,6 +262,7 @@ def test_a_master_that_waits_says_so_long_before_anybody_takes_it_for_dead(tmp_p
         limits=Limits(),
         phases=QUICK,
         make_localizer=make_localizer,
+        alive=lambda: turns_s.append(clock.now_s),
         clock=clock,
         sleep=sleep,
     )
@@ -273,6 +275,8 @@ def test_a_master_that_waits_says_so_long_before_anybody_takes_it_for_dead(tmp_p
     assert max(map(abs, gaps_s)) <= 2.5 * HEARTBEAT_S
     assert sum(gap == HEARTBEAT_S for gap in gaps_s) > 5
     assert 5 * HEARTBEAT_S < SILENCE_S
+    # Its supervisor hears of every turn, so that only a master that hangs is silent.
+    assert max(after - before for before, after in itertools.pairwise(turns_s)) == 0.5
 
 
 def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path: Path) -> None:

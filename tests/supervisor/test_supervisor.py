@@ -515,6 +515,53 @@ def test_journal_that_cannot_be_written_is_a_line_and_no_more(bench: Bench) -> N
     assert b"Traceback" not in err
 
 
+MASTER_ON_HUNG_FILESYSTEM = """
+echo start >>$LOG
+if [ $(wc -l <$LOG) -gt 1 ]; then
+    echo '{"disposition": "proceed", "exit_code": 4, "reason": "not checked"}'
+    exit 4
+fi
+setsid bash -c 'trap "echo told >>$LOG; exit" TERM; while :; do sleep 0.05; done' &
+echo
+exec cat RUN/master.jsonl
+"""
+
+
+@pytest.mark.root
+def test_a_check_that_the_kernel_holds_is_given_up_and_what_it_started_is_ended(
+    bench: Bench,
+) -> None:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no /dev/fuse")
+    run, server = bench.directory / "run", bench.directory / "server"
+    run.mkdir()
+    bench.master(MASTER_ON_HUNG_FILESYSTEM.replace("RUN", str(run)))
+    process = bench.supervised(
+        "#!/bin/sh\necho ran >>$LOG\n",
+        options=["--silence-s", "1", "--grace-s", "0.5"],
+        wrapper=[sys.executable, "-c", ON_HUNG_FILESYSTEM, str(run), str(server)],
+        environ={**bench.environ(), "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    try:
+        code, _, err = bench.finish(process)
+    finally:
+        os.kill(int(server.read_text()), signal.SIGKILL)
+    assert code == 0
+    assert bench.lines() == ["start", "told", "start", "ran"]
+    assert b"start 1 of 3 of the check: it hangs: nothing heard for 1 s" in err
+    assert b"running the script anyway: not checked" in err
+
+
+def test_a_check_that_takes_long_and_says_so_is_waited_for(bench: Bench) -> None:
+    bench.master(
+        "echo start >>$LOG\nfor each in $(seq 20); do sleep 0.2; echo; done\n"
+        'echo \'{"disposition": "proceed"}\'\n'
+    )
+    process = bench.supervised("#!/bin/sh\necho ran\n", options=["--silence-s", "3"])
+    assert bench.finish(process) == (0, b"ran\n", b"")
+    assert bench.lines() == ["start"]
+
+
 @pytest.mark.root
 def test_journal_that_hangs_holds_up_neither_signals_nor_the_end(bench: Bench) -> None:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
