@@ -12,10 +12,11 @@ from tests.e2e.lab_support import Site, acts, eventually
 from tests.e2e.played_nodes import FAULTY, RAN, play, submit
 from tests.lab import Lab, missing
 
+MISSING = missing(accounting=True)
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.skipif(MISSING is not None, reason=MISSING or ""),
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
 

@@ -17,10 +17,11 @@ from tests.e2e.lab_support import COMMAND, DEADLINE_S, Report, Site, accused, ev
 from tests.e2e.played_nodes import FAULTY, NEVER_READY, play, submit
 from tests.lab import Lab, missing, processes
 
+MISSING = missing(network_filesystem=True)
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.skipif(MISSING is not None, reason=MISSING or ""),
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
 

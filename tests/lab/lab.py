@@ -89,7 +89,9 @@ class Lab(Inside):
         """
         if release is None and os.environ.get("LAB_RELEASE"):
             release = Path(os.environ["LAB_RELEASE"])
-        requirements.require(release)
+        requirements.require(
+            release, accounting=accounting, network_filesystem=bool(network_filesystem_mb)
+        )
         names = tuple(f"n{i + 1}" for i in range(nodes)) if isinstance(nodes, int) else nodes
         spec = LabSpec(
             name=name or starting.new_name(),

@@ -12,48 +12,52 @@ _PACKAGES = Path(__file__).with_name("packages.txt")
 _COMMANDS = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
-    "slurmdbd": "slurmdbd",
-    "mariadbd": "mariadb-server-core",
-    "glusterfs": "glusterfs-client",
     "scontrol": "slurm-client",
     "munged": "munge",
     "ip": "iproute2",
     "tc": "iproute2",
     "iptables": "iptables",
 }
+_FOR_ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core"}
+_FOR_NETWORK_FILESYSTEM = {"glusterfs": "glusterfs-client"}
 
 _NOT_ROOT = "the lab needs root (it makes namespaces, bridges and cgroups)"
 
 
 def packages() -> tuple[str, ...]:
-    """The distribution's packages a lab needs."""
+    """The distribution's packages for every kind of lab."""
     return tuple(_PACKAGES.read_text().split())
 
 
-def missing() -> str | None:
-    """Why no lab can run here, in one line; None if it can."""
+def missing(
+    *, accounting: bool = False, network_filesystem: bool = False, path: str = CLEAN_PATH
+) -> str | None:
+    """Why no such lab can run here, in one line; None if it can."""
     if os.geteuid() != 0:
         return _NOT_ROOT
+    needed = dict(_COMMANDS)
+    if accounting:
+        needed |= _FOR_ACCOUNTING
+    if network_filesystem:
+        needed |= _FOR_NETWORK_FILESYSTEM
     absent = sorted(
-        {
-            package
-            for command, package in _COMMANDS.items()
-            if shutil.which(command, path=CLEAN_PATH) is None
-        }
+        {package for command, package in needed.items() if not shutil.which(command, path=path)}
     )
     if absent:
         return f"missing packages: {' '.join(absent)} (python -m tests.lab install)"
     return None
 
 
-def require(release: Path | None) -> None:
-    """Check that a lab can run here, with the machine's Slurm or that of a root directory.
+def require(
+    release: Path | None, *, accounting: bool = False, network_filesystem: bool = False
+) -> None:
+    """Check that such a lab can run here, with the machine's Slurm or that of a root directory.
 
     Raises:
         LabUnavailable: it cannot; says what to do.
     """
     if release is None:
-        reason = missing()
+        reason = missing(accounting=accounting, network_filesystem=network_filesystem)
         if reason is not None:
             raise LabUnavailable(reason)
         return
