@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -44,13 +45,18 @@ def install(directory: Path, python: str) -> dict[str, Path]:
     """
     paths = {key: directory / name for key, name in SHIMS.items()}
     for key, path in paths.items():
-        said = {**(settings(path.read_text()) if path.exists() else {}), "python": python}
+        said = {**(settings(_text(path)) if path.exists() else {}), "python": python}
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.new")
-        fresh.write_text(_edited(_source(key), said))
+        fresh.write_bytes(os.fsencode(_edited(_source(key), said)))
         fresh.chmod(0o755)
         fresh.replace(path)
     return paths
+
+
+def _text(path: Path) -> str:
+    """Read what a site has edited, in whatever encoding: its own bytes are written again."""
+    return os.fsdecode(path.read_bytes())
 
 
 def _edited(text: str, said: Mapping[str, str]) -> str:

@@ -293,11 +293,21 @@ def test_installing_again_keeps_what_the_site_has_set_but_the_interpreter(tmp_pa
     prolog = Path(installed(tmp_path)["Prolog"])
     text = prolog.read_text()
     prolog.write_text(
-        text.replace("limit=60", "limit=90").replace(sys.executable, "/old/python")
+        text.replace("limit=120", "limit=90").replace(sys.executable, "/old/python")
         + "echo of an older release\n"
     )
     installed(tmp_path)
-    assert prolog.read_text() == text.replace("limit=60", "limit=90")
+    assert "limit=120" in text
+    assert prolog.read_text() == text.replace("limit=120", "limit=90")
+
+
+def test_installing_over_a_file_in_another_encoding_keeps_its_bytes(tmp_path: Path) -> None:
+    prolog = Path(installed(tmp_path)["Prolog"])
+    prolog.write_bytes(b"#!/bin/sh\n# gepr\xfcft\nconfig=/etc/gepr\xfcft.toml\nlimit=90\n")
+    installed(tmp_path)
+    text = prolog.read_bytes()
+    assert b"\nconfig='/etc/gepr\xfcft.toml'\n" in text
+    assert b"\nlimit=90\n" in text
     assert prolog.stat().st_mode & 0o777 == 0o755
     assert [each.name for each in prolog.parent.glob(".*")] == []
 
