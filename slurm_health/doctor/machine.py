@@ -102,8 +102,11 @@ def _epilog_s(site: Site) -> float:
 
 
 def _checks_s(site: Site, context: str) -> float:
-    limits = [each.time_limit_s for each in site.checks if context in each.contexts]
-    return max(limits, default=0.0)
+    """Return the same for checks: in a retest, those that need the node alone come one by one."""
+    checks = [each for each in site.checks if context in each.contexts]
+    apart = [each for each in checks if each.exclusive and context == "retest"]
+    together_s = max((each.time_limit_s for each in checks if each not in apart), default=0.0)
+    return together_s + sum(each.time_limit_s for each in apart)
 
 
 def _drain_s(site: Site) -> float:

@@ -15,7 +15,7 @@ from slurm_health.checks.check import CheckContext, Planned
 from slurm_health.core.node.finding import CheckResult, inconclusive
 from slurm_health.errors import SlurmError
 from slurm_health.hooks.log import Log
-from slurm_health.hooks.run_checks import choose, node_name, run_checks, running
+from slurm_health.hooks.run_checks import choose, node_name, run_again, run_checks, running
 from slurm_health.site_settings import Site
 
 # Of the job's environment, what checks go by: a test without it is another test.
@@ -50,14 +50,14 @@ class Hook:
     ) -> list[CheckResult]:
         """Run these checks, whichever hook they are for, with what their first run was told.
 
-        Those that take the node for themselves run only where no other job is at work.
+        Those that take the node for themselves run one by one, and only where no job is at work.
         """
         environ = {**self.context.environ, **(expected or {})}
         place = msgspec.structs.replace(self.context, context="retest", environ=environ)
         exclusive = [each for each in checks if each.exclusive]
         why_not = self._busy() if exclusive else ""
         if not why_not:
-            return run_checks(checks, place)
+            return run_again(checks, place)
         left_out = [
             CheckResult(name=each.name, finding=inconclusive(why_not), shadow=each.shadow)
             for each in exclusive

@@ -18,7 +18,7 @@ from slurm_health.draining.own_drain import undrain
 from slurm_health.draining.shared_state import Unusable
 from slurm_health.hooks import last_check
 from slurm_health.hooks.last_check import LastCheck
-from slurm_health.hooks.run_checks import run_checks
+from slurm_health.hooks.run_checks import run_again
 from slurm_health.site_settings import Site
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Node
@@ -142,7 +142,7 @@ def repeat(site: Site, kept: DrainRecord, place: CheckContext) -> list[CheckResu
     """Run again, on this node, the checks that it was drained for."""
     planned = [each for each in site.checks if each.name in kept.retest]
     environ = {**place.environ, **kept.expected}
-    return run_checks(planned, msgspec.structs.replace(place, environ=environ))
+    return run_again(planned, msgspec.structs.replace(place, environ=environ))
 
 
 def doubts(

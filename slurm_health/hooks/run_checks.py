@@ -39,6 +39,15 @@ def run_checks(planned: Sequence[Planned], place: CheckContext) -> list[CheckRes
     return [_result(each, fresh.get(each.name) or held[each.name]) for each in planned]
 
 
+def run_again(planned: Sequence[Planned], place: CheckContext) -> list[CheckResult]:
+    """Run checks as `run_checks` does, and after them, one by one, those that need a node alone."""
+    results = run_checks([each for each in planned if not each.exclusive], place)
+    for each in planned:
+        if each.exclusive:
+            results += run_checks([each], place)
+    return results
+
+
 def _run(planned: Sequence[Planned], place: CheckContext) -> dict[str, WorkResult]:
     alone = [each for each in planned if not each.check.TOGETHER]
     groups = _groups([each for each in planned if each.check.TOGETHER])

@@ -279,6 +279,26 @@ def test_an_exclusive_test_runs_on_an_idle_node_only(
     assert ("it needs an idle node, and this one is MIXED+DRAIN" in drained.said) is not runs
 
 
+def test_two_tests_that_each_need_the_node_alone_do_not_run_side_by_side(
+    drained: Node, slurm: FakeScontrol
+) -> None:
+    import msgspec
+
+    busy, met = drained.directory / "busy", drained.directory / "met"
+    text = f"mkdir {busy} || touch {met}; sleep 0.3; rmdir {busy}; echo >>{drained.directory}/ran"
+    for name in ("burn", "bench"):
+        drained.more += f"[checks.{name}]\ncheck='command'\nexclusive=true\n"
+        drained.more += f"contexts=['retest']\nargv=['sh', '-c', '{text}']\n"
+    kept = own_drain.recall(drained.site.state)
+    assert kept is not None
+    again = msgspec.structs.replace(kept, retest=("burn", "bench"))
+    own_drain.remember(drained.site.state, again)
+    slurm.set({"n3": ("IDLE+DRAIN", drained.reason)})
+    pass_after_pass(drained, 1)
+    assert (drained.directory / "ran").read_text() == "\n\n"
+    assert not met.exists()
+
+
 def test_a_clock_that_is_set_back_neither_holds_nor_frees(drained: Node) -> None:
     drained.now_s -= 500_000
     pass_after_pass(drained, 3)
