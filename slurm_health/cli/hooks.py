@@ -224,6 +224,8 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
     known, alarms = listing.ledger_and_alarms(site)
     checked = last_check.read_all(site) if site is not None else {}
     names = _controller().nodes()
+    if site is not None:
+        last_check.forget_others(site, names)
     found = listing.drained(names, known, checked)
     if as_json:
         click.echo("".join(f"{each}\n" for each in alarms), err=True, nl=False)

@@ -7,7 +7,7 @@ One file per node, so that no lock is needed. A node that is well leaves nothing
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -76,6 +76,15 @@ def keep(site: Site, found: LastCheck) -> None:
 
 
 def read_all(site: Site) -> dict[str, LastCheck]:
+
+
+def forget_others(site: Site, nodes: Collection[str]) -> None:
+    """Remove what nodes left that Slurm has no more, where whoever asks may."""
+    if site.breaker.directory:
+        with contextlib.suppress(OSError):
+            for path in (Path(site.breaker.directory) / _DIRECTORY).glob("*.json"):
+                if path.stem not in nodes:
+                    path.unlink()
     """Return the last health check of every node that has left one."""
     found = {}
     for path in (Path(site.breaker.directory or "/nowhere") / _DIRECTORY).glob("*.json"):

@@ -114,6 +114,14 @@ def test_when_each_node_was_last_checked_and_how_that_ended_is_told(rack: list[N
     assert found["last_check"]["faulty"]
 
 
+def test_what_a_node_left_that_slurm_has_no_more_is_removed(rack: list[Node]) -> None:
+    rack[0].healthcheck()
+    checked = rack[0].shared / "checked"
+    (checked / "n99.json").write_bytes((checked / "n1.json").read_bytes())
+    call(rack[0], "nodes")
+    assert [path.name for path in checked.iterdir()] == ["n1.json"]
+
+
 @pytest.mark.parametrize("here", ["n3", "login"])
 def test_a_node_that_is_released_although_it_is_bad_is_named(
     node: Node, monkeypatch: pytest.MonkeyPatch, here: str
