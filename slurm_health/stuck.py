@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children that the kernel holds, by what they were to do: none is sent after them.
+"""Children of hooks that the kernel holds, by what they were to do: none is sent after them.
 
 A filesystem that froze an hour ago would hold two more with every health check.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_health.killable import Hung, Work, WorkResult, run_one
+
 _DIRECTORY = "stuck"
 
 
@@ -20,6 +22,17 @@ class Stuck(msgspec.Struct, frozen=True):
     pid: int
     start_ticks: int
     boot: str
+
+
+def run_guarded(state: Path | None, name: str, work: Work, limit_s: float) -> WorkResult | Stuck:
+    """Run one piece of work in a child, unless the last one of this name is stuck."""
+    held = recall(state).get(name)
+    if held is not None:
+        return held
+    outcome = run_one(work, limit_s)
+    if isinstance(outcome, Hung) and outcome.abandoned:
+        remember(state, name, outcome.abandoned)
+    return outcome
 
 
 def remember(state: Path | None, name: str, pid: int) -> None:

@@ -52,7 +52,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("core.session",),
     ("processes", "killable", "nvml", "journal", "site_file", "probe_choice"),
     ("slurm", "checks", "config"),
-    ("site_settings", "options"),
+    ("site_settings", "options", "stuck"),
     ("draining",),
     ("agent", "acting", "supervisor", "sbatch", "report", "hooks"),
     ("master", "doctor"),

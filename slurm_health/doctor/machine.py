@@ -131,7 +131,7 @@ def _shared(place: CheckContext, site: Site) -> Advice:
     try:
         known = shared_state.read_ledger(site.breaker)
         if os.getuid() == 0:
-            shared_state.change_ledger(site.breaker, lambda before: (before, b""))
+            shared_state.change_ledger(site, lambda before: (before, b""))
     except shared_state.Damaged as err:
         return change(f"nothing is drained: {err}", "as root on a node: slurm-health nodes reset")
     except shared_state.Unusable as err:

@@ -118,7 +118,7 @@ def drain_node(
         if found is not None:
             return found
         reserved = shared_state.reserve_drain(
-            site.breaker,
+            site,
             _entry(node, cause, now_s, now.partitions),
             members=_members(nodes, now.partitions) or {"the cluster": list(nodes)},
             ours=_drained_by_us(nodes),
@@ -131,7 +131,7 @@ def drain_node(
     record = _record(node, msgspec.structs.replace(cause, retest=()) if many else cause, now_s)
     result = _perform(record, cause, controller, remember)
     if result.status not in (DrainStatus.DRAINED, DrainStatus.FOREIGN_NOTE):
-        shared_state.cancel_drain(site.breaker, node, now_s)
+        shared_state.cancel_drain(site, node, now_s)
     if many and result.status is DrainStatus.DRAINED:
         text = f"{result.text} (drain {reserved.today} within a day: a person has to release it)"
         return msgspec.structs.replace(result, text=text)
@@ -144,7 +144,7 @@ def _why_not(site: Site, node: str, cause: Cause, now_s: float) -> str:
         return "hooks.drain is false"
     if not site.breaker.directory:
         return "breaker.directory is not set, so nobody knows how many others are drained"
-    return shared_state.known_refusal(site.breaker, _entry(node, cause, now_s))
+    return shared_state.known_refusal(site, _entry(node, cause, now_s))
 
 
 def _entry(node: str, cause: Cause, now_s: float, partitions: tuple[str, ...] = ()) -> Entry:

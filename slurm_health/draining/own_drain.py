@@ -26,10 +26,12 @@ RECORD = "drained.json"
 # Beside the record: who reads, records and drains this node holds it.
 LOCK = "drain.lock"
 LOCK_LIMIT_S = 20.0
+# For what the next health check does where this one cannot.
+_AGAIN_LIMIT_S = 5.0
 
 
 @contextlib.contextmanager
-def alone(state: Path) -> Iterator[None]:
+def alone(state: Path, limit_s: float = LOCK_LIMIT_S) -> Iterator[None]:
     """Keep this node's other hooks from draining, recording and releasing it meanwhile.
 
     Where `state` cannot be used nothing is recorded there either, and nobody is kept out.
@@ -42,7 +44,7 @@ def alone(state: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            stack.enter_context(held(state / LOCK, LOCK_LIMIT_S))
+            stack.enter_context(held(state / LOCK, limit_s))
         yield
 
 
@@ -62,7 +64,7 @@ def amend(state: Path, before: DrainRecord, after: DrainRecord) -> None:
     """Keep what a hook has found out since it read the record, unless there is another by now."""
     from slurm_health.draining.shared_state import Unusable
 
-    with contextlib.suppress(Unusable), alone(state):
+    with contextlib.suppress(Unusable), alone(state, _AGAIN_LIMIT_S):
         if recall(state) == before:
             remember(state, after)
 
@@ -86,7 +88,7 @@ def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     from slurm_health.draining.shared_state import Unusable
 
     try:
-        with alone(site.state):
+        with alone(site.state, _AGAIN_LIMIT_S):
             return _release_own(site, kept, controller)
     except (SlurmError, Unusable) as err:
         return f"not released: {err}"

@@ -27,11 +27,16 @@ from slurm_health.core.node.breaker import (
     reserve,
     take_back,
 )
-from slurm_health.core.node.settings import Breaker, Marks
-from slurm_health.killable import Answered, Broke, Hung, run_one
+from slurm_health.core.node.settings import Breaker
+from slurm_health.killable import Answered, Broke, Hung
+from slurm_health.site_file import others_can_write
+from slurm_health.site_settings import Site
+from slurm_health.stuck import Stuck, run_guarded
 
 LEDGER = "ledger.json"
 _MARKS = "marks"
+# What a child that asks for the shared directory is called. No check has a name with a space.
+STUCK = "shared directory"
 # What a change takes beside the wait for its lock.
 MARGIN_S = 3.0
 _NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
@@ -53,35 +58,35 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
     today: int = 0
 
 
-def known_refusal(settings: Breaker, wanted: Entry) -> str:
+def known_refusal(site: Site, wanted: Entry) -> str:
     """Say why the ledger rules a drain out as it is; empty when Slurm has to be asked.
 
     Without the lock, and in a child: when a whole cluster fails, this is all that most nodes do.
     """
 
     def look() -> bytes:
-        return refusal(read_ledger(settings), wanted, settings).encode()
+        return refusal(read_ledger(site.breaker), wanted, site.breaker).encode()
 
     try:
-        return _in_child(settings, look).decode()
+        return _in_child(site, look).decode()
     except Unusable as err:
         return _unusable(err)
 
 
 def reserve_drain(
-    settings: Breaker, wanted: Entry, *, members: dict[str, list[str]], ours: list[str]
+    site: Site, wanted: Entry, *, members: dict[str, list[str]], ours: list[str]
 ) -> Reserved:
     """Count a drain before it happens, if it may."""
 
     def decide(ledger: Ledger) -> tuple[Ledger, bytes]:
-        match reserve(ledger, wanted, limits=settings, members=members, ours=ours):
+        match reserve(ledger, wanted, limits=site.breaker, members=members, ours=ours):
             case Allowed(ledger=after, today=today):
                 return after, msgspec.json.encode(Reserved(today=today))
             case Refused(why=why, ledger=after):
                 return after, msgspec.json.encode(Reserved(why_not=why))
 
     try:
-        return msgspec.json.decode(change_ledger(settings, decide), type=Reserved)
+        return msgspec.json.decode(change_ledger(site, decide), type=Reserved)
     except Unusable as err:
         return Reserved(why_not=_unusable(err))
 
@@ -90,13 +95,13 @@ def _unusable(err: Unusable) -> str:
     return f"could not use the breaker's ledger: {err}"
 
 
-def cancel_drain(settings: Breaker, node: str, time_s: float) -> None:
+def cancel_drain(site: Site, node: str, time_s: float) -> None:
     """Take back a drain that did not happen. Where that fails, it goes on counting."""
     with contextlib.suppress(Unusable):
-        change_ledger(settings, lambda ledger: (take_back(ledger, node, time_s), b""))
+        change_ledger(site, lambda ledger: (take_back(ledger, node, time_s), b""))
 
 
-def change_ledger(settings: Breaker, decide: Callable[[Ledger], tuple[Ledger, bytes]]) -> bytes:
+def change_ledger(site: Site, decide: Callable[[Ledger], tuple[Ledger, bytes]]) -> bytes:
     """Change the ledger under the lock; return what `decide` answered.
 
     Raises:
@@ -110,10 +115,10 @@ def change_ledger(settings: Breaker, decide: Callable[[Ledger], tuple[Ledger, by
             publish(shared / LEDGER, msgspec.json.encode(after))
         return answer
 
-    return _under_lock(settings, work)
+    return _under_lock(site, work)
 
 
-def clear_ledger(settings: Breaker) -> None:
+def clear_ledger(site: Site) -> None:
     """Begin a new ledger, whatever the old one has come to.
 
     Raises:
@@ -124,7 +129,7 @@ def clear_ledger(settings: Breaker) -> None:
         publish(shared / LEDGER, msgspec.json.encode(Ledger()))
         return b""
 
-    _under_lock(settings, work)
+    _under_lock(site, work)
 
 
 def read_ledger(settings: Breaker) -> Ledger:
@@ -148,7 +153,7 @@ def _read_ledger(shared: Path) -> Ledger:
         raise Unusable(f"{path} cannot be read: {err.strerror}") from err
 
 
-def add_mark(settings: Breaker, node: str, mark: Mark, limits: Marks) -> tuple[Mark, ...]:
+def add_mark(site: Site, node: str, mark: Mark) -> tuple[Mark, ...]:
     """Add a mark to a node's and return all that are alive.
 
     Raises:
@@ -158,11 +163,11 @@ def add_mark(settings: Breaker, node: str, mark: Mark, limits: Marks) -> tuple[M
     def work(shared: Path) -> bytes:
         path = _marks_of(shared, node)
         path.parent.mkdir(mode=0o755, exist_ok=True)
-        after = accusations.add(_read_marks(path), mark, limits)
+        after = accusations.add(_read_marks(path), mark, site.marks)
         publish(path, msgspec.json.encode(after))
         return msgspec.msgpack.encode(after)
 
-    return msgspec.msgpack.decode(_under_lock(settings, work), type=tuple[Mark, ...])
+    return msgspec.msgpack.decode(_under_lock(site, work), type=tuple[Mark, ...])
 
 
 def marks_of(settings: Breaker, node: str) -> tuple[Mark, ...]:
@@ -222,30 +227,33 @@ def shared_directory(settings: Breaker) -> Path:
         raise Unusable(f"{path}: {err.strerror}") from err
     if not stat.S_ISDIR(found.st_mode):
         raise Unusable(f"{path} is not a directory")
-    if found.st_uid not in {0, os.getuid()} or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if others_can_write(found):
         raise Unusable(f"{path} can be written by others than root")
     return path
 
 
-def _under_lock(settings: Breaker, work: Callable[[Path], bytes]) -> bytes:
+def _under_lock(site: Site, work: Callable[[Path], bytes]) -> bytes:
     """Work on the shared directory with its lock held, in a child; return its answer."""
 
     def locked() -> bytes:
-        shared = shared_directory(settings)
-        with held(shared / "lock", settings.lock_limit_s):
+        shared = shared_directory(site.breaker)
+        with held(shared / "lock", site.breaker.lock_limit_s):
             return work(shared)
 
-    return _in_child(settings, locked)
+    return _in_child(site, locked)
 
 
-def _in_child(settings: Breaker, work: Callable[[], bytes]) -> bytes:
-    match run_one(work, settings.lock_limit_s + MARGIN_S):
+def _in_child(site: Site, work: Callable[[], bytes]) -> bytes:
+    directory = site.breaker.directory
+    match run_guarded(site.state, STUCK, work, site.breaker.lock_limit_s + MARGIN_S):
         case Answered(data=data):
             return data
         case Broke(reason=reason):
             raise Unusable(reason)
         case Hung(limit_s=limit_s):
-            raise Unusable(f"{settings.directory} did not answer within {limit_s:g} s")
+            raise Unusable(f"{directory} did not answer within {limit_s:g} s")
+        case Stuck(pid=pid):
+            raise Unusable(f"{directory}: process {pid} of an earlier run waits in the kernel")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ ClusterShell and call no Slurm command, because the prolog stands between a user
     healthcheck    every few minutes: checks the node, resumes what was drained
     hook           what these three share: where they are, what they run and say
     run_checks     runs checks at the same time, each in a child, and judges what they saw
-    stuck          children that the kernel holds, and what they were to do
     turn           whose word may have this node tested now: one at a time, and not too often
     user_journal   reads an ended job's journal, as the job's user
     last_check     when each node's last health check ran, and how it ended

@@ -8,6 +8,7 @@ otherwise, and with anything else for an error of its own, which the shim logs a
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
 import time
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 FAULT = 99
 USAGE = 2
 UNUSABLE = 78
+# For so long after its start a health check asks Slurm: its shim ends it after 50 s, because Slurm
+# kills it after 60, and it may have to wait for the ledger after its last question, and say how it
+# ended. What it does not get done, it does the next time.
+ASKS_SLURM_S = 36.0
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +53,8 @@ def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
     from slurm_health.hooks.hook import Hook
 
     context = CheckContext(environ=dict(environ), now_s=time.time(), state=site.state, context=name)
-    hook = Hook(site, environ, context)
+    give_up_s = time.monotonic() + ASKS_SLURM_S if name == "healthcheck" else math.inf
+    hook = Hook(site, environ, context, give_up_s=give_up_s)
     if name == "prolog":
         from slurm_health.hooks import prolog
 

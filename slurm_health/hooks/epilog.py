@@ -111,7 +111,7 @@ def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None
         time_s=hook.context.now_s,
     )
     try:
-        known = add_mark(site.breaker, hook.node, mark, site.marks)
+        known = add_mark(site, hook.node, mark)
     except Unusable as err:
         hook.log.warning(f"could not keep the accusation: {err}")
         return None

@@ -6,6 +6,7 @@ On a node that is well it asks nobody anything, and loads nothing that only a dr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,20 @@ if TYPE_CHECKING:
 class Hook:
     """One run of one hook on this node."""
 
-    def __init__(self, site: Site, environ: Mapping[str, str], context: CheckContext) -> None:
+    def __init__(
+        self,
+        site: Site,
+        environ: Mapping[str, str],
+        context: CheckContext,
+        *,
+        give_up_s: float = math.inf,
+    ) -> None:
+        """Make one. Slurm is asked nothing after `give_up_s` of the monotonic clock."""
         self.site = site
         self.environ = environ
         self.context = context
         self.name = context.context
+        self._give_up_s = give_up_s
         self.node = node_name(environ)
         self.log = Log(self.name, self.node, environ.get("SLURM_JOB_ID", ""))
 
@@ -76,7 +86,8 @@ class Hook:
         """Return slurmctld, as hooks ask it."""
         from slurm_health.slurm.client import Client
 
-        return Client.for_hook(self.environ, limit_s=self.site.hooks.slurm_limit_s)
+        limit_s = self.site.hooks.slurm_limit_s
+        return Client.for_hook(self.environ, limit_s=limit_s, give_up_s=self._give_up_s)
 
     def cause(self, faults: Sequence[CheckResult]) -> Cause:
         """Return the cause for a drain that failed checks are."""

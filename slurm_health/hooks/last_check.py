@@ -14,17 +14,14 @@ import msgspec
 
 from slurm_health.core.node.finding import CheckResult, Status, node_faults
 from slurm_health.core.text import cut
-from slurm_health.hooks import stuck
-from slurm_health.killable import Hung, run_one
 from slurm_health.site_settings import Site
+from slurm_health.stuck import run_guarded
 
 _DIRECTORY = "checked"
 _LIMIT_S = 2.0
 _LENGTH = 500
 # From here on, hours tell more than minutes.
 _HOURS_S = 5400.0
-# No check has a name with a space.
-_STUCK = "last check"
 
 
 class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,23 +56,26 @@ def of_results(results: Sequence[CheckResult], *, node: str, now_s: float) -> La
 
 def keep(site: Site, found: LastCheck) -> None:
     """Leave it in the shared directory, in a child; what cannot be kept is lost."""
-    if not site.breaker.directory or _STUCK in stuck.recall(site.state):
+    if not site.breaker.directory:
         return
+    from slurm_health.draining.shared_state import STUCK, publish, shared_directory
 
     def work() -> bytes:
-        from slurm_health.draining.shared_state import publish, shared_directory
-
         directory = shared_directory(site.breaker) / _DIRECTORY
         directory.mkdir(mode=0o755, exist_ok=True)
         publish(directory / f"{found.node}.json", msgspec.json.encode(found))
         return b""
 
-    outcome = run_one(work, _LIMIT_S)
-    if isinstance(outcome, Hung) and outcome.abandoned:
-        stuck.remember(site.state, _STUCK, outcome.abandoned)
+    run_guarded(site.state, STUCK, work, _LIMIT_S)
 
 
 def read_all(site: Site) -> dict[str, LastCheck]:
+    """Return the last health check of every node that has left one."""
+    found = {}
+    for path in (Path(site.breaker.directory or "/nowhere") / _DIRECTORY).glob("*.json"):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            found[path.stem] = msgspec.json.decode(path.read_bytes(), type=LastCheck)
+    return found
 
 
 def forget_others(site: Site, nodes: Collection[str]) -> None:
@@ -85,9 +85,3 @@ def forget_others(site: Site, nodes: Collection[str]) -> None:
             for path in (Path(site.breaker.directory) / _DIRECTORY).glob("*.json"):
                 if path.stem not in nodes:
                     path.unlink()
-    """Return the last health check of every node that has left one."""
-    found = {}
-    for path in (Path(site.breaker.directory or "/nowhere") / _DIRECTORY).glob("*.json"):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            found[path.stem] = msgspec.json.decode(path.read_bytes(), type=LastCheck)
-    return found

@@ -230,7 +230,7 @@ def reset(site: Site) -> str:
         Unusable: the ledger cannot be changed.
     """
     try:
-        shared_state.clear_ledger(site.breaker)
+        shared_state.clear_ledger(site)
     except Unusable as err:
         if os.getuid() == 0:
             raise

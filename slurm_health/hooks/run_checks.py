@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from slurm_health import stuck
 from slurm_health.checks.check import Check, CheckContext, Planned
 from slurm_health.core.node.finding import CheckResult, Finding, capped, inconclusive, node_fault
 from slurm_health.core.node.node_pattern import matches
 from slurm_health.core.text import one_line
-from slurm_health.hooks import stuck
-from slurm_health.hooks.stuck import Stuck
 from slurm_health.killable import Answered, Broke, Hung, Work, WorkResult, run_all
+from slurm_health.stuck import Stuck
 
 _MOST_SHARED = 4
 _encoder = msgspec.msgpack.Encoder()

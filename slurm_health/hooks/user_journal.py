@@ -17,8 +17,9 @@ import msgspec
 
 from slurm_health import private_files
 from slurm_health.hooks.hook import number
-from slurm_health.killable import Answered, Broke, Hung, run_one
+from slurm_health.killable import Answered, Broke, Hung
 from slurm_health.site_settings import Site
+from slurm_health.stuck import Stuck, run_guarded
 
 if TYPE_CHECKING:  # most jobs accuse nobody, and then nobody needs to know what that looks like
     from slurm_health.core.node.accusations import Accusation
@@ -85,13 +86,17 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
         found = list(_read(root, ended, node, site.accusations.max_bytes))
         return msgspec.msgpack.encode(found) if found else b""
 
-    match run_one(work, site.accusations.read_limit_s):
+    # One filesystem for everybody, or each user's own home.
+    name = "journals" if site.journal.startswith("/") else f"journal of user {ended.uid}"
+    match run_guarded(site.state, name, work, site.accusations.read_limit_s):
         case Answered(data=data):
             return _checked(data, ended, node) if data else []
         case Broke(reason=reason):
             raise Unreadable(reason)
         case Hung(limit_s=limit_s):
             raise Unreadable(f"the journal could not be read within {limit_s:g} s")
+        case Stuck(pid=pid):
+            raise Unreadable(f"process {pid} of an earlier epilog waits for it in the kernel")
 
 
 def _checked(data: bytes, ended: JobEnded, node: str) -> list[Accusation]:

@@ -4,7 +4,8 @@
 Runs as the job's user. It writes the journal's master file, reads the agents' files, and starts
 the agents; what happens next is decided in `core.session`.
 
-    run_check   one check from end to end
-    master      the loop: read the journal, ask the session what to do, do it
-    launcher    starts one agent per node, as a Slurm step or as local processes
+    run_check           one check from end to end
+    journal_filesystem  asks whether the journal's filesystem answers
+    master              the loop: read the journal, ask the session what to do, do it
+    launcher            starts one agent per node, as a Slurm step or as local processes
 """

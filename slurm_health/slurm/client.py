@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import pwd
 import re
 import time
@@ -30,7 +31,7 @@ class Client:
 
     Every method raises SlurmError where Slurm refuses, does not answer within `deadline_s`, or
     answers what cannot be read. A controller that is being restarted is asked again for up to
-    `patience_s`.
+    `patience_s`. Nothing is asked, or waited for, after `give_up_s` of the monotonic clock.
 
     A job is called by its id, but one task of an array always as `12_3`: its id may be that of the
     whole array, and a command that names that id means every task.
@@ -42,6 +43,7 @@ class Client:
         *,
         patience_s: float = 60.0,
         deadline_s: float = command.DEADLINE_S,
+        give_up_s: float = math.inf,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -49,13 +51,16 @@ class Client:
         self._environ = {**kept, "PATH": environ.get("PATH") or _PATH}
         self._patience_s = patience_s
         self._deadline_s = deadline_s
+        self._give_up_s = give_up_s
         self._monotonic = monotonic
         self._sleep = sleep
 
     @classmethod
-    def for_hook(cls, environ: Mapping[str, str], *, limit_s: float) -> Client:
+    def for_hook(
+        cls, environ: Mapping[str, str], *, limit_s: float, give_up_s: float = math.inf
+    ) -> Client:
         """Return one that asks once: a hook holds its node up."""
-        return cls(environ, patience_s=0.0, deadline_s=limit_s)
+        return cls(environ, patience_s=0.0, deadline_s=limit_s, give_up_s=give_up_s)
 
     @cached_property
     def _reads(self) -> Reads:
@@ -189,17 +194,20 @@ class Client:
         stdin: bytes = b"",
         directory: Path | None = None,
     ) -> str:
-        give_up_s = self._monotonic() + self._patience_s
+        patient_until_s = self._monotonic() + self._patience_s
         while True:
+            left_s = self._give_up_s - self._monotonic()
+            if left_s <= 0:
+                raise SlurmError(f"no time is left to ask: {' '.join(argv)}")
             try:
                 return command.run(
                     argv,
                     environ=self._environ if environ is None else environ,
                     stdin=stdin,
-                    deadline_s=self._deadline_s,
+                    deadline_s=min(self._deadline_s, left_s),
                     directory=directory,
                 )
             except SlurmCommandError as err:
-                if not _UNREACHABLE.search(err.stderr) or self._monotonic() >= give_up_s:
+                if not _UNREACHABLE.search(err.stderr) or self._monotonic() >= patient_until_s:
                     raise
             self._sleep(RETRY_S)

@@ -209,7 +209,7 @@ def test_marks_are_listed(node: Node) -> None:
     import time
 
     mark = Mark(job=7, uid=1000, component="node", text="x", time_s=time.time() - 7200)
-    shared_state.add_mark(node.site.breaker, "n3", mark, node.site.marks)
+    shared_state.add_mark(node.site, "n3", mark)
     text = call(node, "nodes", "marks", "n3").output
     assert "n3: 2 h ago, job 7 of user 1000: x" in text
     assert "a node is drained once 3 jobs of 2 users accuse it" in text

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A filesystem that takes requests and never answers, and two hooks that meet it.
+"""A filesystem that takes requests and never answers, and what of hooks meets it, twice.
 
-    python -m tests.hooks.hung_filesystem DIRECTORY STATE
+    python -m tests.hooks.hung_filesystem checks|journal|ledger DIRECTORY STATE
 
 In a mount namespace of its own. Whoever asks the filesystem sleeps in the kernel where SIGKILL
 does not reach, until this program ends and the kernel breaks the connection off. Prints one line
@@ -21,8 +21,13 @@ from pathlib import Path
 from slurm_health.checks.check import CheckContext, Planned
 from slurm_health.checks.filesystem import Filesystem
 from slurm_health.checks.memory import Memory
+from slurm_health.core.node.breaker import Entry
 from slurm_health.core.node.finding import Status
+from slurm_health.draining.shared_state import known_refusal
 from slurm_health.hooks.run_checks import run_checks
+from slurm_health.hooks.user_journal import JobEnded, Unreadable, accusations
+from slurm_health.site_settings import Site
+from tests.support.sites import load_site
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
 _FUSE_INIT = 26
@@ -55,8 +60,9 @@ def serve(fuse: int) -> None:
             os.write(fuse, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
 
 
-def main(directory: Path, state: Path) -> None:
-    """Run the checks beside the server, then end the server and with it the hang."""
+def main(what: str, directory: Path, state: Path) -> None:
+    """Do it beside the server, then end the server and with it the hang."""
+    run = {"checks": checks, "journal": journal, "ledger": ledger}[what]
     fuse = mount(directory)
     server = os.fork()
     if server == 0:
@@ -76,7 +82,40 @@ def waiting() -> int:
     return sum(stat.split()[0] == "D" for stat in stats)
 
 
-def run(directory: Path, state: Path) -> list[object]:
+def journal(directory: Path, state: Path) -> list[object]:
+    """Read a user's journal, as the epilog does."""
+    ended = JobEnded(job=7, uid=os.getuid(), gid=os.getgid(), cluster="lab", attempt=0)
+    began = time.monotonic()
+    try:
+        accusations(site(directory, state), ended, "n3")
+    except Unreadable as err:
+        return [time.monotonic() - began, str(err)]
+    return [0, "it was read"]
+
+
+def ledger(directory: Path, state: Path) -> list[object]:
+    """Ask the ledger, as whoever wants to drain does."""
+    began = time.monotonic()
+    why_not = known_refusal(site(directory, state), Entry(node="n3", time_s=1.0))
+    return [time.monotonic() - began, why_not]
+
+
+def site(directory: Path, state: Path) -> Site:
+    """Return the settings of a site that keeps everything on the filesystem."""
+    text = f"""\
+journal = "{directory}"
+[hooks]
+state = "{state}"
+[breaker]
+directory = "{directory}"
+lock_limit_s = 0.1
+[accusations]
+read_limit_s = {_LIMIT_S}
+"""
+    return load_site(state.with_name("etc"), text)
+
+
+def checks(directory: Path, state: Path) -> list[object]:
     """Run one check that meets the filesystem and one that does not."""
     planned = [
         Planned(
@@ -99,4 +138,4 @@ def run(directory: Path, state: Path) -> list[object]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -215,6 +215,6 @@ def test_a_reset_mends_a_damaged_ledger(node: Node) -> None:
     node.break_it()
     assert not node.prolog()
     assert "nodes reset" in node.said
-    shared_state.clear_ledger(node.site.breaker)
+    shared_state.clear_ledger(node.site)
     assert shared_state.read_ledger(node.site.breaker) == Ledger()
     assert node.prolog()

@@ -227,7 +227,7 @@ def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
         if pid == 0:
             mark = Mark(job=job, uid=job, component="node", text="", time_s=1.0)
             try:
-                shared_state.add_mark(site.breaker, "n3", mark, site.marks)
+                shared_state.add_mark(site, "n3", mark)
             finally:
                 os._exit(0)
         pids.append(pid)

@@ -8,25 +8,31 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+
+def met_twice(what: str, tmp_path: Path) -> Any:
+    """Have something of the hooks meet a filesystem that hangs, and meet it again."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no /dev/fuse")
+    (tmp_path / "hung").mkdir()
+    places = [str(tmp_path / name) for name in ("hung", "state")]
+    argv = [sys.executable, "-m", "tests.hooks.hung_filesystem", what, *places]
+    root = Path(__file__).parents[2]
+    ran = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    if "unshare: Operation not permitted" in ran.stderr or "mount: " in ran.stderr:
+        pytest.skip(f"cannot mount here: {ran.stderr.splitlines()[-1]}")
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
 
 
 @pytest.mark.root
 def test_a_dead_filesystem_costs_its_time_limit_and_its_child_is_left_behind(
     tmp_path: Path,
 ) -> None:
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("no /dev/fuse")
-    (tmp_path / "hung").mkdir()
-    places = [str(tmp_path / name) for name in ("hung", "state")]
-    argv = [sys.executable, "-m", "tests.hooks.hung_filesystem", *places]
-    root = Path(__file__).parents[2]
-    ran = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=60, check=False)
-    if "unshare: Operation not permitted" in ran.stderr or "mount: " in ran.stderr:
-        pytest.skip(f"cannot mount here: {ran.stderr.splitlines()[-1]}")
-    assert ran.returncode == 0, ran.stderr
-    (elapsed_s, results, waiting), (_, results_again, waiting_again) = json.loads(ran.stdout)
+    (elapsed_s, results, waiting), (_, results_again, waiting_again) = met_twice("checks", tmp_path)
     found = {name: (status, text) for name, status, text in results}
     assert elapsed_s < 50
     status, text = found["hung"]
@@ -40,3 +46,15 @@ def test_a_dead_filesystem_costs_its_time_limit_and_its_child_is_left_behind(
     assert "of an earlier run waits in the kernel" in text
     assert found["memory"][0] == "pass"
     assert 0 < waiting_again <= waiting
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["journal", "ledger"])
+def test_no_child_is_sent_to_a_journal_or_ledger_after_one_that_the_kernel_holds(
+    what: str, tmp_path: Path
+) -> None:
+    (_, said, waiting), (again_s, said_again, waiting_again) = met_twice(what, tmp_path)
+    assert "within 3" in said
+    assert waiting == waiting_again == 1
+    assert again_s < 2
+    assert "in the kernel" in said_again

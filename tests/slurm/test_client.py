@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -310,3 +311,19 @@ def test_a_job_name_that_looks_like_fields_disturbs_none(tmp_path: Path) -> None
     assert job.states == {"PENDING"}
     assert (job.fields["Requeue"], job.fields["Partition"]) == ("1", "main")
     assert job.fields["JobId"] == "20"
+
+
+def test_nothing_is_asked_or_waited_for_once_the_time_for_all_questions_is_over(
+    tmp_path: Path,
+) -> None:
+    write_executable(tmp_path / "scontrol", "#!/bin/sh\nexec sleep 60\n")
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    began_s = time.monotonic()
+    client = Client.for_hook(environ, limit_s=30.0, give_up_s=began_s + 1.0)
+
+    with pytest.raises(SlurmError, match="did not answer within"):
+        client.drain(["n1"], "slow")
+    with pytest.raises(SlurmError, match="no time is left to ask: scontrol update NodeName=n1"):
+        client.drain(["n1"], "slow")
+
+    assert time.monotonic() - began_s < 20
