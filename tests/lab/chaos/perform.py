@@ -18,8 +18,9 @@ from tests.lab import LabError, processes, watcher
 
 from .plan import HELD, RUNNING, SUBMITTED, Deed, Plan, Trouble
 
-# A job is settled once it has ended, or has stood still for so long with nobody at work on it.
-_STILL_S = 3.0
+# A job is settled once it has ended, or stood still for so long with nobody at work on it: held,
+# or able to start, which takes a slurmctld that has just come back some seconds.
+_HELD_S, _WAITING_S = 3.0, 15.0
 _SETTLED_S = 180.0  # some ten on an idle machine
 # How long slurmctld or a slurmd is away, unless the journal goes on before.
 _AWAY_S = 2.0
@@ -103,8 +104,8 @@ class Performance:
 
     def _is_still(self, for_s: float) -> bool:
         """Tell whether nothing more will come of a job that waits."""
-        waits = self.job.get("JobState") == "PENDING"
-        if not waits or for_s < _STILL_S:
+        still_s = _HELD_S if self.job.get("Priority") == "0" else _WAITING_S
+        if self.job.get("JobState") != "PENDING" or for_s < still_s:
             return False
         return not any(name.startswith(_HELPER) for name in self._site.jobs())
 
