@@ -95,7 +95,8 @@ def _epilog_s(site: Site) -> float:
     """Return the same for an epilog that reads a journal, tests the node and marks it."""
     leftovers_s = LEFTOVERS_LIMIT_S if site.hooks.end_leftovers else 0.0
     test_s = site.hooks.slurm_limit_s + _checks_s(site, "retest")  # is the node idle?
-    read_s = site.accusations.read_limit_s
+    # Twice where this Slurm does not tell when the job started, and is asked in between.
+    read_s = 2 * site.accusations.read_limit_s + site.hooks.slurm_limit_s
     return (
         _checks_s(site, "epilog") + leftovers_s + read_s + test_s + _lock_s(site) + _drain_s(site)
     )

@@ -15,6 +15,7 @@ from slurm_health.checks.check import CheckContext
 from slurm_health.checks.tasks import Process, of_job, parse_stat
 from slurm_health.core.node.finding import Unmeasured, node_faults
 from slurm_health.core.node.settings import AccusationPolicy
+from slurm_health.errors import SlurmError
 from slurm_health.hooks.hook import Hook
 from slurm_health.hooks.run_checks import confirming
 from slurm_health.hooks.user_journal import JobEnded, Unreadable, accusations, job_of
@@ -49,6 +50,8 @@ def _accused(hook: Hook) -> Cause | None:
         return None
     try:
         found = accusations(hook.site, ended, hook.node)
+        if found and not ended.start_s:
+            found = accusations(hook.site, _with_start(hook, ended), hook.node)
     except Unreadable as err:
         hook.log.warning(f"could not read the job's journal: {err}")
         return None
@@ -71,6 +74,17 @@ def _accused(hook: Hook) -> Cause | None:
         text = f"{accusation.component}: {accusation.reason}"
         return _unconfirmed(ended, "accused", text)
     return _marked(hook, ended, accusation)
+
+
+def _with_start(hook: Hook, ended: JobEnded) -> JobEnded:
+    """Ask when the job started, where this Slurm does not tell hooks: its id may be an old one."""
+    try:
+        start_s = hook.controller().start_s(ended.job)
+    except SlurmError as err:
+        hook.log.warning(f"could not ask when the job started: {err}")
+        return ended
+    known = start_s <= hook.context.now_s
+    return msgspec.structs.replace(ended, start_s=start_s) if known else ended
 
 
 def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:

@@ -111,6 +111,15 @@ class Client:
         nodes, cpus, tasks = map(int, words)
         return Size(nodes=nodes, cpus=cpus, tasks=tasks)
 
+    def start_s(self, job_id: JobId) -> int:
+        """Return when a job that has not ended was started, in seconds since the epoch.
+
+        0 for one that was not: a requeued job has a start that is still to come, or none.
+        """
+        argv = ["squeue", "--noheader", f"--jobs={job_id}", "--format=%S"]
+        text = self._run(*argv, environ={**self._environ, "SLURM_TIME_FORMAT": "%s"}).strip()
+        return int(text) if text.isdecimal() else 0
+
     def jobs_named(self, name: str, uid: int) -> list[int]:
         """Return the ids of a user's jobs of that name that have not ended."""
         text = self._run("squeue", "--noheader", f"--user={uid}", f"--name={name}", "--format=%A")

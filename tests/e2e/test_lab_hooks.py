@@ -191,6 +191,20 @@ def test_a_user_without_rights_gets_a_truly_bad_node_drained(site: HookedSite) -
     assert f" check=deep job={job} t=" in reason
 
 
+def test_the_journal_of_an_older_job_of_that_id_accuses_nobody(site: HookedSite) -> None:
+    """Slurm 22.05 does not tell an epilog when its job started."""
+    site.on("n3", "touch", HIDDEN)
+    script = site.accusation("n3")
+    aged = script.replace("\nEND\n", '\nos.utime(run / "master.jsonl", (1e9, 1e9))\nEND\n')
+    assert aged != script
+    job = site.lab.sbatch(aged, "-wn3")
+    site.lab.wait_job(job)
+    site.lab.wait_nodes()
+    assert site.out_of_pool() == {}
+    site.accuse("n3")
+    assert list(site.out_of_pool()) == ["n3"]
+
+
 def test_a_user_cannot_get_a_good_node_drained(site: HookedSite) -> None:
     for _ in range(4):
         site.accuse("n3")

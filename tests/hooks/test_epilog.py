@@ -100,6 +100,17 @@ def test_the_journal_of_an_older_job_with_the_same_id_says_nothing(
     assert story.ended(SLURM_JOB_START_TIME=str(10**9)) is counts
 
 
+@pytest.mark.parametrize(("older_s", "counts"), [(3600, True), (30 * 24 * 3600, False)])
+def test_where_slurm_does_not_tell_when_a_job_started_it_is_asked_about_an_accused_node(
+    story: Story, older_s: int, counts: bool
+) -> None:
+    story.node.slurm.started(10**9)
+    story.node.now_s = 10**9 + 60.0
+    os.utime(story.write(journal()), (10**9 - older_s,) * 2)
+    story.node.break_it()
+    assert story.ended() is counts
+
+
 def test_one_job_marks_once_however_often_it_starts(story: Story) -> None:
     for attempt in range(4):
         story.write(journal(), attempt=str(attempt))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `scontrol` for a PATH: nodes in a file, refusals as Slurm's own, and every call kept."""
+"""A `scontrol` for a PATH: nodes in a file, refusals as Slurm's own, and every call kept.
+
+Beside it a `squeue` that knows when a job started, if it is told.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,9 @@ sed "s|^NodeName=$node .*|NodeName=$node State=$new Partitions=gpu $note|" $dir/
 """
 
 
+_SQUEUE = "#!/bin/sh\ncat {directory}/start 2>/dev/null || echo N/A\n"
+
+
 class FakeScontrol:
     """The program, its nodes and its calls."""
 
@@ -39,9 +45,10 @@ class FakeScontrol:
         self.directory = directory
         self.bin = directory / "bin"
         self.bin.mkdir(parents=True)
-        program = self.bin / "scontrol"
-        program.write_text(_PROGRAM.format(directory=directory))
-        program.chmod(0o755)
+        for name, text in (("scontrol", _PROGRAM), ("squeue", _SQUEUE)):
+            program = self.bin / name
+            program.write_text(text.format(directory=directory))
+            program.chmod(0o755)
         self.set({f"n{number}": ("IDLE", "") for number in range(1, nodes + 1)})
 
     @property
@@ -71,6 +78,10 @@ class FakeScontrol:
         """Run this at the start of every call; an empty text ends the trouble."""
         path = self.directory / "trouble"
         path.write_text(shell) if shell else path.unlink(missing_ok=True)
+
+    def started(self, start_s: int) -> None:
+        """Say when the job started."""
+        (self.directory / "start").write_text(f"{start_s}\n")
 
     def calls(self) -> list[str]:
         """Return what slurmctld was asked; scontrol knows its own version, asked for pyslurm."""
