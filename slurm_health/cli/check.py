@@ -112,10 +112,8 @@ def _answer_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -
     """
     from slurm_health.supervisor.check_process import heartbeat, tell
 
-    alive = heartbeat()
-    alive()
     try:
-        finished = _checked(options, environ, tell, alive).finished
+        finished = _checked(options, environ, tell, heartbeat()).finished
     except SlurmHealthError as err:
         finished = RunFinished(
             disposition=Disposition.PROCEED,

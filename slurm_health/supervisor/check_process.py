@@ -78,7 +78,7 @@ def heartbeat(monotonic: Callable[[], float] = time.monotonic) -> Callable[[], N
 
     What hangs in the middle of a check, such as its journal's filesystem, holds this up as well.
     """
-    due_s = monotonic()
+    due_s = monotonic() + BEAT_S
 
     def beat() -> None:
         nonlocal due_s

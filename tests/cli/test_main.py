@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 
 from slurm_health import __version__
 from slurm_health.cli.main import commands
+from slurm_health.supervisor.check_process import BEAT_S, SILENCE_S
 from tests.support.command_line import COMMAND, finish, slurm_health, start
 from tests.support.journals import write_healthy_run, write_requeued_job
 from tests.support.supervised import descendants, eventually
@@ -362,3 +364,17 @@ def test_for_the_supervisor_everything_ends_in_one_line_of_json(tmp_path: Path) 
     assert answer["disposition"] == "proceed"
     assert answer["exit_code"] == done.code == 4
     assert str(answer["reason"]).startswith("not checked: SLURM_JOB_ID")
+
+
+def test_a_check_that_takes_long_lets_its_supervisor_know_that_it_gets_on(tmp_path: Path) -> None:
+    (tmp_path / "local0").write_text("never-ready")
+    words = ("check", "--local=1", "--for-supervisor=r", f"--journal={tmp_path}/j")
+    environ = {"FAKE_WORKER_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    process = start(*words, f"--python={FAKE_WORKER}", environ=environ)
+    assert process.stdout is not None
+    began_s = time.monotonic()
+    said = process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert (said, done.code) == ("\n", 128 + signal.SIGTERM), done.stderr
+    assert BEAT_S / 2 < time.monotonic() - began_s < SILENCE_S / 3

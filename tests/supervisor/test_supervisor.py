@@ -16,6 +16,7 @@ import pytest
 
 from slurm_health import journal
 from slurm_health.core.records import ScriptEnded, ScriptStarted
+from slurm_health.supervisor.check_process import heartbeat
 from slurm_health.supervisor.script_process import command_line
 from tests.support.full_filesystem import NO_LARGE_FILES, full_filesystem
 from tests.support.supervised import (
@@ -550,6 +551,16 @@ def test_a_check_that_the_kernel_holds_is_given_up_and_what_it_started_is_ended(
     assert bench.lines() == ["start", "told", "start", "ran"]
     assert b"start 1 of 3 of the check: it hangs: nothing heard for 1 s" in err
     assert b"running the script anyway: not checked" in err
+
+
+def test_a_check_that_gets_on_says_so_now_and_then_and_not_each_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    times_s = iter([0.0, 9.9, 10.0, 10.0, 11.0, 19.9, 35.0, 35.0, 44.9])
+    beat = heartbeat(lambda: next(times_s))
+    for _ in range(6):
+        beat()
+    assert capsys.readouterr().out == "\n\n"
 
 
 def test_a_check_that_takes_long_and_says_so_is_waited_for(bench: Bench) -> None:
