@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from slurm_health import journal
+from slurm_health.core.expectations import Expectation
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     Action,
@@ -117,6 +118,7 @@ def lead(
     exclude_slow: bool,
     limits: Limits,
     phases: Sequence[Phase],
+    expectations: Mapping[str, Expectation] = MappingProxyType({}),
     localize: Mapping[str, object] = MappingProxyType({}),
 ) -> JointOutcome:
     """Run the check for all processes, and decide who trains.
@@ -134,6 +136,7 @@ def lead(
         agent,
         limits=limits,
         phases=phases,
+        expectations=expectations,
         localize_options=localize,
         make_localizer=make_localizer,
     )

@@ -110,6 +110,7 @@ def _check(
         phases=chosen_phases(arguments.check),
         localize=config.localize(environ) | localize_choices(arguments.own),
     )
+        expectations=config.expectations(environ),
     _summarize(directory, outcome)
     return outcome
 
