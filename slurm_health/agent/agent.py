@@ -50,7 +50,10 @@ STARTS_PER_LAUNCH = 2  # a worker that ends before it is ready gets one more try
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """What the master tells an agent on its command line."""
+    """What the master tells an agent on its command line.
+
+    `gpus` is how many the job has on this node, as Slurm told the master; 0 where it did not.
+    """
 
     node: str
     directory: Path
@@ -60,6 +63,7 @@ class AgentSettings:
     poll_s: float
     silence_s: float
     cpu_workers: int = 1
+    gpus: int = 0
 
 
 class JournalNotVisible(Exception):
@@ -90,6 +94,7 @@ class Agent:
         self._workers = Workers(
             python=settings.python,
             on_cpus=settings.cpu_workers,
+            gpus=settings.gpus,
             address=self._address,
             environ=environ,
         )

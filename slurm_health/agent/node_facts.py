@@ -72,13 +72,16 @@ def device_count(environ: Mapping[str, str], proc: Path = Path("/proc")) -> int:
         return 0
 
 
-def missing_devices(environ: Mapping[str, str], visible: int) -> str:
+def missing_devices(environ: Mapping[str, str], visible: int, *, gpus: int = 0) -> str:
     """Say how many accelerators this process sees of those Slurm gave the job here.
 
-    Empty where it sees them all, or Slurm does not say.
+    `gpus` is what the job has on this node where that is known; what Slurm tells a step is the
+    step's own share, which may be smaller. Empty where this process sees them all, or Slurm does
+    not say.
     """
-    given = environ.get("SLURM_GPUS_ON_NODE", "")
-    if not given.isdecimal() or int(given) <= visible:
+    told = environ.get("SLURM_GPUS_ON_NODE", "")
+    given = max(gpus, int(told) if told.isdecimal() else 0)
+    if given <= visible:
         return ""
     return f"Slurm gave the job {given} GPUs here, {visible or 'none'} of them can be seen"
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from typing import Protocol
 
 from slurm_health.core.nodeset import expand, fold
 from slurm_health.core.records import AgentsLost, LossCause
-from slurm_health.errors import SlurmCommandMissing
+from slurm_health.errors import SlurmCommandMissing, SlurmError
 from slurm_health.processes import (
     Process,
     close_pipes,
@@ -22,13 +23,20 @@ from slurm_health.processes import (
     start_tied,
 )
 from slurm_health.slurm.command import clean_environ
+from slurm_health.slurm.job_gres import NodeGres, Share, shares
 
 # How long agents may take to leave before they are killed.
 LEAVE_S = 3.0
 _GRACE_S = 2.0  # from their SIGTERM on
 
 AgentCommand = Callable[[int, str | None], list[str]]
-"""Command line of an agent of launch K; of a given node, or of the node Slurm runs it on."""
+"""Command line of an agent of launch K; of a given node, or of the node Slurm runs it on.
+
+More of the agent's options may follow it.
+"""
+
+ReadGres = Callable[[], Mapping[str, NodeGres]]
+"""What the job has on each of its nodes; raises SlurmError where Slurm does not say."""
 
 
 class Launcher(Protocol):
@@ -64,10 +72,17 @@ class _Started:
 
 
 class SlurmLauncher:
-    """Agents as the tasks of one `srun` for all nodes of a launch."""
+    """Agents as the tasks of one `srun` for all nodes of a launch.
+
+    Where the job's nodes differ in the GPUs it has there, each has an srun of its own.
+    """
 
     def __init__(
-        self, job_id: int, agent_command: AgentCommand, environ: Mapping[str, str]
+        self,
+        job_id: int,
+        agent_command: AgentCommand,
+        environ: Mapping[str, str],
+        read_gres: ReadGres,
     ) -> None:
         self._job_id = job_id
         self._agent_command = agent_command
@@ -75,13 +90,28 @@ class SlurmLauncher:
         self._steps: list[_Started] = []
         if shutil.which("srun", path=environ.get("PATH")) is None:
             raise SlurmCommandMissing("srun")
+        self._read_gres = read_gres
+        self._gres: Mapping[str, NodeGres] | None = None
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
-        """Start one agent on each node, in one step."""
-        argv = srun_argv(self._job_id, nodes, self._agent_command(launch, None))
-        process = start_tied(argv, environ=self._environ)
-        step = _Started(launch=launch, nodes=tuple(nodes), process=process, pending=set(nodes))
-        self._steps.append(step)
+        """Start one agent on each node, where it sees every GPU that the job has there."""
+        command = self._agent_command(launch, None)
+        for share in shares(nodes, self._known_gres()):
+            argv = srun_argv(self._job_id, share, [*command, f"--gpus={share.gpus}"])
+            process = start_tied(argv, environ=self._environ)
+            pending = set(share.nodes)
+            self._steps.append(
+                _Started(launch=launch, nodes=share.nodes, process=process, pending=pending)
+            )
+
+    def _known_gres(self) -> Mapping[str, NodeGres]:
+        if self._gres is None:
+            try:
+                self._gres = self._read_gres()
+            except SlurmError as err:
+                log.warning("which GPUs the job has is not known, agents may see fewer: %s", err)
+                self._gres = {}
+        return self._gres
 
     def poll(self) -> list[AgentsLost]:
         """Return what srun says of tasks that ended or did not start, and its own end."""
@@ -149,18 +179,18 @@ class LocalLauncher:
         self._agents.clear()
 
 
-def srun_argv(job_id: int, nodes: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Return the srun command of a launch.
+def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
+    """Return the srun command of a launch on the nodes of one share.
 
     Counts are explicit, because a nested srun otherwise takes the surrounding job's; the step
     overlaps with others and takes no memory of its own, so that it never delays a step of the
     user's; one task that ends leaves the others running.
     """
-    count = len(nodes)
+    count = len(share.nodes)
     return [
         "srun",
         f"--jobid={job_id}",
-        f"--nodelist={fold(nodes)}",
+        f"--nodelist={fold(share.nodes)}",
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
@@ -181,6 +211,7 @@ def srun_argv(job_id: int, nodes: Sequence[str], command: Sequence[str]) -> list
 _TASK_ENDED = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,-]+: (?P<how>.+)")
 _NOT_STARTED = re.compile(r"Task launch for \S+ failed on node (?P<nodes>\S+): (?P<how>.+)")
 _NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
+        *share.options,
 _AGENT_SAYS = re.compile(r"slurm-health agent: (?P<node>\S+): (?P<text>.+)")
 
 

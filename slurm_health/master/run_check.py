@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import secrets
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_health import __version__, config, journal
+from slurm_health.acting.job_facts import slurm_name
 from slurm_health.acting.perform import act
 from slurm_health.acting.requeue_helper import Helper
 from slurm_health.core.acting.decide import exit_code
@@ -32,6 +34,7 @@ from slurm_health.processes import own_command, run
 from slurm_health.slurm.client import Client
 
 LOCAL_CLUSTER = "local"
+_GRES_S = 20.0
 _FIND_TORCH_S = 30.0
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
@@ -98,8 +101,13 @@ def check_allocation(
     )
     if started.array:
         journal.link_array_task(root, started)
-    command = _agent_command(directory, started, settings)
-    launcher = SlurmLauncher(allocation.job_id, command, environ)
+    launcher = SlurmLauncher(
+        allocation.job_id,
+        _agent_command(directory, started, settings),
+        environ,
+        # Asked for less long than agents wait for a silent master.
+        functools.partial(Client(environ, patience_s=_GRES_S).gres, slurm_name(started)),
+    )
     return _check(directory, started, settings, launcher, environ)
 
 

@@ -12,6 +12,7 @@ from slurm_health.agent.node_facts import (
     interface_of,
     leaf_switch,
     own_address,
+    missing_devices,
     usable_cpus,
 )
 
@@ -74,6 +75,23 @@ def test_a_node_has_the_cpus_of_the_job_but_not_more_than_it_may_use(
     allowed = len(os.sched_getaffinity(0))
 
     assert usable_cpus({"SLURM_CPUS_ON_NODE": told}) == (count or allowed)
+
+
+@pytest.mark.parametrize(
+    ("told", "of_the_job", "visible", "said"),
+    [
+        ("1", 8, 1, "Slurm gave the job 8 GPUs here, 1 of them can be seen"),
+        ("", 8, 0, "Slurm gave the job 8 GPUs here, none of them can be seen"),
+        ("2", 0, 1, "Slurm gave the job 2 GPUs here, 1 of them can be seen"),
+        ("1", 8, 8, ""),
+        ("", 0, 0, ""),
+    ],
+)
+def test_devices_of_the_job_that_are_not_seen_are_said_though_slurm_tells_the_step_otherwise(
+    told: str, of_the_job: int, visible: int, said: str
+) -> None:
+    environ = {"SLURM_GPUS_ON_NODE": told}
+    assert missing_devices(environ, visible, gpus=of_the_job) == said
 
 
 @pytest.mark.parametrize(
