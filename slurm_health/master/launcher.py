@@ -17,7 +17,7 @@ from slurm_health.errors import SlurmCommandMissing, SlurmError
 from slurm_health.processes import (
     Process,
     close_pipes,
-    end_session,
+    end_sessions,
     exit_text,
     read_available,
     start_tied,
@@ -25,8 +25,11 @@ from slurm_health.processes import (
 from slurm_health.slurm.command import clean_environ
 from slurm_health.slurm.job_gres import NodeGres, Share, shares
 
-# How long agents may take to leave before they are killed.
-LEAVE_S = 3.0
+log = logging.getLogger(__name__)
+
+# How long agents may take to leave before they are killed, which leaves it to the driver when the
+# devices are free: a process that has used NCCL takes seconds to give them back.
+LEAVE_S = 20.0
 _GRACE_S = 2.0  # from their SIGTERM on
 
 AgentCommand = Callable[[int, str | None], list[str]]
@@ -48,8 +51,8 @@ class Launcher(Protocol):
     def poll(self) -> list[AgentsLost]:
         """Return what has ended, or failed to start, since the last call."""
 
-    def stop(self, grace_s: float = LEAVE_S) -> None:
-        """Give the agents time to leave, then end whatever is left."""
+    def stop(self, leave_s: float = LEAVE_S) -> None:
+        """Return when the agents have left; end those that have not within this time."""
 
 
 @dataclass
@@ -87,11 +90,11 @@ class SlurmLauncher:
         self._job_id = job_id
         self._agent_command = agent_command
         self._environ = clean_environ(environ)
+        self._read_gres = read_gres
+        self._gres: Mapping[str, NodeGres] | None = None
         self._steps: list[_Started] = []
         if shutil.which("srun", path=environ.get("PATH")) is None:
             raise SlurmCommandMissing("srun")
-        self._read_gres = read_gres
-        self._gres: Mapping[str, NodeGres] | None = None
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
         """Start one agent on each node, where it sees every GPU that the job has there."""
@@ -131,11 +134,9 @@ class SlurmLauncher:
                     lost.append(_lost(step, sorted(step.pending), why))
         return lost
 
-    def stop(self, grace_s: float = LEAVE_S) -> None:
-        """Let srun end by itself, which it does when its tasks have, or end it."""
-        for step in self._steps:
-            end_session(step.process, leave_s=grace_s, grace_s=_GRACE_S)
-        self._steps.clear()
+    def stop(self, leave_s: float = LEAVE_S) -> None:
+        """Let srun end by itself, which it does when its tasks have, or end it with its tasks."""
+        _end(self._steps, leave_s)
 
 
 class LocalLauncher:
@@ -172,11 +173,18 @@ class LocalLauncher:
                 lost += [_ended(agent, node, exit_text(returncode) + said) for node in agent.nodes]
         return lost
 
-    def stop(self, grace_s: float = LEAVE_S) -> None:
+    def stop(self, leave_s: float = LEAVE_S) -> None:
         """Let the agents leave, or end them."""
-        for agent in self._agents:
-            end_session(agent.process, leave_s=grace_s, grace_s=_GRACE_S)
-        self._agents.clear()
+        _end(self._agents, leave_s)
+
+
+def _end(started: list[_Started], leave_s: float) -> None:
+    """End them all; say on which nodes agents had time to leave, and did not."""
+    late = end_sessions([each.process for each in started], leave_s=leave_s, grace_s=_GRACE_S)
+    if leave_s and late:
+        nodes = [node for each in started if each.process in late for node in each.nodes]
+        log.warning("agents on %s have not left within %g s and were killed", fold(nodes), leave_s)
+    started.clear()
 
 
 def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
@@ -203,6 +211,7 @@ def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
         "--wait=0",
         "--input=none",
         "--job-name=slurm-health",
+        *share.options,
         *command,
     ]
 
@@ -211,7 +220,6 @@ def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
 _TASK_ENDED = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,-]+: (?P<how>.+)")
 _NOT_STARTED = re.compile(r"Task launch for \S+ failed on node (?P<nodes>\S+): (?P<how>.+)")
 _NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
-        *share.options,
 _AGENT_SAYS = re.compile(r"slurm-health agent: (?P<node>\S+): (?P<text>.+)")
 
 

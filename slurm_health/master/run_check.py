@@ -28,7 +28,13 @@ from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode
-from slurm_health.master.launcher import AgentCommand, Launcher, LocalLauncher, SlurmLauncher
+from slurm_health.master.launcher import (
+    LEAVE_S,
+    AgentCommand,
+    Launcher,
+    LocalLauncher,
+    SlurmLauncher,
+)
 from slurm_health.master.master import SILENCE_S, Master, poll_interval_s
 from slurm_health.processes import own_command, run
 from slurm_health.slurm.client import Client
@@ -182,7 +188,7 @@ def _check(
         master.open(started)
         verdict = master.run()
         # The workers still hold the devices: the job must not start beside them.
-        launcher.stop()
+        launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
         blind = [name for name, node in master.session.state.agents.items() if node.no_journal]
         before = master.session.state.finished
         if before is not None and not before.disposition.leaves:

@@ -90,10 +90,10 @@ class OwnAgent:
         reason = f"its agent ended: {': '.join([exit_text(returncode), *said])}"
         return [AgentsLost(launch=self._launch, nodes=[self._node], reason=reason)]
 
-    def stop(self, grace_s: float = LEAVE_S) -> None:
+    def stop(self, leave_s: float = LEAVE_S) -> None:
         """Let the agent leave, which frees the devices, or end it."""
         if self._process is not None:
-            end_session(self._process, leave_s=grace_s, grace_s=1.0)
+            end_session(self._process, leave_s=leave_s, grace_s=1.0)
             self._process, self._said = None, b""
 
 

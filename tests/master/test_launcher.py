@@ -264,6 +264,30 @@ def test_an_srun_that_does_not_leave_is_ended(srun: Srun) -> None:
     assert launcher.poll() == []
 
 
+def test_agents_that_take_their_time_to_free_their_devices_are_waited_for(
+    srun: Srun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaves = f"sleep 5 & wait $!; echo left >> {tmp_path}/said; exit"
+    launcher = srun.launcher(f"trap 'echo killed >> {tmp_path}/said; exit' TERM; {leaves}")
+    launcher.start(0, NODES)
+
+    launcher.stop()
+
+    assert (tmp_path / "said").read_text() == "left\n"
+    assert caplog.text == ""
+
+
+def test_agents_that_were_killed_because_they_did_not_leave_are_named(
+    srun: Srun, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = srun.launcher("exec sleep 100")
+    launcher.start(0, NODES)
+
+    launcher.stop(0.1)
+
+    assert "agents on n[1-2] have not left within 0.1 s and were killed" in caplog.text
+
+
 # --- local processes -----------------------------------------------------------------------------
 
 
