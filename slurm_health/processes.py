@@ -284,6 +284,8 @@ def own_command(*arguments: str) -> tuple[str, ...]:
 
 def own_module(module: str, *arguments: str) -> tuple[str, ...]:
     """Return a command line that runs a module of ours with this interpreter."""
-    # Where we were started without PYTHONPATH and PYTHONHOME, they belong to another Python.
-    flags = ("-E", "-P") if sys.flags.ignore_environment else ("-P",)
+    # Where we were started without PYTHONPATH and PYTHONHOME, what the child finds there belongs to
+    # another Python.
+    unused = sys.flags.ignore_environment or not {"PYTHONPATH", "PYTHONHOME"} & os.environ.keys()
+    flags = ("-E", "-P") if unused else ("-P",)
     return (sys.executable, *flags, "-m", module, *arguments)

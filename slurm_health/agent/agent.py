@@ -273,6 +273,9 @@ class Agent:
                 start_ms=max(event["start_ms"] for event in ready),
                 model=" and ".join(dict.fromkeys(event["model"] for event in ready)),
                 free_bytes=min(event["free_bytes"] for event in ready),
+                interface=node_facts.chosen_interface(
+                    self._environ, self._address, first["backend"]
+                ),
             )
         )
 

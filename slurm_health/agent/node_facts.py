@@ -61,6 +61,19 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def chosen_interface(environ: Mapping[str, str], address: str, backend: str) -> str:
+    """Say over which interface workers of this backend open connections to other nodes.
+
+    It is what the user's variable says. Without one, gloo is told the interface of the node's own
+    `address`, and NCCL looks for itself.
+    """
+    variable = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
+    if environ.get(variable):
+        return f"{variable}={environ[variable]}"
+    own = interface_of(address) or address
+    return own if backend == "gloo" else f"NCCL's own choice (the node's address is on {own})"
+
+
 def device_count(environ: Mapping[str, str], proc: Path = Path("/proc")) -> int:
     """Return how many accelerators this process may use, 0 on a CPU node."""
     for variable in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):

@@ -52,6 +52,8 @@ class CheckSettings:
     `localize` holds what was chosen of `core.localize.settings.OPTIONS`. `tell` is told how the
     run ends: when it has, and before a requeue is asked for that ends this process with the job.
     `run_id` is set by whoever starts a check that was killed again, to hear of one run only.
+    `probe_environ` is what the agents and their workers get, the check's own environment where it
+    is None; `setup` is the file that made it.
     """
 
     journal_root: Path
@@ -66,6 +68,8 @@ class CheckSettings:
     script: str = ""
     tell: Callable[[RunFinished, Path], None] = lambda *_: None
     run_id: str = ""
+    setup: str = ""
+    probe_environ: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +114,7 @@ def check_allocation(
     launcher = SlurmLauncher(
         allocation.job_id,
         _agent_command(directory, started, settings),
-        environ,
+        _probe_environ(settings, environ),
         # Asked for less long than agents wait for a silent master.
         functools.partial(Client(environ, patience_s=_GRES_S).gres, slurm_name(started)),
     )
@@ -138,7 +142,9 @@ def check_local(
         settings=_recorded(settings),
     )
     directory, started = journal.directory_of_check(settings.journal_root, started)
-    launcher = LocalLauncher(_agent_command(directory, started, settings), environ)
+    launcher = LocalLauncher(
+        _agent_command(directory, started, settings), _probe_environ(settings, environ)
+    )
     return _check(directory, started, settings, launcher, environ)
 
 
@@ -299,6 +305,10 @@ def _agent_command(directory: Path, started: RunStarted, settings: CheckSettings
     )
 
 
+def _probe_environ(settings: CheckSettings, environ: Mapping[str, str]) -> Mapping[str, str]:
+    return environ if settings.probe_environ is None else settings.probe_environ
+
+
 def _run_id(settings: CheckSettings) -> str:
     return settings.run_id or secrets.token_hex(4)
 
@@ -308,6 +318,7 @@ def _recorded(settings: CheckSettings) -> dict[str, str | int | float | bool]:
     return {
         "python": settings.python,
         "check": ",".join(probe.name for phase in settings.phases for probe in phase.probes),
+        **({"setup": settings.setup} if settings.setup else {}),
         "act": settings.act,
         "max_requeues": settings.policy.max_requeues,
         "on_straggler": settings.policy.on_straggler.value,
