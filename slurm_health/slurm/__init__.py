@@ -10,4 +10,5 @@ commands, or pyslurm in a child process, and puts a deadline on each call.
     job_gres         what a job has of GPUs on each node, and how a step asks for all of it
     parsing          jobs, nodes and partitions from scontrol's output
     command          runs one command with a deadline, and keeps all facts of a failure
+    real_sbatch      which sbatch on PATH is Slurm's, behind those that call us
 """

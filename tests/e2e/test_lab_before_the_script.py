@@ -23,7 +23,9 @@ LOOK = """\
 #!/bin/bash
 for each in /proc/[0-9]*; do
     words=$(tr '\\0' ' ' <$each/cmdline 2>/dev/null)
-    [[ $words == *"slurm_health agent "* || $words == *"/probes/worker.py "* ]] && echo "ALIVE $words"
+    case $words in
+    *"slurm_health agent "* | *"/probes/worker.py "*) echo "ALIVE $words" ;;
+    esac
 done
 echo "looked"
 """
