@@ -50,7 +50,10 @@ STARTS_PER_LAUNCH = 2  # a worker that ends before it is ready gets one more try
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """What the master tells an agent on its command line."""
+    """What the master tells an agent on its command line.
+
+    `gpus` is how many the job has on this node, as Slurm told the master; 0 where it did not.
+    """
 
     node: str
     directory: Path
@@ -60,6 +63,7 @@ class AgentSettings:
     poll_s: float
     silence_s: float
     cpu_workers: int = 1
+    gpus: int = 0
 
 
 class JournalNotVisible(Exception):
@@ -90,6 +94,7 @@ class Agent:
         self._workers = Workers(
             python=settings.python,
             on_cpus=settings.cpu_workers,
+            gpus=settings.gpus,
             address=self._address,
             environ=environ,
         )
@@ -268,6 +273,9 @@ class Agent:
                 start_ms=max(event["start_ms"] for event in ready),
                 model=" and ".join(dict.fromkeys(event["model"] for event in ready)),
                 free_bytes=min(event["free_bytes"] for event in ready),
+                interface=node_facts.chosen_interface(
+                    self._environ, self._address, first["backend"]
+                ),
             )
         )
 

@@ -118,14 +118,22 @@ class Worker:
 class Workers:
     """All workers of this node: one for each accelerator, or `on_cpus` of them where it has none.
 
-    `address` is that of the node for the others of the job.
+    `address` is that of the node for the others of the job, `gpus` how many the job has here, as
+    far as that is known.
     """
 
     def __init__(
-        self, *, python: str, on_cpus: int, address: str, environ: Mapping[str, str]
+        self,
+        *,
+        python: str,
+        on_cpus: int,
+        address: str,
+        environ: Mapping[str, str],
+        gpus: int = 0,
     ) -> None:
         self._python = python
         self._on_cpus = on_cpus
+        self._gpus = gpus
         self._threads_of_all = node_facts.usable_cpus(environ)
         self._environ = _worker_environ(environ, address)
         self._selector = selectors.DefaultSelector()
@@ -150,7 +158,9 @@ class Workers:
         """(Re)place them all. Return what stands in the way, empty if nothing does."""
         self.stop()
         devices = node_facts.device_count(self._environ)
-        obstacle = self._hanging or node_facts.missing_devices(self._environ, devices)
+        obstacle = self._hanging or node_facts.missing_devices(
+            self._environ, devices, gpus=self._gpus
+        )
         if obstacle:
             return obstacle
         count = devices or self._on_cpus
