@@ -92,6 +92,7 @@ class Agent:
             on_cpus=settings.cpu_workers,
             address=self._address,
             environ=environ,
+            monotonic=monotonic,
         )
 
     def run(self) -> None:
@@ -127,15 +128,15 @@ class Agent:
                     self._end = f"the master has said nothing for {settings.silence_s:.0f} s"
                 self._heed(news)
                 self._check_workers()
+                self._start_due_workers()
                 if self._watch is not None:
                     self._watch.read()
         finally:
-            self._workers.stop()
+            held = self._workers.end()
             if self._watch is not None:
                 self._watch.end()
-        self._writer.append(
-            AgentEnded(node=settings.node, launch=settings.launch, reason=self._end or "")
-        )
+        reason = "; ".join(each for each in (self._end, held) if each)
+        self._writer.append(AgentEnded(node=settings.node, launch=settings.launch, reason=reason))
 
     # --- the master's words ----------------------------------------------------------------------
 
@@ -313,7 +314,11 @@ class Agent:
     # --- the workers' lives ---------------------------------------------------------------
 
     def _start_workers(self) -> None:
-        obstacle = self._workers.start()
+        self._workers.replace()
+        self._start_due_workers()
+
+    def _start_due_workers(self) -> None:
+        obstacle = self._workers.start_due()
         if obstacle:
             self._fail(obstacle)
 
@@ -331,7 +336,7 @@ class Agent:
             self._writer.append(self._starting())
             self._start_workers()
             return
-        self._workers.stop()
+        self._workers.kill()
         self._fail(how)
 
     def _fail(self, reason: str) -> None:

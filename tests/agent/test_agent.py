@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,7 @@ import pytest
 
 from slurm_health import journal
 from slurm_health.agent.agent import Agent, AgentSettings, JournalNotVisible
+from slurm_health.agent.worker_process import UNKILLABLE_S
 from slurm_health.core.records import (
     AgentEnded,
     AgentsLaunched,
@@ -33,11 +35,11 @@ from slurm_health.core.records import (
     WorkersReady,
 )
 from slurm_health.core.verdict import Outcome
+from tests.support.frozen import FREEZER, frozen
 from tests.support.journals import Clock
-from tests.support.supervised import descendants, eventually
+from tests.support.supervised import descendants, eventually, write_executable
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
-FREEZER = Path("/sys/fs/cgroup/freezer" if os.geteuid() == 0 else "/nonexistent")
 _R = TypeVar("_R", bound=Record)
 
 
@@ -153,22 +155,6 @@ class Stage:
             for pid in below:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    """Freeze a process: it takes no signal, not even the one that kills."""
-    group = FREEZER / f"slurm-health-test-{pid}"
-    group.mkdir()
-    try:
-        (group / "cgroup.procs").write_text(str(pid))
-        (group / "freezer.state").write_text("FROZEN")
-        eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "frozen")
-        yield
-    finally:
-        (group / "freezer.state").write_text("THAWED")
-        eventually(lambda: not (group / "cgroup.procs").read_text(), "the end of the process")
-        group.rmdir()
 
 
 @pytest.fixture
@@ -315,6 +301,34 @@ def test_a_worker_that_cannot_be_killed_is_given_up_and_the_agent_goes_on(runnin
         assert running.hears(NodeReported).outcome is Outcome.NOT_RUN
         running.says(VerdictReached(nodes=[]))
         assert end_of(running.processes[0])[0] == 0
+
+
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
+def test_a_worker_that_takes_long_to_die_is_waited_for_and_then_replaced(running: Stage) -> None:
+    (worker,) = descendants(running.processes[0].pid)
+    with frozen(worker):
+        begun_s = time.monotonic()
+        running.round()
+        running.abort()
+        running.hears(NodeReported)
+        eventually(lambda: time.monotonic() > begun_s + 0.7 * UNKILLABLE_S, "a slow driver")
+
+    running.hears(WorkersReady, 2)
+    assert "WorkersFailed" not in running.kinds()
+
+
+def test_workers_without_a_round_leave_by_themselves_when_the_run_is_over(stage: Stage) -> None:
+    ready = '{"event": "ready", "store_port": 1, "torch": "2", "backend": "gloo", "device": "cpu",'
+    ready += ' "model": "", "free_bytes": 1, "collective_library": "", "start_ms": 1}'
+    script = f"#!/bin/sh\necho '{ready}'\ncat\nmkdir $FAKE_WORKER_DIR/left\n"
+    stage.begin()
+    stage.start(python=write_executable(stage.behaviour / "python", script))
+    stage.hears(WorkersReady)
+
+    stage.says(VerdictReached(nodes=[]))
+
+    assert end_of(stage.processes[0]) == (0, "")
+    assert (stage.behaviour / "left").is_dir()
 
 
 def test_a_node_that_sees_fewer_gpus_than_slurm_gave_starts_no_worker(stage: Stage) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.agent.worker_process import Worker
+from slurm_health.agent.worker_process import Worker, end_together
 from tests.support import wrong_torch
 from tests.support.supervised import eventually, write_executable
 
@@ -90,8 +90,7 @@ def make() -> Iterator[type[Bench]]:
 
     yield Made
     for bench in made:
-        for worker in bench.workers:
-            worker.kill()
+        end_together(bench.workers)
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +99,7 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     bench.get_ready()
     yield bench
-    for worker in bench.workers:
-        worker.kill()
+    end_together(bench.workers)
 
 
 def solo(name: str, path: str = "") -> dict[str, str]:
@@ -221,7 +219,7 @@ def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
         eventually(lambda: worker.ended() is not None, "the worker's end")
         assert "2 accelerators were expected, but torch" in (worker.ended() or "")
     finally:
-        worker.kill()
+        end_together([worker])
 
 
 def test_a_node_exchanges_data_with_itself_through_its_interface(bench: Bench) -> None:
