@@ -246,7 +246,9 @@ class Agent:
         current = self._round
         if current is None or event["round"] != current.record.round:
             return
-        if event["event"] == "sample":
+        if event["event"] == "scope":
+            current.entered(worker.local_rank, event)
+        elif event["event"] == "sample":
             sampled = current.sample(worker.local_rank, event)
             if sampled is not None:
                 self._writer.append(sampled)
@@ -326,10 +328,7 @@ class Agent:
         if worker.ready:
             self._starts = 0
             if self._round is not None:
-                detail = f"check process of device {worker.local_rank} died: {how}"
-                self._report(
-                    Ending(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
-                )
+                self._report(self._round.died(worker.local_rank, how))
                 return
         self._starts += 1
         if self._starts < STARTS_PER_LAUNCH:

@@ -270,8 +270,13 @@ def _hanging(workers: Sequence[Worker]) -> str:
     )
 
 
+# torch would end the process when NCCL reports an error, and the death of a partner's process be
+# taken for a fault of this node. The second of these turns the first on again.
+_NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
+
+
 def _worker_environ(environ: Mapping[str, str], address: str) -> dict[str, str]:
-    changed = dict(environ)
+    changed = {**environ, **_NO_WATCHDOG}
     interface = node_facts.interface_of(address)
     if interface:
         # Otherwise gloo resolves the host name, which may be a loopback address.

@@ -11,10 +11,12 @@ input and reads events as JSON lines from its standard output:
              {"op": "abort", "round": 0}
              end of file: leave
     event    {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
+             {"event": "scope", "round": 0, "scope": "solo"}
              {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
              {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false}
 
 A probe whose scope has no group in the command is left out: there is nobody to run it with.
+"scope" says with whom the worker works from now on: if it dies, whose fault that may be.
 Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame), "unmeasured" for
 what is no fault of the node, and "timed_out".
 An aborted worker that is still in Python answers "done" with outcome "timed_out"; one that is
@@ -38,6 +40,8 @@ from typing import Any
 
 _STARTED = time.perf_counter()
 POLL_S = 0.005
+# In these a worker waits for workers of other nodes.
+WITH_PARTNERS = frozenset({"rail", "pair"})
 DETAIL_LENGTH = 300
 
 
@@ -175,10 +179,15 @@ class Round:
                 if probe["scope"] != scope:
                     self._leave_group()
                     scope = probe["scope"]
+                    self._say_scope(scope)
                     self._enter_group(groups.get(scope))
                 self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
         finally:
             self._leave_group()
+
+    def _say_scope(self, scope: str) -> None:
+        self.has_partners = scope in WITH_PARTNERS
+        self._channel.send("scope", round=int(self._command["round"]), scope=scope)
 
     def _measure(self, probe: dict[str, Any], group: dict[str, Any]) -> None:
         from slurm_health.probes import load
@@ -214,7 +223,6 @@ class Round:
         from slurm_health.probes import device as devices_of
 
         devices_of.require_interfaces(os.environ)
-        self.has_partners = True
         timeout = timedelta(seconds=float(self._command["timeout_s"]))
         store = _meet(self._channel, int(self._command["round"]), group, timeout)
         dist.init_process_group(
@@ -224,6 +232,7 @@ class Round:
             world_size=int(group["world_size"]),
             timeout=timeout,
         )
+        _exchange_first(self._channel, int(self._command["round"]), self._device)
 
     def _leave_group(self) -> None:
         import torch.distributed as dist
@@ -251,6 +260,26 @@ def _meet(channel: Channel, round_index: int, group: dict[str, Any], timeout: ti
         channel.raise_if_aborted(round_index)
         time.sleep(POLL_S)
     return store
+
+
+def _exchange_first(channel: Channel, round_index: int, device: Any) -> None:
+    """Make sure that the group can exchange data at all.
+
+    Waits in Python, so that an abort is heard: most groups that fail do it here, and whoever is
+    still in Python need not be killed.
+
+    Raises:
+        RuntimeError: the exchange failed, as one with a partner that is gone.
+    """
+    import torch
+    import torch.distributed as dist
+
+    work = dist.all_reduce(torch.zeros(1, device=device), async_op=True)
+    while not work.is_completed():
+        channel.raise_if_aborted(round_index)
+        time.sleep(POLL_S)
+    if not work.is_success():  # NCCL's wait would not raise
+        raise RuntimeError(f"the group's first exchange failed: {work.exception()}")
 
 
 def _wait_for_port(channel: Channel, round_index: int, address: str, port: int) -> None:

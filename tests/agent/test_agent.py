@@ -250,6 +250,18 @@ def test_a_worker_that_dies_in_a_round_is_a_crash_and_is_replaced(running: Stage
     assert running.hears(NodeReported, 2).outcome is Outcome.MEASURED
 
 
+def test_a_worker_that_dies_while_it_works_with_a_partner_is_no_crash_of_this_node(
+    running: Stage,
+) -> None:
+    running.behave("dies-with-partner")
+    running.round(group=["n1", "n2"])
+
+    report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed) == (Outcome.FAILED, False)
+    assert report.detail == "check process of device 0 died: killed by SIGABRT"
+
+
 def test_a_probe_that_raises_is_a_crash_of_this_node(running: Stage) -> None:
     running.behave("raises")
     running.round()

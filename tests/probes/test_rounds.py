@@ -53,6 +53,10 @@ class Bench:
 
     def round(self, *probes: dict[str, str], **groups: str) -> list[dict[str, Any]]:
         """Run one round; return how it ended on each worker. `groups` are scopes and addresses."""
+        self.begin(*probes, **groups)
+        return [self.hears(rank, "done") for rank in range(len(self.workers))]
+
+    def begin(self, *probes: dict[str, str], **groups: str) -> None:
         size = len(self.workers)
         for events in self.events:
             events.clear()
@@ -72,7 +76,6 @@ class Bench:
                     },
                 }
             )
-        return [self.hears(rank, "done") for rank in range(size)]
 
     def samples(self, rank: int = 0) -> dict[str, dict[str, Any]]:
         return {e["probe"]: e for e in self.events[rank] if e["event"] == "sample"}
@@ -100,6 +103,9 @@ def bench() -> Iterator[Bench]:
     bench.get_ready()
     yield bench
     end_together(bench.workers)
+
+
+PAIR = {"name": "allgather", "scope": "pair", "path": ""}
 
 
 def solo(name: str, path: str = "") -> dict[str, str]:
@@ -240,3 +246,40 @@ def test_the_python_file_that_is_shown_as_a_probe_is_one(bench: Bench, tmp_path:
 
     assert done["outcome"] == "measured"
     assert len(bench.samples()["embedding"]["iteration_ms"]) == 10
+
+
+class AbsentMinded(Bench):
+    """Two workers of one node, as partners; the second comes to a round and does no more."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "sitecustomize.py").write_text(wrong_torch.ABSENT_MINDED)
+        present = directory / "present"
+        super().__init__(2, PYTHONPATH=str(directory), ABSENT_MINDED=str(present))
+        self.get_ready()
+        self.begin(solo("matmul"), PAIR, pair="127.0.0.1")
+        eventually(present.exists, "a group with both in it")
+
+
+@pytest.fixture
+def absent_minded(tmp_path: Path) -> Iterator[AbsentMinded]:
+    bench = AbsentMinded(tmp_path)
+    yield bench
+    end_together(bench.workers)
+
+
+def test_a_partner_that_dies_is_no_fault_of_this_node(absent_minded: AbsentMinded) -> None:
+    absent_minded.workers[1].kill()
+
+    done = absent_minded.hears(0, "done")
+
+    assert (done["outcome"], done["own_fault"]) == ("failed", False)
+    scopes = [each["scope"] for each in absent_minded.events[0] if each["event"] == "scope"]
+    assert scopes == ["solo", "pair"]
+
+
+def test_a_partner_that_exchanges_nothing_is_waited_for_until_an_abort(
+    absent_minded: AbsentMinded,
+) -> None:
+    absent_minded.workers[0].send({"op": "abort", "round": 7})
+
+    assert absent_minded.hears(0, "done")["outcome"] == "timed_out"

@@ -11,6 +11,7 @@ in ~/played where a job is given no such variable:
     no-torch            ends at once as Python does without torch
     never-ready         starts and says nothing, for as long as it is told so
     dies                is killed in the round
+    dies-with-partner   so, while it works with its partner
     raises              its own probe raises
     first-raises        so, on the first device, and the others wait for it in vain
     cannot              its probe cannot measure, for no fault of the node
@@ -98,6 +99,9 @@ def serve(command: dict[str, Any], aborted: set[int]) -> None:
     how = behaviour()
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "dies-with-partner":
+        say("scope", round=index, scope="pair")
+        os.kill(os.getpid(), signal.SIGABRT)
     if how in {"stuck", "deaf"} or (how == "first-raises" and LOCAL_RANK):
         time.sleep(1000)
     if how in {"raises", "first-raises"}:

@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_health.core.probe_catalog import Metric
+from slurm_health.core.probe_catalog import Metric, Scope
 from slurm_health.core.records import GroupAborted, Rendezvous, RoundStarted, Sampled
 from slurm_health.core.verdict import Outcome
 
 Event = Mapping[str, Any]
+
+# In these a worker waits for workers of other nodes, and may end because one of those has.
+_WITH_PARTNERS = frozenset({Scope.RAIL.value, Scope.PAIR.value})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +44,30 @@ class NodeRound:
     started_s: float
     aborted: GroupAborted | None = None
     kill_at_s: float | None = None
+    _scopes: dict[int, str] = field(default_factory=dict)
     _samples: dict[Metric, dict[int, Event]] = field(default_factory=dict)
     _done: dict[int, Event] = field(default_factory=dict)
 
     def is_aborted_by(self, record: GroupAborted) -> bool:
         """Tell whether a record ends this round for this node."""
         return (record.round, record.group) == (self.record.round, self.group)
+
+    def entered(self, local_rank: int, event: Event) -> None:
+        """Take with whom a worker works from now on."""
+        self._scopes[local_rank] = event["scope"]
+
+    def died(self, local_rank: int, how: str) -> Ending:
+        """Return how the round ends of which a worker's process did not see the end.
+
+        A library may end a process because its partner's has ended, so it counts as a crash of
+        this node only where no other node can be the cause.
+        """
+        return Ending(
+            outcome=Outcome.FAILED,
+            detail=f"check process of device {local_rank} died: {how}",
+            crashed=self._scopes.get(local_rank) not in _WITH_PARTNERS,
+            replace=True,
+        )
 
     def sample(self, local_rank: int, event: Event) -> Sampled | None:
         """Take what a worker measured; return the quantity's record once all have given theirs."""

@@ -117,6 +117,32 @@ def test_a_failure_is_known_before_the_others_are_done_and_replaces_them() -> No
     assert ending == Ending(outcome=Outcome.FAILED, detail="peer left", replace=True)
 
 
+@pytest.mark.parametrize(
+    ("scopes", "crashed"),
+    [
+        ([], True),
+        (["solo"], True),
+        (["solo", "node"], True),
+        (["solo", "rail"], False),
+        (["pair"], False),
+        (["pair", "solo"], True),
+    ],
+)
+def test_a_death_is_the_nodes_own_where_no_partner_can_be_its_cause(
+    scopes: list[str], crashed: bool
+) -> None:
+    current = round_of()
+    for scope in scopes:
+        current.entered(1, {"scope": scope})
+
+    assert current.died(1, "killed by SIGABRT") == Ending(
+        outcome=Outcome.FAILED,
+        detail="check process of device 1 died: killed by SIGABRT",
+        crashed=crashed,
+        replace=True,
+    )
+
+
 def test_what_could_not_be_measured_is_not_a_failure() -> None:
     current = round_of()
     current.done(0, done("measured"))
