@@ -180,10 +180,9 @@ class Agent:
             node=self._settings.node,
             group=group,
             workers=len(ready),
-            backend=ready[0]["backend"],
             started_s=self._monotonic(),
         )
-        if "burn_s" in record.options and self._round.backend != "gloo":
+        if "burn_s" in record.options and ready[0]["backend"] != "gloo":
             self._watch = BurnWatch(self._environ)
         near = Rendezvous(address="127.0.0.1", port=ready[0]["store_port"])
         self._send_round(self._round, far=far, near=near)

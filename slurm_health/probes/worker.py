@@ -13,12 +13,16 @@ input and reads events as JSON lines from its standard output:
     event    {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
              {"event": "scope", "round": 0, "scope": "solo"}
              {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
-             {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false}
+             {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
+              "spent": false}
 
 A probe whose scope has no group in the command is left out: there is nobody to run it with.
 "scope" says with whom the worker works from now on: if it dies, whose fault that may be.
 Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame), "unmeasured" for
 what is no fault of the node, and "timed_out".
+A worker destroys its process group before it says that it measured: leaving is part of the round,
+and no other begins before. After anything else it reports first, because NCCL may hang in leaving a
+group of which somebody is missing; "spent" then says that the worker is not to be used again.
 An aborted worker that is still in Python answers "done" with outcome "timed_out"; one that is
 stuck inside a collective cannot, and the agent kills it.
 """
@@ -142,13 +146,19 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
         own_fault = not course.has_partners
         if devices_of.is_out_of_memory(err):
             outcome, own_fault = "unmeasured", False
+    # NCCL, and a device, are in a state that nobody vouches for; gloo is not.
+    unsure = outcome == "failed" or course.is_in_group()
+    spent = unsure and devices_of.backend(device) != "gloo"
     channel.send(
         "done",
         round=int(command["round"]),
         outcome=outcome,
         detail=detail[:DETAIL_LENGTH],
         own_fault=own_fault,
+        spent=spent,
     )
+    if not spent:
+        course.leave_group()
 
 
 class Round:
@@ -171,19 +181,30 @@ class Round:
         """Run every probe that this worker has a group for."""
         groups = self._command["groups"]
         scope = ""
-        try:
-            for probe in self._command["probes"]:
-                self.probe = probe["name"]
-                if probe["scope"] != "solo" and probe["scope"] not in groups:
-                    continue
-                if probe["scope"] != scope:
-                    self._leave_group()
-                    scope = probe["scope"]
-                    self._say_scope(scope)
-                    self._enter_group(groups.get(scope))
-                self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
-        finally:
-            self._leave_group()
+        for probe in self._command["probes"]:
+            self.probe = probe["name"]
+            if probe["scope"] != "solo" and probe["scope"] not in groups:
+                continue
+            if probe["scope"] != scope:
+                self.leave_group()
+                scope = probe["scope"]
+                self._say_scope(scope)
+                self._enter_group(groups.get(scope))
+            self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
+        self.leave_group()
+
+    def is_in_group(self) -> bool:
+        """Tell whether there is a process group to leave."""
+        import torch.distributed as dist
+
+        return bool(dist.is_initialized())
+
+    def leave_group(self) -> None:
+        """Destroy the process group, if there is one."""
+        import torch.distributed as dist
+
+        if self.is_in_group():
+            dist.destroy_process_group()
 
     def _say_scope(self, scope: str) -> None:
         self.has_partners = scope in WITH_PARTNERS
@@ -233,12 +254,6 @@ class Round:
             timeout=timeout,
         )
         _exchange_first(self._channel, int(self._command["round"]), self._device)
-
-    def _leave_group(self) -> None:
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def _meet(channel: Channel, round_index: int, group: dict[str, Any], timeout: timedelta) -> Any:

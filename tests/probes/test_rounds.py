@@ -267,7 +267,9 @@ def absent_minded(tmp_path: Path) -> Iterator[AbsentMinded]:
     end_together(bench.workers)
 
 
-def test_a_partner_that_dies_is_no_fault_of_this_node(absent_minded: AbsentMinded) -> None:
+def test_a_partner_that_dies_is_no_fault_of_this_node_which_says_so_before_it_leaves_the_group(
+    absent_minded: AbsentMinded,
+) -> None:
     absent_minded.workers[1].kill()
 
     done = absent_minded.hears(0, "done")

@@ -106,23 +106,23 @@ def serve(command: dict[str, Any], aborted: set[int]) -> None:
         time.sleep(1000)
     if how in {"raises", "first-raises"}:
         detail = "RuntimeError: out of memory"
-        say("done", round=index, outcome="failed", detail=detail, own_fault=True)
+        say("done", round=index, outcome="failed", detail=detail, own_fault=True, spent=False)
         return
     if how == "cannot":
         detail = "matmul: another process holds the device"
-        say("done", round=index, outcome="unmeasured", detail=detail, own_fault=False)
+        say("done", round=index, outcome="unmeasured", detail=detail, own_fault=False, spent=False)
         return
     factor = 10.0 if how == "slow" else 1.0
     sample(index, "matmul", [MATMUL_MS * factor] * 3, flop=1e9)
     if "pair" in command["groups"]:
         if outcome := meet(command, how, aborted):
             detail = "allgather: connection closed by peer"
-            say("done", round=index, outcome=outcome, detail=detail, own_fault=False)
+            say("done", round=index, outcome=outcome, detail=detail, own_fault=False, spent=False)
             return
         ranks = command["groups"]["pair"]["world_size"]
         times = [ALLGATHER_MS] * 3
         sample(index, "allgather", times, scope="pair", total_bytes=1 << 24, world_size=ranks)
-    say("done", round=index, outcome="measured", detail="", own_fault=False)
+    say("done", round=index, outcome="measured", detail="", own_fault=False, spent=False)
 
 
 def main() -> None:

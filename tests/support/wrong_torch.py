@@ -18,6 +18,7 @@ torch.mm = wrong
 """
 
 # The second worker of a node comes to every group, says so in $ABSENT_MINDED, and does no more.
+# The first hangs when it leaves the group, as NCCL does then.
 ABSENT_MINDED = """
 import os, pathlib, sys, time
 import torch.distributed
@@ -28,4 +29,6 @@ def absent_minded(*arguments, **more):
 
 if sys.orig_argv[2:3] == ["1"]:
     torch.distributed.all_reduce = absent_minded
+else:
+    torch.distributed.destroy_process_group = absent_minded
 """

@@ -40,7 +40,6 @@ class NodeRound:
     node: str
     group: list[str]
     workers: int
-    backend: str
     started_s: float
     aborted: GroupAborted | None = None
     kill_at_s: float | None = None
@@ -89,24 +88,24 @@ class NodeRound:
         self._done[local_rank] = event
         failed = self._ended_as("failed")
         unmeasured = self._ended_as("unmeasured")
-        # Another worker of this node may wait for the one that gave up. And NCCL, or a device, is
-        # in a state nobody vouches for after a failure; gloo is not.
         waiting = len(self._done) < self.workers
+        # Another worker of this node may wait for the one that gave up.
+        replace = waiting or any(each["spent"] for each in self._done.values())
         if failed:
             return Ending(
                 outcome=Outcome.FAILED,
                 detail=failed[0]["detail"],
                 crashed=any(each["own_fault"] for each in failed),
-                replace=waiting or self.backend != "gloo",
+                replace=replace,
             )
         if unmeasured:
             return Ending(
                 outcome=Outcome.NOT_RUN,
                 detail=unmeasured[0]["detail"],
                 unmeasured=True,
-                replace=waiting,
+                replace=replace,
             )
-        return None if waiting else self._all_done()
+        return None if waiting else self._all_done(replace=replace)
 
     def stuck(self) -> Ending:
         """Return how the round of an aborted group ends for workers that did not heed it."""
@@ -120,13 +119,15 @@ class NodeRound:
     def _ended_as(self, outcome: str) -> list[Event]:
         return [each for each in self._done.values() if each["outcome"] == outcome]
 
-    def _all_done(self) -> Ending:
+    def _all_done(self, *, replace: bool) -> Ending:
         stopped = [each for each in self._done.values() if each["outcome"] != "measured"]
         if not stopped:
             return Ending(outcome=Outcome.MEASURED, detail="")
         if self.aborted is None:
-            return Ending(outcome=Outcome.TIMED_OUT, detail=stopped[0]["detail"])
-        return Ending(outcome=_outcome(self.aborted), detail=self.aborted.reason)
+            detail = stopped[0]["detail"]
+            return Ending(outcome=Outcome.TIMED_OUT, detail=detail, replace=replace)
+        aborted = self.aborted
+        return Ending(outcome=_outcome(aborted), detail=aborted.reason, replace=replace)
 
     def _sampled(self, metric: Metric) -> Sampled:
         events = self._samples[metric]

@@ -39,9 +39,7 @@ def measured(index: int, _group: Sequence[str], node: str) -> NodeReported:
 def died(index: int, group: Sequence[str], node: str) -> NodeReported:
     meet = Rendezvous(address="10.0.0.1", port=1)
     started = RoundStarted(round=index, groups=[[*group]], rendezvous=[meet], deadline_s=60.0)
-    current = NodeRound(
-        record=started, node=node, group=[*group], workers=8, backend="nccl", started_s=0.0
-    )
+    current = NodeRound(record=started, node=node, group=[*group], workers=8, started_s=0.0)
     current.entered(3, {"scope": "pair"})
     ending = current.died(3, "killed by SIGABRT")
     return NodeReported(
