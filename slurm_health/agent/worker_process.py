@@ -36,7 +36,8 @@ class Worker:
     """One worker process of one device.
 
     `descriptors` are to be waited on; `read_events` returns what has arrived. `ready` is what it
-    said when it was, empty before. The process dies with the agent.
+    said when it was, empty before; `torch` what it has loaded, `unusable` what its device said
+    that cannot be used. The process dies with the agent.
     """
 
     def __init__(
@@ -50,6 +51,9 @@ class Worker:
     ) -> None:
         self.local_rank = local_rank
         self.ready: dict[str, Any] = {}
+        self.torch = ""
+        self.opened = False
+        self.unusable = ""
         self._buffer = b""
         self._said: list[str] = []
         self._killed = False
@@ -90,6 +94,21 @@ class Worker:
         self._buffer += read_available(self._process.stdout)
         *lines, self._buffer = self._buffer.split(b"\n")
         return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+    def hears_start(self, event: Mapping[str, Any]) -> bool:
+        """Take what the worker says before its first round; tell if that is what an event is."""
+        match event["event"]:
+            case "loaded":
+                self.torch = event["torch"]
+            case "opened":
+                self.opened = True
+            case "unusable":
+                self.unusable = event["detail"]
+            case "ready":
+                self.ready = dict(event)
+            case _:
+                return False
+        return True
 
     def ended(self) -> str | None:
         """Say how the worker ended, None while it lives."""

@@ -270,11 +270,27 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
 
 
 class WorkersFailed(Record, frozen=True, kw_only=True, tag="workers_failed"):
-    """The node's workers cannot be used: torch is missing, or they ended before they were ready."""
+    """The node's workers cannot be used: torch is missing, or they ended before they were ready.
+
+    `device_failed` is set when its devices were the cause, and were again when they were tried
+    again, with this `torch`.
+    """
 
     node: str
     launch: Count
     reason: str
+    device_failed: bool = False
+    torch: str = ""
+
+
+class DevicesUnopened(Record, frozen=True, kw_only=True, tag="devices_unopened"):
+    """These devices have not been opened, `waited_s` after every worker had loaded `torch`."""
+
+    node: str
+    launch: Count
+    devices: list[int]
+    waited_s: float
+    torch: str
 
 
 class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):

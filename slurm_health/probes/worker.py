@@ -10,12 +10,16 @@ input and reads events as JSON lines from its standard output:
                                   "port": 4711, "prefix": "3f2a/0/n1"}, ...}}
              {"op": "abort", "round": 0}
              end of file: leave
-    event    {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
+    event    {"event": "loaded", "torch": "2.4.1"}
+             {"event": "opened"}, or {"event": "unusable", "detail": "..."} before it ends
+             {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
              {"event": "scope", "round": 0, "scope": "solo"}
              {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
              {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
               "spent": false}
 
+Between "loaded" and "opened" it waits for its device and its driver, and for nothing else;
+"unusable" says that one of these failed, in its own words.
 A probe whose scope has no group in the command is left out: there is nobody to run it with.
 "scope" says with whom the worker works from now on: if it dies, whose fault that may be.
 Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame), "unmeasured" for
@@ -102,7 +106,13 @@ def main() -> None:
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
     torch.set_num_threads(threads)
-    device = devices_of.claim(local_rank, expected=devices)
+    channel.send("loaded", torch=str(torch.__version__))
+    try:
+        device = devices_of.claim(local_rank, expected=devices, environ=os.environ)
+    except devices_of.Unusable as err:
+        channel.send("unusable", detail=str(err)[:DETAIL_LENGTH])
+        raise SystemExit(str(err)) from err
+    channel.send("opened")
     # The first worker of a node serves the rendezvous of every group its node leads.
     store = (
         dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)

@@ -16,12 +16,13 @@ from typing import TypeVar
 import pytest
 
 from slurm_health import journal
-from slurm_health.agent.agent import Agent, AgentSettings, JournalNotVisible
+from slurm_health.agent.agent import OPEN_S, Agent, AgentSettings, JournalNotVisible
 from slurm_health.agent.worker_process import UNKILLABLE_S
 from slurm_health.core.records import (
     AgentEnded,
     AgentsLaunched,
     AgentStarted,
+    DevicesUnopened,
     GroupAborted,
     MasterWaits,
     NodeReported,
@@ -393,8 +394,61 @@ def test_without_torch_the_workers_have_failed_and_the_agent_stays(stage: Stage)
     failed = stage.hears(WorkersFailed)
 
     assert failed.reason == "exit code 1: ModuleNotFoundError: No module named 'torch'"
+    assert not failed.device_failed
     stage.says(VerdictReached(nodes=[]))
     assert end_of(agent) == (0, "")
+
+
+def test_a_device_that_fails_when_it_is_tried_again_is_named_in_its_own_words(
+    stage: Stage,
+) -> None:
+    stage.begin()
+    stage.start("broken-device")
+
+    assert stage.hears(WorkersFailed) == WorkersFailed(
+        node="n1",
+        launch=0,
+        reason="device 3: CUDA error: uncorrectable ECC error encountered",
+        device_failed=True,
+        torch="2.4.0",
+    )
+    assert stage.kinds().count("WorkersStarting") == 1
+
+
+def test_a_device_that_fails_once_is_used_again(stage: Stage) -> None:
+    stage.begin()
+    stage.start("broken-device")
+    stage.behave("well")
+
+    stage.hears(WorkersReady)
+
+
+def test_devices_that_do_not_open_are_named_once(stage: Stage) -> None:
+    stage.begin()
+    stage.behave("driver-hangs")
+    environ = {
+        **os.environ,
+        "FAKE_WORKER_DIR": str(stage.behaviour),
+        "SLURMD_NODENAME": "n1",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    clock = Clock(0.0)
+    said_s: list[float] = []
+
+    def passing() -> float:
+        clock.now_s += 1.0
+        if "DevicesUnopened" in stage.kinds():
+            said_s.append(clock.now_s)
+        if said_s and clock.now_s > said_s[0] + 2 * OPEN_S:
+            stage.says(VerdictReached(nodes=[]))
+        return clock.now_s
+
+    Agent(stage.settings(silence_s=1e9), environ, monotonic=passing).run()
+
+    unopened = stage.hears(DevicesUnopened)
+    assert (unopened.devices, unopened.torch) == ([0, 1], "2.4.0")
+    assert OPEN_S <= unopened.waited_s < OPEN_S + 10
+    assert stage.kinds().count("DevicesUnopened") == 1
 
 
 def test_an_interpreter_that_is_not_there_is_named(stage: Stage) -> None:

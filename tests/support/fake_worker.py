@@ -10,6 +10,8 @@ in ~/played where a job is given no such variable:
     unreachable         measures alone, but no partner hears of it
     no-torch            ends at once as Python does without torch
     never-ready         starts and says nothing, for as long as it is told so
+    broken-device       its device says that it is broken, and it ends
+    driver-hangs        has loaded torch, and its device does not open for as long as it is told so
     dies                is killed in the round
     dies-with-partner   so, while it works with its partner
     raises              its own probe raises
@@ -129,13 +131,21 @@ def main() -> None:
     how = behaviour()
     if how == "no-torch":
         raise SystemExit("ModuleNotFoundError: No module named 'torch'")
-    if how == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rounds: queue.Queue[dict[str, Any]] = queue.Queue()
     aborted: set[int] = set()
     threading.Thread(target=listen, args=(rounds, aborted), daemon=True).start()
     while behaviour() == "never-ready":
         time.sleep(0.02)
+    say("loaded", torch="2.4.0")
+    if how == "broken-device":
+        detail = "device 3: CUDA error: uncorrectable ECC error encountered"
+        say("unusable", detail=detail)
+        raise SystemExit(detail)
+    if how == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while behaviour() == "driver-hangs":
+        time.sleep(0.02)
+    say("opened")
     say(
         "ready",
         store_port=4711,

@@ -23,13 +23,15 @@ def unmeasured(
     others_started: bool,
     lost: str,
     failed: str,
+    device_failed: str,
     started: bool,
     stack: str,
 ) -> NodeVerdict:
     """Judge a node that took part in no round.
 
-    Only one finding is the node's own fault: Slurm could repeatedly not start a step there while
-    it could elsewhere. Everything else may be ours, the job's or the interpreter's.
+    Two findings are the node's own fault: Slurm could repeatedly not start a step there while it
+    could elsewhere, and its devices repeatedly failed with a torch that can use those of most
+    others. Everything else may be ours, the job's or the interpreter's.
 
     Args:
         node: its name.
@@ -37,6 +39,7 @@ def unmeasured(
         others_started: an agent did start on some node of the run.
         lost: why the agent ended, empty if it did not.
         failed: why its workers could not be used, empty if they could.
+        device_failed: what its devices did that those of most nodes do not, else empty.
         started: the agent did write to the journal.
         stack: what runs, and on how many devices, on a node that was ready but unlike the others.
     """
@@ -44,6 +47,11 @@ def unmeasured(
         reason = f"Slurm cannot start a step there: {lost}"
         return NodeVerdict(
             node=node, level=Level.FAULTY, component="slurmd", reason=reason, evidence=(reason,)
+        )
+    if device_failed:
+        reason = f"{device_failed}; most nodes can use theirs"
+        return NodeVerdict(
+            node=node, level=Level.FAULTY, component="device", reason=reason, evidence=(reason,)
         )
     if failed:
         reason = f"could not be measured: {failed}"
@@ -123,8 +131,13 @@ def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict
 def judged(
     nodes: Sequence[str], verdict: Verdict, others: Mapping[str, NodeVerdict]
 ) -> VerdictReached:
-    """Return the record of a verdict over all `nodes`, in their order."""
-    found = {**verdict.nodes, **others}
+    """Return the record of a verdict over all `nodes`, in their order.
+
+    `others` are what was found apart from it, also of nodes that it judges.
+    """
+    found = {**verdict.nodes}
+    for name, other in others.items():
+        found[name] = _both(found[name], other) if name in found else other
     return VerdictReached(
         nodes=[_rounded(found[node]) for node in nodes],
         paths=[_rounded(path) for path in verdict.paths],

@@ -19,6 +19,7 @@ from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
     AgentStarted,
+    DevicesUnopened,
     DevicesWatched,
     Figure,
     GroupAborted,
@@ -40,7 +41,17 @@ from slurm_health.core.records import (
 from slurm_health.core.session.measurement import group_result
 from slurm_health.core.verdict import GroupResult, Outcome
 
-_AgentRecord = AgentStarted | WorkersStarting | WorkersReady | WorkersFailed | AgentEnded
+_AgentRecord = (
+    AgentStarted | WorkersStarting | WorkersReady | WorkersFailed | DevicesUnopened | AgentEnded
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFailure:
+    """What the devices of a node did instead of being opened, by a process with this `torch`."""
+
+    words: str
+    torch: str
 
 
 @dataclass
@@ -48,7 +59,8 @@ class NodeState:
     """What is known of one node's agent.
 
     `launches` counts how often it was started by this master, `failed_starts` how often Slurm
-    could not. `lost` and `failed` say why the agent or its workers are of no use.
+    could not. `lost` and `failed` say why the agent or its workers are of no use, `device_failure`
+    that this is because of its devices.
     """
 
     launches: int = 0
@@ -59,6 +71,7 @@ class NodeState:
     lost: str = ""
     lost_s: float = 0.0
     failed: str = ""
+    device_failure: DeviceFailure | None = None
     failed_starts: int = 0
     no_journal: bool = False
 
@@ -183,7 +196,12 @@ class RunState:
             case RoundStarted() | GroupAborted() | RoundEnded() as record:
                 self._fold_round(record, entry.time_s)
             case (
-                AgentStarted() | WorkersStarting() | WorkersReady() | WorkersFailed() | AgentEnded()
+                AgentStarted()
+                | WorkersStarting()
+                | WorkersReady()
+                | WorkersFailed()
+                | DevicesUnopened()
+                | AgentEnded()
             ) as record:
                 self._fold_agent(record)
             case Sampled() as record:
@@ -225,6 +243,7 @@ class RunState:
             node.started = node.ready = None
             node.lost = node.failed = ""
             node.no_journal = False
+            node.device_failure = None
             for word in self._words[name, record.launch]:
                 _heed(node, word)
 
@@ -338,9 +357,18 @@ def _heed(node: NodeState, record: _AgentRecord) -> None:
             node.started = record
         case WorkersStarting():
             node.ready = None
+            node.device_failure = None
         case WorkersReady():
             node.ready = record
-        case WorkersFailed(reason=reason):
+            node.device_failure = None
+        case DevicesUnopened(devices=devices, waited_s=waited_s, torch=torch):
+            numbers = ", ".join(str(device) for device in devices)
+            several = "s" if len(devices) > 1 else ""
+            words = f"device{several} {numbers} not opened within {waited_s:.0f} s"
+            node.device_failure = DeviceFailure(words=words, torch=torch)
+        case WorkersFailed(reason=reason, device_failed=device_failed, torch=torch):
             node.failed = reason
+            if device_failed:
+                node.device_failure = DeviceFailure(words=f"{reason}, twice", torch=torch)
         case AgentEnded(reason=reason):
             node.lost = node.lost or f"its agent left: {reason}"
