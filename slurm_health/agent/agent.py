@@ -296,6 +296,7 @@ class Agent:
             elapsed_ms=round((self._monotonic() - current.started_s) * 1e3, 1),
             detail=ending.detail,
             crashed=ending.crashed,
+            wrong_results=ending.wrong_results,
             unmeasured=ending.unmeasured,
         )
         # In one write: whoever sees the report also sees that this node is not ready.

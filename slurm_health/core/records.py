@@ -325,9 +325,9 @@ class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
     """This node's last word on a round.
 
     `crashed` is set when a process of this node's own died or raised, or found the node at fault,
-    as opposed to waiting for a partner in vain; `unmeasured` when a probe could not measure here,
-    for a reason that is no fault of the node. `elapsed_ms` counts from when this node saw the
-    round begin.
+    as opposed to waiting for a partner in vain; `wrong_results` when a device gave another result
+    than the only correct one; `unmeasured` when a probe could not measure here, for a reason that
+    is no fault of the node. `elapsed_ms` counts from when this node saw the round begin.
     """
 
     node: str
@@ -336,6 +336,7 @@ class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
     elapsed_ms: float = 0.0
     detail: str = ""
     crashed: bool = False
+    wrong_results: bool = False
     unmeasured: bool = False
 
 

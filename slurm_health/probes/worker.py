@@ -16,14 +16,14 @@ input and reads events as JSON lines from its standard output:
              {"event": "scope", "round": 0, "scope": "solo"}
              {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
              {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
-              "spent": false}
+              "wrong_results": false, "spent": false}
 
 Between "loaded" and "opened" it waits for its device and its driver, and for nothing else;
 "unusable" says that one of these failed, in its own words.
 A probe whose scope has no group in the command is left out: there is nobody to run it with.
 "scope" says with whom the worker works from now on: if it dies, whose fault that may be.
-Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame), "unmeasured" for
-what is no fault of the node, and "timed_out".
+Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame, "wrong_results" where
+a device was seen to compute wrongly), "unmeasured" for what is no fault of the node, "timed_out".
 A worker destroys its process group before it says that it measured: leaving is part of the round,
 and no other begins before. After anything else it reports first, because NCCL may hang in leaving a
 group of which somebody is missing; "spent" then says that the worker is not to be used again.
@@ -139,10 +139,10 @@ def main() -> None:
 def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: int) -> None:
     """Run one round and say how it ended, whatever happened."""
     from slurm_health.probes import device as devices_of
-    from slurm_health.probes.context import NodeFault, NotMeasured
+    from slurm_health.probes.context import NodeFault, NotMeasured, WrongResults
 
     course = Round(channel, command, device, local_rank)
-    outcome, detail, own_fault = "measured", "", False
+    outcome, detail, own_fault, wrong_results = "measured", "", False, False
     try:
         course.run()
     except Aborted:
@@ -151,6 +151,7 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
         outcome, detail = "unmeasured", _said(err)
     except NodeFault as err:
         outcome, detail, own_fault = "failed", _said(err), True
+        wrong_results = isinstance(err, WrongResults)
     except Exception as err:
         outcome, detail = "failed", f"{course.probe}: {type(err).__name__}: {_said(err)}"
         own_fault = not course.has_partners
@@ -165,6 +166,7 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
         outcome=outcome,
         detail=detail[:DETAIL_LENGTH],
         own_fault=own_fault,
+        wrong_results=wrong_results,
         spent=spent,
     )
     if not spent:

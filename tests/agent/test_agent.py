@@ -273,6 +273,15 @@ def test_a_probe_that_raises_is_a_crash_of_this_node(running: Stage) -> None:
     assert report.detail == "RuntimeError: out of memory"
 
 
+def test_a_device_that_computes_wrongly_is_told_from_every_other_fault(running: Stage) -> None:
+    running.behave("computes-wrongly")
+    running.round()
+
+    report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed, report.wrong_results) == (Outcome.FAILED, True, True)
+
+
 def test_workers_that_wait_for_one_that_raised_are_replaced_with_it_once(stage: Stage) -> None:
     stage.begin()
     stage.start("first-raises", CUDA_VISIBLE_DEVICES="0,1")
@@ -413,14 +422,6 @@ def test_a_device_that_fails_when_it_is_tried_again_is_named_in_its_own_words(
         torch="2.4.0",
     )
     assert stage.kinds().count("WorkersStarting") == 1
-
-
-def test_a_device_that_fails_once_is_used_again(stage: Stage) -> None:
-    stage.begin()
-    stage.start("broken-device")
-    stage.behave("well")
-
-    stage.hears(WorkersReady)
 
 
 def test_devices_that_do_not_open_are_named_once(stage: Stage) -> None:

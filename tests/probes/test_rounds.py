@@ -152,7 +152,7 @@ def test_a_device_that_calculates_wrongly_is_found_and_is_at_fault(
 
     (done,) = bench.round(VALUES)
 
-    assert (done["outcome"], done["own_fault"]) == ("failed", True)
+    assert (done["outcome"], done["own_fault"], done["wrong_results"]) == ("failed", True, True)
     assert done["detail"].startswith("device 0 computes wrong results: 4 of 1048576 values")
 
 

@@ -16,6 +16,7 @@ in ~/played where a job is given no such variable:
     dies-with-partner   so, while it works with its partner
     raises              its own probe raises
     first-raises        so, on the first device, and the others wait for it in vain
+    computes-wrongly    its device computes wrong results
     cannot              its probe cannot measure, for no fault of the node
     stuck               never answers, whatever it is told
     deaf                as stuck, and ignores SIGTERM
@@ -70,6 +71,11 @@ def sample(index: int, probe: str, iteration_ms: list[float], **more: object) ->
     say("sample", round=index, probe=probe, iteration_ms=iteration_ms, **fields)
 
 
+def done(index: int, outcome: str, detail: str = "", **flags: bool) -> None:
+    usual = {"own_fault": False, "wrong_results": False, "spent": False}
+    say("done", round=index, outcome=outcome, detail=detail, **{**usual, **flags})
+
+
 def listen(rounds: queue.Queue[dict[str, Any]], aborted: set[int]) -> None:
     for line in sys.stdin:
         command = json.loads(line)
@@ -108,23 +114,27 @@ def serve(command: dict[str, Any], aborted: set[int]) -> None:
         time.sleep(1000)
     if how in {"raises", "first-raises"}:
         detail = "RuntimeError: out of memory"
-        say("done", round=index, outcome="failed", detail=detail, own_fault=True, spent=False)
+        done(index, "failed", detail, own_fault=True)
+        return
+    if how == "computes-wrongly":
+        detail = "device 0 computes wrong results"
+        done(index, "failed", detail, own_fault=True, wrong_results=True)
         return
     if how == "cannot":
         detail = "matmul: another process holds the device"
-        say("done", round=index, outcome="unmeasured", detail=detail, own_fault=False, spent=False)
+        done(index, "unmeasured", detail)
         return
     factor = 10.0 if how == "slow" else 1.0
     sample(index, "matmul", [MATMUL_MS * factor] * 3, flop=1e9)
     if "pair" in command["groups"]:
         if outcome := meet(command, how, aborted):
             detail = "allgather: connection closed by peer"
-            say("done", round=index, outcome=outcome, detail=detail, own_fault=False, spent=False)
+            done(index, outcome, detail)
             return
         ranks = command["groups"]["pair"]["world_size"]
         times = [ALLGATHER_MS] * 3
         sample(index, "allgather", times, scope="pair", total_bytes=1 << 24, world_size=ranks)
-    say("done", round=index, outcome="measured", detail="", own_fault=False, spent=False)
+    done(index, "measured")
 
 
 def main() -> None:

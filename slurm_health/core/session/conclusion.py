@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace as changed
 from typing import TypeVar
 
@@ -124,6 +124,34 @@ def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict
         after = replace(before, reason=reason, evidence=(*before.evidence, *said))
         if proven and before.level is not Level.FAULTY:
             after = replace(after, level=Level.FAULTY, component="memory", probability=1.0)
+        nodes[name] = after
+    return changed(verdict, nodes=nodes)
+
+
+def with_wrong_results(
+    verdict: Verdict, wrong: Mapping[str, Sequence[str]], exact: Collection[str]
+) -> Verdict:
+    """Return the verdict with what devices have computed wrongly, be it once.
+
+    There is one correct result, whatever the device and the library: so a wrong one is proof, and
+    later ones that are correct take nothing back. Only where most nodes were wrong, or none was
+    ever right, it may be the software. Then no node is to blame, and none of them is healthy.
+    """
+    nodes = dict(verdict.nodes)
+    tested = {*wrong, *exact}
+    software = not exact or 1 < len(tested) < 2 * len(wrong)
+    for name, said in wrong.items():
+        if name not in nodes:
+            continue
+        before = nodes[name]
+        new = [text for text in dict.fromkeys(said) if text not in before.reason]
+        reason = "; ".join([*new, before.reason])
+        after = replace(before, reason=reason, evidence=(*before.evidence, *dict.fromkeys(said)))
+        if not software:
+            after = replace(after, level=Level.FAULTY, component="compute", probability=1.0)
+        elif before.level is Level.HEALTHY:
+            reason += f"; as on {len(wrong)} of {len(tested)} nodes: probably a software problem"
+            after = replace(after, level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
         nodes[name] = after
     return changed(verdict, nodes=nodes)
 

@@ -28,6 +28,7 @@ class Ending:
     outcome: Outcome
     detail: str
     crashed: bool = False
+    wrong_results: bool = False
     unmeasured: bool = False
     replace: bool = False
 
@@ -96,6 +97,7 @@ class NodeRound:
                 outcome=Outcome.FAILED,
                 detail=failed[0]["detail"],
                 crashed=any(each["own_fault"] for each in failed),
+                wrong_results=any(each["wrong_results"] for each in failed),
                 replace=replace,
             )
         if unmeasured:

@@ -41,6 +41,7 @@ from slurm_health.core.records import (
 from slurm_health.core.session.measurement import group_result
 from slurm_health.core.verdict import GroupResult, Outcome
 
+_EXACT = "values"  # the probe that gives a sample only where every result was the correct one
 _AgentRecord = (
     AgentStarted | WorkersStarting | WorkersReady | WorkersFailed | DevicesUnopened | AgentEnded
 )
@@ -157,7 +158,11 @@ class RoundState:
 
 
 class RunState:
-    """The fold of one run's journal. Reading it changes nothing."""
+    """The fold of one run's journal. Reading it changes nothing.
+
+    `wrong_results` holds what nodes said of devices that computed wrongly, `exact` the nodes all of
+    whose devices have computed correctly in a round.
+    """
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.agents = {node: NodeState() for node in nodes}
@@ -173,6 +178,8 @@ class RunState:
         self._samples: defaultdict[int, list[Sampled]] = defaultdict(list)
         # By node and launch, because a node's file may be read before the master's.
         self._words: defaultdict[tuple[str, int], list[_AgentRecord]] = defaultdict(list)
+        self.wrong_results: defaultdict[str, list[str]] = defaultdict(list)
+        self.exact: set[str] = set()
         self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
         self._model_of: dict[str, str] = {}
         self._backend_of: dict[str, str] = {}
@@ -204,11 +211,8 @@ class RunState:
                 | AgentEnded()
             ) as record:
                 self._fold_agent(record)
-            case Sampled() as record:
-                if record.node not in self._reports[record.round]:  # that was its last word
-                    self._samples[record.round].append(record)
-            case NodeReported() as record:
-                self._reports[record.round].setdefault(record.node, record)
+            case Sampled() | NodeReported() as record:
+                self._fold_result(record)
             case AgentsLaunched() as record:
                 self._fold_launch(record, entry.time_s)
             case AgentsLost() as record:
@@ -278,6 +282,18 @@ class RunState:
         if node is None or node.launch != record.launch:
             return  # an agent of an earlier launch that has not noticed yet
         _heed(node, record)
+
+    def _fold_result(self, record: Sampled | NodeReported) -> None:
+        if record.node in self._reports[record.round]:
+            return  # that was its last word
+        if isinstance(record, Sampled):
+            self._samples[record.round].append(record)
+            if record.probe == _EXACT:
+                self.exact.add(record.node)
+            return
+        self._reports[record.round][record.node] = record
+        if record.wrong_results:
+            self.wrong_results[record.node].append(record.detail)
 
     def _fold_round(self, record: RoundStarted | GroupAborted | RoundEnded, time_s: float) -> None:
         if isinstance(record, RoundStarted):

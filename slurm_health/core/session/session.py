@@ -27,7 +27,7 @@ from slurm_health.core.records import (
     RoundStarted,
 )
 from slurm_health.core.session import gpt_sizing
-from slurm_health.core.session.conclusion import judged, unmeasured, with_burns
+from slurm_health.core.session.conclusion import judged, unmeasured, with_burns, with_wrong_results
 from slurm_health.core.session.phase_runner import Course, MakeLocalizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.run_state import NodeState, RoundState, RunState
@@ -128,6 +128,7 @@ class Session:
         planned = course.next_round(state.ended)
         if planned is None or course.phase is None:
             verdict = with_burns(course.verdict(), state.burns)
+            verdict = with_wrong_results(verdict, state.wrong_results, state.exact)
             return Append(record=judged(state.nodes, verdict, self._unmeasured()))
         return self._step_to_round(planned, course.phase, now_s)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.core.session.conclusion import judged, unmeasured
+from slurm_health.core.session.conclusion import judged, unmeasured, with_wrong_results
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict, Verdict
 
 NOTHING_KNOWN = {
@@ -93,6 +93,36 @@ def test_the_reason_is_the_most_telling_one(known: Mapping[str, object], reason:
     verdict = unmeasured("n1", **{**NOTHING_KNOWN, **known})  # type: ignore[arg-type]
 
     assert verdict.reason.startswith(reason)
+
+
+WRONG = "device 3 computes wrong results"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "exact", "level"),
+    [
+        (["n1"], ["n2", "n3"], Level.FAULTY),
+        (["n1"], ["n1", "n2", "n3"], Level.FAULTY),  # right at other times
+        (["n1"], ["n2"], Level.FAULTY),
+        (["n1"], ["n1"], Level.FAULTY),
+        (["n1"], [], Level.INCONCLUSIVE),
+        (["n1", "n2"], [], Level.INCONCLUSIVE),
+        (["n1", "n2"], ["n3"], Level.INCONCLUSIVE),
+        (["n1", "n2"], ["n1", "n2"], Level.INCONCLUSIVE),
+    ],
+)
+def test_one_wrong_result_is_proof_where_others_are_right_and_never_healthy(
+    wrong: list[str], exact: list[str], level: Level
+) -> None:
+    names = ("n1", "n2", "n3")
+    healthy = {name: NodeVerdict(node=name, level=Level.HEALTHY) for name in names}
+
+    verdict = with_wrong_results(Verdict(nodes=healthy), {name: [WRONG] for name in wrong}, exact)
+
+    found = verdict.nodes["n1"]
+    assert (found.level, WRONG in found.reason, found.evidence) == (level, True, (WRONG,))
+    assert (found.component == "compute") is (level is Level.FAULTY)
+    assert {verdict.nodes[name].level for name in names if name not in wrong} <= {Level.HEALTHY}
 
 
 def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:

@@ -39,7 +39,8 @@ def sample(*iteration_ms: float, probe: str = "allgather") -> dict[str, object]:
 def done(
     outcome: str, detail: str = "", *, own_fault: bool = False, spent: bool = False
 ) -> dict[str, object]:
-    return {"outcome": outcome, "detail": detail, "own_fault": own_fault, "spent": spent}
+    flags = {"own_fault": own_fault, "wrong_results": False, "spent": spent}
+    return {"outcome": outcome, "detail": detail, **flags}
 
 
 def groups(node: str, local_rank: int, *, workers: int = 2) -> dict[str, dict[str, object]]:

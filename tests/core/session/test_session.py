@@ -25,6 +25,7 @@ from slurm_health.core.records import (
     Record,
     RoundEnded,
     RoundStarted,
+    Sampled,
     VerdictReached,
     WorkersFailed,
     WorkersStarting,
@@ -285,6 +286,42 @@ def test_a_device_that_fails_between_rounds_makes_its_node_faulty() -> None:
     story.says(WorkersStarting(node="n4", launch=0), *device_failed("n4")[1:])
 
     assert ends(story, "n1", "n2", "n3")["n4"][0] is Level.FAULTY
+
+
+def test_a_node_that_computed_wrongly_once_and_correctly_afterwards_is_faulty() -> None:
+    story = Story()
+    story.is_in_round()
+    wrong = "device 5 computes wrong results: 1 of 1048576 values are not exact"
+    story.says(
+        *(values(node, 0) for node in ("n1", "n2", "n3")),
+        *measured("n1", "n2", "n3"),
+        NodeReported(
+            node="n4",
+            round=0,
+            outcome=Outcome.FAILED,
+            detail=wrong,
+            crashed=True,
+            wrong_results=True,
+        ),
+    )
+    story.does(RoundEnded)
+    story.says(*(values(node, 1) for node in NODES))
+
+    level, reason = ends(story, *NODES)["n4"]
+
+    assert level is Level.FAULTY
+    assert wrong in reason
+
+
+def values(node: str, index: int) -> Record:
+    return Sampled(
+        node=node,
+        round=index,
+        group=[node],
+        probe="values",
+        iteration_ms=[[]],
+        figures={"products": 4, "wrong": 0},
+    )
 
 
 def test_where_nobody_gets_ready_every_node_is_undecided() -> None:
