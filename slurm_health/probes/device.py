@@ -31,6 +31,10 @@ _NOT_THE_DEVICE = (
 )
 _NO_DEVICES = "GPUs are available"  # "No CUDA ..."
 _NO_SUCH_DEVICE = "invalid device ordinal"
+# A process sees one such part, however many it was given, and NCCL connects none of a GPU's.
+_PART_OF_A_DEVICE = (
+    "the job has parts of GPUs (MIG), which cannot be checked; take whole ones, or --check=off"
+)
 _FIRST_SIZE = 256
 # What CPUs, the CUDA runtime and its matrix library say of it, as plain runtime errors.
 _NO_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")
@@ -58,6 +62,8 @@ def claim(local_rank: int, *, expected: int, environ: Mapping[str, str]) -> torc
     """
     if expected == 0:
         return torch.device("cpu")
+    if any(part.strip().startswith("MIG-") for part in _visible(environ)):
+        raise SystemExit(_PART_OF_A_DEVICE)
     expectation = f"{expected} accelerators were expected, but torch {torch.__version__}"
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         raise SystemExit(f"{expectation} was built for CPUs")
@@ -82,6 +88,10 @@ def claim(local_rank: int, *, expected: int, environ: Mapping[str, str]) -> torc
     raise SystemExit(f"{expectation} can use {usable or 'none'}")
 
 
+def _visible(environ: Mapping[str, str]) -> list[str]:
+    return environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+
+
 def _usable_count() -> int:
     """Return how many devices the driver offers.
 
@@ -101,6 +111,8 @@ def _opened(local_rank: int) -> torch.device:
     """Return the device with its context and its matrix library loaded, and one product done."""
     torch.cuda.set_device(local_rank)
     device = torch.device("cuda", local_rank)
+    if " MIG " in torch.cuda.get_device_name(device):
+        raise SystemExit(_PART_OF_A_DEVICE)
     ones = torch.ones(_FIRST_SIZE, _FIRST_SIZE, device=device, dtype=half_precision(device))
     value = float(torch.mm(ones, ones)[0, 0].item())
     if value != _FIRST_SIZE:

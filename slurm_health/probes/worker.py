@@ -38,6 +38,7 @@ import importlib.util
 import json
 import os
 import queue
+import resource
 import socket
 import sys
 import threading
@@ -95,6 +96,8 @@ class Channel:
 
 def main() -> None:
     """Serve rounds until the agent leaves."""
+    # With torch loaded a core file takes gigabytes, and devices are held until it is written.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = Channel()
     local_rank, threads, devices = (int(argument) for argument in sys.argv[1:])
     gc.disable()  # it finds nothing in what is being loaded, and takes its time

@@ -154,11 +154,13 @@ def test_all_workers_are_killed_before_any_is_waited_for(bench: Bench) -> None:
     workers.replace()
     assert workers.start_due() == ""
     bench.workers += workers
+    for worker in workers:
+        hears(worker, "ready")
 
     with contextlib.ExitStack() as stack:
-        for worker in bench.processes():
-            stack.enter_context(frozen(worker))
         processes = bench.processes()
+        for pid in processes:
+            stack.enter_context(frozen(pid))
         workers.replace()
 
         assert [_is_killed(pid) for pid in processes] == [True] * 3

@@ -12,10 +12,13 @@ ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might
 
 
 class Driver:
-    """What torch's CUDA interface does here: how many devices it has, and what opening one says."""
+    """What torch's CUDA interface does here: how many devices it has, and what it says of them."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, *, count: int, says: str, starts: str) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, *, count: int, says: str, starts: str, name: str = ""
+    ) -> None:
         self._says, self._starts = says, starts
+        patch.setattr(torch.cuda, "get_device_name", lambda _: name)
         patch.setattr(torch.version, "cuda", "12.6")
         patch.setattr(torch.cuda, "init", self._init)
         patch.setattr(torch.cuda, "device_count", lambda: count)
@@ -26,7 +29,8 @@ class Driver:
             raise RuntimeError(self._starts)
 
     def _open(self, _device: int) -> None:
-        raise RuntimeError(self._says)
+        if self._says:
+            raise RuntimeError(self._says)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +46,7 @@ class Driver:
 def test_a_device_that_fails_is_told_in_its_own_words(
     monkeypatch: pytest.MonkeyPatch, count: int, says: str, starts: str, given: str, words: str
 ) -> None:
-    Driver(monkeypatch, count=count, says=says or "?", starts=starts)
+    Driver(monkeypatch, count=count, says=says, starts=starts)
 
     with pytest.raises(Unusable, match=words.format(torch.__version__.replace("+", r"\+"))):
         claim(1, expected=8, environ={"SLURM_GPUS_ON_NODE": given})
@@ -62,10 +66,30 @@ def test_a_device_that_fails_is_told_in_its_own_words(
 def test_what_may_be_the_jobs_doing_is_no_failure_of_a_device(
     monkeypatch: pytest.MonkeyPatch, count: int, says: str, starts: str, given: str, words: str
 ) -> None:
-    Driver(monkeypatch, count=count, says=says or "?", starts=starts)
+    Driver(monkeypatch, count=count, says=says, starts=starts)
 
     with pytest.raises(SystemExit, match=words):
         claim(1, expected=8, environ={"SLURM_GPUS_ON_NODE": given})
+
+
+def test_parts_of_gpus_are_not_measured_as_if_they_were_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Driver(monkeypatch, count=1, says="", starts="")
+
+    with pytest.raises(SystemExit, match="parts of GPUs"):
+        claim(
+            1,
+            expected=2,
+            environ={"CUDA_VISIBLE_DEVICES": "MIG-4d3f,MIG-77a1", "SLURM_GPUS_ON_NODE": "2"},
+        )
+
+
+def test_a_part_of_a_gpu_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(monkeypatch, count=1, says="", starts="", name="NVIDIA A100-SXM4-40GB MIG 3g.20gb")
+
+    with pytest.raises(SystemExit, match="parts of GPUs"):
+        claim(0, expected=1, environ={})
 
 
 def test_a_torch_for_cpus_is_no_failure_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_health.agent.worker_process import Worker, end_together
 from tests.support import wrong_torch
-from tests.support.supervised import eventually, write_executable
+from tests.support.supervised import descendants, eventually, write_executable
 
 VALUES = {"name": "values", "scope": "solo", "path": ""}
 
@@ -125,6 +125,18 @@ def test_a_node_by_itself_is_measured_in_all_it_can_do_alone(bench: Bench) -> No
     )
     assert bench.ready[0]["free_bytes"] > 0
     assert bench.ready[0]["model"].endswith("with 1 thread")
+
+
+def test_a_worker_that_dies_leaves_no_core_file(bench: Bench) -> None:
+    (worker,) = (pid for pid in descendants(os.getpid()) if _runs(pid, "worker.py"))
+    limits = Path(f"/proc/{worker}/limits").read_text().splitlines()
+
+    (core,) = (line.split() for line in limits if line.startswith("Max core file size"))
+    assert core[4:6] == ["0", "0"]
+
+
+def _runs(pid: int, program: str) -> bool:
+    return program in Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def test_a_probe_without_anybody_to_run_it_with_is_left_out(bench: Bench) -> None:
