@@ -18,8 +18,8 @@ input and reads events as JSON lines from its standard output:
              {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
               "wrong_results": false, "spent": false}
 
-Between "loaded" and "opened" it waits for its device and its driver, and for nothing else;
-"unusable" says that one of these failed, in its own words.
+Between "loaded", which a worker without a device does not say, and "opened" it waits for its device
+and its driver, and for nothing else; "unusable" says that one of these failed, in its own words.
 A probe whose scope has no group in the command is left out: there is nobody to run it with.
 "scope" says with whom the worker works from now on: if it dies, whose fault that may be.
 Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame, "wrong_results" where
@@ -109,7 +109,8 @@ def main() -> None:
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
     torch.set_num_threads(threads)
-    channel.send("loaded", torch=str(torch.__version__))
+    if devices:
+        channel.send("loaded", torch=str(torch.__version__))
     try:
         device = devices_of.claim(local_rank, expected=devices, environ=os.environ)
     except devices_of.Unusable as err:
