@@ -239,6 +239,22 @@ def _forwarding_signals(process: Process) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def ancestors() -> Iterator[tuple[int, int]]:
+    """Yield this process, its parent, and so on: each one's id, and when it started in ticks.
+
+    Ends where /proc shows no more. An id is given again one day; with its start it is unique.
+    """
+    pid = os.getpid()
+    while pid:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            return
+        words = stat.rpartition(b")")[2].split()  # from the third field on; see proc(5)
+        yield pid, int(words[19])
+        pid = int(words[1])
+
+
 def exit_text(returncode: int) -> str:
     """Say how a process ended: `exit code 3`, or `killed by SIGSEGV`."""
     if returncode >= 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slurm_health.core.nodeset import fold
 from slurm_health.errors import SlurmCommandError, SlurmError
-from slurm_health.slurm import command
+from slurm_health.slurm import command, real_sbatch
 from slurm_health.slurm.parsing import Job, JobId, Node, Partition, Size, parse_pairs, partition_of
 from slurm_health.slurm.pyslurm_client import choose
 from slurm_health.slurm.reads import Reads
@@ -156,9 +156,9 @@ class Client:
 
     def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
         """Submit a batch script with its environment; return the job's id."""
-        answer = self._run(
-            "sbatch", "--parsable", *arguments, environ=environ, stdin=script.encode()
-        )
+        sbatch = real_sbatch.find(environ)
+        words = [sbatch.path or "sbatch", "--parsable", *arguments]
+        answer = self._run(*words, environ=sbatch.environ, stdin=script.encode())
         found = re.match(r"\s*(\d+)", answer)
         if found is None:
             raise SlurmError(f"sbatch --parsable answered {answer.strip()!r}, expected a job id")
