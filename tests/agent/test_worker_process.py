@@ -31,6 +31,24 @@ class Bench:
         self.workers.append(worker)
         return worker
 
+    def all_of_a_node(self, count: int, **environ: str) -> Workers:
+        workers = Workers(
+            python=str(FAKE),
+            on_cpus=count,
+            address="127.0.0.1",
+            environ={
+                **os.environ,
+                "FAKE_WORKER_DIR": str(self.directory),
+                "CUDA_VISIBLE_DEVICES": "",
+                **environ,
+            },
+            monotonic=time.monotonic,
+        )
+        workers.replace()
+        assert workers.start_due() == ""
+        self.workers += workers
+        return workers
+
     def processes(self) -> list[int]:
         """Return the workers that run, and their children."""
         return with_variable("FAKE_WORKER_DIR", str(self.directory))
@@ -144,16 +162,7 @@ def test_a_worker_that_is_told_to_leave_may_do_its_last_work(bench: Bench) -> No
 
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
 def test_all_workers_are_killed_before_any_is_waited_for(bench: Bench) -> None:
-    workers = Workers(
-        python=str(FAKE),
-        on_cpus=3,
-        address="127.0.0.1",
-        environ={**os.environ, "FAKE_WORKER_DIR": str(bench.directory), "CUDA_VISIBLE_DEVICES": ""},
-        monotonic=time.monotonic,
-    )
-    workers.replace()
-    assert workers.start_due() == ""
-    bench.workers += workers
+    workers = bench.all_of_a_node(3)
     for worker in workers:
         hears(worker, "ready")
 
@@ -168,6 +177,16 @@ def test_all_workers_are_killed_before_any_is_waited_for(bench: Bench) -> None:
         assert len(end_together(bench.workers, wait_s=0.1)) == 3
     eventually(lambda: workers.start_due() == "" and len(workers) == 3, "others in their place")
     assert workers.end() == ""
+
+
+def test_torch_ends_no_worker_because_a_partner_is_gone_whatever_the_job_sets(
+    bench: Bench,
+) -> None:
+    (worker,) = bench.all_of_a_node(1, TORCH_NCCL_ASYNC_ERROR_HANDLING="1")
+    hears(worker, "ready")
+
+    (pid,) = bench.processes()
+    assert pid in with_variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 
 
 def _is_killed(pid: int) -> bool:
