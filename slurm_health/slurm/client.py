@@ -93,6 +93,10 @@ class Client:
         text = self._run("squeue", "--noheader", f"--jobs={job_id}", "--format=%k").rstrip("\n")
         return "" if text == "(null)" else text
 
+    def batch_script(self, job_id: JobId) -> str:
+        """Return a batch job's script, which Slurm shows to its owner and to administrators."""
+        return self._run("scontrol", "write", "batch_script", str(job_id), "-")
+
     def size(self, job_id: JobId) -> Size:
         """Return how much a job asks for, or has."""
         text = self._run("squeue", "--noheader", f"--jobs={job_id}", f"--Format={_SIZE}")

@@ -55,7 +55,7 @@ class Site:
         return Path(f"{self.record}.script").read_text()
 
 
-@pytest.fixture(params=WRAPPERS.values(), ids=WRAPPERS.keys())
+@pytest.fixture(params=[*WRAPPERS.values()], ids=[*WRAPPERS])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     for name in ("site", "copy", "slurm"):
         (tmp_path / name).mkdir()
