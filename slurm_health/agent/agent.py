@@ -53,7 +53,10 @@ OPEN_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """What the master tells an agent on its command line."""
+    """What the master tells an agent on its command line.
+
+    `gpus` is how many the job has on this node, as Slurm told the master; 0 where it did not.
+    """
 
     node: str
     directory: Path
@@ -63,6 +66,7 @@ class AgentSettings:
     poll_s: float
     silence_s: float
     cpu_workers: int = 1
+    gpus: int = 0
 
 
 class JournalNotVisible(Exception):
@@ -95,6 +99,7 @@ class Agent:
         self._workers = Workers(
             python=settings.python,
             on_cpus=settings.cpu_workers,
+            gpus=settings.gpus,
             address=self._address,
             environ=environ,
             monotonic=monotonic,
@@ -277,6 +282,9 @@ class Agent:
                 start_ms=max(event["start_ms"] for event in ready),
                 model=" and ".join(dict.fromkeys(event["model"] for event in ready)),
                 free_bytes=min(event["free_bytes"] for event in ready),
+                interface=node_facts.chosen_interface(
+                    self._environ, self._address, first["backend"]
+                ),
             )
         )
 

@@ -176,7 +176,8 @@ def _still_there(workers: Sequence[Worker], wait_s: float) -> list[Worker]:
 class Workers:
     """All workers of this node: one for each accelerator, or `on_cpus` of them where it has none.
 
-    `address` is that of the node for the others of the job.
+    `address` is that of the node for the others of the job, `gpus` how many the job has here, as
+    far as that is known.
     """
 
     def __init__(
@@ -187,9 +188,11 @@ class Workers:
         address: str,
         environ: Mapping[str, str],
         monotonic: Callable[[], float],
+        gpus: int = 0,
     ) -> None:
         self._python = python
         self._on_cpus = on_cpus
+        self._gpus = gpus
         self._threads_of_all = node_facts.usable_cpus(environ)
         self._environ = _worker_environ(environ, address)
         self._selector = selectors.DefaultSelector()
@@ -233,7 +236,7 @@ class Workers:
 
     def _start(self) -> str:
         devices = node_facts.device_count(self._environ)
-        obstacle = node_facts.missing_devices(self._environ, devices)
+        obstacle = node_facts.missing_devices(self._environ, devices, gpus=self._gpus)
         if obstacle:
             return obstacle
         count = devices or self._on_cpus

@@ -254,7 +254,8 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
 
     `store_port` is where the first worker serves the rendezvous of groups this node leads.
     `model` says what the node computes with: only nodes of one model are compared in what they
-    do alone. `free_bytes` is the least memory that is free on any of its devices.
+    do alone. `free_bytes` is the least memory that is free on any of its devices. `interface` says
+    over which network interface its workers reach other nodes, or how that is chosen.
     """
 
     node: str
@@ -267,6 +268,7 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     start_ms: float = 0.0
     model: str = ""
     free_bytes: Count = 0
+    interface: str = ""
 
 
 class WorkersFailed(Record, frozen=True, kw_only=True, tag="workers_failed"):

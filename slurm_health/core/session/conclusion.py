@@ -156,6 +156,20 @@ def with_wrong_results(
     return changed(verdict, nodes=nodes)
 
 
+def with_interfaces(verdict: Verdict, failed_over: Mapping[str, str]) -> Verdict:
+    """Return the verdict with the interfaces of nodes that are not healthy and failed over them.
+
+    A wrong interface, chosen by the user or by NCCL, looks like a broken network.
+    """
+    nodes = {
+        name: replace(found, reason=f"{found.reason}; connects over {failed_over[name]}")
+        if name in failed_over and found.level is not Level.HEALTHY
+        else found
+        for name, found in verdict.nodes.items()
+    }
+    return changed(verdict, nodes=nodes)
+
+
 def judged(
     nodes: Sequence[str], verdict: Verdict, others: Mapping[str, NodeVerdict]
 ) -> VerdictReached:

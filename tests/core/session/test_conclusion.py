@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.core.session.conclusion import judged, unmeasured, with_wrong_results
+from slurm_health.core.session.conclusion import (
+    judged,
+    unmeasured,
+    with_interfaces,
+    with_wrong_results,
+)
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict, Verdict
 
 NOTHING_KNOWN = {
@@ -159,3 +164,23 @@ def test_what_was_found_apart_from_the_verdict_is_added_to_what_it_says_of_the_n
 
     assert (found.level, found.component, found.reason) == (Level.FAULTY, "device", "lost")
     assert found.evidence == ("round 0", "lost")
+
+
+def test_the_interface_is_named_where_an_exchange_failed_and_the_node_is_not_healthy() -> None:
+    bad, doubted, well = (
+        NodeVerdict(node=node, level=level, reason=reason)
+        for node, level, reason in (
+            ("n1", Level.FAULTY, "no allgather with n2"),
+            ("n2", Level.INCONCLUSIVE, "timed out"),
+            ("n3", Level.HEALTHY, "passed"),
+        )
+    )
+    verdict = Verdict(nodes={each.node: each for each in (bad, doubted, well)})
+
+    found = with_interfaces(verdict, {"n1": "NCCL_SOCKET_IFNAME=docker0", "n3": "eth0"})
+
+    assert [each.reason for each in found.nodes.values()] == [
+        "no allgather with n2; connects over NCCL_SOCKET_IFNAME=docker0",
+        "timed out",
+        "passed",
+    ]
