@@ -6,8 +6,9 @@ input and reads events as JSON lines from its standard output:
 
     command  {"op": "round", "round": 0, "timeout_s": 60.0, "local_size": 1, "options": {},
               "probes": [{"name": "matmul", "scope": "solo", "path": ""}, ...],
-              "groups": {"pair": {"rank": 0, "world_size": 2, "address": "10.0.0.1",
-                                  "port": 4711, "prefix": "3f2a/0/n1"}, ...}}
+              "groups": {"pair": {"rank": 0, "world_size": 4, "address": "10.0.0.1",
+                                  "port": 4711, "prefix": "3f2a/0/n1"},
+                         "rail": {"rank": 0, "world_size": 2}, ...}}
              {"op": "abort", "round": 0}
              end of file: leave
     event    {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
@@ -162,20 +163,28 @@ class Round:
         self._local_rank = local_rank
         self.probe = ""
         self.has_partners = False
+        self._rail: Any = None
+        self._meeting: _Meeting | None = None
 
     def run(self) -> None:
-        """Run every probe that this worker has a group for."""
+        """Run every probe that this worker has a group for.
+
+        A rail is part of the process group of the pair, which is formed once for both.
+        """
         groups = self._command["groups"]
-        scope = ""
+        formed = ""
         try:
             for probe in self._command["probes"]:
-                self.probe = probe["name"]
-                if probe["scope"] != "solo" and probe["scope"] not in groups:
+                self.probe, scope = probe["name"], probe["scope"]
+                if scope != "solo" and scope not in groups:
                     continue
-                if probe["scope"] != scope:
+                wanted = "pair" if scope == "rail" else scope
+                if wanted != formed:
                     self._leave_group()
-                    scope = probe["scope"]
-                    self._enter_group(groups.get(scope))
+                    formed = wanted
+                    self._enter_group(groups.get(wanted))
+                if scope == "rail" and self._rail is None:
+                    self._rail = self._form_rail(groups["pair"])
                 self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
         finally:
             self._leave_group()
@@ -191,6 +200,8 @@ class Round:
             rank=int(group["rank"]),
             world_size=int(group["world_size"]),
             options=self._command["options"],
+            group=self._rail if probe["scope"] == "rail" else None,
+            meet=self._meet_all,
         )
         for sample in load.measure_of(probe["name"], probe["path"])(context):
             self._channel.send(
@@ -216,10 +227,11 @@ class Round:
         devices_of.require_interfaces(os.environ)
         self.has_partners = True
         timeout = timedelta(seconds=float(self._command["timeout_s"]))
-        store = _meet(self._channel, int(self._command["round"]), group, timeout)
+        self._meeting = _Meeting(self._channel, int(self._command["round"]), group, timeout)
+        self._meeting.wait_for_all()
         dist.init_process_group(
             devices_of.backend(self._device),
-            store=store,
+            store=self._meeting.store,
             rank=int(group["rank"]),
             world_size=int(group["world_size"]),
             timeout=timeout,
@@ -228,29 +240,58 @@ class Round:
     def _leave_group(self) -> None:
         import torch.distributed as dist
 
+        self._rail = self._meeting = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
+    def _form_rail(self, pair: dict[str, Any]) -> Any:
+        import torch.distributed as dist
 
-def _meet(channel: Channel, round_index: int, group: dict[str, Any], timeout: timedelta) -> Any:
-    """Return the group's store once every member is known to be there.
+        ranks = range(self._local_rank, int(pair["world_size"]), int(self._command["local_size"]))
+        timeout = timedelta(seconds=float(self._command["timeout_s"]))
+        # Each rail by its own members alone, so that all of them are formed at once.
+        return dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+
+    def _meet_all(self) -> None:
+        if self._meeting is not None:
+            self._meeting.wait_for_all()
+
+
+class _Meeting:
+    """The members of a group, and the store through which they find each other.
 
     Waits in Python, so that an abort is heard: torch's own rendezvous cannot be interrupted.
     """
-    import torch.distributed as dist
 
-    address, port = str(group["address"]), int(group["port"])
-    _wait_for_port(channel, round_index, address, port)
-    store = dist.PrefixStore(
-        str(group["prefix"]),
-        dist.TCPStore(address, port, None, False, timeout=timeout, wait_for_workers=False),
-    )
-    store.set(f"here/{group['rank']}", "1")
-    everyone = [f"here/{rank}" for rank in range(int(group["world_size"]))]
-    while not store.check(everyone):
-        channel.raise_if_aborted(round_index)
-        time.sleep(POLL_S)
-    return store
+    def __init__(
+        self, channel: Channel, round_index: int, group: dict[str, Any], timeout: timedelta
+    ) -> None:
+        import torch.distributed as dist
+
+        address, port = str(group["address"]), int(group["port"])
+        _wait_for_port(channel, round_index, address, port)
+        self.store = dist.PrefixStore(
+            str(group["prefix"]),
+            dist.TCPStore(address, port, None, False, timeout=timeout, wait_for_workers=False),
+        )
+        self._channel = channel
+        self._round_index = round_index
+        self._group = group
+        self._meetings = 0
+
+    def wait_for_all(self) -> None:
+        """Return once every member has called this as often.
+
+        Raises:
+            Aborted: the agent said to stop waiting.
+        """
+        self._meetings += 1
+        self.store.set(f"here/{self._meetings}/{self._group['rank']}", "1")
+        ranks = range(int(self._group["world_size"]))
+        everyone = [f"here/{self._meetings}/{rank}" for rank in ranks]
+        while not self.store.check(everyone):
+            self._channel.raise_if_aborted(self._round_index)
+            time.sleep(POLL_S)
 
 
 def _wait_for_port(channel: Channel, round_index: int, address: str, port: int) -> None:

@@ -20,13 +20,14 @@ VALUES = {"name": "values", "scope": "solo", "path": ""}
 
 
 class Bench:
-    """Workers of one node, as an agent has them."""
+    """Workers of one node, or of several that play theirs, as agents have them."""
 
-    def __init__(self, count: int = 1, **environ: str) -> None:
+    def __init__(self, count: int = 1, *, nodes: int = 1, **environ: str) -> None:
+        self.local_size = count // nodes
         self.workers = [
             Worker(
                 python=sys.executable,
-                local_rank=rank,
+                local_rank=rank % self.local_size,
                 threads=1,
                 devices=0,
                 environ={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environ},
@@ -53,26 +54,37 @@ class Bench:
 
     def round(self, *probes: dict[str, str], **groups: str) -> list[dict[str, Any]]:
         """Run one round; return how it ended on each worker. `groups` are scopes and addresses."""
+        self.begin(*probes, **groups)
+        return [self.hears(rank, "done") for rank in range(len(self.workers))]
+
+    def begin(self, *probes: dict[str, str], **groups: str) -> None:
+        """Begin a round."""
         size = len(self.workers)
         for events in self.events:
             events.clear()
         for rank, worker in enumerate(self.workers):
             group = {"rank": rank, "world_size": size, "port": self.ready[0]["store_port"]}
+            rail = {
+                "rank": rank // self.local_size,
+                "world_size": size // self.local_size,
+            }
             worker.send(
                 {
                     "op": "round",
                     "round": 7,
                     "timeout_s": 30.0,
-                    "local_size": size,
+                    "local_size": self.local_size,
                     "probes": probes,
                     "options": {},
                     "groups": {
-                        scope: {**group, "address": address, "prefix": f"7/{scope}"}
-                        for scope, address in groups.items()
+                        "rail": rail,
+                        **{
+                            scope: {**group, "address": address, "prefix": f"7/{scope}"}
+                            for scope, address in groups.items()
+                        },
                     },
                 }
             )
-        return [self.hears(rank, "done") for rank in range(size)]
 
     def samples(self, rank: int = 0) -> dict[str, dict[str, Any]]:
         return {e["probe"]: e for e in self.events[rank] if e["event"] == "sample"}
@@ -83,8 +95,8 @@ def make() -> Iterator[type[Bench]]:
     made: list[Bench] = []
 
     class Made(Bench):
-        def __init__(self, count: int = 1, **environ: str) -> None:
-            super().__init__(count, **environ)
+        def __init__(self, count: int = 1, *, nodes: int = 1, **environ: str) -> None:
+            super().__init__(count, nodes=nodes, **environ)
             made.append(self)
             self.get_ready()
 
@@ -242,3 +254,76 @@ def test_the_python_file_that_is_shown_as_a_probe_is_one(bench: Bench, tmp_path:
 
     assert done["outcome"] == "measured"
     assert len(bench.samples()["embedding"]["iteration_ms"]) == 10
+
+
+# The workers of the first rail come 0.6 s later. Each worker says with whom it is on its rail, and
+# when it was past the meeting.
+RAIL_PROBE = """
+import time
+import torch
+import torch.distributed as dist
+from slurm_health.probes.context import Sample
+
+def measure(context):
+    if context.local_rank == 0:
+        time.sleep(0.6)
+    mine = torch.tensor([dist.get_rank()])
+    rail = [torch.zeros_like(mine) for _ in range(context.world_size)]
+    dist.all_gather(rail, mine, group=context.group)
+    context.meet()
+    figures = {"rail": str([int(each) for each in rail]), "met_s": time.time()}
+    return [Sample(figures=figures)]
+"""
+
+
+def test_rails_are_parts_of_the_group_of_a_pair_and_begin_together(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    bench = make(4, nodes=2)
+    path = tmp_path / "mine.py"
+    path.write_text(RAIL_PROBE)
+
+    done = bench.round(
+        {"name": "mine", "scope": "rail", "path": str(path)},
+        {"name": "rail_allgather", "scope": "rail", "path": ""},
+        {"name": "allgather", "scope": "pair", "path": ""},
+        pair="127.0.0.1",
+    )
+
+    assert [each["outcome"] for each in done] == ["measured"] * 4
+    found = [bench.samples(rank) for rank in range(4)]
+    assert [each["mine"]["figures"]["rail"] for each in found] == ["[0, 2]", "[1, 3]"] * 2
+    met_s = [each["mine"]["figures"]["met_s"] for each in found]
+    assert max(met_s) - min(met_s) < 0.3
+    assert [each["rail_allgather"]["world_size"] for each in found] == [2] * 4
+    assert [each["allgather"]["world_size"] for each in found] == [4] * 4
+
+
+def test_a_rail_that_waits_for_the_others_hears_an_abort(make: type[Bench], tmp_path: Path) -> None:
+    bench = make(4, nodes=2)
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import time\n\ndef measure(context):\n"
+        "    if context.local_rank:\n        time.sleep(3600)\n    context.meet()\n"
+    )
+    probe = {"name": "mine", "scope": "rail", "path": str(path)}
+    bench.begin(probe, pair="127.0.0.1")
+    for worker in bench.workers:
+        worker.send({"op": "abort", "round": 7})
+
+    assert [bench.hears(rank, "done")["outcome"] for rank in (0, 2)] == ["timed_out"] * 2
+
+
+def test_data_that_arrives_changed_is_a_failure_and_whose_it_was_is_said(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(wrong_torch.CHANGED_ON_THE_WAY)
+    bench = make(2, nodes=2, PYTHONPATH=str(tmp_path))
+
+    done = bench.round({"name": "allgather", "scope": "pair", "path": ""}, pair="127.0.0.1")
+
+    assert [(each["outcome"], each["own_fault"]) for each in done] == [
+        ("failed", False),
+        ("measured", False),
+    ]
+    assert "rank 0 of 2 received other data than rank 1 sent" in done[0]["detail"]
