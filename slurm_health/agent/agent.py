@@ -268,6 +268,7 @@ class Agent:
                 start_ms=max(event["start_ms"] for event in ready),
                 model=" and ".join(dict.fromkeys(event["model"] for event in ready)),
                 free_bytes=min(event["free_bytes"] for event in ready),
+                ports_gbit_per_s=first.get("ports_gbit_per_s", []),
             )
         )
 

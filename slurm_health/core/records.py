@@ -255,6 +255,7 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     `store_port` is where the first worker serves the rendezvous of groups this node leads.
     `model` says what the node computes with: only nodes of one model are compared in what they
     do alone. `free_bytes` is the least memory that is free on any of its devices.
+    `ports_gbit_per_s` are the rates of its active InfiniBand and RoCE ports that NCCL may use.
     """
 
     node: str
@@ -267,6 +268,7 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     start_ms: float = 0.0
     model: str = ""
     free_bytes: Count = 0
+    ports_gbit_per_s: list[float] = []
 
 
 class WorkersFailed(Record, frozen=True, kw_only=True, tag="workers_failed"):

@@ -72,18 +72,28 @@ def _lanes(context: ProbeContext, environ: Mapping[str, str]) -> list[Lane]:
         return [Lane(interface)] if interface else []
     if environ.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         return []  # the job's NCCL uses no adapter
-    wanted = chosen_adapters(environ.get("NCCL_IB_HCA", ""), adapters.present())
     places = [_place(number) for number in range(context.local_size)]
-    return lanes([each for each in adapters.active() if each.name in wanted], places)
+    return lanes(_usable(environ), places)
+
+
+def ports_gbit_per_s(environ: Mapping[str, str], sys: Path = adapters.SYS) -> list[float]:
+    """Return the rates of the active ports that NCCL may use; none where it may use none."""
+    with contextlib.suppress(NotMeasured):
+        return [rate for each in _usable(environ, sys) for rate in each.rates_gbit_per_s]
+    return []
+
+
+def _usable(environ: Mapping[str, str], sys: Path = adapters.SYS) -> list[adapters.Adapter]:
+    wanted = chosen_adapters(environ.get("NCCL_IB_HCA", ""), adapters.present(sys))
+    return [each for each in adapters.active(sys) if each.name in wanted]
 
 
 def _place(device: int) -> adapters.Place:
     properties = torch.cuda.get_device_properties(device)
-    if not hasattr(properties, "pci_bus_id"):
+    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in numbers:
         return adapters.Place()  # an older torch does not tell
-    domain = getattr(properties, "pci_domain_id", 0)
-    bus, slot = properties.pci_bus_id, properties.pci_device_id
-    return adapters.place_of_pci(f"{domain:04x}:{bus:02x}:{slot:02x}.0")
+    return adapters.place_of_pci("{:04x}:{:02x}:{:02x}.0".format(*numbers))
 
 
 def lanes(found: Sequence[adapters.Adapter], devices: Sequence[adapters.Place]) -> list[Lane]:

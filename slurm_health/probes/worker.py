@@ -91,6 +91,7 @@ def main() -> None:
     import torch.distributed as dist
 
     from slurm_health.probes import device as devices_of
+    from slurm_health.probes import nic_loopback
 
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
@@ -111,6 +112,7 @@ def main() -> None:
         model=devices_of.model(device, threads),
         free_bytes=devices_of.memory_bytes(device)[0],
         collective_library=devices_of.collective_library(device),
+        ports_gbit_per_s=nic_loopback.ports_gbit_per_s(os.environ) if devices else [],
         start_ms=round((time.perf_counter() - _STARTED) * 1e3, 1),
     )
     while True:

@@ -10,7 +10,14 @@ import pytest
 from slurm_health.probes import adapters
 from slurm_health.probes.adapters import Adapter, Place
 from slurm_health.probes.context import NotMeasured
-from slurm_health.probes.nic_loopback import Lane, environ_of, failure, lanes, waves
+from slurm_health.probes.nic_loopback import (
+    Lane,
+    environ_of,
+    failure,
+    lanes,
+    ports_gbit_per_s,
+    waves,
+)
 
 # Which device and which adapter hang on the same switch, and the NUMA node of each switch.
 SWITCHES = {
@@ -60,6 +67,15 @@ def test_only_ports_that_nccl_would_use_are_adapters_in_use(sys: Path) -> None:
     assert found == {f"mlx5_{index}": (400.0,) for index in range(4)} | {"mlx5_bond_0": (200.0,)}
     assert "mlx5_4" in adapters.present(sys)
     assert adapters.active(sys / "nowhere") == []
+
+
+def test_the_ports_of_a_node_are_those_that_nccl_may_use(sys: Path) -> None:
+    write_port(sys, "storage_0", rate="100 Gb/sec (4X EDR)")
+
+    assert ports_gbit_per_s({}, sys) == [400.0] * 4 + [100.0]
+    assert ports_gbit_per_s({"NCCL_IB_HCA": "mlx5"}, sys) == [400.0] * 4
+    assert ports_gbit_per_s({"NCCL_IB_HCA": "=mlx5_2:1,mlx5_3:1"}, sys) == [400.0] * 2
+    assert ports_gbit_per_s({"NCCL_IB_HCA": "ib7"}, sys) == []
 
 
 def test_each_adapter_is_measured_with_the_device_on_its_own_switch(sys: Path) -> None:
