@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.agent.worker_process import Worker
+from slurm_health.agent.worker_process import Worker, end_together
 from tests.support import wrong_torch
 from tests.support.supervised import eventually, write_executable
 
@@ -36,6 +36,7 @@ class Bench:
         ]
         self.events: list[list[dict[str, Any]]] = [[] for _ in self.workers]
         self.ready: list[dict[str, Any]] = []
+        self.options: dict[str, float] = {}
 
     def get_ready(self) -> None:
         self.ready = [self.hears(rank, "ready") for rank in range(len(self.workers))]
@@ -75,7 +76,7 @@ class Bench:
                     "timeout_s": 30.0,
                     "local_size": self.local_size,
                     "probes": probes,
-                    "options": {},
+                    "options": self.options,
                     "groups": {
                         "rail": rail,
                         **{
@@ -102,8 +103,7 @@ def make() -> Iterator[type[Bench]]:
 
     yield Made
     for bench in made:
-        for worker in bench.workers:
-            worker.kill()
+        end_together(bench.workers)
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +112,10 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     bench.get_ready()
     yield bench
-    for worker in bench.workers:
-        worker.kill()
+    end_together(bench.workers)
+
+
+PAIR = {"name": "allgather", "scope": "pair", "path": ""}
 
 
 def solo(name: str, path: str = "") -> dict[str, str]:
@@ -160,8 +162,21 @@ def test_a_device_that_calculates_wrongly_is_found_and_is_at_fault(
 
     (done,) = bench.round(VALUES)
 
-    assert (done["outcome"], done["own_fault"]) == ("failed", True)
+    assert (done["outcome"], done["own_fault"], done["wrong_results"]) == ("failed", True, True)
     assert done["detail"].startswith("device 0 computes wrong results: 4 of 1048576 values")
+
+
+def test_the_burn_ends_with_exact_products_so_that_a_hot_device_is_found_too(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(wrong_torch.SITECUSTOMIZE)
+    bench = make(PYTHONPATH=str(tmp_path))
+    assert bench.round(solo("matmul"))[0]["outcome"] == "measured"
+    bench.options = {"burn_s": 3.0}
+
+    (done,) = bench.round(solo("matmul"))
+
+    assert (done["outcome"], done["wrong_results"]) == ("failed", True)
 
 
 def test_an_interface_that_does_not_exist_is_no_fault_and_is_named(make: type[Bench]) -> None:
@@ -233,7 +248,7 @@ def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
         eventually(lambda: worker.ended() is not None, "the worker's end")
         assert "2 accelerators were expected, but torch" in (worker.ended() or "")
     finally:
-        worker.kill()
+        end_together([worker])
 
 
 def test_a_node_exchanges_data_with_itself_through_its_interface(bench: Bench) -> None:
@@ -347,3 +362,42 @@ def test_data_that_arrives_changed_is_a_failure_and_whose_it_was_is_said(
         ("measured", False),
     ]
     assert "rank 0 of 2 received other data than rank 1 sent" in done[0]["detail"]
+
+
+class AbsentMinded(Bench):
+    """Two workers of one node, as partners; the second comes to a round and does no more."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "sitecustomize.py").write_text(wrong_torch.ABSENT_MINDED)
+        present = directory / "present"
+        super().__init__(2, PYTHONPATH=str(directory), ABSENT_MINDED=str(present))
+        self.get_ready()
+        self.begin(solo("matmul"), PAIR, pair="127.0.0.1")
+        eventually(present.exists, "a group with both in it")
+
+
+@pytest.fixture
+def absent_minded(tmp_path: Path) -> Iterator[AbsentMinded]:
+    bench = AbsentMinded(tmp_path)
+    yield bench
+    end_together(bench.workers)
+
+
+def test_a_partner_that_dies_is_no_fault_of_this_node_which_says_so_before_it_leaves_the_group(
+    absent_minded: AbsentMinded,
+) -> None:
+    absent_minded.workers[1].kill()
+
+    done = absent_minded.hears(0, "done")
+
+    assert (done["outcome"], done["own_fault"]) == ("failed", False)
+    scopes = [each["scope"] for each in absent_minded.events[0] if each["event"] == "scope"]
+    assert scopes == ["solo", "pair"]
+
+
+def test_a_partner_that_exchanges_nothing_is_waited_for_until_an_abort(
+    absent_minded: AbsentMinded,
+) -> None:
+    absent_minded.workers[0].send({"op": "abort", "round": 7})
+
+    assert absent_minded.hears(0, "done")["outcome"] == "timed_out"
