@@ -138,7 +138,12 @@ class Session:
         """Return the course of this check; its plans follow from the rounds that have ended."""
         if self._course is None:
             settings = settings_from(self._localize_options, kind=self.state.device())
-            known_ms = expected_ms(self.state.models(), self._expectations, settings.expected_slack)
+            known_ms = expected_ms(
+                self.state.models(),
+                self._expectations,
+                settings.expected_slack,
+                self.state.links(),
+            )
             self._course = Course(
                 admitted,
                 self.state.leaves or None,
