@@ -239,7 +239,6 @@ def environ_of(lane: Lane, environ: Mapping[str, str]) -> dict[str, str]:
         "NCCL_P2P_DISABLE": "1",
         "NCCL_SHM_DISABLE": "1",
         "NCCL_NVLS_ENABLE": "0",
-        "NCCL_MNNVL_ENABLE": "0",
     }
 
 

@@ -103,8 +103,9 @@ def main() -> None:
     import torch.distributed as dist
 
     from slurm_health.probes import device as devices_of
-    from slurm_health.probes import nic_loopback
+    from slurm_health.probes import nic_loopback, transport
 
+    transport.record(os.environ)
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
     torch.set_num_threads(threads)
@@ -237,7 +238,7 @@ class Round:
         self._channel.send("scope", round=int(self._command["round"]), scope=scope)
 
     def _measure(self, probe: dict[str, Any], group: dict[str, Any]) -> None:
-        from slurm_health.probes import load
+        from slurm_health.probes import load, transport
         from slurm_health.probes.context import ProbeContext
 
         context = ProbeContext(
@@ -251,6 +252,9 @@ class Round:
             meet=self._meet_all,
         )
         for sample in load.measure_of(probe["name"], probe["path"])(context):
+            figures = dict(sample.figures)
+            if sample.shared and self.has_partners:
+                figures["transport"] = transport.used(os.environ, on_cuda=context.on_cuda)
             self._channel.send(
                 "sample",
                 round=int(self._command["round"]),
@@ -261,7 +265,7 @@ class Round:
                 flop=sample.flop,
                 total_bytes=sample.total_bytes,
                 world_size=context.world_size,
-                figures=sample.figures,
+                figures=figures,
             )
 
     def _enter_group(self, group: dict[str, Any]) -> None:

@@ -116,7 +116,6 @@ def test_nccl_is_left_no_way_but_the_adapter() -> None:
         "NCCL_P2P_DISABLE": "1",
         "NCCL_SHM_DISABLE": "1",
         "NCCL_NVLS_ENABLE": "0",
-        "NCCL_MNNVL_ENABLE": "0",
     }
 
 

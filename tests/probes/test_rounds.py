@@ -332,6 +332,7 @@ def test_rails_are_parts_of_the_group_of_a_pair_and_begin_together(
     assert max(met_s) - min(met_s) < 0.3
     assert [each["rail_allgather"]["world_size"] for each in found] == [2] * 4
     assert [each["allgather"]["world_size"] for each in found] == [4] * 4
+    assert {each["allgather"]["figures"]["transport"] for each in found} == {"lo"}
 
 
 def test_a_rail_that_waits_for_the_others_hears_an_abort(make: type[Bench], tmp_path: Path) -> None:

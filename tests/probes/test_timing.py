@@ -5,6 +5,8 @@ import time
 
 import torch
 
+from slurm_health.core import expectations
+from slurm_health.probes import allgather, matmul, memory_copy
 from slurm_health.probes.allgather import CUDA_PACE
 from slurm_health.probes.context import ProbeContext
 from slurm_health.probes.timing import Pace, timed_ms
@@ -27,3 +29,9 @@ def test_short_iterations_are_timed_for_half_a_second_on_accelerators() -> None:
 
     assert time.perf_counter() - begun[0] >= 0.5
     assert len(windows_ms) <= CUDA_PACE.most
+
+
+def test_expectations_are_of_what_the_probes_do() -> None:
+    assert expectations.ALLGATHER_BYTES_PER_RANK == allgather.CUDA_BYTES_PER_RANK
+    assert expectations.MATMUL_FLOP == 2.0 * matmul.CUDA_SIZE**3
+    assert expectations.COPY_BYTES == 2 * memory_copy.CUDA_BYTES

@@ -357,6 +357,15 @@ class RunState:
         known = {self._backend_of.get(name) for name in self.admitted or ()} - {None}
         return Device.CPU if known == {"gloo"} else Device.ACCELERATOR
 
+    def transports(self) -> dict[str, str]:
+        """Return by which way each node last exchanged data with others, where it is known."""
+        return {
+            sample.node: str(sample.figures["transport"])
+            for _, samples in sorted(self._samples.items())
+            for sample in samples
+            if sample.figures.get("transport")
+        }
+
     def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, Figure]]:
         """Return the figures that a probe gave on these nodes, in all rounds."""
         return [

@@ -28,7 +28,13 @@ from slurm_health.core.records import (
     WorkersReady,
 )
 from slurm_health.core.session import gpt_sizing
-from slurm_health.core.session.conclusion import judged, unmeasured, with_burns, with_wrong_results
+from slurm_health.core.session.conclusion import (
+    judged,
+    unmeasured,
+    with_burns,
+    with_transports,
+    with_wrong_results,
+)
 from slurm_health.core.session.phase_runner import Course, MakeLocalizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.run_state import NodeState, RoundState, RunState
@@ -131,6 +137,7 @@ class Session:
         if planned is None or course.phase is None:
             verdict = with_burns(course.verdict(), state.burns)
             verdict = with_wrong_results(verdict, state.wrong_results, state.exact)
+            verdict = with_transports(verdict, state.transports())
             return Append(record=judged(state.nodes, verdict, self._unmeasured()))
         return self._step_to_round(planned, course.phase, now_s)
 
