@@ -8,7 +8,10 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
+
+from slurm_health.core.played_nodes import VisibleDevices
 
 _SIOCGIFADDR = 0x8915
 _ANY_PORT = 9  # no packet is sent: connecting a datagram socket only chooses a route
@@ -63,9 +66,20 @@ def interface_of(address: str) -> str | None:
 
 def device_count(environ: Mapping[str, str], proc: Path = Path("/proc")) -> int:
     """Return how many accelerators this process may use, 0 on a CPU node."""
+    return len(visible_devices(environ, proc).names)
+
+
+def visible_devices(environ: Mapping[str, str], proc: Path = Path("/proc")) -> VisibleDevices:
+    """Return the accelerators this process may use, and the variable that chooses among them."""
     for variable in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         if variable in environ:
-            return len([item for item in environ[variable].split(",") if _names_device(item)])
+            items = [item.strip() for item in environ[variable].split(",")]
+            names = tuple(takewhile(_names_device, items))  # CUDA ends at the first that names none
+            return VisibleDevices(variable=variable, names=names)
+    return VisibleDevices(names=tuple(str(number) for number in range(_nvidia_devices(proc))))
+
+
+def _nvidia_devices(proc: Path) -> int:
     try:
         return len(list((proc / "driver/nvidia/gpus").iterdir()))
     except OSError:
@@ -91,5 +105,4 @@ def usable_cpus(environ: Mapping[str, str]) -> int:
 
 
 def _names_device(item: str) -> bool:
-    item = item.strip()
     return bool(item) and item not in {"-1", "NoDevFiles"}

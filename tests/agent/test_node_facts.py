@@ -13,7 +13,9 @@ from slurm_health.agent.node_facts import (
     leaf_switch,
     own_address,
     usable_cpus,
+    visible_devices,
 )
+from slurm_health.core.played_nodes import VisibleDevices
 
 
 def test_the_address_is_that_of_the_route_to_where_srun_was_started() -> None:
@@ -45,6 +47,7 @@ def test_the_interface_of_an_address_is_found() -> None:
         ({"CUDA_VISIBLE_DEVICES": "GPU-5ebe9f43, MIG-1"}, 2),
         ({"CUDA_VISIBLE_DEVICES": ""}, 0),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, 1),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
         ({"ROCR_VISIBLE_DEVICES": "0"}, 1),
         ({}, 0),
@@ -62,6 +65,13 @@ def test_without_a_word_from_slurm_the_driver_is_asked(tmp_path: Path) -> None:
         (gpus / name).mkdir(parents=True)
 
     assert device_count({}, proc=tmp_path) == 2
+    assert visible_devices({}, proc=tmp_path).names == ("0", "1")
+
+
+def test_devices_keep_the_names_that_the_caller_gave_them(tmp_path: Path) -> None:
+    assert visible_devices({"ROCR_VISIBLE_DEVICES": "2, GPU-4d2"}, proc=tmp_path) == VisibleDevices(
+        variable="ROCR_VISIBLE_DEVICES", names=("2", "GPU-4d2")
+    )
 
 
 @pytest.mark.parametrize(
