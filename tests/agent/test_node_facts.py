@@ -56,20 +56,33 @@ def test_the_interface_of_an_address_is_found() -> None:
 def test_the_job_sees_as_many_devices_as_slurm_gave_it(
     tmp_path: Path, environ: Mapping[str, str], count: int
 ) -> None:
-    assert device_count(environ, proc=tmp_path) == count
+    assert device_count(environ, root=tmp_path) == count
+
+
+def test_without_a_word_from_slurm_amd_accelerators_are_counted_by_the_kernel(
+    tmp_path: Path,
+) -> None:
+    # Two processors, two dies of an Instinct MI250X, and the graphics inside of a processor.
+    for number, units in enumerate((0, 0, 440, 440, 48)):
+        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"cpu_cores_count 0\nsimd_count {units}\nnum_xcc 1\n")
+
+    assert device_count({}, root=tmp_path) == 2
+    assert device_count({"ROCR_VISIBLE_DEVICES": "1"}, root=tmp_path) == 1
 
 
 def test_without_a_word_from_slurm_the_driver_is_asked(tmp_path: Path) -> None:
-    gpus = tmp_path / "driver/nvidia/gpus"
+    gpus = tmp_path / "proc/driver/nvidia/gpus"
     for name in ("0000:17:00.0", "0000:65:00.0"):
         (gpus / name).mkdir(parents=True)
 
-    assert device_count({}, proc=tmp_path) == 2
-    assert visible_devices({}, proc=tmp_path).names == ("0", "1")
+    assert device_count({}, root=tmp_path) == 2
+    assert visible_devices({}, root=tmp_path).names == ("0", "1")
 
 
 def test_devices_keep_the_names_that_the_caller_gave_them(tmp_path: Path) -> None:
-    assert visible_devices({"ROCR_VISIBLE_DEVICES": "2, GPU-4d2"}, proc=tmp_path) == VisibleDevices(
+    assert visible_devices({"ROCR_VISIBLE_DEVICES": "2, GPU-4d2"}, root=tmp_path) == VisibleDevices(
         variable="ROCR_VISIBLE_DEVICES", names=("2", "GPU-4d2")
     )
 
