@@ -77,7 +77,12 @@ def _lanes(context: ProbeContext, environ: Mapping[str, str]) -> list[Lane]:
 
 
 def ports_gbit_per_s(environ: Mapping[str, str], sys: Path = adapters.SYS) -> list[float]:
-    """Return the rates of the active ports that NCCL may use; none where it may use none."""
+    """Return the rates of the active ports that NCCL may use; none where it may use none.
+
+    Nodes that are played on one machine, each under a host id of its own, speak through none.
+    """
+    if "NCCL_HOSTID" in environ:
+        return []
     with contextlib.suppress(NotMeasured):
         return [rate for each in _usable(environ, sys) for rate in each.rates_gbit_per_s]
     return []

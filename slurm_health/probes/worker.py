@@ -253,8 +253,9 @@ class Round:
         )
         for sample in load.measure_of(probe["name"], probe["path"])(context):
             figures = dict(sample.figures)
-            if sample.shared and self.has_partners:
-                figures["transport"] = transport.used(os.environ, on_cuda=context.on_cuda)
+            way = transport.used(os.environ, on_cuda=context.on_cuda)
+            if way and sample.shared and self.has_partners:
+                figures["transport"] = way
             self._channel.send(
                 "sample",
                 round=int(self._command["round"]),

@@ -76,6 +76,7 @@ def test_the_ports_of_a_node_are_those_that_nccl_may_use(sys: Path) -> None:
     assert ports_gbit_per_s({"NCCL_IB_HCA": "mlx5"}, sys) == [400.0] * 4
     assert ports_gbit_per_s({"NCCL_IB_HCA": "=mlx5_2:1,mlx5_3:1"}, sys) == [400.0] * 2
     assert ports_gbit_per_s({"NCCL_IB_HCA": "ib7"}, sys) == []
+    assert ports_gbit_per_s({"NCCL_HOSTID": "played-1"}, sys) == []
 
 
 def test_each_adapter_is_measured_with_the_device_on_its_own_switch(sys: Path) -> None:
