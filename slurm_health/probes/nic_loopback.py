@@ -34,6 +34,7 @@ from slurm_health.probes.context import NodeFault, NotMeasured, ProbeContext, Sa
 DEADLINE_S = 60.0
 POLL_S = 0.02
 _WORKER = Path(__file__).with_name("worker.py")
+_PCI_PARTS = ("domain", "bus", "device")
 # What CUDA says to the second process on a device that lets only one in.
 _EXCLUSIVE = "busy or unavailable"
 
@@ -95,10 +96,10 @@ def _usable(environ: Mapping[str, str], sys: Path = adapters.SYS) -> list[adapte
 
 def _place(device: int) -> adapters.Place:
     properties = torch.cuda.get_device_properties(device)
-    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if None in numbers:
+    domain, bus, slot = (getattr(properties, f"pci_{part}_id", -1) for part in _PCI_PARTS)
+    if bus < 0:
         return adapters.Place()  # an older torch does not tell
-    return adapters.place_of_pci("{:04x}:{:02x}:{:02x}.0".format(*numbers))
+    return adapters.place_of_pci(f"{domain:04x}:{bus:02x}:{slot:02x}.0")
 
 
 def lanes(found: Sequence[adapters.Adapter], devices: Sequence[adapters.Place]) -> list[Lane]:
