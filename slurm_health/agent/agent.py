@@ -285,6 +285,7 @@ class Agent:
                 interface=node_facts.chosen_interface(
                     self._environ, self._address, first["backend"]
                 ),
+                ports_gbit_per_s=first.get("ports_gbit_per_s", []),
             )
         )
 

@@ -297,8 +297,13 @@ def _hanging(workers: Sequence[Worker]) -> str:
 _NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
 
 
+# Nodes that share NVLink (GB200 NVL72) would exchange over it, several times faster than others:
+# their network would not be tested, and pairs across domains would look slow beside them.
+_NETWORK_ONLY = {"NCCL_MNNVL_ENABLE": "0"}
+
+
 def _worker_environ(environ: Mapping[str, str], address: str) -> dict[str, str]:
-    changed = {**environ, **_NO_WATCHDOG}
+    changed = {**environ, **_NO_WATCHDOG, **_NETWORK_ONLY}
     interface = node_facts.interface_of(address)
     if interface:
         # Otherwise gloo resolves the host name, which may be a loopback address.

@@ -61,7 +61,8 @@ _FILESYSTEM_LIMIT_S = 60.0
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a round may take before anything is known of how long it should take.",
+    help="How long a round of short probes may take before anything is known of how long it should"
+    " take. Burns, adapters and training get their time on top.",
 )
 @click.option(
     "--act",

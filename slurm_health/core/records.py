@@ -256,6 +256,7 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     `model` says what the node computes with: only nodes of one model are compared in what they
     do alone. `free_bytes` is the least memory that is free on any of its devices. `interface` says
     over which network interface its workers reach other nodes, or how that is chosen.
+    `ports_gbit_per_s` are the rates of its active InfiniBand and RoCE ports that NCCL may use.
     """
 
     node: str
@@ -269,6 +270,7 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     model: str = ""
     free_bytes: Count = 0
     interface: str = ""
+    ports_gbit_per_s: list[float] = []
 
 
 class WorkersFailed(Record, frozen=True, kw_only=True, tag="workers_failed"):

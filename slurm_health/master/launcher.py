@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from slurm_health.agent.node_facts import visible_devices
 from slurm_health.core.nodeset import expand, fold
+from slurm_health.core.played_nodes import environ_of_each
 from slurm_health.core.records import AgentsLost, LossCause
 from slurm_health.errors import SlurmCommandMissing, SlurmError
 from slurm_health.processes import (
@@ -140,21 +142,28 @@ class SlurmLauncher:
 
 
 class LocalLauncher:
-    """Agents as processes of this machine, each playing one node."""
+    """Agents as processes of this machine, each playing one of `nodes` on its share of devices."""
 
-    def __init__(self, agent_command: AgentCommand, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, agent_command: AgentCommand, environ: Mapping[str, str], nodes: Sequence[str]
+    ) -> None:
         self._agent_command = agent_command
-        # As srun tells its tasks where it was started; here all nodes are on the loopback.
-        self._environ = {**clean_environ(environ), "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
+        cpus = max(1, len(os.sched_getaffinity(0)) // len(nodes))
+        self._environ = {
+            **clean_environ(environ),
+            # As srun tells its tasks where it was started; here all nodes are on the loopback.
+            "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+            "SLURM_CPUS_ON_NODE": str(cpus),
+        }
+        self._devices_of = environ_of_each(nodes, visible_devices(environ))
         self._agents: list[_Started] = []
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
         """Start one agent process per node."""
-        cpus = max(1, len(os.sched_getaffinity(0)) // len(nodes))
         for node in nodes:
             process = start_tied(
                 self._agent_command(launch, node),
-                environ={**self._environ, "SLURM_CPUS_ON_NODE": str(cpus)},
+                environ={**self._environ, **self._devices_of[node]},
             )
             self._agents.append(_Started(launch=launch, nodes=(node,), process=process))
 

@@ -11,18 +11,21 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_health import __version__, config, journal
 from slurm_health.acting.job_facts import slurm_name
 from slurm_health.acting.perform import act
 from slurm_health.acting.requeue_helper import Helper
+from slurm_health.agent.node_facts import visible_devices
 from slurm_health.core.acting.decide import exit_code
 from slurm_health.core.acting.policy import Policy
 from slurm_health.core.allocation import Allocation
-from slurm_health.core.localize.settings import LocalizeSettings
+from slurm_health.core.expectations import Expectation
+from slurm_health.core.localize.settings import USUAL, Device, LocalizeSettings
 from slurm_health.core.nodeset import fold
+from slurm_health.core.played_nodes import share_devices
 from slurm_health.core.records import Disposition, Record, RunFinished, RunStarted, VerdictReached
 from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import Phase
@@ -118,7 +121,7 @@ def check_allocation(
         # Asked for less long than agents wait for a silent master.
         functools.partial(Client(environ, patience_s=_GRES_S).gres, slurm_name(started)),
     )
-    return _check(directory, started, settings, launcher, environ)
+    return _check(directory, started, settings, launcher, config.expectations(environ), environ)
 
 
 def check_local(
@@ -142,10 +145,17 @@ def check_local(
         settings=_recorded(settings),
     )
     directory, started = journal.directory_of_check(settings.journal_root, started)
-    launcher = LocalLauncher(
-        _agent_command(directory, started, settings), _probe_environ(settings, environ)
-    )
-    return _check(directory, started, settings, launcher, environ)
+    probe_environ = _probe_environ(settings, environ)
+    command = _agent_command(directory, started, settings)
+    launcher = LocalLauncher(command, probe_environ, started.nodes)
+    expectations = config.expectations(environ)
+    if share_devices(started.nodes, visible_devices(probe_environ)):
+        # What one node takes of a device another lacks, as of the cores of a CPU.
+        expectations = {}
+        usual = USUAL[Device.CPU]
+        floors = {"network_floor": usual.network_floor, "compute_floor": usual.compute_floor}
+        settings = replace(settings, localize={**floors, **settings.localize})
+    return _check(directory, started, settings, launcher, expectations, environ)
 
 
 def find_python(chosen: str | None, environ: Mapping[str, str]) -> str:
@@ -177,6 +187,7 @@ def _check(
     started: RunStarted,
     settings: CheckSettings,
     launcher: Launcher,
+    expectations: Mapping[str, Expectation],
     environ: Mapping[str, str],
 ) -> FinishedCheck:
     master = Master(
@@ -186,7 +197,7 @@ def _check(
         limits=settings.limits,
         phases=settings.phases,
         make_localizer=make_localizer,
-        expectations=config.expectations(environ),
+        expectations=expectations,
         localize_options=settings.localize,
         progress=settings.progress,
     )

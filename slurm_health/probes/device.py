@@ -156,7 +156,8 @@ def collective_library(device: torch.device) -> str:
     """Return the library that exchanges data, with its version where it has one."""
     if device.type != "cuda":
         return "gloo"
-    return "nccl " + ".".join(str(part) for part in torch.cuda.nccl.version())
+    name = "nccl" if getattr(torch.version, "hip", None) is None else "rccl"
+    return f"{name} " + ".".join(str(part) for part in torch.cuda.nccl.version())
 
 
 def require_interfaces(environ: Mapping[str, str]) -> None:

@@ -6,8 +6,9 @@ input and reads events as JSON lines from its standard output:
 
     command  {"op": "round", "round": 0, "timeout_s": 60.0, "local_size": 1, "options": {},
               "probes": [{"name": "matmul", "scope": "solo", "path": ""}, ...],
-              "groups": {"pair": {"rank": 0, "world_size": 2, "address": "10.0.0.1",
-                                  "port": 4711, "prefix": "3f2a/0/n1"}, ...}}
+              "groups": {"pair": {"rank": 0, "world_size": 4, "address": "10.0.0.1",
+                                  "port": 4711, "prefix": "3f2a/0/n1"},
+                         "rail": {"rank": 0, "world_size": 2}, ...}}
              {"op": "abort", "round": 0}
              end of file: leave
     event    {"event": "loaded", "torch": "2.4.1"}
@@ -105,7 +106,9 @@ def main() -> None:
     import torch.distributed as dist
 
     from slurm_health.probes import device as devices_of
+    from slurm_health.probes import nic_loopback, transport
 
+    transport.record(os.environ)
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
     torch.set_num_threads(threads)
@@ -132,6 +135,7 @@ def main() -> None:
         model=devices_of.model(device, threads),
         free_bytes=devices_of.memory_bytes(device)[0],
         collective_library=devices_of.collective_library(device),
+        ports_gbit_per_s=nic_loopback.ports_gbit_per_s(os.environ) if devices else [],
         start_ms=round((time.perf_counter() - _STARTED) * 1e3, 1),
     )
     while True:
@@ -192,20 +196,30 @@ class Round:
         self._local_rank = local_rank
         self.probe = ""
         self.has_partners = False
+        self._rail: Any = None
+        self._meeting: _Meeting | None = None
 
     def run(self) -> None:
-        """Run every probe that this worker has a group for."""
+        """Run every probe that this worker has a group for.
+
+        A rail is part of the process group of the pair, which is formed once for both.
+        """
         groups = self._command["groups"]
-        scope = ""
+        scope = formed = ""
         for probe in self._command["probes"]:
             self.probe = probe["name"]
             if probe["scope"] != "solo" and probe["scope"] not in groups:
                 continue
             if probe["scope"] != scope:
-                self.leave_group()
                 scope = probe["scope"]
+                wanted = "pair" if scope == "rail" else scope
+                if wanted != formed:
+                    self.leave_group()
                 self._say_scope(scope)
-                self._enter_group(groups.get(scope))
+                if wanted not in ("solo", formed):
+                    self._enter_group(groups[wanted])
+                formed = wanted
+                self._exchange_first(scope)
             self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
         self.leave_group()
 
@@ -219,6 +233,7 @@ class Round:
         """Destroy the process group, if there is one."""
         import torch.distributed as dist
 
+        self._rail = self._meeting = None
         if self.is_in_group():
             dist.destroy_process_group()
 
@@ -227,7 +242,7 @@ class Round:
         self._channel.send("scope", round=int(self._command["round"]), scope=scope)
 
     def _measure(self, probe: dict[str, Any], group: dict[str, Any]) -> None:
-        from slurm_health.probes import load
+        from slurm_health.probes import load, transport
         from slurm_health.probes.context import ProbeContext
 
         context = ProbeContext(
@@ -237,8 +252,14 @@ class Round:
             rank=int(group["rank"]),
             world_size=int(group["world_size"]),
             options=self._command["options"],
+            group=self._rail if probe["scope"] == "rail" else None,
+            meet=self._meet_all,
         )
         for sample in load.measure_of(probe["name"], probe["path"])(context):
+            figures = dict(sample.figures)
+            way = transport.used(os.environ, on_cuda=context.on_cuda)
+            if way and sample.shared and self.has_partners:
+                figures["transport"] = way
             self._channel.send(
                 "sample",
                 round=int(self._command["round"]),
@@ -249,52 +270,90 @@ class Round:
                 flop=sample.flop,
                 total_bytes=sample.total_bytes,
                 world_size=context.world_size,
-                figures=sample.figures,
+                figures=figures,
             )
 
-    def _enter_group(self, group: dict[str, Any] | None) -> None:
-        if group is None:
-            return
+    def _enter_group(self, group: dict[str, Any]) -> None:
         import torch.distributed as dist
 
         from slurm_health.probes import device as devices_of
 
         devices_of.require_interfaces(os.environ)
         timeout = timedelta(seconds=float(self._command["timeout_s"]))
-        store = _meet(self._channel, int(self._command["round"]), group, timeout)
+        self._meeting = _Meeting(self._channel, int(self._command["round"]), group, timeout)
+        self._meeting.wait_for_all()
         dist.init_process_group(
             devices_of.backend(self._device),
-            store=store,
+            store=self._meeting.store,
             rank=int(group["rank"]),
             world_size=int(group["world_size"]),
             timeout=timeout,
         )
-        _exchange_first(self._channel, int(self._command["round"]), self._device)
+
+    def _exchange_first(self, scope: str) -> None:
+        """Connect the members of a scope.
+
+        Each by itself: a rail whose adapter fails is not to hold up the others.
+        """
+        if scope == "solo":
+            return
+        if scope == "rail":
+            self._rail = self._form_rail(int(self._command["groups"]["pair"]["world_size"]))
+        group = self._rail if scope == "rail" else None
+        _exchange_first(self._channel, int(self._command["round"]), self._device, group)
+
+    def _form_rail(self, world_size: int) -> Any:
+        import torch.distributed as dist
+
+        ranks = range(self._local_rank, world_size, int(self._command["local_size"]))
+        timeout = timedelta(seconds=float(self._command["timeout_s"]))
+        # Each rail by its own members alone, so that all of them are formed at once.
+        return dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+
+    def _meet_all(self) -> None:
+        if self._meeting is not None:
+            self._meeting.wait_for_all()
 
 
-def _meet(channel: Channel, round_index: int, group: dict[str, Any], timeout: timedelta) -> Any:
-    """Return the group's store once every member is known to be there.
+class _Meeting:
+    """The members of a group, and the store through which they find each other.
 
     Waits in Python, so that an abort is heard: torch's own rendezvous cannot be interrupted.
     """
-    import torch.distributed as dist
 
-    address, port = str(group["address"]), int(group["port"])
-    _wait_for_port(channel, round_index, address, port)
-    store = dist.PrefixStore(
-        str(group["prefix"]),
-        dist.TCPStore(address, port, None, False, timeout=timeout, wait_for_workers=False),
-    )
-    store.set(f"here/{group['rank']}", "1")
-    everyone = [f"here/{rank}" for rank in range(int(group["world_size"]))]
-    while not store.check(everyone):
-        channel.raise_if_aborted(round_index)
-        time.sleep(POLL_S)
-    return store
+    def __init__(
+        self, channel: Channel, round_index: int, group: dict[str, Any], timeout: timedelta
+    ) -> None:
+        import torch.distributed as dist
+
+        address, port = str(group["address"]), int(group["port"])
+        _wait_for_port(channel, round_index, address, port)
+        self.store = dist.PrefixStore(
+            str(group["prefix"]),
+            dist.TCPStore(address, port, None, False, timeout=timeout, wait_for_workers=False),
+        )
+        self._channel = channel
+        self._round_index = round_index
+        self._group = group
+        self._meetings = 0
+
+    def wait_for_all(self) -> None:
+        """Return once every member has called this as often.
+
+        Raises:
+            Aborted: the agent said to stop waiting.
+        """
+        self._meetings += 1
+        self.store.set(f"here/{self._meetings}/{self._group['rank']}", "1")
+        ranks = range(int(self._group["world_size"]))
+        everyone = [f"here/{self._meetings}/{rank}" for rank in ranks]
+        while not self.store.check(everyone):
+            self._channel.raise_if_aborted(self._round_index)
+            time.sleep(POLL_S)
 
 
-def _exchange_first(channel: Channel, round_index: int, device: Any) -> None:
-    """Make sure that the group can exchange data at all.
+def _exchange_first(channel: Channel, round_index: int, device: Any, group: Any) -> None:
+    """Make sure that a group (None: the default one) can exchange data at all.
 
     Waits in Python, so that an abort is heard: most groups that fail do it here, and whoever is
     still in Python need not be killed.
@@ -305,7 +364,7 @@ def _exchange_first(channel: Channel, round_index: int, device: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    work = dist.all_reduce(torch.zeros(1, device=device), async_op=True)
+    work = dist.all_reduce(torch.zeros(1, device=device), group=group, async_op=True)
     while not work.is_completed():
         channel.raise_if_aborted(round_index)
         time.sleep(POLL_S)

@@ -160,6 +160,25 @@ def test_a_worker_that_is_told_to_leave_may_do_its_last_work(bench: Bench) -> No
     assert (bench.directory / "left").is_dir()
 
 
+def test_nodes_that_share_nvlink_are_tested_over_their_network(bench: Bench) -> None:
+    environ = {**os.environ, "FAKE_WORKER_DIR": str(bench.directory), "NCCL_MNNVL_ENABLE": "1"}
+    workers = Workers(
+        python=str(FAKE),
+        on_cpus=1,
+        address="127.0.0.1",
+        environ={**environ, "CUDA_VISIBLE_DEVICES": ""},
+        monotonic=time.monotonic,
+    )
+    workers.replace()
+    assert workers.start_due() == ""
+    bench.workers += workers
+
+    eventually(lambda: bool(bench.processes()), "a worker")
+    told = Path(f"/proc/{bench.processes()[0]}/environ").read_bytes().split(b"\0")
+    assert b"NCCL_MNNVL_ENABLE=0" in told
+    assert workers.end() == ""
+
+
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
 def test_all_workers_are_killed_before_any_is_waited_for(bench: Bench) -> None:
     workers = bench.all_of_a_node(3)

@@ -291,18 +291,18 @@ def test_agents_that_were_killed_because_they_did_not_leave_are_named(
 # --- local processes -----------------------------------------------------------------------------
 
 
-Start = Callable[[str], LocalLauncher]
+Start = Callable[..., LocalLauncher]
 
 
 @pytest.fixture
 def local() -> Iterator[Start]:
     launchers: list[LocalLauncher] = []
 
-    def launcher(script: str) -> LocalLauncher:
+    def launcher(script: str, **environ: str) -> LocalLauncher:
         def command(launch: int, node: str | None) -> list[str]:
             return [sys.executable, "-c", script, str(launch), str(node)]
 
-        launchers.append(LocalLauncher(command, os.environ))
+        launchers.append(LocalLauncher(command, {**os.environ, **environ}, NODES))
         return launchers[-1]
 
     yield launcher
@@ -323,6 +323,28 @@ def test_a_local_agent_is_told_its_node_and_its_share_of_the_machine(
 
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert {(tmp_path / node).read_text() for node in NODES} == {f"{share} 127.0.0.1"}
+
+
+def test_local_agents_have_different_devices_and_keep_them_when_started_again(
+    local: Start, tmp_path: Path
+) -> None:
+    devices = "CUDA_VISIBLE_DEVICES"
+    launcher = local(
+        "import os, sys; open(f'{tmp_path}/{sys.argv[2]}.{sys.argv[1]}', 'w').write("
+        f"os.environ['{devices}'])".replace("{tmp_path}", str(tmp_path)),
+        **{devices: "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e"},
+    )
+
+    launcher.start(0, NODES)
+    losses(launcher, NODES)
+    launcher.start(1, ["n2"])
+    losses(launcher, ["n2"], launch=1)
+
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "n1.0": "GPU-a,GPU-b",
+        "n2.0": "GPU-c,GPU-d",
+        "n2.1": "GPU-c,GPU-d",
+    }
 
 
 def test_a_local_agent_that_ends_is_lost_with_its_last_words(local: Start) -> None:

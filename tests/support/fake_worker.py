@@ -7,6 +7,7 @@ in ~/played where a job is given no such variable:
 
     well (or no file)   samples and "measured"; with partners, once all have arrived
     slow                so, with times ten times longer
+    lagging             so, with times a third longer
     unreachable         measures alone, but no partner hears of it
     no-torch            ends at once as Python does without torch
     never-ready         starts and says nothing, for as long as it is told so
@@ -20,6 +21,8 @@ in ~/played where a job is given no such variable:
     cannot              its probe cannot measure, for no fault of the node
     stuck               never answers, whatever it is told
     deaf                as stuck, and ignores SIGTERM
+
+Where FAKE_WORKER_MODEL is set, it plays an accelerator of that model.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from typing import Any
 
 HOME = Path(os.environ.get("FAKE_WORKER_DIR") or Path.home() / "played")
 LOCAL_RANK = int(sys.argv[2])
+MODEL = os.environ.get("FAKE_WORKER_MODEL", "")
 MATMUL_MS = 3.0
 ALLGATHER_MS = 50.0
 
@@ -124,7 +128,7 @@ def serve(command: dict[str, Any], aborted: set[int]) -> None:
         detail = "matmul: another process holds the device"
         done(index, "unmeasured", detail)
         return
-    factor = 10.0 if how == "slow" else 1.0
+    factor = {"slow": 10.0, "lagging": 1.33}.get(how, 1.0)
     sample(index, "matmul", [MATMUL_MS * factor] * 3, flop=1e9)
     if "pair" in command["groups"]:
         if outcome := meet(command, how, aborted):
@@ -160,10 +164,10 @@ def main() -> None:
         "ready",
         store_port=4711,
         torch="2.4.0",
-        backend="gloo",
-        device="cpu",
+        backend="nccl" if MODEL else "gloo",
+        device=MODEL or "cpu",
         collective_library="gloo",
-        model="cpu with 1 thread",
+        model=MODEL or "cpu with 1 thread",
         free_bytes=1 << 30,
         start_ms=20.0,
     )

@@ -17,6 +17,22 @@ def wrong(*arguments, **more):
 torch.mm = wrong
 """
 
+# A sitecustomize.py with which one bit of what the second rank sends changes before the first has
+# it.
+CHANGED_ON_THE_WAY = """
+import torch
+import torch.distributed as dist
+
+right = dist.all_gather
+
+def wrong(parts, mine, *arguments, **more):
+    right(parts, mine, *arguments, **more)
+    if dist.get_rank() == 0 and mine.dtype is torch.float32:
+        parts[1].view(torch.int32)[7] ^= 1 << 20
+
+dist.all_gather = wrong
+"""
+
 # The second worker of a node comes to every group, says so in $ABSENT_MINDED, and does no more.
 # The first hangs when it leaves the group, as NCCL does then.
 ABSENT_MINDED = """

@@ -170,6 +170,22 @@ def with_interfaces(verdict: Verdict, failed_over: Mapping[str, str]) -> Verdict
     return changed(verdict, nodes=nodes)
 
 
+def with_transports(verdict: Verdict, transports: Mapping[str, str]) -> Verdict:
+    """Return the verdict with the way by which data went, where the network is to blame.
+
+    Sockets where there should be RDMA explain a slow network; it changes no level.
+    """
+    nodes = dict(verdict.nodes)
+    for name, found in verdict.nodes.items():
+        blamed = found.level in {Level.SLOW, Level.FAULTY} and found.component.startswith("network")
+        if blamed and name in transports:
+            said = f"data went over {transports[name]}"
+            nodes[name] = replace(
+                found, reason=f"{found.reason}; {said}", evidence=(*found.evidence, said)
+            )
+    return changed(verdict, nodes=nodes)
+
+
 def judged(
     nodes: Sequence[str], verdict: Verdict, others: Mapping[str, NodeVerdict]
 ) -> VerdictReached:

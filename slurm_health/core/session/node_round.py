@@ -184,7 +184,7 @@ def process_groups(
     if size > 1:
         groups["node"] = _joined(near, f"{run_id}/{index}/node", local_rank, size)
     if size > 1 and len(group) > 1:
-        groups["rail"] = _joined(far, f"{meeting}/rail{local_rank}", place, len(group))
+        groups["rail"] = {"rank": place, "world_size": len(group)}  # part of the pair's group
     if len(group) > 1:
         rank, world_size = place * size + local_rank, len(group) * size
         groups["pair"] = _joined(far, meeting, rank, world_size)

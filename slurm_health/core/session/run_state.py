@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slurm_health.core.expectations import Links
 from slurm_health.core.gpu_load import Burn
 from slurm_health.core.localize.settings import Device
 from slurm_health.core.record_codec import Entry
@@ -183,6 +184,7 @@ class RunState:
         self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
         self._model_of: dict[str, str] = {}
         self._backend_of: dict[str, str] = {}
+        self._links_of: dict[str, Links] = {}
         self._ended_ms: defaultdict[str, list[float]] = defaultdict(list)
 
     @property
@@ -276,6 +278,10 @@ class RunState:
         self._words[record.node, record.launch].append(record)
         if isinstance(record, WorkersReady):
             self._backend_of.setdefault(record.node, record.backend)
+            links = Links(
+                devices=len(record.devices), ports_gbit_per_s=tuple(record.ports_gbit_per_s)
+            )
+            self._links_of.setdefault(record.node, links)
             if record.model:
                 self._model_of.setdefault(record.node, record.model)
         node = self.agents.get(record.node)
@@ -341,10 +347,24 @@ class RunState:
         compared = self.admitted or ()
         return {name: self._model_of[name] for name in compared if name in self._model_of}
 
+    def links(self) -> dict[str, Links]:
+        """Return what connects the devices of each admitted node."""
+        compared = self.admitted or ()
+        return {name: self._links_of[name] for name in compared if name in self._links_of}
+
     def device(self) -> Device:
         """Return what kind of device the admitted nodes compute with."""
         known = {self._backend_of.get(name) for name in self.admitted or ()} - {None}
         return Device.CPU if known == {"gloo"} else Device.ACCELERATOR
+
+    def transports(self) -> dict[str, str]:
+        """Return by which way each node last exchanged data with others, where it is known."""
+        return {
+            sample.node: str(sample.figures["transport"])
+            for _, samples in sorted(self._samples.items())
+            for sample in samples
+            if sample.figures.get("transport")
+        }
 
     def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, Figure]]:
         """Return the figures that a probe gave on these nodes, in all rounds."""

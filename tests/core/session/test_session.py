@@ -480,6 +480,25 @@ def test_a_group_that_says_nothing_is_stopped_at_the_deadline_and_then_waited_fo
     assert ended == RoundEnded(round=0, silent=list(NODES))
 
 
+def test_a_thorough_round_of_gpus_may_take_as_long_as_what_it_does() -> None:
+    story = Story(course=phases(["thorough"]))
+    story.does(AgentsLaunched)
+    for node in NODES:
+        gpus = msgspec.structs.replace(
+            ready(node, devices=8), backend="nccl", ports_gbit_per_s=[400.0] * 8
+        )
+        story.says(started(node), gpus)
+    story.does(NodesAdmitted)
+
+    begun = story.does(RoundStarted)
+
+    assert isinstance(begun, RoundStarted)
+    burn_s, adapters_s = 3 + 8, 2 * 12
+    assert begun.deadline_s == LIMITS.round_deadline_s + LIMITS.patience * (burn_s + adapters_s)
+    assert isinstance(story.next(START_S + begun.deadline_s - 0.1), Wait)
+    assert isinstance(story.next(START_S + begun.deadline_s), Append)
+
+
 def test_once_half_of_a_round_has_reported_the_rest_gets_a_short_deadline() -> None:
     story = Story()
     story.is_in_round()
