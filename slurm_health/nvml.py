@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What NVML says of the GPUs, with "it does not say" kept apart from every value.
 
-The binding (nvidia-ml-py) is an extra and is loaded in the check's own child, as the driver may
-hang in any call.
+The binding (nvidia-ml-py) comes with the extras gpu and probes. It is loaded in the check's own
+child, as the driver may hang in any call.
 """
 
 from __future__ import annotations

@@ -8,9 +8,13 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
+from slurm_health.core.played_nodes import VisibleDevices
+
 _SIOCGIFADDR = 0x8915
+_LEAST_SIMD_UNITS = 100
 _ANY_PORT = 9  # no packet is sent: connecting a datagram socket only chooses a route
 
 
@@ -61,24 +65,71 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def device_count(environ: Mapping[str, str], proc: Path = Path("/proc")) -> int:
+def chosen_interface(environ: Mapping[str, str], address: str, backend: str) -> str:
+    """Say over which interface workers of this backend open connections to other nodes.
+
+    It is what the user's variable says. Without one, gloo is told the interface of the node's own
+    `address`, and NCCL looks for itself.
+    """
+    variable = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
+    if environ.get(variable):
+        return f"{variable}={environ[variable]}"
+    own = interface_of(address) or address
+    return own if backend == "gloo" else f"NCCL's own choice (the node's address is on {own})"
+
+
+def device_count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
     """Return how many accelerators this process may use, 0 on a CPU node."""
+    return len(visible_devices(environ, root).names)
+
+
+def visible_devices(environ: Mapping[str, str], root: Path = Path("/")) -> VisibleDevices:
+    """Return the accelerators this process may use, and the variable that chooses among them."""
     for variable in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         if variable in environ:
-            return len([item for item in environ[variable].split(",") if _names_device(item)])
+            items = [item.strip() for item in environ[variable].split(",")]
+            names = tuple(takewhile(_names_device, items))  # CUDA ends at the first that names none
+            return VisibleDevices(variable=variable, names=names)
+    count = _nvidia_devices(root) or _amd_devices(root)
+    return VisibleDevices(names=tuple(str(number) for number in range(count)))
+
+
+def _nvidia_devices(root: Path) -> int:
     try:
-        return len(list((proc / "driver/nvidia/gpus").iterdir()))
+        return len(list((root / "proc/driver/nvidia/gpus").iterdir()))
     except OSError:
         return 0
 
 
-def missing_devices(environ: Mapping[str, str], visible: int) -> str:
+def _amd_devices(root: Path) -> int:
+    """Return how many AMD accelerators the kernel's driver for computing (KFD) has.
+
+    It lists processors too, which have no SIMD units, and graphics inside of processors, which have
+    less than 100. A part of a divided Instinct MI300X has 152.
+    """
+    nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+    return sum(_simd_units(properties) >= _LEAST_SIMD_UNITS for properties in nodes)
+
+
+def _simd_units(properties: Path) -> int:
+    try:
+        lines = properties.read_text().splitlines()
+    except OSError:
+        return 0  # another job's: its cgroup keeps this one from reading
+    told = [line.split()[1] for line in lines if line.startswith("simd_count ")]
+    return int(told[0]) if told and told[0].isdecimal() else 0
+
+
+def missing_devices(environ: Mapping[str, str], visible: int, *, gpus: int = 0) -> str:
     """Say how many accelerators this process sees of those Slurm gave the job here.
 
-    Empty where it sees them all, or Slurm does not say.
+    `gpus` is what the job has on this node where that is known; what Slurm tells a step is the
+    step's own share, which may be smaller. Empty where this process sees them all, or Slurm does
+    not say.
     """
-    given = environ.get("SLURM_GPUS_ON_NODE", "")
-    if not given.isdecimal() or int(given) <= visible:
+    told = environ.get("SLURM_GPUS_ON_NODE", "")
+    given = max(gpus, int(told) if told.isdecimal() else 0)
+    if given <= visible:
         return ""
     return f"Slurm gave the job {given} GPUs here, {visible or 'none'} of them can be seen"
 
@@ -91,5 +142,4 @@ def usable_cpus(environ: Mapping[str, str]) -> int:
 
 
 def _names_device(item: str) -> bool:
-    item = item.strip()
     return bool(item) and item not in {"-1", "NoDevFiles"}

@@ -14,8 +14,9 @@ pure.
     clock        clock, clock source, processors online
     cpu_speed    how fast the processors are
     kernel_log   patterns in the kernel's log
-    xid          Xid errors in the kernel's log
+    xid          Xid and SXid errors in the kernel's log
     gpu          NVIDIA GPUs, and processes on them
+    dcgm         NVIDIA's own diagnostic of its GPUs
     ethernet     Ethernet interfaces
     infiniband   InfiniBand and RoCE ports
     external     files, programs of the site, Nagios plugins, LBNL NHC

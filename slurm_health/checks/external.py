@@ -55,8 +55,15 @@ class ProgramSeen(Seen, frozen=True, kw_only=True):
         return next((line.strip() for line in self.output.splitlines() if line.strip()), "")
 
 
-def run_program(argv: list[str], machine: CheckContext) -> ProgramSeen:
+def run_program(
+    argv: list[str], machine: CheckContext, *, most_bytes: int = _OUTPUT_BYTES
+) -> ProgramSeen:
     """Run a program to its end. The check's own time limit ends it, with all it started.
+
+    Args:
+        argv: the program and its arguments.
+        machine: where it is run.
+        most_bytes: what is kept of its output, from its beginning.
 
     Raises:
         Unmeasured: it cannot be executed.
@@ -86,7 +93,7 @@ def run_program(argv: list[str], machine: CheckContext) -> ProgramSeen:
     with process:
         assert process.stdout is not None
         while chunk := process.stdout.read(65536):
-            output = (output + chunk)[:_OUTPUT_BYTES]
+            output = (output + chunk)[:most_bytes]
     return ProgramSeen(code=process.returncode, output=output.decode(errors="replace"))
 
 

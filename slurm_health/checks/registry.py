@@ -31,6 +31,7 @@ BUILT_IN: dict[str, str] = {
     "infiniband": "slurm_health.checks.infiniband:InfiniBand",
     "gpu": "slurm_health.checks.gpu:Gpu",
     "gpu-processes": "slurm_health.checks.gpu:GpuProcesses",
+    "dcgm": "slurm_health.checks.dcgm:Dcgm",
     "file": "slurm_health.checks.external:File",
     "command": "slurm_health.checks.external:Command",
     "nagios": "slurm_health.checks.external:Nagios",

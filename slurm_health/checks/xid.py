@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Xid errors: what the NVIDIA driver wrote into the kernel's log about its GPUs."""
+"""Xid and SXid errors: what NVIDIA's drivers wrote into the kernel's log of GPUs and NVSwitches."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ import msgspec
 from slurm_health.checks.check import Check, CheckContext
 from slurm_health.checks.kernel_log import Message, read_messages
 from slurm_health.core.node.finding import Finding, Status, joined, node_fault, passed, warned
-from slurm_health.core.node.xid import judge_xid
+from slurm_health.core.node.xid import judge_sxid, judge_xid
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has fallen off the bus.
-_XID = re.compile(r"^NVRM: Xid \((?:PCI:)?([\w:.]+)\): (\d+)")
+_XID = re.compile(r"^NVRM: (?P<kind>Xid) \((?:PCI:)?(?P<bus>[\w:.]+)\): (?P<number>\d+)")
+# nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM Fault Up
+_SXID = re.compile(
+    r"^nvidia-nvswitch\d+: (?P<kind>SXid) \((?:PCI:)?(?P<bus>[\w:.]+)\): (?P<number>\d+),"
+    r" (?P<word>Fatal|Non-fatal), (?P<text>.+)"
+)
 
-Numbers = tuple[Annotated[int, msgspec.Meta(ge=1, le=999)], ...]
+# To choose messages by, which needs no names.
+_EITHER = r"^NVRM: Xid \(|^nvidia-nvswitch\d+: SXid \("
+
+Numbers = tuple[Annotated[int, msgspec.Meta(ge=1, le=99_999)], ...]
 
 
 class Xid(Check, frozen=True, kw_only=True):
-    """The latest Xids, judged by NVIDIA's catalogue as the site has amended it."""
+    """The latest Xids and SXids, judged by NVIDIA's tables as the site has amended them."""
 
     SEEN = list[Message]
     TOGETHER = True
@@ -33,29 +41,35 @@ class Xid(Check, frozen=True, kw_only=True):
 
     def collect(self, machine: CheckContext) -> list[Message]:
         """Read /dev/kmsg."""
-        return read_messages(machine, _XID.pattern, self.window_s)
+        return read_messages(machine, _EITHER, self.window_s)
 
     def judge(self, seen: list[Message]) -> Finding:
-        """Judge each GPU's Xids; a number counts once for each GPU."""
-        latest: dict[tuple[str, int], Message] = {}
+        """Judge each GPU's and NVSwitch's errors; a number counts once for each of them."""
+        latest: dict[tuple[str, str, str], tuple[re.Match[str], Message]] = {}
         for message in seen:
-            if found := _XID.search(message.text):
-                latest[found.group(1), int(found.group(2))] = message
+            if found := _XID.search(message.text) or _SXID.search(message.text):
+                latest[found["kind"], found["bus"], found["number"]] = found, message
         parts = [passed("", xids=len(latest))]
-        for (bus, number), message in latest.items():
-            status, text = self._status(number)
-            said = f"GPU {bus}: Xid {number} {message.age_s:.0f} s ago ({text})"
+        for found, message in latest.values():
+            status, text = self._status(found)
+            device = "GPU" if found["kind"] == "Xid" else "NVSwitch"
+            said = f"{device} {found['bus']}: {found['kind']} {found['number']}"
+            said += f" {message.age_s:.0f} s ago ({text})"
             if status is Status.NODE_FAULT:
-                parts.append(node_fault(said, xid=number))
+                parts.append(node_fault(said, xid=int(found["number"])))
             elif status is Status.WARN:
-                parts.append(warned(said, xid=number))
-        return joined(parts, well="no Xid that points to a fault of the node")
+                parts.append(warned(said, xid=int(found["number"])))
+        return joined(parts, well="no Xid or SXid that points to a fault of the node")
 
-    def _status(self, number: int) -> tuple[Status, str]:
+    def _status(self, found: re.Match[str]) -> tuple[Status, str]:
+        number = int(found["number"])
         if number in self.ignore:
             return Status.PASS, ""
         if number in self.fault:
             return Status.NODE_FAULT, "configured as a fault"
         if number in self.warn:
             return Status.WARN, "configured as a warning"
-        return judge_xid(number)
+        if found["kind"] == "Xid":
+            return judge_xid(number)
+        status, text = judge_sxid(number, fatal=found["word"] == "Fatal")
+        return status, f"{found['text']}: {text}"

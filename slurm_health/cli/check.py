@@ -31,6 +31,7 @@ from slurm_health.master.run_check import (
     check_local,
     find_python,
 )
+from slurm_health.master.setup_file import environ_after
 from slurm_health.options import Door, localize_choices, what_to_check
 from slurm_health.processes import leaving_on
 
@@ -57,7 +58,8 @@ from slurm_health.processes import leaving_on
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a round may take before anything is known of how long it should take.",
+    help="How long a round of short probes may take before anything is known of how long it should"
+    " take. Burns, adapters and training get their time on top.",
 )
 @click.option(
     "--act",
@@ -152,9 +154,10 @@ def _settings(
         ConfigError: it cannot be had, or the site's file cannot be used.
     """
     by_name = {name.replace("_", "-"): value for name, value in options.items()}
+    probe_environ = environ_after(options["setup"], environ)
     return CheckSettings(
         journal_root=config.journal_root(options["journal"], environ),
-        python=find_python(options["python"], environ),
+        python=find_python(options["python"], probe_environ),
         policy=Policy(
             max_requeues=options["max_requeues"],
             on_straggler=OnStraggler(options["on_straggler"]),
@@ -171,6 +174,8 @@ def _settings(
         act=options["act"],
         script=options["script_name"],
         run_id=options["for_supervisor"],
+        setup=options["setup"] or "",
+        probe_environ=probe_environ,
     )
 
 

@@ -10,6 +10,7 @@ process may call them.
     allocation      a job's allocation, from its SLURM_ variables
     nodeset         node lists as Slurm writes them, to names and back
     probe_catalog   which probes there are, who runs each, which part of a node it is about
+    played_nodes    which devices each node has that processes of one machine play
     gpu_load        what GPUs reported while they were under load
     expectations    what a healthy device of a known model reaches
     text            foreign text made safe for a terminal, a log, or a field of Slurm

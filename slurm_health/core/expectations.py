@@ -13,7 +13,8 @@ rates anybody measured, in Stas Bekman's ML Engineering Open Book (accelerators,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -28,56 +29,83 @@ _SXM4 = 0.70
 _SXM5 = 0.55
 # The Instinct MI300X's best is 51 %, after tuning. It also serves where nothing is published.
 LEAST_KNOWN = 0.40
+# The bus bandwidth of all-gathers between any of a node's devices. Nodes of eight reach 230 (A100),
+# 361 (H200) and 680 GB/s (B200) by nccl-tests; two of the four on a board without NVLink switches
+# have a third of their links between them. Over PCIe or shared memory they reach 10 to 45 GB/s.
+# Estimates, not measured here:
+_NVLINK3, _NVLINK4, _NVLINK5, _XGMI = 60.0, 100.0, 200.0, 30.0
+# Of the rate of its ports a healthy pair of nodes has 0.8 to 0.95, and on a fabric with four times
+# as many nodes as uplinks a quarter. Sockets over a node's Ethernet give its GPUs a few percent.
+PORT_FRACTION = 0.15
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True):
     """Peaks of a device model, and the fraction of them that every healthy one reaches.
 
-    None: nothing is expected of that kind.
+    `allgather_gb_per_s` is no peak, but the bus bandwidth that all-gathers between any two or more
+    devices of every healthy node exceed. `port_fraction` is the fraction of its network ports' rate
+    that every healthy node reaches between GPUs. None: nothing is expected of that kind.
     """
 
     model: str
     bf16_tflop_per_s: float | None = None
     memory_gb_per_s: float | None = None
     healthy_fraction: float = LEAST_KNOWN
+    allgather_gb_per_s: float | None = None
+    port_fraction: float | None = PORT_FRACTION
+
+
+class Links(msgspec.Struct, frozen=True, kw_only=True):
+    """What connects the devices of a node: how many they are, and the rates of its network ports.
+
+    The ports are those that NCCL may use; none where they are not known.
+    """
+
+    devices: int
+    ports_gbit_per_s: Sequence[float] = ()
 
 
 def _known(
-    model: str, bf16_tflop_per_s: float, memory_gb_per_s: float, fraction: float = LEAST_KNOWN
+    model: str,
+    bf16_tflop_per_s: float,
+    memory_gb_per_s: float,
+    fraction: float = LEAST_KNOWN,
+    allgather_gb_per_s: float | None = None,
 ) -> Expectation:
     return Expectation(
         model=model,
         bf16_tflop_per_s=bf16_tflop_per_s,
         memory_gb_per_s=memory_gb_per_s,
         healthy_fraction=fraction,
+        allgather_gb_per_s=allgather_gb_per_s,
     )
 
 
 # Named as torch names them. Where one name stands for variants, the figures are the lower ones.
 KNOWN = (
-    _known("NVIDIA A100-SXM4-40GB", 312, 1555, _SXM4),
-    _known("NVIDIA A100-SXM4-80GB", 312, 2039, _SXM4),
+    _known("NVIDIA A100-SXM4-40GB", 312, 1555, _SXM4, _NVLINK3),
+    _known("NVIDIA A100-SXM4-80GB", 312, 2039, _SXM4, _NVLINK3),
     _known("NVIDIA A100-PCIE-40GB", 312, 1555, _SXM5),
     _known("NVIDIA A100 80GB PCIe", 312, 1935, _SXM5),
     _known("NVIDIA A30", 165, 933),
     _known("NVIDIA A40", 149.7, 696),
     _known("NVIDIA L40", 181, 864),
     _known("NVIDIA L40S", 362, 864),
-    _known("NVIDIA H100 80GB HBM3", 989, 3350, _SXM5),
+    _known("NVIDIA H100 80GB HBM3", 989, 3350, _SXM5, _NVLINK4),
     _known("NVIDIA H100 PCIe", 756, 2000),
     _known("NVIDIA H100 NVL", 835, 3900),
-    _known("NVIDIA H200", 989, 4800, _SXM5),
+    _known("NVIDIA H200", 989, 4800, _SXM5, _NVLINK4),
     _known("NVIDIA GH200 480GB", 989, 4000, _SXM5),
     _known("NVIDIA GH200 144G HBM3e", 989, 4800, _SXM5),
-    _known("NVIDIA B200", 2250, 7700, _SXM5),
-    _known("NVIDIA B300 SXM6 AC", 2250, 7700, _SXM5),
-    _known("NVIDIA GB200", 2500, 7700, _SXM5),
-    _known("NVIDIA GB300", 2500, 7700, _SXM5),
+    _known("NVIDIA B200", 2250, 7700, _SXM5, _NVLINK5),
+    _known("NVIDIA B300 SXM6 AC", 2250, 7700, _SXM5, _NVLINK5),
+    _known("NVIDIA GB200", 2500, 7700, _SXM5, _NVLINK5),
+    _known("NVIDIA GB300", 2500, 7700, _SXM5, _NVLINK5),
     # torch shows each of its two dies as a device.
     _known("AMD Instinct MI250X", 191.5, 1638),
-    _known("AMD Instinct MI300X", 1300, 5300),
-    _known("AMD Instinct MI325X", 1300, 6000),
-    _known("AMD Instinct MI355X", 2300, 8000),
+    _known("AMD Instinct MI300X", 1300, 5300, allgather_gb_per_s=_XGMI),
+    _known("AMD Instinct MI325X", 1300, 6000, allgather_gb_per_s=_XGMI),
+    _known("AMD Instinct MI355X", 2300, 8000, allgather_gb_per_s=_XGMI),
 )
 
 
@@ -87,6 +115,8 @@ class _SiteTable(msgspec.Struct, frozen=True, kw_only=True):
     bf16_tflop_per_s: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None
     memory_gb_per_s: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] | None = None
     healthy_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    allgather_gb_per_s: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None
+    port_fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
 
 def expectation_of(model: str, known: Mapping[str, Expectation]) -> Expectation | None:
@@ -139,33 +169,76 @@ def largest_copy_ms(expectation: Expectation, *, moved_bytes: float) -> float | 
 # What one iteration of the probes does on an accelerator; tests hold these and the probes together.
 MATMUL_FLOP = 2.0 * 8192**3
 COPY_BYTES = 2 * (2 << 30)
+ALLGATHER_BYTES_PER_RANK = 128 << 20
 
 
 def expected_ms(
-    models: Mapping[str, str], known: Mapping[str, Expectation], slack: float = 1.25
+    models: Mapping[str, str],
+    known: Mapping[str, Expectation],
+    slack: float = 1.25,
+    links: Mapping[str, Links] = MappingProxyType({}),
 ) -> dict[str, float]:
     """Return what each metric takes at most on a healthy node, for `LocalizeSettings.expected_ms`.
 
     Args:
-        models: what each node of the run computes with. Where they differ, metrics are named
-            `matmul on MODEL`, as in `measurement.group_result`.
+        models: what each node of the run computes with. Where they differ, metrics of one node are
+            named `matmul on MODEL`, as in `measurement.group_result`.
         known: what is expected of each model.
         slack: the factor by which the Localizer lets a time exceed it.
+        links: what connects the devices of each node. What is expected of pairs is what the worst
+            of all nodes could do; nothing if that is not known of one of them.
     """
-    found: dict[str, float] = {}
+    found: dict[Metric, float | None] = {}
     several = len(set(models.values())) > 1
     for model in set(models.values()):
         expectation = expectation_of(model, known)
         if expectation is None:
             continue
+        alike = [links[node].devices for node in links if models.get(node) == model]
+        # More devices take longer: nodes of a run have equally many.
+        devices = max(alike, default=1)
         times_ms = {
             "matmul": largest_matmul_ms(expectation, flop=MATMUL_FLOP),
             "memory_copy": largest_copy_ms(expectation, moved_bytes=COPY_BYTES),
+            "node_allgather": _gathering_ms(expectation.allgather_gb_per_s, devices),
         }
         for probe, largest_ms in times_ms.items():
-            if largest_ms is not None:
-                found[str(Metric(probe=probe, model=model if several else ""))] = largest_ms / slack
-    return found
+            found[Metric(probe=probe, model=model if several else "")] = largest_ms
+    found |= _network_ms(
+        [(links.get(node), expectation_of(model, known)) for node, model in models.items()]
+    )
+    return {str(metric): ms / slack for metric, ms in found.items() if ms is not None}
+
+
+def _network_ms(
+    nodes: Sequence[tuple[Links | None, Expectation | None]],
+) -> dict[Metric, float | None]:
+    """Return the longest times of pairs of healthy nodes: over a rail, and between all devices.
+
+    A rail may use one port, and all rails together no more than there are. All devices of a pair
+    also exchange within each node.
+    """
+    rail, pair, devices = [], [], 1
+    for links, expected in nodes:
+        if links is None or expected is None or not expected.port_fraction:
+            return {}
+        rates = [rate / 8 for rate in links.ports_gbit_per_s]
+        whole = expected.port_fraction * sum(rates)
+        rail.append(expected.port_fraction * min([*rates, sum(rates) / links.devices]))
+        within = expected.allgather_gb_per_s or 0.0
+        pair.append(whole if links.devices == 1 else min(whole, within))
+        devices = max(devices, links.devices)
+    return {
+        Metric(probe="rail_allgather"): _gathering_ms(min(rail, default=0.0), 2),
+        Metric(probe="allgather"): _gathering_ms(min(pair, default=0.0), 2 * devices),
+    }
+
+
+def _gathering_ms(busbw_gb_per_s: float | None, ranks: int) -> float | None:
+    """Return how long an all-gather takes at a bus bandwidth as nccl-tests defines it."""
+    if not busbw_gb_per_s or ranks < 2:
+        return None
+    return ALLGATHER_BYTES_PER_RANK * (ranks - 1) / (busbw_gb_per_s * 1e6)
 
 
 def _key(model: str) -> str:
@@ -176,12 +249,13 @@ def _changed(
     model: str, table: Mapping[str, object], source: str, known: Expectation | None
 ) -> Expectation:
     read = _read(model, table, source)
-    if known is None and read.bf16_tflop_per_s is None and read.memory_gb_per_s is None:
+    figures = (read.bf16_tflop_per_s, read.memory_gb_per_s, read.allgather_gb_per_s)
+    if known is None and all(each is None for each in figures):
         raise ConfigError(
             source,
             model,
-            "nothing is known of this device model: set bf16_tflop_per_s or memory_gb_per_s, or"
-            " name the model as torch.cuda.get_device_name() does",
+            "nothing is known of this device model: set bf16_tflop_per_s, memory_gb_per_s or"
+            " allgather_gb_per_s, or name the model as torch.cuda.get_device_name() does",
             valid=[each.model for each in KNOWN],
         )
     base = known or Expectation(model=model)
@@ -190,11 +264,13 @@ def _changed(
         bf16_tflop_per_s=_chosen(read.bf16_tflop_per_s, base.bf16_tflop_per_s),
         memory_gb_per_s=_chosen(read.memory_gb_per_s, base.memory_gb_per_s),
         healthy_fraction=read.healthy_fraction or base.healthy_fraction,
+        allgather_gb_per_s=_chosen(read.allgather_gb_per_s, base.allgather_gb_per_s),
+        port_fraction=_chosen(read.port_fraction, base.port_fraction),
     )
 
 
 def _chosen(site: float | None, otherwise: float | None) -> float | None:
-    """Return a site's peak, None where it says 0, and the table's where it says nothing."""
+    """Return a site's figure, None where it says 0, and the table's where it says nothing."""
     return otherwise if site is None else site or None
 
 

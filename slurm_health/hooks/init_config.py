@@ -28,6 +28,10 @@ _MEMORY_SHARE = 0.97
 # Of this node's speed; processors share caches, power and heat with what else runs.
 _SPEED_SHARE = 0.6
 _QUIET_SHARE = 0.9
+_DCGMI = ("/usr/bin/dcgmi", "/usr/local/bin/dcgmi")
+# Level 2 takes two minutes, and the host engine may have to load first.
+_DCGM_LIMIT_S = 600
+_IDLE = '# contexts = ["retest", "healthcheck"]'
 
 _HEAD = """\
 # slurm-health: the site's settings. Drafted from {node}.
@@ -155,6 +159,15 @@ def _gpus(context: CheckContext) -> str:
     return "\n".join([_table("gpu", count=count), _table("gpu-processes"), _table("xid")])
 
 
+def _dcgm(context: CheckContext) -> str:
+    if not any(context.path(path).exists() for path in _DCGMI):
+        return ""
+    text = _table("dcgm", level=2, time_limit_s=_DCGM_LIMIT_S)
+    return (
+        f"{text}# Before jobs too, if HealthCheckNodeState=IDLE keeps it off busy nodes:\n{_IDLE}\n"
+    )
+
+
 _SECTIONS: tuple[tuple[str, Callable[[CheckContext], str]], ...] = (
     ("Memory", partial(_total, "memory", "MemTotal")),
     ("Swap", partial(_total, "swap", "SwapTotal")),
@@ -167,6 +180,7 @@ _SECTIONS: tuple[tuple[str, Callable[[CheckContext], str]], ...] = (
     ("InfiniBand and RoCE", _infiniband),
     ("Daemons", _daemons),
     ("GPUs", _gpus),
+    ("dcgmi diag, run when a job calls the node slow or faulty and no other job is on it", _dcgm),
     ("The kernel's log", lambda _place: _table("kernel-log")),
     ("What a job left behind when it ended", lambda _place: _table("leftovers", shadow=False)),
 )

@@ -10,6 +10,9 @@ through pipes.
     load                 finds a probe's `measure`: built in, in a Python file, or any program
     context              what a probe is given, and what it returns
     device               which device a worker has, and whether it can be used
+    timing               how often something is timed, by all of a group at once
+    transport            by which way data goes between nodes
+    adapters             which network adapters are in use, and near which device
     values               products of integers, whose exact result is known
     matmul               how fast a device multiplies matrices
     memory_copy          how fast a device's memory is

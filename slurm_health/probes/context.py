@@ -3,15 +3,15 @@
 
 A probe is one file with one function, `measure(context) -> list[Sample]`. It may use the standard
 library, torch and this module. Raising is its other way to answer: NodeFault for a measured fault
-of this node, NotMeasured for everything that is not the node's fault; any other exception counts
-as a crash of the probe.
+of this node, WrongPayload for data that arrived changed, NotMeasured for everything that is not
+the node's fault; any other exception counts as a crash of the probe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Any, Union
 
 import torch
 import torch.distributed as dist
@@ -23,18 +23,31 @@ class NodeFault(Exception):
     """This node was measured and is at fault; the text says what was found, on which device."""
 
 
+class WrongResults(NodeFault):
+    """A device gave another result than the only correct one: proof, even if it happens once."""
+
+
 class NotMeasured(Exception):
     """Nothing could be measured, and that says nothing about the node; the text says why."""
+
+
+class WrongPayload(Exception):
+    """Data arrived changed; the text says whose and where. Either end, or the way, is at fault."""
+
+
+def _nobody_else() -> None:
+    """Wait for nobody."""
 
 
 @dataclass(frozen=True)
 class ProbeContext:
     """One worker of one device, and its rank in the group that the probe's scope gives it.
 
-    A probe of scope "solo" has no group. For the others the default process group of
-    `torch.distributed` is ready: all workers of this node ("node"), the workers of the same local
-    rank of all nodes of the group ("rail"), or all workers of all its nodes ("pair").
-    `options` are the round's, the same for all its members.
+    A probe of scope "solo" has no group. For the others `group` is what the functions of
+    `torch.distributed` take as theirs (None: the default process group): all workers of this node
+    ("node"), the workers of the same local rank of all nodes of the group ("rail"), or all workers
+    of all its nodes ("pair"). `meet` waits until all workers of all these nodes have called it:
+    all rails, where each is a group. `options` are the round's, the same for all its members.
     """
 
     device: torch.device
@@ -43,6 +56,8 @@ class ProbeContext:
     rank: int = 0
     world_size: int = 1
     options: Mapping[str, Figure] = field(default_factory=dict)
+    group: Any = None
+    meet: Callable[[], None] = _nobody_else
 
     @property
     def on_cuda(self) -> bool:
@@ -58,7 +73,7 @@ class ProbeContext:
         """Return the longest of the ranks' times, the same on all of them, and never 0."""
         slowest = torch.tensor([max(elapsed_ms, 1e-3)], device=self.device)
         if self.world_size > 1:
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self.group)
         return float(slowest.item())
 
 

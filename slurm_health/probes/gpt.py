@@ -7,9 +7,6 @@ behind their arithmetic. Those of the light flavour have few, so that communicat
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slurm_health.probes import device, gpt_model
 from slurm_health.probes.context import NotMeasured, ProbeContext, Sample
 from slurm_health.probes.gpt_model import Shape
+from slurm_health.probes.timing import Pace, timed_ms
 
 # Allocations and the choice of kernels in the first; DDP arranges its buckets anew in the second.
 WARM_UP_ITERATIONS = 2
@@ -109,7 +107,7 @@ def _trained(context: ProbeContext, model: nn.Module, flavour: _Flavour, quantit
 
     window_s = 0.0 if context.on_cuda else CPU_WINDOW_S
     return Sample(
-        iteration_ms=_timed(context, step, window_s),
+        iteration_ms=timed_ms(context, step, _pace(context, window_s)),
         quantity=flavour.prefix + quantity,
         flop=flavour.flop,
     )
@@ -121,33 +119,20 @@ def _communication(context: ProbeContext, gradient_bytes: int) -> Sample:
 
     def all_reduce() -> None:
         dist.all_reduce(gradients)
-        context.synchronize()
 
     return Sample(
-        iteration_ms=_timed(context, all_reduce, window_s=0.0),
+        iteration_ms=timed_ms(context, all_reduce, _pace(context)),
         quantity="communication",
         shared=True,
         total_bytes=gradient_bytes,
     )
 
 
-def _timed(context: ProbeContext, iteration: Callable[[], None], window_s: float) -> list[float]:
-    """Return mean milliseconds per iteration of each window, equally many on all ranks.
-
-    A window is one iteration, or as many as `window_s` takes.
-    """
-    typical_ms = min(_elapsed_ms(context, iteration, 1) for _ in range(WARM_UP_ITERATIONS))
-    slowest_ms = context.slowest_ms(typical_ms)
-    count = max(1, math.ceil(window_s * 1e3 / slowest_ms))
-    budget_s = CUDA_BUDGET_S if context.on_cuda else CPU_BUDGET_S
-    fits = int(budget_s * 1e3 / (slowest_ms * count))
-    windows = max(MIN_WINDOWS, min(MAX_WINDOWS, fits))
-    return [_elapsed_ms(context, iteration, count) / count for _ in range(windows)]
-
-
-def _elapsed_ms(context: ProbeContext, iteration: Callable[[], None], count: int) -> float:
-    context.synchronize()
-    start = time.perf_counter()
-    for _ in range(count):
-        iteration()
-    return (time.perf_counter() - start) * 1e3
+def _pace(context: ProbeContext, window_s: float = 0.0) -> Pace:
+    return Pace(
+        warm_ups=WARM_UP_ITERATIONS,
+        budget_s=CUDA_BUDGET_S if context.on_cuda else CPU_BUDGET_S,
+        least=MIN_WINDOWS,
+        most=MAX_WINDOWS,
+        window_s=window_s,
+    )

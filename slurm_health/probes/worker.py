@@ -6,17 +6,28 @@ input and reads events as JSON lines from its standard output:
 
     command  {"op": "round", "round": 0, "timeout_s": 60.0, "local_size": 1, "options": {},
               "probes": [{"name": "matmul", "scope": "solo", "path": ""}, ...],
-              "groups": {"pair": {"rank": 0, "world_size": 2, "address": "10.0.0.1",
-                                  "port": 4711, "prefix": "3f2a/0/n1"}, ...}}
+              "groups": {"pair": {"rank": 0, "world_size": 4, "address": "10.0.0.1",
+                                  "port": 4711, "prefix": "3f2a/0/n1"},
+                         "rail": {"rank": 0, "world_size": 2}, ...}}
              {"op": "abort", "round": 0}
              end of file: leave
-    event    {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
+    event    {"event": "loaded", "torch": "2.4.1"}
+             {"event": "opened"}, or {"event": "unusable", "detail": "..."} before it ends
+             {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
+             {"event": "scope", "round": 0, "scope": "solo"}
              {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
-             {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false}
+             {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
+              "wrong_results": false, "spent": false}
 
+Between "loaded", which a worker without a device does not say, and "opened" it waits for its device
+and its driver, and for nothing else; "unusable" says that one of these failed, in its own words.
 A probe whose scope has no group in the command is left out: there is nobody to run it with.
-Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame), "unmeasured" for
-what is no fault of the node, and "timed_out".
+"scope" says with whom the worker works from now on: if it dies, whose fault that may be.
+Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame, "wrong_results" where
+a device was seen to compute wrongly), "unmeasured" for what is no fault of the node, "timed_out".
+A worker destroys its process group before it says that it measured: leaving is part of the round,
+and no other begins before. After anything else it reports first, because NCCL may hang in leaving a
+group of which somebody is missing; "spent" then says that the worker is not to be used again.
 An aborted worker that is still in Python answers "done" with outcome "timed_out"; one that is
 stuck inside a collective cannot, and the agent kills it.
 """
@@ -28,6 +39,7 @@ import importlib.util
 import json
 import os
 import queue
+import resource
 import socket
 import sys
 import threading
@@ -38,6 +50,8 @@ from typing import Any
 
 _STARTED = time.perf_counter()
 POLL_S = 0.005
+# In these a worker waits for workers of other nodes.
+WITH_PARTNERS = frozenset({"rail", "pair"})
 DETAIL_LENGTH = 300
 
 
@@ -83,6 +97,8 @@ class Channel:
 
 def main() -> None:
     """Serve rounds until the agent leaves."""
+    # With torch loaded a core file takes gigabytes, and devices are held until it is written.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = Channel()
     local_rank, threads, devices = (int(argument) for argument in sys.argv[1:])
     gc.disable()  # it finds nothing in what is being loaded, and takes its time
@@ -90,11 +106,20 @@ def main() -> None:
     import torch.distributed as dist
 
     from slurm_health.probes import device as devices_of
+    from slurm_health.probes import nic_loopback, transport
 
+    transport.record(os.environ)
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
     torch.set_num_threads(threads)
-    device = devices_of.claim(local_rank, expected=devices)
+    if devices:
+        channel.send("loaded", torch=str(torch.__version__))
+    try:
+        device = devices_of.claim(local_rank, expected=devices, environ=os.environ)
+    except devices_of.Unusable as err:
+        channel.send("unusable", detail=str(err)[:DETAIL_LENGTH])
+        raise SystemExit(str(err)) from err
+    channel.send("opened")
     # The first worker of a node serves the rendezvous of every group its node leads.
     store = (
         dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -110,6 +135,7 @@ def main() -> None:
         model=devices_of.model(device, threads),
         free_bytes=devices_of.memory_bytes(device)[0],
         collective_library=devices_of.collective_library(device),
+        ports_gbit_per_s=nic_loopback.ports_gbit_per_s(os.environ) if devices else [],
         start_ms=round((time.perf_counter() - _STARTED) * 1e3, 1),
     )
     while True:
@@ -121,10 +147,10 @@ def main() -> None:
 def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: int) -> None:
     """Run one round and say how it ended, whatever happened."""
     from slurm_health.probes import device as devices_of
-    from slurm_health.probes.context import NodeFault, NotMeasured
+    from slurm_health.probes.context import NodeFault, NotMeasured, WrongResults
 
     course = Round(channel, command, device, local_rank)
-    outcome, detail, own_fault = "measured", "", False
+    outcome, detail, own_fault, wrong_results = "measured", "", False, False
     try:
         course.run()
     except Aborted:
@@ -133,18 +159,26 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
         outcome, detail = "unmeasured", _said(err)
     except NodeFault as err:
         outcome, detail, own_fault = "failed", _said(err), True
+        wrong_results = isinstance(err, WrongResults)
     except Exception as err:
         outcome, detail = "failed", f"{course.probe}: {type(err).__name__}: {_said(err)}"
         own_fault = not course.has_partners
         if devices_of.is_out_of_memory(err):
             outcome, own_fault = "unmeasured", False
+    # NCCL, and a device, are in a state that nobody vouches for; gloo is not.
+    unsure = outcome == "failed" or course.is_in_group()
+    spent = unsure and devices_of.backend(device) != "gloo"
     channel.send(
         "done",
         round=int(command["round"]),
         outcome=outcome,
         detail=detail[:DETAIL_LENGTH],
         own_fault=own_fault,
+        wrong_results=wrong_results,
+        spent=spent,
     )
+    if not spent:
+        course.leave_group()
 
 
 class Round:
@@ -162,26 +196,53 @@ class Round:
         self._local_rank = local_rank
         self.probe = ""
         self.has_partners = False
+        self._rail: Any = None
+        self._meeting: _Meeting | None = None
 
     def run(self) -> None:
-        """Run every probe that this worker has a group for."""
+        """Run every probe that this worker has a group for.
+
+        A rail is part of the process group of the pair, which is formed once for both.
+        """
         groups = self._command["groups"]
-        scope = ""
-        try:
-            for probe in self._command["probes"]:
-                self.probe = probe["name"]
-                if probe["scope"] != "solo" and probe["scope"] not in groups:
-                    continue
-                if probe["scope"] != scope:
-                    self._leave_group()
-                    scope = probe["scope"]
-                    self._enter_group(groups.get(scope))
-                self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
-        finally:
-            self._leave_group()
+        scope = formed = ""
+        for probe in self._command["probes"]:
+            self.probe = probe["name"]
+            if probe["scope"] != "solo" and probe["scope"] not in groups:
+                continue
+            if probe["scope"] != scope:
+                scope = probe["scope"]
+                wanted = "pair" if scope == "rail" else scope
+                if wanted != formed:
+                    self.leave_group()
+                self._say_scope(scope)
+                if wanted not in ("solo", formed):
+                    self._enter_group(groups[wanted])
+                formed = wanted
+                self._exchange_first(scope)
+            self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
+        self.leave_group()
+
+    def is_in_group(self) -> bool:
+        """Tell whether there is a process group to leave."""
+        import torch.distributed as dist
+
+        return bool(dist.is_initialized())
+
+    def leave_group(self) -> None:
+        """Destroy the process group, if there is one."""
+        import torch.distributed as dist
+
+        self._rail = self._meeting = None
+        if self.is_in_group():
+            dist.destroy_process_group()
+
+    def _say_scope(self, scope: str) -> None:
+        self.has_partners = scope in WITH_PARTNERS
+        self._channel.send("scope", round=int(self._command["round"]), scope=scope)
 
     def _measure(self, probe: dict[str, Any], group: dict[str, Any]) -> None:
-        from slurm_health.probes import load
+        from slurm_health.probes import load, transport
         from slurm_health.probes.context import ProbeContext
 
         context = ProbeContext(
@@ -191,8 +252,14 @@ class Round:
             rank=int(group["rank"]),
             world_size=int(group["world_size"]),
             options=self._command["options"],
+            group=self._rail if probe["scope"] == "rail" else None,
+            meet=self._meet_all,
         )
         for sample in load.measure_of(probe["name"], probe["path"])(context):
+            figures = dict(sample.figures)
+            way = transport.used(os.environ, on_cuda=context.on_cuda)
+            if way and sample.shared and self.has_partners:
+                figures["transport"] = way
             self._channel.send(
                 "sample",
                 round=int(self._command["round"]),
@@ -203,54 +270,106 @@ class Round:
                 flop=sample.flop,
                 total_bytes=sample.total_bytes,
                 world_size=context.world_size,
-                figures=sample.figures,
+                figures=figures,
             )
 
-    def _enter_group(self, group: dict[str, Any] | None) -> None:
-        if group is None:
-            return
+    def _enter_group(self, group: dict[str, Any]) -> None:
         import torch.distributed as dist
 
         from slurm_health.probes import device as devices_of
 
         devices_of.require_interfaces(os.environ)
-        self.has_partners = True
         timeout = timedelta(seconds=float(self._command["timeout_s"]))
-        store = _meet(self._channel, int(self._command["round"]), group, timeout)
+        self._meeting = _Meeting(self._channel, int(self._command["round"]), group, timeout)
+        self._meeting.wait_for_all()
         dist.init_process_group(
             devices_of.backend(self._device),
-            store=store,
+            store=self._meeting.store,
             rank=int(group["rank"]),
             world_size=int(group["world_size"]),
             timeout=timeout,
         )
 
-    def _leave_group(self) -> None:
+    def _exchange_first(self, scope: str) -> None:
+        """Connect the members of a scope.
+
+        Each by itself: a rail whose adapter fails is not to hold up the others.
+        """
+        if scope == "solo":
+            return
+        if scope == "rail":
+            self._rail = self._form_rail(int(self._command["groups"]["pair"]["world_size"]))
+        group = self._rail if scope == "rail" else None
+        _exchange_first(self._channel, int(self._command["round"]), self._device, group)
+
+    def _form_rail(self, world_size: int) -> Any:
         import torch.distributed as dist
 
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        ranks = range(self._local_rank, world_size, int(self._command["local_size"]))
+        timeout = timedelta(seconds=float(self._command["timeout_s"]))
+        # Each rail by its own members alone, so that all of them are formed at once.
+        return dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+
+    def _meet_all(self) -> None:
+        if self._meeting is not None:
+            self._meeting.wait_for_all()
 
 
-def _meet(channel: Channel, round_index: int, group: dict[str, Any], timeout: timedelta) -> Any:
-    """Return the group's store once every member is known to be there.
+class _Meeting:
+    """The members of a group, and the store through which they find each other.
 
     Waits in Python, so that an abort is heard: torch's own rendezvous cannot be interrupted.
     """
+
+    def __init__(
+        self, channel: Channel, round_index: int, group: dict[str, Any], timeout: timedelta
+    ) -> None:
+        import torch.distributed as dist
+
+        address, port = str(group["address"]), int(group["port"])
+        _wait_for_port(channel, round_index, address, port)
+        self.store = dist.PrefixStore(
+            str(group["prefix"]),
+            dist.TCPStore(address, port, None, False, timeout=timeout, wait_for_workers=False),
+        )
+        self._channel = channel
+        self._round_index = round_index
+        self._group = group
+        self._meetings = 0
+
+    def wait_for_all(self) -> None:
+        """Return once every member has called this as often.
+
+        Raises:
+            Aborted: the agent said to stop waiting.
+        """
+        self._meetings += 1
+        self.store.set(f"here/{self._meetings}/{self._group['rank']}", "1")
+        ranks = range(int(self._group["world_size"]))
+        everyone = [f"here/{self._meetings}/{rank}" for rank in ranks]
+        while not self.store.check(everyone):
+            self._channel.raise_if_aborted(self._round_index)
+            time.sleep(POLL_S)
+
+
+def _exchange_first(channel: Channel, round_index: int, device: Any, group: Any) -> None:
+    """Make sure that a group (None: the default one) can exchange data at all.
+
+    Waits in Python, so that an abort is heard: most groups that fail do it here, and whoever is
+    still in Python need not be killed.
+
+    Raises:
+        RuntimeError: the exchange failed, as one with a partner that is gone.
+    """
+    import torch
     import torch.distributed as dist
 
-    address, port = str(group["address"]), int(group["port"])
-    _wait_for_port(channel, round_index, address, port)
-    store = dist.PrefixStore(
-        str(group["prefix"]),
-        dist.TCPStore(address, port, None, False, timeout=timeout, wait_for_workers=False),
-    )
-    store.set(f"here/{group['rank']}", "1")
-    everyone = [f"here/{rank}" for rank in range(int(group["world_size"]))]
-    while not store.check(everyone):
+    work = dist.all_reduce(torch.zeros(1, device=device), group=group, async_op=True)
+    while not work.is_completed():
         channel.raise_if_aborted(round_index)
         time.sleep(POLL_S)
-    return store
+    if not work.is_success():  # NCCL's wait would not raise
+        raise RuntimeError(f"the group's first exchange failed: {work.exception()}")
 
 
 def _wait_for_port(channel: Channel, round_index: int, address: str, port: int) -> None:

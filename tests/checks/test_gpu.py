@@ -15,7 +15,7 @@ import pytest
 from slurm_health.checks.check import Check, CheckContext, Planned
 from slurm_health.checks.gpu import Gpu, GpuProcesses
 from slurm_health.checks.xid import Xid
-from slurm_health.core.node.finding import CheckResult, Status
+from slurm_health.core.node.finding import CheckResult, Finding, Status
 from slurm_health.core.node.xid import LOOK, NODE, judge_xid
 from slurm_health.hooks.run_checks import run_checks
 from tests.support.sites import tree
@@ -236,6 +236,37 @@ def test_a_programs_own_xid_says_nothing_about_the_node(tmp_path: Path, number: 
 @pytest.mark.parametrize("number", range(144, 151))
 def test_an_nvlink_5_xid_never_drains_on_the_bare_number(number: int) -> None:
     assert judge_xid(number)[0] is Status.WARN
+
+
+def test_what_a_program_can_cause_at_a_peer_drains_nobody() -> None:
+    assert judge_xid(137)[0] is Status.WARN
+    assert "program" in judge_xid(137)[1]
+    assert judge_xid(109) == (Status.NODE_FAULT, "context switch timed out; reset the GPU")
+
+
+def sxid(tmp_path: Path, text: str, number: int = 20034) -> Finding:
+    lines = "".join(
+        f"3,9,9990000000,-;nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): {number}, {each}\n"
+        for each in (text, "Severity 1 Engine instance 28 Sub-engine instance 00", "Data {0x10}")
+    )
+    context = tree(tmp_path, {"/dev/kmsg": lines, "/proc/uptime": "10000.0 1\n"})
+    return Xid().judge(Xid().collect(context))
+
+
+def test_a_fatal_error_of_an_nvswitch_is_a_fault_of_the_node(tmp_path: Path) -> None:
+    found = sxid(tmp_path, "Fatal, Link 28 LTSSM Fault Up")
+
+    assert found.status is Status.NODE_FAULT
+    assert "NVSwitch 0000:c2:00.0: SXid 20034 10 s ago (Link 28 LTSSM Fault Up: " in found.text
+    assert "reset all GPUs and NVSwitches" in found.text
+
+
+def test_only_a_reboot_ends_what_is_always_fatal(tmp_path: Path) -> None:
+    assert "reboot the node" in sxid(tmp_path, "Fatal, Link 28 HOST_MHZ", 22003).text
+
+
+def test_an_error_of_an_nvswitch_that_is_not_fatal_is_a_warning(tmp_path: Path) -> None:
+    assert sxid(tmp_path, "Non-fatal, Link 29 AN1 Heartbeat Timeout", 19084).status is Status.WARN
 
 
 def test_a_user_cannot_write_an_xid_by_naming_a_program(tmp_path: Path) -> None:

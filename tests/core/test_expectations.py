@@ -12,8 +12,10 @@ from slurm_health.core.expectations import (
     KNOWN,
     LEAST_KNOWN,
     Expectation,
+    Links,
     expectation_of,
     expectations_from,
+    expected_ms,
     largest_copy_ms,
     largest_matmul_ms,
 )
@@ -140,7 +142,8 @@ def test_what_a_site_cannot_mean_is_refused_with_its_key(table: object, said: st
 
 
 def test_the_documentation_has_the_table_of_the_code() -> None:
-    rows = re.findall(r"^\| `(.*)` \| (.*) \| (.*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    row = r"^\| `(.*)` \| (.*) \| (.*) \| (.*) \| (.*) \|$"
+    rows = re.findall(row, PAGE.read_text(), re.MULTILINE)
 
     assert rows[-len(KNOWN) :] == [
         (
@@ -148,6 +151,59 @@ def test_the_documentation_has_the_table_of_the_code() -> None:
             f"{each.bf16_tflop_per_s:g}",
             f"{each.memory_gb_per_s:g}",
             f"{each.healthy_fraction:.2f}",
+            "-" if each.allgather_gb_per_s is None else f"{each.allgather_gb_per_s:g}",
         )
         for each in KNOWN
     ]
+
+
+# Eight H200s with an adapter of 400 Gbit/s each.
+H200 = Links(devices=8, ports_gbit_per_s=(400.0,) * 8)
+BYTES_PER_RANK = 128 << 20
+
+
+def took_ms(busbw_gb_per_s: float, ranks: int) -> float:
+    """Return what an all-gather of the probe takes at a bus bandwidth of nccl-tests."""
+    return BYTES_PER_RANK * (ranks - 1) / (busbw_gb_per_s * 1e6)
+
+
+def link_limits(model: str = "NVIDIA H200", **nodes: Links) -> dict[str, float]:
+    found = expected_ms(dict.fromkeys(nodes, model), PLAIN, 1.0, nodes)
+    return {name: ms for name, ms in found.items() if "allgather" in name}
+
+
+def test_infiniband_that_is_not_used_on_any_node_is_seen_and_a_healthy_link_is_not() -> None:
+    limits = link_limits(n1=H200, n2=H200)
+
+    # By nccl-tests: NVLink 361 GB/s, one rail 42 to 48, two nodes 330 to 390.
+    assert limits["node_allgather"] > 3 * took_ms(361, 8)
+    assert limits["rail_allgather"] > 5 * took_ms(42, 2)
+    assert limits["allgather"] > 5 * took_ms(330, 16)
+    # Over PCIe, and over one Ethernet of 100 Gbit/s for all GPUs of a node.
+    assert limits["node_allgather"] < took_ms(45, 8)
+    assert limits["rail_allgather"] < took_ms(12.5 / 8, 2)
+    assert limits["allgather"] < took_ms(12.5, 16)
+
+
+def test_rails_that_share_ports_are_expected_to_share_their_rate() -> None:
+    half = Links(devices=8, ports_gbit_per_s=(400.0,) * 4)
+
+    whole_ms = link_limits(n1=H200, n2=H200)["rail_allgather"]
+    assert link_limits(n1=H200, n2=half)["rail_allgather"] == pytest.approx(2 * whole_ms)
+
+
+def test_nothing_is_expected_of_links_that_are_not_known() -> None:
+    assert link_limits(n1=H200, n2=Links(devices=8)).keys() == {"node_allgather"}
+    assert link_limits("cpu with 2 threads", n1=H200) == {}
+    assert link_limits("NVIDIA L40S", n1=H200, n2=H200).keys() == {"rail_allgather"}
+    alone = Links(devices=1, ports_gbit_per_s=(100.0,))
+    assert link_limits("NVIDIA L40S", n1=alone).keys() >= {"allgather"}
+
+
+def test_a_site_may_expect_nothing_of_its_ports() -> None:
+    known = expectations_from({"NVIDIA H200": {"port_fraction": 0}}, "config.toml")
+
+    found = expected_ms({"n1": "NVIDIA H200"}, known, 1.0, {"n1": H200})
+
+    assert "rail_allgather" not in found
+    assert "node_allgather" in found

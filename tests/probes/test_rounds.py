@@ -12,21 +12,22 @@ from typing import Any
 
 import pytest
 
-from slurm_health.agent.worker_process import Worker
+from slurm_health.agent.worker_process import Worker, end_together
 from tests.support import wrong_torch
-from tests.support.supervised import eventually, write_executable
+from tests.support.supervised import descendants, eventually, write_executable
 
 VALUES = {"name": "values", "scope": "solo", "path": ""}
 
 
 class Bench:
-    """Workers of one node, as an agent has them."""
+    """Workers of one node, or of several that play theirs, as agents have them."""
 
-    def __init__(self, count: int = 1, **environ: str) -> None:
+    def __init__(self, count: int = 1, *, nodes: int = 1, **environ: str) -> None:
+        self.local_size = count // nodes
         self.workers = [
             Worker(
                 python=sys.executable,
-                local_rank=rank,
+                local_rank=rank % self.local_size,
                 threads=1,
                 devices=0,
                 environ={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environ},
@@ -35,6 +36,7 @@ class Bench:
         ]
         self.events: list[list[dict[str, Any]]] = [[] for _ in self.workers]
         self.ready: list[dict[str, Any]] = []
+        self.options: dict[str, float] = {}
 
     def get_ready(self) -> None:
         self.ready = [self.hears(rank, "ready") for rank in range(len(self.workers))]
@@ -53,26 +55,37 @@ class Bench:
 
     def round(self, *probes: dict[str, str], **groups: str) -> list[dict[str, Any]]:
         """Run one round; return how it ended on each worker. `groups` are scopes and addresses."""
+        self.begin(*probes, **groups)
+        return [self.hears(rank, "done") for rank in range(len(self.workers))]
+
+    def begin(self, *probes: dict[str, str], **groups: str) -> None:
+        """Begin a round."""
         size = len(self.workers)
         for events in self.events:
             events.clear()
         for rank, worker in enumerate(self.workers):
             group = {"rank": rank, "world_size": size, "port": self.ready[0]["store_port"]}
+            rail = {
+                "rank": rank // self.local_size,
+                "world_size": size // self.local_size,
+            }
             worker.send(
                 {
                     "op": "round",
                     "round": 7,
                     "timeout_s": 30.0,
-                    "local_size": size,
+                    "local_size": self.local_size,
                     "probes": probes,
-                    "options": {},
+                    "options": self.options,
                     "groups": {
-                        scope: {**group, "address": address, "prefix": f"7/{scope}"}
-                        for scope, address in groups.items()
+                        "rail": rail,
+                        **{
+                            scope: {**group, "address": address, "prefix": f"7/{scope}"}
+                            for scope, address in groups.items()
+                        },
                     },
                 }
             )
-        return [self.hears(rank, "done") for rank in range(size)]
 
     def samples(self, rank: int = 0) -> dict[str, dict[str, Any]]:
         return {e["probe"]: e for e in self.events[rank] if e["event"] == "sample"}
@@ -83,15 +96,14 @@ def make() -> Iterator[type[Bench]]:
     made: list[Bench] = []
 
     class Made(Bench):
-        def __init__(self, count: int = 1, **environ: str) -> None:
-            super().__init__(count, **environ)
+        def __init__(self, count: int = 1, *, nodes: int = 1, **environ: str) -> None:
+            super().__init__(count, nodes=nodes, **environ)
             made.append(self)
             self.get_ready()
 
     yield Made
     for bench in made:
-        for worker in bench.workers:
-            worker.kill()
+        end_together(bench.workers)
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +112,10 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     bench.get_ready()
     yield bench
-    for worker in bench.workers:
-        worker.kill()
+    end_together(bench.workers)
+
+
+PAIR = {"name": "allgather", "scope": "pair", "path": ""}
 
 
 def solo(name: str, path: str = "") -> dict[str, str]:
@@ -121,6 +135,18 @@ def test_a_node_by_itself_is_measured_in_all_it_can_do_alone(bench: Bench) -> No
     )
     assert bench.ready[0]["free_bytes"] > 0
     assert bench.ready[0]["model"].endswith("with 1 thread")
+
+
+def test_a_worker_that_dies_leaves_no_core_file(bench: Bench) -> None:
+    (worker,) = (pid for pid in descendants(os.getpid()) if _runs(pid, "worker.py"))
+    limits = Path(f"/proc/{worker}/limits").read_text().splitlines()
+
+    (core,) = (line.split() for line in limits if line.startswith("Max core file size"))
+    assert core[4:6] == ["0", "0"]
+
+
+def _runs(pid: int, program: str) -> bool:
+    return program in Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def test_a_probe_without_anybody_to_run_it_with_is_left_out(bench: Bench) -> None:
@@ -148,8 +174,21 @@ def test_a_device_that_calculates_wrongly_is_found_and_is_at_fault(
 
     (done,) = bench.round(VALUES)
 
-    assert (done["outcome"], done["own_fault"]) == ("failed", True)
+    assert (done["outcome"], done["own_fault"], done["wrong_results"]) == ("failed", True, True)
     assert done["detail"].startswith("device 0 computes wrong results: 4 of 1048576 values")
+
+
+def test_the_burn_ends_with_exact_products_so_that_a_hot_device_is_found_too(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(wrong_torch.SITECUSTOMIZE)
+    bench = make(PYTHONPATH=str(tmp_path))
+    assert bench.round(solo("matmul"))[0]["outcome"] == "measured"
+    bench.options = {"burn_s": 3.0}
+
+    (done,) = bench.round(solo("matmul"))
+
+    assert (done["outcome"], done["wrong_results"]) == ("failed", True)
 
 
 def test_an_interface_that_does_not_exist_is_no_fault_and_is_named(make: type[Bench]) -> None:
@@ -221,7 +260,7 @@ def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
         eventually(lambda: worker.ended() is not None, "the worker's end")
         assert "2 accelerators were expected, but torch" in (worker.ended() or "")
     finally:
-        worker.kill()
+        end_together([worker])
 
 
 def test_a_node_exchanges_data_with_itself_through_its_interface(bench: Bench) -> None:
@@ -230,6 +269,26 @@ def test_a_node_exchanges_data_with_itself_through_its_interface(bench: Bench) -
     assert done["outcome"] == "measured"
     sample = bench.samples()["nic_loopback"]
     assert (sample["quantity"], sample["total_bytes"]) == ("lo", 2 * (4 << 20))
+
+
+# A sitecustomize.py with which the processes of nic_loopback say as much as NCCL_DEBUG=INFO does.
+TALKATIVE = """
+import os, sys
+if "loopback" in sys.orig_argv:
+    os.write(1, b"n1:1:1 [0] NCCL INFO Channel 00/0 via NET/IB/0\\n" * 10_000)
+    os.write(2, b"n1:1:1 [0] NCCL INFO Channel 00/0 via NET/IB/0\\n" * 10_000)
+"""
+
+
+def test_an_adapter_is_measured_however_much_the_library_says(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(TALKATIVE)
+    bench = make(PYTHONPATH=str(tmp_path))
+
+    (done,) = bench.round(solo("nic_loopback"))
+
+    assert done["outcome"] == "measured", done["detail"]
 
 
 def test_the_python_file_that_is_shown_as_a_probe_is_one(bench: Bench, tmp_path: Path) -> None:
@@ -242,3 +301,116 @@ def test_the_python_file_that_is_shown_as_a_probe_is_one(bench: Bench, tmp_path:
 
     assert done["outcome"] == "measured"
     assert len(bench.samples()["embedding"]["iteration_ms"]) == 10
+
+
+# The workers of the first rail come 0.6 s later. Each worker says with whom it is on its rail, and
+# when it was past the meeting.
+RAIL_PROBE = """
+import time
+import torch
+import torch.distributed as dist
+from slurm_health.probes.context import Sample
+
+def measure(context):
+    if context.local_rank == 0:
+        time.sleep(0.6)
+    mine = torch.tensor([dist.get_rank()])
+    rail = [torch.zeros_like(mine) for _ in range(context.world_size)]
+    dist.all_gather(rail, mine, group=context.group)
+    context.meet()
+    figures = {"rail": str([int(each) for each in rail]), "met_s": time.time()}
+    return [Sample(figures=figures)]
+"""
+
+
+def test_rails_are_parts_of_the_group_of_a_pair_and_begin_together(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    bench = make(4, nodes=2)
+    path = tmp_path / "mine.py"
+    path.write_text(RAIL_PROBE)
+
+    done = bench.round(
+        {"name": "mine", "scope": "rail", "path": str(path)},
+        {"name": "rail_allgather", "scope": "rail", "path": ""},
+        {"name": "allgather", "scope": "pair", "path": ""},
+        pair="127.0.0.1",
+    )
+
+    assert [each["outcome"] for each in done] == ["measured"] * 4
+    found = [bench.samples(rank) for rank in range(4)]
+    assert [each["mine"]["figures"]["rail"] for each in found] == ["[0, 2]", "[1, 3]"] * 2
+    met_s = [each["mine"]["figures"]["met_s"] for each in found]
+    assert max(met_s) - min(met_s) < 0.3
+    assert [each["rail_allgather"]["world_size"] for each in found] == [2] * 4
+    assert [each["allgather"]["world_size"] for each in found] == [4] * 4
+    assert {each["allgather"]["figures"]["transport"] for each in found} == {"lo"}
+
+
+def test_a_rail_that_waits_for_the_others_hears_an_abort(make: type[Bench], tmp_path: Path) -> None:
+    bench = make(4, nodes=2)
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import time\n\ndef measure(context):\n"
+        "    if context.local_rank:\n        time.sleep(3600)\n    context.meet()\n"
+    )
+    probe = {"name": "mine", "scope": "rail", "path": str(path)}
+    bench.begin(probe, pair="127.0.0.1")
+    for worker in bench.workers:
+        worker.send({"op": "abort", "round": 7})
+
+    assert [bench.hears(rank, "done")["outcome"] for rank in (0, 2)] == ["timed_out"] * 2
+
+
+def test_data_that_arrives_changed_is_a_failure_and_whose_it_was_is_said(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(wrong_torch.CHANGED_ON_THE_WAY)
+    bench = make(2, nodes=2, PYTHONPATH=str(tmp_path))
+
+    done = bench.round({"name": "allgather", "scope": "pair", "path": ""}, pair="127.0.0.1")
+
+    assert [(each["outcome"], each["own_fault"]) for each in done] == [
+        ("failed", False),
+        ("measured", False),
+    ]
+    assert "rank 0 of 2 received other data than rank 1 sent" in done[0]["detail"]
+
+
+class AbsentMinded(Bench):
+    """Two workers of one node, as partners; the second comes to a round and does no more."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "sitecustomize.py").write_text(wrong_torch.ABSENT_MINDED)
+        present = directory / "present"
+        super().__init__(2, PYTHONPATH=str(directory), ABSENT_MINDED=str(present))
+        self.get_ready()
+        self.begin(solo("matmul"), PAIR, pair="127.0.0.1")
+        eventually(present.exists, "a group with both in it")
+
+
+@pytest.fixture
+def absent_minded(tmp_path: Path) -> Iterator[AbsentMinded]:
+    bench = AbsentMinded(tmp_path)
+    yield bench
+    end_together(bench.workers)
+
+
+def test_a_partner_that_dies_is_no_fault_of_this_node_which_says_so_before_it_leaves_the_group(
+    absent_minded: AbsentMinded,
+) -> None:
+    absent_minded.workers[1].kill()
+
+    done = absent_minded.hears(0, "done")
+
+    assert (done["outcome"], done["own_fault"]) == ("failed", False)
+    scopes = [each["scope"] for each in absent_minded.events[0] if each["event"] == "scope"]
+    assert scopes == ["solo", "pair"]
+
+
+def test_a_partner_that_exchanges_nothing_is_waited_for_until_an_abort(
+    absent_minded: AbsentMinded,
+) -> None:
+    absent_minded.workers[0].send({"op": "abort", "round": 7})
+
+    assert absent_minded.hears(0, "done")["outcome"] == "timed_out"

@@ -60,7 +60,7 @@ def run(
     master = Master(
         directory,
         nodes,
-        LocalLauncher(agent_command, os.environ),
+        LocalLauncher(agent_command, os.environ, nodes),
         limits=limits,
         phases=QUICK,
         make_localizer=make_localizer,

@@ -16,6 +16,7 @@ from slurm_health.core.records import (
     VerdictReached,
     WorkersReady,
 )
+from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Append, Launch, Limits, Session, Step
 from slurm_health.core.verdict import Level, Outcome
 from tests.support.world import QUICK, CountingLocalizer
@@ -28,8 +29,13 @@ NODES = ("n1", "n2", "n3", "n4")
 class Story:
     """A session that is told what happens, second by second."""
 
-    def __init__(self, nodes: Sequence[str] = NODES, limits: Limits = LIMITS) -> None:
-        self.session = Session(nodes, CountingLocalizer, limits, QUICK)
+    def __init__(
+        self,
+        nodes: Sequence[str] = NODES,
+        limits: Limits = LIMITS,
+        course: Sequence[Phase] = QUICK,
+    ) -> None:
+        self.session = Session(nodes, CountingLocalizer, limits, course)
         self.now_s = START_S
 
     def says(self, *records: Record, at_s: float | None = None) -> None:

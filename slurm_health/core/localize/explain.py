@@ -297,6 +297,7 @@ class _Words:
             facts.append("the partner's check process crashed")
         elif trial.bearing is Bearing.FAILED:
             facts.insert(0, f"{self._workload} {_how([trial])}")
+            facts += dict.fromkeys(text for _, text in sorted(trial.said.items()))
         elif trial.outcome is Outcome.NOT_RUN:
             facts.append("not run")
         return f"{where}: {', '.join([*facts, *trial.doubts]) or 'passed'}"

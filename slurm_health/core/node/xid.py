@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an Xid means for the node, by NVIDIA's catalogue of Xid errors. Pure.
+"""What an Xid or SXid means for the node, by NVIDIA's tables. Pure.
+
+Those of GPUs (Xid) are in its catalogue of Xid errors, those of NVSwitches (SXid) in the user guide
+of its Fabric Manager.
 
 A number alone convicts only where the catalogue says that the GPU, the board or its slot is to
 blame and that nothing but a reset or a repair helps. Most Xids are a program's own doing.
@@ -39,8 +42,8 @@ LOOK: dict[int, str] = {
     92: "many corrected memory errors",
     94: "contained memory error: the job that met it ended",
     121: "corrected error of the CPU link",
-    137: "NVLink fatal error of a peer",
-    141: "NVLink error",
+    137: "privilege error on NVLink, which a program's own access to a peer can cause",
+    141: "fast path error",
     **dict.fromkeys(range(144, 151), "NVLink 5 error, which its sub-code decides"),
     154: "the driver changed what it wants done to recover",
 }
@@ -58,3 +61,19 @@ def judge_xid(number: int) -> tuple[Status, str]:
     if number in LOOK:
         return Status.WARN, LOOK[number]
     return Status.PASS, ""
+
+
+# What the guide calls always fatal: a reset of the GPUs does not end it.
+ALWAYS_FATAL = frozenset({12020, 22003, 22011, *range(23001, 23018)})
+
+
+def judge_sxid(number: int, *, fatal: bool) -> tuple[Status, str]:
+    """Return what an NVSwitch's error means for the node, by its number and the driver's own word.
+
+    What the driver calls non-fatal stops no program; with a fatal one beside it, that one counts.
+    """
+    if number in ALWAYS_FATAL:
+        return Status.NODE_FAULT, f"always fatal; {_REBOOT}"
+    if fatal:
+        return Status.NODE_FAULT, "fatal; reset all GPUs and NVSwitches of the node"
+    return Status.WARN, "not fatal"

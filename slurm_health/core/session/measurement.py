@@ -109,6 +109,7 @@ def group_result(
             a node does alone is then compared with nodes of its own model.
     """
     crashed = tuple(node for node in group if node in reports and reports[node].crashed)
+    failed = [node for node in group if _failed(reports.get(node))]
     times = group_times(group, samples)
     away = {*silent, *(node for node, report in reports.items() if report.unmeasured)}
     quiet = tuple(node for node in group if node in away)
@@ -124,9 +125,13 @@ def group_result(
             for node in group
             if node in reports
             and reports[node].detail
-            and (len(group) == 1 or node in {*crashed, *quiet})
+            and (len(group) == 1 or node in {*failed, *crashed, *quiet})
         },
     )
+
+
+def _failed(report: NodeReported | None) -> bool:
+    return report is not None and report.outcome is Outcome.FAILED
 
 
 def _parts(sample: Sampled) -> Iterable[tuple[Metric, float]]:

@@ -8,6 +8,7 @@ training step on the nodes that are still well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +49,23 @@ class Phase:
             if not (on_cpus and probe.name in self.not_on_cpus)
         ]
 
+    def extra_s(self, *, on_cpus: bool, devices: int, adapters: int) -> float:
+        """Return how much longer a round takes than one of short probes, where all is well.
+
+        Args:
+            on_cpus: no node of the round has accelerators.
+            devices: how many each node has.
+            adapters: how many network adapters a node has at most.
+        """
+        names = {probe.name for probe in self.probes}
+        waves = math.ceil(max(1, adapters) / max(1, devices // 2))  # two devices for each adapter
+        loopback_s = waves * _LOOPBACK_S if "nic_loopback" in names else 0.0
+        if on_cpus:
+            return loopback_s
+        burn_s = float(self.options.get("burn_s", 0.0)) if "matmul" in names else 0.0
+        warm_up_s = _BURN_WARM_UP_S if burn_s else 0.0
+        return loopback_s + burn_s + warm_up_s + sum(_GPT_S for name in names if name in GPT)
+
 
 # An accelerator is the job's alone. The cores and the memory of a CPU node may not be: what others
 # do there shows in these, all the more when every node is at it at once, and is no fault of a node.
@@ -55,6 +73,10 @@ class Phase:
 _SHARED_ON_CPUS = frozenset({"matmul", "memory_copy"})
 # Seconds of sustained work on an accelerator. Longer finds what only shows when a device is hot.
 _BURN_S, _LONG_BURN_S = 3.0, 8.0
+_BURN_WARM_UP_S = 3.0
+# Estimates: two processes load torch and speak through an adapter; a GPT is built and trained.
+_LOOPBACK_S = 12.0
+_GPT_S = 10.0
 
 
 def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...]:

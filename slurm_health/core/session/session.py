@@ -25,13 +25,21 @@ from slurm_health.core.records import (
     Rendezvous,
     RoundEnded,
     RoundStarted,
+    WorkersReady,
 )
 from slurm_health.core.session import gpt_sizing
-from slurm_health.core.session.conclusion import judged, unmeasured, with_burns
+from slurm_health.core.session.conclusion import (
+    judged,
+    unmeasured,
+    with_burns,
+    with_interfaces,
+    with_transports,
+    with_wrong_results,
+)
 from slurm_health.core.session.phase_runner import Course, MakeLocalizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.run_state import NodeState, RoundState, RunState
-from slurm_health.core.verdict import NodeVerdict, Round, Verdict
+from slurm_health.core.verdict import NodeVerdict, Outcome, Round, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +48,8 @@ class Limits:
 
     A round's deadline adapts once half of its groups have reported: `adaptive_factor` times the
     median of what groups took so far, plus `adaptive_extra_s`. Before that it is `patience` times
-    as long, and while nothing was measured at all `round_deadline_s`. Likewise a node may take
+    as long. While nothing was measured at all it is `round_deadline_s`, for a round of short
+    probes, and `patience` times what the phase's longer ones take. Likewise a node may take
     `ready_s` to get ready, until half of the nodes have shown how long it takes. `start_s` is for
     the first agent of all to show up.
     """
@@ -128,6 +137,9 @@ class Session:
         planned = course.next_round(state.ended)
         if planned is None or course.phase is None:
             verdict = with_burns(course.verdict(), state.burns)
+            verdict = with_wrong_results(verdict, state.wrong_results, state.exact)
+            verdict = with_interfaces(verdict, self._failed_over())
+            verdict = with_transports(verdict, state.transports())
             return Append(record=judged(state.nodes, verdict, self._unmeasured()))
         return self._step_to_round(planned, course.phase, now_s)
 
@@ -135,7 +147,12 @@ class Session:
         """Return the course of this check; its plans follow from the rounds that have ended."""
         if self._course is None:
             settings = settings_from(self._localize_options, kind=self.state.device())
-            known_ms = expected_ms(self.state.models(), self._expectations, settings.expected_slack)
+            known_ms = expected_ms(
+                self.state.models(),
+                self._expectations,
+                settings.expected_slack,
+                self.state.links(),
+            )
             self._course = Course(
                 admitted,
                 self.state.leaves or None,
@@ -149,8 +166,7 @@ class Session:
         """Return the options of a round: the phase's, and the GPT that all its nodes can train."""
         if not any(probe.name in GPT for probe in phase.probes):
             return dict(phase.options)
-        ready = [self.state.agents[node].ready for node in nodes]
-        free_bytes = [each.free_bytes for each in ready if each and each.backend != "gloo"]
+        free_bytes = [each.free_bytes for each in self._ready(nodes) if each.backend != "gloo"]
         batches = [
             int(figures["micro_batch"])
             for figures in self.state.figures("gpt_fit", nodes)
@@ -230,9 +246,22 @@ class Session:
         common, _ = Counter(stacks.values()).most_common(1)[0]
         return [name for name, stack in stacks.items() if stack == common]
 
+    def _failed_over(self) -> dict[str, str]:
+        """Return the interface of each node whose group failed in some round."""
+        failed = {
+            node
+            for _, results in self.state.ended
+            for result in results
+            if len(result.nodes) > 1 and result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+            for node in result.nodes
+        }
+        ready = {node: self.state.agents[node].ready for node in failed}
+        return {node: each.interface for node, each in ready.items() if each and each.interface}
+
     def _unmeasured(self) -> dict[str, NodeVerdict]:
-        """Judge the nodes the Localizer never saw."""
+        """Judge the nodes the Localizer never saw, and those whose devices failed since."""
         agents = self.state.agents
+        device_failures = self._device_failures()
         compared = {_stack(agents[name]) for name in self.state.admitted or ()}
         others_started = bool(self.state.admitted) or any(node.started for node in agents.values())
         return {
@@ -242,12 +271,25 @@ class Session:
                 others_started=others_started,
                 lost=node.lost,
                 failed=node.failed,
+                device_failed=device_failures.get(name, ""),
                 started=node.started is not None,
                 stack=_stack(node) if node.usable and _stack(node) not in compared else "",
             )
             for name, node in agents.items()
-            if name not in (self.state.admitted or ())
+            if name in device_failures or name not in (self.state.admitted or ())
         }
+
+    def _device_failures(self) -> dict[str, str]:
+        """Return what devices did that others do not, where most nodes can use theirs."""
+        agents = self.state.agents
+        failures = {
+            name: node.device_failure for name, node in agents.items() if node.device_failure
+        }
+        well = [name for name in self.state.admitted or () if name not in failures]
+        if 2 * len(well) <= len(agents):
+            return {}
+        loaded = {ready.torch for name in well if (ready := agents[name].ready)}
+        return {name: each.words for name, each in failures.items() if each.torch in loaded}
 
     # --- rounds ----------------------------------------------------------------------------
 
@@ -266,7 +308,7 @@ class Session:
                 round=planned.index,
                 groups=[list(group) for group in planned.groups],
                 rendezvous=[self._rendezvous(group) for group in planned.groups],
-                deadline_s=self.limits.round_deadline_s,
+                deadline_s=self._deadline_s(phase, members),
                 absent=[node for node in members if not agents[node].usable],
                 phase=phase.name,
                 probes=self._probes(phase, members),
@@ -275,11 +317,23 @@ class Session:
         )
 
     def _probes(self, phase: Phase, nodes: Sequence[str]) -> list[ProbeUsed]:
-        ready = [each for node in nodes if (each := self.state.agents[node].ready) is not None]
+        ready = self._ready(nodes)
         return phase.used(
-            several_devices=any(len(each.devices) > 1 for each in ready),
-            on_cpus=all(each.backend == "gloo" for each in ready),
+            several_devices=any(len(each.devices) > 1 for each in ready), on_cpus=_on_cpus(ready)
         )
+
+    def _deadline_s(self, phase: Phase, nodes: Sequence[str]) -> float:
+        """Return how long a round may take while nothing is known of how long it takes here."""
+        ready = self._ready(nodes)
+        extra_s = phase.extra_s(
+            on_cpus=_on_cpus(ready),
+            devices=min((len(each.devices) for each in ready), default=1),
+            adapters=max((len(each.ports_gbit_per_s) for each in ready), default=1),
+        )
+        return self.limits.round_deadline_s + self.limits.patience * extra_s
+
+    def _ready(self, nodes: Sequence[str]) -> list[WorkersReady]:
+        return [each for node in nodes if (each := self.state.agents[node].ready) is not None]
 
     def _rendezvous(self, group: Sequence[str]) -> Rendezvous:
         agents = [self.state.agents[node] for node in group]
@@ -313,13 +367,13 @@ class Session:
         limits = self.limits
         measured_ms = self.state.measured_ms(current.record.phase)
         if not measured_ms:
-            return current.started_s + limits.round_deadline_s
+            return current.started_s + current.record.deadline_s
         allowed_s = limits.adaptive_factor * median(measured_ms) / 1e3 + limits.adaptive_extra_s
         running = [group for group in current.groups if current.runs(group)]
         reported = [group for group in running if not current.unreported(group)]
         if 2 * len(reported) < len(running):
             allowed_s *= limits.patience  # earlier rounds were quick, this one has shown nothing
-        return current.started_s + min(allowed_s, limits.round_deadline_s)
+        return current.started_s + min(allowed_s, current.record.deadline_s)
 
 
 def _abort(index: int, group: tuple[str, ...], failure: str) -> GroupAborted:
@@ -330,6 +384,10 @@ def _abort(index: int, group: tuple[str, ...], failure: str) -> GroupAborted:
         reason=failure or "the deadline of the round has passed",
         timed_out=not failure,
     )
+
+
+def _on_cpus(ready: Sequence[WorkersReady]) -> bool:
+    return all(each.backend == "gloo" for each in ready)
 
 
 def _stack(node: NodeState) -> str:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from slurm_health.core.localize import Localizer
 from slurm_health.core.probe_catalog import Metric
 from slurm_health.core.records import NodeReported, Sampled
 from slurm_health.core.session.measurement import (
@@ -150,6 +151,22 @@ def test_only_the_member_whose_own_process_died_is_said_to_have_crashed() -> Non
     told["n2"] = NodeReported(node="n2", round=0, outcome=Outcome.FAILED, crashed=True)
 
     assert group_result(GROUP, [], told).crashed == ("n2",)
+
+
+def test_what_failed_between_two_nodes_is_said_of_both() -> None:
+    wrong = "allgather: rank 0 of 2 received other data than rank 1 sent"
+    told = reports(n2=Outcome.MEASURED)
+    told["n1"] = NodeReported(node="n1", round=0, outcome=Outcome.FAILED, detail=wrong)
+
+    result = group_result(GROUP, [], told)
+
+    assert (result.outcome, result.said) == (Outcome.FAILED, {"n1": wrong})
+    localizer = Localizer(nodes=["n1", "n2"])
+    planned = localizer.next_round()
+    assert planned is not None
+    localizer.observe(planned.index, [result])
+    for verdict in localizer.verdict().nodes.values():
+        assert any(wrong in line for line in verdict.evidence)
 
 
 def test_each_device_of_a_node_is_judged_apart_so_that_a_verdict_can_name_it() -> None:

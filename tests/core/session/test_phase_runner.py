@@ -11,7 +11,7 @@ import pytest
 
 from slurm_health.core.gpu_load import HARDWARE_THERMAL, Burn
 from slurm_health.core.localize.settings import Device, LocalizeSettings, settings_from
-from slurm_health.core.session.conclusion import merged, with_burns
+from slurm_health.core.session.conclusion import merged, with_burns, with_transports
 from slurm_health.core.session.phase_runner import Course, Localizer
 from slurm_health.core.session.phases import phases
 from slurm_health.core.verdict import (
@@ -231,6 +231,25 @@ def test_memory_errors_that_were_not_corrected_are_proof() -> None:
 
     assert (found.level, found.component) == (Level.FAULTY, "memory")
     assert found.evidence
+
+
+def test_the_way_that_data_went_is_said_where_the_network_is_slow_and_nowhere_else() -> None:
+    nodes = {
+        name: NodeVerdict(node=name, level=level, component=component, reason="slow")
+        for name, level, component in (
+            ("n1", Level.SLOW, "network rail 3"),
+            ("n2", Level.SLOW, "compute device 1"),
+            ("n3", Level.HEALTHY, "network"),
+        )
+    }
+
+    found = with_transports(Verdict(nodes=nodes), dict.fromkeys(nodes, "NET/Socket")).nodes
+
+    assert [found[name].reason for name in ("n1", "n2", "n3")] == [
+        "slow; data went over NET/Socket",
+        "slow",
+        "slow",
+    ]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -73,6 +73,29 @@ def test_what_others_on_a_cpu_node_disturb_is_measured_there_only_if_it_is_asked
     assert used(asked, on_cpus=True) == ["values", "memory_copy", "node_allgather"]
 
 
+def extra_s(
+    chosen: str, number: int = 0, *, on_cpus: bool = False, devices: int = 8, adapters: int = 8
+) -> float:
+    phase = phases([chosen])[number]
+    return phase.extra_s(on_cpus=on_cpus, devices=devices, adapters=adapters)
+
+
+def test_a_round_gets_time_for_its_burn_its_adapters_and_its_training() -> None:
+    assert extra_s("quick") == 0
+    assert extra_s("standard") == pytest.approx(3 + 3)
+    waves = 2  # eight adapters, two devices each
+    assert extra_s("thorough") == pytest.approx(3 + 8 + 12 * waves)
+    assert extra_s("thorough", adapters=12) == pytest.approx(3 + 8 + 12 * 3)
+    assert extra_s("thorough", devices=1, adapters=2) == pytest.approx(3 + 8 + 12 * 2)
+    assert extra_s("thorough", number=3) > 0
+
+
+def test_a_phase_takes_no_longer_than_its_probes_do_where_there_are_no_accelerators() -> None:
+    assert extra_s("standard", on_cpus=True) == 0
+    assert extra_s("thorough", on_cpus=True, devices=1, adapters=0) == 12
+    assert extra_s("thorough", number=3, on_cpus=True) == 0
+
+
 def test_every_probe_finds_faults_of_a_known_part() -> None:
     parts = {Metric(probe=probe.name).component for probe in BUILT_IN}
 

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import time
+
+import torch
+
+from slurm_health.core import expectations
+from slurm_health.probes import allgather, matmul, memory_copy
+from slurm_health.probes.allgather import CUDA_PACE
+from slurm_health.probes.context import ProbeContext
+from slurm_health.probes.timing import Pace, timed_ms
+
+
+def test_all_meet_after_the_warm_up_and_before_what_counts() -> None:
+    said: list[str] = []
+    context = ProbeContext(torch.device("cpu"), meet=lambda: said.append("met"))
+
+    timed_ms(context, lambda: said.append("ran"), Pace(warm_ups=2, budget_s=0.0, least=3, most=9))
+
+    assert said == ["ran", "ran", "met", "ran", "ran", "ran"]
+
+
+def test_short_iterations_are_timed_for_half_a_second_on_accelerators() -> None:
+    begun: list[float] = []
+    context = ProbeContext(torch.device("cpu"), meet=lambda: begun.append(time.perf_counter()))
+
+    windows_ms = timed_ms(context, lambda: time.sleep(0.002), CUDA_PACE)
+
+    assert time.perf_counter() - begun[0] >= 0.5
+    assert len(windows_ms) <= CUDA_PACE.most
+
+
+def test_expectations_are_of_what_the_probes_do() -> None:
+    assert expectations.ALLGATHER_BYTES_PER_RANK == allgather.CUDA_BYTES_PER_RANK
+    assert expectations.MATMUL_FLOP == 2.0 * matmul.CUDA_SIZE**3
+    assert expectations.COPY_BYTES == 2 * memory_copy.CUDA_BYTES
