@@ -41,10 +41,10 @@ HARMLESS = frozenset(
 )
 
 # A check that gets on says so this often. One that has said nothing for `SILENCE_S` is given up:
-# that is longer than it looks for torch in a cold filesystem, or waits for slurmctld, and where it
+# that is longer than it reads a setup file and looks for torch, or waits for slurmctld, and where it
 # comes too early, the check is started again and goes on from its journal.
 BEAT_S = 10.0
-SILENCE_S = 180.0
+SILENCE_S = 240.0
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.1

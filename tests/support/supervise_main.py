@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--script-name", required=True)
     parser.add_argument("--environ-fd", type=int)
     parser.add_argument("--grace-s", type=float, default=5.0)
-    parser.add_argument("--silence-s", type=float, default=180.0)
+    parser.add_argument("--silence-s", type=float, default=240.0)
     parser.add_argument("--requeue-wait-s", type=float, default=90.0)
     parser.add_argument("--journal-wait-s", type=float, default=10.0)
     parser.add_argument("source", type=Path)
