@@ -41,7 +41,7 @@ HARMLESS = frozenset(
 )
 
 # A check that gets on says so this often. One that has said nothing for `SILENCE_S` is given up:
-# that is longer than it reads a setup file and looks for torch, or waits for slurmctld, and where it
+# that is longer than it reads a setup file and looks for torch, or waits for slurmctld. Where it
 # comes too early, the check is started again and goes on from its journal.
 BEAT_S = 10.0
 SILENCE_S = 240.0
