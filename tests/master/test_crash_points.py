@@ -96,7 +96,7 @@ class Judged:
             phases=phases(["quick"]),
             act=True,
         )
-        _check(self.run, STARTED, settings, NoLauncher(), self.environ)
+        _check(self.run, STARTED, settings, NoLauncher(), {}, self.environ)
 
     def drains(self) -> list[list[str]]:
         updates = self.slurm.calls("scontrol", "update")
