@@ -19,6 +19,7 @@ from benchmarks.gpu.step import SMALL, Amount, Figure
 ROOT = Path(__file__).parents[2]
 NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 TORCH = pytest.mark.torch
+pytestmark = pytest.mark.timeout(300)  # each process loads torch, at once with other tests
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         env=NO_GPU,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
 
@@ -58,21 +59,17 @@ def test_without_a_gpu_it_says_of_each_section_what_it_would_do(tmp_path: Path) 
 
 
 @TORCH
-def test_a_call_continues_where_the_last_one_stopped(tmp_path: Path) -> None:
+def test_the_command_writes_what_it_measured_with_the_versions(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
-    words = ("--device=cpu", "--small", "--only=3", f"--output={file}")
 
-    first = run(*words, "--budget=1")
-    second = run(*words)
-    third = run(*words)
+    done = run("--device=cpu", "--small", "--only=3", f"--output={file}")
 
-    assert (first.returncode, "left: 3 2 ranks" in first.stdout) == (3, True)
-    assert (second.returncode, third.returncode) == (0, 0)
-    assert second.stdout == third.stdout
-    assert "2 ranks ..." in second.stderr
-    assert "2 ranks ..." not in third.stderr
-    (step,) = json.loads(file.read_text())["steps"]
+    assert done.returncode == 0, done
+    written = json.loads(file.read_text())
+    assert set(written["facts"]) >= {"torch", "driver", "collective_library", "devices"}
+    (step,) = written["steps"]
     assert {each["name"] for each in step["figures"]} >= {"init, later", "threads per cycle"}
+    assert "| 3 2 ranks | init, later" in done.stdout
 
 
 @TORCH
