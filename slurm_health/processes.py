@@ -14,9 +14,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 Process = subprocess.Popen[bytes]
@@ -26,6 +29,7 @@ PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 _PR_SET_PDEATHSIG = 1
 # Signals that would end us while a command is in the foreground.
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_ANEW_S = 0.01  # what an exception is dropped in takes far less
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -131,17 +135,36 @@ def abandon_session(process: Process, *, wait_s: float) -> bool:
 
 
 def end_session(process: Process, *, leave_s: float = 0.0, grace_s: float) -> None:
-    """End a child and its group, and reap it.
+    """End a child and its group, and reap it, as `end_sessions` does."""
+    end_sessions([process], leave_s=leave_s, grace_s=grace_s)
 
-    It may leave by itself within `leave_s`; then it is terminated, and killed after `grace_s`.
+
+def end_sessions(
+    children: Sequence[Process], *, leave_s: float = 0.0, grace_s: float
+) -> list[Process]:
+    """End children and their groups, and reap them; return those that did not leave by themselves.
+
+    They may within `leave_s`; then they are terminated, and killed after `grace_s`.
     """
-    if not ends_within(process, leave_s):
+    late = _not_ended_within(children, leave_s)
+    for process in late:
         kill_session(process, signal.SIGTERM)
-        ends_within(process, grace_s)
-    # Even when the leader is gone: others of its group may have ignored the first signal.
-    kill_session(process, signal.SIGKILL)
-    process.wait()
-    close_pipes(process)
+    _not_ended_within(late, grace_s)
+    for process in children:
+        # Even when the leader is gone: others of its group may have ignored the first signal.
+        kill_session(process, signal.SIGKILL)
+        process.wait()
+        close_pipes(process)
+    return late
+
+
+def _not_ended_within(children: Sequence[Process], wait_s: float) -> list[Process]:
+    until_s = time.monotonic() + wait_s
+    return [
+        process
+        for process in children
+        if not ends_within(process, max(0.0, until_s - time.monotonic()))
+    ]
 
 
 def close_pipes(process: Process) -> None:
@@ -239,6 +262,51 @@ def _forwarding_signals(process: Process) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def ancestors() -> Iterator[tuple[int, int]]:
+    """Yield this process, its parent, and so on: each one's id, and when it started in ticks.
+
+    Ends where /proc shows no more. An id is given again one day; with its start it is unique.
+    """
+    pid = os.getpid()
+    while pid:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            return
+        words = stat.rpartition(b")")[2].split()  # from the third field on; see proc(5)
+        yield pid, int(words[19])
+        pid = int(words[1])
+
+
+@contextlib.contextmanager
+def leaving_on(number: int) -> Iterator[None]:
+    """While active, a signal ends what is in progress by SystemExit, once, with the code 128+n.
+
+    Python drops an exception that comes up in a destructor or a weak reference's callback, and
+    prints it; such a one is raised anew a moment later. What is behind the context is not
+    disturbed any more.
+    """
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once: what it ends by now it ends in peace
+        raise SystemExit(128 + number)
+
+    def raise_anew(dropped: sys.UnraisableHookArgs) -> None:
+        if isinstance(dropped.exc_value, SystemExit):
+            signal.signal(number, leave)
+            threading.Timer(_ANEW_S, os.kill, (os.getpid(), number)).start()
+        else:
+            before(dropped)
+
+    before, sys.unraisablehook = sys.unraisablehook, raise_anew
+    signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_IGN)
+        sys.unraisablehook = before
+
+
 def exit_text(returncode: int) -> str:
     """Say how a process ended: `exit code 3`, or `killed by SIGSEGV`."""
     if returncode >= 0:
@@ -264,6 +332,8 @@ def own_command(*arguments: str) -> tuple[str, ...]:
 
 def own_module(module: str, *arguments: str) -> tuple[str, ...]:
     """Return a command line that runs a module of ours with this interpreter."""
-    # Where we were started without PYTHONPATH and PYTHONHOME, they belong to another Python.
-    flags = ("-E", "-P") if sys.flags.ignore_environment else ("-P",)
+    # Where we were started without PYTHONPATH and PYTHONHOME, what the child finds there belongs to
+    # another Python.
+    unused = sys.flags.ignore_environment or not {"PYTHONPATH", "PYTHONHOME"} & os.environ.keys()
+    flags = ("-E", "-P") if unused else ("-P",)
     return (sys.executable, *flags, "-m", module, *arguments)

@@ -40,8 +40,8 @@ SECTION = Section(number=8, title="choice of devices", steps=steps)
 def cases(uuids: Sequence[str], torch: str) -> list[Case]:
     """Return what is tried on a machine with these devices, none where there are only CPUs."""
     count = len(uuids)
-    unusable = f"accelerators were expected, but torch {torch} can use none"
-    few = f"2 accelerators were expected, but torch sees {count}"
+    unusable = f"accelerators were expected, but torch {torch}"
+    few = f"2 {unusable} can use {count}"
     on_cpus = "1 ready with gloo"
     slurm = "8 ready" if count == 8 else f"Slurm gave the job 8 GPUs here, {count or 'none'} of"
     listed = ",".join(f"GPU-{uuid}" for uuid in uuids) or "GPU-00000000-0000-0000-0000-000000000000"
@@ -84,9 +84,11 @@ def _first_words(machine: Machine, environ: Mapping[str, str]) -> str:
         on_cpus=1,
         address="127.0.0.1",
         environ={**machine.environ, **environ},
+        monotonic=time.monotonic,
     )
     try:
-        obstacle = workers.start()
+        workers.replace()
+        obstacle = workers.start_due()
         give_up = time.monotonic() + _LIMIT_S
         while not obstacle and not workers.ready and time.monotonic() < give_up:
             workers.wait(1.0)
@@ -97,7 +99,7 @@ def _first_words(machine: Machine, environ: Mapping[str, str]) -> str:
             return f"nothing within {_LIMIT_S:.0f} s"
         return f"{len(workers)} ready with {workers.ready[0]['backend']}"
     finally:
-        workers.stop()
+        workers.end()
 
 
 def _heard(workers: Workers) -> str:
@@ -105,8 +107,7 @@ def _heard(workers: Workers) -> str:
     for worker in workers:
         ended = worker.ended()  # before: what it said until then is read
         for event in worker.read_events():
-            if event["event"] == "ready":
-                worker.ready = event
+            worker.hears_start(event)
         if ended is not None:
             return ended
     return ""

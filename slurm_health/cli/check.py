@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -32,7 +31,9 @@ from slurm_health.master.run_check import (
     check_local,
     find_python,
 )
+from slurm_health.master.setup_file import environ_after
 from slurm_health.options import Door, localize_choices, what_to_check
+from slurm_health.processes import leaving_on
 
 # A server that fails over is back sooner.
 _FILESYSTEM_LIMIT_S = 60.0
@@ -92,20 +93,12 @@ def check(**options: Any) -> int:
     """
     if options["local"] and options["act"]:
         raise click.UsageError("--act needs a Slurm job; --local has none")
-    signal.signal(signal.SIGTERM, _leave)  # ended from outside, the check still ends its agents
-    try:
+    with leaving_on(signal.SIGTERM):  # ended from outside, the check still ends its agents
         if options["for_supervisor"]:
             return _answer_supervisor(options, os.environ)
         result = _checked(options, os.environ)
         _print(result, as_json=options["as_json"])
         return _exit_code(result.finished, acted=options["act"])
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway, and with its own code
-
-
-def _leave(signal_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal_number, signal.SIG_IGN)  # once: what it ends by now it ends in peace
-    sys.exit(128 + signal_number)
 
 
 def _answer_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:
@@ -177,9 +170,10 @@ def _settings(
         ConfigError: it cannot be had, or the site's file cannot be used.
     """
     by_name = {name.replace("_", "-"): value for name, value in options.items()}
+    probe_environ = environ_after(options["setup"], environ)
     return CheckSettings(
         journal_root=config.journal_root(options["journal"], environ),
-        python=find_python(options["python"], environ),
+        python=find_python(options["python"], probe_environ),
         policy=Policy(
             max_requeues=options["max_requeues"],
             on_straggler=OnStraggler(options["on_straggler"]),
@@ -197,6 +191,8 @@ def _settings(
         script=options["script_name"],
         tell=tell,
         run_id=options["for_supervisor"],
+        setup=options["setup"] or "",
+        probe_environ=probe_environ,
     )
 
 

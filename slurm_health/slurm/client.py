@@ -12,7 +12,8 @@ from pathlib import Path
 
 from slurm_health.core.nodeset import fold
 from slurm_health.errors import SlurmCommandError, SlurmError
-from slurm_health.slurm import command
+from slurm_health.slurm import command, real_sbatch
+from slurm_health.slurm.job_gres import NodeGres, gres_of
 from slurm_health.slurm.parsing import Job, JobId, Node, Partition, Size, parse_pairs, partition_of
 from slurm_health.slurm.pyslurm_client import choose
 from slurm_health.slurm.reads import Reads
@@ -93,6 +94,10 @@ class Client:
         text = self._run("squeue", "--noheader", f"--jobs={job_id}", "--format=%k").rstrip("\n")
         return "" if text == "(null)" else text
 
+    def batch_script(self, job_id: JobId) -> str:
+        """Return a batch job's script, which Slurm shows to its owner and to administrators."""
+        return self._run("scontrol", "write", "batch_script", str(job_id), "-")
+
     def size(self, job_id: JobId) -> Size:
         """Return how much a job asks for, or has."""
         text = self._run("squeue", "--noheader", f"--jobs={job_id}", f"--Format={_SIZE}")
@@ -101,6 +106,14 @@ class Client:
             raise SlurmError(f"squeue gives {text!r} as the size of job {job_id}")
         nodes, cpus, tasks = map(int, words)
         return Size(nodes=nodes, cpus=cpus, tasks=tasks)
+
+    def gres(self, job_id: JobId) -> dict[str, NodeGres]:
+        """Return what a running job has of generic resources on each of its nodes."""
+        text = self._run("scontrol", "show", "job", "-d", "-o", str(job_id))
+        try:
+            return gres_of(text)
+        except ValueError as err:
+            raise SlurmError(f"scontrol show job {job_id} names nodes oddly: {err}") from err
 
     def jobs_named(self, name: str, uid: int) -> list[int]:
         """Return the ids of a user's jobs of that name that have not ended."""
@@ -156,9 +169,9 @@ class Client:
 
     def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
         """Submit a batch script with its environment; return the job's id."""
-        answer = self._run(
-            "sbatch", "--parsable", *arguments, environ=environ, stdin=script.encode()
-        )
+        sbatch = real_sbatch.find(environ)
+        words = [sbatch.path or "sbatch", "--parsable", *arguments]
+        answer = self._run(*words, environ=sbatch.environ, stdin=script.encode())
         found = re.match(r"\s*(\d+)", answer)
         if found is None:
             raise SlurmError(f"sbatch --parsable answered {answer.strip()!r}, expected a job id")

@@ -24,7 +24,7 @@ def main() -> None:
     rank, ranks, file, cycles, devices = sys.argv[1:]
     events = Events()
     torch.set_num_threads(1)
-    device = devices_of.claim(0, expected=int(devices))
+    device = devices_of.claim(0, expected=int(devices), environ=os.environ)
     store = dist.FileStore(file, int(ranks))
     for index in range(int(cycles)):
         taken = _cycle(device, dist.PrefixStore(str(index), store), int(rank), int(ranks))

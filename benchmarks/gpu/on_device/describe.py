@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from slurm_health.probes import device as devices_of
 def main() -> None:
     """Describe them, or end with the reason why they cannot be used."""
     expected = int(sys.argv[1])
-    device = devices_of.claim(0, expected=expected)
+    device = devices_of.claim(0, expected=expected, environ=os.environ)
     packages = Path(torch.__file__).parents[1]
     Events().say(
         torch=str(torch.__version__),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -30,7 +31,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     taken = {"import": lap_s()}
-    device = devices_of.claim(0, expected=int(devices))
+    device = devices_of.claim(0, expected=int(devices), environ=os.environ)
     square = torch.ones(_SIZE, _SIZE, device=device).to(
         devices_of.half_precision(device) if device.type == "cuda" else torch.float32
     )

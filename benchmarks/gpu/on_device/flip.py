@@ -6,6 +6,7 @@ Each bit of one entry is flipped in turn, once in the result of a product and on
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -56,7 +57,7 @@ def main() -> None:
     """Say of each bit whether it was found; of the place "nowhere" too, where there is none."""
     expected = int(sys.argv[1])
     events = Events()
-    context = ProbeContext(device=devices_of.claim(0, expected=expected))
+    context = ProbeContext(device=devices_of.claim(0, expected=expected, environ=os.environ))
     bits = _try(context, events, "nowhere", 0)
     for place in ("result", "factor"):
         for bit in range(bits):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -20,7 +21,7 @@ def main() -> None:
     held_bytes, what, devices = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     events = Events()
     torch.set_num_threads(1)
-    device = devices_of.claim(0, expected=devices)
+    device = devices_of.claim(0, expected=devices, environ=os.environ)
     size = _SIZES[device.type]
     square = torch.ones(size, size, device=device)
     out = torch.mm(square, square)

@@ -24,7 +24,7 @@ _INTERVAL_S = 0.02
 def main() -> None:
     """Say it until standard input ends."""
     events = Events()
-    device = devices_of.claim(0, expected=int(sys.argv[1]))
+    device = devices_of.claim(0, expected=int(sys.argv[1]), environ=os.environ)
     pids: list[int] = []
     while True:
         events.say(at_s=time.time(), used_bytes=_used_bytes(device, pids))
