@@ -21,7 +21,7 @@ ROOT   := $(filter 0,$(shell id -u))
 PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
 .PHONY: help demo test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
-.PHONY: bench bench-acting bench-hooks bench-localize bench-probes
+.PHONY: bench bench-acting bench-hooks bench-localize bench-probes gpu tools
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and avoids it, the report'
@@ -37,6 +37,7 @@ help:
 	@echo 'make bench-localize  how often the localisation is right, compared with a published rule'
 	@echo 'make bench-hooks     what the prolog and the health check cost on this node'
 	@echo 'make bench-probes    how much repeated runs of each probe differ on this machine'
+	@echo 'make gpu             everything that one GPU can show; with GPU_ARGS=--device=cpu without one'
 	@echo 'make pyslurm         build pyslurm for Slurm 22.05, so that its tests run too'
 	@echo 'make clean           remove what these commands created here'
 
@@ -90,15 +91,28 @@ bench-hooks: install
 bench-probes: install
 	$(RUN) -m benchmarks.probes
 
+# A torch that is there is used, because it is built for these GPUs: with python3 where it has the
+# rest too, as where nothing can be installed, else from an environment that needs no torch of its own.
+NEEDED := import click, ClusterShell, filelock, msgspec, numpy, tabulate, torch
+gpu:
+	@if python3 -c '$(NEEDED)' 2>/dev/null; then python3 -m benchmarks.gpu $(GPU_ARGS); \
+	else $(MAKE) --no-print-directory tools && $(PYTHON) -m benchmarks.gpu $(GPU_ARGS); fi
+
+tools: $(VENV)/.tools
+
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: $(VENV)/.tools
+	@echo 'installing torch into $(VENV)'
+	@$(PYTHON) -c 'import torch' 2>/dev/null || $(PYTHON) -m pip install -q $(TORCH)
+	@touch $@
+
+$(VENV)/.tools: pyproject.toml
 	@$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Python 3.11 or newer is needed, $(BASE) is older'; exit 1; }
 	@$(BASE) -c 'import ensurepip' 2>/dev/null || $(MAKE) --no-print-directory python-packages
 	@test -x $(PYTHON) || $(BASE) -m venv $(VENV)
-	@echo 'installing into $(VENV) (torch is the large part)'
-	@$(PYTHON) -c 'import torch' 2>/dev/null || $(PYTHON) -m pip install -q $(TORCH)
+	@echo 'installing into $(VENV)'
 	@$(PYTHON) -m pip install -q -e '.[dev]'
 	@touch $@
 
@@ -126,4 +140,4 @@ pyslurm: install
 		$(PYTHON) -m pip install --no-deps '$(PYSLURM)'
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis gpu.json

@@ -45,6 +45,10 @@ class NotMeasured(Exception):
     """A probe gave no figure; the text says why."""
 
 
+class Failed(NotMeasured):
+    """A probe found its device at fault, or crashed; the text says which."""
+
+
 @dataclass(kw_only=True)
 class Row:
     """One quantity of one probe: a time per run, and what one iteration does."""
@@ -54,6 +58,11 @@ class Row:
     flop: float = 0.0
     total_bytes: int = 0
     figures: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the times, divided by their mean."""
+        return statistics.pstdev(self.times_ms) / statistics.fmean(self.times_ms)
 
 
 class Bench:
@@ -80,14 +89,16 @@ class Bench:
 
         Raises:
             NotMeasured: a worker took none.
+            Failed: its probe failed.
         """
         self._round += 1
         for worker in self.workers:
             worker.send(self._command(probe, options, worker.local_rank))
         said = self._events("done", ROUND_LIMIT_S)
         for events in said:
-            if events[-1]["outcome"] != "measured":
-                raise NotMeasured(events[-1]["detail"] or events[-1]["outcome"])
+            outcome, detail = events[-1]["outcome"], events[-1]["detail"]
+            if outcome != "measured":
+                raise (Failed if outcome == "failed" else NotMeasured)(detail or outcome)
         return [[each for each in events if each["event"] == "sample"] for events in said]
 
     def close(self) -> None:
@@ -162,14 +173,14 @@ def measure(bench: Bench, probes: Sequence[Probe], runs: int) -> tuple[list[Row]
     for probe in probes:
         try:
             if probe.name.startswith("gpt"):
-                options |= _model_options(bench)
-            rows += _rows(bench, probe, options, runs)
+                options |= model_options(bench)
+            rows += rows_of(bench, probe, options, runs)
         except NotMeasured as err:
             missing.append(f"{probe.name}: {err}")
     return rows, missing
 
 
-def _model_options(bench: Bench) -> dict[str, object]:
+def model_options(bench: Bench) -> dict[str, object]:
     """Return the options of the GPT that these devices would get in a check."""
     if bench.ready[0]["backend"] == "gloo":
         return dict(to_options(CPU))
@@ -180,7 +191,12 @@ def _model_options(bench: Bench) -> dict[str, object]:
     return dict(to_options(chosen))
 
 
-def _rows(bench: Bench, probe: Probe, options: Mapping[str, object], runs: int) -> list[Row]:
+def rows_of(bench: Bench, probe: Probe, options: Mapping[str, object], runs: int) -> list[Row]:
+    """Run one probe again and again; return a row for each of its quantities.
+
+    Raises:
+        NotMeasured: a run gave no figure.
+    """
     rows: dict[str, Row] = {}
     # The first run finds cold caches and a device that has not settled.
     for index in range(runs + 1):
@@ -243,13 +259,12 @@ def _line(row: Row) -> list[str]:
     if not row.times_ms:
         return [row.name, "", "", "", "", "", "", figures]
     middle = statistics.median(row.times_ms)
-    spread = statistics.pstdev(row.times_ms) / statistics.fmean(row.times_ms)
     return [
         row.name,
         str(len(row.times_ms)),
         f"{middle:.3f}",
         f"{min(row.times_ms):.3f} … {max(row.times_ms):.3f}",
-        f"{spread:.2%}",
+        f"{row.spread:.2%}",
         f"{row.flop / middle / 1e9:.3g}" if row.flop else "",
         f"{row.total_bytes / middle / 1e6:.4g}" if row.total_bytes else "",
         figures,
