@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.core.session.conclusion import judged, unmeasured
+from slurm_health.core.session.conclusion import judged, merged, unmeasured
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict, Verdict
 
 NOTHING_KNOWN = {
@@ -102,3 +102,16 @@ def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:
     assert record.nodes[0].evidence == ("round 0",)
     assert [path.ends for path in record.paths] == [("n1", "n2")]
     assert [leaf.ends for leaf in record.leaves] == [("s1",)]
+
+
+@pytest.mark.parametrize("noted_first", [True, False])
+def test_what_a_healthy_node_is_slower_in_is_told_whichever_phase_saw_it(
+    *, noted_first: bool
+) -> None:
+    noted = NodeVerdict(node="n1", level=Level.HEALTHY, slowdown=1.07, reason="device 3 is 7 %")
+    plain = NodeVerdict(node="n1", level=Level.HEALTHY, reason="passed with 2 partners")
+    phases = [noted, plain] if noted_first else [plain, noted]
+
+    found = merged([Verdict(nodes={"n1": phase}) for phase in phases]).nodes["n1"]
+
+    assert (found.level, found.reason, found.slowdown) == (Level.HEALTHY, "device 3 is 7 %", 1.07)
