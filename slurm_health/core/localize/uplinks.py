@@ -27,6 +27,7 @@ _Flags = npt.NDArray[np.bool_]
 
 _SLOW_PARTNERS = 2  # that are no suspects, and more than fast ones, make a suspect
 _BEYOND_NOISE = 3.0  # deviations of a slow test from a fast one
+_QUARTER_OF_NORMAL = 0.3186  # deviations from the middle, within which a quarter of values lie
 _PAIRS_BETWEEN = 2  # that tell a suspect from a set: one may have been hit by a spike
 _ODD_TESTS = 2  # of a pair that was slow although neither node is a suspect
 
@@ -100,7 +101,9 @@ def _pairs(trials: Sequence[Trial], metrics: Sequence[MetricEvidence]) -> _Pairs
     tests: dict[tuple[int, ...], list[int]] = {}
     for index in sorted(excess):
         tests.setdefault(trials[index].nodes, []).append(index)
-    noise = max(metric.found.noise for metric in metrics)
+    # Without the uplink nothing explains these times, and the estimated noise may be far too large.
+    quarter = float(np.quantile(np.abs(list(excess.values())), 0.25)) / _QUARTER_OF_NORMAL
+    noise = min(quarter, max(metric.found.noise for metric in metrics))
     floor = min(metric.floor for metric in metrics)
     return _Pairs(
         ends=np.array(list(tests), dtype=np.int64),
