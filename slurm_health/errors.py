@@ -166,15 +166,20 @@ class RunNotFound(SlurmHealthError):
 
     exit_code = ExitCode.UNAVAILABLE
 
-    def __init__(self, job: str, root: Path, near: Iterable[str] = ()) -> None:
+    def __init__(self, job: str, root: Path, near: Iterable[str] = (), reason: str = "") -> None:
         self.job = job
         self.root = root
-        newest = ", ".join(near)
+        self.near = tuple(near)
+        newest = f" (newest there: {', '.join(self.near)})" if self.near else ""
         super().__init__(
-            f"no journal of job {job} under {root}"
-            + (f" (newest there: {newest})" if newest else "")
-            + "; was it submitted with slurm-health sbatch? another directory: --journal DIR"
+            f"no journal of job {job} under {root}{'' if reason else newest}; "
+            + (reason or "was it submitted with slurm-health sbatch?")
+            + " Another directory: --journal DIR"
         )
+
+    def with_reason(self, reason: str) -> RunNotFound:
+        """Return the same error with what Slurm says of the job, if it says anything."""
+        return RunNotFound(self.job, self.root, self.near, reason)
 
 
 class NoRoom(SlurmHealthError):

@@ -14,9 +14,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 Process = subprocess.Popen[bytes]
@@ -26,6 +28,7 @@ PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 _PR_SET_PDEATHSIG = 1
 # Signals that would end us while a command is in the foreground.
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_ANEW_S = 0.01  # what an exception is dropped in takes far less
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -237,6 +240,51 @@ def _forwarding_signals(process: Process) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def ancestors() -> Iterator[tuple[int, int]]:
+    """Yield this process, its parent, and so on: each one's id, and when it started in ticks.
+
+    Ends where /proc shows no more. An id is given again one day; with its start it is unique.
+    """
+    pid = os.getpid()
+    while pid:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            return
+        words = stat.rpartition(b")")[2].split()  # from the third field on; see proc(5)
+        yield pid, int(words[19])
+        pid = int(words[1])
+
+
+@contextlib.contextmanager
+def leaving_on(number: int) -> Iterator[None]:
+    """While active, a signal ends what is in progress by SystemExit, once, with the code 128+n.
+
+    Python drops an exception that comes up in a destructor or a weak reference's callback, and
+    prints it; such a one is raised anew a moment later. What is behind the context is not
+    disturbed any more.
+    """
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once: what it ends by now it ends in peace
+        raise SystemExit(128 + number)
+
+    def raise_anew(dropped: sys.UnraisableHookArgs) -> None:
+        if isinstance(dropped.exc_value, SystemExit):
+            signal.signal(number, leave)
+            threading.Timer(_ANEW_S, os.kill, (os.getpid(), number)).start()
+        else:
+            before(dropped)
+
+    before, sys.unraisablehook = sys.unraisablehook, raise_anew
+    signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_IGN)
+        sys.unraisablehook = before
 
 
 def exit_text(returncode: int) -> str:

@@ -279,12 +279,19 @@ def test_any_answer_of_slurm_is_read_or_refused(text: str) -> None:
     advise(read_config(text), None)
 
 
-@given(as_text(damaged(read(SLURM, "node-drained.txt"), ODD + NAMES)))
-def test_no_note_is_taken_for_ours_that_does_not_begin_like_ours(text: str) -> None:
-    for line in text.splitlines():
+NOTES = [b"shealth:fs /scratch is full check=fs-scratch job=7 t=1763661234 [root@2026-11-20T17:49]",
+         *(note.partition(b"Reason=")[2] for note in read(SLURM, "node-drained.txt"))]  # fmt: skip
+
+
+@given(as_text(damaged(NOTES, ODD + NAMES)))
+def test_no_note_is_taken_for_ours_that_does_not_begin_like_ours(note: str) -> None:
+    for line in f"NodeName=n1 State=IDLE+DRAIN Reason={note}".splitlines():
         node = node_of(line)
+        if node is not None and drain_note.parse(node.reason) is not None:
+            assert drain_note.is_ours(node.reason)
         if node is not None and drain_note.is_ours(node.reason):
-            assert node.reason.startswith("slurm-health:")
+            assert node.reason.startswith(("shealth:", "slurm-health:"))
+            assert "\x1b" not in drain_note.bare_text(node.reason)
 
 
 VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURM_ARRAY_JOB_ID",

@@ -145,3 +145,34 @@ def test_a_command_that_is_not_there_is_an_os_error() -> None:
 )
 def test_the_end_of_a_process_is_said_in_words(returncode: int, text: str) -> None:
     assert exit_text(returncode) == text
+
+
+# Python drops what is raised in the callback, in which this one spends most of its time.
+IN_CALLBACKS = """
+import signal, time, weakref
+from slurm_health.processes import leaving_on
+class Node: pass
+def gone(_): time.sleep(0.005)
+try:
+    with leaving_on(signal.SIGTERM):
+        print("ready", flush=True)
+        while True:
+            node = Node()
+            watched = weakref.ref(node, gone)
+            del node
+            time.sleep(0.001)
+finally:
+    print("left in peace", flush=True)
+"""
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_signal_ends_a_process_wherever_python_is_at_that_moment(attempt: int) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", IN_CALLBACKS], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    child.terminate()
+    said, errors = child.communicate(timeout=60)
+    assert (child.returncode, said, errors) == (128 + signal.SIGTERM, b"left in peace\n", b"")

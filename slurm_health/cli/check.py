@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -33,6 +32,7 @@ from slurm_health.master.run_check import (
     find_python,
 )
 from slurm_health.options import Door, localize_choices, what_to_check
+from slurm_health.processes import leaving_on
 
 # A server that fails over is back sooner.
 _FILESYSTEM_LIMIT_S = 60.0
@@ -92,20 +92,12 @@ def check(**options: Any) -> int:
     """
     if options["local"] and options["act"]:
         raise click.UsageError("--act needs a Slurm job; --local has none")
-    signal.signal(signal.SIGTERM, _leave)  # ended from outside, the check still ends its agents
-    try:
+    with leaving_on(signal.SIGTERM):  # ended from outside, the check still ends its agents
         if options["for_supervisor"]:
             return _answer_supervisor(options, os.environ)
         result = _checked(options, os.environ)
         _print(result, as_json=options["as_json"])
         return _exit_code(result.finished, acted=options["act"])
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway, and with its own code
-
-
-def _leave(signal_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal_number, signal.SIG_IGN)  # once: what it ends by now it ends in peace
-    sys.exit(128 + signal_number)
 
 
 def _answer_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:

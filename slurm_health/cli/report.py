@@ -11,9 +11,9 @@ import click
 from slurm_health import config
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import print_result, terminal
-from slurm_health.errors import ExitCode
+from slurm_health.errors import ExitCode, RunNotFound
 from slurm_health.options import Door
-from slurm_health.report import export, find, table
+from slurm_health.report import export, find, table, without_journal
 
 
 @click.command(short_help="Print what was measured, concluded and done for a job.")
@@ -25,16 +25,26 @@ from slurm_health.report import export, find, table
 def report(job: str, journal: str | None, cluster: str | None, as_json: bool, raw: bool) -> int:
     """Print what was measured, concluded and done for a job.
 
-    JOBID is a job id, or 12_3 for a task of an array. Reads the journal's files alone: any time
-    later, on any machine that sees them.
+    JOBID is a job id, or 12_3 for a task of an array. An array's own id, or 12_[1-4], lists its
+    tasks. Reads the journal's files: any time later, on any machine that sees them. Slurm is asked
+    where there are none.
     """
     if raw and not as_json:
         raise click.UsageError("--raw goes with --json")
     root = config.journal_root(journal, os.environ)
-    found = find.load(root, job, cluster=cluster, now_s=time.time())
+    tasks = find.tasks_of(root, job, cluster)
+    try:
+        found = [
+            find.load(root, each, cluster=cluster, now_s=time.time()) for each in tasks or [job]
+        ]
+    except RunNotFound as err:
+        raise err.with_reason(without_journal.reason(job, os.environ)) from None
+    width, unicode = terminal()
     if as_json:
-        print_result(export.as_json(found, raw=raw))
+        whole = export.tasks_as_json(found, raw=raw) if tasks else export.as_json(*found, raw=raw)
+        print_result(whole)
+    elif tasks:
+        print_result(table.tasks_text(found, width=width, unicode=unicode) + "\n")
     else:
-        width, unicode = terminal()
-        print_result(table.job_text(found, width=width, unicode=unicode).rstrip("\n") + "\n")
+        print_result(table.job_text(*found, width=width, unicode=unicode).rstrip("\n") + "\n")
     return int(ExitCode.HEALTHY)

@@ -34,23 +34,30 @@ _LEFT_OUT = {"started", "superseded", "judged", "samples"}
 
 def as_json(report: JobReport, *, raw: bool = False) -> str:
     """Return a job's report as lines of JSON, with every sample as it was measured if `raw`."""
-    job_ids = [run.started.job_id for run in report.runs if run.started]
-    return _text(
-        {
-            "job": report.job,
-            "job_id": job_ids[-1] if job_ids else None,
-            **_fields(report),
-            "runs": [_run(run, raw=raw) for run in report.runs],
-            "nodes": [_node(node) for node in report.nodes],
-            "paths": _whole(report.paths),
-            "leaves": _whole(report.leaves),
-        }
-    )
+    return _text(_job(report, raw=raw))
+
+
+def tasks_as_json(reports: Sequence[JobReport], *, raw: bool = False) -> str:
+    """Return the reports of an array's tasks as lines of JSON."""
+    return _text({"tasks": [_job(report, raw=raw) for report in reports]})
 
 
 def run_as_json(run: RunReport, *, raw: bool = False) -> str:
     """Return one check as lines of JSON: an element of `runs`, with the schema's version."""
     return _text(_run(run, raw=raw))
+
+
+def _job(report: JobReport, *, raw: bool) -> dict[str, object]:
+    job_ids = [run.started.job_id for run in report.runs if run.started]
+    return {
+        "job": report.job,
+        "job_id": job_ids[-1] if job_ids else None,
+        **_fields(report),
+        "runs": [_run(run, raw=raw) for run in report.runs],
+        "nodes": [_node(node) for node in report.nodes],
+        "paths": _whole(report.paths),
+        "leaves": _whole(report.leaves),
+    }
 
 
 def _text(report: dict[str, object]) -> str:

@@ -21,9 +21,51 @@ _log = logging.getLogger(__name__)
 
 # 12, or 12_3 for task 3 of an array. What Slurm prints beside that (12.batch) is a step.
 _JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
+# Tasks of an array as squeue writes them: 12_[1-4,7], with %2 for how many may run at once.
+_TASKS = re.compile(r"([0-9]{1,10})_\[([0-9,-]+)(?:%[0-9]+)?\]", re.ASCII)
+_RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", re.ASCII)
 # A node's name becomes a file's name. Anything else in a journal did not come from Slurm.
 _NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _NEAR = 5
+
+
+def tasks_of(root: Path, job: str, cluster: str | None = None) -> list[str]:
+    """Return the tasks with a journal that an array's id, or `12_[1-4]`, stands for, in order.
+
+    Nothing where `job` is one job.
+
+    Raises:
+        UsageError: `job` is neither.
+        RunNotFound: no task of `12_[1-4]` has a journal.
+    """
+    if _JOB.fullmatch(job):
+        array, wanted = job, None
+    elif found := _TASKS.fullmatch(job):
+        array, wanted = found[1], _ranges(found[2])
+    else:
+        raise _no_job_id(job)
+    numbers = {
+        int(name.removeprefix(f"{array}_"))
+        for each in ([cluster] if cluster else _directories(root))
+        for name in _directories(root / each)
+        if name.startswith(f"{array}_") and _JOB.fullmatch(name)
+    }
+    if wanted is not None:
+        numbers = {n for n in numbers if any(first <= n <= last for first, last in wanted)}
+        if not numbers:
+            raise RunNotFound(job, root, _near(root, array))
+    return [f"{array}_{number}" for number in sorted(numbers)]
+
+
+def _ranges(text: str) -> list[tuple[int, int]]:
+    found = [_RANGE.fullmatch(part) for part in text.split(",")]
+    return [(int(part[1]), int(part[2] or part[1])) for part in found if part]
+
+
+def _no_job_id(job: str) -> UsageError:
+    return UsageError(
+        f"{job!r} is not a job id: give one like 12, 12_3 for an array's task, or 12_[1-4]"
+    )
 
 
 def load(
@@ -57,7 +99,7 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
         JournalError: the directories cannot be read.
     """
     if not _JOB.fullmatch(job):
-        raise UsageError(f"{job!r} is not a job id: give one like 12, or 12_3 for an array's task")
+        raise _no_job_id(job)
     try:
         found = _runs_by_cluster(root, job)
         if not found:

@@ -48,6 +48,25 @@ def job_text(report: JobReport, *, width: int | None = None, unicode: bool = Tru
     )
 
 
+def tasks_text(
+    reports: Sequence[JobReport], *, width: int | None = None, unicode: bool = True
+) -> str:
+    """Return the tasks of an array, each by its last check and with its bad nodes by name.
+
+    Arguments as for `job_text`.
+    """
+    page = Page(width=width, unicode=unicode)
+    lines = [page.phrases([report.job, *_task(report)]) for report in reports]
+    how = f"slurm-health report {reports[0].job} shows one task whole."
+    return _blocks([line for task in lines for line in task], page.paragraph(how))
+
+
+def _task(report: JobReport) -> list[str]:
+    last = report.runs[-1]
+    found = [_node_list(last.nodes), found_text(last, names=True), *outcome_texts(last)]
+    return [attempt_text(last), *found] if len(report.runs) > 1 else found
+
+
 def check_summary(run: RunReport, *, width: int | None = None, unicode: bool = True) -> str:
     """Return the report of one check, as `slurm-health check` prints it at its end.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +31,9 @@ from slurm_health.sbatch.script import (
     render,
     wrapped,
 )
-from slurm_health.slurm import command
+from slurm_health.slurm import command, real_sbatch
 from slurm_health.slurm.client import Client
+from slurm_health.slurm.real_sbatch import Sbatch
 
 _HELP_DEADLINE_S = 10.0
 # Options that make sbatch print something, or submit a job without a script of ours.
@@ -53,6 +53,8 @@ def submit(
 ) -> int:
     """Do what `sbatch` does with these arguments, and have the job's nodes checked first.
 
+    Where an `sbatch` that we have called leads back here, they are passed on as they are.
+
     `python` is the interpreter that runs slurm-health on the batch host; `stdin` is read when the
     arguments name no script. Returns the exit code.
 
@@ -62,19 +64,21 @@ def submit(
         SlurmCommandMissing: there is no sbatch on the PATH.
         NoRoom: the script cannot be laid down for sbatch.
     """
-    line = parse(arguments, own=own_options.TAKES_VALUE, read_help=lambda: _sbatch_help(environ))
+    sbatch = real_sbatch.find(environ)
+    if sbatch.led_back:
+        return _call(sbatch, arguments)
+    line = parse(arguments, own=own_options.TAKES_VALUE, read_help=lambda: _sbatch_help(sbatch))
     if "help" in line.seen:
         sys.stdout.write(own_options.help_text())
         return 0
-    sbatch = shutil.which("sbatch", path=environ.get("PATH"))
     dry_run = ("dry-run", None) in line.own
-    if sbatch is None and not dry_run:
+    if sbatch.path is None and not dry_run:
         raise SlurmCommandMissing("sbatch")
     given = own_options.from_environ(environ) | own_options.from_words(line.own)
     off = given.get("check") == OFF
     if line.components and not off:
         raise UsageError(_COMPONENTS)
-    job = _Job(line=line, given=given, environ=environ, stdin=stdin, sbatch=sbatch or "")
+    job = _Job(line=line, given=given, environ=environ, stdin=stdin, sbatch=sbatch)
     if dry_run:
         return job.show(python)
     return job.plain() if off or line.seen & _NOT_OURS else job.checked(python)
@@ -110,11 +114,11 @@ class _Job:
     given: own_options.Settings
     environ: Mapping[str, str]
     stdin: BinaryIO
-    sbatch: str
+    sbatch: Sbatch
 
     def plain(self) -> int:
         """Call sbatch without us."""
-        return self._call(self.line.plain)
+        return _call(self.sbatch, self.line.plain)
 
     def checked(self, python: str) -> int:
         """Submit the script inside the launcher, or as it is where sbatch would refuse it."""
@@ -152,9 +156,6 @@ class _Job:
         sys.stdout.buffer.flush()
         return 0
 
-    def _call(self, words: Sequence[str], stdin: bytes | None = None) -> int:
-        return run_in_foreground([self.sbatch, *words], environ=self.environ, stdin=stdin)
-
     def _feed(self, text: bytes, more: Sequence[str] = ()) -> int:
         """Call sbatch with this script: in a file of the same name, or on its standard input."""
         options = list(self.line.options)
@@ -162,14 +163,14 @@ class _Job:
             options.pop()  # nothing behind it is read as an option
         options += more
         if self.line.script is None:
-            return self._call(options, text)
+            return _call(self.sbatch, options, text)
         # sbatch takes the job's name from the file's.
         with contextlib.ExitStack() as stack:
             try:
                 path = stack.enter_context(private_files.temporary(self._name(), text))
             except OSError as err:
                 raise NoRoom(self._title(), err.strerror or str(err)) from err
-            return self._call([*options, str(path), *self.line.arguments])
+            return _call(self.sbatch, [*options, str(path), *self.line.arguments])
 
     def _unchanged(self, script: bytes | None) -> int:
         """Call sbatch without us, with what was read from a source that cannot be read again."""
@@ -268,6 +269,12 @@ class _Job:
         return Path(name)
 
 
+def _call(sbatch: Sbatch, words: Sequence[str], stdin: bytes | None = None) -> int:
+    if sbatch.path is None:
+        raise SlurmCommandMissing("Slurm's own sbatch")
+    return run_in_foreground([sbatch.path, *words], environ=sbatch.environ, stdin=stdin)
+
+
 def _say(text: str) -> None:
     print(f"slurm-health: {text}", file=sys.stderr)
 
@@ -286,9 +293,10 @@ def _python_flags(environ: Mapping[str, str]) -> list[str]:
     return ["-P"] if through_path else ["-E", "-P"]
 
 
-def _sbatch_help(environ: Mapping[str, str]) -> str:
+def _sbatch_help(sbatch: Sbatch) -> str:
     """Return the text of `sbatch --help`, nothing where it cannot be had."""
+    argv = [sbatch.path or "sbatch", "--help"]
     try:
-        return command.run(["sbatch", "--help"], environ=environ, deadline_s=_HELP_DEADLINE_S)
+        return command.run(argv, environ=sbatch.environ, deadline_s=_HELP_DEADLINE_S)
     except SlurmError:
         return ""

@@ -9,4 +9,5 @@ commands, or pyslurm in a child process, and puts a deadline on each call.
     pyslurm_client   the same through pyslurm, if it is installed and fits this Slurm
     parsing          jobs, nodes and partitions from scontrol's output
     command          runs one command with a deadline, and keeps all facts of a failure
+    real_sbatch      which sbatch on PATH is Slurm's, behind those that call us
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slurm_health.core.nodeset import fold
 from slurm_health.errors import SlurmCommandError, SlurmError
-from slurm_health.slurm import command
+from slurm_health.slurm import command, real_sbatch
 from slurm_health.slurm.parsing import Job, JobId, Node, Partition, Size, parse_pairs, partition_of
 from slurm_health.slurm.pyslurm_client import choose
 from slurm_health.slurm.reads import Reads
@@ -93,6 +93,10 @@ class Client:
         text = self._run("squeue", "--noheader", f"--jobs={job_id}", "--format=%k").rstrip("\n")
         return "" if text == "(null)" else text
 
+    def batch_script(self, job_id: JobId) -> str:
+        """Return a batch job's script, which Slurm shows to its owner and to administrators."""
+        return self._run("scontrol", "write", "batch_script", str(job_id), "-")
+
     def size(self, job_id: JobId) -> Size:
         """Return how much a job asks for, or has."""
         text = self._run("squeue", "--noheader", f"--jobs={job_id}", f"--Format={_SIZE}")
@@ -156,9 +160,9 @@ class Client:
 
     def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
         """Submit a batch script with its environment; return the job's id."""
-        answer = self._run(
-            "sbatch", "--parsable", *arguments, environ=environ, stdin=script.encode()
-        )
+        sbatch = real_sbatch.find(environ)
+        words = [sbatch.path or "sbatch", "--parsable", *arguments]
+        answer = self._run(*words, environ=sbatch.environ, stdin=script.encode())
         found = re.match(r"\s*(\d+)", answer)
         if found is None:
             raise SlurmError(f"sbatch --parsable answered {answer.strip()!r}, expected a job id")

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -60,7 +61,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Argument
 
 def _perhaps_named(argv: Sequence[str]) -> str | None:
     """Return what follows the first `--python`, which may be an option of the script's."""
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in zip_longest(argv, argv[1:]):
         if word.startswith("--python="):
             return word.partition("=")[2]
         if word == "--python":

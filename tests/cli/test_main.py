@@ -140,6 +140,17 @@ def test_a_report_of_something_that_is_no_job_is_no_traceback(tmp_path: Path) ->
         assert slurm_health("report", f"--journal={tmp_path}", "--", word).code in {2, 4}
 
 
+def test_a_report_of_an_array_lists_its_tasks(tmp_path: Path) -> None:
+    for job, task in ((13, 1), (14, 2)):
+        write_healthy_run(tmp_path, job=job, array=f"12_{task}")
+        (tmp_path / "lab" / f"12_{task}").symlink_to(str(job))
+    done = slurm_health("report", "12", f"--journal={tmp_path}")
+    assert done.code == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()[:2]] == ["12_1", "12_2"]
+    whole = slurm_health("report", "12_[2-9]", "--json", f"--journal={tmp_path}")
+    assert [task["job"] for task in json.loads(whole.stdout)["tasks"]] == ["12_2"]
+
+
 def test_a_report_is_a_table_or_json(tmp_path: Path) -> None:
     write_requeued_job(tmp_path, job=12)
 

@@ -10,7 +10,7 @@ import pytest
 from slurm_health import journal
 from slurm_health.core.records import AgentsLaunched, RunStarted
 from slurm_health.errors import JournalError, RecordTooNew, RunNotFound, UsageError
-from slurm_health.report.find import load, read_run, runs_of_job
+from slurm_health.report.find import load, read_run, runs_of_job, tasks_of
 from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
 
 
@@ -73,7 +73,21 @@ def test_a_job_without_a_run_is_not_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "job",
-    ["", " ", "abc", "../12", "12/0", "12.batch", "12_", "_3", "12_[1-3]", "-12", "١٢", "9" * 300],
+    [
+        "",
+        " ",
+        "abc",
+        "../12",
+        "12/0",
+        "12.batch",
+        "12_",
+        "_3",
+        "12_[a]",
+        "12_[1-3",
+        "-12",
+        "١٢",
+        "9" * 300,
+    ],
 )
 def test_what_is_no_job_id_is_a_usage_error(tmp_path: Path, job: str) -> None:
     with pytest.raises(UsageError, match="is not a job id"):
@@ -189,3 +203,37 @@ def test_whose_journal_it_is_is_said_where_it_is_anothers(
     load(tmp_path, "12")
 
     assert caplog.messages == ["the journal of job 12 was written by user 1"]
+
+
+# --- arrays --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def array(tmp_path: Path) -> Path:
+    """Lay down an array of four tasks; the last one has the array's own id, as Slurm does it."""
+    for job, task in ((13, 1), (14, 2), (15, 10), (12, 11)):
+        write_healthy_run(tmp_path, job=job, array=f"12_{task}")
+        (tmp_path / "lab" / f"12_{task}").symlink_to(str(job))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("named", "tasks"),
+    [
+        ("12", ["12_1", "12_2", "12_10", "12_11"]),
+        ("12_[1-10]", ["12_1", "12_2", "12_10"]),
+        ("12_[2,11]", ["12_2", "12_11"]),
+        ("12_[1-999999999%4]", ["12_1", "12_2", "12_10", "12_11"]),
+        ("12_2", []),
+        ("13", []),
+    ],
+)
+def test_an_array_stands_for_its_tasks_with_a_journal(
+    array: Path, named: str, tasks: list[str]
+) -> None:
+    assert tasks_of(array, named) == tasks
+
+
+def test_tasks_without_a_journal_are_not_found(array: Path) -> None:
+    with pytest.raises(RunNotFound, match=r"job 12_\[3-9\] under .* \(newest there: 12_"):
+        tasks_of(array, "12_[3-9]")

@@ -12,7 +12,7 @@ from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.build import run_report
 from slurm_health.report.find import load, read_run
 from slurm_health.report.phrases import duration_text, number_text, range_text
-from slurm_health.report.table import check_summary, headline, job_text
+from slurm_health.report.table import check_summary, headline, job_text, tasks_text
 from tests.report.golden import DATA, assert_matches_file
 from tests.support.journals import (
     Clock,
@@ -314,3 +314,15 @@ def test_healthy_nodes_that_a_job_waits_for_are_told_below_the_table(tmp_path: P
         "healthy n5: matmul:device 3 is 5 % slower than its peers",
         "healthy n[3-4]: not slower than these, but than most",
     ]
+
+
+def test_the_tasks_of_an_array_have_a_line_each(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path, job=13, array="12_1")
+    write_run_with_a_faulty_node(tmp_path, job=14)
+    tasks = tasks_text([load(tmp_path, "13"), load(tmp_path, "14")])
+    first, second, *_, last = tasks.splitlines()
+    assert first.startswith("12_1")
+    assert "all healthy" in first
+    assert second.startswith("14")
+    assert "1 faulty (n3)" in second
+    assert last == "slurm-health report 12_1 shows one task whole."

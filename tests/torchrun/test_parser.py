@@ -15,6 +15,7 @@ from slurm_health.options import Door, localize_choices, options_of
 from slurm_health.probes.torchrun_arguments import Option, read
 from slurm_health.torchrun.parser import ParserEnded
 from slurm_health.torchrun.parser import read as read_with_interpreter
+from tests.support.command_line import slurm_health
 
 pytestmark = pytest.mark.torch
 
@@ -24,6 +25,13 @@ def parsed(*argv: str) -> dict[str, Any]:
 
     ours = [Option(e.name, e.kind.metavar, e.described) for e in options_of(Door.RUN).values()]
     return read(list(argv), get_args_parser(), ours)
+
+
+@pytest.mark.parametrize("words", [(), ("--",)], ids=["nothing", "--"])
+def test_a_command_line_without_a_script_is_a_misuse(words: tuple[str, ...]) -> None:
+    done = slurm_health("run", *words)
+    assert done.code == 2
+    assert "training_script" in done.stderr
 
 
 @pytest.mark.parametrize(

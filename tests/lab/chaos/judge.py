@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slurm_health.core.node import drain_note
 from slurm_health.core.verdict import Level
 
 from .look import Check, Seen, Start
@@ -42,7 +43,7 @@ def _drains(plan: Plan, seen: Seen) -> Iterator[str]:
     if plan.user == "root":
         bad |= {*plan.played}
     for node, reason in seen.drained.items():
-        ours = reason.startswith(_OURS)
+        ours = drain_note.is_ours(reason)
         if node not in bad and (ours or node not in _hit(seen) | {*seen.lost_prologs}):
             yield f"{node} is well and was drained: {reason}"
 
@@ -125,12 +126,15 @@ def _ending(plan: Plan, seen: Seen) -> Iterator[str]:
 
 def _explained(plan: Plan, seen: Seen) -> bool:
     deeds = {each.deed for each in seen.done}
+    # A job that it may not requeue after a failed prolog Slurm ends, and its node's note says why.
+    prolog_failed = "--no-requeue" in plan.options and bool(plan.flagged & {*seen.drained})
     match seen.job.get("JobState", ""):
-        case "CANCELLED":  # Slurm, too, cancels a job that it may not requeue after a prolog failed
-            return Deed.CANCEL in deeds or bool(plan.flagged and "--no-requeue" in plan.options)
+        case "CANCELLED":
+            return Deed.CANCEL in deeds or prolog_failed
         case "FAILED":
             killed = Deed.KILL_SUPERVISOR in deeds and seen.job.get("ExitCode") == "0:9"
-            return killed or any(words in seen.output for words in _EXPLAINED)
+            never_began = prolog_failed and not seen.output
+            return killed or never_began or any(words in seen.output for words in _EXPLAINED)
         case "PENDING":
             ours = seen.job.get("Comment", "").startswith(_OURS)
             users = bool(deeds & {Deed.HOLD, Deed.REQUEUE})

@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 from tests.e2e import played_nodes
@@ -18,8 +19,9 @@ from tests.lab import LabError, processes, watcher
 
 from .plan import HELD, RUNNING, SUBMITTED, Deed, Plan, Trouble
 
-# A job is settled once it has ended, or has stood still for so long with nobody at work on it.
-_STILL_S = 3.0
+# A job is settled once it has ended, or stood still for so long with nobody at work on it: held,
+# or able to start, which takes a slurmctld that has just come back some seconds.
+_HELD_S, _WAITING_S = 3.0, 15.0
 _SETTLED_S = 180.0  # some ten on an idle machine
 # How long slurmctld or a slurmd is away, unless the journal goes on before.
 _AWAY_S = 2.0
@@ -103,8 +105,8 @@ class Performance:
 
     def _is_still(self, for_s: float) -> bool:
         """Tell whether nothing more will come of a job that waits."""
-        waits = self.job.get("JobState") == "PENDING"
-        if not waits or for_s < _STILL_S:
+        still_s = _HELD_S if self.job.get("Priority") == "0" else _WAITING_S
+        if self.job.get("JobState") != "PENDING" or for_s < still_s:
             return False
         return not any(name.startswith(_HELPER) for name in self._site.jobs())
 
@@ -147,6 +149,8 @@ class Performance:
                 return True
             case Deed.KILL_SLURMCTLD:
                 return self._kill_slurmctld()
+            case Deed.KILL_SLURMD if self.job.get("Reason") == "Prolog":
+                return False  # Slurm would wait for that prolog for ever (22.05.8)
             case Deed.KILL_SLURMD:
                 self._lab.fault.kill_slurmd(trouble.node)
                 self._stay_away()
@@ -160,10 +164,16 @@ class Performance:
         return True
 
     def _kill_slurmctld(self) -> bool:
-        """Kill slurmctld once it has saved the job: Slurm forgets what it has not saved."""
+        """Kill slurmctld once it has saved the job and its start: it forgets what it has not saved.
+
+        A start that it has forgotten it repeats, beside the first one, and drains the node.
+        """
         saved = self._lab.paths.root.joinpath(*_SAVED)
         script = self._lab.paths.root / "state" / f"hash.{self.job_id % 10}" / f"job.{self.job_id}"
         began_s = script.stat().st_mtime if script.exists() else 0.0
+        if self.job.get("JobState") == "RUNNING":
+            started_s = datetime.fromisoformat(self.job["StartTime"]).timestamp()
+            began_s = max(began_s, started_s + 1.0)  # cut to a second
         self._lab.wait_until(lambda: saved.stat().st_mtime, lambda s: s > began_s, "a saved state")
         self._lab.kill_slurmctld()
         self._stay_away()

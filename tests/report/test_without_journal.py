@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a job that has no journal: what Slurm knows of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.report.without_journal import explain
+from slurm_health.slurm.parsing import Job
+
+OURS = "#!/bin/sh\nexec python3 -E -P -m slurm_health supervise --check=standard -- x\n"
+
+
+def job(*states: str, reason: str = "None", **fields: str) -> Job:
+    return Job(job_id=12, states=frozenset(states), reason=reason, fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("found", "script", "said"),
+    [
+        (job("PENDING", reason="Resources"), OURS, "it is pending (Resources): its nodes are"),
+        (job("PENDING"), OURS, "it is pending: its nodes are checked when it starts."),
+        (job("PENDING"), "#!/bin/sh\ntrue\n", "not submitted with slurm-health sbatch"),
+        (job("RUNNING"), "#!/bin/sh\ntrue\n", "nothing was checked (running)"),
+        (job("RUNNING", StdOut="/home/a/s.out"), OURS, "Its output says why: /home/a/s.out"),
+        (job("CANCELLED"), OURS, "it ended before a check began (cancelled)."),
+        (job("FAILED"), "", "it ended before a check began (failed)."),
+    ],
+)
+def test_what_slurm_knows_says_why_there_is_no_journal(found: Job, script: str, said: str) -> None:
+    assert said in explain(found, script)
