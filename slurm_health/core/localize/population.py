@@ -15,6 +15,7 @@ import numpy as np
 from slurm_health.core.localize.belief_propagation import Floats, Ints
 
 _OUTSIDE = 4.0  # deviations from the middle: of 100,000 devices that are well three lie beyond
+_LEAST_DEVICES = 8  # of fewer the deviation says little: what the kind usually differs by counts
 _MAD_TO_DEVIATION = 1.4826  # of normally distributed values
 
 
@@ -36,7 +37,8 @@ def population_of(log_ms: Floats, devices: Ints, rounds: Ints, floor: float) -> 
     The floor is never less than `floor`, which stands for what devices of the kind usually differ
     by: a few devices may happen to be alike.
     """
-    outside = _OUTSIDE * _deviation(_typical(log_ms, devices, rounds))
+    typical = _typical(log_ms, devices, rounds)
+    outside = _OUTSIDE * _deviation(typical) if len(typical) >= _LEAST_DEVICES else 0.0
     return Population(floor=max(floor, float(np.expm1(outside))), middle=middle(log_ms))
 
 
