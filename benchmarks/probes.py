@@ -28,7 +28,7 @@ from tabulate import tabulate
 
 from benchmarks.command import count
 from slurm_health.agent import node_facts
-from slurm_health.agent.worker_process import Worker
+from slurm_health.agent.worker_process import Worker, end_together
 from slurm_health.core.probe_catalog import BUILT_IN, Probe, Scope
 from slurm_health.core.records import Sampled
 from slurm_health.core.session.gpt_sizing import CPU, GptModel, TooLittleMemory, choose, to_options
@@ -92,8 +92,7 @@ class Bench:
 
     def close(self) -> None:
         """End the workers."""
-        for worker in self.workers:
-            worker.kill()
+        end_together(self.workers)
 
     def _command(self, probe: Probe, options: Mapping[str, object], rank: int) -> dict[str, object]:
         group = {

@@ -59,17 +59,18 @@ def _probes(text: str) -> str:
     return text if text == probe_choice.OFF else probe_choice.spelled_out(text, "--check")
 
 
-def _directory(text: str) -> str:
-    if not text:
-        raise ValueError("expected a directory, found nothing")
-    return os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - text in, text out
+def _path(what: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not text:
+            raise ValueError(f"expected {what}, found nothing")
+        return os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - text in, text out
+
+    return read
 
 
 def _interpreter(text: str) -> str:
-    if not text:
-        raise ValueError("expected a Python interpreter, found nothing")
     # A bare name is looked up on the job's PATH, which may differ from this one.
-    return _directory(text) if "/" in text else text
+    return text if text and "/" not in text else _path("a Python interpreter")(text)
 
 
 def _count(text: str) -> int:
@@ -108,7 +109,8 @@ def _localize(option: localize.Option) -> ValueKind:
 
 FLAG = ValueKind("", _flag)
 PROBES = ValueKind("WHAT[,WHAT...]", _probes)
-DIRECTORY = ValueKind("DIR", _directory)
+DIRECTORY = ValueKind("DIR", _path("a directory"))
+FILE = ValueKind("FILE", _path("a file"))
 INTERPRETER = ValueKind("PATH", _interpreter)
 COUNT = ValueKind("N", _count)
 NODES = ValueKind("N", _nodes)
@@ -219,6 +221,14 @@ OPTIONS = (
         _EVERYWHERE,
         "The interpreter that runs the probes: the one that the job trains with.",
         otherwise="python3 on PATH if it has torch, else slurm-health's own",
+    ),
+    SharedOption(
+        "setup",
+        FILE,
+        _EVERYWHERE,
+        "A file that bash sources before the check starts its probes, so that they run with what"
+        " the job exports, loads or activates.",
+        otherwise="the environment as it is",
     ),
     SharedOption(
         "on-straggler",

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,17 +135,36 @@ def abandon_session(process: Process, *, wait_s: float) -> bool:
 
 
 def end_session(process: Process, *, leave_s: float = 0.0, grace_s: float) -> None:
-    """End a child and its group, and reap it.
+    """End a child and its group, and reap it, as `end_sessions` does."""
+    end_sessions([process], leave_s=leave_s, grace_s=grace_s)
 
-    It may leave by itself within `leave_s`; then it is terminated, and killed after `grace_s`.
+
+def end_sessions(
+    children: Sequence[Process], *, leave_s: float = 0.0, grace_s: float
+) -> list[Process]:
+    """End children and their groups, and reap them; return those that did not leave by themselves.
+
+    They may within `leave_s`; then they are terminated, and killed after `grace_s`.
     """
-    if not ends_within(process, leave_s):
+    late = _not_ended_within(children, leave_s)
+    for process in late:
         kill_session(process, signal.SIGTERM)
-        ends_within(process, grace_s)
-    # Even when the leader is gone: others of its group may have ignored the first signal.
-    kill_session(process, signal.SIGKILL)
-    process.wait()
-    close_pipes(process)
+    _not_ended_within(late, grace_s)
+    for process in children:
+        # Even when the leader is gone: others of its group may have ignored the first signal.
+        kill_session(process, signal.SIGKILL)
+        process.wait()
+        close_pipes(process)
+    return late
+
+
+def _not_ended_within(children: Sequence[Process], wait_s: float) -> list[Process]:
+    until_s = time.monotonic() + wait_s
+    return [
+        process
+        for process in children
+        if not ends_within(process, max(0.0, until_s - time.monotonic()))
+    ]
 
 
 def close_pipes(process: Process) -> None:
@@ -312,6 +332,8 @@ def own_command(*arguments: str) -> tuple[str, ...]:
 
 def own_module(module: str, *arguments: str) -> tuple[str, ...]:
     """Return a command line that runs a module of ours with this interpreter."""
-    # Where we were started without PYTHONPATH and PYTHONHOME, they belong to another Python.
-    flags = ("-E", "-P") if sys.flags.ignore_environment else ("-P",)
+    # Where we were started without PYTHONPATH and PYTHONHOME, what the child finds there belongs to
+    # another Python.
+    unused = sys.flags.ignore_environment or not {"PYTHONPATH", "PYTHONHOME"} & os.environ.keys()
+    flags = ("-E", "-P") if unused else ("-P",)
     return (sys.executable, *flags, "-m", module, *arguments)

@@ -29,6 +29,7 @@ def test_no_door_has_an_option_twice(door: Door) -> None:
         ("check", "quick,matmul"),
         ("journal", "/shared/journal"),
         ("python", "python3.12"),
+        ("setup", "/home/alice/train-env.sh"),
         ("max-requeues", "0"),
         ("on-straggler", "drain"),
         ("network-floor", "0.3"),

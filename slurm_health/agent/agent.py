@@ -25,6 +25,7 @@ from slurm_health.core.records import (
     AgentEnded,
     AgentsLaunched,
     AgentStarted,
+    DevicesUnopened,
     DevicesWatched,
     GroupAborted,
     NodeReported,
@@ -46,11 +47,16 @@ JOURNAL_VISIBLE_S = 15.0
 # From an abort to the kill of a worker that is stuck inside a collective.
 ABORT_GRACE_S = 0.3
 STARTS_PER_LAUNCH = 2  # a worker that ends before it is ready gets one more try
+# Eight GPUs whose driver keeps no state between processes are opened within this.
+OPEN_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """What the master tells an agent on its command line."""
+    """What the master tells an agent on its command line.
+
+    `gpus` is how many the job has on this node, as Slurm told the master; 0 where it did not.
+    """
 
     node: str
     directory: Path
@@ -60,6 +66,7 @@ class AgentSettings:
     poll_s: float
     silence_s: float
     cpu_workers: int = 1
+    gpus: int = 0
 
 
 class JournalNotVisible(Exception):
@@ -82,6 +89,8 @@ class Agent:
         self._master = journal.Reader(settings.directory, journal.MASTER)
         self._writer = journal.Writer(settings.directory, settings.node, clock)
         self._starts = 0
+        self._device_failures = 0
+        self._loaded_s: float | None = None
         self._round: NodeRound | None = None
         self._end: str | None = None
         self._watch: BurnWatch | None = None
@@ -90,8 +99,10 @@ class Agent:
         self._workers = Workers(
             python=settings.python,
             on_cpus=settings.cpu_workers,
+            gpus=settings.gpus,
             address=self._address,
             environ=environ,
+            monotonic=monotonic,
         )
 
     def run(self) -> None:
@@ -127,15 +138,16 @@ class Agent:
                     self._end = f"the master has said nothing for {settings.silence_s:.0f} s"
                 self._heed(news)
                 self._check_workers()
+                self._start_due_workers()
+                self._say_unopened()
                 if self._watch is not None:
                     self._watch.read()
         finally:
-            self._workers.stop()
+            held = self._workers.end()
             if self._watch is not None:
                 self._watch.end()
-        self._writer.append(
-            AgentEnded(node=settings.node, launch=settings.launch, reason=self._end or "")
-        )
+        reason = "; ".join(each for each in (self._end, held) if each)
+        self._writer.append(AgentEnded(node=settings.node, launch=settings.launch, reason=reason))
 
     # --- the master's words ----------------------------------------------------------------------
 
@@ -179,10 +191,9 @@ class Agent:
             node=self._settings.node,
             group=group,
             workers=len(ready),
-            backend=ready[0]["backend"],
             started_s=self._monotonic(),
         )
-        if "burn_s" in record.options and self._round.backend != "gloo":
+        if "burn_s" in record.options and ready[0]["backend"] != "gloo":
             self._watch = BurnWatch(self._environ)
         near = Rendezvous(address="127.0.0.1", port=ready[0]["store_port"])
         self._send_round(self._round, far=far, near=near)
@@ -237,15 +248,18 @@ class Agent:
             self._report(current.stuck())
 
     def _hear(self, worker: Worker, event: dict[str, Any]) -> None:
-        if event["event"] == "ready":
-            worker.ready = event
-            if self._workers.ready:
+        if worker.hears_start(event):
+            if event["event"] == "ready" and self._workers.ready:
                 self._say_ready(self._workers.ready)
+            elif event["event"] == "loaded" and all(each.torch for each in self._workers):
+                self._loaded_s = self._monotonic()
             return
         current = self._round
         if current is None or event["round"] != current.record.round:
             return
-        if event["event"] == "sample":
+        if event["event"] == "scope":
+            current.entered(worker.local_rank, event)
+        elif event["event"] == "sample":
             sampled = current.sample(worker.local_rank, event)
             if sampled is not None:
                 self._writer.append(sampled)
@@ -268,6 +282,9 @@ class Agent:
                 start_ms=max(event["start_ms"] for event in ready),
                 model=" and ".join(dict.fromkeys(event["model"] for event in ready)),
                 free_bytes=min(event["free_bytes"] for event in ready),
+                interface=node_facts.chosen_interface(
+                    self._environ, self._address, first["backend"]
+                ),
             )
         )
 
@@ -287,6 +304,7 @@ class Agent:
             elapsed_ms=round((self._monotonic() - current.started_s) * 1e3, 1),
             detail=ending.detail,
             crashed=ending.crashed,
+            wrong_results=ending.wrong_results,
             unmeasured=ending.unmeasured,
         )
         # In one write: whoever sees the report also sees that this node is not ready.
@@ -312,32 +330,64 @@ class Agent:
 
     # --- the workers' lives ---------------------------------------------------------------
 
+    def _say_unopened(self) -> None:
+        """Say once which devices do not open, when they should have."""
+        unopened = [worker for worker in self._workers if not worker.opened]
+        if self._loaded_s is None or not unopened:
+            return
+        waited_s = self._monotonic() - self._loaded_s
+        if waited_s < OPEN_S:
+            return
+        self._loaded_s = None
+        self._writer.append(
+            DevicesUnopened(
+                node=self._settings.node,
+                launch=self._settings.launch,
+                devices=[worker.local_rank for worker in unopened],
+                waited_s=round(waited_s, 1),
+                torch=unopened[0].torch,
+            )
+        )
+
     def _start_workers(self) -> None:
-        obstacle = self._workers.start()
+        self._loaded_s = None
+        self._workers.replace()
+        self._start_due_workers()
+
+    def _start_due_workers(self) -> None:
+        obstacle = self._workers.start_due()
         if obstacle:
             self._fail(obstacle)
 
     def _worker_ended(self, worker: Worker, how: str) -> None:
         if worker.ready:
-            self._starts = 0
+            self._starts = self._device_failures = 0
             if self._round is not None:
-                detail = f"check process of device {worker.local_rank} died: {how}"
-                self._report(
-                    Ending(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
-                )
+                self._report(self._round.died(worker.local_rank, how))
                 return
         self._starts += 1
+        self._device_failures += bool(worker.unusable)
         if self._starts < STARTS_PER_LAUNCH:
             self._writer.append(self._starting())
             self._start_workers()
             return
-        self._workers.stop()
-        self._fail(how)
+        self._workers.kill()
+        self._fail(
+            worker.unusable or how,
+            device_failed=self._device_failures == self._starts,
+            torch=worker.torch,
+        )
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, *, device_failed: bool = False, torch: str = "") -> None:
         """Say that this node can take part in no round."""
         self._writer.append(
-            WorkersFailed(node=self._settings.node, launch=self._settings.launch, reason=reason)
+            WorkersFailed(
+                node=self._settings.node,
+                launch=self._settings.launch,
+                reason=reason,
+                device_failed=device_failed,
+                torch=torch,
+            )
         )
 
 

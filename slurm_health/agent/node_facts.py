@@ -61,6 +61,19 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def chosen_interface(environ: Mapping[str, str], address: str, backend: str) -> str:
+    """Say over which interface workers of this backend open connections to other nodes.
+
+    It is what the user's variable says. Without one, gloo is told the interface of the node's own
+    `address`, and NCCL looks for itself.
+    """
+    variable = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
+    if environ.get(variable):
+        return f"{variable}={environ[variable]}"
+    own = interface_of(address) or address
+    return own if backend == "gloo" else f"NCCL's own choice (the node's address is on {own})"
+
+
 def device_count(environ: Mapping[str, str], proc: Path = Path("/proc")) -> int:
     """Return how many accelerators this process may use, 0 on a CPU node."""
     for variable in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
@@ -72,13 +85,16 @@ def device_count(environ: Mapping[str, str], proc: Path = Path("/proc")) -> int:
         return 0
 
 
-def missing_devices(environ: Mapping[str, str], visible: int) -> str:
+def missing_devices(environ: Mapping[str, str], visible: int, *, gpus: int = 0) -> str:
     """Say how many accelerators this process sees of those Slurm gave the job here.
 
-    Empty where it sees them all, or Slurm does not say.
+    `gpus` is what the job has on this node where that is known; what Slurm tells a step is the
+    step's own share, which may be smaller. Empty where this process sees them all, or Slurm does
+    not say.
     """
-    given = environ.get("SLURM_GPUS_ON_NODE", "")
-    if not given.isdecimal() or int(given) <= visible:
+    told = environ.get("SLURM_GPUS_ON_NODE", "")
+    given = max(gpus, int(told) if told.isdecimal() else 0)
+    if given <= visible:
         return ""
     return f"Slurm gave the job {given} GPUs here, {visible or 'none'} of them can be seen"
 

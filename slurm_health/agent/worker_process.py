@@ -6,7 +6,8 @@ from __future__ import annotations
 import contextlib
 import json
 import selectors
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,29 @@ from slurm_health.agent import node_facts
 from slurm_health.processes import (
     PIPE,
     Process,
-    abandon_session,
+    close_pipes,
+    ends_within,
     exit_text,
+    kill_session,
     read_available,
     start_tied,
 )
 
 WORKER = Path(__file__).parents[1] / "probes" / "worker.py"
 STDERR_LINES = 20
+# One that is idle leaves at once when it is told to.
+LEAVE_S = 3.0
 # A killed process gives back its devices' memory first, which takes seconds at most, or it hangs.
-UNKILLABLE_S = 5.0
+UNKILLABLE_S = 10.0
+_LOOK_S = 0.02  # how often is looked whether killed processes are gone, when others wait for that
 
 
 class Worker:
     """One worker process of one device.
 
     `descriptors` are to be waited on; `read_events` returns what has arrived. `ready` is what it
-    said when it was, empty before. The process dies with the agent.
+    said when it was, empty before; `torch` what it has loaded, `unusable` what its device said
+    that cannot be used. The process dies with the agent.
     """
 
     def __init__(
@@ -43,10 +50,13 @@ class Worker:
         environ: Mapping[str, str],
     ) -> None:
         self.local_rank = local_rank
-        self.unkillable = False
         self.ready: dict[str, Any] = {}
+        self.torch = ""
+        self.opened = False
+        self.unusable = ""
         self._buffer = b""
         self._said: list[str] = []
+        self._killed = False
         try:
             self._process: Process | None = start_tied(
                 [python, str(WORKER), str(local_rank), str(threads), str(devices)],
@@ -61,7 +71,7 @@ class Worker:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """File descriptors that become readable when the worker has something to say."""
-        if self._process is None:
+        if self._process is None or self._killed:
             return ()
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -69,7 +79,7 @@ class Worker:
 
     def send(self, command: Mapping[str, object]) -> None:
         """Send a command. A worker that is gone is noticed when its events end."""
-        if self._process is None:
+        if self._process is None or self._killed:
             return
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -78,15 +88,32 @@ class Worker:
 
     def read_events(self) -> list[dict[str, Any]]:
         """Return the events that have arrived since the last call."""
-        if self._process is None:
+        if self._process is None or self._killed:
             return []
         self._read_errors()
         self._buffer += read_available(self._process.stdout)
         *lines, self._buffer = self._buffer.split(b"\n")
         return [json.loads(line) for line in lines if line.startswith(b"{")]
 
+    def hears_start(self, event: Mapping[str, Any]) -> bool:
+        """Take what the worker says before its first round; tell if that is what an event is."""
+        match event["event"]:
+            case "loaded":
+                self.torch = event["torch"]
+            case "opened":
+                self.opened = True
+            case "unusable":
+                self.unusable = event["detail"]
+            case "ready":
+                self.ready = dict(event)
+            case _:
+                return False
+        return True
+
     def ended(self) -> str | None:
         """Say how the worker ended, None while it lives."""
+        if self._killed:
+            return "killed"
         if self._process is None:
             return self._said[-1]
         returncode = self._process.poll()
@@ -96,17 +123,25 @@ class Worker:
         said = f": {self._said[-1]}" if self._said else ""
         return exit_text(returncode) + said
 
-    def kill(self) -> None:
-        """Kill the worker with all its children and reap it.
-
-        One that hangs in the kernel (a driver, a filesystem) cannot be killed: it is given up, and
-        `unkillable` says so.
-        """
-        if self._process is None:
+    def leave(self) -> None:
+        """Tell the worker to leave. It need not be heard."""
+        if self._process is None or self._killed:
             return
-        self.unkillable = not abandon_session(self._process, wait_s=UNKILLABLE_S)
-        self._process = None
-        self._said = ["killed"]
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Kill the worker with all its children. `ends_within` reaps it."""
+        if self._process is None or self._killed:
+            return
+        self._killed = True
+        kill_session(self._process)
+        close_pipes(self._process)
+
+    def ends_within(self, wait_s: float) -> bool:
+        """Wait for the end of a worker; tell whether it came in time."""
+        return self._process is None or ends_within(self._process, wait_s)
 
     def _read_errors(self) -> None:
         assert self._process is not None
@@ -115,22 +150,56 @@ class Worker:
         del self._said[:-STDERR_LINES]
 
 
+def end_together(
+    workers: Sequence[Worker], *, leave_s: float = 0.0, wait_s: float = UNKILLABLE_S
+) -> list[Worker]:
+    """End workers, all at the same time; return those that are still there after `wait_s`.
+
+    No signal ends a process that waits for a driver or a filesystem. Others may leave by
+    themselves within `leave_s`, and are killed after that.
+    """
+    for worker in workers:
+        worker.leave()
+    _still_there(workers, leave_s)
+    for worker in workers:
+        worker.kill()
+    return _still_there(workers, wait_s)
+
+
+def _still_there(workers: Sequence[Worker], wait_s: float) -> list[Worker]:
+    end_s = time.monotonic() + wait_s
+    return [
+        worker for worker in workers if not worker.ends_within(max(0.0, end_s - time.monotonic()))
+    ]
+
+
 class Workers:
     """All workers of this node: one for each accelerator, or `on_cpus` of them where it has none.
 
-    `address` is that of the node for the others of the job.
+    `address` is that of the node for the others of the job, `gpus` how many the job has here, as
+    far as that is known.
     """
 
     def __init__(
-        self, *, python: str, on_cpus: int, address: str, environ: Mapping[str, str]
+        self,
+        *,
+        python: str,
+        on_cpus: int,
+        address: str,
+        environ: Mapping[str, str],
+        monotonic: Callable[[], float],
+        gpus: int = 0,
     ) -> None:
         self._python = python
         self._on_cpus = on_cpus
+        self._gpus = gpus
         self._threads_of_all = node_facts.usable_cpus(environ)
         self._environ = _worker_environ(environ, address)
         self._selector = selectors.DefaultSelector()
+        self._monotonic = monotonic
         self._workers: list[Worker] = []
-        self._hanging = ""
+        self._killed: list[Worker] = []  # and not known to be gone
+        self._give_up_s: float | None = None  # set while new ones are to be started
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -146,11 +215,28 @@ class Workers:
         said = [worker.ready for worker in self._workers]
         return said if all(said) else []
 
-    def start(self) -> str:
-        """(Re)place them all. Return what stands in the way, empty if nothing does."""
-        self.stop()
+    def replace(self) -> None:
+        """Kill them all; `start_due` starts others as soon as these are gone."""
+        self.kill()
+        self._give_up_s = self._monotonic() + UNKILLABLE_S
+
+    def start_due(self) -> str:
+        """Start those that are due. Return what stands in the way, empty if nothing does.
+
+        Nobody waits here: a killed process may need seconds to give back the memory of its device,
+        which the next one needs.
+        """
+        if self._give_up_s is None:
+            return ""
+        self._killed = [worker for worker in self._killed if not worker.ends_within(0.0)]
+        if self._killed and self._monotonic() < self._give_up_s:
+            return ""
+        self._give_up_s = None
+        return _hanging(self._killed) or self._start()
+
+    def _start(self) -> str:
         devices = node_facts.device_count(self._environ)
-        obstacle = self._hanging or node_facts.missing_devices(self._environ, devices)
+        obstacle = node_facts.missing_devices(self._environ, devices, gpus=self._gpus)
         if obstacle:
             return obstacle
         count = devices or self._on_cpus
@@ -169,24 +255,50 @@ class Workers:
 
     def wait(self, timeout_s: float) -> None:
         """Return when one has something to say, or after this time."""
-        self._selector.select(timeout_s)
+        due = self._give_up_s is not None
+        self._selector.select(min(timeout_s, _LOOK_S) if due else timeout_s)
 
-    def stop(self) -> None:
-        """Kill them all. Where one cannot be killed, no others can be started any more."""
+    def kill(self) -> None:
+        """Kill them all, and wait for none."""
+        self._forget()
+        for worker in self._killed:
+            worker.kill()
+
+    def end(self) -> str:
+        """End them all: who is idle leaves. Return who cannot be killed, empty if nobody is."""
+        self._forget()
+        self._killed = end_together(self._killed, leave_s=LEAVE_S)
+        return _hanging(self._killed)
+
+    def _forget(self) -> None:
+        """Listen to none of them any more."""
+        self._give_up_s = None
         for worker in self._workers:
             for descriptor in worker.descriptors:
                 self._selector.unregister(descriptor)
-            worker.kill()
-            if worker.unkillable:
-                self._hanging = (
-                    f"the check process of device {worker.local_rank} hangs in the kernel and"
-                    " cannot be killed"
-                )
+        self._killed += self._workers
         self._workers = []
 
 
+def _hanging(workers: Sequence[Worker]) -> str:
+    """Say which workers hang, empty if none does."""
+    if not workers:
+        return ""
+    devices = ", ".join(str(worker.local_rank) for worker in workers)
+    several = len(workers) > 1
+    return (
+        f"the check process{'es' if several else ''} of device{'s' if several else ''} {devices}"
+        f" hang{'' if several else 's'} in the kernel and cannot be killed"
+    )
+
+
+# torch would end the process when NCCL reports an error, and the death of a partner's process be
+# taken for a fault of this node. The second of these turns the first on again.
+_NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
+
+
 def _worker_environ(environ: Mapping[str, str], address: str) -> dict[str, str]:
-    changed = dict(environ)
+    changed = {**environ, **_NO_WATCHDOG}
     interface = node_facts.interface_of(address)
     if interface:
         # Otherwise gloo resolves the host name, which may be a loopback address.

@@ -31,6 +31,7 @@ from slurm_health.master.run_check import (
     check_local,
     find_python,
 )
+from slurm_health.master.setup_file import environ_after
 from slurm_health.options import Door, localize_choices, what_to_check
 from slurm_health.processes import leaving_on
 
@@ -169,9 +170,10 @@ def _settings(
         ConfigError: it cannot be had, or the site's file cannot be used.
     """
     by_name = {name.replace("_", "-"): value for name, value in options.items()}
+    probe_environ = environ_after(options["setup"], environ)
     return CheckSettings(
         journal_root=config.journal_root(options["journal"], environ),
-        python=find_python(options["python"], environ),
+        python=find_python(options["python"], probe_environ),
         policy=Policy(
             max_requeues=options["max_requeues"],
             on_straggler=OnStraggler(options["on_straggler"]),
@@ -189,6 +191,8 @@ def _settings(
         script=options["script_name"],
         tell=tell,
         run_id=options["for_supervisor"],
+        setup=options["setup"] or "",
+        probe_environ=probe_environ,
     )
 
 

@@ -23,6 +23,7 @@ from slurm_health.errors import ExitCode, SlurmHealthError
 @click.option("--poll-s", type=float, required=True)
 @click.option("--silence-s", type=float, required=True)
 @click.option("--cpu-workers", type=int, default=1)
+@click.option("--gpus", type=int, default=0)
 @click.option("--node", default=None)
 def agent(node: str | None, **settings: Any) -> int:
     """Serve one node of a check. Started by the master, which hears on stderr why it cannot."""

@@ -254,7 +254,8 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
 
     `store_port` is where the first worker serves the rendezvous of groups this node leads.
     `model` says what the node computes with: only nodes of one model are compared in what they
-    do alone. `free_bytes` is the least memory that is free on any of its devices.
+    do alone. `free_bytes` is the least memory that is free on any of its devices. `interface` says
+    over which network interface its workers reach other nodes, or how that is chosen.
     """
 
     node: str
@@ -267,14 +268,31 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     start_ms: float = 0.0
     model: str = ""
     free_bytes: Count = 0
+    interface: str = ""
 
 
 class WorkersFailed(Record, frozen=True, kw_only=True, tag="workers_failed"):
-    """The node's workers cannot be used: torch is missing, or they ended before they were ready."""
+    """The node's workers cannot be used: torch is missing, or they ended before they were ready.
+
+    `device_failed` is set when its devices were the cause, and were again when they were tried
+    again, with this `torch`.
+    """
 
     node: str
     launch: Count
     reason: str
+    device_failed: bool = False
+    torch: str = ""
+
+
+class DevicesUnopened(Record, frozen=True, kw_only=True, tag="devices_unopened"):
+    """These devices have not been opened, `waited_s` after every worker had loaded `torch`."""
+
+    node: str
+    launch: Count
+    devices: list[int]
+    waited_s: float
+    torch: str
 
 
 class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
@@ -309,9 +327,9 @@ class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
     """This node's last word on a round.
 
     `crashed` is set when a process of this node's own died or raised, or found the node at fault,
-    as opposed to waiting for a partner in vain; `unmeasured` when a probe could not measure here,
-    for a reason that is no fault of the node. `elapsed_ms` counts from when this node saw the
-    round begin.
+    as opposed to waiting for a partner in vain; `wrong_results` when a device gave another result
+    than the only correct one; `unmeasured` when a probe could not measure here, for a reason that
+    is no fault of the node. `elapsed_ms` counts from when this node saw the round begin.
     """
 
     node: str
@@ -320,6 +338,7 @@ class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
     elapsed_ms: float = 0.0
     detail: str = ""
     crashed: bool = False
+    wrong_results: bool = False
     unmeasured: bool = False
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -12,23 +13,33 @@ from typing import Protocol
 
 from slurm_health.core.nodeset import expand, fold
 from slurm_health.core.records import AgentsLost, LossCause
-from slurm_health.errors import SlurmCommandMissing
+from slurm_health.errors import SlurmCommandMissing, SlurmError
 from slurm_health.processes import (
     Process,
     close_pipes,
-    end_session,
+    end_sessions,
     exit_text,
     read_available,
     start_tied,
 )
 from slurm_health.slurm.command import clean_environ
+from slurm_health.slurm.job_gres import NodeGres, Share, shares
 
-# How long agents may take to leave before they are killed.
-LEAVE_S = 3.0
+log = logging.getLogger(__name__)
+
+# How long agents may take to leave before they are killed, which leaves it to the driver when the
+# devices are free: a process that has used NCCL takes seconds to give them back.
+LEAVE_S = 20.0
 _GRACE_S = 2.0  # from their SIGTERM on
 
 AgentCommand = Callable[[int, str | None], list[str]]
-"""Command line of an agent of launch K; of a given node, or of the node Slurm runs it on."""
+"""Command line of an agent of launch K; of a given node, or of the node Slurm runs it on.
+
+More of the agent's options may follow it.
+"""
+
+ReadGres = Callable[[], Mapping[str, NodeGres]]
+"""What the job has on each of its nodes; raises SlurmError where Slurm does not say."""
 
 
 class Launcher(Protocol):
@@ -40,8 +51,8 @@ class Launcher(Protocol):
     def poll(self) -> list[AgentsLost]:
         """Return what has ended, or failed to start, since the last call."""
 
-    def stop(self, grace_s: float = LEAVE_S) -> None:
-        """Give the agents time to leave, then end whatever is left."""
+    def stop(self, leave_s: float = LEAVE_S) -> None:
+        """Return when the agents have left; end those that have not within this time."""
 
 
 @dataclass
@@ -64,24 +75,46 @@ class _Started:
 
 
 class SlurmLauncher:
-    """Agents as the tasks of one `srun` for all nodes of a launch."""
+    """Agents as the tasks of one `srun` for all nodes of a launch.
+
+    Where the job's nodes differ in the GPUs it has there, each has an srun of its own.
+    """
 
     def __init__(
-        self, job_id: int, agent_command: AgentCommand, environ: Mapping[str, str]
+        self,
+        job_id: int,
+        agent_command: AgentCommand,
+        environ: Mapping[str, str],
+        read_gres: ReadGres,
     ) -> None:
         self._job_id = job_id
         self._agent_command = agent_command
         self._environ = clean_environ(environ)
+        self._read_gres = read_gres
+        self._gres: Mapping[str, NodeGres] | None = None
         self._steps: list[_Started] = []
         if shutil.which("srun", path=environ.get("PATH")) is None:
             raise SlurmCommandMissing("srun")
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
-        """Start one agent on each node, in one step."""
-        argv = srun_argv(self._job_id, nodes, self._agent_command(launch, None))
-        process = start_tied(argv, environ=self._environ)
-        step = _Started(launch=launch, nodes=tuple(nodes), process=process, pending=set(nodes))
-        self._steps.append(step)
+        """Start one agent on each node, where it sees every GPU that the job has there."""
+        command = self._agent_command(launch, None)
+        for share in shares(nodes, self._known_gres()):
+            argv = srun_argv(self._job_id, share, [*command, f"--gpus={share.gpus}"])
+            process = start_tied(argv, environ=self._environ)
+            pending = set(share.nodes)
+            self._steps.append(
+                _Started(launch=launch, nodes=share.nodes, process=process, pending=pending)
+            )
+
+    def _known_gres(self) -> Mapping[str, NodeGres]:
+        if self._gres is None:
+            try:
+                self._gres = self._read_gres()
+            except SlurmError as err:
+                log.warning("which GPUs the job has is not known, agents may see fewer: %s", err)
+                self._gres = {}
+        return self._gres
 
     def poll(self) -> list[AgentsLost]:
         """Return what srun says of tasks that ended or did not start, and its own end."""
@@ -101,11 +134,9 @@ class SlurmLauncher:
                     lost.append(_lost(step, sorted(step.pending), why))
         return lost
 
-    def stop(self, grace_s: float = LEAVE_S) -> None:
-        """Let srun end by itself, which it does when its tasks have, or end it."""
-        for step in self._steps:
-            end_session(step.process, leave_s=grace_s, grace_s=_GRACE_S)
-        self._steps.clear()
+    def stop(self, leave_s: float = LEAVE_S) -> None:
+        """Let srun end by itself, which it does when its tasks have, or end it with its tasks."""
+        _end(self._steps, leave_s)
 
 
 class LocalLauncher:
@@ -142,25 +173,32 @@ class LocalLauncher:
                 lost += [_ended(agent, node, exit_text(returncode) + said) for node in agent.nodes]
         return lost
 
-    def stop(self, grace_s: float = LEAVE_S) -> None:
+    def stop(self, leave_s: float = LEAVE_S) -> None:
         """Let the agents leave, or end them."""
-        for agent in self._agents:
-            end_session(agent.process, leave_s=grace_s, grace_s=_GRACE_S)
-        self._agents.clear()
+        _end(self._agents, leave_s)
 
 
-def srun_argv(job_id: int, nodes: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Return the srun command of a launch.
+def _end(started: list[_Started], leave_s: float) -> None:
+    """End them all; say on which nodes agents had time to leave, and did not."""
+    late = end_sessions([each.process for each in started], leave_s=leave_s, grace_s=_GRACE_S)
+    if leave_s and late:
+        nodes = [node for each in started if each.process in late for node in each.nodes]
+        log.warning("agents on %s have not left within %g s and were killed", fold(nodes), leave_s)
+    started.clear()
+
+
+def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
+    """Return the srun command of a launch on the nodes of one share.
 
     Counts are explicit, because a nested srun otherwise takes the surrounding job's; the step
     overlaps with others and takes no memory of its own, so that it never delays a step of the
     user's; one task that ends leaves the others running.
     """
-    count = len(nodes)
+    count = len(share.nodes)
     return [
         "srun",
         f"--jobid={job_id}",
-        f"--nodelist={fold(nodes)}",
+        f"--nodelist={fold(share.nodes)}",
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
@@ -173,6 +211,7 @@ def srun_argv(job_id: int, nodes: Sequence[str], command: Sequence[str]) -> list
         "--wait=0",
         "--input=none",
         "--job-name=slurm-health",
+        *share.options,
         *command,
     ]
 

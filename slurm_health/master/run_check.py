@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import secrets
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_health import __version__, config, journal
+from slurm_health.acting.job_facts import slurm_name
 from slurm_health.acting.perform import act
 from slurm_health.acting.requeue_helper import Helper
 from slurm_health.core.acting.decide import exit_code
@@ -26,12 +28,19 @@ from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode
-from slurm_health.master.launcher import AgentCommand, Launcher, LocalLauncher, SlurmLauncher
+from slurm_health.master.launcher import (
+    LEAVE_S,
+    AgentCommand,
+    Launcher,
+    LocalLauncher,
+    SlurmLauncher,
+)
 from slurm_health.master.master import SILENCE_S, Master, poll_interval_s
 from slurm_health.processes import own_command, run
 from slurm_health.slurm.client import Client
 
 LOCAL_CLUSTER = "local"
+_GRES_S = 20.0
 _FIND_TORCH_S = 30.0
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
@@ -43,6 +52,8 @@ class CheckSettings:
     `localize` holds what was chosen of `core.localize.settings.OPTIONS`. `tell` is told how the
     run ends: when it has, and before a requeue is asked for that ends this process with the job.
     `run_id` is set by whoever starts a check that was killed again, to hear of one run only.
+    `probe_environ` is what the agents and their workers get, the check's own environment where it
+    is None; `setup` is the file that made it.
     """
 
     journal_root: Path
@@ -57,6 +68,8 @@ class CheckSettings:
     script: str = ""
     tell: Callable[[RunFinished, Path], None] = lambda *_: None
     run_id: str = ""
+    setup: str = ""
+    probe_environ: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +111,13 @@ def check_allocation(
     )
     if started.array:
         journal.link_array_task(root, started)
-    command = _agent_command(directory, started, settings)
-    launcher = SlurmLauncher(allocation.job_id, command, environ)
+    launcher = SlurmLauncher(
+        allocation.job_id,
+        _agent_command(directory, started, settings),
+        _probe_environ(settings, environ),
+        # Asked for less long than agents wait for a silent master.
+        functools.partial(Client(environ, patience_s=_GRES_S).gres, slurm_name(started)),
+    )
     return _check(directory, started, settings, launcher, environ)
 
 
@@ -124,7 +142,9 @@ def check_local(
         settings=_recorded(settings),
     )
     directory, started = journal.directory_of_check(settings.journal_root, started)
-    launcher = LocalLauncher(_agent_command(directory, started, settings), environ)
+    launcher = LocalLauncher(
+        _agent_command(directory, started, settings), _probe_environ(settings, environ)
+    )
     return _check(directory, started, settings, launcher, environ)
 
 
@@ -174,7 +194,7 @@ def _check(
         master.open(started)
         verdict = master.run()
         # The workers still hold the devices: the job must not start beside them.
-        launcher.stop()
+        launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
         blind = [name for name, node in master.session.state.agents.items() if node.no_journal]
         before = master.session.state.finished
         if before is not None and not before.disposition.leaves:
@@ -285,6 +305,10 @@ def _agent_command(directory: Path, started: RunStarted, settings: CheckSettings
     )
 
 
+def _probe_environ(settings: CheckSettings, environ: Mapping[str, str]) -> Mapping[str, str]:
+    return environ if settings.probe_environ is None else settings.probe_environ
+
+
 def _run_id(settings: CheckSettings) -> str:
     return settings.run_id or secrets.token_hex(4)
 
@@ -294,6 +318,7 @@ def _recorded(settings: CheckSettings) -> dict[str, str | int | float | bool]:
     return {
         "python": settings.python,
         "check": ",".join(probe.name for phase in settings.phases for probe in phase.probes),
+        **({"setup": settings.setup} if settings.setup else {}),
         "act": settings.act,
         "max_requeues": settings.policy.max_requeues,
         "on_straggler": settings.policy.on_straggler.value,

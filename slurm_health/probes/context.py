@@ -23,6 +23,10 @@ class NodeFault(Exception):
     """This node was measured and is at fault; the text says what was found, on which device."""
 
 
+class WrongResults(NodeFault):
+    """A device gave another result than the only correct one: proof, even if it happens once."""
+
+
 class NotMeasured(Exception):
     """Nothing could be measured, and that says nothing about the node; the text says why."""
 

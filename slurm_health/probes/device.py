@@ -20,32 +20,104 @@ _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _BF16_CAPABILITY = (8, 0)
 # torch.OutOfMemoryError appeared in torch 2.5.
 OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+# What says that a device is in use, or that torch was made for others.
+_NOT_THE_DEVICE = (
+    "busy or unavailable",
+    "driver on your system is too old",
+    "driver version is insufficient",
+    "no kernel image is available",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "not supported",
+)
+_NO_DEVICES = "GPUs are available"  # "No CUDA ..."
+_NO_SUCH_DEVICE = "invalid device ordinal"
+# A process sees one such part, however many it was given, and NCCL connects none of a GPU's.
+_PART_OF_A_DEVICE = (
+    "the job has parts of GPUs (MIG), which cannot be checked; take whole ones, or --check=off"
+)
+_FIRST_SIZE = 256
 # What CPUs, the CUDA runtime and its matrix library say of it, as plain runtime errors.
 _NO_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")
 
 
-def claim(local_rank: int, *, expected: int) -> torch.device:
-    """Return the device of a worker, made current.
+class Unusable(Exception):
+    """A device, or the driver, did not do what it does elsewhere; the text is in its own words.
+
+    What may be the job's doing is no such thing: a torch for other devices, memory that is in use,
+    a count of devices that is not Slurm's.
+    """
+
+
+def claim(local_rank: int, *, expected: int, environ: Mapping[str, str]) -> torch.device:
+    """Return the device of a worker, made current, after a first product on it.
 
     Args:
         local_rank: number of the worker on its node.
-        expected: how many accelerators the job was given here, 0 on a CPU node.
+        expected: how many accelerators this process may use by its environment, 0 on a CPU node.
+        environ: the environment, in which Slurm says how many it gave the job here.
 
     Raises:
-        SystemExit: the accelerators cannot be used, or are fewer than the job was given.
+        Unusable: the device or the driver failed, or there are fewer devices than Slurm gave.
+        SystemExit: the device cannot be used for another reason.
     """
     if expected == 0:
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise SystemExit(
-            f"{expected} accelerators were expected, but torch {torch.__version__} can use none"
+    if any(part.strip().startswith("MIG-") for part in _visible(environ)):
+        raise SystemExit(_PART_OF_A_DEVICE)
+    expectation = f"{expected} accelerators were expected, but torch {torch.__version__}"
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        raise SystemExit(f"{expectation} was built for CPUs")
+    try:
+        usable = _usable_count()
+        if usable >= expected:
+            return _opened(local_rank)
+    except RuntimeError as err:
+        if _NO_SUCH_DEVICE not in str(err):
+            first_line, *_ = str(err).strip().split("\n")
+            said = f"device {local_rank}: {first_line}"
+            if is_out_of_memory(err) or any(text in str(err) for text in _NOT_THE_DEVICE):
+                raise SystemExit(said) from err
+            raise Unusable(said) from err
+        usable = local_rank  # their numbers have no gaps
+    given = environ.get("SLURM_GPUS_ON_NODE", "")
+    if given.isdecimal() and usable < min(int(given), expected):
+        raise Unusable(
+            f"Slurm gave the job {given} accelerators here, torch {torch.__version__} can use"
+            f" {usable or 'none'}"
         )
-    if torch.cuda.device_count() < expected:
-        raise SystemExit(
-            f"{expected} accelerators were expected, but torch sees {torch.cuda.device_count()}"
-        )
+    raise SystemExit(f"{expectation} can use {usable or 'none'}")
+
+
+def _visible(environ: Mapping[str, str]) -> list[str]:
+    return environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+
+
+def _usable_count() -> int:
+    """Return how many devices the driver offers.
+
+    Raises:
+        RuntimeError: the driver cannot be used.
+    """
+    try:
+        torch.cuda.init()
+    except RuntimeError as err:
+        if _NO_DEVICES not in str(err):
+            raise
+        return 0
+    return int(torch.cuda.device_count())
+
+
+def _opened(local_rank: int) -> torch.device:
+    """Return the device with its context and its matrix library loaded, and one product done."""
     torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    device = torch.device("cuda", local_rank)
+    if " MIG " in torch.cuda.get_device_name(device):
+        raise SystemExit(_PART_OF_A_DEVICE)
+    ones = torch.ones(_FIRST_SIZE, _FIRST_SIZE, device=device, dtype=half_precision(device))
+    value = float(torch.mm(ones, ones)[0, 0].item())
+    if value != _FIRST_SIZE:
+        raise RuntimeError(f"a sum of {_FIRST_SIZE} ones is {value:g}")
+    return device
 
 
 def backend(device: torch.device) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from slurm_health.probes.context import NodeFault, ProbeContext, Sample
+from slurm_health.probes.context import ProbeContext, Sample, WrongResults
 from slurm_health.probes.device import half_precision
 
 LARGEST = 8  # of the integers, in magnitude: exact in every floating-point format in use
@@ -28,10 +28,30 @@ def measure(context: ProbeContext) -> list[Sample]:
     """Multiply, and compare every entry of every product.
 
     Raises:
-        NodeFault: an entry differs from the only correct value.
+        WrongResults: an entry differs from the only correct value.
     """
-    tiles = CUDA_TILES if context.on_cuda else CPU_TILES
     products = CUDA_PRODUCTS if context.on_cuda else CPU_PRODUCTS
+    require_exact(context, products)
+    return [Sample(figures={"products": products, "wrong": 0})]
+
+
+def require_exact(context: ProbeContext, products: int) -> None:
+    """Multiply so often, and make sure that every entry of every product is exact.
+
+    Raises:
+        WrongResults: an entry differs from the only correct value.
+    """
+    wrong = wrong_values(context, products)
+    if wrong:
+        raise WrongResults(
+            f"device {context.local_rank} computes wrong results: {wrong} of"
+            f" {products * _size(context) ** 2} values of an integer matrix product are not exact"
+        )
+
+
+def wrong_values(context: ProbeContext, products: int) -> int:
+    """Return how many entries are not exact in so many products of integers."""
+    tiles = _size(context) // TILE
     generator = torch.Generator().manual_seed(_SEED)
     left, right = (
         torch.randint(-LARGEST, LARGEST + 1, (TILE, TILE), generator=generator) for _ in range(2)
@@ -47,13 +67,12 @@ def measure(context: ProbeContext) -> list[Sample]:
         product = torch.mm(big_left, big_right)
         tiled = product.view(tiles, TILE, tiles, TILE)
         wrong += (tiled != expected[None, :, None, :]).sum()
-    count = int(wrong.item())
-    if count:
-        raise NodeFault(
-            f"device {context.local_rank} computes wrong results: {count} of"
-            f" {products * (tiles * TILE) ** 2} values of an integer matrix product are not exact"
-        )
-    return [Sample(figures={"products": products, "wrong": 0})]
+    return int(wrong.item())
+
+
+def _size(context: ProbeContext) -> int:
+    """Return how many rows and columns a product has."""
+    return TILE * (CUDA_TILES if context.on_cuda else CPU_TILES)
 
 
 def _dtype(context: ProbeContext) -> torch.dtype:

@@ -10,13 +10,23 @@ input and reads events as JSON lines from its standard output:
                                   "port": 4711, "prefix": "3f2a/0/n1"}, ...}}
              {"op": "abort", "round": 0}
              end of file: leave
-    event    {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
+    event    {"event": "loaded", "torch": "2.4.1"}
+             {"event": "opened"}, or {"event": "unusable", "detail": "..."} before it ends
+             {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
+             {"event": "scope", "round": 0, "scope": "solo"}
              {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
-             {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false}
+             {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
+              "wrong_results": false, "spent": false}
 
+Between "loaded", which a worker without a device does not say, and "opened" it waits for its device
+and its driver, and for nothing else; "unusable" says that one of these failed, in its own words.
 A probe whose scope has no group in the command is left out: there is nobody to run it with.
-Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame), "unmeasured" for
-what is no fault of the node, and "timed_out".
+"scope" says with whom the worker works from now on: if it dies, whose fault that may be.
+Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame, "wrong_results" where
+a device was seen to compute wrongly), "unmeasured" for what is no fault of the node, "timed_out".
+A worker destroys its process group before it says that it measured: leaving is part of the round,
+and no other begins before. After anything else it reports first, because NCCL may hang in leaving a
+group of which somebody is missing; "spent" then says that the worker is not to be used again.
 An aborted worker that is still in Python answers "done" with outcome "timed_out"; one that is
 stuck inside a collective cannot, and the agent kills it.
 """
@@ -28,6 +38,7 @@ import importlib.util
 import json
 import os
 import queue
+import resource
 import socket
 import sys
 import threading
@@ -38,6 +49,8 @@ from typing import Any
 
 _STARTED = time.perf_counter()
 POLL_S = 0.005
+# In these a worker waits for workers of other nodes.
+WITH_PARTNERS = frozenset({"rail", "pair"})
 DETAIL_LENGTH = 300
 
 
@@ -83,6 +96,8 @@ class Channel:
 
 def main() -> None:
     """Serve rounds until the agent leaves."""
+    # With torch loaded a core file takes gigabytes, and devices are held until it is written.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = Channel()
     local_rank, threads, devices = (int(argument) for argument in sys.argv[1:])
     gc.disable()  # it finds nothing in what is being loaded, and takes its time
@@ -94,7 +109,14 @@ def main() -> None:
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
     torch.set_num_threads(threads)
-    device = devices_of.claim(local_rank, expected=devices)
+    if devices:
+        channel.send("loaded", torch=str(torch.__version__))
+    try:
+        device = devices_of.claim(local_rank, expected=devices, environ=os.environ)
+    except devices_of.Unusable as err:
+        channel.send("unusable", detail=str(err)[:DETAIL_LENGTH])
+        raise SystemExit(str(err)) from err
+    channel.send("opened")
     # The first worker of a node serves the rendezvous of every group its node leads.
     store = (
         dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -121,10 +143,10 @@ def main() -> None:
 def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: int) -> None:
     """Run one round and say how it ended, whatever happened."""
     from slurm_health.probes import device as devices_of
-    from slurm_health.probes.context import NodeFault, NotMeasured
+    from slurm_health.probes.context import NodeFault, NotMeasured, WrongResults
 
     course = Round(channel, command, device, local_rank)
-    outcome, detail, own_fault = "measured", "", False
+    outcome, detail, own_fault, wrong_results = "measured", "", False, False
     try:
         course.run()
     except Aborted:
@@ -133,18 +155,26 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
         outcome, detail = "unmeasured", _said(err)
     except NodeFault as err:
         outcome, detail, own_fault = "failed", _said(err), True
+        wrong_results = isinstance(err, WrongResults)
     except Exception as err:
         outcome, detail = "failed", f"{course.probe}: {type(err).__name__}: {_said(err)}"
         own_fault = not course.has_partners
         if devices_of.is_out_of_memory(err):
             outcome, own_fault = "unmeasured", False
+    # NCCL, and a device, are in a state that nobody vouches for; gloo is not.
+    unsure = outcome == "failed" or course.is_in_group()
+    spent = unsure and devices_of.backend(device) != "gloo"
     channel.send(
         "done",
         round=int(command["round"]),
         outcome=outcome,
         detail=detail[:DETAIL_LENGTH],
         own_fault=own_fault,
+        wrong_results=wrong_results,
+        spent=spent,
     )
+    if not spent:
+        course.leave_group()
 
 
 class Round:
@@ -167,18 +197,34 @@ class Round:
         """Run every probe that this worker has a group for."""
         groups = self._command["groups"]
         scope = ""
-        try:
-            for probe in self._command["probes"]:
-                self.probe = probe["name"]
-                if probe["scope"] != "solo" and probe["scope"] not in groups:
-                    continue
-                if probe["scope"] != scope:
-                    self._leave_group()
-                    scope = probe["scope"]
-                    self._enter_group(groups.get(scope))
-                self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
-        finally:
-            self._leave_group()
+        for probe in self._command["probes"]:
+            self.probe = probe["name"]
+            if probe["scope"] != "solo" and probe["scope"] not in groups:
+                continue
+            if probe["scope"] != scope:
+                self.leave_group()
+                scope = probe["scope"]
+                self._say_scope(scope)
+                self._enter_group(groups.get(scope))
+            self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
+        self.leave_group()
+
+    def is_in_group(self) -> bool:
+        """Tell whether there is a process group to leave."""
+        import torch.distributed as dist
+
+        return bool(dist.is_initialized())
+
+    def leave_group(self) -> None:
+        """Destroy the process group, if there is one."""
+        import torch.distributed as dist
+
+        if self.is_in_group():
+            dist.destroy_process_group()
+
+    def _say_scope(self, scope: str) -> None:
+        self.has_partners = scope in WITH_PARTNERS
+        self._channel.send("scope", round=int(self._command["round"]), scope=scope)
 
     def _measure(self, probe: dict[str, Any], group: dict[str, Any]) -> None:
         from slurm_health.probes import load
@@ -214,7 +260,6 @@ class Round:
         from slurm_health.probes import device as devices_of
 
         devices_of.require_interfaces(os.environ)
-        self.has_partners = True
         timeout = timedelta(seconds=float(self._command["timeout_s"]))
         store = _meet(self._channel, int(self._command["round"]), group, timeout)
         dist.init_process_group(
@@ -224,12 +269,7 @@ class Round:
             world_size=int(group["world_size"]),
             timeout=timeout,
         )
-
-    def _leave_group(self) -> None:
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        _exchange_first(self._channel, int(self._command["round"]), self._device)
 
 
 def _meet(channel: Channel, round_index: int, group: dict[str, Any], timeout: timedelta) -> Any:
@@ -251,6 +291,26 @@ def _meet(channel: Channel, round_index: int, group: dict[str, Any], timeout: ti
         channel.raise_if_aborted(round_index)
         time.sleep(POLL_S)
     return store
+
+
+def _exchange_first(channel: Channel, round_index: int, device: Any) -> None:
+    """Make sure that the group can exchange data at all.
+
+    Waits in Python, so that an abort is heard: most groups that fail do it here, and whoever is
+    still in Python need not be killed.
+
+    Raises:
+        RuntimeError: the exchange failed, as one with a partner that is gone.
+    """
+    import torch
+    import torch.distributed as dist
+
+    work = dist.all_reduce(torch.zeros(1, device=device), async_op=True)
+    while not work.is_completed():
+        channel.raise_if_aborted(round_index)
+        time.sleep(POLL_S)
+    if not work.is_success():  # NCCL's wait would not raise
+        raise RuntimeError(f"the group's first exchange failed: {work.exception()}")
 
 
 def _wait_for_port(channel: Channel, round_index: int, address: str, port: int) -> None:

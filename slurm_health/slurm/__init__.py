@@ -7,6 +7,7 @@ commands, or pyslurm in a child process, and puts a deadline on each call.
     client           what is asked of Slurm and changed in it
     reads            what is read, through scontrol
     pyslurm_client   the same through pyslurm, if it is installed and fits this Slurm
+    job_gres         what a job has of GPUs on each node, and how a step asks for all of it
     parsing          jobs, nodes and partitions from scontrol's output
     command          runs one command with a deadline, and keeps all facts of a failure
     real_sbatch      which sbatch on PATH is Slurm's, behind those that call us

@@ -13,6 +13,7 @@ from pathlib import Path
 from slurm_health.core.nodeset import fold
 from slurm_health.errors import SlurmCommandError, SlurmError
 from slurm_health.slurm import command, real_sbatch
+from slurm_health.slurm.job_gres import NodeGres, gres_of
 from slurm_health.slurm.parsing import Job, JobId, Node, Partition, Size, parse_pairs, partition_of
 from slurm_health.slurm.pyslurm_client import choose
 from slurm_health.slurm.reads import Reads
@@ -105,6 +106,14 @@ class Client:
             raise SlurmError(f"squeue gives {text!r} as the size of job {job_id}")
         nodes, cpus, tasks = map(int, words)
         return Size(nodes=nodes, cpus=cpus, tasks=tasks)
+
+    def gres(self, job_id: JobId) -> dict[str, NodeGres]:
+        """Return what a running job has of generic resources on each of its nodes."""
+        text = self._run("scontrol", "show", "job", "-d", "-o", str(job_id))
+        try:
+            return gres_of(text)
+        except ValueError as err:
+            raise SlurmError(f"scontrol show job {job_id} names nodes oddly: {err}") from err
 
     def jobs_named(self, name: str, uid: int) -> list[int]:
         """Return the ids of a user's jobs of that name that have not ended."""

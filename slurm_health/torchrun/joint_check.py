@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from slurm_health import journal
+from slurm_health.core.expectations import Expectation
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     Action,
@@ -89,10 +90,10 @@ class OwnAgent:
         reason = f"its agent ended: {': '.join([exit_text(returncode), *said])}"
         return [AgentsLost(launch=self._launch, nodes=[self._node], reason=reason)]
 
-    def stop(self, grace_s: float = LEAVE_S) -> None:
+    def stop(self, leave_s: float = LEAVE_S) -> None:
         """Let the agent leave, which frees the devices, or end it."""
         if self._process is not None:
-            end_session(self._process, leave_s=grace_s, grace_s=1.0)
+            end_session(self._process, leave_s=leave_s, grace_s=1.0)
             self._process, self._said = None, b""
 
 
@@ -117,6 +118,7 @@ def lead(
     exclude_slow: bool,
     limits: Limits,
     phases: Sequence[Phase],
+    expectations: Mapping[str, Expectation] = MappingProxyType({}),
     localize: Mapping[str, object] = MappingProxyType({}),
 ) -> JointOutcome:
     """Run the check for all processes, and decide who trains.
@@ -134,6 +136,7 @@ def lead(
         agent,
         limits=limits,
         phases=phases,
+        expectations=expectations,
         localize_options=localize,
         make_localizer=make_localizer,
     )

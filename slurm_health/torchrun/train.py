@@ -17,6 +17,7 @@ from slurm_health.core.records import AgentStarted, RunStarted
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode, JournalError
 from slurm_health.master.run_check import agent_command
+from slurm_health.master.setup_file import environ_after
 from slurm_health.options import localize_choices
 from slurm_health.probe_choice import chosen_phases
 from slurm_health.torchrun import joint_check, parser
@@ -94,7 +95,8 @@ def _check(
 ) -> JointOutcome:
     python = str(started.settings["python"])
     command = agent_command(directory, run_id=place.start, nodes=len(place.nodes), python=python)
-    agent = OwnAgent(place.node, command, _agent_environ(place, environ))
+    probe_environ = environ_after(arguments.text("setup"), environ)
+    agent = OwnAgent(place.node, command, _agent_environ(place, probe_environ))
     if not place.leads:
         try:
             return joint_check.follow(directory, place, agent)
@@ -108,6 +110,7 @@ def _check(
         exclude_slow=arguments.exclude_straggler,
         limits=Limits(),
         phases=chosen_phases(arguments.check),
+        expectations=config.expectations(environ),
         localize=config.localize(environ) | localize_choices(arguments.own),
     )
     _summarize(directory, outcome)
@@ -145,6 +148,7 @@ def _started(place: TaskPlace, arguments: Arguments, nnodes: str, python: str) -
         settings={
             "python": python,
             "check": arguments.check,
+            **({"setup": str(arguments.own["setup"])} if "setup" in arguments.own else {}),
             "nnodes": nnodes,
             "exclude_straggler": arguments.exclude_straggler,
             **{name: str(value) for name, value in localize_choices(arguments.own).items()},

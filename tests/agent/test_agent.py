@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -15,11 +16,13 @@ from typing import TypeVar
 import pytest
 
 from slurm_health import journal
-from slurm_health.agent.agent import Agent, AgentSettings, JournalNotVisible
+from slurm_health.agent.agent import OPEN_S, Agent, AgentSettings, JournalNotVisible
+from slurm_health.agent.worker_process import UNKILLABLE_S
 from slurm_health.core.records import (
     AgentEnded,
     AgentsLaunched,
     AgentStarted,
+    DevicesUnopened,
     GroupAborted,
     MasterWaits,
     NodeReported,
@@ -33,11 +36,11 @@ from slurm_health.core.records import (
     WorkersReady,
 )
 from slurm_health.core.verdict import Outcome
+from tests.support.frozen import FREEZER, frozen
 from tests.support.journals import Clock
-from tests.support.supervised import descendants, eventually
+from tests.support.supervised import descendants, eventually, write_executable
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
-FREEZER = Path("/sys/fs/cgroup/freezer" if os.geteuid() == 0 else "/nonexistent")
 _R = TypeVar("_R", bound=Record)
 
 
@@ -155,22 +158,6 @@ class Stage:
                     os.kill(pid, signal.SIGKILL)
 
 
-@contextlib.contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    """Freeze a process: it takes no signal, not even the one that kills."""
-    group = FREEZER / f"slurm-health-test-{pid}"
-    group.mkdir()
-    try:
-        (group / "cgroup.procs").write_text(str(pid))
-        (group / "freezer.state").write_text("FROZEN")
-        eventually(lambda: (group / "freezer.state").read_text() == "FROZEN\n", "frozen")
-        yield
-    finally:
-        (group / "freezer.state").write_text("THAWED")
-        eventually(lambda: not (group / "cgroup.procs").read_text(), "the end of the process")
-        group.rmdir()
-
-
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(tmp_path)
@@ -264,6 +251,18 @@ def test_a_worker_that_dies_in_a_round_is_a_crash_and_is_replaced(running: Stage
     assert running.hears(NodeReported, 2).outcome is Outcome.MEASURED
 
 
+def test_a_worker_that_dies_while_it_works_with_a_partner_is_no_crash_of_this_node(
+    running: Stage,
+) -> None:
+    running.behave("dies-with-partner")
+    running.round(group=["n1", "n2"])
+
+    report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed) == (Outcome.FAILED, False)
+    assert report.detail == "check process of device 0 died: killed by SIGABRT"
+
+
 def test_a_probe_that_raises_is_a_crash_of_this_node(running: Stage) -> None:
     running.behave("raises")
     running.round()
@@ -272,6 +271,15 @@ def test_a_probe_that_raises_is_a_crash_of_this_node(running: Stage) -> None:
 
     assert (report.outcome, report.crashed) == (Outcome.FAILED, True)
     assert report.detail == "RuntimeError: out of memory"
+
+
+def test_a_device_that_computes_wrongly_is_told_from_every_other_fault(running: Stage) -> None:
+    running.behave("computes-wrongly")
+    running.round()
+
+    report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed, report.wrong_results) == (Outcome.FAILED, True, True)
 
 
 def test_workers_that_wait_for_one_that_raised_are_replaced_with_it_once(stage: Stage) -> None:
@@ -315,6 +323,34 @@ def test_a_worker_that_cannot_be_killed_is_given_up_and_the_agent_goes_on(runnin
         assert running.hears(NodeReported).outcome is Outcome.NOT_RUN
         running.says(VerdictReached(nodes=[]))
         assert end_of(running.processes[0])[0] == 0
+
+
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
+def test_a_worker_that_takes_long_to_die_is_waited_for_and_then_replaced(running: Stage) -> None:
+    (worker,) = descendants(running.processes[0].pid)
+    with frozen(worker):
+        begun_s = time.monotonic()
+        running.round()
+        running.abort()
+        running.hears(NodeReported)
+        eventually(lambda: time.monotonic() > begun_s + 0.7 * UNKILLABLE_S, "a slow driver")
+
+    running.hears(WorkersReady, 2)
+    assert "WorkersFailed" not in running.kinds()
+
+
+def test_workers_without_a_round_leave_by_themselves_when_the_run_is_over(stage: Stage) -> None:
+    ready = '{"event": "ready", "store_port": 1, "torch": "2", "backend": "gloo", "device": "cpu",'
+    ready += ' "model": "", "free_bytes": 1, "collective_library": "", "start_ms": 1}'
+    script = f"#!/bin/sh\necho '{ready}'\ncat\nmkdir $FAKE_WORKER_DIR/left\n"
+    stage.begin()
+    stage.start(python=write_executable(stage.behaviour / "python", script))
+    stage.hears(WorkersReady)
+
+    stage.says(VerdictReached(nodes=[]))
+
+    assert end_of(stage.processes[0]) == (0, "")
+    assert (stage.behaviour / "left").is_dir()
 
 
 def test_a_node_that_sees_fewer_gpus_than_slurm_gave_starts_no_worker(stage: Stage) -> None:
@@ -367,8 +403,53 @@ def test_without_torch_the_workers_have_failed_and_the_agent_stays(stage: Stage)
     failed = stage.hears(WorkersFailed)
 
     assert failed.reason == "exit code 1: ModuleNotFoundError: No module named 'torch'"
+    assert not failed.device_failed
     stage.says(VerdictReached(nodes=[]))
     assert end_of(agent) == (0, "")
+
+
+def test_a_device_that_fails_when_it_is_tried_again_is_named_in_its_own_words(
+    stage: Stage,
+) -> None:
+    stage.begin()
+    stage.start("broken-device")
+
+    assert stage.hears(WorkersFailed) == WorkersFailed(
+        node="n1",
+        launch=0,
+        reason="device 3: CUDA error: uncorrectable ECC error encountered",
+        device_failed=True,
+        torch="2.4.0",
+    )
+    assert stage.kinds().count("WorkersStarting") == 1
+
+
+def test_devices_that_do_not_open_are_named_once(stage: Stage) -> None:
+    stage.begin()
+    stage.behave("driver-hangs")
+    environ = {
+        **os.environ,
+        "FAKE_WORKER_DIR": str(stage.behaviour),
+        "SLURMD_NODENAME": "n1",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    clock = Clock(0.0)
+    said_s: list[float] = []
+
+    def passing() -> float:
+        clock.now_s += 1.0
+        if "DevicesUnopened" in stage.kinds():
+            said_s.append(clock.now_s)
+        if said_s and clock.now_s > said_s[0] + 2 * OPEN_S:
+            stage.says(VerdictReached(nodes=[]))
+        return clock.now_s
+
+    Agent(stage.settings(silence_s=1e9), environ, monotonic=passing).run()
+
+    unopened = stage.hears(DevicesUnopened)
+    assert (unopened.devices, unopened.torch) == ([0, 1], "2.4.0")
+    assert OPEN_S <= unopened.waited_s < OPEN_S + 10
+    assert stage.kinds().count("DevicesUnopened") == 1
 
 
 def test_an_interpreter_that_is_not_there_is_named(stage: Stage) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from slurm_health.agent.node_facts import (
+    chosen_interface,
     device_count,
     interface_of,
     leaf_switch,
+    missing_devices,
     own_address,
     usable_cpus,
 )
@@ -27,6 +29,25 @@ def test_without_a_usable_route_the_name_decides(target: str) -> None:
     environ = {"SLURM_LAUNCH_NODE_IPADDR": target}
 
     assert own_address(environ, "localhost").startswith("127.")
+
+
+@pytest.mark.parametrize(
+    ("environ", "backend", "said"),
+    [
+        ({}, "gloo", "lo"),
+        (
+            {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "ib0"},
+            "gloo",
+            "GLOO_SOCKET_IFNAME=eth1",
+        ),
+        ({"NCCL_SOCKET_IFNAME": "ib0"}, "nccl", "NCCL_SOCKET_IFNAME=ib0"),
+        ({"NCCL_SOCKET_IFNAME": ""}, "nccl", "NCCL's own choice (the node's address is on lo)"),
+    ],
+)
+def test_the_interface_is_the_users_choice_or_who_chooses_is_said(
+    environ: Mapping[str, str], backend: str, said: str
+) -> None:
+    assert chosen_interface(environ, "127.0.0.1", backend) == said
 
 
 def test_a_name_that_nothing_resolves_is_all_there_is() -> None:
@@ -54,6 +75,23 @@ def test_the_job_sees_as_many_devices_as_slurm_gave_it(
     tmp_path: Path, environ: Mapping[str, str], count: int
 ) -> None:
     assert device_count(environ, proc=tmp_path) == count
+
+
+@pytest.mark.parametrize(
+    ("told", "of_the_job", "visible", "said"),
+    [
+        ("1", 8, 1, "Slurm gave the job 8 GPUs here, 1 of them can be seen"),
+        ("", 8, 0, "Slurm gave the job 8 GPUs here, none of them can be seen"),
+        ("2", 0, 1, "Slurm gave the job 2 GPUs here, 1 of them can be seen"),
+        ("1", 8, 8, ""),
+        ("", 0, 0, ""),
+    ],
+)
+def test_devices_of_the_job_that_are_not_seen_are_said_though_slurm_tells_the_step_otherwise(
+    told: str, of_the_job: int, visible: int, said: str
+) -> None:
+    environ = {"SLURM_GPUS_ON_NODE": told}
+    assert missing_devices(environ, visible, gpus=of_the_job) == said
 
 
 def test_without_a_word_from_slurm_the_driver_is_asked(tmp_path: Path) -> None:

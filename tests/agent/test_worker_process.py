@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm_health.agent.worker_process import STDERR_LINES, Worker
+from slurm_health.agent.worker_process import STDERR_LINES, Worker, Workers, end_together
+from tests.support.frozen import FREEZER, frozen
 from tests.support.supervised import eventually, with_variable, write_executable
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_worker.py"
@@ -28,6 +31,24 @@ class Bench:
         self.workers.append(worker)
         return worker
 
+    def all_of_a_node(self, count: int, **environ: str) -> Workers:
+        workers = Workers(
+            python=str(FAKE),
+            on_cpus=count,
+            address="127.0.0.1",
+            environ={
+                **os.environ,
+                "FAKE_WORKER_DIR": str(self.directory),
+                "CUDA_VISIBLE_DEVICES": "",
+                **environ,
+            },
+            monotonic=time.monotonic,
+        )
+        workers.replace()
+        assert workers.start_due() == ""
+        self.workers += workers
+        return workers
+
     def processes(self) -> list[int]:
         """Return the workers that run, and their children."""
         return with_variable("FAKE_WORKER_DIR", str(self.directory))
@@ -40,8 +61,7 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
-    for worker in bench.workers:
-        worker.kill()
+    end_together(bench.workers)
 
 
 def hears(worker: Worker, kind: str) -> dict[str, Any]:
@@ -126,9 +146,51 @@ def test_a_stopped_or_deaf_worker_is_killed_with_its_children(bench: Bench) -> N
     for pid in bench.processes():
         os.kill(pid, signal.SIGSTOP)
 
-    worker.kill()
-    worker.kill()
+    assert end_together([worker]) == []
 
     eventually(lambda: not bench.processes(), "their end")
     assert worker.ended() == "killed"
-    assert not worker.unkillable
+
+
+def test_a_worker_that_is_told_to_leave_may_do_its_last_work(bench: Bench) -> None:
+    worker = bench.script("cat; cd $FAKE_WORKER_DIR; mkdir left")
+
+    end_together([worker], leave_s=60.0)
+
+    assert (bench.directory / "left").is_dir()
+
+
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
+def test_all_workers_are_killed_before_any_is_waited_for(bench: Bench) -> None:
+    workers = bench.all_of_a_node(3)
+    for worker in workers:
+        hears(worker, "ready")
+
+    with contextlib.ExitStack() as stack:
+        processes = bench.processes()
+        for pid in processes:
+            stack.enter_context(frozen(pid))
+        workers.replace()
+
+        assert [_is_killed(pid) for pid in processes] == [True] * 3
+        assert (workers.start_due(), len(workers)) == ("", 0)
+        assert len(end_together(bench.workers, wait_s=0.1)) == 3
+    eventually(lambda: workers.start_due() == "" and len(workers) == 3, "others in their place")
+    assert workers.end() == ""
+
+
+def test_torch_ends_no_worker_because_a_partner_is_gone_whatever_the_job_sets(
+    bench: Bench,
+) -> None:
+    (worker,) = bench.all_of_a_node(1, TORCH_NCCL_ASYNC_ERROR_HANDLING="1")
+    hears(worker, "ready")
+
+    (pid,) = bench.processes()
+    assert pid in with_variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+
+
+def _is_killed(pid: int) -> bool:
+    """Tell whether the signal that kills waits for a process."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pending = next(line.split()[1] for line in status if line.startswith("ShdPnd"))
+    return bool(int(pending, 16) >> (signal.SIGKILL - 1) & 1)

@@ -71,6 +71,16 @@ def test_one_machine_is_checked_and_trains(tmp_path: Path) -> None:
     assert list(tmp_path.glob("journal/local/*/0-2/master.jsonl"))
 
 
+def test_what_the_site_expects_of_its_devices_is_read_before_the_check(tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('[expectations."NVIDIA H100 80GB HBM3"]\nbf16_tflops = 900\n')
+    code, stdout, stderr = Node(
+        tmp_path, "--network-check", "--standalone", TRAIN, SLURM_HEALTH_CONFIG=str(site)
+    ).end()
+    assert (code, stdout) == (2, "")
+    assert "did you mean bf16_tflop_per_s?" in stderr
+
+
 def test_several_processes_are_checked_and_train_together(tmp_path: Path, free_port: str) -> None:
     nodes = [
         Node(

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from slurm_health.core.records import AgentsLost, LossCause
-from slurm_health.errors import SlurmCommandMissing
-from slurm_health.master.launcher import Launcher, LocalLauncher, SlurmLauncher, srun_argv
+from slurm_health.errors import SlurmCommandMissing, SlurmError
+from slurm_health.master.launcher import Launcher, LocalLauncher, ReadGres, SlurmLauncher, srun_argv
+from slurm_health.slurm.job_gres import NodeGres, Share
 from tests.support.supervised import eventually, write_executable
 
 DATA = Path(__file__).parents[1] / "data" / "slurm-22.05"
@@ -31,10 +32,11 @@ class Srun:
         self.directory = directory
         self.launchers: list[Launcher] = []
 
-    def launcher(self, script: str) -> SlurmLauncher:
+    def launcher(self, script: str, read_gres: ReadGres = dict) -> SlurmLauncher:
         write_executable(self.directory / "srun", f"#!/bin/sh\n{script}\n")
         path = f"{self.directory}:{os.environ['PATH']}"
-        launcher = SlurmLauncher(12, agent_command, {"PATH": path, "SLURM_NTASKS": "9"})
+        environ = {"PATH": path, "SLURM_NTASKS": "9", "SLURM_GPUS": "16"}
+        launcher = SlurmLauncher(12, agent_command, environ, read_gres)
         self.launchers.append(launcher)
         return launcher
 
@@ -68,10 +70,11 @@ def losses(launcher: Launcher, nodes: Sequence[str], launch: int = 0) -> dict[st
 
 
 def test_the_command_of_a_launch_leaves_nothing_to_the_surrounding_job() -> None:
-    argv = srun_argv(12, ["n1", "n2"], ["agent", "--x"])
+    share = Share(nodes=("n1", "n2"), options=("--gres=gpu:4",), gpus=4)
+    argv = srun_argv(12, share, ["agent", "--x"])
 
     assert argv[0] == "srun"
-    assert argv[-2:] == ["agent", "--x"]
+    assert argv[-3:] == ["--gres=gpu:4", "agent", "--x"]
     assert {
         "--jobid=12",
         "--nodelist=n[1-2]",
@@ -94,13 +97,48 @@ def test_srun_is_started_with_that_command_and_without_the_jobs_variables(
     losses(launcher, NODES, launch=3)
 
     said = (tmp_path / "said").read_text()
-    assert said.splitlines()[0].split() == srun_argv(12, NODES, ["agent", "--launch=3"])[1:]
+    command = srun_argv(12, Share(nodes=NODES), ["agent", "--launch=3", "--gpus=0"])
+    assert said.splitlines()[0].split() == command[1:]
     assert "SLURM_NTASKS" not in said
+    assert "SLURM_GPUS" not in said
+
+
+def test_nodes_that_differ_in_their_gpus_have_a_step_each_and_are_lost_as_one_launch(
+    srun: Srun, tmp_path: Path
+) -> None:
+    gres = {"n1": NodeGres(gpus=4, request="4"), "n2": NodeGres(gpus=1, request="1")}
+    launcher = srun.launcher(f'echo "$@" >> {tmp_path}/said', lambda: gres)
+
+    launcher.start(0, NODES)
+    losses(launcher, NODES)
+
+    said = sorted((tmp_path / "said").read_text().splitlines())
+    assert len(said) == 2
+    for node, count, line in (("n1", 4, said[0]), ("n2", 1, said[1])):
+        assert {f"--nodelist={node}", f"--gpus={count}", "--ntasks=1"} <= set(line.split())
+        assert line.endswith(f"--gpus={count}")  # the agent is told, too
+
+
+def test_where_slurm_does_not_say_what_the_job_has_the_agents_are_started_all_the_same(
+    srun: Srun, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+
+    def unanswered() -> dict[str, NodeGres]:
+        asked.append(1)
+        raise SlurmError("no answer")
+
+    launcher = srun.launcher("exit 0", unanswered)
+    launcher.start(0, NODES)
+    launcher.start(1, NODES)
+
+    assert len(asked) == 1
+    assert "which GPUs the job has is not known" in caplog.text
 
 
 def test_without_srun_there_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
     with pytest.raises(SlurmCommandMissing, match="srun not found"):
-        SlurmLauncher(12, agent_command, {"PATH": str(tmp_path)})
+        SlurmLauncher(12, agent_command, {"PATH": str(tmp_path)}, dict)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +262,30 @@ def test_an_srun_that_does_not_leave_is_ended(srun: Srun) -> None:
     launcher.stop(0.1)
 
     assert launcher.poll() == []
+
+
+def test_agents_that_take_their_time_to_free_their_devices_are_waited_for(
+    srun: Srun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaves = f"sleep 5 & wait $!; echo left >> {tmp_path}/said; exit"
+    launcher = srun.launcher(f"trap 'echo killed >> {tmp_path}/said; exit' TERM; {leaves}")
+    launcher.start(0, NODES)
+
+    launcher.stop()
+
+    assert (tmp_path / "said").read_text() == "left\n"
+    assert caplog.text == ""
+
+
+def test_agents_that_were_killed_because_they_did_not_leave_are_named(
+    srun: Srun, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = srun.launcher("exec sleep 100")
+    launcher.start(0, NODES)
+
+    launcher.stop(0.1)
+
+    assert "agents on n[1-2] have not left within 0.1 s and were killed" in caplog.text
 
 
 # --- local processes -----------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from slurm_health.agent.worker_process import Worker
+from slurm_health.agent.worker_process import Worker, end_together
 from tests.support import wrong_torch
-from tests.support.supervised import eventually, write_executable
+from tests.support.supervised import descendants, eventually, write_executable
 
 VALUES = {"name": "values", "scope": "solo", "path": ""}
 
@@ -53,6 +53,10 @@ class Bench:
 
     def round(self, *probes: dict[str, str], **groups: str) -> list[dict[str, Any]]:
         """Run one round; return how it ended on each worker. `groups` are scopes and addresses."""
+        self.begin(*probes, **groups)
+        return [self.hears(rank, "done") for rank in range(len(self.workers))]
+
+    def begin(self, *probes: dict[str, str], **groups: str) -> None:
         size = len(self.workers)
         for events in self.events:
             events.clear()
@@ -72,7 +76,6 @@ class Bench:
                     },
                 }
             )
-        return [self.hears(rank, "done") for rank in range(size)]
 
     def samples(self, rank: int = 0) -> dict[str, dict[str, Any]]:
         return {e["probe"]: e for e in self.events[rank] if e["event"] == "sample"}
@@ -90,8 +93,7 @@ def make() -> Iterator[type[Bench]]:
 
     yield Made
     for bench in made:
-        for worker in bench.workers:
-            worker.kill()
+        end_together(bench.workers)
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +102,10 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     bench.get_ready()
     yield bench
-    for worker in bench.workers:
-        worker.kill()
+    end_together(bench.workers)
+
+
+PAIR = {"name": "allgather", "scope": "pair", "path": ""}
 
 
 def solo(name: str, path: str = "") -> dict[str, str]:
@@ -121,6 +125,18 @@ def test_a_node_by_itself_is_measured_in_all_it_can_do_alone(bench: Bench) -> No
     )
     assert bench.ready[0]["free_bytes"] > 0
     assert bench.ready[0]["model"].endswith("with 1 thread")
+
+
+def test_a_worker_that_dies_leaves_no_core_file(bench: Bench) -> None:
+    (worker,) = (pid for pid in descendants(os.getpid()) if _runs(pid, "worker.py"))
+    limits = Path(f"/proc/{worker}/limits").read_text().splitlines()
+
+    (core,) = (line.split() for line in limits if line.startswith("Max core file size"))
+    assert core[4:6] == ["0", "0"]
+
+
+def _runs(pid: int, program: str) -> bool:
+    return program in Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def test_a_probe_without_anybody_to_run_it_with_is_left_out(bench: Bench) -> None:
@@ -148,7 +164,7 @@ def test_a_device_that_calculates_wrongly_is_found_and_is_at_fault(
 
     (done,) = bench.round(VALUES)
 
-    assert (done["outcome"], done["own_fault"]) == ("failed", True)
+    assert (done["outcome"], done["own_fault"], done["wrong_results"]) == ("failed", True, True)
     assert done["detail"].startswith("device 0 computes wrong results: 4 of 1048576 values")
 
 
@@ -221,7 +237,7 @@ def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
         eventually(lambda: worker.ended() is not None, "the worker's end")
         assert "2 accelerators were expected, but torch" in (worker.ended() or "")
     finally:
-        worker.kill()
+        end_together([worker])
 
 
 def test_a_node_exchanges_data_with_itself_through_its_interface(bench: Bench) -> None:
@@ -242,3 +258,42 @@ def test_the_python_file_that_is_shown_as_a_probe_is_one(bench: Bench, tmp_path:
 
     assert done["outcome"] == "measured"
     assert len(bench.samples()["embedding"]["iteration_ms"]) == 10
+
+
+class AbsentMinded(Bench):
+    """Two workers of one node, as partners; the second comes to a round and does no more."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "sitecustomize.py").write_text(wrong_torch.ABSENT_MINDED)
+        present = directory / "present"
+        super().__init__(2, PYTHONPATH=str(directory), ABSENT_MINDED=str(present))
+        self.get_ready()
+        self.begin(solo("matmul"), PAIR, pair="127.0.0.1")
+        eventually(present.exists, "a group with both in it")
+
+
+@pytest.fixture
+def absent_minded(tmp_path: Path) -> Iterator[AbsentMinded]:
+    bench = AbsentMinded(tmp_path)
+    yield bench
+    end_together(bench.workers)
+
+
+def test_a_partner_that_dies_is_no_fault_of_this_node_which_says_so_before_it_leaves_the_group(
+    absent_minded: AbsentMinded,
+) -> None:
+    absent_minded.workers[1].kill()
+
+    done = absent_minded.hears(0, "done")
+
+    assert (done["outcome"], done["own_fault"]) == ("failed", False)
+    scopes = [each["scope"] for each in absent_minded.events[0] if each["event"] == "scope"]
+    assert scopes == ["solo", "pair"]
+
+
+def test_a_partner_that_exchanges_nothing_is_waited_for_until_an_abort(
+    absent_minded: AbsentMinded,
+) -> None:
+    absent_minded.workers[0].send({"op": "abort", "round": 7})
+
+    assert absent_minded.hears(0, "done")["outcome"] == "timed_out"

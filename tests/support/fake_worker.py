@@ -10,9 +10,13 @@ in ~/played where a job is given no such variable:
     unreachable         measures alone, but no partner hears of it
     no-torch            ends at once as Python does without torch
     never-ready         starts and says nothing, for as long as it is told so
+    broken-device       its device says that it is broken, and it ends
+    driver-hangs        has loaded torch, and its device does not open for as long as it is told so
     dies                is killed in the round
+    dies-with-partner   so, while it works with its partner
     raises              its own probe raises
     first-raises        so, on the first device, and the others wait for it in vain
+    computes-wrongly    its device computes wrong results
     cannot              its probe cannot measure, for no fault of the node
     stuck               never answers, whatever it is told
     deaf                as stuck, and ignores SIGTERM
@@ -67,6 +71,11 @@ def sample(index: int, probe: str, iteration_ms: list[float], **more: object) ->
     say("sample", round=index, probe=probe, iteration_ms=iteration_ms, **fields)
 
 
+def done(index: int, outcome: str, detail: str = "", **flags: bool) -> None:
+    usual = {"own_fault": False, "wrong_results": False, "spent": False}
+    say("done", round=index, outcome=outcome, detail=detail, **{**usual, **flags})
+
+
 def listen(rounds: queue.Queue[dict[str, Any]], aborted: set[int]) -> None:
     for line in sys.stdin:
         command = json.loads(line)
@@ -98,40 +107,55 @@ def serve(command: dict[str, Any], aborted: set[int]) -> None:
     how = behaviour()
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "dies-with-partner":
+        say("scope", round=index, scope="pair")
+        os.kill(os.getpid(), signal.SIGABRT)
     if how in {"stuck", "deaf"} or (how == "first-raises" and LOCAL_RANK):
         time.sleep(1000)
     if how in {"raises", "first-raises"}:
         detail = "RuntimeError: out of memory"
-        say("done", round=index, outcome="failed", detail=detail, own_fault=True)
+        done(index, "failed", detail, own_fault=True)
+        return
+    if how == "computes-wrongly":
+        detail = "device 0 computes wrong results"
+        done(index, "failed", detail, own_fault=True, wrong_results=True)
         return
     if how == "cannot":
         detail = "matmul: another process holds the device"
-        say("done", round=index, outcome="unmeasured", detail=detail, own_fault=False)
+        done(index, "unmeasured", detail)
         return
     factor = 10.0 if how == "slow" else 1.0
     sample(index, "matmul", [MATMUL_MS * factor] * 3, flop=1e9)
     if "pair" in command["groups"]:
         if outcome := meet(command, how, aborted):
             detail = "allgather: connection closed by peer"
-            say("done", round=index, outcome=outcome, detail=detail, own_fault=False)
+            done(index, outcome, detail)
             return
         ranks = command["groups"]["pair"]["world_size"]
         times = [ALLGATHER_MS] * 3
         sample(index, "allgather", times, scope="pair", total_bytes=1 << 24, world_size=ranks)
-    say("done", round=index, outcome="measured", detail="", own_fault=False)
+    done(index, "measured")
 
 
 def main() -> None:
     how = behaviour()
     if how == "no-torch":
         raise SystemExit("ModuleNotFoundError: No module named 'torch'")
-    if how == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rounds: queue.Queue[dict[str, Any]] = queue.Queue()
     aborted: set[int] = set()
     threading.Thread(target=listen, args=(rounds, aborted), daemon=True).start()
     while behaviour() == "never-ready":
         time.sleep(0.02)
+    say("loaded", torch="2.4.0")
+    if how == "broken-device":
+        detail = "device 3: CUDA error: uncorrectable ECC error encountered"
+        say("unusable", detail=detail)
+        raise SystemExit(detail)
+    if how == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while behaviour() == "driver-hangs":
+        time.sleep(0.02)
+    say("opened")
     say(
         "ready",
         store_port=4711,

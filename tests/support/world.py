@@ -226,8 +226,10 @@ class World:
         self._later(0.2, node, started)
         if fate < 0.35:
             self._lose(node, launch, LossCause.NO_JOURNAL, 1.0)
-        elif fate < 0.5:
+        elif fate < 0.45:
             self._later(1.0, node, WorkersFailed(node=node, launch=launch, reason="no torch"))
+        elif fate < 0.5:
+            self._later(1.0, node, _device_failed(node, launch))
         elif fate < 0.6:
             self._later(0.9, node, AgentEnded(node=node, launch=launch, reason="bored"))
             self._lose(node, launch, LossCause.ENDED, 1.0)
@@ -339,6 +341,12 @@ def _ready(node: str, launch: int, torch: str) -> WorkersReady:
         backend="gloo",
         devices=["cpu"],
         start_ms=1500.0,
+    )
+
+
+def _device_failed(node: str, launch: int) -> WorkersFailed:
+    return WorkersFailed(
+        node=node, launch=launch, reason="device 0 is lost", device_failed=True, torch="2.4"
     )
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that computes wrong results, as far as one can be had: at the border to torch."""
+"""A torch with a fault, as a sitecustomize.py of a worker: at the border to what is not ours."""
 
 from __future__ import annotations
 
-# A sitecustomize.py with which one value of every product is off by one.
+# One value of every product is off by one.
 SITECUSTOMIZE = """
 import torch
 
@@ -15,4 +15,20 @@ def wrong(*arguments, **more):
     return result
 
 torch.mm = wrong
+"""
+
+# The second worker of a node comes to every group, says so in $ABSENT_MINDED, and does no more.
+# The first hangs when it leaves the group, as NCCL does then.
+ABSENT_MINDED = """
+import os, pathlib, sys, time
+import torch.distributed
+
+def absent_minded(*arguments, **more):
+    pathlib.Path(os.environ["ABSENT_MINDED"]).touch()
+    time.sleep(1000)
+
+if sys.orig_argv[2:3] == ["1"]:
+    torch.distributed.all_reduce = absent_minded
+else:
+    torch.distributed.destroy_process_group = absent_minded
 """

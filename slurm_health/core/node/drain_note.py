@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from slurm_health.core.text import REASON_LENGTH, REASON_PREFIX, plain
+from slurm_health.core.text import REASON_LENGTH, REASON_PREFIX, one_line, plain
 
 _PREFIX = "shealth:"
 _NOTE = re.compile(r"shealth:\S+ ?(.*) check=(\S+) job=(\d+) t=(\d+)", re.DOTALL)
@@ -53,7 +53,9 @@ def parse(reason: str) -> DrainNote | None:
         names, job, time_s, text = found.groups()
     else:
         return None
-    return DrainNote(checks=tuple(names.split(",")), job=int(job), time_s=int(time_s), text=text)
+    return DrainNote(
+        checks=tuple(names.split(",")), job=int(job), time_s=int(time_s), text=one_line(text)
+    )
 
 
 def is_ours(reason: str) -> bool:
@@ -63,7 +65,7 @@ def is_ours(reason: str) -> bool:
 
 def bare_text(reason: str) -> str:
     """Return a note of ours without its prefix, for one whose parts cannot be told."""
-    return unsigned(reason).removeprefix(_PREFIX).removeprefix(REASON_PREFIX).strip()
+    return one_line(unsigned(reason).removeprefix(_PREFIX).removeprefix(REASON_PREFIX))
 
 
 def unsigned(reason: str) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace as changed
 from typing import TypeVar
 
@@ -23,13 +23,15 @@ def unmeasured(
     others_started: bool,
     lost: str,
     failed: str,
+    device_failed: str,
     started: bool,
     stack: str,
 ) -> NodeVerdict:
     """Judge a node that took part in no round.
 
-    Only one finding is the node's own fault: Slurm could repeatedly not start a step there while
-    it could elsewhere. Everything else may be ours, the job's or the interpreter's.
+    Two findings are the node's own fault: Slurm could repeatedly not start a step there while it
+    could elsewhere, and its devices repeatedly failed with a torch that can use those of most
+    others. Everything else may be ours, the job's or the interpreter's.
 
     Args:
         node: its name.
@@ -37,6 +39,7 @@ def unmeasured(
         others_started: an agent did start on some node of the run.
         lost: why the agent ended, empty if it did not.
         failed: why its workers could not be used, empty if they could.
+        device_failed: what its devices did that those of most nodes do not, else empty.
         started: the agent did write to the journal.
         stack: what runs, and on how many devices, on a node that was ready but unlike the others.
     """
@@ -44,6 +47,11 @@ def unmeasured(
         reason = f"Slurm cannot start a step there: {lost}"
         return NodeVerdict(
             node=node, level=Level.FAULTY, component="slurmd", reason=reason, evidence=(reason,)
+        )
+    if device_failed:
+        reason = f"{device_failed}; most nodes can use theirs"
+        return NodeVerdict(
+            node=node, level=Level.FAULTY, component="device", reason=reason, evidence=(reason,)
         )
     if failed:
         reason = f"could not be measured: {failed}"
@@ -122,11 +130,58 @@ def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict
     return changed(verdict, nodes=nodes)
 
 
+def with_wrong_results(
+    verdict: Verdict, wrong: Mapping[str, Sequence[str]], exact: Collection[str]
+) -> Verdict:
+    """Return the verdict with what devices have computed wrongly, be it once.
+
+    There is one correct result, whatever the device and the library: so a wrong one is proof, and
+    later ones that are correct take nothing back. Only where most nodes were wrong, or none was
+    ever right, it may be the software. Then no node is to blame, and none of them is healthy.
+    """
+    nodes = dict(verdict.nodes)
+    tested = {*wrong, *exact}
+    software = not exact or 1 < len(tested) < 2 * len(wrong)
+    for name, said in wrong.items():
+        if name not in nodes:
+            continue
+        before = nodes[name]
+        new = [text for text in dict.fromkeys(said) if text not in before.reason]
+        reason = "; ".join([*new, before.reason])
+        after = replace(before, reason=reason, evidence=(*before.evidence, *dict.fromkeys(said)))
+        if not software:
+            after = replace(after, level=Level.FAULTY, component="compute", probability=1.0)
+        elif before.level is Level.HEALTHY:
+            reason += f"; as on {len(wrong)} of {len(tested)} nodes: probably a software problem"
+            after = replace(after, level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
+        nodes[name] = after
+    return changed(verdict, nodes=nodes)
+
+
+def with_interfaces(verdict: Verdict, failed_over: Mapping[str, str]) -> Verdict:
+    """Return the verdict with the interfaces of nodes that are not healthy and failed over them.
+
+    A wrong interface, chosen by the user or by NCCL, looks like a broken network.
+    """
+    nodes = {
+        name: replace(found, reason=f"{found.reason}; connects over {failed_over[name]}")
+        if name in failed_over and found.level is not Level.HEALTHY
+        else found
+        for name, found in verdict.nodes.items()
+    }
+    return changed(verdict, nodes=nodes)
+
+
 def judged(
     nodes: Sequence[str], verdict: Verdict, others: Mapping[str, NodeVerdict]
 ) -> VerdictReached:
-    """Return the record of a verdict over all `nodes`, in their order."""
-    found = {**verdict.nodes, **others}
+    """Return the record of a verdict over all `nodes`, in their order.
+
+    `others` are what was found apart from it, also of nodes that it judges.
+    """
+    found = {**verdict.nodes}
+    for name, other in others.items():
+        found[name] = _both(found[name], other) if name in found else other
     return VerdictReached(
         nodes=[_rounded(found[node]) for node in nodes],
         paths=[_rounded(path) for path in verdict.paths],

@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_health.core.probe_catalog import Metric
+from slurm_health.core.probe_catalog import Metric, Scope
 from slurm_health.core.records import GroupAborted, Rendezvous, RoundStarted, Sampled
 from slurm_health.core.verdict import Outcome
 
 Event = Mapping[str, Any]
+
+# In these a worker waits for workers of other nodes, and may end because one of those has.
+_WITH_PARTNERS = frozenset({Scope.RAIL.value, Scope.PAIR.value})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,7 @@ class Ending:
     outcome: Outcome
     detail: str
     crashed: bool = False
+    wrong_results: bool = False
     unmeasured: bool = False
     replace: bool = False
 
@@ -37,16 +41,33 @@ class NodeRound:
     node: str
     group: list[str]
     workers: int
-    backend: str
     started_s: float
     aborted: GroupAborted | None = None
     kill_at_s: float | None = None
+    _scopes: dict[int, str] = field(default_factory=dict)
     _samples: dict[Metric, dict[int, Event]] = field(default_factory=dict)
     _done: dict[int, Event] = field(default_factory=dict)
 
     def is_aborted_by(self, record: GroupAborted) -> bool:
         """Tell whether a record ends this round for this node."""
         return (record.round, record.group) == (self.record.round, self.group)
+
+    def entered(self, local_rank: int, event: Event) -> None:
+        """Take with whom a worker works from now on."""
+        self._scopes[local_rank] = event["scope"]
+
+    def died(self, local_rank: int, how: str) -> Ending:
+        """Return how the round ends of which a worker's process did not see the end.
+
+        A library may end a process because its partner's has ended, so it counts as a crash of
+        this node only where no other node can be the cause.
+        """
+        return Ending(
+            outcome=Outcome.FAILED,
+            detail=f"check process of device {local_rank} died: {how}",
+            crashed=self._scopes.get(local_rank) not in _WITH_PARTNERS,
+            replace=True,
+        )
 
     def sample(self, local_rank: int, event: Event) -> Sampled | None:
         """Take what a worker measured; return the quantity's record once all have given theirs."""
@@ -68,24 +89,25 @@ class NodeRound:
         self._done[local_rank] = event
         failed = self._ended_as("failed")
         unmeasured = self._ended_as("unmeasured")
-        # Another worker of this node may wait for the one that gave up. And NCCL, or a device, is
-        # in a state nobody vouches for after a failure; gloo is not.
         waiting = len(self._done) < self.workers
+        # Another worker of this node may wait for the one that gave up.
+        replace = waiting or any(each["spent"] for each in self._done.values())
         if failed:
             return Ending(
                 outcome=Outcome.FAILED,
                 detail=failed[0]["detail"],
                 crashed=any(each["own_fault"] for each in failed),
-                replace=waiting or self.backend != "gloo",
+                wrong_results=any(each["wrong_results"] for each in failed),
+                replace=replace,
             )
         if unmeasured:
             return Ending(
                 outcome=Outcome.NOT_RUN,
                 detail=unmeasured[0]["detail"],
                 unmeasured=True,
-                replace=waiting,
+                replace=replace,
             )
-        return None if waiting else self._all_done()
+        return None if waiting else self._all_done(replace=replace)
 
     def stuck(self) -> Ending:
         """Return how the round of an aborted group ends for workers that did not heed it."""
@@ -99,13 +121,15 @@ class NodeRound:
     def _ended_as(self, outcome: str) -> list[Event]:
         return [each for each in self._done.values() if each["outcome"] == outcome]
 
-    def _all_done(self) -> Ending:
+    def _all_done(self, *, replace: bool) -> Ending:
         stopped = [each for each in self._done.values() if each["outcome"] != "measured"]
         if not stopped:
             return Ending(outcome=Outcome.MEASURED, detail="")
         if self.aborted is None:
-            return Ending(outcome=Outcome.TIMED_OUT, detail=stopped[0]["detail"])
-        return Ending(outcome=_outcome(self.aborted), detail=self.aborted.reason)
+            detail = stopped[0]["detail"]
+            return Ending(outcome=Outcome.TIMED_OUT, detail=detail, replace=replace)
+        aborted = self.aborted
+        return Ending(outcome=_outcome(aborted), detail=aborted.reason, replace=replace)
 
     def _sampled(self, metric: Metric) -> Sampled:
         events = self._samples[metric]

@@ -19,6 +19,7 @@ from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
     AgentStarted,
+    DevicesUnopened,
     DevicesWatched,
     Figure,
     GroupAborted,
@@ -40,7 +41,18 @@ from slurm_health.core.records import (
 from slurm_health.core.session.measurement import group_result
 from slurm_health.core.verdict import GroupResult, Outcome
 
-_AgentRecord = AgentStarted | WorkersStarting | WorkersReady | WorkersFailed | AgentEnded
+_EXACT = "values"  # the probe that gives a sample only where every result was the correct one
+_AgentRecord = (
+    AgentStarted | WorkersStarting | WorkersReady | WorkersFailed | DevicesUnopened | AgentEnded
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFailure:
+    """What the devices of a node did instead of being opened, by a process with this `torch`."""
+
+    words: str
+    torch: str
 
 
 @dataclass
@@ -48,7 +60,8 @@ class NodeState:
     """What is known of one node's agent.
 
     `launches` counts how often it was started by this master, `failed_starts` how often Slurm
-    could not. `lost` and `failed` say why the agent or its workers are of no use.
+    could not. `lost` and `failed` say why the agent or its workers are of no use, `device_failure`
+    that this is because of its devices.
     """
 
     launches: int = 0
@@ -59,6 +72,7 @@ class NodeState:
     lost: str = ""
     lost_s: float = 0.0
     failed: str = ""
+    device_failure: DeviceFailure | None = None
     failed_starts: int = 0
     no_journal: bool = False
 
@@ -144,7 +158,11 @@ class RoundState:
 
 
 class RunState:
-    """The fold of one run's journal. Reading it changes nothing."""
+    """The fold of one run's journal. Reading it changes nothing.
+
+    `wrong_results` holds what nodes said of devices that computed wrongly, `exact` the nodes all of
+    whose devices have computed correctly in a round.
+    """
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.agents = {node: NodeState() for node in nodes}
@@ -160,6 +178,8 @@ class RunState:
         self._samples: defaultdict[int, list[Sampled]] = defaultdict(list)
         # By node and launch, because a node's file may be read before the master's.
         self._words: defaultdict[tuple[str, int], list[_AgentRecord]] = defaultdict(list)
+        self.wrong_results: defaultdict[str, list[str]] = defaultdict(list)
+        self.exact: set[str] = set()
         self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
         self._model_of: dict[str, str] = {}
         self._backend_of: dict[str, str] = {}
@@ -183,14 +203,16 @@ class RunState:
             case RoundStarted() | GroupAborted() | RoundEnded() as record:
                 self._fold_round(record, entry.time_s)
             case (
-                AgentStarted() | WorkersStarting() | WorkersReady() | WorkersFailed() | AgentEnded()
+                AgentStarted()
+                | WorkersStarting()
+                | WorkersReady()
+                | WorkersFailed()
+                | DevicesUnopened()
+                | AgentEnded()
             ) as record:
                 self._fold_agent(record)
-            case Sampled() as record:
-                if record.node not in self._reports[record.round]:  # that was its last word
-                    self._samples[record.round].append(record)
-            case NodeReported() as record:
-                self._reports[record.round].setdefault(record.node, record)
+            case Sampled() | NodeReported() as record:
+                self._fold_result(record)
             case AgentsLaunched() as record:
                 self._fold_launch(record, entry.time_s)
             case AgentsLost() as record:
@@ -225,6 +247,7 @@ class RunState:
             node.started = node.ready = None
             node.lost = node.failed = ""
             node.no_journal = False
+            node.device_failure = None
             for word in self._words[name, record.launch]:
                 _heed(node, word)
 
@@ -259,6 +282,18 @@ class RunState:
         if node is None or node.launch != record.launch:
             return  # an agent of an earlier launch that has not noticed yet
         _heed(node, record)
+
+    def _fold_result(self, record: Sampled | NodeReported) -> None:
+        if record.node in self._reports[record.round]:
+            return  # that was its last word
+        if isinstance(record, Sampled):
+            self._samples[record.round].append(record)
+            if record.probe == _EXACT:
+                self.exact.add(record.node)
+            return
+        self._reports[record.round][record.node] = record
+        if record.wrong_results:
+            self.wrong_results[record.node].append(record.detail)
 
     def _fold_round(self, record: RoundStarted | GroupAborted | RoundEnded, time_s: float) -> None:
         if isinstance(record, RoundStarted):
@@ -338,9 +373,18 @@ def _heed(node: NodeState, record: _AgentRecord) -> None:
             node.started = record
         case WorkersStarting():
             node.ready = None
+            node.device_failure = None
         case WorkersReady():
             node.ready = record
-        case WorkersFailed(reason=reason):
+            node.device_failure = None
+        case DevicesUnopened(devices=devices, waited_s=waited_s, torch=torch):
+            numbers = ", ".join(str(device) for device in devices)
+            several = "s" if len(devices) > 1 else ""
+            words = f"device{several} {numbers} not opened within {waited_s:.0f} s"
+            node.device_failure = DeviceFailure(words=words, torch=torch)
+        case WorkersFailed(reason=reason, device_failed=device_failed, torch=torch):
             node.failed = reason
+            if device_failed:
+                node.device_failure = DeviceFailure(words=f"{reason}, twice", torch=torch)
         case AgentEnded(reason=reason):
             node.lost = node.lost or f"its agent left: {reason}"

@@ -27,11 +27,17 @@ from slurm_health.core.records import (
     RoundStarted,
 )
 from slurm_health.core.session import gpt_sizing
-from slurm_health.core.session.conclusion import judged, unmeasured, with_burns
+from slurm_health.core.session.conclusion import (
+    judged,
+    unmeasured,
+    with_burns,
+    with_interfaces,
+    with_wrong_results,
+)
 from slurm_health.core.session.phase_runner import Course, MakeLocalizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.run_state import NodeState, RoundState, RunState
-from slurm_health.core.verdict import NodeVerdict, Round, Verdict
+from slurm_health.core.verdict import NodeVerdict, Outcome, Round, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +134,8 @@ class Session:
         planned = course.next_round(state.ended)
         if planned is None or course.phase is None:
             verdict = with_burns(course.verdict(), state.burns)
+            verdict = with_wrong_results(verdict, state.wrong_results, state.exact)
+            verdict = with_interfaces(verdict, self._failed_over())
             return Append(record=judged(state.nodes, verdict, self._unmeasured()))
         return self._step_to_round(planned, course.phase, now_s)
 
@@ -230,9 +238,22 @@ class Session:
         common, _ = Counter(stacks.values()).most_common(1)[0]
         return [name for name, stack in stacks.items() if stack == common]
 
+    def _failed_over(self) -> dict[str, str]:
+        """Return the interface of each node whose group failed in some round."""
+        failed = {
+            node
+            for _, results in self.state.ended
+            for result in results
+            if len(result.nodes) > 1 and result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+            for node in result.nodes
+        }
+        ready = {node: self.state.agents[node].ready for node in failed}
+        return {node: each.interface for node, each in ready.items() if each and each.interface}
+
     def _unmeasured(self) -> dict[str, NodeVerdict]:
-        """Judge the nodes the Localizer never saw."""
+        """Judge the nodes the Localizer never saw, and those whose devices failed since."""
         agents = self.state.agents
+        device_failures = self._device_failures()
         compared = {_stack(agents[name]) for name in self.state.admitted or ()}
         others_started = bool(self.state.admitted) or any(node.started for node in agents.values())
         return {
@@ -242,12 +263,25 @@ class Session:
                 others_started=others_started,
                 lost=node.lost,
                 failed=node.failed,
+                device_failed=device_failures.get(name, ""),
                 started=node.started is not None,
                 stack=_stack(node) if node.usable and _stack(node) not in compared else "",
             )
             for name, node in agents.items()
-            if name not in (self.state.admitted or ())
+            if name in device_failures or name not in (self.state.admitted or ())
         }
+
+    def _device_failures(self) -> dict[str, str]:
+        """Return what devices did that others do not, where most nodes can use theirs."""
+        agents = self.state.agents
+        failures = {
+            name: node.device_failure for name, node in agents.items() if node.device_failure
+        }
+        well = [name for name in self.state.admitted or () if name not in failures]
+        if 2 * len(well) <= len(agents):
+            return {}
+        loaded = {ready.torch for name in well if (ready := agents[name].ready)}
+        return {name: each.words for name, each in failures.items() if each.torch in loaded}
 
     # --- rounds ----------------------------------------------------------------------------
 

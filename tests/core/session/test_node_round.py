@@ -17,12 +17,10 @@ STARTED = RoundStarted(
 NEAR = Rendezvous(address="127.0.0.1", port=4000)
 
 
-def round_of(node: str = "n2", *, workers: int = 2, backend: str = "gloo") -> NodeRound:
+def round_of(node: str = "n2", *, workers: int = 2) -> NodeRound:
     part = part_of(STARTED, node)
     assert part is not None
-    return NodeRound(
-        record=STARTED, node=node, group=part[0], workers=workers, backend=backend, started_s=0.0
-    )
+    return NodeRound(record=STARTED, node=node, group=part[0], workers=workers, started_s=0.0)
 
 
 def sample(*iteration_ms: float, probe: str = "allgather") -> dict[str, object]:
@@ -38,8 +36,11 @@ def sample(*iteration_ms: float, probe: str = "allgather") -> dict[str, object]:
     }
 
 
-def done(outcome: str, detail: str = "", *, own_fault: bool = False) -> dict[str, object]:
-    return {"outcome": outcome, "detail": detail, "own_fault": own_fault}
+def done(
+    outcome: str, detail: str = "", *, own_fault: bool = False, spent: bool = False
+) -> dict[str, object]:
+    flags = {"own_fault": own_fault, "wrong_results": False, "spent": spent}
+    return {"outcome": outcome, "detail": detail, **flags}
 
 
 def groups(node: str, local_rank: int, *, workers: int = 2) -> dict[str, dict[str, object]]:
@@ -99,22 +100,48 @@ def test_a_round_is_measured_when_every_worker_is_done() -> None:
     assert current.done(1, done("measured")) == Ending(outcome=Outcome.MEASURED, detail="")
 
 
-@pytest.mark.parametrize(("backend", "replace"), [("gloo", False), ("nccl", True)])
-def test_after_a_failure_the_workers_of_nccl_are_replaced(backend: str, replace: bool) -> None:
-    current = round_of(backend=backend)
+@pytest.mark.parametrize("outcome", ["failed", "unmeasured", "timed_out"])
+@pytest.mark.parametrize("spent", [False, True])
+def test_all_workers_are_replaced_when_one_of_them_is_spent(outcome: str, spent: bool) -> None:
+    current = round_of()
     current.done(0, done("measured"))
 
-    ending = current.done(1, done("failed", "peer left", own_fault=True))
+    ending = current.done(1, done(outcome, "peer left", spent=spent))
 
-    assert ending == Ending(
-        outcome=Outcome.FAILED, detail="peer left", crashed=True, replace=replace
-    )
+    assert ending is not None
+    assert ending.replace is spent
 
 
 def test_a_failure_is_known_before_the_others_are_done_and_replaces_them() -> None:
     ending = round_of().done(0, done("failed", "peer left"))
 
     assert ending == Ending(outcome=Outcome.FAILED, detail="peer left", replace=True)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "crashed"),
+    [
+        ([], True),
+        (["solo"], True),
+        (["solo", "node"], True),
+        (["solo", "rail"], False),
+        (["pair"], False),
+        (["pair", "solo"], True),
+    ],
+)
+def test_a_death_is_the_nodes_own_where_no_partner_can_be_its_cause(
+    scopes: list[str], crashed: bool
+) -> None:
+    current = round_of()
+    for scope in scopes:
+        current.entered(1, {"scope": scope})
+
+    assert current.died(1, "killed by SIGABRT") == Ending(
+        outcome=Outcome.FAILED,
+        detail="check process of device 1 died: killed by SIGABRT",
+        crashed=crashed,
+        replace=True,
+    )
 
 
 def test_what_could_not_be_measured_is_not_a_failure() -> None:

@@ -16,6 +16,7 @@ from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
+    DevicesUnopened,
     GroupAborted,
     LossCause,
     MasterResumed,
@@ -24,8 +25,10 @@ from slurm_health.core.records import (
     Record,
     RoundEnded,
     RoundStarted,
+    Sampled,
     VerdictReached,
     WorkersFailed,
+    WorkersStarting,
 )
 from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import phases
@@ -198,6 +201,127 @@ def test_a_node_whose_workers_fail_is_left_out_with_their_words() -> None:
     story.says(started("n4"), WorkersFailed(node="n4", launch=0, reason="no module named torch"))
 
     assert story.does(NodesAdmitted) == NodesAdmitted(nodes=["n1", "n2", "n3"])
+
+
+ECC = "device 3: CUDA error: uncorrectable ECC error encountered"
+
+
+def device_failed(node: str, torch: str = "2.4") -> list[Record]:
+    failed = WorkersFailed(node=node, launch=0, reason=ECC, device_failed=True, torch=torch)
+    return [started(node), failed]
+
+
+def ends(story: Story, *nodes: str) -> dict[str, tuple[Level, str]]:
+    """Let these nodes pass all rounds; return what is concluded about all."""
+    while not isinstance(step := story.next(), Append) or not isinstance(
+        step.record, VerdictReached
+    ):
+        assert isinstance(step, Append), step
+        story.says(step.record)
+        if isinstance(step.record, RoundStarted):
+            story.says(*measured(*nodes, index=step.record.round))
+    return story.verdict()
+
+
+def test_a_node_whose_device_failed_twice_while_most_can_use_theirs_is_faulty() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.is_ready("n1", "n2", "n3")
+    story.says(*device_failed("n4"))
+
+    level, reason = ends(story, "n1", "n2", "n3")["n4"]
+
+    assert (level, reason) == (Level.FAULTY, f"{ECC}, twice; most nodes can use theirs")
+
+
+@pytest.mark.parametrize(
+    ("failing", "torch"), [(["n4"], "2.6"), (["n3", "n4"], "2.4")], ids=["other torch", "half"]
+)
+def test_a_device_that_fails_is_no_fault_where_the_software_may_be(
+    failing: list[str], torch: str
+) -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    well = [node for node in NODES if node not in failing]
+    story.is_ready(*well)
+    for node in failing:
+        story.says(*device_failed(node, torch))
+
+    found = ends(story, *well)
+
+    assert {found[node] for node in failing} == {
+        (Level.INCONCLUSIVE, f"could not be measured: {ECC}")
+    }
+
+
+def test_a_node_whose_devices_do_not_open_while_most_others_have_is_faulty() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.is_ready("n1", "n2", "n3")
+    unopened = DevicesUnopened(node="n4", launch=0, devices=[2, 5], waited_s=21.3, torch="2.4")
+    story.says(started("n4"), unopened)
+    story.now_s += LIMITS.ready_s
+
+    assert ends(story, "n1", "n2", "n3")["n4"] == (
+        Level.FAULTY,
+        "devices 2, 5 not opened within 21 s; most nodes can use theirs",
+    )
+
+
+def test_devices_that_open_late_are_as_good_as_others() -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    story.is_ready("n1", "n2", "n3")
+    unopened = DevicesUnopened(node="n4", launch=0, devices=[0], waited_s=20.0, torch="2.4")
+    story.says(started("n4"), unopened, ready("n4"))
+
+    assert ends(story, *NODES)["n4"][0] is Level.HEALTHY
+
+
+def test_a_device_that_fails_between_rounds_makes_its_node_faulty() -> None:
+    story = Story()
+    story.is_in_round()
+    story.says(*measured(*NODES))
+    story.does(RoundEnded)
+    story.says(WorkersStarting(node="n4", launch=0), *device_failed("n4")[1:])
+
+    assert ends(story, "n1", "n2", "n3")["n4"][0] is Level.FAULTY
+
+
+def test_a_node_that_computed_wrongly_once_and_correctly_afterwards_is_faulty() -> None:
+    story = Story()
+    story.is_in_round()
+    wrong = "device 5 computes wrong results: 1 of 1048576 values are not exact"
+    story.says(
+        *(values(node, 0) for node in ("n1", "n2", "n3")),
+        *measured("n1", "n2", "n3"),
+        NodeReported(
+            node="n4",
+            round=0,
+            outcome=Outcome.FAILED,
+            detail=wrong,
+            crashed=True,
+            wrong_results=True,
+        ),
+    )
+    story.does(RoundEnded)
+    story.says(*(values(node, 1) for node in NODES))
+
+    level, reason = ends(story, *NODES)["n4"]
+
+    assert level is Level.FAULTY
+    assert wrong in reason
+
+
+def values(node: str, index: int) -> Record:
+    return Sampled(
+        node=node,
+        round=index,
+        group=[node],
+        probe="values",
+        iteration_ms=[[]],
+        figures={"products": 4, "wrong": 0},
+    )
 
 
 def test_where_nobody_gets_ready_every_node_is_undecided() -> None:
