@@ -32,6 +32,7 @@ from slurm_health.core.localize.localizer import (
 )
 from slurm_health.core.localize.settings import Device, settings_from
 from slurm_health.core.localize.simulate import Faults, SimulatedCluster, Weather
+from slurm_health.core.nodeset import fold
 
 _FAILED_S = 3600.0  # what DLRover takes as the time of a failed check
 _STRAGGLER_FACTOR = 2.0
@@ -52,6 +53,8 @@ class Cell:
     weather: Weather = field(default_factory=Weather)
     settings: LocalizeSettings = field(default_factory=LocalizeSettings)
     leaf_size: int = 0
+    leaves_known: bool = True
+    devices: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +132,8 @@ def run_ours(cell: Cell, seed: int) -> Run:
     """Play one repetition with the Localizer."""
     nodes, faults, cluster, topology = _scene(cell, seed)
     settings = replace(cell.settings, seed=seed)
-    localizer = Localizer(nodes, topology=topology, settings=settings)
+    known = topology if cell.leaves_known else None
+    localizer = Localizer(nodes, topology=known, settings=settings)
     rounds, slowest = 0, 0.0
     while True:
         begin = time.process_time()
@@ -146,7 +150,7 @@ def run_ours(cell: Cell, seed: int) -> Run:
     accused = {*verdict.named(Level.FAULTY), *verdict.named(Level.SLOW)}
     return Run(
         bad=len(faults.nodes), found=len(accused & faults.nodes),
-        blamed=len(accused - faults.nodes), fabric=_fabric_named(verdict, faults),
+        blamed=len(accused - faults.nodes), fabric=_fabric_named(verdict, faults, topology),
         rounds=rounds, slowest_round_s=slowest,
     )  # fmt: skip
 
@@ -162,13 +166,18 @@ def _scene(
         for node in nodes:
             topology.setdefault(leaf_of(node), []).append(node)
     cluster = SimulatedCluster(
-        nodes, faults=faults, weather=cell.weather, topology=topology, seed=seed
-    )
+        nodes, faults=faults, weather=cell.weather, topology=topology, devices=cell.devices,
+        seed=seed,
+    )  # fmt: skip
     return nodes, faults, cluster, topology
 
 
-def _fabric_named(verdict: Verdict, faults: Faults) -> bool:
-    leaves = {name for leaf in verdict.leaves for name in leaf.ends}
+def _fabric_named(
+    verdict: Verdict, faults: Faults, topology: Mapping[str, Sequence[str]] | None
+) -> bool:
+    """Tell whether the bad leaf or path is named, a leaf by its nodes if need be."""
+    by_nodes = {fold(members): leaf for leaf, members in (topology or {}).items()}
+    leaves = {by_nodes.get(name, name) for leaf in verdict.leaves for name in leaf.ends}
     paths = {frozenset(path.ends) for path in verdict.paths if path.level is not Level.INCONCLUSIVE}
     return leaves == set(faults.leaves) and paths == set(faults.paths)
 
@@ -227,8 +236,12 @@ _ROUGH = _weather(0.03, heavy_tails=True, congestion=0.1)
 
 
 # CPU nodes on a machine with other work: single tests scatter, and whole rounds are slow.
-_SHARED = Weather(noise=0.1, spread=0.05, spikes=0.05, heavy_tails=True, drift=0.1)
-_BUSY = Weather(noise=0.3, spread=0.15, spikes=0.05, heavy_tails=True, drift=0.6)
+_SHARED = Weather(
+    noise=0.1, spread=0.05, device_spread=0.05, spikes=0.05, heavy_tails=True, drift=0.1
+)
+_BUSY = Weather(
+    noise=0.3, spread=0.15, device_spread=0.15, spikes=0.05, heavy_tails=True, drift=0.6
+)
 
 
 def cells() -> list[Cell]:
@@ -237,7 +250,9 @@ def cells() -> list[Cell]:
         *_dead_cells(),
         *_slow_cells(),
         *_healthy_cells(),
+        *_spread_cells(),
         *_fabric_cells(),
+        *_unknown_fabric_cells(),
         *_cpu_cells(),
         *_speed_cells(),
     ]
@@ -286,7 +301,7 @@ def _slow_cells() -> list[Cell]:
         for name, n, bad, factor, noise, settings, many, few, target in slows
     ]  # fmt: skip
     table += [
-        Cell(name=f"compute: 1 of {n} at 1.1x, noise 2 %", nodes=n, faults=slow_compute(1, 1.1),
+        Cell(name=f"compute: 1 of {n} at 1.2x, noise 2 %", nodes=n, faults=slow_compute(1, 1.2),
              repetitions=many, quick=few, target="", weather=_weather(0.02))
         for n, many, few in ((8, 100, 20), (64, 40, 6))
     ]  # fmt: skip
@@ -299,6 +314,34 @@ def _healthy_cells() -> list[Cell]:
         Cell(name=f"healthy: {n}, noise {noise:.0%}", nodes=n, faults=nobody, repetitions=many,
              quick=few, target="blamed 1 %", weather=_weather(noise))
         for noise in (0.02, 0.05) for n, many, few in healthy
+    ]  # fmt: skip
+
+
+def _spread_cells() -> list[Cell]:
+    """Return cells in which the devices of healthy nodes differ for good."""
+    faults = [("healthy", nobody, "blamed 1 %"), ("1 at 1.25x", slow_compute(1, 1.25), "exact .99")]
+    return [
+        Cell(name=f"devices {spread:.1%} apart, {n} x 8: {name}", nodes=n, devices=8, faults=kind,
+             repetitions=many, quick=few, target=target,
+             weather=_weather(0.01, device_spread=spread))
+        for n, many, few in ((2, 200, 20), (16, 100, 8), (64, 40, 3))
+        for spread in (0.015, 0.025, 0.03) for name, kind, target in faults
+    ]  # fmt: skip
+
+
+def _unknown_fabric_cells() -> list[Cell]:
+    """Return cells whose nodes hang on leaves that no topology names."""
+    cases = [
+        ("uplink 1.3x", 8, 8, slow_leaf(1.3), 100, 6, "blamed 1 %"),
+        ("uplink 1.3x and a node 1.5x", 8, 8, slow_leaf(1.3, 1.5), 100, 4, "blamed 1 %"),
+        ("6 nodes 1.3x", 8, 8, slow(6, 1.3), 100, 4, "exact .98"),
+        ("uplink 1.3x", 4, 4, slow_leaf(1.3), 200, 10, ""),
+    ]
+    return [
+        Cell(name=f"unknown leaves ({leaves} x {size}): {name}", nodes=leaves * size,
+             leaf_size=size, leaves_known=False, faults=faults, repetitions=many, quick=few,
+             target=target, weather=_weather(0.02))
+        for name, leaves, size, faults, many, few, target in cases
     ]  # fmt: skip
 
 

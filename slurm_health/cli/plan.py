@@ -171,7 +171,7 @@ def _play(
     noise: float,
     seed: int,
 ) -> _Play:
-    weather = Weather(noise=noise, spread=noise / 2, spikes=0.0)
+    weather = Weather(noise=noise, spread=noise / 2, device_spread=noise / 2, spikes=0.0)
     cluster = SimulatedCluster(nodes, faults=faults, weather=weather, topology=leaves, seed=seed)
     localizer = Localizer(nodes, topology=leaves or None, settings=LocalizeSettings(seed=seed))
     rounds = []

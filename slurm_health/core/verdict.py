@@ -68,9 +68,10 @@ class GroupResult:
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The conclusion about one node, with its numbers, as the journal holds it.
 
-    `slowdown` is relative to the healthy nodes of the run (1.0 = as fast as they are);
-    `probability` is the confidence in `level`. `evidence` names the rounds, partners and
-    figures that justify it, and is never empty for SLOW and FAULTY.
+    `slowdown` is relative to the healthy nodes of the run (1.0 = as fast as they are),
+    and above 1 for a healthy node too where one of its devices is slower than most; `probability`
+    is the confidence in `level`. `evidence` names the rounds, partners and figures that justify
+    it, and is never empty for SLOW and FAULTY.
     """
 
     node: str
@@ -85,7 +86,8 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class LinkVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The conclusion about a connection whose nodes are well, as the journal holds it.
 
-    `ends` are two nodes or two leaf switches, or the one leaf switch whose uplink it is.
+    `ends` are two nodes or two leaf switches, or the one leaf switch whose uplink it is. One that
+    no topology names is named by its nodes, `n[24-31]`.
     """
 
     ends: tuple[str, ...]

@@ -27,6 +27,7 @@ from slurm_health.report.phrases import (
 
 _ALWAYS_SHOWN = (ALLGATHER, MATMUL)
 _PER_TFLOP = 1000.0
+_NOTED = 3  # healthy nodes that are slower than most: the slowest, before the rest is only named
 
 
 def job_text(report: JobReport, *, width: int | None = None, unicode: bool = True) -> str:
@@ -42,7 +43,7 @@ def job_text(report: JobReport, *, width: int | None = None, unicode: bool = Tru
     return _blocks(
         [line for lines in checks for line in lines],
         _nodes(report, page),
-        _links(report, page),
+        [*_links(report, page), *_slower_but_healthy(report.nodes, page)],
         _timeline(report.runs, page),
     )
 
@@ -73,7 +74,8 @@ def check_summary(run: RunReport, *, width: int | None = None, unicode: bool = T
     """
     page = Page(width=width, unicode=unicode)
     first = page.phrases([headline(run), *outcome_texts(run)])
-    return _blocks(first, _nodes(run, page), _links(run, page))
+    notes = [*_links(run, page), *_slower_but_healthy(run.nodes, page)]
+    return _blocks(first, _nodes(run, page), notes)
 
 
 def headline(run: RunReport) -> str:
@@ -184,6 +186,22 @@ def _links(report: JobReport | RunReport, page: Page) -> list[str]:
         for path in judged:
             what = f"{kind} {NOTHING.join(path.ends)} {path.level.value}"
             lines += page.paragraph(f"{what}: {path.reason}" if path.reason else what)
+    return lines
+
+
+def _slower_but_healthy(nodes: Sequence[NodeReport], page: Page) -> list[str]:
+    """Return what a job will wait for although nothing is wrong with it, the slowest first."""
+    judged = [node.verdict for node in nodes if node.verdict and node.level is Level.HEALTHY]
+    slower = sorted(
+        (verdict for verdict in judged if verdict.slowdown > 1),
+        key=lambda verdict: -verdict.slowdown,
+    )
+    lines = []
+    for verdict in slower[:_NOTED]:
+        lines += page.paragraph(f"healthy {verdict.node}: {verdict.reason}")
+    rest = nodes_text(sorted(verdict.node for verdict in slower[_NOTED:]))
+    if rest:
+        lines += page.paragraph(f"healthy {rest}: not slower than these, but than most")
     return lines
 
 

@@ -291,6 +291,31 @@ def test_faulty_nodes_come_first(tmp_path: Path, build: Callable[[Path], None]) 
     assert any("healthy" in line for line in lines[-3:])
 
 
+def test_healthy_nodes_that_a_job_waits_for_are_told_below_the_table(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, nodes=[f"n{number}" for number in range(1, 8)])
+    run.start()
+    run.judge(
+        *(
+            NodeVerdict(
+                node=f"n{number}",
+                level=Level.HEALTHY,
+                slowdown=1 + number / 100,
+                reason=f"matmul:device 3 is {number} % slower than its peers",
+            )
+            for number in range(3, 8)
+        )
+    )
+
+    lines = check_summary(run_report(read_run(run.directory))).splitlines()
+
+    assert lines[-4:] == [
+        "healthy n7: matmul:device 3 is 7 % slower than its peers",
+        "healthy n6: matmul:device 3 is 6 % slower than its peers",
+        "healthy n5: matmul:device 3 is 5 % slower than its peers",
+        "healthy n[3-4]: not slower than these, but than most",
+    ]
+
+
 def test_the_tasks_of_an_array_have_a_line_each(tmp_path: Path) -> None:
     write_healthy_run(tmp_path, job=13, array="12_1")
     write_run_with_a_faulty_node(tmp_path, job=14)

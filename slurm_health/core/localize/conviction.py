@@ -9,6 +9,7 @@ in a run, the probabilities of error add up to no more than the run may risk.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,12 +92,14 @@ def slow(
     metrics: Sequence[MetricEvidence],
     sources: Sources,
     failing_ones: Mapping[int, object],
+    held: AbstractSet[int],
     settings: LocalizeSettings,
 ) -> tuple[dict[int, tuple[Guilt, ...]], frozenset[int]]:
     """Return who is provably slower than the floor, in which metrics; and who but for a control.
 
     When a node was slow its whole round may have been: the cluster is not always equally quiet. So
-    others must have been fast beside it, or since, and not only once.
+    others must have been fast beside it, or since, and not only once. No network of a node in
+    `held` is convicted.
     """
     candidates: list[tuple[float, int, Guilt]] = []
     uncontrolled = set()
@@ -106,6 +109,7 @@ def slow(
             tests = slow_tests(metric, number)
             if (
                 number in failing_ones
+                or (metric.shared and number in held)
                 or not _beyond_floor(metric, number, len(tests))
                 or not _enough(trials, metric, sources, number, tests)
             ):

@@ -22,6 +22,7 @@ from slurm_health.core.localize.findings import (
 )
 from slurm_health.core.localize.metrics import MetricEvidence
 from slurm_health.core.localize.settings import LocalizeSettings
+from slurm_health.core.nodeset import fold
 from slurm_health.core.verdict import (
     Level,
     LinkVerdict,
@@ -30,7 +31,8 @@ from slurm_health.core.verdict import (
     Verdict,
 )
 
-_NOTED = 0.9  # a slowdown below the limit that is this probable is mentioned
+_NOTED = 0.9  # a slowdown of the network below the limit that is this probable is mentioned
+_NOTED_SHARE = 0.5  # a device's from this share of its limit on: two deviations of its peers
 _NAMED = 4  # partners that are named before the rest is only counted
 
 
@@ -70,6 +72,7 @@ class _Words:
         return NodeVerdict(
             node=self._names[node],
             level=level,
+            slowdown=max((times for _, times in self._tolerated(node)), default=1.0),
             probability=1.0 - float(self._findings.risk[node]),
             reason=reason,
             evidence=self._evidence(node),
@@ -187,10 +190,15 @@ class _Words:
         if node in findings.crashes:
             notes.append(f"{self._crashes(node)}, but worked afterwards")
         for metric in findings.metrics:
-            if metric.found.slow[node] >= _NOTED:
+            if metric.shared and metric.found.slow[node] >= _NOTED:
                 times = math.exp(float(metric.found.effect[node]))
                 limit = f"{1 + metric.floor:.2f}x"
                 notes.append(f"{metric.name} about {times:.2f}x slower, the limit is {limit}")
+        notes += [
+            f"{metric.name} is {100 * (times - 1):.0f} % slower than its peers,"
+            " within what healthy devices differ by"
+            for metric, times in self._tolerated(node)
+        ]
         partners = {p for trial in findings.trials_of(node) for p in trial.partners(node)}
         if not partners and not self._settings.alone:
             notes.append("no partner to test the network with")
@@ -199,6 +207,19 @@ class _Words:
         if self._settings.alone:
             return "passed its solo tests"
         return f"passed with {len(partners)} partner{'s' if len(partners) != 1 else ''}"
+
+    def _tolerated(self, node: int) -> list[tuple[MetricEvidence, float]]:
+        """Return in what a healthy node is slower than most, and how many times.
+
+        A job on it waits for such a device, although nothing is wrong with it.
+        """
+        own = [metric for metric in self._findings.metrics if not metric.shared]
+        typical = [(metric, metric.typical_excess(node)) for metric in own]
+        return [
+            (metric, math.exp(excess))
+            for metric, excess in typical
+            if excess >= _NOTED_SHARE * np.log1p(metric.floor)
+        ]
 
     def paths(self) -> Iterable[LinkVerdict]:
         """Return the pairs of leaves, or of nodes, whose connection alone is bad."""
@@ -235,9 +256,18 @@ class _Words:
         findings = self._findings
         first, end = findings.sources.nodes, findings.sources.nodes + findings.sources.leaves
         for variable in sorted(v for v in findings.guilty if first <= v < end):
-            leaf = findings.fabric.leaves[variable - first]
-            found = self._fabric_guilt(variable, f"across the uplink of {leaf}")
-            yield LinkVerdict(ends=(leaf,), **found)
+            name, where = self._leaf(variable - first)
+            yield LinkVerdict(ends=(name,), **self._fabric_guilt(variable, where))
+
+    def _leaf(self, number: int) -> tuple[str, str]:
+        """Return a leaf's name, its nodes where no topology names it, and what its uplink joins."""
+        fabric = self._findings.fabric
+        if number < len(fabric.leaves):
+            leaf = fabric.leaves[number]
+            return leaf, f"across the uplink of {leaf}"
+        members = fabric.found[number - len(fabric.leaves)]
+        nodes = fold(self._names[node] for node in members)
+        return nodes, f"between {nodes}, which are well with one another, and other nodes"
 
     def _fabric_guilt(self, variable: int, where: str) -> _FabricWords:
         guilt = self._findings.guilty[variable][0]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,10 +18,14 @@ USUAL_RISK = 0.02  # what a node's prior is measured against
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """The leaf switch of each node (-1: not known), and the names of the leaves."""
+    """The leaf switch of each node (-1: not known), and the names of the leaves.
+
+    `found` are leaves that no topology names: sets of nodes that were found by their tests.
+    """
 
     leaves: tuple[str, ...]
     leaf: tuple[int, ...]
+    found: tuple[tuple[int, ...], ...] = ()
 
     @staticmethod
     def of(names: Sequence[str], topology: Mapping[str, Sequence[str]] | None) -> Fabric:
@@ -46,6 +50,15 @@ class Fabric:
                 leaves.append(switch)
         return Fabric(leaves=tuple(leaves), leaf=tuple(leaf))
 
+    @property
+    def known(self) -> bool:
+        """Tell whether the topology says which nodes are on different leaves."""
+        return len(self.leaves) > 1
+
+    def with_found(self, sets: Sequence[tuple[int, ...]]) -> Fabric:
+        """Return this fabric with these sets of nodes as leaves without a name."""
+        return replace(self, found=tuple(sets))
+
     def crosses(self, nodes: Sequence[int]) -> bool:
         """Tell whether a group of two is known to span two leaves."""
         ends = {self.leaf[node] for node in nodes}
@@ -54,7 +67,10 @@ class Fabric:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The variables of the inference: nodes, then leaves, then the paths that were tested."""
+    """The variables of the inference: nodes, then leaves, then the paths that were tested.
+
+    Leaves that were found come after those of the topology.
+    """
 
     table: Ints  # a row per trial, padded with NONE
     paths: tuple[tuple[int, int], ...]
@@ -69,13 +85,21 @@ class Sources:
 
 def sources_of(trials: Sequence[Trial], fabric: Fabric) -> Sources:
     """Return which variables each trial involves."""
-    nodes, leaves = len(fabric.leaf), len(fabric.leaves)
+    nodes, leaves = len(fabric.leaf), len(fabric.leaves) + len(fabric.found)
     paths: dict[tuple[int, int], int] = {}
-    width = 5 if leaves > 1 else 2
+    width = 5 if fabric.known else 4 if fabric.found else 2
+    home = {
+        node: nodes + len(fabric.leaves) + number
+        for number, members in enumerate(fabric.found)
+        for node in members
+    }
     table = np.full((len(trials), width), NONE, dtype=np.int64)
     for row, trial in enumerate(trials):
         table[row, : len(trial.nodes)] = trial.nodes
-        if leaves > 1 and fabric.crosses(trial.nodes):
+        uplinks = {home.get(node, NONE) for node in trial.nodes}
+        if len(uplinks) > 1:
+            table[row, 2:] = [home.get(node, NONE) for node in trial.nodes]
+        if fabric.known and fabric.crosses(trial.nodes):
             low, high = sorted(fabric.leaf[node] for node in trial.nodes)
             path = paths.setdefault((low, high), len(paths))
             table[row, 2:] = (nodes + low, nodes + high, nodes + leaves + path)

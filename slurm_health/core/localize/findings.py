@@ -18,6 +18,7 @@ from slurm_health.core.localize.failures import infer_hard
 from slurm_health.core.localize.metrics import MetricEvidence, metrics_of
 from slurm_health.core.localize.pairing import Pair
 from slurm_health.core.localize.settings import LocalizeSettings
+from slurm_health.core.localize.uplinks import Suspicion, suspicion_of
 from slurm_health.core.verdict import Level
 
 _DOUBT = 0.5  # a node that is bad with at least this probability and not convicted is undecided
@@ -53,6 +54,7 @@ class Findings:
     passed: frozenset[int]  # nodes that were in a group that worked
     tested: frozenset[int]  # nodes about which any trial says anything
     uncontrolled: frozenset[int]  # slow, but for all that is known everybody was at the time
+    suspicion: Suspicion  # what slow nodes may have in common
     risk: Floats = field(default_factory=lambda: np.zeros(0))
 
     @cached_property
@@ -77,11 +79,17 @@ def judge(
     """Return what these trials prove and what they leave open."""
     sources = sources_of(trials, fabric)
     odds = odds_of(sources, prior)
-    bad = infer_hard(trials, sources, odds)
     metrics = tuple(metrics_of(trials, fabric, sources, odds, settings))
+    suspicion = Suspicion() if fabric.known else suspicion_of(trials, metrics, sources.nodes)
+    if suspicion.sets:
+        fabric = fabric.with_found(suspicion.sets)
+        sources = sources_of(trials, fabric)
+        odds = odds_of(sources, prior)
+        metrics = tuple(metrics_of(trials, fabric, sources, odds, settings))
+    bad = infer_hard(trials, sources, odds)
     crashes = _occurrences((index, trial.crashed) for index, trial in enumerate(trials))
     guilty = failing(trials, sources, bad, crashes, settings)
-    slow_ones, uncontrolled = slow(trials, metrics, sources, guilty, settings)
+    slow_ones, uncontrolled = slow(trials, metrics, sources, guilty, suspicion.held, settings)
     for variable, guilt in slow_ones.items():
         guilty[variable] = (*guilty.get(variable, ()), *guilt)
     risk = bad.copy()
@@ -101,6 +109,7 @@ def judge(
         passed=frozenset(passed),
         tested=frozenset(tested | crashes.keys()),
         uncontrolled=uncontrolled - guilty.keys(),
+        suspicion=suspicion,
         risk=risk,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +18,22 @@ from slurm_health.core import probe_catalog
 from slurm_health.core.localize.belief_propagation import Floats, Ints
 from slurm_health.core.localize.evidence import Trial
 from slurm_health.core.localize.fabric import Fabric, Sources
+from slurm_health.core.localize.population import Population, middle, population_of
 from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.localize.slowness import Observations, Slowness, infer
 
 _LEAST_OF_A_KIND = 3  # fewer tests of a kind say nothing, there is nothing to compare them with
 _KIND_TESTS = 24  # tests of one kind in one round that give the round its own baseline
 
+_Row = tuple[int, float, Ints, bool]  # number of the trial, time, sources, whether leaves differ
+
 
 @dataclass(frozen=True, kw_only=True)
 class MetricEvidence:
-    """One metric's observations and what they say; `trial` and `round` are those of each."""
+    """One metric's observations and what they say; `trial` and `round` are those of each.
+
+    `floor` is the smallest slowdown that makes a node slow here, given how devices differ.
+    """
 
     name: probe_catalog.Metric
     shared: bool
@@ -36,6 +42,11 @@ class MetricEvidence:
     trial: Ints
     round: Ints
     found: Slowness
+
+    def typical_excess(self, node: int) -> float:
+        """Return the median log-excess of a node's own tests, 0 where there are none."""
+        own = self.found.excess[self.data.sources[:, 0] == node]
+        return middle(own) if len(own) else 0.0
 
 
 def metrics_of(
@@ -53,28 +64,56 @@ def metrics_of(
             for index, trial in enumerate(trials)
             if name in trial.shared_ms
         ]
-        yield _metric(name, rows, trials, sources, odds, settings, shared=True)
-    for name in sorted({name for trial in trials for name in trial.node_ms}):
-        rows = [
-            (index, ms, np.array([node], dtype=np.int64), False)
-            for index, trial in enumerate(trials)
-            for node, ms in sorted(trial.node_ms.get(name, {}).items())
-        ]
-        if rows:
-            yield _metric(name, rows, trials, sources, odds, settings, shared=False)
+        yield _metric(name, rows, trials, sources, odds, settings)
+    own = sorted({name for trial in trials for name in trial.node_ms})
+    for _, parts in groupby(own, key=_whole):
+        found = {name: rows for name in parts if (rows := _own_rows(name, trials))}
+        if not found:
+            continue
+        peers = _population(list(found.values()), trials, settings)
+        for name, rows in found.items():
+            yield _metric(name, rows, trials, sources, odds, settings, peers)
+
+
+def _whole(name: probe_catalog.Metric) -> probe_catalog.Metric:
+    """Return the metric of all parts of a node: their devices are one population."""
+    return replace(name, part="")
+
+
+def _own_rows(name: probe_catalog.Metric, trials: Sequence[Trial]) -> list[_Row]:
+    return [
+        (index, ms, np.array([node], dtype=np.int64), False)
+        for index, trial in enumerate(trials)
+        for node, ms in sorted(trial.node_ms.get(name, {}).items())
+    ]
+
+
+def _population(
+    parts: Sequence[Sequence[_Row]], trials: Sequence[Trial], settings: LocalizeSettings
+) -> Population:
+    """Return what devices have in common; each part of the nodes has its rows.
+
+    Where nodes have one device each, its times and the population's are the same.
+    """
+    tests = [
+        (ms, int(source[0]) * len(parts) + part, trials[index].round_index)
+        for part, rows in enumerate(parts)
+        for index, ms, source, _ in rows
+    ]
+    times_ms, devices, rounds = (np.array(column) for column in zip(*tests, strict=True))
+    return population_of(np.log(times_ms), devices, rounds, settings.compute_floor)
 
 
 def _metric(
     name: probe_catalog.Metric,
-    rows: Sequence[tuple[int, float, Ints, bool]],
+    rows: Sequence[_Row],
     trials: Sequence[Trial],
     sources: Sources,
     odds: Floats,
     settings: LocalizeSettings,
-    *,
-    shared: bool,
+    peers: Population | None = None,
 ) -> MetricEvidence:
-    floor = settings.network_floor if shared else settings.compute_floor
+    floor = peers.floor if peers else settings.network_floor
     trial = np.array([row[0] for row in rows], dtype=np.int64)
     rounds = np.array([trials[index].round_index for index in trial], dtype=np.int64)
     crossing = np.array([row[3] for row in rows], dtype=np.int64)
@@ -87,12 +126,13 @@ def _metric(
         nodes=sources.nodes,
         variables=sources.variables,
         first_path=sources.nodes + sources.leaves,
+        least=peers.middle if peers and name.part else float("-inf"),
         ceiling=_ceiling(name, settings),
     )
     found = infer(data, odds, floor, settings.noise)
     return MetricEvidence(
         name=name,
-        shared=shared,
+        shared=peers is None,
         floor=floor,
         data=data,
         trial=trial[kept],

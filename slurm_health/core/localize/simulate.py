@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_health.core.localize.localizer import Localizer
-from slurm_health.core.verdict import GroupResult, Outcome, Round, Verdict
+from slurm_health.core.verdict import GroupResult, MetricName, Outcome, Round, Verdict
 
 ALLGATHER_MS = 50.0
 MATMUL_MS = 3.0
@@ -25,7 +25,8 @@ _TAIL_FREEDOM = 3  # degrees of freedom of heavy-tailed noise
 class Weather:
     """What disturbs a measurement without any part being bad; all relative.
 
-    `noise` is the deviation of one test, `spread` that between healthy nodes; a `spikes` share of
+    `noise` is the deviation of one test, `spread` that between the networks of healthy nodes and
+    `device_spread` that between healthy devices, which repeat in every test; a `spikes` share of
     tests takes up to 1.6 times longer; a `hiccups` share fails. With `congestion`, each round one
     leaf in that many chances takes up to 1.5 times longer across leaves. `drift` is the deviation
     between rounds, in which everything on a shared machine is slower or faster together.
@@ -33,6 +34,7 @@ class Weather:
 
     noise: float = 0.02
     spread: float = 0.01
+    device_spread: float = 0.01
     spikes: float = 0.01
     hiccups: float = 0.0
     heavy_tails: bool = False
@@ -42,7 +44,10 @@ class Weather:
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """What is bad: probability to fail, or slowdown factor, by node, by leaf or by pair of ends."""
+    """What is bad: probability to fail, or slowdown factor, by node, by leaf or by pair of ends.
+
+    Of a node that computes slowly, the first device does.
+    """
 
     failing: Mapping[str, float] = field(default_factory=dict)
     network: Mapping[str, float] = field(default_factory=dict)
@@ -58,7 +63,10 @@ class Faults:
 
 
 class SimulatedCluster:
-    """Answers planned rounds; the same seed gives the same answers."""
+    """Answers planned rounds; the same seed gives the same answers.
+
+    The times of `devices` of each node are told apart where there are several.
+    """
 
     def __init__(
         self,
@@ -67,6 +75,7 @@ class SimulatedCluster:
         faults: Faults,
         weather: Weather,
         topology: Mapping[str, Sequence[str]] | None = None,
+        devices: int = 1,
         seed: int = 0,
     ) -> None:
         self._faults = faults
@@ -75,15 +84,18 @@ class SimulatedCluster:
         self._rng = random.Random(seed)  # noqa: S311 - not a secret
         self._leaf = {node: leaf for leaf, members in (topology or {}).items() for node in members}
         self._leaves = sorted(topology or {})
-        self._own = self._healthy_differences(nodes, faults.network)
-        self._own_compute = self._healthy_differences(nodes, faults.compute)
+        self._own = self._differences(nodes, weather.spread, faults.network)
+        self._devices = [
+            self._differences(nodes, weather.device_spread, {} if device else faults.compute)
+            for device in range(devices)
+        ]
 
-    def _healthy_differences(
-        self, nodes: Sequence[str], slow: Mapping[str, float]
+    def _differences(
+        self, nodes: Sequence[str], spread: float, slow: Mapping[str, float]
     ) -> dict[str, float]:
         """Return each node's own log-slowness; a fault's factor already contains it."""
-        drawn = {node: self._rng.gauss(0, self._weather.spread) for node in nodes}
-        return {node: 0.0 if node in slow else own for node, own in drawn.items()}
+        drawn = {node: self._rng.gauss(0, spread) for node in nodes}
+        return {node: math.log(slow.get(node, 1.0)) or own for node, own in drawn.items()}
 
     def answer(self, round_: Round) -> list[GroupResult]:
         """Return what the groups of this round report."""
@@ -100,23 +112,30 @@ class SimulatedCluster:
         failed = self._rng.random() < self._weather.hiccups
         for node in group:
             failed |= self._rng.random() < faults.failing.get(node, 0.0)
-        matmul = {node: self._matmul_ms(node) for node in group}
+        matmul = self._matmul(group)
         if failed:
-            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT, node_ms={"matmul": matmul})
+            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT, node_ms=matmul)
         return GroupResult(
             nodes=group,
             outcome=Outcome.MEASURED,
             shared_ms={"allgather": self._allgather_ms(group, jam)},
-            node_ms={"matmul": matmul},
+            node_ms=matmul,
         )
 
-    def _matmul_ms(self, node: str) -> float:
-        slowness = math.log(self._faults.compute.get(node, 1.0)) + self._own_compute[node]
-        return MATMUL_MS * math.exp(slowness + self._now + self._disturbance())
+    def _matmul(self, group: tuple[str, ...]) -> dict[MetricName, dict[str, float]]:
+        """Return what each device measures of the members."""
+        parts = [f":device {device}" for device in range(len(self._devices))]
+        return {
+            f"matmul{part if len(parts) > 1 else ''}": {
+                node: MATMUL_MS * math.exp(own[node] + self._now + self._disturbance())
+                for node in group
+            }
+            for part, own in zip(parts, self._devices, strict=True)
+        }
 
     def _allgather_ms(self, group: tuple[str, ...], jam: Mapping[str, float]) -> float:
         faults = self._faults
-        slowness = [math.log(faults.network.get(n, 1.0)) + self._own[n] for n in group]
+        slowness = [self._own[node] for node in group]
         slowness.append(math.log(faults.paths.get(frozenset(group), 1.0)))
         leaves = {self._leaf[node] for node in group if node in self._leaf}
         if len(leaves) > 1:

@@ -31,6 +31,9 @@ _FEW_TESTS = 100  # below this many tests the noise level is averaged over, not 
 # Quantiles of the times at which the search for a baseline begins. With much data the second is
 # for many slow nodes.
 _STARTS, _STARTS_OF_FEW = (0.5, 0.15), (0.0, 0.3, 0.6)
+# Devices that are well differ for good. A search that begins at the fastest of a few would take
+# it for the measure of all; half of them being slow is the most that is looked for.
+_START_ALONE = 0.5
 _TURNS = 6  # of estimating baseline, noise and bad share in turn with the beliefs
 _WIDE_TURNS = 2  # of these over all tests; later ones spare nodes that are clearly well
 _CLEARLY_WELL = -6.0  # log-likelihood ratio of slow to well, over all tests of such a node
@@ -52,7 +55,10 @@ _STRAY = 1e-5  # density of a time that nothing explains
 
 @dataclass(frozen=True, kw_only=True)
 class Observations:
-    """All times of one metric: `kind` says which of them share a baseline, at most `ceiling`."""
+    """All times of one metric: `kind` says which of them share a baseline.
+
+    A baseline is at least `least`, and above all at most `ceiling`.
+    """
 
     log_ms: Floats
     sources: Ints
@@ -60,7 +66,17 @@ class Observations:
     nodes: int
     variables: int
     first_path: int  # the variables from here on are paths
+    least: float = float("-inf")
     ceiling: float = float("inf")
+
+    def believable(self, baseline: Floats) -> Floats:
+        """Return the nearest baselines within the bounds."""
+        return np.minimum(np.maximum(baseline, self.least), self.ceiling)
+
+    @property
+    def alone(self) -> bool:
+        """Tell whether each time is that of a single source, that nobody else can slow down."""
+        return bool(self.sources.shape[1] == 1)
 
     @property
     def few(self) -> bool:
@@ -103,7 +119,8 @@ def infer(data: Observations, odds: Floats, floor: float, usual_noise: float) ->
     states, spread = grid_of(floor, float(data.log_ms.max() - data.log_ms.min()))
     model = _Model(data=data, states=states, spread=spread, odds=odds, usual_noise=usual_noise)
     if not data.few:
-        quantiles = _STARTS if data.spread(_STARTS) > 0.5 * np.log1p(floor) else _STARTS[:1]
+        wide = not data.alone and data.spread(_STARTS) > 0.5 * np.log1p(floor)
+        quantiles = _STARTS if wide else _STARTS[:1]
         starts = [
             model.begin(np.array([_NOISE_PRIOR * usual_noise]), quantile) for quantile in quantiles
         ]
@@ -111,7 +128,10 @@ def infer(data: Observations, odds: Floats, floor: float, usual_noise: float) ->
         return model.mix([model.finish(best)], np.ones(1))
     levels = np.array(_NOISE_LEVELS)
     prior = np.exp(-0.5 * (np.log(levels) / _NOISE_WIDTH) ** 2)
-    starts = [model.begin(levels * usual_noise, quantile) for quantile in _STARTS_OF_FEW]
+    starts = [
+        model.begin(levels * usual_noise, quantile)
+        for quantile in ([_START_ALONE] if data.alone else _STARTS_OF_FEW)
+    ]
     return model.mix([model.finish(start) for start in starts], prior)
 
 
@@ -157,9 +177,13 @@ class _Model:
     def begin(self, noise: Floats, quantile: float) -> _Fit:
         """Return a first attempt over all tests, from a guess of noise and baseline."""
         data, batch = self.data, len(noise)
-        start = [np.quantile(data.log_ms[data.kind == k], quantile) for k in range(self._kinds)]
+        times = [data.log_ms[data.kind == kind] for kind in range(self._kinds)]
+        # of two devices the faster one, not what lies between them
+        start = [
+            np.quantile(own, quantile, method="lower" if data.alone else "linear") for own in times
+        ]
         estimate = _Estimate(
-            baseline=np.minimum(np.tile(np.array(start), (batch, 1)), data.ceiling),
+            baseline=data.believable(np.tile(np.array(start), (batch, 1))),
             noise=noise,
             spikes=np.full(batch, _SPIKES),
             share=np.full(batch, 0.02),
@@ -286,8 +310,8 @@ class _Model:
             for entry in range(len(baseline)):
                 weights = weight[entry, chosen][order]
                 if weights.sum() > 0.5:
-                    median = weighted_median(times[order], weights)
-                    baseline[entry, kind] = min(median, self.data.ceiling)
+                    baseline[entry, kind] = weighted_median(times[order], weights)
+        baseline[:] = self.data.believable(baseline)
 
     def _scatter(self, estimate: _Estimate, weight: Floats, well: Floats) -> None:
         """Renew noise and spike share."""

@@ -50,6 +50,7 @@ def needs_of(
     """Return whether and for whom another round is needed."""
     nodes = range(len(ledger.names))
     begun = len(ledger.rounds)
+    together = findings.suspicion.wanted
     active = tuple(node for node in nodes if not _out(findings, node))
     risk = tuple(max(float(findings.risk[node]), prior.get(node, 0.0) / 100) for node in nodes)
     trusted = frozenset(node for node in active if findings.trusted(node))
@@ -71,7 +72,9 @@ def needs_of(
     )
     least = _least_rounds(len(ledger.names), settings)
     control = _control(findings, active)
-    enough = begun >= least and not (useful or costly or control or _fabric_open(findings))
+    enough = begun >= least and not (
+        useful or costly or control or together or _fabric_open(findings)
+    )
     over = begun >= settings.round_limit(len(ledger.names)) or not active
     # Everybody's processes crash: that is the software, and one more round will not mend it.
     over = over or (begun >= _CRASHING_ROUNDS and len(findings.crashes) == len(ledger.names))
@@ -87,6 +90,7 @@ def needs_of(
             pair
             for pair in (
                 *control,
+                *together,
                 *(pair.nodes for pair in doubtful),
                 *_only_witnesses(ledger, findings, active),
             )

@@ -95,6 +95,8 @@ def _worst_of_each(links: Iterable[LinkVerdict]) -> tuple[LinkVerdict, ...]:
 def _both(first: NodeVerdict, then: NodeVerdict) -> NodeVerdict:
     ranks = [_WORST_FIRST.index(each.level) for each in (first, then)]
     leading = first if ranks[0] < ranks[1] else then
+    if ranks[0] == ranks[1] and first.slowdown > then.slowdown:
+        leading = first  # of a healthy node the one that says what is slower than most
     reason = leading.reason
     if ranks[0] == ranks[1] and leading.level is not Level.HEALTHY:
         leading, reason = first, "; ".join(dict.fromkeys((first.reason, then.reason)))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_health.core.session.conclusion import (
     judged,
+    merged,
     unmeasured,
     with_interfaces,
     with_wrong_results,
@@ -152,6 +153,19 @@ def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:
     assert record.nodes[0].evidence == ("round 0",)
     assert [path.ends for path in record.paths] == [("n1", "n2")]
     assert [leaf.ends for leaf in record.leaves] == [("s1",)]
+
+
+@pytest.mark.parametrize("noted_first", [True, False])
+def test_what_a_healthy_node_is_slower_in_is_told_whichever_phase_saw_it(
+    *, noted_first: bool
+) -> None:
+    noted = NodeVerdict(node="n1", level=Level.HEALTHY, slowdown=1.07, reason="device 3 is 7 %")
+    plain = NodeVerdict(node="n1", level=Level.HEALTHY, reason="passed with 2 partners")
+    phases = [noted, plain] if noted_first else [plain, noted]
+
+    found = merged([Verdict(nodes={"n1": phase}) for phase in phases]).nodes["n1"]
+
+    assert (found.level, found.reason, found.slowdown) == (Level.HEALTHY, "device 3 is 7 %", 1.07)
 
 
 def test_what_was_found_apart_from_the_verdict_is_added_to_what_it_says_of_the_node() -> None:
