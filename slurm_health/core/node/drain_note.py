@@ -14,9 +14,9 @@ import msgspec
 from slurm_health.core.text import REASON_LENGTH, REASON_PREFIX, one_line, plain
 
 _PREFIX = "shealth:"
-_NOTE = re.compile(r"shealth:\S+ ?(.*) check=(\S+) job=(\d+) t=(\d+)", re.DOTALL)
+_NOTE = re.compile(r"shealth:\S+ ?(.*) check=(\S+) job=(\d{1,19}) t=(\d{1,19})", re.DOTALL)
 # What hooks wrote before, and nodes may carry for as long as they wait for repair.
-_OLD_NOTE = re.compile(r"slurm-health: check=(\S+) job=(\d+) t=(\d+) (.*)", re.DOTALL)
+_OLD_NOTE = re.compile(r"slurm-health: check=(\S+) job=(\d{1,19}) t=(\d{1,19}) (.*)", re.DOTALL)
 # scontrol shows who set a note, and when, behind it.
 _SIGNED = re.compile(r"(.*?)\s*\[([^][]*)@([^][@]*)\]\s*", re.DOTALL)
 _SHORT = {"filesystem": "fs", "infiniband": "ib", "ethernet": "eth"}

@@ -243,9 +243,17 @@ def test_the_notes_of_earlier_versions_are_known_and_read() -> None:
     assert drain_note.bare_text("slurm-health: job 3: network: x") == "job 3: network: x"
 
 
-@pytest.mark.parametrize(
-    "reason", ["", "ADMIN", "slurm-health", "NHC: slurm-health: x", "slurm-health: job 3: x"]
-)
+NOT_NOTES = {
+    "nothing": "",
+    "a name": "ADMIN",
+    "our name alone": "slurm-health",
+    "somebody else's": "NHC: slurm-health: x",
+    "no parts": "slurm-health: job 3: x",
+    "a number beyond all": f"shealth:fs x check=fs job=7 t={'9' * 5000}",
+}
+
+
+@pytest.mark.parametrize("reason", NOT_NOTES.values(), ids=NOT_NOTES)
 def test_what_is_not_a_hooks_note_is_not_read_as_one(reason: str) -> None:
     assert drain_note.parse(reason) is None
 

@@ -22,7 +22,7 @@ from .plan import HELD, RUNNING, SUBMITTED, Deed, Plan, Trouble
 # A job is settled once it has ended, or stood still for so long with nobody at work on it: held,
 # or able to start, which takes a slurmctld that has just come back some seconds.
 _HELD_S, _WAITING_S = 3.0, 15.0
-_SETTLED_S = 180.0  # some ten on an idle machine
+_SETTLED_S = 300.0  # some ten on an idle machine; a node that is stuck costs a minute a round
 # How long slurmctld or a slurmd is away, unless the journal goes on before.
 _AWAY_S = 2.0
 # Within the second in which an attempt ends, Slurm fails the next one.
