@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_health.core.nodeset import expand
+from slurm_health.core.text import whole_number
 from slurm_health.errors import AllocationError
 
 
@@ -53,7 +54,7 @@ def from_environ(environ: Mapping[str, str]) -> Allocation:
         partition=environ.get("SLURM_JOB_PARTITION", ""),
         nodes=_nodes(environ),
         array=f"{array_job}_{array_task}" if array_job and array_task else "",
-        start_time_s=int(start) if start.isdecimal() else None,
+        start_time_s=whole_number(start),
     )
 
 

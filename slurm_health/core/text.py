@@ -7,11 +7,17 @@ from __future__ import annotations
 REASON_PREFIX = "slurm-health:"
 # Slurm's own tools cut longer reasons.
 REASON_LENGTH = 200
+_MOST_DIGITS = 18  # of what fits into 64 bits; Python refuses some thousands
 
 
 def one_line(text: str) -> str:
     """Return text in one line, without characters that act on a terminal."""
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+def whole_number(text: str) -> int | None:
+    """Return the whole number that a text spells; None if it is none, or beyond all counting."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def plain(text: str) -> str:

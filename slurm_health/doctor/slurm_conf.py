@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_health.core.text import whole_number
 from slurm_health.doctor import ownership
 from slurm_health.doctor.advice import Advice, change, fine, look
 from slurm_health.hooks.shims import DIRECTORY, SHIMS, search_path, settings
 from slurm_health.site_settings import Site
 
 _GLOB = re.compile(r"[*?\[]")
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d{1,18}")
 # `timeout -k 5` in the shims.
 _KILL_AFTER_S = 5
 _SHIM_LIMIT_S = 120
@@ -189,7 +190,7 @@ def _lines(path: Path, depth: int = 0) -> list[str]:
     """Return the lines of slurm.conf and of the files that it includes; none it cannot read."""
     try:
         text = path.read_text(errors="replace")
-    except OSError:
+    except (OSError, ValueError):  # the latter for a path that is none
         return []
     found = []
     for line in text.splitlines():
@@ -294,7 +295,7 @@ def read_shim(path: Path) -> Shim | None:
         python=said.get("python", ""),
         config=said.get("config", ""),
         search_path=search_path(text),
-        limit_s=int(limit) if limit.isdecimal() else 0,
+        limit_s=whole_number(limit) or 0,
     )
 
 

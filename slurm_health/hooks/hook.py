@@ -14,6 +14,7 @@ import msgspec
 
 from slurm_health.checks.check import CheckContext, Planned
 from slurm_health.core.node.finding import CheckResult, inconclusive
+from slurm_health.core.text import whole_number
 from slurm_health.errors import SlurmError
 from slurm_health.hooks.log import Log
 from slurm_health.hooks.run_checks import choose, node_name, run_again, run_checks, running
@@ -117,5 +118,5 @@ class Hook:
 
 def number(environ: Mapping[str, str], name: str, default: int) -> int:
     """Return a number that Slurm puts into the environment."""
-    text = environ.get(name, "")
-    return int(text) if text.isdecimal() else default
+    found = whole_number(environ.get(name, ""))
+    return default if found is None else found

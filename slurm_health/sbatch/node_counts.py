@@ -14,7 +14,7 @@ from slurm_health.sbatch.arguments import CommandLine, parse
 from slurm_health.sbatch.own_options import Settings
 from slurm_health.slurm.parsing import Partition
 
-_NODES = re.compile(r"(\d+)(?:-(\d+))?")
+_NODES = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 # What would no longer fit on fewer nodes than were allocated, why, and what to use.
 _UNFIT = {
     "ntasks": ("counts for all nodes together", "--ntasks-per-node"),

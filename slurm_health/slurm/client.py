@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from slurm_health.core.nodeset import fold
+from slurm_health.core.text import whole_number
 from slurm_health.errors import SlurmCommandError, SlurmError
 from slurm_health.slurm import command, real_sbatch
 from slurm_health.slurm.job_gres import NodeGres, gres_of
@@ -119,7 +120,7 @@ class Client:
         """
         argv = ["squeue", "--noheader", f"--jobs={job_id}", "--format=%S"]
         text = self._run(*argv, environ={**self._environ, "SLURM_TIME_FORMAT": "%s"}).strip()
-        return int(text) if text.isdecimal() else 0
+        return whole_number(text) or 0
 
     def gres(self, job_id: JobId) -> dict[str, NodeGres]:
         """Return what a running job has of generic resources on each of its nodes."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from slurm_health.core.nodeset import expand
+from slurm_health.core.text import whole_number
 from slurm_health.errors import SlurmError
 
 # `Key=value` pairs of one-line scontrol output. A value may hold spaces, and a reason or comment
@@ -66,7 +67,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def restarts(self) -> int:
         """How often the job was requeued, by anybody, or 0 where Slurm does not say."""
-        return _count(self.value("Restarts")) or 0
+        return whole_number(self.value("Restarts")) or 0
 
     @property
     def pending(self) -> bool:
@@ -243,11 +244,7 @@ def partition_of(fields: Mapping[str, str]) -> Partition:
     return Partition(
         name=fields.get("PartitionName", ""),
         is_default=fields.get("Default") == "YES",
-        nodes=_count(fields.get("TotalNodes", "")) or 0,
+        nodes=whole_number(fields.get("TotalNodes", "")) or 0,
         nodelist=fields.get("Nodes", ""),
-        max_nodes=_count(fields.get("MaxNodes", "")),
+        max_nodes=whole_number(fields.get("MaxNodes", "")),
     )
-
-
-def _count(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
