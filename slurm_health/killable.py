@@ -28,7 +28,7 @@ _ORPHAN_S = 1.0
 # A killed process ends within milliseconds; on a machine without a free moment it takes longer.
 _REAP_S = 2.0
 # Whoever sleeps in the kernel for this long after its SIGKILL is held there.
-_HELD_S = 0.05
+_HELD_S = 0.25
 
 Work = Callable[[], bytes]
 Key = TypeVar("Key")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from slurm_health import journal
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import NodeReported, RoundStarted, VerdictReached
 from slurm_health.core.verdict import NodeVerdict
-from slurm_health.processes import Process, end_session, own_command, start_tied
+from slurm_health.processes import Process, end_session, start_tied
 
 VICTIM = "local1"
 _LIMIT_S = 240.0
@@ -72,14 +73,20 @@ def check_local(
         own = _environ(machine, directory, marks, fault) | dict(environ or {})
         # The whole course where nothing is broken; else what the fault strikes.
         probes = "standard" if fault is Fault.NONE else "exchange"
-        argv = own_command(
-            "check",
+        argv = [
+            *(
+                sys.executable,
+                "-P",
+                "-m",
+                "slurm_health",
+                "check",
+            ),  # with PYTHONPATH, for the probe
             f"--local={nodes}",
             f"--check={probes}",
             f"--journal={directory / 'journal'}",
             f"--python={machine.python}",
             f"--round-deadline={round_limit_s}",
-        )
+        ]
         begun_s = time.time()
         with (directory / "errors").open("wb") as errors:
             process = start_tied(argv, environ=own, stderr=errors.fileno())

@@ -25,7 +25,7 @@ from slurm_health.processes import (
     start_tied,
 )
 from slurm_health.slurm.command import clean_environ
-from slurm_health.slurm.job_gres import NodeGres, Share, shares
+from slurm_health.slurm.job_gres import NodeGres, Share, may_have_gpus, shares
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class SlurmLauncher:
         self._agent_command = agent_command
         self._environ = clean_environ(environ)
         self._read_gres = read_gres
-        self._gres: Mapping[str, NodeGres] | None = None
+        self._gres: Mapping[str, NodeGres] | None = None if may_have_gpus(environ) else {}
         self._steps: list[_Started] = []
         if shutil.which("srun", path=environ.get("PATH")) is None:
             raise SlurmCommandMissing("srun")

@@ -22,6 +22,9 @@ _COUNTED = re.compile(r"CNT:(\d+)")
 # GPUs of any type, as a job asked for them: `gres:gpu:8`, since 23.11 `gres/gpu:8`.
 _ANY_TYPE = re.compile(r" TresPer(?:Job|Node|Socket|Task)=(?:\S*,)?gres[:/]gpu(?:[:=]\d+)?(?:,|\s)")
 
+# Set where the script itself has GPUs, or its job has some by number.
+_OF_GPUS = ("SLURM_GPUS", "SLURM_JOB_GPUS", "SLURM_TRES_PER_TASK", "CUDA_VISIBLE_", "ROCR_VISIBLE_")
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGres:
@@ -58,6 +61,14 @@ def gres_of(shown: str) -> dict[str, NodeGres]:
         for node in expand(nodelist):
             found.setdefault(node, gres)
     return found
+
+
+def may_have_gpus(environ: Mapping[str, str]) -> bool:
+    """Tell whether a job may have GPUs, by what Slurm puts into the environment of its script.
+
+    Elsewhere, as in a shell of salloc, nothing is said for sure.
+    """
+    return "SLURMD_NODENAME" not in environ or any(name.startswith(_OF_GPUS) for name in environ)
 
 
 def shares(nodes: Sequence[str], gres: Mapping[str, NodeGres]) -> list[Share]:

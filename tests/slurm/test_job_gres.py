@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.slurm.job_gres import NodeGres, gres_of, shares
+from slurm_health.slurm.job_gres import NodeGres, gres_of, may_have_gpus, shares
 
 
 def shown(asked: str, *groups: str) -> str:
@@ -82,3 +82,19 @@ def test_a_job_without_gpus_or_a_node_that_slurm_does_not_show_asks_for_nothing(
     assert gres_of(shown("", "n[1-2] ")) == {"n1": NodeGres(), "n2": NodeGres()}
     assert options(shown("", "n[1-2] nic(CNT:1)"), "n1", "n2") == {"n1,n2": ()}
     assert options("slurm_load_jobs error", "n1", "n2") == {"n1,n2": ()}
+
+
+@pytest.mark.parametrize(
+    ("environ", "asked"),
+    [
+        ({"SLURMD_NODENAME": "n1"}, False),
+        ({"SLURMD_NODENAME": "n1", "CUDA_VISIBLE_DEVICES": "0"}, True),
+        ({"SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0,1"}, True),
+        ({"SLURMD_NODENAME": "n1", "SLURM_GPUS_PER_TASK": "1"}, True),
+        ({}, True),  # a shell of salloc
+    ],
+)
+def test_slurm_is_asked_only_of_jobs_that_may_have_gpus(
+    environ: dict[str, str], asked: bool
+) -> None:
+    assert may_have_gpus(environ) is asked
