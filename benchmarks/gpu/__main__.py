@@ -53,6 +53,9 @@ def main() -> int:
     except Unusable as err:
         print(f"benchmarks.gpu: {err}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        print(f"interrupted; the steps that are done are in {options.output}", file=sys.stderr)
+        return 130
     print(table(plan, figures))
     return exit_code(plan, figures)
 
