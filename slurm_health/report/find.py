@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import re
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def tasks_of(root: Path, job: str, cluster: str | None = None) -> list[str]:
     Raises:
         UsageError: `job` is neither.
         RunNotFound: no task of `12_[1-4]` has a journal.
+        JournalError: the directories cannot be read.
     """
     if _JOB.fullmatch(job):
         array, wanted = job, None
@@ -44,17 +46,26 @@ def tasks_of(root: Path, job: str, cluster: str | None = None) -> list[str]:
         array, wanted = found[1], _ranges(found[2])
     else:
         raise _no_job_id(job)
-    numbers = {
-        int(name.removeprefix(f"{array}_"))
-        for each in ([cluster] if cluster else _directories(root))
-        for name in _directories(root / each)
-        if name.startswith(f"{array}_") and _JOB.fullmatch(name)
-    }
+    try:
+        numbers = _task_numbers(root, array, [cluster] if cluster else _directories(root))
+    except OSError as err:
+        if wanted is None:
+            return []  # a job can be read where the list of all jobs cannot
+        raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
     if wanted is not None:
         numbers = {n for n in numbers if any(first <= n <= last for first, last in wanted)}
         if not numbers:
             raise RunNotFound(job, root, _near(root, array))
     return [f"{array}_{number}" for number in sorted(numbers)]
+
+
+def _task_numbers(root: Path, array: str, clusters: Iterable[str]) -> set[int]:
+    return {
+        int(name.removeprefix(f"{array}_"))
+        for cluster in clusters
+        for name in _directories(root / cluster)
+        if name.startswith(f"{array}_") and _JOB.fullmatch(name)
+    }
 
 
 def _ranges(text: str) -> list[tuple[int, int]]:

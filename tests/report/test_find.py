@@ -237,3 +237,10 @@ def test_an_array_stands_for_its_tasks_with_a_journal(
 def test_tasks_without_a_journal_are_not_found(array: Path) -> None:
     with pytest.raises(RunNotFound, match=r"job 12_\[3-9\] under .* \(newest there: 12_"):
         tasks_of(array, "12_[3-9]")
+
+
+def test_journals_that_cannot_be_listed_are_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "lab").symlink_to("lab")  # a loop: not even root can read it
+    assert tasks_of(tmp_path, "12") == []
+    with pytest.raises(JournalError, match="cannot be read"):
+        tasks_of(tmp_path, "12_[1-4]")
