@@ -21,7 +21,7 @@ ROOT   := $(filter 0,$(shell id -u))
 PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
 .PHONY: help demo test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
-.PHONY: bench bench-acting bench-hooks bench-localize bench-probes gpu tools
+.PHONY: bench bench-acting bench-hooks bench-localize bench-probes bench-scale gpu tools
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and avoids it, the report'
@@ -37,6 +37,7 @@ help:
 	@echo 'make bench-localize  how often the localisation is right, compared with a published rule'
 	@echo 'make bench-hooks     what the prolog and the health check cost on this node'
 	@echo 'make bench-probes    how much repeated runs of each probe differ on this machine'
+	@echo 'make bench-scale     what a check of up to 16,384 simulated nodes costs; SCALE_ARGS=--nodes=512'
 	@echo 'make gpu             everything that one GPU can show; with GPU_ARGS=--device=cpu without one'
 	@echo 'make pyslurm         build pyslurm for Slurm 22.05, so that its tests run too'
 	@echo 'make clean           remove what these commands created here'
@@ -47,7 +48,7 @@ demo: install lab-packages
 test: install lab-packages
 	$(RUN) $(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
-test-slow: install lab-packages
+test-slow: install lab-packages recipe-packages
 	$(RUN) $(PYTEST) -m slow $(PYTEST_ARGS)
 
 test-releases: install lab-packages $(RELEASES:%=$(LAB_ROOTS)/%)
@@ -91,6 +92,9 @@ bench-hooks: install
 bench-probes: install
 	$(RUN) -m benchmarks.probes
 
+bench-scale: install
+	$(RUN) -m benchmarks.scale $(SCALE_ARGS)
+
 # A torch that is there is used, because it is built for these GPUs: with python3 where it has the
 # rest too, as where nothing can be installed, else from an environment that needs no torch of its own.
 NEEDED := import click, ClusterShell, filelock, msgspec, numpy, tabulate, torch
@@ -130,6 +134,20 @@ ifneq ($(ROOT),)
 	@$(PYTHON) -c 'import sys; from tests.lab import missing; sys.exit(missing() is not None)' || \
 		$(PYTHON) -m tests.lab install
 endif
+
+# What tests/recipes trains with: half a gigabyte that nothing else needs. A test whose package is
+# missing is skipped and says so.
+.PHONY: recipe-packages
+recipe-packages: $(VENV)/.recipes
+ifneq ($(ROOT),)
+	@command -v mpirun >/dev/null || apt-get install -yq --no-install-recommends openmpi-bin || \
+		echo 'Open MPI could not be installed: its recipes are skipped'
+endif
+
+$(VENV)/.recipes: $(VENV)/.installed
+	@echo 'installing what the recipes train with into $(VENV)'
+	@$(PYTHON) -m pip install -q -e '.[recipes]' && touch $@ || \
+		echo 'not all could be installed: recipes whose package is missing are skipped'
 
 # Takes minutes. pyslurm's tag must match Slurm's release.
 pyslurm: install

@@ -24,10 +24,9 @@ from benchmarks.acting_measure import CASES, Case, Measured, measure
 from benchmarks.check_cases import duration
 from benchmarks.check_measure import Stage, Unmeasured
 from benchmarks.check_table import machine_facts, machine_line
-from benchmarks.command import count, end_as_on_interrupt
+from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
 from tests.lab import LabError
 
-INTERRUPTED = 130
 _NOTHING = "–"  # noqa: RUF001
 
 

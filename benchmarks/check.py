@@ -23,10 +23,8 @@ from benchmarks import dlrover
 from benchmarks.check_cases import Case, cases, duration
 from benchmarks.check_measure import Sample, Stage, Unmeasured
 from benchmarks.check_table import Row, as_object, machine_facts, machine_line, table
-from benchmarks.command import count, end_as_on_interrupt
+from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
 from tests.lab import LabError
-
-INTERRUPTED = 130
 
 
 def main() -> int:

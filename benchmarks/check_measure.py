@@ -155,11 +155,12 @@ def measure_check(stage: Stage, nodes: int, fault: Fault, expected: Sequence[Lev
         raise Unmeasured(f"the fault struck no process of {BAD}")
     assert isinstance(reached.record, VerdictReached)
     elapsed_s = reached.time_s - float(began.group(1))
-    rounds, inside_s = _rounds(_master_records(lab, job))
+    rounds, inside_s, first_s = _rounds(_master_records(lab, job))
     return Sample(
         elapsed_s=elapsed_s,
         wrong=wrong_in(reached.record, expected),
-        detail=f"{rounds} rounds, {elapsed_s - inside_s:.1f} s outside them",
+        detail=f"{rounds} rounds, {elapsed_s - inside_s:.1f} s outside them,"
+        f" {reached.time_s - first_s:.1f} s from the first of them",
     )
 
 
@@ -237,21 +238,22 @@ def _await_verdict(lab: Lab, job: int, fault: Fault) -> Entry:
     return reached
 
 
-def _rounds(entries: Iterable[Entry]) -> tuple[int, float]:
-    """Return how many rounds there were, and how long they were in progress together."""
-    count, inside_s, began_s = 0, 0.0, 0.0
+def _rounds(entries: Iterable[Entry]) -> tuple[int, float, float]:
+    """Return how many rounds there were, their time together, and when the first began."""
+    began_s: list[float] = []
+    inside_s = 0.0
     for entry in entries:
         if isinstance(entry.record, RoundStarted):
-            count, began_s = count + 1, entry.time_s
+            began_s.append(entry.time_s)
         elif isinstance(entry.record, RoundEnded):
-            inside_s += entry.time_s - began_s
-    return count, inside_s
+            inside_s += entry.time_s - began_s[-1]
+    return len(began_s), inside_s, began_s[0] if began_s else float("nan")
 
 
 def _master_records(lab: Lab, job: int, attempt: int = 0) -> Iterator[Entry]:
     root = journal.default_root(lab.home(USER))
     for directory in root.glob(f"*/{job}/{attempt}"):
-        yield from journal.read_all(directory, journal.MASTER)
+        yield from journal.read_all(directory, journal.MASTER, of_anybody=True)
 
 
 def _await_output(lab: Lab, job: int, pattern: re.Pattern[str]) -> str:

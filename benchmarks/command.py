@@ -7,6 +7,8 @@ import argparse
 import signal
 from types import FrameType
 
+INTERRUPTED = 130  # what a shell reports of a command that Ctrl-C ended
+
 
 def count(text: str) -> int:
     """Return a number of runs.

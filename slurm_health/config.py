@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import pwd
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_health import journal
@@ -16,18 +18,35 @@ SITE_FILE_VARIABLE = "SLURM_HEALTH_CONFIG"
 JOURNAL_VARIABLE = "SLURM_HEALTH_JOURNAL"
 
 
-def journal_root(option: str | None, environ: Mapping[str, str]) -> Path:
+def _home_in_passwd() -> str:
+    """Return the home that the passwd entry of this user names, empty where there is none."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def journal_root(
+    option: str | None,
+    environ: Mapping[str, str],
+    *,
+    home_in_passwd: Callable[[], str] = _home_in_passwd,
+) -> Path:
     """Return the directory of all journals, as an absolute path.
 
-    A site's `journal` may begin with `~`, which stands for each user's home.
+    A site's `journal` may begin with `~`, which stands for each user's home. Where HOME is not set,
+    as in a job with `--export=NONE`, that is what the passwd entry names.
 
     Raises:
         ConfigError: the site's file cannot be used, or there is no home to fall back on.
     """
     chosen = option or environ.get(JOURNAL_VARIABLE) or _site(environ).document.get("journal")
-    home = environ.get("HOME")
+    home = environ.get("HOME") or home_in_passwd()
     if chosen is None and not home:
-        raise ConfigError("HOME", "journal", "no home directory; name one with --journal DIR")
+        problem = (
+            "not set, and no home in passwd for this user; name a directory with --journal DIR"
+        )
+        raise ConfigError("HOME", "journal", problem)
     path = Path(chosen) if chosen else journal.default_root(Path(str(home)))
     if path.parts[:1] == ("~",) and home:
         path = Path(home).joinpath(*path.parts[1:])

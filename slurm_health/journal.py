@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The journal: a directory of append-only files, one writer each, on a filesystem all nodes share.
 
-    <root>/<cluster>/<job>/<attempt>/master.jsonl, <node>.jsonl, supervisor.jsonl, requeue.jsonl
+    <root>/<cluster>/<job>/<attempt>/master.jsonl, <node>.jsonl, supervisor.jsonl, requeue.jsonl,
+                                     post-mortem.jsonl
 
 A writer opens, appends whole lines and closes; a reader opens anew each time, because NFS makes
 data visible on close and open. Readers open the names they expect and never rely on a directory
@@ -16,8 +17,9 @@ import errno
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from slurm_health import private_files
 from slurm_health.core.record_codec import VERSION, Entry, NewerVersion, decode, encode
@@ -27,9 +29,17 @@ from slurm_health.errors import JournalError, RecordTooNew
 MASTER = "master"
 SUPERVISOR = "supervisor"
 REQUEUE = "requeue"
+POST_MORTEM = "post-mortem"
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 _LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 _JOB_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
+# A client of a network filesystem waits for so many answers of its server without harm: NFS clients
+# of Linux begin with 16 requests at a time, and go up to 64 where the server allows (nfs(5)).
+AT_A_TIME = 32
+_MANY = 64  # fewer files than this take less than starting threads would
 # Each step of a job has a number for its check; further starts of that step lie this far apart.
 _NEXT_START = 1000
 
@@ -105,14 +115,12 @@ def link_array_task(root: Path, started: RunStarted) -> None:
     Raises:
         JournalError: the link cannot be written.
     """
-    opened = private_files.directory(root, started.cluster, owner=os.geteuid(), make=True)
+    shared = private_files.directory(root, started.cluster, owner=os.geteuid(), make=True)
     try:
-        with opened as cluster, contextlib.suppress(FileExistsError):
+        with shared as cluster, contextlib.suppress(FileExistsError):
             os.symlink(str(started.job_id), started.array, dir_fd=cluster)
     except OSError as err:
-        raise _unusable(
-            job_directory(root, started.cluster, started.array), "written", err
-        ) from err
+        raise unusable(job_directory(root, started.cluster, started.array), "written", err) from err
 
 
 def runs_of(root: Path, cluster: str, job: str, *, owner: int | None = None) -> list[Path]:
@@ -140,7 +148,7 @@ def runs_of(root: Path, cluster: str, job: str, *, owner: int | None = None) -> 
 
 
 def create(directory: Path, writers: Iterable[str]) -> None:
-    """Create a run's directory, private to its owner, and an empty file per writer.
+    """Make a run's directory, private to its owner, and an empty file per writer that has none.
 
     Every expected file exists before any reader looks for it, so that no client caches its
     absence.
@@ -149,12 +157,15 @@ def create(directory: Path, writers: Iterable[str]) -> None:
         JournalError: the directory or a file cannot be written.
     """
     try:
-        with _opened(directory, os.geteuid(), make=True) as run:
-            for writer in writers:
+        with opened(directory, os.geteuid(), make=True) as run:
+
+            def make(writer: str) -> None:
                 with private_files.opened(run, _file_of(writer), make=True):
                     pass
+
+            _for_each(make, list(writers))
     except OSError as err:
-        raise _unusable(directory, "written", err) from err
+        raise unusable(directory, "written", err) from err
 
 
 class Writer:
@@ -181,14 +192,18 @@ class Writer:
         try:
             self._write(lines)
         except OSError as err:
-            raise _unusable(self.path, "written", err) from err
+            raise unusable(self.path, "written", err) from err
 
     def _write(self, lines: bytes) -> None:
-        name, flags = self.path.name, os.O_RDWR | os.O_APPEND
-        with (
-            _opened(self.path.parent, os.geteuid()) as run,
-            private_files.opened(run, name, flags, make=True) as file,
-        ):
+        with opened(self.path.parent, os.geteuid()) as run:
+            try:
+                self._write_in(run, lines)
+            except FileNotFoundError:
+                self._write_in(run, lines, make=True)
+
+    def _write_in(self, run: int, lines: bytes, *, make: bool = False) -> None:
+        flags = os.O_RDWR | os.O_APPEND
+        with private_files.opened(run, self.path.name, flags, make=make) as file:
             if _ends_torn(file):
                 lines = b"\n" + lines
             while lines:
@@ -217,14 +232,34 @@ class Reader:
             JournalError: the file is there and cannot be read, or is not to be trusted.
         """
         try:
-            with _opened(self.path.parent, self._owner) as run:
-                data = private_files.read(run, self.path.name, offset=self._offset)
+            with opened(self.path.parent, self._owner) as run:
+                return self.take(self.fetch(run))
         except FileNotFoundError:
             return []
         except OSError as err:
+            raise unusable(self.path, "read", err) from err
+
+    def fetch(self, run: int) -> bytes:
+        """Return what is new in the file, in the run's directory that is held open.
+
+        Raises:
+            JournalError: the file is there and cannot be read, or is not to be trusted.
+        """
+        try:
+            return private_files.read(run, self.path.name, offset=self._offset)
+        except FileNotFoundError:
+            return b""
+        except OSError as err:
             if err.errno == errno.ESTALE:  # replaced on the server since; the next open sees it
-                return []
-            raise _unusable(self.path, "read", err) from err
+                return b""
+            raise unusable(self.path, "read", err) from err
+
+    def take(self, data: bytes) -> list[Entry]:
+        """Return the entries in what was fetched.
+
+        Raises:
+            RecordTooNew: a newer slurm-health wrote here.
+        """
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         return self._decode(whole)
@@ -241,19 +276,51 @@ class Reader:
         return entries
 
 
+def read_new_of(directory: Path, readers: Sequence[Reader]) -> Iterator[Entry]:
+    """Yield what is new in several files of one run, which are opened many at a time.
+
+    Raises:
+        RecordTooNew: a newer slurm-health wrote there.
+        JournalError: a file is there and cannot be read, or is not to be trusted.
+    """
+    try:
+        with opened(directory, os.geteuid()) as run:
+            fetched = _for_each(lambda reader: reader.fetch(run), readers)
+    except OSError as err:
+        raise unusable(directory, "read", err) from err
+    for reader, data in zip(readers, fetched, strict=True):
+        yield from reader.take(data)
+
+
 def read_all(directory: Path, writer: str, *, of_anybody: bool = False) -> list[Entry]:
     """Return all entries of one writer's file, none if there is no such file."""
     return Reader(directory, writer, of_anybody=of_anybody).read_new()
+
+
+def _for_each(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Return the results in the order of the items; of many, some are worked on at a time."""
+    if len(items) < _MANY:
+        return [work(item) for item in items]
+    from concurrent.futures import ThreadPoolExecutor  # agents and hooks never need it
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        shares = [items[start::AT_A_TIME] for start in range(AT_A_TIME)]
+        done = list(pool.map(lambda share: [work(item) for item in share], shares))
+    return [done[at % AT_A_TIME][at // AT_A_TIME] for at in range(len(items))]
 
 
 def _file_of(writer: str) -> str:
     return f"{writer}.jsonl"
 
 
-def _opened(
+def opened(
     directory: Path, owner: int | None, *, make: bool = False
 ) -> contextlib.AbstractContextManager[int]:
-    """Hold open a run's directory: the third one below the root."""
+    """Hold open a run's directory, the third one below the root, which must be this owner's.
+
+    Raises:
+        OSError: it cannot be opened, or is refused.
+    """
     *_, cluster, job, run = directory.parts
     return private_files.directory(directory.parents[2], cluster, job, run, owner=owner, make=make)
 
@@ -281,12 +348,12 @@ def _same_start(before: RunStarted, now: RunStarted) -> bool:
 
 def _line_count(path: Path) -> int:
     try:
-        with _opened(path.parent, os.geteuid()) as run:
+        with opened(path.parent, os.geteuid()) as run:
             return private_files.read(run, path.name).count(b"\n")
     except FileNotFoundError:
         return 0
     except OSError as err:
-        raise _unusable(path, "written", err) from err
+        raise unusable(path, "written", err) from err
 
 
 def _ends_torn(file: int) -> bool:
@@ -294,7 +361,8 @@ def _ends_torn(file: int) -> bool:
     return size > 0 and os.pread(file, 1, size - 1) != b"\n"
 
 
-def _unusable(path: Path, done: str, err: OSError) -> JournalError:
+def unusable(path: Path, done: str, err: OSError) -> JournalError:
+    """Return the error to raise where a file could not be "written" or "read"."""
     problem = f"cannot be {done}: {err.strerror or err}"
     if done == "written":
         problem += "; choose a directory on a filesystem that all nodes share"

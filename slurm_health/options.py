@@ -15,8 +15,9 @@ from enum import Enum, Flag, auto
 from slurm_health import probe_choice
 from slurm_health.core import probe_catalog
 from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
+from slurm_health.core.acting.unchecked import OnUnchecked
 from slurm_health.core.localize import settings as localize
-from slurm_health.errors import ConfigError
+from slurm_health.errors import ConfigError, ExitCode
 
 Value = str | int | bool
 PREFIX = "SLURM_HEALTH_"
@@ -209,6 +210,12 @@ OPTIONS = (
         "Check, and treat a slow node like a faulty one. Without this it is named and trains.",
     ),
     SharedOption(
+        "check-again",
+        FLAG,
+        Door.RUN,
+        "Check also where this attempt of the job was checked before, as by slurm-health sbatch.",
+    ),
+    SharedOption(
         "journal",
         DIRECTORY,
         _EVERYWHERE,
@@ -234,8 +241,8 @@ OPTIONS = (
         "on-straggler",
         _one_of(OnStraggler),
         _JOB,
-        "Leave a slow node out of the job, only report it, leave it out but never at the price of"
-        " a smaller job, or leave it out and drain it too.",
+        "Leave a slow node where that costs seconds, only report it, leave it even if the job then"
+        " waits for as many others, or do so and drain it too.",
         default=_POLICY.on_straggler.value,
         acting=True,
     ),
@@ -263,6 +270,14 @@ OPTIONS = (
         "What a job on bad nodes does once it has been requeued that often.",
         default=_POLICY.at_requeue_limit.value,
         acting=True,
+    ),
+    SharedOption(
+        "on-unchecked",
+        _one_of(OnUnchecked),
+        _SUBMITTED,
+        "What a job does whose nodes could not be checked: run all the same, stop with exit code"
+        f" {ExitCode.UNAVAILABLE}, or be held for a person to look at it.",
+        otherwise=OnUnchecked.PROCEED.value,
     ),
     *(
         SharedOption(

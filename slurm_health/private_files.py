@@ -81,10 +81,8 @@ def opened(
         PermissionError: it is refused.
         OSError: it cannot be opened, or with `make` not be made.
     """
-    if make:
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(name, os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=handle))
-    file = os.open(name, flags | _FILE, dir_fd=handle)
+    file = _made(handle, name, flags) if make else None
+    file = os.open(name, flags | _FILE, dir_fd=handle) if file is None else file
     try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
@@ -93,6 +91,14 @@ def opened(
         yield file
     finally:
         os.close(file)
+
+
+def _made(handle: int, name: str, flags: int) -> int | None:
+    """Make and open a file that is not there, whatever the umask; None where it is."""
+    try:
+        return os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=handle)
+    except FileExistsError:
+        return None
 
 
 def read(handle: int, name: str, *, offset: int = 0, most_bytes: int = MOST_BYTES) -> bytes:
@@ -106,9 +112,13 @@ def read(handle: int, name: str, *, offset: int = 0, most_bytes: int = MOST_BYTE
         size = os.fstat(file).st_size
         if size > most_bytes:
             raise OSError(errno.EFBIG, f"{name} has {size} bytes, limit {most_bytes}")
-        with open(file, "rb", closefd=False) as stream:
-            stream.seek(offset)
-            return stream.read(max(0, size - offset))
+        data = b""
+        while offset + len(data) < size:
+            piece = os.pread(file, size - offset - len(data), offset + len(data))
+            if not piece:
+                break  # it was cut meanwhile
+            data += piece
+        return data
 
 
 def directories_in(handle: int) -> list[str]:

@@ -19,6 +19,8 @@ from slurm_health.core.session.phases import Phase, phases
 from slurm_health.errors import ConfigError
 
 OFF = "off"
+# What an interpreter runs to say whether it finds torch, without loading it: it ends with 0 or 1.
+FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _GROUP = "slurm_health.probes"
 
 

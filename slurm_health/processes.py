@@ -191,8 +191,12 @@ def run(
     deadline_s: float,
     stdin: bytes = b"",
     directory: Path | None = None,
+    grace_s: float = 0.0,
 ) -> Ended:
     """Run a command in a session of its own to its end; nothing of it is left.
+
+    What has to be ended, late or because we are interrupted, is terminated, and killed after
+    `grace_s`.
 
     Raises:
         TimeoutError: it did not end in time.
@@ -212,6 +216,9 @@ def run(
         except subprocess.TimeoutExpired:
             raise TimeoutError from None
         finally:
+            if grace_s and process.poll() is None:
+                kill_session(process, signal.SIGTERM)
+                ends_within(process, grace_s)
             kill_session(process)
     return Ended(returncode=process.returncode, stdout=stdout, stderr=stderr)
 
@@ -221,11 +228,13 @@ def run_in_foreground(
     *,
     environ: Mapping[str, str],
     stdin: bytes | None = None,
+    output: IO[bytes] | None = None,
     deadline_s: float | None = None,
 ) -> int:
     """Run a command with our streams and open files; return its code, 128+n after signal n.
 
-    `stdin` is what it reads there instead of our own standard input. Signals that would end us
+    `stdin` is what it reads there instead of our own standard input; `output` takes what it
+    prints, on standard error too, instead of our own streams. Signals that would end us
     are passed to it, and we end when it does, so that nothing of ours is left behind.
 
     Raises:
@@ -235,6 +244,8 @@ def run_in_foreground(
     process = subprocess.Popen(
         list(argv),
         stdin=None if stdin is None else PIPE,
+        stdout=output,
+        stderr=output,
         env=dict(environ),
         close_fds=False,  # its words may name one of our files by its number
     )
@@ -320,6 +331,13 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def signal_behind(end: KeyboardInterrupt | SystemExit) -> str:
+    """Return the name of the signal that became this exception, as by `leaving_on`."""
+    if isinstance(end, KeyboardInterrupt):
+        return signal.SIGINT.name
+    return signal_name(end.code - 128) if isinstance(end.code, int) else "no signal"
 
 
 def own_command(*arguments: str) -> tuple[str, ...]:

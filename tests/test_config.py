@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -56,11 +58,20 @@ def test_a_sites_tilde_stands_for_each_users_home(environ: dict[str, str]) -> No
     assert journal_root(None, environ) == Path("/home/ml/checks")
 
 
+def test_where_home_is_not_set_the_passwd_entry_says_it(environ: dict[str, str]) -> None:
+    del environ["HOME"]
+    entry = Path(pwd.getpwuid(os.getuid()).pw_dir)
+
+    assert journal_root(None, environ) == entry / ".slurm-health" / "journal"
+    write_site(environ, 'journal = "~/checks"')
+    assert journal_root(None, environ) == entry / "checks"
+
+
 def test_without_a_home_the_error_names_the_option(environ: dict[str, str]) -> None:
     del environ["HOME"]
 
     with pytest.raises(ConfigError, match="--journal DIR") as caught:
-        journal_root(None, environ)
+        journal_root(None, environ, home_in_passwd=lambda: "")
 
     assert caught.value.exit_code == ExitCode.USAGE
     assert journal_root("/option", environ) == Path("/option")

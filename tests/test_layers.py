@@ -49,18 +49,23 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "private_files", "probes"),
     ("core",),
     ("core.localize", "core.acting", "core.node"),
+    ("core.diagnosis",),
     ("core.session",),
-    ("processes", "killable", "nvml", "journal", "site_file", "probe_choice"),
-    ("slurm", "checks", "config"),
-    ("site_settings", "options", "stuck"),
+    ("processes", "killable", "nvml", "journal", "site_file", "probe_choice", "shipped"),
+    ("slurm", "checks", "config", "orders", "bell"),
+    ("site_settings", "options", "stuck", "templates"),
     ("draining",),
-    ("agent", "acting", "supervisor", "sbatch", "report", "hooks"),
+    ("agent", "acting", "supervisor", "sbatch", "report", "hooks", "monitor"),
     ("master", "doctor"),
     ("torchrun",),
     ("cli",),
 )
 # The only modules that load these.
-ONLY_IN = {"torch": f"{NAME}.probes", "pyslurm": f"{NAME}.slurm.pyslurm_client"}
+ONLY_IN = {
+    "grpc": f"{NAME}.hooks.serve",
+    "pyslurm": f"{NAME}.slurm.pyslurm_client",
+    "torch": f"{NAME}.probes",
+}
 
 
 def imported(module: str) -> Iterator[str]:

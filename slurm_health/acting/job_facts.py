@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_health import journal
-from slurm_health.core.acting.decide import JobFacts
+from slurm_health.core.acting.facts import JobFacts
 from slurm_health.core.acting.policy import Policy
-from slurm_health.core.nodeset import fold
 from slurm_health.core.records import Action, ActionDone, ActionIntended, RunStarted
-from slurm_health.errors import JournalError
+from slurm_health.errors import JournalError, SlurmCommandError, SlurmError
 from slurm_health.slurm.client import Client
-from slurm_health.slurm.parsing import Job, Partition
+from slurm_health.slurm.parsing import Job
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,6 @@ def slurm_name(started: RunStarted) -> str:
 
 
 def read_facts(
-    unwanted: Sequence[str],
     policy: Policy,
     *,
     started: RunStarted,
@@ -43,21 +41,27 @@ def read_facts(
     client: Client,
     uid: int,
 ) -> JobFacts:
-    """Ask Slurm and the journal, once, what the job and its owner can do about unwanted nodes.
+    """Ask Slurm and the journal, once, what the job and its owner can do about bad nodes.
 
     Raises:
         SlurmError: Slurm does not answer.
         JournalError: what this run has done so far cannot be read.
     """
     job = client.job(slurm_name(started))
+    partitions = client.partitions()
+    partition = job.value("Partition")
+    names = frozenset(partitions[partition].names) if partition in partitions else frozenset()
     earlier = earlier_runs(directory.parent, exclude=directory)
     return JobFacts(
         job_id=started.job_id,
         batch_node=started.master_node,
         requeues=requeues(earlier),
-        requeue_obstacle=requeue_obstacle(job, unwanted)
-        or too_few_left(job, unwanted, client.partitions(), policy),
         hold_obstacle=hold_obstacle(job),
+        named=frozenset(job.required),
+        partition=partition,
+        neighbours=tuple(name for name, each in partitions.items() if names & {*each.names}),
+        candidates=names - {*job.excluded} if names else None,
+        asked=len(job.nodes) if policy.nodes_needed is None else policy.nodes_needed,
         held_for=held_for(earlier),
         may_drain=client.may_drain(uid),
         drained=drained(directory),
@@ -74,35 +78,6 @@ def hold_obstacle(job: Job) -> str:
     if job.fields.get("Requeue") != "1":
         return "it may not be requeued (--no-requeue, or JobRequeue=0 in slurm.conf)"
     return ""
-
-
-def requeue_obstacle(job: Job, bad: Sequence[str]) -> str:
-    """Say why a job cannot be started again without these nodes, empty if it can."""
-    named = set(job.required) & set(bad)
-    if named and not hold_obstacle(job):
-        return f"it asks for {fold(named)} by name (--nodelist)"
-    return hold_obstacle(job)
-
-
-def too_few_left(
-    job: Job, bad: Sequence[str], partitions: Mapping[str, Partition], policy: Policy
-) -> str:
-    """Say why a requeued job would wait for ever, empty if it would not.
-
-    With more nodes excluded than its partition can do without, Slurm holds it and says no more
-    than `BadConstraints`.
-    """
-    partition = partitions.get(job.value("Partition"))
-    if partition is None or not partition.names:
-        return ""
-    left = len(set(partition.names) - {*job.excluded, *bad})
-    asked = len(job.nodes) if policy.nodes_needed is None else policy.nodes_needed
-    if left >= asked:
-        return ""
-    return (
-        f"partition {partition.name} has {left} nodes without them, and the job needs {asked}:"
-        " ask for fewer (--nodes, --min-nodes)"
-    )
 
 
 def placement(job: Job) -> dict[str, str]:
@@ -152,3 +127,10 @@ def _intents(run: Path) -> list[ActionIntended] | None:
         log.warning("%s; counted as a requeue", err)
         return None
     return [entry.record for entry in entries if isinstance(entry.record, ActionIntended)]
+
+
+def cause(err: SlurmError) -> str:
+    """Return what Slurm said, without the command line, which fills a line or a comment."""
+    if not isinstance(err, SlurmCommandError):
+        return str(err)
+    return " / ".join(line.strip() for line in err.stderr.splitlines() if line.strip()) or str(err)

@@ -15,19 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.acting.job_facts import read_facts, slurm_name
+from slurm_health.acting import other_nodes
+from slurm_health.acting.job_facts import cause, read_facts, slurm_name
 from slurm_health.acting.requeue_helper import Helper, Move
 from slurm_health.core.acting import job_comment
-from slurm_health.core.acting.decide import (
-    Decision,
-    Ending,
-    JobFacts,
-    Shrink,
-    decide,
-    decide_unasked,
-    unwanted,
-)
+from slurm_health.core.acting.decide import decide, decide_unasked, question, unwanted
+from slurm_health.core.acting.decision import Decision, Ending, Shrink
 from slurm_health.core.acting.drains import Drain, LeaveAlone
+from slurm_health.core.acting.facts import JobFacts
 from slurm_health.core.acting.policy import Policy
 from slurm_health.core.nodeset import fold
 from slurm_health.core.records import (
@@ -41,7 +36,7 @@ from slurm_health.core.records import (
     VerdictReached,
 )
 from slurm_health.draining.drain import Cause, DrainStatus, drain_node
-from slurm_health.errors import ConfigError, SlurmCommandError, SlurmError
+from slurm_health.errors import ConfigError, SlurmError
 from slurm_health.site_settings import load
 from slurm_health.slurm.client import Client
 
@@ -76,13 +71,15 @@ def act(
     # Where all is well there is nothing to ask Slurm about.
     facts = JobFacts(job_id=started.job_id, batch_node=started.master_node)
     if avoid:
-        names = [node.node for node in avoid]
         try:
-            facts = read_facts(
-                names, policy, started=started, directory=directory, client=client, uid=uid
-            )
+            facts = read_facts(policy, started=started, directory=directory, client=client, uid=uid)
         except SlurmError as err:
             return _finished(decide_unasked(verdict, avoid, policy, str(err)))
+        asked = question(verdict, avoid, policy, facts)
+        if asked is not None:
+            job, now_s = slurm_name(started), clock()
+            wait = other_nodes.wait(asked, job=job, facts=facts, client=client, now_s=now_s)
+            facts = replace(facts, wait=wait)
     performer = _Performer(
         started=started,
         policy=policy,
@@ -212,6 +209,7 @@ class _Performer:
                 exclude=ending.nodes,
                 comment=comment,
                 least=self.policy.nodes_needed,
+                keep_size=ending.keep_size,
             )
             helper_id = self.helper.ensure_submitted(
                 self.client, move, job_id=self.facts.job_id, placement=self.facts.placement
@@ -220,7 +218,7 @@ class _Performer:
             self._done(Action.EXCLUDE, (), problem=str(err))
             if ending.may_stay:
                 return _stayed(ending, str(err))
-            reason = f"could not submit the helper job: {_cause(err)}; {ending.reason}"
+            reason = f"could not submit the helper job: {cause(err)}; {ending.reason}"
             return self._hold(replace(ending, disposition=Disposition.HOLD, reason=reason))
         self._done(Action.EXCLUDE, ending.nodes, detail=f"job {helper_id}")
         self._annotate(ending, comment)
@@ -312,10 +310,3 @@ def _refused(ending: Ending, problem: str) -> RunFinished:
 
 def _again(nodes: str) -> str:
     return f"submit the job again with --exclude={nodes}"
-
-
-def _cause(err: SlurmError) -> str:
-    """Return what Slurm said, without the command line, which would fill the job's comment."""
-    if not isinstance(err, SlurmCommandError):
-        return str(err)
-    return " / ".join(line.strip() for line in err.stderr.splitlines() if line.strip()) or str(err)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from slurm_health import journal
 from slurm_health.acting.requeue_helper import Move
@@ -22,7 +23,7 @@ from slurm_health.core.nodeset import fold
 from slurm_health.core.records import Action, ActionDone
 from slurm_health.errors import JournalError, SlurmError, UnknownJob
 from slurm_health.slurm.client import Client
-from slurm_health.slurm.parsing import Job, Size
+from slurm_health.slurm.parsing import Job, Node, Size
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ SLOW_POLL_S = 1.0
 REVOKED_S = 1.1
 QUICK_POLLS = 100
 TRIES = 20
+# Idle nodes that are not to be had: for a pending job of a higher priority, or for a reservation.
+_PLANNED, _RESERVED = frozenset({"PLANNED"}), frozenset({"RESERVED"})
 _ENDED = frozenset(
     {
         "BOOT_FAIL",
@@ -54,6 +57,13 @@ _ENDED = frozenset(
 )
 
 
+class Here(NamedTuple):
+    """The helper job itself, and its node."""
+
+    job: int
+    node: str
+
+
 class NotNeeded(Exception):
     """There is nothing left to do for the job; the message says why."""
 
@@ -63,6 +73,7 @@ def release_elsewhere(
     *,
     directory: Path,
     client: Client,
+    here: Here | None = None,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
@@ -71,9 +82,9 @@ def release_elsewhere(
     The job is released only after Slurm has been seen to have taken the list, and only if it is
     still waiting for that: not when it has ended, or was released and requeued by others since. A
     job that cannot be released stays held, and its comment says why. One that makes do with fewer
-    nodes asks for no more than there are.
+    nodes asks for no more than are free, or, where it keeps its size, than there are.
     """
-    release = _Release(move=move, client=client, clock=clock, sleep=sleep)
+    release = _Release(move=move, client=client, here=here, clock=clock, sleep=sleep)
     try:
         release.await_pending()
         sleep(REVOKED_S)
@@ -97,6 +108,7 @@ class _Release:
 
     move: Move
     client: Client
+    here: Here | None
     clock: Callable[[], float]
     sleep: Callable[[float], None]
 
@@ -123,9 +135,9 @@ class _Release:
     def ask_for_fewer(self) -> str:
         """Fit the job to the nodes there are; return what is to be said of it.
 
-        Slurm lets a job wait without end for nodes that are drained, and holds it as
-        `BadConstraints` where it excludes too many. One that cannot be made smaller is released as
-        it is: it waits, as it would have.
+        Slurm lets a job wait without end for nodes that are drained or in use by others, and holds
+        it as `BadConstraints` where it excludes too many. One that cannot be made smaller is
+        released as it is: it waits, as it would have.
         """
         if self.move.least is None:
             return ""
@@ -137,7 +149,7 @@ class _Release:
         return f", with a node count of {count}, as no more nodes are available" if count else ""
 
     def _count_to_ask(self, least: int) -> int:
-        """Let the job ask for fewer nodes if too few are in use; return how many, 0 for as is."""
+        """Let the job ask for fewer nodes if too few are there; return how many, 0 for as is."""
         job = self._waiting()
         size = self.client.size(self.move.job)
         if not job.pending or size.nodes <= least:
@@ -147,11 +159,24 @@ class _Release:
         names = {node for each in chosen for node in partitions[each].names}
         usable = sorted(names - {*job.excluded, *self.move.exclude})
         states = self.client.nodes(usable) if usable else {}
-        count = max(least, sum(not node.out_of_pool for node in states.values()))
+        taken = _PLANNED if job.value("Reservation") else _PLANNED | _RESERVED
+        count = max(least, self._available(states, taken))
         if not states or count >= size.nodes:
             return 0
         self.client.update_job(self.move.job, **_fewer(size, count))
         return count
+
+    def _available(self, states: Mapping[str, Node], taken: frozenset[str]) -> int:
+        """Count the nodes that the job can wait for, or start on at once if it is to do that."""
+        pool = [node for node in states.values() if not node.out_of_pool]
+        if self.move.keep_size:
+            return len(pool)
+        free = [node for node in pool if not node.states & taken]
+        return sum(node.idle or self._has_only_this_helper(node.name) for node in free)
+
+    def _has_only_this_helper(self, node: str) -> bool:
+        here = self.here
+        return here is not None and node == here.node and self.client.jobs_on(node) == [here.job]
 
     def try_to_release(self) -> str:
         """Release the job; return what stands in the way after many tries, empty for nothing.

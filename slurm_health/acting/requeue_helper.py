@@ -38,6 +38,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
         exclude: nodes that it must not come back to.
         comment: the job's own, which it gets back in the end.
         least: with how few nodes it makes do, None if it needs all that it asks for.
+        keep_size: it waits for all that it asks for unless there are no longer that many.
     """
 
     job: str
@@ -45,6 +46,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     exclude: tuple[str, ...]
     comment: str = ""
     least: int | None = None
+    keep_size: bool = False
 
 
 def helper_name(job_id: int, attempt: int) -> str:

@@ -6,6 +6,7 @@ reads the master's file of the journal and writes its own, and calls nothing of 
 
     agent            the process: runs the rounds that the master writes, records what happened
     worker_process   one worker: started, sent to, listened to, killed
+    standstill       whether a worker's process stands still, as the kernel shows it
     node_facts       what an agent has to know about its node
     gpu_monitor      a process that reports the state of each GPU four times a second
 """

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One per node: keeps the node's workers, runs the rounds the master writes, records what happened.
 
-The agent reads `master.jsonl` and writes `<node>.jsonl`; there is no other channel. It loads no
-torch: that lives in the workers, which it kills and replaces when they hang or die.
+The agent reads the master's orders and writes `<node>.jsonl`; there is no other channel. It loads
+no torch: that lives in the workers, which it kills and replaces when they hang or die.
 """
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +17,12 @@ from typing import Any
 
 import msgspec
 
-from slurm_health import journal
+from slurm_health import journal, orders
 from slurm_health.agent import node_facts
 from slurm_health.agent.gpu_monitor import BurnWatch
+from slurm_health.agent.standstill import Standstill
 from slurm_health.agent.worker_process import Worker, Workers
-from slurm_health.core.record_codec import Entry
+from slurm_health.bell import Bell
 from slurm_health.core.records import (
     AgentEnded,
     AgentsLaunched,
@@ -32,8 +34,6 @@ from slurm_health.core.records import (
     Record,
     Rendezvous,
     RoundStarted,
-    RunFinished,
-    RunStarted,
     VerdictReached,
     WorkersFailed,
     WorkersReady,
@@ -46,6 +46,13 @@ from slurm_health.core.verdict import Outcome
 JOURNAL_VISIBLE_S = 15.0
 # From an abort to the kill of a worker that is stuck inside a collective.
 ABORT_GRACE_S = 0.3
+# A sample waits so long for the rest of its round, to be written with it.
+TOGETHER_S = 1.0
+# How often an agent looks that hears a bell: so often, or half as often.
+BELL_POLL_S = 1.0
+# A ring makes all look; in a large run within this time, which is this share of a poll's interval.
+SPREAD_S = 1.0
+SPREAD_SHARE = 1 / 16
 STARTS_PER_LAUNCH = 2  # a worker that ends before it is ready gets one more try
 # Eight GPUs whose driver keeps no state between processes are opened within this.
 OPEN_S = 20.0
@@ -82,21 +89,31 @@ class Agent:
         environ: Mapping[str, str],
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        make_workers: Callable[..., Workers] = Workers,
+        bell: Bell | None = None,
+        random: Callable[[], float] = random.random,
     ) -> None:
         self._settings = settings
         self._environ = environ
         self._monotonic = monotonic
-        self._master = journal.Reader(settings.directory, journal.MASTER)
+        self._orders = orders.Reader(settings.directory, settings.node)
         self._writer = journal.Writer(settings.directory, settings.node, clock)
+        self._bell = Bell(settings.node) if bell is None else bell
+        self._bell_works = False
+        self._random = random
         self._starts = 0
         self._device_failures = 0
         self._loaded_s: float | None = None
         self._round: NodeRound | None = None
         self._end: str | None = None
+        self._heard_s = self._looked_s = self._next_look_s = 0.0
+        self._rung = False
+        self._unsaid: list[Record] = []
+        self._unsaid_since_s = 0.0
         self._watch: BurnWatch | None = None
         self._hostname = socket.gethostname()
         self._address = node_facts.own_address(environ, self._hostname)
-        self._workers = Workers(
+        self._workers = make_workers(
             python=settings.python,
             on_cpus=settings.cpu_workers,
             gpus=settings.gpus,
@@ -112,64 +129,126 @@ class Agent:
             JournalNotVisible: this node does not see the master's journal.
             JournalError: the journal cannot be read or written.
         """
+        try:
+            self.begin()
+            while self.serves:
+                self._workers.wait(self.wait_s(), self._bell.descriptor)
+                self.step()
+        finally:
+            held = self._workers.end()
+            if self._watch is not None:
+                self._watch.end()
+        self.sign_off(held)
+
+    def begin(self) -> None:
+        """Find the run in the journal, say that this agent is there, and start its workers.
+
+        Raises:
+            JournalNotVisible: this node does not see the master's journal.
+            JournalError: the journal cannot be read or written.
+        """
         backlog = self._wait_for_journal()
-        settings = self._settings
-        heard_s = looked_s = self._monotonic()
-        self._writer.append(
+        self._heard_s = self._looked_s = self._monotonic()
+        self._say(
             AgentStarted(
-                node=settings.node,
-                launch=settings.launch,
+                node=self._settings.node,
+                launch=self._settings.launch,
                 hostname=self._hostname,
                 address=self._address,
                 leaf=node_facts.leaf_switch(self._environ),
             )
         )
         self._start_workers()
-        try:
-            self._heed(backlog)
-            while self._end is None:
-                self._wait()
-                news = self._master.read_new()
-                looked_before_s, looked_s = looked_s, self._monotonic()
-                # What held us up, as a filesystem that hung, may have held up the master as well.
-                if news or looked_s - looked_before_s > settings.silence_s / 2:
-                    heard_s = looked_s
-                if looked_s - heard_s > settings.silence_s:
-                    self._end = f"the master has said nothing for {settings.silence_s:.0f} s"
-                self._heed(news)
-                self._check_workers()
-                self._start_due_workers()
-                self._say_unopened()
-                if self._watch is not None:
-                    self._watch.read()
-        finally:
-            held = self._workers.end()
-            if self._watch is not None:
-                self._watch.end()
+        self._heed(backlog)
+
+    @property
+    def serves(self) -> bool:
+        """Whether there may be more to do."""
+        return self._end is None
+
+    def wait_s(self) -> float:
+        """Return how long there is nothing to do unless a worker says something."""
+        due_s = self._next_look_s
+        if self._round is not None and self._round.kill_at_s is not None:
+            due_s = min(due_s, self._round.kill_at_s)
+        return max(0.0, due_s - self._monotonic())
+
+    def step(self) -> None:
+        """Do what has become due; never wait.
+
+        Raises:
+            JournalError: the journal cannot be read or written.
+        """
+        if self._bell.heard():
+            self._rung = True
+            # All hear it at the same time, and a filesystem serves only so many of them at once.
+            spread_s = min(SPREAD_S, self._settings.poll_s * SPREAD_SHARE) * self._random()
+            self._next_look_s = min(self._next_look_s, self._monotonic() + spread_s)
+        if self._monotonic() >= self._next_look_s:
+            self._look()
+        self._check_workers()
+        self._start_due_workers()
+        self._say_unopened()
+        if self._watch is not None:
+            self._watch.read()
+        if self._unsaid and self._monotonic() - self._unsaid_since_s >= TOGETHER_S:
+            self._say()
+
+    def _look(self) -> None:
+        """Read the orders, and carry them out."""
+        news = self._orders.read_new()
+        looked_before_s, self._looked_s = self._looked_s, self._monotonic()
+        rung, self._rung = self._rung, False
+        self._bell_works = rung or (self._bell_works and not news)
+        poll_s = self._settings.poll_s
+        if self._bell_works:
+            poll_s = max(poll_s, BELL_POLL_S) * (1.0 + self._random())
+        self._next_look_s = self._looked_s + poll_s
+        silence_s = self._settings.silence_s
+        # What held us up, as a filesystem that hung, may have held up the master as well.
+        if news or self._looked_s - looked_before_s > silence_s / 2:
+            self._heard_s = self._looked_s
+        if self._looked_s - self._heard_s > silence_s:
+            self._end = f"the master has said nothing for {silence_s:.0f} s"
+        self._heed(news)
+
+    def _say(self, *records: Record) -> None:
+        """Write records, after those that waited for others to be written with."""
+        unsaid, self._unsaid = self._unsaid, []
+        self._writer.append(*unsaid, *records)
+        self._bell.ring()
+
+    def sign_off(self, held: str = "") -> None:
+        """Write the last word, with what cannot be ended here.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
         reason = "; ".join(each for each in (self._end, held) if each)
-        self._writer.append(AgentEnded(node=settings.node, launch=settings.launch, reason=reason))
+        last = AgentEnded(node=self._settings.node, launch=self._settings.launch, reason=reason)
+        self._writer.append(*self._unsaid, last)  # the master may not be listening any more
 
     # --- the master's words ----------------------------------------------------------------------
 
-    def _wait_for_journal(self) -> list[Entry]:
-        """Return the first entries of the master's file, which must be those of this run."""
+    def _wait_for_journal(self) -> list[Record]:
+        """Return the master's first orders, which must be those of this run."""
         give_up = self._monotonic() + JOURNAL_VISIBLE_S
-        entries: list[Entry] = []
+        backlog: list[Record] = []
         while self._monotonic() < give_up:
-            entries += self._master.read_new()
-            if any(_starts_run(entry, self._settings.run_id) for entry in entries):
-                return entries
+            backlog += self._orders.read_new()
+            if self._orders.run_id == self._settings.run_id:
+                return backlog
             time.sleep(self._settings.poll_s)
-        raise JournalNotVisible(str(self._master.path))
+        raise JournalNotVisible(str(self._orders.path))
 
-    def _heed(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            match entry.record:
-                case RoundStarted() as record:
+    def _heed(self, news: Sequence[Record]) -> None:
+        for record in news:
+            match record:
+                case RoundStarted():
                     self._begin_round(record)
-                case GroupAborted() as record:
+                case GroupAborted():
                     self._abort(record)
-                case VerdictReached() | RunFinished():
+                case VerdictReached():
                     self._end = "the run is over"
                 case AgentsLaunched(launch=launch, nodes=nodes):
                     if launch > self._settings.launch and self._settings.node in nodes:
@@ -179,7 +258,7 @@ class Agent:
 
     def _begin_round(self, record: RoundStarted) -> None:
         if self._round is not None and self._watch is not None:  # void: a new master begins anew
-            self._writer.append(*self._watched(self._round.record.round))
+            self._say(*self._watched(self._round.record.round))
         self._round = None
         part = part_of(record, self._settings.node)
         ready = self._workers.ready
@@ -226,12 +305,6 @@ class Agent:
 
     # --- the workers' words ----------------------------------------------------------------------
 
-    def _wait(self) -> None:
-        timeout = self._settings.poll_s
-        if self._round and self._round.kill_at_s is not None:
-            timeout = min(timeout, max(0.0, self._round.kill_at_s - self._monotonic()))
-        self._workers.wait(timeout)
-
     def _check_workers(self) -> None:
         for worker in self._workers:
             if worker not in self._workers:
@@ -242,6 +315,9 @@ class Agent:
                 self._hear(worker, event)
             if ended is not None:
                 self._worker_ended(worker, ended)
+                return
+            if (still := worker.standstill()) is not None:
+                self._worker_stands_still(worker, still)
                 return
         current = self._round
         if current and current.kill_at_s is not None and self._monotonic() >= current.kill_at_s:
@@ -262,7 +338,8 @@ class Agent:
         elif event["event"] == "sample":
             sampled = current.sample(worker.local_rank, event)
             if sampled is not None:
-                self._writer.append(sampled)
+                self._unsaid_since_s = self._unsaid_since_s if self._unsaid else self._monotonic()
+                self._unsaid.append(sampled)
         elif event["event"] == "done":
             ending = current.done(worker.local_rank, event)
             if ending is not None:
@@ -270,7 +347,7 @@ class Agent:
 
     def _say_ready(self, ready: Sequence[Mapping[str, Any]]) -> None:
         first = ready[0]
-        self._writer.append(
+        self._say(
             WorkersReady(
                 node=self._settings.node,
                 launch=self._settings.launch,
@@ -311,7 +388,7 @@ class Agent:
         # In one write: whoever sees the report also sees that this node is not ready.
         if ending.replace:
             last.append(self._starting())
-        self._writer.append(*last, reported)
+        self._say(*last, reported)
         if ending.replace:
             self._start_workers()
 
@@ -340,7 +417,7 @@ class Agent:
         if waited_s < OPEN_S:
             return
         self._loaded_s = None
-        self._writer.append(
+        self._say(
             DevicesUnopened(
                 node=self._settings.node,
                 launch=self._settings.launch,
@@ -366,10 +443,26 @@ class Agent:
             if self._round is not None:
                 self._report(self._round.died(worker.local_rank, how))
                 return
+        self._start_again(worker, how)
+
+    def _worker_stands_still(self, worker: Worker, still: Standstill) -> None:
+        """Report it, where a round is in progress, and replace it: it will answer nobody."""
+        if worker.ready:
+            self._starts = self._device_failures = 0
+            if self._round is not None:
+                ending = self._round.stands_still(
+                    worker.local_rank, still.words, stopped=still.stopped
+                )
+                self._report(ending)
+                return
+        self._start_again(worker, f"its check process stands still: {still.words}")
+
+    def _start_again(self, worker: Worker, how: str) -> None:
+        """Start the workers again because of how one ended, unless that has been tried before."""
         self._starts += 1
         self._device_failures += bool(worker.unusable)
         if self._starts < STARTS_PER_LAUNCH:
-            self._writer.append(self._starting())
+            self._say(self._starting())
             self._start_workers()
             return
         self._workers.kill()
@@ -381,7 +474,7 @@ class Agent:
 
     def _fail(self, reason: str, *, device_failed: bool = False, torch: str = "") -> None:
         """Say that this node can take part in no round."""
-        self._writer.append(
+        self._say(
             WorkersFailed(
                 node=self._settings.node,
                 launch=self._settings.launch,
@@ -390,7 +483,3 @@ class Agent:
                 torch=torch,
             )
         )
-
-
-def _starts_run(entry: Entry, run_id: str) -> bool:
-    return isinstance(entry.record, RunStarted) and entry.record.run_id == run_id

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_health.agent import node_facts
+from slurm_health.agent.standstill import LOOK_S, Standstill, StandstillWatch
 from slurm_health.processes import (
     PIPE,
     Process,
@@ -67,6 +68,7 @@ class Worker:
         except OSError as err:
             self._process = None
             self._said.append(f"cannot run {python}: {err.strerror}")
+        self._watch = StandstillWatch(self._process.pid) if self._process else None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -122,6 +124,19 @@ class Worker:
         self._read_errors()
         said = f": {self._said[-1]}" if self._said else ""
         return exit_text(returncode) + said
+
+    def look(self, now_s: float) -> None:
+        """Look whether the worker stands still, now and then."""
+        if self._watch is not None and not self._killed:
+            self._watch.look(now_s)
+
+    def standstill(self) -> Standstill | None:
+        """Return why the worker stands still, None unless that is proven.
+
+        Until it is ready it reads torch, and who knows from where: only a signal stops it then.
+        """
+        found = self._watch.found() if self._watch is not None and not self._killed else None
+        return found if found and (found.stopped or self.ready) else None
 
     def leave(self) -> None:
         """Tell the worker to leave. It need not be heard."""
@@ -253,10 +268,31 @@ class Workers:
             self._workers.append(worker)
         return ""
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when one has something to say, or after this time."""
-        due = self._give_up_s is not None
-        self._selector.select(min(timeout_s, _LOOK_S) if due else timeout_s)
+    def wait(self, timeout_s: float, also: int | None = None) -> None:
+        """Return when one has something to say or stands still, or after this time.
+
+        Or when there is something to read from the descriptor `also`.
+        """
+        with contextlib.ExitStack() as stack:
+            if also is not None:
+                self._selector.register(also, selectors.EVENT_READ)
+                stack.callback(self._selector.unregister, also)
+            self._await_news(timeout_s)
+
+    def _await_news(self, timeout_s: float) -> None:
+        until_s = self._monotonic() + timeout_s
+        while True:
+            now_s = self._monotonic()
+            for worker in self._workers:
+                worker.look(now_s)
+            if any(worker.standstill() for worker in self._workers):
+                return
+            due = self._give_up_s is not None
+            left_s = until_s - now_s
+            if self._selector.select(min(max(0.0, left_s), _LOOK_S if due else LOOK_S)):
+                return
+            if due or left_s <= LOOK_S:
+                return
 
     def kill(self) -> None:
         """Kill them all, and wait for none."""

@@ -150,9 +150,17 @@ class Filesystem(Check, frozen=True, kw_only=True):
 
 
 def read_mounts(machine: CheckContext) -> dict[str, tuple[str, str]]:
-    """Return type and options per mount point; the last mount on a point is the one in use."""
+    """Return the mounts of a machine, as `mounts_in` does."""
+    return mounts_in(machine.read("/proc/self/mounts"))
+
+
+def mounts_in(text: str) -> dict[str, tuple[str, str]]:
+    """Return type and options per mount point; the last mount on a point is the one in use.
+
+    `text` is that of /proc/self/mounts.
+    """
     mounts = {}
-    for line in machine.read("/proc/self/mounts").splitlines():
+    for line in text.splitlines():
         words = line.split()
         if len(words) >= 4:  # device, point, type, options
             point = words[1]

@@ -12,6 +12,8 @@ standard error; every error becomes one line and an exit code in `main`.
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck, init-config, nodes
     doctor           `slurm-health doctor`
+    templates        `slurm-health templates`
+    docs             `slurm-health docs`
     internal         what only slurm-health itself calls: agent, supervise, requeue-helper
     shared_options   the options of `slurm_health.options`, as click has them
     terminal         how results are printed

@@ -19,10 +19,11 @@ from slurm_health import config, probe_choice
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import ProgressLine, print_result, terminal
 from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
+from slurm_health.core.acting.unchecked import OnUnchecked, unchecked_by
 from slurm_health.core.allocation import from_environ
-from slurm_health.core.records import Disposition, RunFinished
+from slurm_health.core.records import Disposition, RunFinished, Unchecked
 from slurm_health.core.session.session import Limits
-from slurm_health.errors import ExitCode, SlurmHealthError
+from slurm_health.errors import ConfigError, ExitCode, JournalError, SlurmHealthError
 from slurm_health.master import journal_filesystem
 from slurm_health.master.run_check import (
     CheckSettings,
@@ -59,7 +60,8 @@ from slurm_health.processes import leaving_on
     show_default=True,
     metavar="SECONDS",
     help="How long a round of short probes may take before anything is known of how long it should"
-    " take. Burns, adapters and training get their time on top.",
+    " take; down to half of that where torch loads quickly. Burns, adapters and training get their"
+    " time on top.",
 )
 @click.option(
     "--act",
@@ -81,6 +83,13 @@ from slurm_health.processes import leaving_on
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--script-name", default="", hidden=True)
 @click.option("--for-supervisor", metavar="RUN_ID", default="", hidden=True)
+@click.option(
+    "--on-unchecked",
+    type=click.Choice([each.value for each in OnUnchecked]),
+    default=OnUnchecked.PROCEED.value,
+    hidden=True,
+)
+@click.option("--unchecked", metavar="REASON", hidden=True)
 def check(**options: Any) -> int:
     """Check the nodes of this allocation (salloc, or a line in a batch script).
 
@@ -102,19 +111,50 @@ def check(**options: Any) -> int:
 def _answer_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:
     """Run the check for the supervisor: it ends with an answer, whatever stands in its way.
 
-    What cannot be measured must not stop a job.
+    What cannot be measured does not stop a job, unless its user wants that. With `--unchecked` the
+    check has failed already, for that reason.
     """
     from slurm_health.supervisor.check_process import heartbeat, tell
 
+    if options["unchecked"] is not None:
+        return _unchecked(_died(options["unchecked"]), options, environ, tell)
     try:
-        finished = _checked(options, environ, tell, heartbeat()).finished
+        return _checked(options, environ, tell, heartbeat()).finished.exit_code
+    except JournalError as err:
+        return _unchecked(unchecked_by(err), options, environ, tell, journal_fails=True)
     except SlurmHealthError as err:
-        finished = RunFinished(
-            disposition=Disposition.PROCEED,
-            exit_code=err.exit_code,
-            reason=f"not checked: {err}",
-        )
-        tell(finished)
+        return _unchecked(unchecked_by(err), options, environ, tell)
+
+
+def _died(how: str) -> Unchecked:
+    remedy = "the lines above say more; if they do not help, report it as an error of slurm-health"
+    return Unchecked(reason=how, remedy=remedy)
+
+
+def _unchecked(
+    found: Unchecked,
+    options: Mapping[str, Any],
+    environ: Mapping[str, str],
+    tell: Callable[..., None],
+    *,
+    journal_fails: bool = False,
+) -> int:
+    """End a check that could not measure."""
+    from slurm_health.master import unchecked
+
+    root = None
+    if not journal_fails:
+        with contextlib.suppress(ConfigError):  # it may be what stands in the way
+            root = config.journal_root(options["journal"], environ)
+    finished = unchecked.conclude(
+        found,
+        OnUnchecked(options["on_unchecked"]),
+        root=root,
+        run_id=options["for_supervisor"],
+        script=options["script_name"],
+        environ=environ,
+        tell=tell,
+    )
     return finished.exit_code
 
 
@@ -172,6 +212,7 @@ def _settings(
         cpu_workers=options["workers_per_node"],
         progress=show,
         act=options["act"],
+        on_unchecked=OnUnchecked(options["on_unchecked"]),
         script=options["script_name"],
         run_id=options["for_supervisor"],
         setup=options["setup"] or "",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from slurm_health.cli.terminal import print_result
-from slurm_health.errors import ExitCode
+from slurm_health.errors import ConfigError, ExitCode
 from slurm_health.hooks import shims
 
 if TYPE_CHECKING:
@@ -49,7 +49,15 @@ def load_site(config: str | None) -> Site:
     from slurm_health.config import site_file
     from slurm_health.site_settings import load
 
-    return load(Path(config) if config else site_file(os.environ))
+    path = Path(config) if config else site_file(os.environ)
+    if not os.path.lexists(path):
+        raise ConfigError(
+            str(path),
+            "file",
+            f"does not exist; on a healthy, idle node: slurm-health init-config > {path}"
+            " (see slurm-health docs install), or name another file with --config",
+        )
+    return load(path)
 
 
 def site_if_any(config: str | None) -> Site | None:
@@ -119,14 +127,27 @@ def epilog(config: str | None) -> int:
     "--act", is_flag=True, help="Drain and return to service, as HealthCheckProgram does."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_json: bool) -> int:
+@click.option(
+    "--serve",
+    "socket",
+    metavar="SOCKET",
+    type=click.Path(path_type=Path),
+    help="Stay, and run the checks whenever a launcher asks at this Unix socket (gRPC).",
+)
+def healthcheck(
+    config: str | None, context: str, explain: bool, act: bool, as_json: bool, socket: Path | None
+) -> int:
     """Run the checks that are configured for this node and print what they find.
 
     Nothing is drained or returned to service without --act. Exits 0 when the node is healthy, 1
     for a proven fault, 3 when something could not be measured.
     """
+    if socket is not None:
+        if explain or as_json:
+            raise click.UsageError("--serve prints nothing: leave out --explain and --json")
+        return _serve(socket, config, context, act=act)
     if act:
-        return _hook("healthcheck", config)
+        return _act(config, as_json=as_json)
     from slurm_health.core.node.settings import CONTEXTS
     from slurm_health.hooks import explain as texts
     from slurm_health.hooks.run_checks import choose, node_name, run_checks, running
@@ -143,6 +164,29 @@ def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_j
     results = run_checks(running(choices[context]), _place(context))
     print_result(_results_json(results) if as_json else texts.results_text(results))
     return int(_exit_code(results))
+
+
+def _act(config: str | None, *, as_json: bool) -> int:
+    from slurm_health.hooks import healthcheck as hook
+    from slurm_health.hooks.__main__ import frame
+
+    this = frame("healthcheck", load_site(config), os.environ)
+    faulty = hook.run(this)
+    if as_json:
+        print_result(_results_json(this.found))
+    return int(ExitCode.BAD_NODES if faulty else ExitCode.HEALTHY)
+
+
+def _serve(socket: Path, config: str | None, context: str, *, act: bool) -> int:
+    from slurm_health.hooks.run_checks import node_name
+    from slurm_health.hooks.serve import serve
+    from slurm_health.processes import own_command
+
+    path = load_site(config).path  # mistakes in it are told now, not to a job that asks
+    words = ["healthcheck", "--json", f"--config={path}", f"--context={context}"]
+    check = own_command(*words, *(["--act"] if act else []))
+    serve(socket.absolute(), check=check, node=node_name(os.environ), environ=os.environ)
+    return int(ExitCode.HEALTHY)
 
 
 def _results_json(results: list[CheckResult]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -28,7 +29,10 @@ from slurm_health.errors import ExitCode, SlurmHealthError
 def agent(node: str | None, **settings: Any) -> int:
     """Serve one node of a check. Started by the master, which hears on stderr why it cannot."""
     from slurm_health.agent.agent import Agent, AgentSettings, JournalNotVisible
+    from slurm_health.supervisor.script_process import FOR_SCRIPT
 
+    for number in FOR_SCRIPT:  # `sbatch --signal` sends them to every step
+        signal.signal(number, signal.SIG_IGN)
     name = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         Agent(AgentSettings(node=name, **settings), dict(os.environ)).run()
@@ -69,8 +73,15 @@ def supervise(
         script_name=script_name,
         arguments=arguments,
         check_argv=own_command("check", *own_words, *options),
+        # Without the options that it does not need: one of them may be why there was no check.
+        record_argv=own_command("check", *own_words, *filter(_is_for_record, options)),
         environ=supervisor.original_environ(environ_fd),
+        unchecked_runs=not {"--on-unchecked=stop", "--on-unchecked=hold"} & set(options),
     )
+
+
+def _is_for_record(word: str) -> bool:
+    return word.startswith(("--journal=", "--on-unchecked="))
 
 
 @click.command("requeue-helper", hidden=True)
@@ -80,10 +91,13 @@ def requeue_helper(directory: Path, move: str) -> int:
     """Release a requeued job without its bad nodes. Runs as a job of its own."""
     import msgspec
 
-    from slurm_health.acting.release_elsewhere import release_elsewhere
+    from slurm_health.acting.release_elsewhere import Here, release_elsewhere
     from slurm_health.acting.requeue_helper import Move
     from slurm_health.slurm.client import Client
 
     told = msgspec.json.decode(move, type=Move)
-    released = release_elsewhere(told, directory=directory, client=Client(os.environ))
+    job, node = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURMD_NODENAME", "")
+    here = Here(int(job), node) if job.isdecimal() and node else None
+    client = Client(os.environ)
+    released = release_elsewhere(told, directory=directory, client=client, here=here)
     return int(ExitCode.HEALTHY if released else ExitCode.UNAVAILABLE)

@@ -20,6 +20,7 @@ from slurm_health.errors import ExitCode, SlurmHealthError
 _COMMANDS = {
     "agent": "internal:agent",
     "check": "check:check",
+    "docs": "docs:docs",
     "doctor": "doctor:doctor",
     "epilog": "hooks:epilog",
     "healthcheck": "hooks:healthcheck",
@@ -33,6 +34,7 @@ _COMMANDS = {
     "run": "run:run",
     "sbatch": "sbatch:sbatch",
     "supervise": "internal:supervise",
+    "templates": "templates:templates",
 }
 
 
@@ -76,10 +78,15 @@ class Commands(click.Group):
 def commands(verbose: bool) -> None:
     """Find the bad node of a training job before the job starts, and run without it.
 
+    \b
+    slurm-health sbatch train.sh    submit a job whose nodes are checked first
+    slurm-health report JOBID       see what became of it
+    slurm-health docs               read everything else
+
     Exit codes: 0 healthy, 1 bad nodes found, 2 usage, 3 inconclusive, 4 Slurm or the shared
     filesystem unavailable, 70 internal error. A job submitted with sbatch ends with the code of
     its own script.
-    """
+    """  # noqa: D301 - click reads the backslash
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if verbose else logging.INFO,

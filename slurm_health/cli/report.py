@@ -32,19 +32,39 @@ def report(job: str, journal: str | None, cluster: str | None, as_json: bool, ra
     if raw and not as_json:
         raise click.UsageError("--raw goes with --json")
     root = config.journal_root(journal, os.environ)
-    tasks = find.tasks_of(root, job, cluster)
     try:
+        tasks = find.tasks_of(root, job, cluster)
         found = [
             find.load(root, each, cluster=cluster, now_s=time.time()) for each in tasks or [job]
         ]
     except RunNotFound as err:
-        raise err.with_reason(without_journal.reason(job, os.environ)) from None
+        raise err.with_reason(_why_no_journal(job)) from None
+    others = _without_journal(job, tasks) if tasks else {}
     width, unicode = terminal()
-    if as_json:
-        whole = export.tasks_as_json(found, raw=raw) if tasks else export.as_json(*found, raw=raw)
-        print_result(whole)
+    if as_json and tasks:
+        print_result(export.tasks_as_json(found, others=others, raw=raw))
+    elif as_json:
+        print_result(export.as_json(*found, raw=raw))
     elif tasks:
-        print_result(table.tasks_text(found, width=width, unicode=unicode) + "\n")
+        print_result(table.tasks_text(found, others=others, width=width, unicode=unicode) + "\n")
     else:
         print_result(table.job_text(*found, width=width, unicode=unicode).rstrip("\n") + "\n")
     return int(ExitCode.HEALTHY)
+
+
+def _without_journal(job: str, tasks: list[str]) -> dict[str, str]:
+    """Return what Slurm knows of the array's other tasks."""
+    array, wanted = find.tasks_asked_for(job)
+    known = {int(task.rpartition("_")[2]) for task in tasks}
+    missing = None if wanted is None else wanted - known
+    return without_journal.of_tasks(array, missing, os.environ)
+
+
+def _why_no_journal(job: str) -> str:
+    """Say what Slurm knows of a job, or of the tasks of an array, of which there is no journal."""
+    array, wanted = find.tasks_asked_for(job)
+    if wanted is None:
+        return without_journal.reason(job, os.environ)
+    told = without_journal.of_tasks(array, wanted, os.environ)
+    known = (f"{tasks}: {why}" for tasks, why in told.items() if why != without_journal.UNKNOWN)
+    return " ".join(known)

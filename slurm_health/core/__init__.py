@@ -6,6 +6,7 @@ process may call them.
 
     records         what a journal holds: one type for each kind of record
     record_codec    a record to a line of a journal, and back
+    orders          what agents are to hear of the records, so that each reads only its part
     verdict         rounds, what came out of them, and what is concluded about each node
     allocation      a job's allocation, from its SLURM_ variables
     nodeset         node lists as Slurm writes them, to names and back
@@ -14,6 +15,7 @@ process may call them.
     gpu_load        what GPUs reported while they were under load
     expectations    what a healthy device of a known model reaches
     text            foreign text made safe for a terminal, a log, or a field of Slurm
+    diagnosis       a room of its own: a failed script to its cause
     localize        a room of its own: evidence to a verdict
     session         a room of its own: the journal to the master's next step
     acting          a room of its own: a verdict to what becomes of the job and its nodes

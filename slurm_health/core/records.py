@@ -5,7 +5,8 @@ Samples are stored raw, never only reduced, so that a better rule can judge an o
 a record becomes a line is in `record_codec`.
 
 Who writes what: the master its decisions and acts, each agent what happened on its node, the
-supervisor the start and end of the user's script, the requeue helper its own acts.
+supervisor the start and end of the user's script, the post-mortem why it failed, the requeue
+helper its own acts.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class LossCause(Enum):
     ENDED = "ended"  # it ran and ended; another one may do better
     NOT_STARTED = "not_started"  # Slurm could not start a step there
     NO_JOURNAL = "no_journal"  # it ran and does not see the master's file, or cannot write its own
+    JOB_ENDED = "job_ended"  # Slurm starts no step of a job that has ended
 
 
 class AgentsLost(Record, frozen=True, kw_only=True, tag="agents_lost"):
@@ -93,6 +95,12 @@ class MasterResumed(Record, frozen=True, kw_only=True, tag="master_resumed"):
     """A new master took over from one that died. Its agents and its current round are void."""
 
     pid: int
+
+
+class MasterStopped(Record, frozen=True, kw_only=True, tag="master_stopped"):
+    """The master was ended by `reason`, the name of a signal. A new one may yet take over."""
+
+    reason: str
 
 
 class MasterWaits(Record, frozen=True, kw_only=True, tag="master_waits"):
@@ -226,6 +234,13 @@ class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
     nodes: list[str] = []
 
 
+class Unchecked(Record, frozen=True, kw_only=True, tag="unchecked"):
+    """The nodes could not be checked: why, and what to do about it."""
+
+    reason: str
+    remedy: str
+
+
 # --- written by each agent ---------------------------------------------------------------------
 
 
@@ -328,10 +343,11 @@ class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
 class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
     """This node's last word on a round.
 
-    `crashed` is set when a process of this node's own died or raised, or found the node at fault,
-    as opposed to waiting for a partner in vain; `wrong_results` when a device gave another result
-    than the only correct one; `unmeasured` when a probe could not measure here, for a reason that
-    is no fault of the node. `elapsed_ms` counts from when this node saw the round begin.
+    `crashed` is set when a process of this node's own died, was stopped or raised, or found the
+    node at fault, as opposed to waiting for a partner in vain; `wrong_results` when a device gave
+    another result than the only correct one; `unmeasured` when a probe could not measure here, for
+    a reason that is no fault of the node. `elapsed_ms` counts from when this node saw the round
+    begin.
     """
 
     node: str
@@ -377,6 +393,33 @@ class ScriptEnded(Record, frozen=True, kw_only=True, tag="script_ended"):
     exit_code: int
     signal: int = 0
     duration_s: float
+
+
+# --- written by the post-mortem ------------------------------------------------------------------
+
+
+class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
+    """Why the script failed, as far as what was collected after its end says it.
+
+    `first` is what happened first, where that is not the cause itself. `nodes` and `ranks` are
+    where the cause showed; only `accused` are held at fault. `chain` has one `operator: inference`
+    per step; `not_collected` says why a collector gave nothing, `failed` which collector or
+    operator did not do its work, so that something may have been missed.
+    """
+
+    cause: str
+    description: str
+    attribution: str
+    sureness: str
+    first: str = ""
+    nodes: list[str] = []
+    ranks: list[int] = []
+    accused: list[str] = []
+    evidence: list[str] = []
+    advice: str = ""
+    chain: list[str] = []
+    not_collected: list[str] = []
+    failed: list[str] = []
 
 
 # All of them, in the order in which they stand here.

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_health import templates
 from slurm_health.core.text import whole_number
 from slurm_health.doctor import ownership
 from slurm_health.doctor.advice import Advice, change, fine, look
-from slurm_health.hooks.shims import DIRECTORY, SHIMS, search_path, settings
+from slurm_health.hooks.shims import DIRECTORY, SHIMS, search_path
 from slurm_health.site_settings import Site
 
 _GLOB = re.compile(r"[*?\[]")
@@ -40,11 +41,16 @@ _FAILS = "every job fails there, and Slurm drains its nodes"
 def read_config(text: str) -> dict[str, str]:
     """Return the fields of `scontrol show config`."""
     fields = {}
-    for line in text.splitlines():
+    for line in _printable(text).splitlines():
         name, sign, value = line.partition("=")
         if sign:
             fields[name.strip()] = "" if value.strip() == "(null)" else value.strip()
     return fields
+
+
+def _printable(text: str) -> str:
+    # A path with a zero byte in it names no file, and to ask for it is a ValueError.
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
@@ -283,12 +289,12 @@ def read_shim(path: Path) -> Shim | None:
     """Return what a script says; None for one that is no shim, or that cannot be read."""
     try:
         with path.open("rb") as file:
-            text = file.read(_MOST_BYTES).decode(errors="replace")
+            text = _printable(file.read(_MOST_BYTES).decode(errors="replace"))
     except OSError:
         return None
     if _CALL not in text:
         return None
-    said = settings(text)
+    said = templates.settings(text)
     limit = said.get("limit", "")
     return Shim(
         path=str(path),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from slurm_health.hooks.hook import Hook
     from slurm_health.site_settings import Site
 
 FAULT = 99
@@ -49,12 +50,7 @@ def main(arguments: list[str]) -> int:
 
 def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
     """Run one hook; what its answer means is said where it is."""
-    from slurm_health.checks.check import CheckContext
-    from slurm_health.hooks.hook import Hook
-
-    context = CheckContext(environ=dict(environ), now_s=time.time(), state=site.state, context=name)
-    give_up_s = time.monotonic() + ASKS_SLURM_S if name == "healthcheck" else math.inf
-    hook = Hook(site, environ, context, give_up_s=give_up_s)
+    hook = frame(name, site, environ)
     if name == "prolog":
         from slurm_health.hooks import prolog
 
@@ -66,6 +62,16 @@ def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
     from slurm_health.hooks import healthcheck
 
     return healthcheck.run(hook)
+
+
+def frame(name: str, site: Site, environ: Mapping[str, str]) -> Hook:
+    """Return what one hook works with, now and on this node."""
+    from slurm_health.checks.check import CheckContext
+    from slurm_health.hooks.hook import Hook
+
+    context = CheckContext(environ=dict(environ), now_s=time.time(), state=site.state, context=name)
+    give_up_s = time.monotonic() + ASKS_SLURM_S if name == "healthcheck" else math.inf
+    return Hook(site, environ, context, give_up_s=give_up_s)
 
 
 def _log(name: str, text: str) -> None:

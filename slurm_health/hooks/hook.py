@@ -47,14 +47,15 @@ class Hook:
         self._give_up_s = give_up_s
         self.node = node_name(environ)
         self.log = Log(self.name, self.node, environ.get("SLURM_JOB_ID", ""))
+        self.found: list[CheckResult] = []
 
     def check(self) -> list[CheckResult]:
-        """Run the checks of this hook, and say what they find."""
+        """Run the checks of this hook, say what they find, and keep it in `found`."""
         partition = self.environ.get("SLURM_JOB_PARTITION")
         chosen = choose(self.site.checks, context=self.name, node=self.node, partition=partition)
-        results = run_checks(running(chosen), self.context)
-        self.log.results(results)
-        return results
+        self.found = run_checks(running(chosen), self.context)
+        self.log.results(self.found)
+        return self.found
 
     def retest(
         self, checks: Sequence[Planned], expected: Mapping[str, str] | None = None

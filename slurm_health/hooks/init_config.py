@@ -35,7 +35,7 @@ _IDLE = '# contexts = ["retest", "healthcheck"]'
 
 _HEAD = """\
 # slurm-health: the site's settings. Drafted from {node}.
-# Root owns this file and nobody else may write it. What a key means: docs/admin/checks.md
+# Root owns this file and nobody else may write it. What a key means: slurm-health docs checks
 # What would run on a node, and why: slurm-health healthcheck --explain
 
 # Where journals of jobs go; ~ is each user's home. The same for every user and for the epilog.

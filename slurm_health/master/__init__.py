@@ -9,4 +9,5 @@ the agents; what happens next is decided in `core.session`.
     master              the loop: read the journal, ask the session what to do, do it
     launcher            starts one agent per node, as a Slurm step or as local processes
     setup_file          the environment of the probes, as a file of the user's makes it
+    unchecked           ends a check that never got to measure
 """

@@ -3,20 +3,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import re
+import selectors
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from slurm_health.agent.node_facts import visible_devices
+from slurm_health.bell import Ringers, ring_all
 from slurm_health.core.nodeset import expand, fold
 from slurm_health.core.played_nodes import environ_of_each
 from slurm_health.core.records import AgentsLost, LossCause
 from slurm_health.errors import SlurmCommandMissing, SlurmError
 from slurm_health.processes import (
+    PIPE,
     Process,
     close_pipes,
     end_sessions,
@@ -33,6 +39,10 @@ log = logging.getLogger(__name__)
 # devices are free: a process that has used NCCL takes seconds to give them back.
 LEAVE_S = 20.0
 _GRACE_S = 2.0  # from their SIGTERM on
+
+# What rings may wait in while nobody reads them, as when agents are left to end: 30 bytes for each
+# of more nodes than there are. Users may have this much by default (pipe(7)).
+_PIPE_BYTES = 1 << 20
 
 AgentCommand = Callable[[int, str | None], list[str]]
 """Command line of an agent of launch K; of a given node, or of the node Slurm runs it on.
@@ -53,6 +63,15 @@ class Launcher(Protocol):
     def poll(self) -> list[AgentsLost]:
         """Return what has ended, or failed to start, since the last call."""
 
+    def ring(self) -> None:
+        """Tell all agents that there are orders. Never waits."""
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
+        """Return when this time is over, or so long after a node rang that others may have too.
+
+        Whoever has written something new rings. Not every ring arrives.
+        """
+
     def stop(self, leave_s: float = LEAVE_S) -> None:
         """Return when the agents have left; end those that have not within this time."""
 
@@ -68,6 +87,27 @@ class _Started:
     said: dict[str, str] = field(default_factory=dict)
     buffer: bytes = b""
     last_line: str = ""
+    ringers: Ringers = field(default_factory=Ringers)
+    ended: set[int] = field(default_factory=set)
+
+    @property
+    def streams(self) -> list[int]:
+        """What becomes readable when the command, or an agent behind it, says something."""
+        pipes = [self.process.stdout, self.process.stderr]
+        return [pipe.fileno() for pipe in pipes if pipe and pipe.fileno() not in self.ended]
+
+    def hear(self, stream: int) -> set[str]:
+        """Take in what has arrived on a stream; return the nodes that rang."""
+        try:
+            data = os.read(stream, 1 << 16)
+        except BlockingIOError:
+            return set()
+        if not data:
+            self.ended.add(stream)
+        if self.process.stderr and stream == self.process.stderr.fileno():
+            self.buffer += data
+            return set()
+        return set(self.ringers.rung(data)).intersection(self.nodes)
 
     def read_lines(self) -> list[str]:
         """Return the complete lines the command has written to standard error."""
@@ -103,7 +143,7 @@ class SlurmLauncher:
         command = self._agent_command(launch, None)
         for share in shares(nodes, self._known_gres()):
             argv = srun_argv(self._job_id, share, [*command, f"--gpus={share.gpus}"])
-            process = start_tied(argv, environ=self._environ)
+            process = _start_with_bell(argv, self._environ)
             pending = set(share.nodes)
             self._steps.append(
                 _Started(launch=launch, nodes=share.nodes, process=process, pending=pending)
@@ -133,8 +173,17 @@ class SlurmLauncher:
                 close_pipes(step.process)
                 if step.pending:
                     why = step.last_line or f"srun ended with {exit_text(returncode)}"
-                    lost.append(_lost(step, sorted(step.pending), why))
+                    over = LossCause.JOB_ENDED if _JOB_ENDED.search(why) else LossCause.ENDED
+                    lost.append(_lost(step, sorted(step.pending), why, over))
         return lost
+
+    def ring(self) -> None:
+        """Send a line to all tasks."""
+        _ring(self._steps)
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
+        """Wait for rings, and for what srun says."""
+        return _wait(self._steps, timeout_s, gather_s)
 
     def stop(self, leave_s: float = LEAVE_S) -> None:
         """Let srun end by itself, which it does when its tasks have, or end it with its tasks."""
@@ -161,9 +210,8 @@ class LocalLauncher:
     def start(self, launch: int, nodes: Sequence[str]) -> None:
         """Start one agent process per node."""
         for node in nodes:
-            process = start_tied(
-                self._agent_command(launch, node),
-                environ={**self._environ, **self._devices_of[node]},
+            process = _start_with_bell(
+                self._agent_command(launch, node), {**self._environ, **self._devices_of[node]}
             )
             self._agents.append(_Started(launch=launch, nodes=(node,), process=process))
 
@@ -182,9 +230,54 @@ class LocalLauncher:
                 lost += [_ended(agent, node, exit_text(returncode) + said) for node in agent.nodes]
         return lost
 
+    def ring(self) -> None:
+        """Send a line to each agent."""
+        _ring(self._agents)
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
+        """Wait for rings, and for the end of an agent."""
+        return _wait(self._agents, timeout_s, gather_s)
+
     def stop(self, leave_s: float = LEAVE_S) -> None:
         """Let the agents leave, or end them."""
         _end(self._agents, leave_s)
+
+
+def _start_with_bell(argv: Sequence[str], environ: Mapping[str, str]) -> Process:
+    process = start_tied(argv, environ=environ, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    os.set_blocking(process.stdin.fileno(), False)
+    with contextlib.suppress(OSError):  # the user has as much in pipes as is allowed
+        fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return process
+
+
+def _ring(started: Sequence[_Started]) -> None:
+    for each in started:
+        assert each.process.stdin is not None
+        ring_all(each.process.stdin.fileno())
+
+
+def _wait(started: Sequence[_Started], timeout_s: float, gather_s: float) -> set[str]:
+    """Wait for a stream to say something, and for others that do within `gather_s` of it."""
+    rung: set[str] = set()
+    until_s = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        for each in started:
+            for stream in each.streams:
+                selector.register(stream, selectors.EVENT_READ, each)
+        while True:
+            left_s = until_s - time.monotonic()
+            ready = selector.select(max(0.0, left_s))
+            for key, _ in ready:
+                rung |= key.data.hear(key.fd)
+                if key.fd in key.data.ended:
+                    selector.unregister(key.fd)
+            if not ready or left_s <= 0.0:
+                break
+            until_s = min(until_s, time.monotonic() + gather_s)
+    return rung
 
 
 def _end(started: list[_Started], leave_s: float) -> None:
@@ -218,7 +311,9 @@ def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
         "--kill-on-bad-exit=0",
         "--no-kill",
         "--wait=0",
-        "--input=none",
+        "--input=all",
+        "--output=all",
+        "--error=all",
         "--job-name=slurm-health",
         *share.options,
         *command,
@@ -229,6 +324,7 @@ def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
 _TASK_ENDED = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,-]+: (?P<how>.+)")
 _NOT_STARTED = re.compile(r"Task launch for \S+ failed on node (?P<nodes>\S+): (?P<how>.+)")
 _NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
+_JOB_ENDED = re.compile(r"job \d+ has expired")
 _AGENT_SAYS = re.compile(r"slurm-health agent: (?P<node>\S+): (?P<text>.+)")
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -12,7 +13,7 @@ from types import MappingProxyType
 
 from filelock import FileLock, Timeout
 
-from slurm_health import journal
+from slurm_health import journal, orders
 from slurm_health.core.expectations import Expectation
 from slurm_health.core.nodeset import fold
 from slurm_health.core.record_codec import Entry
@@ -21,6 +22,7 @@ from slurm_health.core.records import (
     AgentsLost,
     GroupAborted,
     MasterResumed,
+    MasterStopped,
     MasterWaits,
     NodesAdmitted,
     Record,
@@ -31,9 +33,19 @@ from slurm_health.core.records import (
 )
 from slurm_health.core.session.phase_runner import MakeLocalizer
 from slurm_health.core.session.phases import Phase
-from slurm_health.core.session.session import Append, Conclude, Launch, Limits, Session, Wait
+from slurm_health.core.session.session import (
+    Abort,
+    Append,
+    Conclude,
+    Launch,
+    Limits,
+    Session,
+    Step,
+    Wait,
+)
 from slurm_health.errors import JournalBusy, JournalError
 from slurm_health.master.launcher import Launcher
+from slurm_health.processes import signal_behind
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +53,15 @@ log = logging.getLogger(__name__)
 # the filesystem's metadata server; together they stay below this.
 OPENS_PER_S = 2000.0
 SHORTEST_POLL_S = 0.03
+# Of which files of nodes that the run does not wait for take this much.
+SWEEP_OPENS_PER_S = 200.0
+SHORTEST_SWEEP_S = 5.0
+# How often a master that hears a bell does anything at all.
+BELL_POLL_S = 1.0
+# More groups than this are counted, not named, where a round begins.
+SHOWN_GROUPS = 64
+# After a ring others are waited for so long: what follows goes through all nodes.
+GATHER_S_PER_NODE = 20e-6
 # A master that waits says so this often. Whoever hears nothing of it for `SILENCE_S` takes it for
 # dead: that is longer than it takes to load numpy from a cold filesystem, its longest pause.
 HEARTBEAT_S = 10.0
@@ -48,7 +69,7 @@ SILENCE_S = 60.0
 
 
 def poll_interval_s(nodes: int) -> float:
-    """Return how often each file of a run of this size is read."""
+    """Return how often so many nodes' files are read, and as often the orders by as many agents."""
     return max(SHORTEST_POLL_S, 2 * nodes / OPENS_PER_S)
 
 
@@ -69,7 +90,6 @@ class Master:
         progress: Callable[[str], None] | None = None,
         alive: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.session = Session(
             nodes, make_localizer, limits, phases, expectations, localize_options
@@ -77,16 +97,20 @@ class Master:
         self._directory = directory
         self._launcher = launcher
         self._clock = clock
-        self._sleep = sleep
-        self._poll_s = poll_interval_s(len(nodes))
+        self._sweep_s = max(SHORTEST_SWEEP_S, len(nodes) / SWEEP_OPENS_PER_S)
+        self._swept_s = self._looked_s = clock()
+        self._gather_s = GATHER_S_PER_NODE * len(nodes)
+        self._rung: set[str] = set()  # since their files were read last
+        self._ringing: set[str] = set()  # whose rings arrive, as far as is known
         self._lock = FileLock(directory / "master.lock")
         self._readers = {node: journal.Reader(directory, node) for node in nodes}
         self._said = ""
-        self._wrote_s = 0.0
+        self._told_s = 0.0
         self._waiting_since_s = 0.0
         self._progress = progress
         self._alive = alive
         self._writer: journal.Writer | None = None
+        self._orders: orders.Writer | None = None
 
     def open(self, started: RunStarted) -> None:
         """Begin the run, or take over the one a dead master left.
@@ -103,8 +127,10 @@ class Master:
         except OSError as err:
             # A lock saves work, the truth does not rest on it.
             log.warning("cannot lock %s: %s; going on without", self._directory, err.strerror)
-        self._read_nodes()
-        for entry in journal.read_all(self._directory, journal.MASTER):
+        before = journal.read_all(self._directory, journal.MASTER)
+        if before:
+            self._read(self.session.state.nodes)
+        for entry in before:
             self.session.state.fold(entry)
         self._writer = journal.Writer(self._directory, journal.MASTER, self._clock)
         if self.session.state.started is None:
@@ -112,6 +138,7 @@ class Master:
         elif self.session.state.verdict is None:
             log.info("taking over a check that was interrupted")
             self.append(MasterResumed(pid=os.getpid()))
+        self._orders = orders.Writer(self._directory, started.run_id, self.session.state.nodes)
 
     def run(self) -> VerdictReached:
         """Run the check to its verdict.
@@ -121,24 +148,46 @@ class Master:
         """
         while True:
             self._alive()
-            self._read_nodes()
+            self._read_news()
             for lost in self._launcher.poll():
                 self._note_loss(lost)
             step = self.session.next_step(self._clock())
-            match step:
-                case Append(record=record):
-                    self.append(record)
-                case Launch(record=record):
-                    self.append(record)
-                    self._launcher.start(record.launch, record.nodes)
-                case Wait(until_s=until_s, reason=reason):
-                    self._say(reason)
-                    if abs(self._clock() - self._wrote_s) >= HEARTBEAT_S:  # clocks are set back
-                        self.append(MasterWaits(reason=reason))
-                    self._sleep(min(self._poll_s, max(0.001, until_s - self._clock())))
-                case Conclude():
-                    assert self.session.state.verdict is not None
-                    return self.session.state.verdict
+            if _rests_on_silence(step):
+                self._read(self.session.state.awaited())
+                step = self.session.next_step(self._clock())
+            while not isinstance(step, Wait | Conclude):
+                self._perform(step)
+                step = self.session.next_step(self._clock())
+            if isinstance(step, Conclude):
+                assert self.session.state.verdict is not None
+                return self.session.state.verdict
+            self._wait(step)
+
+    def _perform(self, step: Append | Abort | Launch) -> None:
+        match step:
+            case Append(record=record):
+                self.append(record)
+            case Abort(records=records):
+                self.append(*records)
+            case Launch(record=record):
+                self.append(record)
+                self._launcher.start(record.launch, record.nodes)
+
+    def _wait(self, step: Wait) -> None:
+        self._say(step.reason)
+        if abs(self._clock() - self._told_s) >= HEARTBEAT_S:  # clocks are set back
+            self.append(MasterWaits(reason=step.reason))
+        now_s = self._clock()
+        mute = len(self._mute())
+        look_s = self._looked_s + (poll_interval_s(mute) if mute else BELL_POLL_S) - now_s
+        wait_s = max(0.001, min(look_s, BELL_POLL_S, step.until_s - now_s))
+        self._rung |= self._launcher.wait(wait_s, self._gather_s)
+
+    def _mute(self) -> list[str]:
+        """Return the nodes that the run waits for and whose rings do not arrive."""
+        if len(self._ringing) == len(self._readers):
+            return []
+        return [node for node in self.session.state.awaited() if node not in self._ringing]
 
     def finish(self, finished: RunFinished) -> None:
         """Write the end of the run, unless it stands there as it is.
@@ -149,29 +198,65 @@ class Master:
         if self.session.state.finished != finished:
             self.append(finished)
 
+    def note_end(self, end: KeyboardInterrupt | SystemExit) -> None:
+        """Write which signal ends this master, unless the run is over; nothing where it cannot."""
+        if self._writer is not None and self.session.state.finished is None:
+            with contextlib.suppress(JournalError):
+                self.append(MasterStopped(reason=signal_behind(end)))
+
     def close(self) -> None:
         """End whatever agents are left, and give the run up."""
         self._launcher.stop(0.0)
         self._lock.release()
 
-    def append(self, record: Record) -> None:
-        """Write a record of the master's and take it in.
+    def append(self, *records: Record) -> None:
+        """Write records of the master's and take them in.
 
         Raises:
             JournalError: the journal cannot be written.
         """
         if self._writer is None:
             raise JournalError(self._directory, "is not open")
-        now_s = self._wrote_s = self._clock()
-        self._writer.append(record)
+        now_s = self._clock()
+        self._writer.append(*records)
+        if self._orders is not None and self._orders.append(*records):
+            self._told_s = now_s
+            self._launcher.ring()
         self._alive()
-        self.session.state.fold(Entry(id="", time_s=now_s, kind="", record=record))
-        _log_record(record)
+        for record in records:
+            self.session.state.fold(Entry(id="", time_s=now_s, kind="", record=record))
+            _log_record(record)
 
-    def _read_nodes(self) -> None:
-        for reader in self._readers.values():
-            for entry in reader.read_new():
-                self.session.state.fold(entry)
+    def _read_news(self) -> None:
+        """Read what is new where somebody rang, and elsewhere what may be new."""
+        rung, self._rung = self._rung, set()
+        self._ringing |= rung
+        wrote = self._read(list(rung | self._due(self._clock())))
+        self._ringing -= wrote - rung
+
+    def _due(self, now_s: float) -> set[str]:
+        """Name the nodes whose files are to be read though they did not ring.
+
+        That is often where the run waits for them and their rings do not arrive, and seldom
+        elsewhere.
+        """
+        if abs(now_s - self._swept_s) >= self._sweep_s:
+            self._swept_s = now_s
+            return set(self.session.state.nodes)
+        mute = self._mute()
+        if abs(now_s - self._looked_s) < poll_interval_s(len(mute)):
+            return set()
+        self._looked_s = now_s
+        return set(mute)
+
+    def _read(self, nodes: Sequence[str]) -> set[str]:
+        """Take in what is new in these nodes' files; return who has written something."""
+        readers = [self._readers[node] for node in nodes]
+        wrote = set()
+        for entry in journal.read_new_of(self._directory, readers):
+            self.session.state.fold(entry)
+            wrote.add(entry.id.rpartition(":")[0])
+        return wrote
 
     def _note_loss(self, lost: AgentsLost) -> None:
         if self.session.state.verdict is None:
@@ -185,6 +270,13 @@ class Master:
         if self._progress is not None:
             waited_s = self._clock() - self._waiting_since_s
             self._progress(f"waiting for {reason}, {waited_s:.0f} s")
+
+
+def _rests_on_silence(step: Step) -> bool:
+    """Tell whether a step is one because nodes have said nothing, which may only be unread."""
+    if isinstance(step, Abort):
+        return any(record.timed_out for record in step.records)
+    return isinstance(step, Append)
 
 
 def _log_record(record: Record) -> None:
@@ -207,6 +299,8 @@ def _round_text(started: RoundStarted) -> str:
     """Say who does what in a round: `pairs n1-n2 n3-n4: matmul, allgather`."""
     if all(len(group) == 1 for group in started.groups):
         who = f"{fold(node for group in started.groups for node in group)} alone"
+    elif len(started.groups) > SHOWN_GROUPS:
+        who = f"{len(started.groups)} groups"
     else:
         who = " ".join(fold(group) for group in started.groups)
     return f"{who}: {', '.join(probe.name for probe in started.probes)}"

@@ -18,15 +18,24 @@ from slurm_health import __version__, config, journal
 from slurm_health.acting.job_facts import slurm_name
 from slurm_health.acting.perform import act
 from slurm_health.acting.requeue_helper import Helper
+from slurm_health.acting.unchecked import end_unchecked
 from slurm_health.agent.node_facts import visible_devices
 from slurm_health.core.acting.decide import exit_code
 from slurm_health.core.acting.policy import Policy
+from slurm_health.core.acting.unchecked import OnUnchecked
 from slurm_health.core.allocation import Allocation
 from slurm_health.core.expectations import Expectation
 from slurm_health.core.localize.settings import USUAL, Device, LocalizeSettings
 from slurm_health.core.nodeset import fold
 from slurm_health.core.played_nodes import share_devices
-from slurm_health.core.records import Disposition, Record, RunFinished, RunStarted, VerdictReached
+from slurm_health.core.records import (
+    Disposition,
+    Record,
+    RunFinished,
+    RunStarted,
+    Unchecked,
+    VerdictReached,
+)
 from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
@@ -39,13 +48,13 @@ from slurm_health.master.launcher import (
     SlurmLauncher,
 )
 from slurm_health.master.master import SILENCE_S, Master, poll_interval_s
+from slurm_health.probe_choice import FIND_TORCH
 from slurm_health.processes import own_command, run
 from slurm_health.slurm.client import Client
 
 LOCAL_CLUSTER = "local"
 _GRES_S = 20.0
 _FIND_TORCH_S = 30.0
-_FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +78,7 @@ class CheckSettings:
     cpu_workers: int = 1
     progress: Callable[[str], None] | None = None
     act: bool = False
+    on_unchecked: OnUnchecked = OnUnchecked.PROCEED
     script: str = ""
     tell: Callable[[RunFinished, Path], None] = lambda *_: None
     alive: Callable[[], None] = lambda: None
@@ -96,24 +106,14 @@ def check_allocation(
         JournalError: the journal cannot be used.
     """
     root = settings.journal_root
-    directory, started = journal.directory_of_check(
-        root,
-        RunStarted(
-            run_id=_run_id(settings),
-            job_id=allocation.job_id,
-            attempt=allocation.attempt,
-            cluster=allocation.cluster,
-            partition=allocation.partition,
-            nodes=list(allocation.nodes),
-            master_node=environ.get("SLURMD_NODENAME") or socket.gethostname(),
-            user=getpass.getuser(),
-            script=settings.script,
-            array=allocation.array,
-            start_time_s=allocation.start_time_s,
-            slurm_health=__version__,
-            settings=_recorded(settings),
-        ),
+    wanted = run_started(
+        allocation,
+        environ,
+        run_id=_run_id(settings),
+        script=settings.script,
+        settings=_recorded(settings),
     )
+    directory, started = journal.directory_of_check(root, wanted)
     if started.array:
         journal.link_array_task(root, started)
     launcher = SlurmLauncher(
@@ -124,6 +124,32 @@ def check_allocation(
         functools.partial(Client(environ, patience_s=_GRES_S).gres, slurm_name(started)),
     )
     return _check(directory, started, settings, launcher, config.expectations(environ), environ)
+
+
+def run_started(
+    allocation: Allocation,
+    environ: Mapping[str, str],
+    *,
+    run_id: str,
+    script: str,
+    settings: dict[str, str | int | float | bool],
+) -> RunStarted:
+    """Return the first record of a check in a job."""
+    return RunStarted(
+        run_id=run_id,
+        job_id=allocation.job_id,
+        attempt=allocation.attempt,
+        cluster=allocation.cluster,
+        partition=allocation.partition,
+        nodes=list(allocation.nodes),
+        master_node=environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        user=getpass.getuser(),
+        script=script,
+        array=allocation.array,
+        start_time_s=allocation.start_time_s,
+        slurm_health=__version__,
+        settings=settings,
+    )
 
 
 def check_local(
@@ -179,7 +205,8 @@ def find_python(chosen: str | None, environ: Mapping[str, str]) -> str:
     raise ConfigError(
         "--python",
         "torch",
-        f"not found by {' or '.join(tried)}; name the interpreter your job trains with,"
+        f"not found by {' or '.join(tried)}; name the interpreter your job trains with"
+        " (in a script: #HEALTH --python=PATH),"
         " or install torch beside slurm-health: pip install 'slurm-health[probes]'",
     )
 
@@ -209,15 +236,21 @@ def _check(
         verdict = master.run()
         # The workers still hold the devices: the job must not start beside them.
         launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
-        blind = [name for name, node in master.session.state.agents.items() if node.no_journal]
+        agents = master.session.state.agents
+        blind = [name for name, node in agents.items() if node.no_journal]
+        over = [node.failed for node in agents.values() if node.job_ended]
         before = master.session.state.finished
         if before is not None and not before.disposition.leaves:
             finished = before  # acted on to the end, and only not heard: the job is as it says
-        elif blind:
-            finished = _not_shared(directory, blind)
+        elif over:
+            finished = _job_ended(over[0])
             master.finish(finished)
         else:
-            finished = _conclude(master, verdict, started, directory, settings, environ)
+            finished = _conclude(master, verdict, blind, started, directory, settings, environ)
+            master.finish(finished)
+    except (KeyboardInterrupt, SystemExit) as end:
+        master.note_end(end)
+        raise
     finally:
         master.close()
     settings.tell(finished, directory)
@@ -227,51 +260,70 @@ def _check(
 def _conclude(
     master: Master,
     verdict: VerdictReached,
+    blind: Sequence[str],
     started: RunStarted,
     directory: Path,
     settings: CheckSettings,
     environ: Mapping[str, str],
 ) -> RunFinished:
+    """Act on the verdict if told to; nodes that are `blind` do not see the journal."""
+
     def append(record: Record) -> None:
         master.append(record)
         if isinstance(record, RunFinished):
             settings.tell(record, directory)
 
-    if settings.act:
-        helper = Helper(
-            command=own_command("requeue-helper"),
-            directory=directory,
-            environ=environ,
-            uid=os.getuid(),
-        )
-        finished = act(
-            verdict,
-            started=started,
-            directory=directory,
-            policy=settings.policy,
-            client=Client(environ),
-            uid=os.getuid(),
+    if blind:  # what was found is not worth acting on
+        return end_unchecked(
+            _not_shared(directory, blind),
+            settings.on_unchecked,
+            job=slurm_name(started) if settings.act else "",
+            client=Client(environ, patience_s=0.0),
             append=append,
-            helper=helper,
-            site_file=config.site_file(environ),
+            in_journal=False,
         )
-    else:
-        finished = RunFinished(
+    if not settings.act:
+        return RunFinished(
             disposition=Disposition.PROCEED,
             exit_code=exit_code(verdict),
             reason="only checked",
         )
-    master.finish(finished)
-    return finished
+    helper = Helper(
+        command=own_command("requeue-helper"),
+        directory=directory,
+        environ=environ,
+        uid=os.getuid(),
+    )
+    return act(
+        verdict,
+        started=started,
+        directory=directory,
+        policy=settings.policy,
+        client=Client(environ),
+        uid=os.getuid(),
+        append=append,
+        helper=helper,
+        site_file=config.site_file(environ),
+    )
 
 
-def _not_shared(directory: Path, blind: Sequence[str]) -> RunFinished:
-    """End a run whose journal some nodes do not see: what it found is not worth acting on."""
+def _job_ended(said: str) -> RunFinished:
+    """End the run of a job that was cancelled, or failed its prolog: its script is not started.
+
+    Slurm ends the batch step of such a job, but not always before the check is done.
+    """
     return RunFinished(
-        disposition=Disposition.PROCEED,
+        disposition=Disposition.STOP,
         exit_code=ExitCode.UNAVAILABLE,
-        reason=f"not checked: the journal {directory} cannot be used from {fold(blind)}; name a"
-        " directory on a filesystem that all nodes share with --journal or SLURM_HEALTH_JOURNAL",
+        reason=f"Slurm has ended it already ({said}); squeue or sacct may say why",
+    )
+
+
+def _not_shared(directory: Path, blind: Sequence[str]) -> Unchecked:
+    return Unchecked(
+        reason=f"the journal {directory} cannot be used from {fold(blind)}",
+        remedy="name a directory on a filesystem that all nodes share with --journal or"
+        " SLURM_HEALTH_JOURNAL",
     )
 
 
@@ -338,6 +390,7 @@ def _recorded(settings: CheckSettings) -> dict[str, str | int | float | bool]:
         "on_straggler": settings.policy.on_straggler.value,
         "on_inconclusive": settings.policy.on_inconclusive.value,
         "at_requeue_limit": settings.policy.at_requeue_limit.value,
+        "on_unchecked": settings.on_unchecked.value,
         "round_deadline_s": settings.limits.round_deadline_s,
         **{name: str(value) for name, value in settings.localize.items()},
     }
@@ -345,7 +398,7 @@ def _recorded(settings: CheckSettings) -> dict[str, str | int | float | bool]:
 
 def _has_torch(python: str, environ: Mapping[str, str]) -> bool:
     try:
-        done = run([python, "-c", _FIND_TORCH], environ=environ, deadline_s=_FIND_TORCH_S)
+        done = run([python, "-c", FIND_TORCH], environ=environ, deadline_s=_FIND_TORCH_S)
     except OSError:  # it cannot be executed, or does not end
         return False
     return done.returncode == 0

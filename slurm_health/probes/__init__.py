@@ -7,6 +7,7 @@ library and torch, and nothing else of slurm-health. They touch the device, and 
 through pipes.
 
     worker               the process: loads torch once, then runs round after round
+    meeting              how the members of a group come together, and stop waiting for each other
     load                 finds a probe's `measure`: built in, in a Python file, or any program
     context              what a probe is given, and what it returns
     device               which device a worker has, and whether it can be used

@@ -40,16 +40,17 @@ import json
 import os
 import queue
 import resource
-import socket
 import sys
 import threading
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slurm_health.probes.meeting import Meeting
 
 _STARTED = time.perf_counter()
-POLL_S = 0.005
 # In these a worker waits for workers of other nodes.
 WITH_PARTNERS = frozenset({"rail", "pair"})
 DETAIL_LENGTH = 300
@@ -148,9 +149,11 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
     """Run one round and say how it ended, whatever happened."""
     from slurm_health.probes import device as devices_of
     from slurm_health.probes.context import NodeFault, NotMeasured, WrongResults
+    from slurm_health.probes.meeting import Unreachable
 
     course = Round(channel, command, device, local_rank)
     outcome, detail, own_fault, wrong_results = "measured", "", False, False
+    broken = False
     try:
         course.run()
     except Aborted:
@@ -160,13 +163,18 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
     except NodeFault as err:
         outcome, detail, own_fault = "failed", _said(err), True
         wrong_results = isinstance(err, WrongResults)
+        broken = True
+    except Unreachable as err:
+        outcome, detail = "failed", f"{course.probe}: {_said(err)}"
+        own_fault = not course.has_partners
     except Exception as err:
         outcome, detail = "failed", f"{course.probe}: {type(err).__name__}: {_said(err)}"
         own_fault = not course.has_partners
+        broken = True
         if devices_of.is_out_of_memory(err):
-            outcome, own_fault = "unmeasured", False
+            outcome, own_fault, broken = "unmeasured", False, False
     # NCCL, and a device, are in a state that nobody vouches for; gloo is not.
-    unsure = outcome == "failed" or course.is_in_group()
+    unsure = broken or course.is_in_group()
     spent = unsure and devices_of.backend(device) != "gloo"
     channel.send(
         "done",
@@ -197,7 +205,7 @@ class Round:
         self.probe = ""
         self.has_partners = False
         self._rail: Any = None
-        self._meeting: _Meeting | None = None
+        self._meeting: Meeting | None = None
 
     def run(self) -> None:
         """Run every probe that this worker has a group for.
@@ -277,10 +285,11 @@ class Round:
         import torch.distributed as dist
 
         from slurm_health.probes import device as devices_of
+        from slurm_health.probes import meeting
 
         devices_of.require_interfaces(os.environ)
         timeout = timedelta(seconds=float(self._command["timeout_s"]))
-        self._meeting = _Meeting(self._channel, int(self._command["round"]), group, timeout)
+        self._meeting = meeting.Meeting(group, timeout, self._raise_if_aborted)
         self._meeting.wait_for_all()
         dist.init_process_group(
             devices_of.backend(self._device),
@@ -295,12 +304,14 @@ class Round:
 
         Each by itself: a rail whose adapter fails is not to hold up the others.
         """
+        from slurm_health.probes import meeting
+
         if scope == "solo":
             return
         if scope == "rail":
             self._rail = self._form_rail(int(self._command["groups"]["pair"]["world_size"]))
         group = self._rail if scope == "rail" else None
-        _exchange_first(self._channel, int(self._command["round"]), self._device, group)
+        meeting.exchange_first(self._device, group, self._raise_if_aborted)
 
     def _form_rail(self, world_size: int) -> Any:
         import torch.distributed as dist
@@ -314,73 +325,8 @@ class Round:
         if self._meeting is not None:
             self._meeting.wait_for_all()
 
-
-class _Meeting:
-    """The members of a group, and the store through which they find each other.
-
-    Waits in Python, so that an abort is heard: torch's own rendezvous cannot be interrupted.
-    """
-
-    def __init__(
-        self, channel: Channel, round_index: int, group: dict[str, Any], timeout: timedelta
-    ) -> None:
-        import torch.distributed as dist
-
-        address, port = str(group["address"]), int(group["port"])
-        _wait_for_port(channel, round_index, address, port)
-        self.store = dist.PrefixStore(
-            str(group["prefix"]),
-            dist.TCPStore(address, port, None, False, timeout=timeout, wait_for_workers=False),
-        )
-        self._channel = channel
-        self._round_index = round_index
-        self._group = group
-        self._meetings = 0
-
-    def wait_for_all(self) -> None:
-        """Return once every member has called this as often.
-
-        Raises:
-            Aborted: the agent said to stop waiting.
-        """
-        self._meetings += 1
-        self.store.set(f"here/{self._meetings}/{self._group['rank']}", "1")
-        ranks = range(int(self._group["world_size"]))
-        everyone = [f"here/{self._meetings}/{rank}" for rank in ranks]
-        while not self.store.check(everyone):
-            self._channel.raise_if_aborted(self._round_index)
-            time.sleep(POLL_S)
-
-
-def _exchange_first(channel: Channel, round_index: int, device: Any, group: Any) -> None:
-    """Make sure that a group (None: the default one) can exchange data at all.
-
-    Waits in Python, so that an abort is heard: most groups that fail do it here, and whoever is
-    still in Python need not be killed.
-
-    Raises:
-        RuntimeError: the exchange failed, as one with a partner that is gone.
-    """
-    import torch
-    import torch.distributed as dist
-
-    work = dist.all_reduce(torch.zeros(1, device=device), group=group, async_op=True)
-    while not work.is_completed():
-        channel.raise_if_aborted(round_index)
-        time.sleep(POLL_S)
-    if not work.is_success():  # NCCL's wait would not raise
-        raise RuntimeError(f"the group's first exchange failed: {work.exception()}")
-
-
-def _wait_for_port(channel: Channel, round_index: int, address: str, port: int) -> None:
-    while True:
-        channel.raise_if_aborted(round_index)
-        try:
-            socket.create_connection((address, port), timeout=1.0).close()
-        except OSError:
-            time.sleep(POLL_S)
-        else:
-            return
+    def _raise_if_aborted(self) -> None:
+        self._channel.raise_if_aborted(int(self._command["round"]))
 
 
 def _said(err: Exception) -> str:

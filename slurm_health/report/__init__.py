@@ -10,6 +10,7 @@ login node, at any time, even while the job runs.
     acts      intents and their results, put together
     model     the values that a report consists of
     table     a report as text
+    post_mortem   why scripts failed
     phrases   the short texts in it
     layout    text that fits a terminal
     export    a report as JSON

@@ -14,7 +14,9 @@ from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     ActionDone,
     ActionIntended,
+    Diagnosed,
     MasterResumed,
+    MasterStopped,
     Record,
     RoundEnded,
     RoundStarted,
@@ -23,6 +25,7 @@ from slurm_health.core.records import (
     Sampled,
     ScriptEnded,
     ScriptStarted,
+    Unchecked,
     VerdictReached,
 )
 from slurm_health.core.verdict import Level, LinkVerdict
@@ -93,8 +96,10 @@ def run_report(
         acts=tuple(map(_took_effect, acts)) if requeued else acts,
         disposition=finished.disposition if finished else "",
         reason=finished.reason if finished else "",
+        unchecked=_last(entries.master, Unchecked),
         exit_code=finished.exit_code if finished else None,
         script=_script(entries, start),
+        post_mortem=_last(entries.post_mortem, Diagnosed),
         timeline=timeline(entries),
         samples=samples,
     )
@@ -180,21 +185,24 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
         return State.FINISHED, ""
     script_began = any(entry.record for entry in entries.supervisor)
     silent = now_s is not None and now_s > _expected_by_s(entries.master)
-    gone = superseded or script_began or silent
+    ended_by = _ended_by(entries.master)
+    gone = superseded or script_began or silent or bool(ended_by)
+    stopped = f"stopped by {ended_by}" if ended_by else "the master stopped"
     state = State.STOPPED if gone else State.RUNNING
     if _first(entries.master, VerdictReached) is not None:
-        return state, f"{'the master stopped while' if gone else 'still'} acting on the verdict"
+        return state, f"{f'{stopped} while' if gone else 'still'} acting on the verdict"
     rounds = _rounds(entries.master)
     if not rounds:
-        return state, (
-            "the master stopped before the first round"
-            if gone
-            else "still running: waiting for the agents"
-        )
+        waiting = "still running: waiting for the agents"
+        return state, f"{stopped} before the first round" if gone else waiting
     where = f"round {len(rounds)}"
-    return state, (
-        f"the master stopped before a verdict, in {where}" if gone else f"still running: {where}"
-    )
+    return state, f"{stopped} before a verdict, in {where}" if gone else f"still running: {where}"
+
+
+def _ended_by(master: Sequence[Entry]) -> str:
+    """Return the signal that ended the last master, empty where none is known to have."""
+    ends = [e.record for e in master if isinstance(e.record, MasterStopped | MasterResumed)]
+    return ends[-1].reason if ends and isinstance(ends[-1], MasterStopped) else ""
 
 
 def _expected_by_s(master: Sequence[Entry]) -> float:
@@ -289,6 +297,8 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return event(nodes=tuple(nodes))
         case MasterResumed():
             return event()
+        case MasterStopped(reason=reason):
+            return event(detail=reason)
         case VerdictReached(nodes=judged):
             unwell = [node for node in judged if node.level is not Level.HEALTHY]
             said = ", ".join(f"{node.node} {node.level.value}" for node in unwell)

@@ -8,7 +8,8 @@ that were not measured is empty. Keys are added within a schema version, never c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -37,9 +38,18 @@ def as_json(report: JobReport, *, raw: bool = False) -> str:
     return _text(_job(report, raw=raw))
 
 
-def tasks_as_json(reports: Sequence[JobReport], *, raw: bool = False) -> str:
-    """Return the reports of an array's tasks as lines of JSON."""
-    return _text({"tasks": [_job(report, raw=raw) for report in reports]})
+def tasks_as_json(
+    reports: Sequence[JobReport],
+    *,
+    others: Mapping[str, str] = MappingProxyType({}),
+    raw: bool = False,
+) -> str:
+    """Return the reports of an array's tasks as lines of JSON.
+
+    `others` are tasks without a journal, and why they have none.
+    """
+    tasks = [_job(report, raw=raw) for report in reports]
+    return _text({"tasks": tasks, "without_journal": dict(others)})
 
 
 def run_as_json(run: RunReport, *, raw: bool = False) -> str:
@@ -80,6 +90,7 @@ def _run(run: RunReport, *, raw: bool) -> dict[str, object]:
         "nodes": [_node(node) for node in run.nodes],
         "paths": _whole(run.paths),
         "leaves": _whole(run.leaves),
+        "post_mortem": _whole([run.post_mortem])[0] if run.post_mortem else None,
         "timeline": [{**_fields(event), "action": event.action or None} for event in run.timeline],
         **({"samples": _whole(run.samples)} if raw else {}),
     }

@@ -28,6 +28,7 @@ _RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", re.ASCII)
 # A node's name becomes a file's name. Anything else in a journal did not come from Slurm.
 _NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _NEAR = 5
+_MOST_NAMED = 10_000
 
 
 def tasks_of(root: Path, job: str, cluster: str | None = None) -> list[str]:
@@ -57,6 +58,20 @@ def tasks_of(root: Path, job: str, cluster: str | None = None) -> list[str]:
         if not numbers:
             raise RunNotFound(job, root, _near(root, array))
     return [f"{array}_{number}" for number in sorted(numbers)]
+
+
+def tasks_asked_for(job: str) -> tuple[str, frozenset[int] | None]:
+    """Return an array's id, and the tasks that `12_[1-4]` names.
+
+    None where it names none, or more than are looked for one by one.
+    """
+    found = _TASKS.fullmatch(job)
+    if not found:
+        return job, None
+    ranges = _ranges(found[2])
+    if sum(last - first + 1 for first, last in ranges) > _MOST_NAMED:
+        return found[1], None
+    return found[1], frozenset(n for first, last in ranges for n in range(first, last + 1))
 
 
 def _task_numbers(root: Path, array: str, clusters: Iterable[str]) -> set[int]:
@@ -144,6 +159,7 @@ def read_run(directory: Path) -> RunEntries:
         nodes={node: read(node) for node in _nodes(master)},
         supervisor=read(journal.SUPERVISOR),
         requeue=read(journal.REQUEUE),
+        post_mortem=read(journal.POST_MORTEM),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import RunStarted, Sampled
+from slurm_health.core.records import Diagnosed, RunStarted, Sampled, Unchecked
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.acts import Act
 from slurm_health.report.figures import Figure
@@ -34,6 +34,7 @@ class RunEntries:
     nodes: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
     supervisor: Sequence[Entry] = ()
     requeue: Sequence[Entry] = ()
+    post_mortem: Sequence[Entry] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,8 @@ class RunReport:
 
     `duration_s` is from the master's first record to its verdict. `nodes` are in the order of
     the run. `note` says how far an unfinished check got. `superseded`: a later check exists.
+    `unchecked` says why its nodes could not be checked, and what to do. `post_mortem` says why the
+    script failed.
     """
 
     label: str
@@ -102,8 +105,10 @@ class RunReport:
     acts: tuple[Act, ...] = ()
     disposition: str = ""
     reason: str = ""
+    unchecked: Unchecked | None = None
     exit_code: int | None = None
     script: ScriptOutcome | None = None
+    post_mortem: Diagnosed | None = None
     timeline: tuple[Event, ...] = ()
     samples: tuple[Sampled, ...] = ()
 

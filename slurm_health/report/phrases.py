@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from math import isfinite
 from typing import NamedTuple
 
+from slurm_health import journal
+from slurm_health.core.acting import unchecked
 from slurm_health.core.nodeset import fold
 from slurm_health.core.verdict import Level
 from slurm_health.processes import signal_name
@@ -89,7 +91,11 @@ def duration_text(duration_s: float) -> str:
 
 def attempt_text(run: RunReport) -> str:
     """Return which check this is: `attempt 0`, or `attempt 0, check 2` for a later one in it."""
-    return f"attempt {run.attempt}" + (f", check {run.check}" if run.check > 1 else "")
+    return _attempt_text(run.attempt, run.check)
+
+
+def _attempt_text(attempt: int, check: int) -> str:
+    return f"attempt {attempt}" + (f", check {check}" if check > 1 else "")
 
 
 def effort_text(run: RunReport) -> str:
@@ -128,6 +134,12 @@ def outcome_texts(run: RunReport) -> list[str]:
 
 
 def _unjudged_text(run: RunReport) -> str:
+    if run.unchecked:
+        return unchecked.text(run.unchecked)
+    adopted = run.started.settings.get("as_checked_in") if run.started else None
+    if adopted:
+        before = journal.attempt_and_check(str(adopted)) or (run.attempt, 1)
+        return f"as in {_attempt_text(*before)}, not checked again"
     return f"no verdict: {run.reason}" if run.reason else "no verdict"
 
 

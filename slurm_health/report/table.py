@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from types import MappingProxyType
 
 from slurm_health.core.verdict import Level
 from slurm_health.report.build import acted
@@ -24,6 +25,7 @@ from slurm_health.report.phrases import (
     range_text,
     verb_of,
 )
+from slurm_health.report.post_mortem import post_mortems
 
 _ALWAYS_SHOWN = (ALLGATHER, MATMUL)
 _PER_TFLOP = 1000.0
@@ -45,18 +47,24 @@ def job_text(report: JobReport, *, width: int | None = None, unicode: bool = Tru
         _nodes(report, page),
         [*_links(report, page), *_slower_but_healthy(report.nodes, page)],
         _timeline(report.runs, page),
+        post_mortems(report.runs, page),
     )
 
 
 def tasks_text(
-    reports: Sequence[JobReport], *, width: int | None = None, unicode: bool = True
+    reports: Sequence[JobReport],
+    *,
+    others: Mapping[str, str] = MappingProxyType({}),
+    width: int | None = None,
+    unicode: bool = True,
 ) -> str:
     """Return the tasks of an array, each by its last check and with its bad nodes by name.
 
-    Arguments as for `job_text`.
+    `others` are tasks without a journal, and why they have none. Arguments as for `job_text`.
     """
     page = Page(width=width, unicode=unicode)
     lines = [page.phrases([report.job, *_task(report)]) for report in reports]
+    lines += [page.phrases([tasks, why]) for tasks, why in others.items()]
     how = f"slurm-health report {reports[0].job} shows one task whole."
     return _blocks([line for task in lines for line in task], page.paragraph(how))
 
@@ -231,6 +239,8 @@ def _event(event: Event) -> str:
     match event.what:
         case "run_started":
             return f"began to check {nodes}"
+        case "master_stopped":
+            return f"the check was stopped by {event.detail}"
         case "master_resumed":
             return "a new master took over"
         case "verdict_reached":

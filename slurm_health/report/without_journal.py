@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
+from slurm_health.core.acting import unchecked
 from slurm_health.errors import SlurmError, UnknownJob
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Job, JobId
 
+UNKNOWN = "no journal"
+_ASKED = 20  # tasks of which Slurm is asked, a call each
 # In every script that slurm-health submits.
 _OURS = "-m slurm_health supervise"
 
@@ -23,15 +26,55 @@ def reason(job: JobId, environ: Mapping[str, str]) -> str:
         return f"Slurm knows no job {job}, or no longer."
     except SlurmError:
         return ""
-    script = ""
+    script = comment = ""
+    with contextlib.suppress(SlurmError):
+        comment = client.comment(job)
     with contextlib.suppress(SlurmError):  # somebody else's, an interactive job's
         script = client.batch_script(job)
-    return explain(found, script)
+    return explain(found, script, comment)
 
 
-def explain(job: Job, script: str) -> str:
+def of_tasks(
+    array: str, missing: Collection[int] | None, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what Slurm knows of an array's tasks that have no journal, by their names.
+
+    `missing` are the tasks that were asked for; where it is None, those that are pending are told.
+    """
+    if missing is None:
+        client = Client(environ, patience_s=0)
+        try:
+            job = client.job(array)
+        except SlurmError:
+            return {}
+        left = job.value("ArrayTaskId")
+        return {f"{array}_[{left}]": explain(job, "")} if job.pending and left else {}
+    numbers = sorted(missing)
+    by_reason: dict[str, list[int]] = {}
+    for asked, number in enumerate(numbers):
+        silent = asked >= _ASKED or "" in by_reason  # where Slurm does not answer, it is left alone
+        why = "" if silent else reason(f"{array}_{number}", environ)
+        by_reason.setdefault(why, []).append(number)
+    return {f"{array}_[{_folded(same)}]": why or UNKNOWN for why, same in by_reason.items()}
+
+
+def _folded(numbers: Sequence[int]) -> str:
+    """Return `1-3,7` for sorted numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def explain(job: Job, script: str, comment: str = "") -> str:
     """Say why a job that Slurm knows has no journal; `script` is empty where nobody may see it."""
     state = "+".join(sorted(job.states)).lower()
+    said = unchecked.said_in(comment)
+    if said:
+        return f"Slurm has this of it ({state}): {said}"
     if script and _OURS not in script:
         return f"it was not submitted with slurm-health sbatch, so nothing was checked ({state})."
     if job.pending:

@@ -24,6 +24,8 @@ _UNFIT = {
 }
 _VARIABLES = {
     "SBATCH_CLUSTERS": "clusters",
+    "SBATCH_CONTAINER": "container",
+    "SBATCH_EXPORT": "export",
     "SBATCH_GPUS": "gpus",
     "SBATCH_PARTITION": "partition",
 }

@@ -2,8 +2,8 @@
 """The text that is submitted in place of the user's script: a launcher with the script inside.
 
 sbatch reads options only from the comment lines at the top, so these are repeated above the
-launcher; the script itself follows at the end, byte for byte. The launcher is the template
-`sbatch_templates/health.sbatch`.
+launcher; the script itself follows at the end, byte for byte. The launcher's text is the file
+`launcher.sbatch` beside this one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
+from slurm_health.core.acting.unchecked import OnUnchecked
 from slurm_health.sbatch.own_options import Settings
 
-_TEMPLATE = Path("sbatch_templates", "health.sbatch")
+_TEMPLATE = Path(__file__).with_name("launcher.sbatch")
 _FOREIGN = (b"#PBS", b"#BSUB")
 # sbatch reads #PBS and #BSUB lines wherever they stand, until it has met more than this many
 # lines that do not begin with `#`.
@@ -27,11 +28,8 @@ _WRAP_NAME = b"#SBATCH --job-name=wrap\n"
 
 
 def read_template() -> str:
-    """Return the template: from the installed package, else from the source tree."""
-    package = Path(__file__).parent.parent
-    installed = package / _TEMPLATE
-    path = installed if installed.exists() else package.parent / _TEMPLATE
-    return path.read_text(encoding="ascii")
+    """Return the launcher's text, with names in place of what differs from job to job."""
+    return _TEMPLATE.read_text(encoding="ascii")
 
 
 def wrapped(command: bytes) -> bytes:
@@ -91,6 +89,7 @@ def render(
         "flags": b" ".join(_quoted(flag) for flag in flags),
         "options": b" ".join(_quoted(f"--{key}={value}") for key, value in settings.items()),
         "name": _quoted(name),
+        "on_unchecked": _quoted(str(settings.get("on-unchecked", OnUnchecked.PROCEED.value))),
     }
     first_line = _fill(template, values, line=0).count(b"\n") + 1
     return _fill(template, values, line=first_line) + script

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +20,7 @@ from slurm_health.errors import NoRoom, SlurmCommandMissing, SlurmError, UsageEr
 from slurm_health.options import what_to_check
 from slurm_health.probe_choice import OFF
 from slurm_health.processes import run_in_foreground
-from slurm_health.sbatch import own_options
+from slurm_health.sbatch import foresight, own_options
 from slurm_health.sbatch.arguments import CommandLine, parse
 from slurm_health.sbatch.node_counts import NodeCounts, node_counts, options_asked, require_room
 from slurm_health.sbatch.script import (
@@ -98,8 +98,9 @@ class _Prepared:
 
     script: bytes
     text: bytes
+    settings: own_options.Settings = field(default_factory=dict)
     counts: NodeCounts | None = None
-    asked: Mapping[str, str] | None = None
+    asked: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def unchecked(self) -> bool:
@@ -127,21 +128,40 @@ class _Job:
         except _Refused as refused:
             code = self._unchanged(refused.script)
             if code == 0:
-                _say(f"{refused}; sbatch accepted it anyway, and the job runs UNCHECKED")
+                _say(
+                    f"the job runs UNCHECKED: {refused}, and yet sbatch accepted it; correct that,"
+                    " or submit with --check=off"
+                )
             return code
         if job.unchecked:
             return self._unchanged(job.script)
         if job.counts is None:
-            return self._feed(job.text)
-        self._require_room(job.counts, job.asked or {})
+            code = self._feed(job.text)
+            return code or self._warned(job, python)
+        self._require_room(job.counts, job.asked)
         # The last of several wins, and the command line over the script.
         code = self._feed(job.text, [f"--nodes={job.counts.request}"])
-        if code != 0 and job.counts.spares:
+        if code == 0:
+            return self._warned(job, python)
+        if job.counts.spares:
             _say(
                 f"sbatch was asked for {job.counts.request} nodes,"
                 f" {job.counts.spares} of them spare (--spares)"
             )
         return code
+
+    def _warned(self, job: _Prepared, python: str) -> int:
+        """Say what may leave a job unchecked that was submitted; return the code for that."""
+        for text in foresight.warnings(
+            job.settings,
+            job.script,
+            self._title(),
+            asked=job.asked,
+            environ=self.environ,
+            python=python,
+        ):
+            _say(text)
+        return 0
 
     def show(self, python: str) -> int:
         """Print the batch script that would be submitted."""
@@ -208,7 +228,7 @@ class _Job:
             name=self._name(),
             is_wrap=self.line.wrap is not None,
         )
-        return _Prepared(script=script, text=text, counts=counts, asked=asked)
+        return _Prepared(script=script, text=text, settings=settings, counts=counts, asked=asked)
 
     def _read(self) -> bytes:
         """Return the script.

@@ -11,12 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from slurm_health.core.acting.elsewhere import Estimate
 from slurm_health.core.nodeset import fold
 from slurm_health.core.text import whole_number
 from slurm_health.errors import SlurmCommandError, SlurmError
 from slurm_health.slurm import command, real_sbatch
-from slurm_health.slurm.job_gres import NodeGres, gres_of
-from slurm_health.slurm.parsing import Job, JobId, Node, Partition, Size, parse_pairs, partition_of
+from slurm_health.slurm.estimate import PRINT_EPOCH, estimate_of
+from slurm_health.slurm.job_gres import NodeGres, gres_of, options_on
+from slurm_health.slurm.parsing import (
+    Job,
+    JobId,
+    Node,
+    Partition,
+    Size,
+    job_fields,
+    parse_pairs,
+    partition_of,
+)
 from slurm_health.slurm.pyslurm_client import choose
 from slurm_health.slurm.reads import Reads
 
@@ -68,6 +79,10 @@ class Client:
     def _reads(self) -> Reads:
         return choose(lambda argv: self._run(*argv)).reads
 
+    @cached_property
+    def _config(self) -> str:
+        return self._run("scontrol", "show", "config")
+
     # --- what is asked ---------------------------------------------------------------------------
 
     def job(self, job_id: JobId) -> Job:
@@ -93,11 +108,12 @@ class Client:
         return {partition.name: partition for partition in found}
 
     def comment(self, job_id: JobId) -> str:
-        """Return the comment of a job that has not ended, whole.
+        """Return the comment of a job that Slurm still knows, whole.
 
         What `job` reads ends at the first word of it that looks like a field.
         """
-        text = self._run("squeue", "--noheader", f"--jobs={job_id}", "--format=%k").rstrip("\n")
+        argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%k"]
+        text = self._run(*argv).rstrip("\n")
         return "" if text == "(null)" else text
 
     def batch_script(self, job_id: JobId) -> str:
@@ -130,9 +146,52 @@ class Client:
         except ValueError as err:
             raise SlurmError(f"scontrol show job {job_id} names nodes oddly: {err}") from err
 
+    def in_full(self, job_id: JobId, node: str) -> tuple[dict[str, str], list[str]]:
+        """Return all fields of a running job, and sbatch's options for what it has on a node."""
+        text = self._run("scontrol", "show", "job", "-d", "-o", str(job_id))
+        try:
+            return job_fields(job_id, text), options_on(node, text)
+        except ValueError as err:
+            raise SlurmError(f"scontrol show job {job_id} shows no node {node}: {err}") from err
+
+    def waiting(self, partitions: Sequence[str]) -> dict[str, str]:
+        """Return the pending jobs that may run in some partitions, and what each waits for."""
+        where = ",".join(partitions)
+        text = self._run(
+            "squeue", "--noheader", "--states=PENDING", f"--partition={where}", "--format=%i %r"
+        )
+        words = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
+        return {name: (why or [""])[0] for name, *why in words}
+
+    def hides_jobs(self) -> bool:
+        """Tell whether users see no jobs but their own."""
+        found = re.search(r"^PrivateData\s*=\s*(\S+)", self._config, re.MULTILINE)
+        return found is not None and "jobs" in found[1].split(",")
+
+    def estimate(self, arguments: Sequence[str]) -> Estimate:
+        """Return when and where a job would start that is not submitted.
+
+        Slurm counts in all it knows: features, memory, reservations, jobs that run and wait.
+        """
+        sbatch = real_sbatch.find(self._environ)
+        text = self._run(
+            sbatch.path or "sbatch",
+            "--test-only",
+            *arguments,
+            "--wrap=true",
+            environ={**sbatch.environ, **PRINT_EPOCH},
+            with_stderr=True,
+        )
+        return estimate_of(text)
+
     def jobs_named(self, name: str, uid: int) -> list[int]:
         """Return the ids of a user's jobs of that name that have not ended."""
         text = self._run("squeue", "--noheader", f"--user={uid}", f"--name={name}", "--format=%A")
+        return [int(word) for word in text.split() if word.isdigit()]
+
+    def jobs_on(self, node: str) -> list[int]:
+        """Return the ids of the jobs that run on a node."""
+        text = self._run("squeue", "--noheader", f"--nodelist={node}", "--format=%A")
         return [int(word) for word in text.split() if word.isdigit()]
 
     def may_drain(self, uid: int) -> bool:
@@ -143,11 +202,10 @@ class Client:
         """
         if uid == 0:
             return True
-        config = self._run("scontrol", "show", "config")
-        slurm_user = re.search(r"^SlurmUser\s*=\s*\S+\((\d+)\)", config, re.MULTILINE)
+        slurm_user = re.search(r"^SlurmUser\s*=\s*\S+\((\d+)\)", self._config, re.MULTILINE)
         if slurm_user and int(slurm_user.group(1)) == uid:
             return True
-        if re.search(r"^AccountingStorageType\s*=\s*\S*slurmdbd", config, re.MULTILINE):
+        if re.search(r"^AccountingStorageType\s*=\s*\S*slurmdbd", self._config, re.MULTILINE):
             return self._is_administrator(uid)
         return False
 
@@ -216,6 +274,7 @@ class Client:
         environ: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         directory: Path | None = None,
+        with_stderr: bool = False,
     ) -> str:
         patient_until_s = self._monotonic() + self._patience_s
         while True:
@@ -229,6 +288,7 @@ class Client:
                     stdin=stdin,
                     deadline_s=min(self._deadline_s, left_s),
                     directory=directory,
+                    with_stderr=with_stderr,
                 )
             except SlurmCommandError as err:
                 if not _UNREACHABLE.search(err.stderr) or self._monotonic() >= patient_until_s:

@@ -32,8 +32,9 @@ def run(
     stdin: bytes = b"",
     deadline_s: float = DEADLINE_S,
     directory: Path | None = None,
+    with_stderr: bool = False,
 ) -> str:
-    """Run a command to its end and return its standard output.
+    """Run a command to its end and return its standard output, errors too where wanted.
 
     Raises:
         SlurmCommandMissing: it is not on the PATH.
@@ -50,4 +51,5 @@ def run(
         raise SlurmTimeoutError(argv, deadline_s) from None
     if ended.returncode != 0:
         raise SlurmCommandError(argv, ended.returncode, ended.stderr.decode(errors="replace"))
-    return ended.stdout.decode(errors="replace")
+    said = ended.stdout + (ended.stderr if with_stderr else b"")
+    return said.decode(errors="replace")

@@ -25,6 +25,7 @@ from slurm_health.processes import (
     read_available,
     start_tied,
 )
+from slurm_health.supervisor.script_process import FOR_SCRIPT
 from slurm_health.supervisor.signal_witness import ALL_SIGNALS
 
 # Signals whose default action is not to end a process.
@@ -39,6 +40,9 @@ HARMLESS = frozenset(
         signal.SIGTTOU,
     }
 )
+
+# The others are left pending: they wait in the kernel for the script.
+_OURS = ALL_SIGNALS - FOR_SCRIPT
 
 # A check that gets on says so this often. One that has said nothing for `SILENCE_S` is given up:
 # that is longer than it reads a setup file and looks for torch, or waits for slurmctld. Where it
@@ -121,16 +125,17 @@ def ask(
 ) -> Answer:
     """Run the check to its end; nothing that it started is left when this returns or raises.
 
-    Every signal must be blocked; the check gets `mask`. `interrupted` is told at once of a signal
-    that ends it, because Slurm may kill us while it ends.
+    Every signal must be blocked; the check gets `mask`, and what is `FOR_SCRIPT` blocked beside it.
+    `interrupted` is told at once of a signal that ends it, because Slurm may kill us while it ends.
 
     Raises:
-        Interrupted: a signal came; the check had `grace_s` to end.
+        Interrupted: a signal came that is not `FOR_SCRIPT`; the check had `grace_s` to end.
         NoAnswer: the check could not be started, ended without saying anything, or hangs.
     """
     with _adopting_orphans():
         try:
-            check = start_tied(argv, environ=environ, stdout=PIPE, stderr=None, signal_mask=mask)
+            blocked = FOR_SCRIPT.union(mask)
+            check = start_tied(argv, environ=environ, stdout=PIPE, stderr=None, signal_mask=blocked)
         except OSError as err:
             raise NoAnswer(f"cannot be started: {err}") from err
         try:
@@ -153,7 +158,7 @@ def _listen(check: Process, silence_s: float) -> Answer:
     output = b""
     heard_s = looked_s = time.monotonic()
     while True:
-        info = signal.sigtimedwait(ALL_SIGNALS, _POLL_S)
+        info = signal.sigtimedwait(_OURS, _POLL_S)
         ended = check.poll() is not None
         said = read_available(check.stdout)
         output += said

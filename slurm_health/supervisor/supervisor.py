@@ -24,9 +24,14 @@ from slurm_health import journal, private_files
 from slurm_health.core.records import Record, ScriptEnded, ScriptStarted
 from slurm_health.errors import ExitCode, JournalError
 from slurm_health.processes import fork, signal_name
-from slurm_health.supervisor import check_process
+from slurm_health.supervisor import check_process, post_mortem
 from slurm_health.supervisor.check_process import Answer
-from slurm_health.supervisor.script_process import ScriptProcess, command_line
+from slurm_health.supervisor.script_process import (
+    FOR_SCRIPT,
+    TRAP_WAIT_S,
+    ScriptProcess,
+    command_line,
+)
 from slurm_health.supervisor.signal_witness import ALL_SIGNALS
 
 Clock = Callable[[], float]
@@ -41,6 +46,8 @@ class Patience:
     silence_s: float = check_process.SILENCE_S
     requeue_wait_s: float = 90.0
     journal_wait_s: float = 10.0
+    trap_wait_s: float = TRAP_WAIT_S
+    post_mortem_s: float = post_mortem.POST_MORTEM_S
 
 
 PATIENCE = Patience()
@@ -71,20 +78,29 @@ def supervise(
     script_name: str,
     arguments: Sequence[str],
     check_argv: Sequence[str],
+    record_argv: Sequence[str],
     environ: Mapping[bytes, bytes],
+    unchecked_runs: bool = True,
     clock: Clock = time.time,
     patience: Patience = PATIENCE,
 ) -> int:
     """Run the check, and then, if it says so, the script that `script_source` holds.
 
     It begins on line `script_line`; the user calls it `script_name`; it gets `environ`. The last
-    line that `check_argv` prints says what becomes of the job. Returns the exit code; ends by a
+    line that `check_argv` prints says what becomes of the job. Where it never does, `record_argv`
+    with `--unchecked=HOW` behind it records that and how, and says it instead. `unchecked_runs`
+    says whether the script runs where not even that could be done. Returns the exit code; ends by a
     signal where the script alone would have.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
     try:
-        answer = _answer(check_argv, environ=environ, mask=mask, patience=patience, clock=clock)
+        check = _Check(environ, mask, patience, clock)
+        answer = (
+            check.answer(check_argv)
+            or check.answer_to_death(record_argv)
+            or _without_answer(unchecked_runs)
+        )
         if answer.disposition == "stop":
             _say(f"the job stops: {answer.reason}")
             return answer.exit_code or ExitCode.BAD_NODES
@@ -98,51 +114,101 @@ def supervise(
         script = _unpacked(script_source, script_line)
         with private_files.temporary("slurm_script", script, mode=0o700) as path:
             argv = command_line(script, path, arguments)
-            status = _run_script(argv, environ, mask, script_name, recorder)
+            began = time.monotonic()
+            status = _run_script(argv, environ, mask, script_name, recorder, patience.trap_wait_s)
     except OSError as err:
         # slurmstepd too ends with the number of the error.
         _say(f"cannot run {script_name}: {err}")
         return err.errno or ExitCode.UNAVAILABLE
+    if status:
+        command = post_mortem.command(
+            status,
+            script_source=script_source,
+            script_name=script_name,
+            directory=answer.run_directory,
+            duration_s=time.monotonic() - began,
+        )
+        said = post_mortem.hold(command, environ=environ, mask=mask, limit_s=patience.post_mortem_s)
+        if said:
+            _say(said)
     if os.WIFSIGNALED(status):
         return _die_by(os.WTERMSIG(status))
     return os.WEXITSTATUS(status)
 
 
-def _answer(
-    check_argv: Sequence[str],
-    *,
-    environ: Mapping[bytes, bytes],
-    mask: Collection[int],
-    patience: Patience,
-    clock: Clock,
-) -> Answer:
-    """Return what the check says.
+class _Check:
+    """The check, started as often as it takes."""
 
-    One that dies or hangs is started again: it goes on from its journal.
-    """
-    said: Answer | None = None
-    for start in range(1, patience.master_starts + 1):
+    def __init__(
+        self,
+        environ: Mapping[bytes, bytes],
+        mask: Collection[int],
+        patience: Patience,
+        clock: Clock,
+    ) -> None:
+        self._environ = environ
+        self._mask = mask
+        self._patience = patience
+        self._clock = clock
+        self._said: Answer | None = None
+        self._failure = ""
+
+    def answer(self, argv: Sequence[str]) -> Answer | None:
+        """Return what the check says; None where it never does.
+
+        One that dies or hangs is started again: it goes on from its journal.
+        """
+        for start in range(1, self._patience.master_starts + 1):
+            answer = self._ask(argv)
+            if answer is not None:
+                return answer
+            starts = f"start {start} of {self._patience.master_starts} of the check"
+            _say(f"{starts}: {self._failure}")
+        return None
+
+    def answer_to_death(self, argv: Sequence[str]) -> Answer | None:
+        """Have it recorded that the check died; return what becomes of the job, None if unsaid."""
+        how = f"the check was started {self._patience.master_starts} times, and {self._failure}"
+        answer = self._ask([*argv, f"--unchecked={how}"])
+        if answer is None:
+            _say(f"that could not be recorded: {self._failure}")
+        return answer
+
+    def _ask(self, argv: Sequence[str]) -> Answer | None:
         try:
             answer = check_process.ask(
-                check_argv,
-                environ=environ,
-                mask=mask,
-                grace_s=patience.grace_s,
-                silence_s=patience.silence_s,
+                argv,
+                environ=self._environ,
+                mask=self._mask,
+                grace_s=self._patience.grace_s,
+                silence_s=self._patience.silence_s,
                 interrupted=functools.partial(
-                    _say_why_interrupted, said=said, environ=environ, clock=clock
+                    _say_why_interrupted,
+                    said=self._said,
+                    environ=self._environ,
+                    clock=self._clock,
                 ),
             )
         except (check_process.NoAnswer, OSError) as failure:
             if isinstance(failure, check_process.NoAnswer):
-                said = failure.said
-            _say(f"start {start} of {patience.master_starts} of the check: {failure}")
-            continue
+                self._said = failure.said
+            self._failure = str(failure)
+            return None
         if answer.disposition == "proceed" and answer.exit_code:
-            _say(f"running the script anyway: {answer.reason}")
+            # With nodes, it goes on without the bad ones.
+            anyway = "" if answer.nodes else " anyway"
+            _say(f"running the script{anyway}: {answer.reason}")
         return answer
-    _say("the nodes could not be checked; the script runs on UNCHECKED nodes")
-    return Answer(disposition="proceed")
+
+
+def _without_answer(unchecked_runs: bool) -> Answer:
+    """Return what becomes of a job whose check cannot even say that it failed."""
+    reason = "the check never answered; the lines above say more"
+    if unchecked_runs:
+        _say(f"running the script anyway: UNCHECKED: {reason}")
+        return Answer(disposition="proceed")
+    reason = f"UNCHECKED: {reason} (--on-unchecked)"
+    return Answer(disposition="stop", exit_code=ExitCode.UNAVAILABLE, reason=reason)
 
 
 def _say_why_interrupted(
@@ -188,7 +254,7 @@ def _await_requeue(wait_s: float) -> int:
     """Wait for Slurm to end this attempt of the job, of which the check has said why."""
     deadline = time.monotonic() + wait_s
     while (remaining := deadline - time.monotonic()) > 0:
-        info = signal.sigtimedwait(ALL_SIGNALS, remaining)
+        info = signal.sigtimedwait(ALL_SIGNALS - FOR_SCRIPT, remaining)
         if info is not None and info.si_signo not in check_process.HARMLESS:
             raise check_process.Interrupted(info.si_signo)
     _say(f"Slurm has not requeued the job within {wait_s:g} s; it ends here, submit it again")
@@ -243,10 +309,17 @@ def _run_script(
     mask: Collection[int],
     name: str,
     recorder: _Recorder,
+    trap_wait_s: float,
 ) -> int:
     """Run the script with its two records in the journal; return its wait status."""
     began = time.monotonic()
-    process = ScriptProcess(argv, environ=environ, mask=mask)
+    process = ScriptProcess(argv, environ=environ, mask=mask, trap_wait_s=trap_wait_s)
+    if process.early:
+        names = ", ".join(map(signal_name, sorted(process.early)))
+        _say(
+            f"{names} came before {name} started; it is sent once the script has a trap for it,"
+            f" or after {trap_wait_s:g} s"
+        )
     recorder.start(ScriptStarted(script=name, pid=process.pid))
     status = process.wait(recorder.ended)
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0

@@ -4,10 +4,11 @@
 Runs in every task of a training step, as the job's user, and in the end becomes torchrun. It reads
 the environment, and the journal if there is a check.
 
-    train         the command: read, check if told to, become torchrun
-    parser        has the arguments read by the torchrun of the job's interpreter
-    arguments     what torchrun gets besides the user's arguments
-    place         which of the step's processes this one is
-    joint_check   the check, run by processes that srun has already started
-    node_choice   which nodes training starts with
+    train          the command: read, check if told to, become torchrun
+    parser         has the arguments read by the torchrun of the job's interpreter
+    arguments      what torchrun gets besides the user's arguments
+    place          which of the step's processes this one is
+    joint_check    the check, run by processes that srun has already started
+    earlier_check  one of this attempt that need not be repeated
+    node_choice    which nodes training starts with
 """

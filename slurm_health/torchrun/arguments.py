@@ -48,6 +48,11 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         return not self.own.keys().isdisjoint(_CHECKING)
 
     @property
+    def checks_again(self) -> bool:
+        """Whether they are checked although this attempt of the job was."""
+        return "check-again" in self.own
+
+    @property
     def check(self) -> str:
         """What is checked, as `--check` of the other commands would say it."""
         if "straggler-detection" in self.own:

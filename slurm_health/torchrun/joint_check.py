@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
+
 from slurm_health import journal
 from slurm_health.core.expectations import Expectation
 from slurm_health.core.record_codec import Entry
@@ -23,6 +25,7 @@ from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
     Disposition,
+    Record,
     RunFinished,
     RunStarted,
     VerdictReached,
@@ -41,6 +44,7 @@ from slurm_health.processes import (
     read_available,
     start_tied,
 )
+from slurm_health.torchrun.earlier_check import ADOPTED, EarlierCheck, verdict_of
 from slurm_health.torchrun.node_choice import Bounds, NodeChoice, choose
 from slurm_health.torchrun.place import TaskPlace
 
@@ -56,6 +60,10 @@ class JointOutcome:
 
     verdict: VerdictReached
     choice: NodeChoice
+
+
+class Unheard(JournalError):
+    """The first process says nothing, or nothing any more."""
 
 
 class OwnAgent:
@@ -89,6 +97,14 @@ class OwnAgent:
         self._process, self._said = None, b""
         reason = f"its agent ended: {': '.join([exit_text(returncode), *said])}"
         return [AgentsLost(launch=self._launch, nodes=[self._node], reason=reason)]
+
+    def ring(self) -> None:
+        """Do nothing: the agents of the other nodes are not this process's."""
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - nobody rings
+        """Wait."""
+        time.sleep(timeout_s)
+        return set()
 
     def stop(self, leave_s: float = LEAVE_S) -> None:
         """Let the agent leave, which frees the devices, or end it."""
@@ -146,22 +162,39 @@ def lead(
         agent.stop()
         absent = _await_sign_off(directory, nodes[1:])
         choice = choose(verdict, bounds, absent=absent, exclude_slow=exclude_slow)
-        go = bool(choice.nodes)
-        if go:
-            master.append(
-                ActionIntended(
-                    action=Action.PROCEED, nodes=list(choice.nodes), reason=choice.reason
-                )
-            )
-        master.finish(
-            RunFinished(
-                disposition=Disposition.PROCEED if go else Disposition.STOP,
-                exit_code=ExitCode.HEALTHY if go else ExitCode.BAD_NODES,
-                reason=choice.reason,
-            )
-        )
+        for record in _outcome_records(choice):
+            master.append(record)
+    except (KeyboardInterrupt, SystemExit) as end:
+        master.note_end(end)
+        raise
     finally:
         master.close()
+    return JointOutcome(verdict=verdict, choice=choice)
+
+
+def adopt(
+    directory: Path,
+    started: RunStarted,
+    earlier: EarlierCheck,
+    bounds: Bounds,
+    *,
+    exclude_slow: bool,
+) -> JointOutcome:
+    """Decide who trains by what an earlier check found, and let all processes know.
+
+    Raises:
+        JournalError: the journal cannot be written, or another start of the same name has been
+            there.
+    """
+    if journal.read_all(directory, journal.MASTER):
+        raise _used_before(directory)
+    here = [node for node in earlier.verdict.nodes if node.node in started.nodes]
+    verdict = VerdictReached(nodes=here)
+    choice = choose(verdict, bounds, absent=(), exclude_slow=exclude_slow)
+    settings = {**started.settings, ADOPTED: earlier.directory.name}
+    journal.create(directory, [journal.MASTER, *started.nodes])
+    writer = journal.Writer(directory, journal.MASTER, time.time)
+    writer.append(msgspec.structs.replace(started, settings=settings), *_outcome_records(choice))
     return JointOutcome(verdict=verdict, choice=choice)
 
 
@@ -184,15 +217,15 @@ def follow(
     poll_s = poll_interval_s(len(place.nodes))
     heard: list[Entry] = []
     heard_at = monotonic()
-    while (outcome := _outcome(heard)) is None:
+    while (outcome := _outcome(heard, directory)) is None:
         news = reader.read_new()
         heard += news
         heard_at = monotonic() if news else heard_at
-        if place.chosen_start and heard == news and _outcome(heard):
+        if place.chosen_start and heard == news and _outcome(heard, directory):
             raise _used_before(directory)
         if monotonic() - heard_at > (SILENCE_S if heard else BEGIN_S):
-            raise JournalError(reader.path, _silent(place, heard))
-        if _outcome(heard) is None:
+            raise Unheard(reader.path, _silent(place, heard))
+        if _outcome(heard, directory) is None:
             _serve(agent, directory, news)
             sleep(poll_s)
     agent.stop()
@@ -241,12 +274,28 @@ def _await_sign_off(directory: Path, nodes: Sequence[str]) -> list[str]:
     return list(readers)
 
 
-def _outcome(entries: Sequence[Entry]) -> JointOutcome | None:
-    """Return the outcome once the master has written it whole."""
+def _outcome_records(choice: NodeChoice) -> list[Record]:
+    """Return what tells all processes who trains."""
+    go = bool(choice.nodes)
+    finished = RunFinished(
+        disposition=Disposition.PROCEED if go else Disposition.STOP,
+        exit_code=ExitCode.HEALTHY if go else ExitCode.BAD_NODES,
+        reason=choice.reason,
+    )
+    if not go:
+        return [finished]
+    nodes = list(choice.nodes)
+    return [ActionIntended(action=Action.PROCEED, nodes=nodes, reason=choice.reason), finished]
+
+
+def _outcome(entries: Sequence[Entry], directory: Path) -> JointOutcome | None:
+    """Return the outcome once the first process has written it whole."""
     verdict: VerdictReached | None = None
     nodes: tuple[str, ...] = ()
     for entry in entries:
         match entry.record:
+            case RunStarted() as record:
+                verdict = verdict_of(directory, record)
             case VerdictReached() as record:
                 verdict = record
             case ActionIntended(action=Action.PROCEED, nodes=names):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.errors import ConfigError
+from slurm_health.errors import ConfigError, ExitCode
 from slurm_health.master.run_check import find_python
 from slurm_health.options import Door, options_of
 from slurm_health.processes import run_in_foreground
@@ -23,6 +24,8 @@ _OPTIONS = options_of(Door.RUN)
 _READER = Path(__file__).parents[1] / "probes" / "torchrun_arguments.py"
 # Loading torch from a cold network filesystem can take minutes.
 _DEADLINE_S = 600.0
+# The help, and a command line that is refused; with any other code the trouble is this node's own.
+_SAME_EVERYWHERE = {ExitCode.HEALTHY, ExitCode.USAGE}
 
 
 class ParserEnded(Exception):
@@ -33,8 +36,13 @@ class ParserEnded(Exception):
         super().__init__(exit_code)
 
 
-def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Arguments]:
+def read(
+    argv: Sequence[str], environ: Mapping[str, str], *, speaks: bool = True
+) -> tuple[str, Arguments]:
     """Return the interpreter to train with, and what the command line says.
+
+    Where this process does not speak for its step (`speaks`), it leaves it to another one to print
+    the help, or what is wrong with the command line.
 
     Raises:
         ConfigError: there is no interpreter with torch,
@@ -46,10 +54,10 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Argument
     if guess is not None and shutil.which(guess, path=environ.get("PATH")) is None:
         guess = None
     python = find_python(guess, environ)
-    found = _ask(python, argv, environ)
+    found = _ask(python, argv, environ, speaks=speaks)
     if found.text("python") != guess:
         python = find_python(found.text("python"), environ)
-        found = _ask(python, argv, environ)
+        found = _ask(python, argv, environ, speaks=speaks)
     own = {
         name: _OPTIONS[name].parsed(
             "" if value is True else str(value), "command line", f"--{name}"
@@ -69,14 +77,20 @@ def _perhaps_named(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _ask(python: str, argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
+def _ask(
+    python: str, argv: Sequence[str], environ: Mapping[str, str], *, speaks: bool
+) -> Arguments:
     options = [(each.name, each.kind.metavar, each.described) for each in _OPTIONS.values()]
-    with tempfile.TemporaryFile() as answer:
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
         os.set_inheritable(answer.fileno(), True)
         words = [str(answer.fileno()), json.dumps(options), *argv]
         try:
             code = run_in_foreground(
-                [python, str(_READER), *words], environ=environ, stdin=b"", deadline_s=_DEADLINE_S
+                [python, str(_READER), *words],
+                environ=environ,
+                stdin=b"",
+                output=None if speaks else said,
+                deadline_s=_DEADLINE_S,
             )
         except TimeoutError:
             raise ConfigError(
@@ -86,6 +100,9 @@ def _ask(python: str, argv: Sequence[str], environ: Mapping[str, str]) -> Argume
             raise ConfigError("--python", python, f"cannot be run: {err.strerror}") from err
         answer.seek(0)
         found = answer.read()
+        if code not in _SAME_EVERYWHERE:
+            said.seek(0)
+            sys.stderr.buffer.write(said.read())
     if code != 0 or not found:
         raise ParserEnded(code)
     return msgspec.json.decode(found, type=Arguments)

@@ -97,6 +97,11 @@ def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | N
     return _in_job(job, nodes=nodes, node=node, start=start, step=step)
 
 
+def speaks_for_step(environ: Mapping[str, str]) -> bool:
+    """Tell whether this process says what all of its step would say alike: its first task."""
+    return not _in_step(environ) or environ.get("SLURM_PROCID", "0") == "0"
+
+
 def single(environ: Mapping[str, str], *, host: str, now_s: int) -> TaskPlace:
     """Return the place of a process that has nothing to do with others, on the machine `host`."""
     node = environ.get("SLURMD_NODENAME") or host

@@ -3,29 +3,46 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import getpass
 import os
+import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_health import __version__, config, journal
 from slurm_health.core.records import AgentStarted, RunStarted
 from slurm_health.core.session.session import Limits
-from slurm_health.errors import ConfigError, ExitCode, JournalError
+from slurm_health.errors import ConfigError, ExitCode, JournalError, UsageError
 from slurm_health.master import journal_filesystem
 from slurm_health.master.run_check import agent_command
 from slurm_health.master.setup_file import environ_after
 from slurm_health.options import localize_choices
 from slurm_health.probe_choice import chosen_phases
-from slurm_health.torchrun import joint_check, parser
+from slurm_health.processes import leaving_on
+from slurm_health.torchrun import earlier_check, joint_check, parser
 from slurm_health.torchrun.arguments import Arguments, Team, command_line, trains_alone
+from slurm_health.torchrun.earlier_check import EarlierCheck
 from slurm_health.torchrun.joint_check import JointOutcome, OwnAgent
 from slurm_health.torchrun.node_choice import Bounds, bounds, why_left_out
-from slurm_health.torchrun.place import TaskPlace, find, single
+from slurm_health.torchrun.place import TaskPlace, find, single, speaks_for_step
+
+# What is wrong with a directory itself is the same on all nodes that share it, and one says it.
+_SAME_EVERYWHERE = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EEXIST,
+    errno.ENOENT,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
 
 
 def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -34,21 +51,39 @@ def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         SlurmHealthError: the command line, the surroundings or the journal cannot be used.
     """
+    speaks = speaks_for_step(environ)
     try:
-        python, arguments = parser.read(argv, environ)
+        return _train(*parser.read(argv, environ, speaks=speaks), environ)
     except parser.ParserEnded as ended:
         return ended.exit_code
+    except UsageError as err:  # the same in all tasks
+        if speaks:
+            raise
+        return err.exit_code
+
+
+def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int:
     place = find(arguments, environ)
     alone = place is None or trains_alone(arguments)
     starting = _all_of(place)
     if arguments.checks:
         here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
-        found = _checked(here, arguments, python, environ, alone=alone)
+        with _ended_in_order():
+            found = _checked(here, arguments, python, environ, alone=alone)
         if isinstance(found, int):
             return found
         starting = found
     team = None if alone or place is None else _team(place, starting, environ)
     return _become_torchrun(python, command_line(arguments, team, environ), environ)
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Have SIGTERM end what is in progress as an error would; torchrun gets it as it was."""
+    before = signal.getsignal(signal.SIGTERM)
+    with leaving_on(signal.SIGTERM):
+        yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +114,12 @@ def _checked(
     except JournalError as err:
         if within.least < len(place.nodes):
             raise  # the others may go on without this node
-        _say(f"{place.node}: NOT CHECKED: {err}; starting the training anyway")
+        if _is_to_tell(err, place):
+            _say(f"{place.node}: UNCHECKED: {err}; starting the training anyway")
         return _all_of(place)
     chosen = outcome.choice.nodes
     if place.node not in chosen:
-        return _stay_out(place.node, outcome)
+        return _stay_out(place, outcome)
     return _Starting(nodes=chosen, addresses=_addresses(directory, place))
 
 
@@ -104,6 +140,16 @@ def _check(
             return joint_check.follow(directory, place, agent)
         finally:
             agent.stop(0.0)
+    phases = chosen_phases(arguments.check)
+    earlier = None
+    if not arguments.checks_again:
+        probes = {probe.name for phase in phases for probe in phase.probes}
+        earlier = earlier_check.find(directory, place, probes, localize_choices(arguments.own))
+    if earlier is not None:
+        exclude_slow = arguments.exclude_straggler
+        outcome = joint_check.adopt(directory, started, earlier, within, exclude_slow=exclude_slow)
+        _say_adopted(earlier, outcome)
+        return outcome
     outcome = joint_check.lead(
         directory,
         started,
@@ -111,7 +157,7 @@ def _check(
         within,
         exclude_slow=arguments.exclude_straggler,
         limits=Limits(),
-        phases=chosen_phases(arguments.check),
+        phases=phases,
         expectations=config.expectations(environ),
         localize=config.localize(environ) | localize_choices(arguments.own),
     )
@@ -167,12 +213,32 @@ def _summarize(directory: Path, outcome: JointOutcome) -> None:
     _say(text)
 
 
-def _stay_out(node: str, outcome: JointOutcome) -> int:
+def _is_to_tell(err: JournalError, place: TaskPlace) -> bool:
+    """Tell whether this process is the one of the step that says why nothing was checked."""
+    if isinstance(err, joint_check.Unheard):
+        return place.node == place.nodes[1]  # the first one cannot
+    shared = isinstance(err.__cause__, OSError) and err.__cause__.errno in _SAME_EVERYWHERE
+    return place.leads or not shared
+
+
+def _say_adopted(earlier: EarlierCheck, outcome: JointOutcome) -> None:
+    from slurm_health.report import find
+    from slurm_health.report.build import run_report
+    from slurm_health.report.phrases import duration_text, found_text
+
+    found = found_text(run_report(find.read_run(earlier.directory)), names=True)
+    ago = duration_text(max(0.0, time.time() - earlier.ended_s))
+    why = f"; {outcome.choice.reason}" if outcome.choice.nodes and outcome.choice.reason else ""
+    _say(f"the job's nodes were checked {ago} ago: {found}; not again (--check-again){why}")
+
+
+def _stay_out(place: TaskPlace, outcome: JointOutcome) -> int:
     if not outcome.choice.nodes:
-        _say(f"{node}: training does NOT start: {outcome.choice.reason}")
+        if place.leads:
+            _say(f"training does NOT start: {outcome.choice.reason}")
         return ExitCode.BAD_NODES
     _say(
-        f"{node} is LEFT OUT: {why_left_out(outcome.verdict, node)};"
+        f"{place.node} is LEFT OUT: {why_left_out(outcome.verdict, place.node)};"
         f" training goes on with the other {len(outcome.choice.nodes)} nodes"
     )
     return ExitCode.HEALTHY

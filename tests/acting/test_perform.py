@@ -9,9 +9,9 @@ import pytest
 
 from slurm_health import journal
 from slurm_health.acting import requeue_helper
-from slurm_health.acting.job_facts import earlier_runs, requeue_obstacle, requeues
+from slurm_health.acting.job_facts import earlier_runs, hold_obstacle, requeues
 from slurm_health.acting.perform import RecordAppender, act
-from slurm_health.core.acting.policy import OnInconclusive, Policy
+from slurm_health.core.acting.policy import OnInconclusive, OnStraggler, Policy
 from slurm_health.core.node import drain_note
 from slurm_health.core.node.settings import Breaker
 from slurm_health.core.records import (
@@ -217,6 +217,108 @@ def test_a_job_that_started_smaller_than_wanted_names_its_nodes_for_the_scripts_
     assert (finished.disposition, finished.nodes) == ("proceed", nodes)
 
 
+# --- slow nodes ----------------------------------------------------------------------------------
+
+
+def test_a_slow_node_is_left_for_an_idle_one(scene: Scene) -> None:
+    finished = scene.act(n3=Level.SLOW)
+
+    assert finished.disposition == "requeue"
+    (asked,) = scene.slurm.calls("sbatch", "--test-only")
+    assert {"--nodes=1", "--exclude=n[1-3]", "--partition=main", "--cpus-per-task=2"} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"waiting": {"15": "Priority"}}, "job 15 waits for nodes of partition main"),
+        ({"private": "accounts,jobs"}, "(PrivateData=jobs)"),
+        ({"refuse": {"--test-only": "allocation failure: not now"}}, "allocation failure: not now"),
+        ({"refuse": {"--states=PENDING": "Socket timed out"}}, "no other nodes: Socket timed out"),
+    ],
+)
+def test_a_slow_node_is_not_left_where_slurm_does_not_promise_another_at_once(
+    scene: Scene, changes: dict[str, object], said: str
+) -> None:
+    scene.slurm.set(**changes)
+
+    finished = scene.act(n3=Level.SLOW)
+
+    assert finished.disposition == "proceed"
+    assert said in finished.reason
+    assert "continuing with n3 anyway" in finished.reason
+    assert scene.slurm.calls("scontrol", "requeuehold") == []
+
+
+@pytest.mark.parametrize(
+    ("node", "state", "said"),
+    [
+        ("n4", "IDLE+DRAIN", "no other nodes: allocation failure: Requested node configuration"),
+        ("n1", "MIXED+DRAIN", "it would have to wait for nodes: n1 is MIXED+DRAIN"),
+    ],
+)
+def test_a_node_that_takes_no_jobs_is_no_place_to_go_to(
+    scene: Scene, node: str, state: str, said: str
+) -> None:
+    scene.slurm.change_node(node, state=state)
+
+    finished = scene.act(n3=Level.SLOW)
+
+    assert finished.disposition == "proceed"
+    assert said in finished.reason
+
+
+def test_a_job_whose_requeue_is_refused_stays_on_its_slow_node(scene: Scene) -> None:
+    scene.slurm.set(refuse={"requeuehold": "disabled"})
+
+    finished = scene.act(n3=Level.SLOW)
+
+    assert finished.disposition == "proceed"
+    assert "could not move the job off n3" in finished.reason
+    assert scene.slurm.calls("scancel") == [["scancel", "13"]]
+
+
+def test_a_job_that_leaves_its_batch_host_needs_no_other_node_where_it_has_a_spare(
+    scene: Scene,
+) -> None:
+    scene.slurm.set(refuse={"--test-only": "allocation failure: no node is idle"})
+    policy = Policy(nodes_wanted=2, nodes_needed=2)
+
+    finished = scene.act(n1=Level.SLOW, n3=Level.HEALTHY, policy=policy)
+
+    assert finished.disposition == "requeue"
+    assert scene.slurm.calls("sbatch", "--test-only") == []
+
+
+def test_several_slow_nodes_are_left_together_or_not_at_all(scene: Scene) -> None:
+    scene.slurm.add_node("n5")
+    scene.slurm.run_job(15, ["n5"])
+    finished = scene.act(n2=Level.SLOW, n3=Level.SLOW)
+
+    assert finished.disposition == "proceed"
+    assert "it would have to wait for 2 other nodes for up to 60 min" in finished.reason
+    assert "continuing with n[2-3] anyway" in finished.reason
+
+
+def test_a_job_leaves_a_faulty_node_and_keeps_a_slow_one_that_it_would_wait_for(
+    scene: Scene,
+) -> None:
+    finished = scene.act(n2=Level.SLOW, n3=Level.FAULTY)
+
+    assert finished.disposition == "requeue"
+    intended = [r for r in scene.records if isinstance(r, ActionIntended)]
+    assert [r.nodes for r in intended if r.action is Action.EXCLUDE] == [["n3"]]
+
+
+def test_a_job_that_is_to_wait_for_other_nodes_does_not_ask_for_any(scene: Scene) -> None:
+    scene.slurm.set(waiting={"15": "Priority"})
+
+    finished = scene.act(n3=Level.SLOW, policy=Policy(on_straggler=OnStraggler.REQUEUE))
+
+    assert finished.disposition == "requeue"
+    assert scene.slurm.calls("sbatch", "--test-only") == []
+
+
 def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_again(
     scene: Scene,
 ) -> None:
@@ -308,7 +410,7 @@ def test_a_job_that_slurm_has_requeued_itself_is_still_a_batch_job(flag: str) ->
     fields = {"BatchFlag": flag, "Requeue": "1", "ReqNodeList": "(null)"}
     job = Job(job_id=1, states=frozenset(), reason="", fields=fields)
 
-    assert requeue_obstacle(job, ["n3"]) == ""
+    assert hold_obstacle(job) == ""
 
 
 def test_what_was_decided_is_in_the_journal_before_it_is_done(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_health import journal
 from slurm_health.acting.job_facts import placement
-from slurm_health.acting.release_elsewhere import PENDING_S, TRIES, release_elsewhere
+from slurm_health.acting.release_elsewhere import PENDING_S, TRIES, Here, release_elsewhere
 from slurm_health.acting.requeue_helper import Helper, Move, helper_name
 from slurm_health.core.records import ActionDone
 from slurm_health.slurm.client import Client
@@ -20,12 +20,13 @@ from slurm_health.slurm.parsing import Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
 
-JOB = 12
+JOB, HELPER = 12, 13
 OWN = "it's mine; a=b"
 
 
-def move(*exclude: str, least: int | None = None) -> Move:
-    return Move(job=str(JOB), attempt=0, exclude=exclude, comment=OWN, least=least)
+def move(*exclude: str, least: int | None = None, keep_size: bool = False) -> Move:
+    told = Move(job=str(JOB), attempt=0, exclude=exclude, comment=OWN, least=least)
+    return msgspec.structs.replace(told, keep_size=keep_size)
 
 
 class Scene:
@@ -44,11 +45,12 @@ class Scene:
         self.clock.now_s += seconds
         self.on_sleep(seconds)
 
-    def release(self, *exclude: str, least: int | None = None) -> bool:
+    def release(self, *exclude: str, least: int | None = None, keep_size: bool = False) -> bool:
         return release_elsewhere(
-            move(*exclude, least=least),
+            move(*exclude, least=least, keep_size=keep_size),
             directory=self.directory,
             client=self.client,
+            here=Here(HELPER, "n1"),
             clock=self.clock,
             sleep=self.sleep,
         )
@@ -299,6 +301,34 @@ def test_a_job_that_makes_do_with_fewer_nodes_asks_for_those_there_are(
     assert changed == ([asked, "2", "4"] if asked else [None] * 3)
     said = ", with a node count of 1, as no more nodes are available" if asked else ""
     assert scene.recorded() == (True, f"without n2{said}")
+
+
+@pytest.mark.parametrize(
+    ("busy", "state", "keep_size", "asked"),
+    [
+        ({"n1": [HELPER], "n3": []}, "IDLE", False, None),  # the helper is gone in a moment
+        ({"n1": [HELPER, 14], "n3": []}, "IDLE", False, "1-2"),
+        ({"n1": [HELPER], "n3": []}, "IDLE+RESERVED", False, "1-2"),
+        ({"n1": [HELPER], "n3": []}, "IDLE+PLANNED", False, "1-2"),
+        ({"n1": [HELPER], "n3": [14]}, "IDLE", False, "1-2"),
+        ({"n1": [HELPER], "n3": [14]}, "IDLE", True, None),
+    ],
+)
+def test_a_job_that_makes_do_with_fewer_nodes_does_not_wait_for_those_that_others_use(
+    scene: Scene, busy: dict[str, list[int]], state: str, keep_size: bool, asked: str | None
+) -> None:
+    scene.slurm.set(partition_nodes="n[1-3]")
+    scene.slurm.change_job(JOB, size=[2, 8, 4])
+    for node, jobs in busy.items():
+        scene.slurm.change_node(node, state=state if not jobs else "MIXED")
+        for job in jobs:
+            known = scene.slurm.jobs().get(str(job), {"nodes": []})["nodes"]
+            scene.slurm.run_job(job, [*known, node])
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2", least=1, keep_size=keep_size)
+
+    assert scene.slurm.job(JOB).get("NumNodes") == asked
 
 
 def test_a_job_that_slurm_does_not_make_smaller_is_released_all_the_same(scene: Scene) -> None:

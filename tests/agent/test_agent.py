@@ -10,14 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from slurm_health import journal
+from slurm_health import journal, orders
 from slurm_health.agent.agent import OPEN_S, Agent, AgentSettings, JournalNotVisible
 from slurm_health.agent.worker_process import UNKILLABLE_S
+from slurm_health.bell import Ringers, ring_all
 from slurm_health.core.records import (
     AgentEnded,
     AgentsLaunched,
@@ -29,7 +31,6 @@ from slurm_health.core.records import (
     Record,
     Rendezvous,
     RoundStarted,
-    RunStarted,
     Sampled,
     VerdictReached,
     WorkersFailed,
@@ -51,26 +52,14 @@ class Stage:
         self.directory = directory / "run"
         self.behaviour = directory / "workers"
         self.behaviour.mkdir()
-        journal.create(self.directory, [journal.MASTER, "n1"])
-        self._writer = journal.Writer(self.directory, journal.MASTER, Clock())
+        journal.create(self.directory, ["n1"])
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def begin(self, run_id: str = "r1") -> None:
-        self.says(
-            RunStarted(
-                run_id=run_id,
-                job_id=1,
-                attempt=0,
-                cluster="c",
-                partition="",
-                nodes=["n1", "n2"],
-                master_node="n1",
-                user="u",
-            )
-        )
+        self._orders = orders.Writer(self.directory, run_id, ["n1", "n2", "n3"])
 
     def says(self, *records: Record) -> None:
-        self._writer.append(*records)
+        self._orders.append(*records)
 
     def settings(self, python: str = str(FAKE_WORKER), silence_s: float = 60.0) -> AgentSettings:
         return AgentSettings(
@@ -89,10 +78,12 @@ class Stage:
         *,
         python: str | Path = FAKE_WORKER,
         silence_s: float = 60.0,
+        poll_s: float = 0.01,
+        bell: int | None = None,
         **environ: str,
     ) -> subprocess.Popen[bytes]:
         self.behave(how)
-        settings = self.settings(str(python), silence_s)
+        settings = replace(self.settings(str(python), silence_s), poll_s=poll_s)
         options = {
             "--directory": settings.directory,
             "--run-id": settings.run_id,
@@ -107,6 +98,8 @@ class Stage:
                 *(sys.executable, "-m", "slurm_health", "agent"),
                 *(f"{name}={value}" for name, value in options.items()),
             ],
+            stdin=bell,
+            stdout=bell,
             stderr=subprocess.PIPE,
             env={
                 **os.environ,
@@ -372,8 +365,50 @@ def test_a_worker_that_is_stuck_is_killed_at_the_masters_word_and_replaced(
     report = running.hears(NodeReported)
 
     assert (report.outcome, report.crashed) == (Outcome.TIMED_OUT, False)
-    assert report.detail == "stopped while stuck: n2 is gone"
+    assert report.detail == "stopped while stuck: the deadline of the round has passed"
     running.hears(WorkersReady, 2)
+
+
+def test_a_worker_that_is_stopped_in_a_round_is_its_nodes_failure_before_any_deadline(
+    running: Stage,
+) -> None:
+    (worker,) = descendants(running.processes[0].pid)
+    os.kill(worker, signal.SIGSTOP)
+    running.round(group=["n1", "n2"])
+
+    report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed) == (Outcome.FAILED, True)
+    assert report.detail == ("check process of device 0 stands still: stopped by a signal for 1 s")
+    running.hears(WorkersReady, 2)
+    assert worker not in descendants(running.processes[0].pid)
+
+
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
+def test_a_worker_that_the_kernel_holds_in_a_round_is_told_soon_and_is_no_fault_of_the_node(
+    running: Stage,
+) -> None:
+    (worker,) = descendants(running.processes[0].pid)
+    with frozen(worker):
+        running.round()
+
+        report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed, report.unmeasured) == (Outcome.NOT_RUN, False, True)
+    assert report.detail.startswith("check process of device 0 stands still: held in the kernel")
+    running.hears(WorkersReady, 2)
+
+
+def test_workers_that_are_stopped_as_often_as_they_start_have_failed(stage: Stage) -> None:
+    script = "#!/bin/sh\nkill -STOP $$\n"
+    stage.begin()
+    stage.start(python=write_executable(stage.behaviour / "python", script))
+
+    failed = stage.hears(WorkersFailed)
+
+    assert failed.reason == "its check process stands still: stopped by a signal for 1 s"
+    assert not failed.device_failed
+    assert stage.kinds().count("WorkersStarting") == 1
 
 
 def test_a_stopped_worker_does_not_stop_the_agent(running: Stage) -> None:
@@ -491,7 +526,7 @@ def test_it_leaves_a_master_that_is_silent_and_none_that_says_it_waits(stage: St
     Agent(stage.settings("/nonexistent"), dict(os.environ), monotonic=passing).run()
 
     assert stage.hears(AgentEnded).reason == "the master has said nothing for 60 s"
-    assert 4060 < clock.now_s < 4100
+    assert 4060 < clock.now_s < 4200  # it looks at the clock a few times each time round
 
 
 def test_what_held_up_the_agent_itself_is_no_silence_of_the_master(stage: Stage) -> None:
@@ -524,6 +559,29 @@ def test_a_run_that_is_over_already_is_left_at_once(stage: Stage) -> None:
     assert end_of(stage.start()) == (0, "")
 
 
+def test_an_agent_that_hears_the_bell_looks_at_once_and_rings_when_it_has_written(
+    stage: Stage,
+) -> None:
+    stage.begin()
+    agent = stage.start("well", poll_s=50.0, bell=subprocess.PIPE)  # longer than `hears` waits
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    stage.hears(WorkersReady)
+
+    for index in range(2):
+        stage.round(index)
+        ring_all(agent.stdin.fileno())
+        stage.hears(NodeReported, index + 1)
+    stage.says(VerdictReached(nodes=[]))
+    ring_all(agent.stdin.fileno())
+    agent.wait(timeout=20)
+
+    with agent.stdin, agent.stdout:
+        rings = Ringers().rung(agent.stdout.read())
+    assert set(rings) == {"n1"}
+    assert len(rings) >= 4  # it is there, its workers are ready, and a report of each round
+
+
 @pytest.mark.parametrize("run_id", ["of another run", None])
 def test_a_journal_that_does_not_show_this_run_is_given_up_in_time(
     stage: Stage, run_id: str | None
@@ -536,7 +594,7 @@ def test_a_journal_that_does_not_show_this_run_is_given_up_in_time(
         clock.now_s += 5.0
         return clock.now_s
 
-    with pytest.raises(JournalNotVisible, match=r"master\.jsonl"):
+    with pytest.raises(JournalNotVisible, match=r"orders\.jsonl"):
         Agent(stage.settings(), dict(os.environ), monotonic=hurry).run()
 
     assert stage.records() == []

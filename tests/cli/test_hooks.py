@@ -73,6 +73,16 @@ def test_results_can_be_read_by_a_program(node: Node) -> None:
     assert all(each["finding"]["status"] for each in found)
 
 
+def test_results_of_a_health_check_that_acts_can_be_read_by_a_program(node: Node) -> None:
+    node.more = "[checks.bad]\ncheck='cpus'\nmin_online=100000\n"
+    result = call(node, "healthcheck", "--act", "--json")
+    assert result.return_value == 1
+    found = {each["name"]: each["finding"]["status"] for each in json.loads(result.stdout)}
+    assert found["bad"] == "node_fault"
+    assert node.state == "IDLE+DRAIN"
+    assert "drain" in result.stderr
+
+
 def test_what_cannot_be_measured_ends_with_3(node: Node) -> None:
     node.more = "[checks.gone]\ncheck='command'\nargv=['/nowhere']\n"
     node.more += "[checks.memory9]\ncheck='memory'\n"

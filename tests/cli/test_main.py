@@ -321,6 +321,9 @@ def test_a_check_that_is_interrupted_leaves_no_process_behind(
     assert done.code == code
     assert "Traceback" not in done.stderr
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "their end")
+    (job,) = (tmp_path / "j" / "local").iterdir()
+    said = slurm_health("report", "--journal", str(tmp_path / "j"), job.name).stdout
+    assert f"stopped by {signal.Signals(number).name} before the first round" in said
 
 
 def test_a_signal_that_comes_when_a_check_has_ended_changes_nothing(tmp_path: Path) -> None:
@@ -363,7 +366,7 @@ def test_for_the_supervisor_everything_ends_in_one_line_of_json(tmp_path: Path) 
     answer: Mapping[str, object] = json.loads(one_line(done.stdout))
     assert answer["disposition"] == "proceed"
     assert answer["exit_code"] == done.code == 4
-    assert str(answer["reason"]).startswith("not checked: SLURM_JOB_ID")
+    assert str(answer["reason"]).startswith("UNCHECKED: SLURM_JOB_ID")
 
 
 def test_a_check_that_takes_long_lets_its_supervisor_know_that_it_gets_on(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_a_site_as_it_should_be_needs_nothing(hook: Path) -> None:
     ("before", "after", "level", "said"),
     [
         ("Prolog                  = HOOK", "Prolog = /nowhere/p", "change", "is not there"),
+        ("Prolog                  = HOOK", "Prolog = /zero\0byte", "change", "is not there"),
         ("Prolog                  = HOOK", "Prolog = (null)", "look", "Prolog is not set"),
         ("Prolog                  = HOOK", "Prolog = /bin/sh", "look", "no shim of slurm-health"),
         ("Epilog                  = HOOK", "Epilog[0] = /nowhere/*", "change", "matches nothing"),
@@ -115,6 +116,7 @@ def test_a_pattern_with_a_stray_file_is_found(tmp_path: Path, hook: Path) -> Non
     ("line", "said"),
     [
         ("python=/nowhere/python", "python=/nowhere/python is not there: it checks nothing"),
+        ("python=/zero\0byte", "byte is not there: it checks nothing"),
         ("config=/nowhere/config.toml", "config=/nowhere/config.toml is not there"),
         ("slurm=/nowhere/bin", "finds no scontrol in /nowhere/bin:/usr/sbin: its hook never"),
     ],

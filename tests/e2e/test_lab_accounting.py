@@ -102,6 +102,8 @@ def test_the_line_it_was_submitted_with_names_the_users_script(site: Site) -> No
     script = site.script("train.sh", f"#!/bin/sh\n{RAN}\n")
     job = submit(site, "-N2", script, script="")
     site.ended(job)
+    # slurmdbd may hear of the job's end first, and of its beginning, with this line, after it.
+    eventually(site, lambda: history(site, job, "submitline")[0][1], "the line of its submission")
     ((_, line),) = history(site, job, "submitline")
     assert line.endswith("/train.sh")
     assert "--parsable" in line

@@ -66,5 +66,5 @@ def test_a_setup_that_cannot_be_used_is_said_and_the_script_runs_unchecked(site:
     job = site.submit(f"--setup={setup}", f"--python={FAKE_WORKER}", "-N2", "--wrap=echo ran")
     assert site.ended(job)["JobState"] == "COMPLETED"
     output = site.lab.job_output(job)
-    assert f"not checked: --setup: {setup}: failed (exit code 127)" in output
+    assert f"UNCHECKED: --setup: {setup}: failed (exit code 127)" in output
     assert "ran" in output.splitlines()

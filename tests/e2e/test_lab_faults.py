@@ -92,6 +92,23 @@ def test_a_node_whose_packets_are_dropped_is_faulty(site: Site) -> None:
     assert verdict_of(checked.run, "n3")["component"] == "network"
 
 
+def test_of_three_nodes_the_one_whose_packets_are_dropped_is_known_without_a_deadline(
+    site: Site,
+) -> None:
+    site.lab.fault.drop("n3")
+    jobs: list[str] = []
+    checked = check_nodes(site, 3, jobs.append)
+
+    assert_named(checked, {"n3": FAULTY})
+    written = site.records(jobs[0])
+    phases = [record["phase"] for record in written if record["kind"] == "round_started"]
+    # Alone they need one round, and as pairs three: one for each pair.
+    assert phases[:4] == ["solo", "pair", "pair", "pair"]
+    stopped = [record for record in written if record["kind"] == "group_aborted"]
+    assert [record for record in stopped if "no answer from" in record["reason"]]
+    assert not [record for record in stopped if record.get("timed_out")]
+
+
 def test_a_node_with_a_slow_link_is_found(site: Site) -> None:
     site.lab.fault.slow_link("n3", mbit=50)
     checked = check_nodes(site, 4)

@@ -110,9 +110,20 @@ def test_slurm_is_asked_for_the_one_step_of_the_check_and_for_nothing_else(seen:
     assert seen.calls["REQUEST_SUBMIT_BATCH_JOB"] == 1
     changes = {name for name in seen.calls if "UPDATE" in name or "REQUEUE" in name}
     assert changes == set()
-    # Every look at nodes or at the configuration; those at jobs are this test's own.
-    looks = {"REQUEST_NODE_INFO", "REQUEST_NODE_INFO_SINGLE", "REQUEST_BUILD_INFO"}
-    assert looks & set(seen.calls) == set()
+    # Those at jobs are this test's own.
+    assert looks(seen.calls) == {"REQUEST_NODE_INFO": 1}, "the post-mortem of a script that fails"
+
+
+def test_a_job_whose_script_ends_well_asks_slurm_for_no_node(seen: Seen) -> None:
+    seen.site.forget_calls()
+    assert seen.site.ended(seen.site.submit("-N2", "--wrap=true"))["JobState"] == "COMPLETED"
+    assert looks(seen.site.calls()) == {}
+
+
+def looks(calls: Counter[str]) -> dict[str, int]:
+    """Return every look at nodes or at the configuration."""
+    kinds = ("REQUEST_NODE_INFO", "REQUEST_NODE_INFO_SINGLE", "REQUEST_BUILD_INFO")
+    return {kind: calls[kind] for kind in kinds if calls[kind]}
 
 
 def test_the_agents_are_started_once_and_loaded_once(seen: Seen) -> None:

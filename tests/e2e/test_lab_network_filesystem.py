@@ -118,7 +118,7 @@ def test_a_hang_on_the_batch_host_lets_the_script_run_unchecked(site: Site) -> N
         job = start(site, "-wn1")
         assert site.ended(job)["JobState"] == "COMPLETED"
     said = site.lab.job_output(job)
-    assert "not checked: journal " in said
+    assert "UNCHECKED: journal " in said
     assert "its filesystem did not answer within 60 s" in said
     assert "ran on n[1-4]" in said
 
@@ -154,7 +154,7 @@ def test_a_training_with_a_check_starts_where_the_filesystem_does_not_answer(sit
     with hung(site, "n1"):
         ran = site.lab.run(argv, user="alice", check=False, deadline_s=2 * DEADLINE_S)
     assert (ran.returncode, ran.stdout) == (0, "trained\n"), ran
-    assert "n1: NOT CHECKED: journal " in ran.stderr
+    assert "n1: UNCHECKED: journal " in ran.stderr
     assert "its filesystem did not answer within 60 s" in ran.stderr
 
 
@@ -163,7 +163,7 @@ def test_on_a_full_volume_the_script_runs_unchecked_and_says_so(site: Site) -> N
         job = start(site)
         assert site.ended(job)["JobState"] == "COMPLETED"
     said = site.lab.job_output(job)
-    assert "running the script anyway: not checked: journal " in said
+    assert "running the script anyway: UNCHECKED: journal " in said
     assert "No space left on device" in said
     assert "ran on n[1-4]" in said
     assert site.drained() == {}

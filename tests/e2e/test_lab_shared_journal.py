@@ -96,7 +96,7 @@ def test_a_directory_that_another_user_laid_ready_is_named_and_nothing_in_it_is_
             assert site.ended(job)["JobState"] == "COMPLETED"
     for job in jobs:
         said = site.lab.job_output(job)
-        assert "running the script anyway: not checked: journal " in said
+        assert "running the script anyway: UNCHECKED: journal " in said
         assert f"belongs to user {USERS['bob']}" in said
         assert said.endswith("the script ran\n")
     assert not (site.lab.paths.root / "journals" / "stolen").exists()
@@ -115,7 +115,7 @@ def test_two_users_jobs_are_checked_side_by_side_at_every_attempt(site: Site, ro
     for user, job in jobs.items():
         assert site.ended(job)["JobState"] == "COMPLETED"
         said = site.lab.job_output(job)
-        assert "not checked" not in said
+        assert "UNCHECKED" not in said
         assert "attempt 1 ran on " in said
         report = site.health("report", "--json", f"--journal={root}", str(job), user=user)
         first, second = json.loads(report.stdout)["runs"]

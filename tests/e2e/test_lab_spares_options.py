@@ -113,7 +113,7 @@ def test_with_too_few_nodes_left_to_be_requeued_to_the_job_stops_and_says_so(sit
     job = site.ended(number)
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
     output = site.lab.job_output(number)
-    assert "partition main has 4 nodes without them, and the job needs 5" in output
+    assert "partition main has 4 nodes without n[3-4], and the job needs 5" in output
     assert "ask for fewer (--nodes, --min-nodes)" in output
     site.assert_nothing_left()
 

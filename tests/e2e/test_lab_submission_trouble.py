@@ -213,3 +213,19 @@ def test_a_report_without_a_journal_says_what_slurm_knows(site: Site) -> None:
     assert "was not submitted with slurm-health sbatch" in said[plain].stderr
     assert "Slurm knows no job 9999" in said[9999].stderr
     site.lab.run(["scancel", str(pending), str(plain)])
+
+
+def test_no_task_of_an_array_is_missing_in_silence(site: Site) -> None:
+    played_nodes.play(site)
+    array = played_nodes.submit(site, "--array=1-3%1", script="sleep 600")
+    site.wait_record(f"{array}_1", "script_started", writer="supervisor")
+    table = site.table(array)
+    assert re.search(rf"^{array}_1 .*all healthy", table, re.MULTILINE)
+    assert re.search(rf"^{array}_\[2-3.*it is pending \(JobArrayTaskLimit\)", table, re.MULTILINE)
+    asked = site.table(f"{array}_[1-9]")
+    assert re.search(rf"^{array}_\[2-3\] .*it is pending", asked, re.MULTILINE)
+    assert re.search(rf"^{array}_\[4-9\] ", asked, re.MULTILINE)
+    none = site.health("report", f"{array}_[2-3]")
+    assert none.returncode == 4
+    assert f"{array}_[2-3]: it is pending" in none.stderr
+    site.lab.run(["scancel", str(array)])

@@ -24,6 +24,7 @@ IN_JOB = {
     "SLURM_CLUSTER_NAME": "lab",
     "SLURMD_NODENAME": "n1",
 }
+SRUN_SAYS = Path(__file__).parents[1] / "data/slurm-22.05/srun-job-ended.txt"
 STARTED = RunStarted(
     run_id="r",
     job_id=12,
@@ -76,6 +77,20 @@ def write_srun(directory: Path, text: str) -> None:
     srun.chmod(0o755)
 
 
+def supervise(directory: Path) -> Done:
+    """Check and run the script that a directory has, with the srun there."""
+    return slurm_health(
+        "supervise",
+        "--script-line=1",
+        "--script-name=script",
+        "--",
+        f"--python={sys.executable}",
+        f"--journal={directory}/journal",
+        f"{directory}/script",
+        environ=IN_JOB | {"PATH": f"{directory}:{os.environ['PATH']}"},
+    )
+
+
 def test_without_srun_the_error_says_where_to_find_it(tmp_path: Path) -> None:
     environ = IN_JOB | {"PATH": str(tmp_path)}
 
@@ -109,16 +124,7 @@ def test_a_batch_jobs_check_bears_one_name_however_often_it_is_started(tmp_path:
     )
     (tmp_path / "script").write_text("#!/bin/sh\n")
 
-    done = slurm_health(
-        "supervise",
-        "--script-line=1",
-        "--script-name=script",
-        "--",
-        f"--python={sys.executable}",
-        f"--journal={tmp_path}/journal",
-        f"{tmp_path}/script",
-        environ=IN_JOB | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-    )
+    done = supervise(tmp_path)
 
     starts = (tmp_path / "starts").read_text().splitlines()
     assert (done.code, len(starts), len(set(starts))) == (0, 3, 1), done.stderr
@@ -127,3 +133,15 @@ def test_a_batch_jobs_check_bears_one_name_however_often_it_is_started(tmp_path:
     started = journal.read_all(directory, journal.MASTER)[0].record
     assert isinstance(started, RunStarted)
     assert started.run_id in starts[0].split()
+
+
+def test_the_script_of_a_job_that_slurm_has_ended_is_not_started(tmp_path: Path) -> None:
+    """Slurm may tell the batch host of a cancelled job only seconds later."""
+    write_srun(tmp_path, f"cat {SRUN_SAYS} >&2; exit 1")
+    (tmp_path / "script").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+
+    done = supervise(tmp_path)
+
+    assert done.code == 4
+    assert "the job stops: Slurm has ended it already (Slurm job 1 has expired)" in done.stderr
+    assert not (tmp_path / "ran").exists()

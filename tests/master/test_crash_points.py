@@ -53,6 +53,12 @@ class NoLauncher:
     def poll(self) -> list[AgentsLost]:
         return []
 
+    def ring(self) -> None:
+        """Have nobody to tell."""
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
+        raise AssertionError(f"waits {timeout_s} s and {gather_s} s for agents after the verdict")
+
     def stop(self, grace_s: float = 0.0) -> None:
         """Have nothing to stop."""
 

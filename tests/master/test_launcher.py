@@ -148,7 +148,6 @@ def test_without_srun_there_is_an_error_before_anything_is_started(tmp_path: Pat
         ("srun-exit-different.txt", "its agent ended: Exited with exit code {number}"),
         ("srun-segfault.txt", "its agent ended: Segmentation fault"),
         ("srun-no-such-command.txt", "its agent ended: Exited with exit code 2"),
-        ("srun-job-ended.txt", "Slurm job 1 has expired"),
         (
             "srun-node-outside.txt",
             "Unable to create step for job 6: Requested node configuration is not available",
@@ -167,6 +166,16 @@ def test_a_task_that_ended_is_an_agent_that_may_be_started_again(
         node: reason.format(number=node[1]) for node in NODES
     }
     assert {loss.cause for loss in lost.values()} == {LossCause.ENDED}
+
+
+def test_no_agent_starts_in_a_job_that_has_ended(srun: Srun) -> None:
+    launcher = srun.says("srun-job-ended.txt")
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, NODES)
+    assert {loss.cause for loss in lost.values()} == {LossCause.JOB_ENDED}
+    assert {loss.reason for loss in lost.values()} == {"Slurm job 1 has expired"}
 
 
 @pytest.mark.parametrize("recorded", ["srun-killed.txt", "srun-exit-one.txt"])
@@ -384,4 +393,40 @@ def test_local_agents_that_do_not_leave_are_ended(local: Start) -> None:
 
     launcher.stop(0.0)
 
+    assert launcher.poll() == []
+
+
+_RINGS_WHEN_RUNG = """
+import time
+from slurm_health.bell import Bell
+bell = Bell("{node}")
+while not bell.heard():
+    time.sleep(0.01)
+bell.ring()
+time.sleep(60)
+"""
+
+
+def test_local_agents_hear_the_bell_and_are_heard(local: Start) -> None:
+    launcher = local(_RINGS_WHEN_RUNG.replace("{node}", "n1"))
+    launcher.start(0, ["n1"])
+    assert launcher.wait(0.1, 0.0) == set()
+
+    launcher.ring()
+
+    assert launcher.wait(30.0, 0.0) == {"n1"}
+
+
+def test_a_ring_in_the_name_of_another_node_is_none(local: Start) -> None:
+    launcher = local(_RINGS_WHEN_RUNG.replace("{node}", "n7"))
+    launcher.start(0, ["n1"])
+    launcher.ring()
+    assert launcher.wait(2.0, 0.0) == set()
+
+
+def test_an_agent_that_prints_without_end_holds_nobody_up(local: Start) -> None:
+    launcher = local("import os\nwhile True: os.write(1, b'y' * 4096)")
+    launcher.start(0, ["n1"])
+    for _ in range(3):
+        assert launcher.wait(0.5, 0.2) == set()
     assert launcher.poll() == []

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,10 @@ from slurm_health import journal
 from slurm_health.core.records import (
     AgentsLaunched,
     AgentsLost,
+    AgentStarted,
     Disposition,
     MasterResumed,
+    NodesAdmitted,
     Record,
     RoundEnded,
     RoundStarted,
@@ -35,6 +37,7 @@ from slurm_health.errors import JournalBusy, JournalError
 from slurm_health.master.master import (
     HEARTBEAT_S,
     SHORTEST_POLL_S,
+    SHORTEST_SWEEP_S,
     SILENCE_S,
     Master,
     poll_interval_s,
@@ -42,6 +45,7 @@ from slurm_health.master.master import (
 from slurm_health.master.run_check import make_localizer
 from tests.support.check_main import QUICK, run, started
 from tests.support.journals import Clock
+from tests.support.session_story import ready
 from tests.support.supervised import descendants, eventually
 
 FAKE_WORKER = str(Path(__file__).parents[1] / "support" / "fake_worker.py")
@@ -203,7 +207,8 @@ def test_a_second_master_of_the_same_run_is_refused(machine: Machine) -> None:
 class IdleLauncher:
     """Starts nothing and says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
         self.started: list[tuple[int, tuple[str, ...]]] = []
         self.stopped = False
 
@@ -213,17 +218,25 @@ class IdleLauncher:
     def poll(self) -> list[AgentsLost]:
         return []
 
+    def ring(self) -> None:
+        pass
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - nobody rings
+        self._sleep(timeout_s)
+        return set()
+
     def stop(self, grace_s: float = 0.0) -> None:  # noqa: ARG002 - a launcher's signature
         self.stopped = True
 
 
 def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: Path) -> None:
     clock = Clock(1000.0)
-    launcher = IdleLauncher()
 
     def sleep(seconds: float) -> None:
         assert seconds > 0
         clock.now_s += max(seconds, 0.5)
+
+    launcher = IdleLauncher(sleep)
 
     master = Master(
         tmp_path / "run",
@@ -233,7 +246,6 @@ def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: 
         phases=QUICK,
         make_localizer=make_localizer,
         clock=clock,
-        sleep=sleep,
     )
     began = time.monotonic()
     master.open(started(NODES))
@@ -258,13 +270,12 @@ def test_a_master_that_waits_says_so_long_before_anybody_takes_it_for_dead(tmp_p
     master = Master(
         tmp_path / "run",
         NODES,
-        IdleLauncher(),
+        IdleLauncher(sleep),
         limits=Limits(),
         phases=QUICK,
         make_localizer=make_localizer,
         alive=lambda: turns_s.append(clock.now_s),
         clock=clock,
-        sleep=sleep,
     )
     master.open(started(NODES))
     master.run()
@@ -277,6 +288,57 @@ def test_a_master_that_waits_says_so_long_before_anybody_takes_it_for_dead(tmp_p
     assert 5 * HEARTBEAT_S < SILENCE_S
     # Its supervisor hears of every turn, so that only a master that hangs is silent.
     assert max(after - before for before, after in itertools.pairwise(turns_s)) == 0.5
+
+
+class LosingLauncher(IdleLauncher):
+    """Has agents that write what they should; only their first rings arrive."""
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._writers = {node: journal.Writer(directory, node, clock) for node in NODES}
+        self._waits = 0
+
+    def start(self, launch: int, nodes: Sequence[str]) -> None:
+        super().start(launch, nodes)
+        for node in nodes:
+            here = AgentStarted(node=node, launch=launch, hostname=node, address="10.0.0.1")
+            self._writers[node].append(here)
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - none is waited
+        self._waits += 1
+        if self._waits == 1:
+            return set(NODES)
+        if self._waits == 2:
+            for node in NODES:
+                self._writers[node].append(ready(node))
+        self._clock.now_s += READY_S + 0.5
+        return set()
+
+
+READY_S = 3.0
+
+
+def test_nodes_whose_rings_are_lost_are_read_before_they_count_as_silent(tmp_path: Path) -> None:
+    assert READY_S + 0.5 < SHORTEST_SWEEP_S
+    clock = Clock(1000.0)
+    run = tmp_path / "run"
+    journal.create(run, NODES)
+    master = Master(
+        run,
+        NODES,
+        LosingLauncher(run, clock),
+        limits=Limits(ready_s=READY_S),
+        phases=QUICK,
+        make_localizer=make_localizer,
+        clock=clock,
+    )
+    master.open(started(NODES))
+    master.run()
+    master.close()
+
+    records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
+    assert [each.nodes for each in records if isinstance(each, NodesAdmitted)] == [list(NODES)]
 
 
 def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 from slurm_health.agent.worker_process import Worker, end_together
+from slurm_health.probes.meeting import ATTEMPT_S, ATTEMPTS
 from tests.support import wrong_torch
 from tests.support.supervised import descendants, eventually, write_executable
 
@@ -375,6 +379,58 @@ def test_data_that_arrives_changed_is_a_failure_and_whose_it_was_is_said(
         ("measured", False),
     ]
     assert "rank 0 of 2 received other data than rank 1 sent" in done[0]["detail"]
+
+
+@contextlib.contextmanager
+def silent_port() -> Iterator[int]:
+    """Return a port on which nothing is answered, as behind a link that drops every packet."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        place = server.getsockname()
+        for _ in range(4):  # what is queued beyond the backlog gets no answer
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(place)
+        yield place[1]
+
+
+def test_a_meeting_place_that_does_not_answer_ends_the_round_before_any_deadline(
+    make: type[Bench],
+) -> None:
+    bench = make()
+    with silent_port() as port:
+        well, bench.ready = bench.ready, [{"store_port": port}]
+        (done,) = bench.round(solo("matmul"), PAIR, pair="127.0.0.1")
+
+    assert (done["outcome"], done["own_fault"], done["spent"]) == ("failed", False, False)
+    assert done["detail"] == f"allgather: no answer from 127.0.0.1 port {port} to 10 attempts"
+    bench.ready = well
+    assert bench.round(solo("matmul"))[0]["outcome"] == "measured"
+
+
+def test_a_worker_that_waits_for_an_answer_hears_an_abort(make: type[Bench]) -> None:
+    bench = make()
+    with silent_port() as port:
+        bench.ready = [{"store_port": port}]
+        bench.begin(PAIR, pair="127.0.0.1")
+        bench.workers[0].send({"op": "abort", "round": 7})
+
+        assert bench.hears(0, "done")["outcome"] == "timed_out"
+
+
+def test_a_meeting_place_that_refuses_is_waited_for_until_an_abort(make: type[Bench]) -> None:
+    bench = make()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    bench.ready = [{"store_port": port}]
+    bench.begin(PAIR, pair="127.0.0.1")
+    bench.hears(0, "scope")
+    begun_s = time.monotonic()
+    eventually(lambda: time.monotonic() > begun_s + 1.2 * ATTEMPTS * ATTEMPT_S, "some patience")
+    assert not [e for e in bench.workers[0].read_events() if e["event"] == "done"]
+    bench.workers[0].send({"op": "abort", "round": 7})
+
+    assert bench.hears(0, "done")["outcome"] == "timed_out"
 
 
 class AbsentMinded(Bench):

@@ -10,7 +10,13 @@ import pytest
 from slurm_health import journal
 from slurm_health.core.records import AgentsLaunched, RunStarted
 from slurm_health.errors import JournalError, RecordTooNew, RunNotFound, UsageError
-from slurm_health.report.find import load, read_run, runs_of_job, tasks_of
+from slurm_health.report.find import (
+    load,
+    read_run,
+    runs_of_job,
+    tasks_asked_for,
+    tasks_of,
+)
 from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
 
 
@@ -232,6 +238,21 @@ def test_an_array_stands_for_its_tasks_with_a_journal(
     array: Path, named: str, tasks: list[str]
 ) -> None:
     assert tasks_of(array, named) == tasks
+
+
+@pytest.mark.parametrize(
+    ("named", "array", "tasks"),
+    [
+        ("12", "12", None),
+        ("12_3", "12_3", None),
+        ("12_[1-3,7%2]", "12", {1, 2, 3, 7}),
+        ("12_[1-999999999]", "12", None),
+    ],
+)
+def test_the_tasks_that_are_asked_for_are_known(
+    named: str, array: str, tasks: set[int] | None
+) -> None:
+    assert tasks_asked_for(named) == (array, tasks)
 
 
 def test_tasks_without_a_journal_are_not_found(array: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from slurm_health.core.records import (
     MasterResumed,
+    MasterStopped,
     MasterWaits,
     Record,
     RoundEnded,
@@ -230,6 +231,25 @@ def test_a_check_after_which_the_script_began_is_over(tmp_path: Path) -> None:
     run.run_script()
 
     assert report_of(run).note == "the master stopped before a verdict, in round 1"
+
+
+def test_a_check_that_a_signal_ended_is_stopped_at_once_and_names_it(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.begin_round(0, [["n1", "n2"]])
+    run.master(MasterStopped(reason="SIGTERM"))
+
+    report = report_of(run, now_s=run.clock.now_s)
+    assert report.state is State.STOPPED
+    assert report.note == "stopped by SIGTERM before a verdict, in round 1"
+
+
+def test_a_check_that_a_new_master_took_over_runs_again(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.master(MasterStopped(reason="SIGTERM"), MasterResumed(pid=7))
+
+    assert report_of(run, now_s=run.clock.now_s).state is State.RUNNING
 
 
 def test_a_check_that_another_followed_is_over(tmp_path: Path) -> None:

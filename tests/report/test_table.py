@@ -319,8 +319,10 @@ def test_healthy_nodes_that_a_job_waits_for_are_told_below_the_table(tmp_path: P
 def test_the_tasks_of_an_array_have_a_line_each(tmp_path: Path) -> None:
     write_healthy_run(tmp_path, job=13, array="12_1")
     write_run_with_a_faulty_node(tmp_path, job=14)
-    tasks = tasks_text([load(tmp_path, "13"), load(tmp_path, "14")])
-    first, second, *_, last = tasks.splitlines()
+    others = {"12_[3-4]": "it is pending"}
+    tasks = tasks_text([load(tmp_path, "13"), load(tmp_path, "14")], others=others)
+    first, second, third, *_, last = tasks.splitlines()
+    assert third.split() == ["12_[3-4]", "it", "is", "pending"]
     assert first.startswith("12_1")
     assert "all healthy" in first
     assert second.startswith("14")

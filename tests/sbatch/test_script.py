@@ -254,8 +254,72 @@ def test_script_runs_unchecked_where_we_are_not(
     assert code == 23
     assert out == SHOWS_ITSELF + b"slurm_script\n<><a b><$(x)>"
     assert said in err
-    assert b"slurm-health: the job runs UNCHECKED\n" in err
+    assert b"slurm-health: running the script anyway: UNCHECKED: slurm-health cannot run on " in err
+    assert b"; install it at the same path on every node\n" in err
     assert b"Traceback" not in err
+
+
+# Stands for squeue and scontrol: notes what it is called with, and knows one comment.
+SLURM = """#!/bin/sh
+printf '%s|' "${0##*/}" "$@" >>"$LOG"
+echo >>"$LOG"
+[ "${0##*/}" = scontrol ] || printf '%s\\n' "$COMMENT"
+"""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("choice", "comment", "code", "note"),
+    [
+        ("proceed", "(null)", 0, "UNCHECKED: {why}"),
+        ("proceed", "mine: a=1 | 2", 0, "UNCHECKED: {why} | own comment: mine: a=1 | 2"),
+        ("proceed", "slurm-health: x | own comment: y", 0, "UNCHECKED: {why} | own comment: y"),
+        ("stop", "slurm-health: x", 4, "UNCHECKED: {why}"),
+        (
+            "hold",
+            "mine",
+            4,
+            "held (UNCHECKED: {why}). To start it anyway: scontrol release 7_2 | own comment: mine",
+        ),
+        (
+            "hold",
+            "slurm-health: held (UNCHECKED: x). | own comment: mine",
+            0,
+            "UNCHECKED: {why} | own comment: mine",
+        ),
+    ],
+)
+def test_where_we_are_not_the_comment_says_so_and_keeps_the_jobs_own(
+    bench: Bench, shell: str, choice: str, comment: str, code: int, note: str
+) -> None:
+    tools = bench.directory / "tools"
+    tools.mkdir()
+    for name in ("squeue", "scontrol"):
+        write_executable(tools / name, SLURM)
+    write_executable(tools / "sleep", "#!/bin/sh\n")
+    write_executable(bench.directory / "broken", "#!/bin/sh\necho 'No module \"x=y\"'\nexit 1\n")
+    settings = {"on-unchecked": choice}
+    script = b"#!/bin/sh\necho ran\n"
+    broken = str(bench.directory / "broken")
+    path = submitted(bench, render(script, python=broken, settings=settings))
+    environ = {
+        **bench.environ(),
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "COMMENT": comment,
+        "SLURM_JOB_ID": "9",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "2",
+    }
+    ended = bench.finish(bench.start([*shell.split(), str(path)], environ=environ))
+    assert ended[:2] == (code, b"ran\n" if code == 0 else b"")
+    here = os.uname().nodename
+    why = f"slurm-health cannot run on {here}: No module 'x y'"
+    why += "; install it at the same path on every node"
+    asked, set_to, *held = bench.log.read_text().splitlines()
+    assert asked == "squeue|--noheader|--states=all|--jobs=7_2|--format=%k|"
+    assert set_to == f"scontrol|update|JobId=7_2|Comment=slurm-health: {note.format(why=why)}|"
+    assert held == (["scontrol|requeuehold|7_2|"] if code and choice == "hold" else [])
+    assert (f"(--on-unchecked={choice})".encode() in ended[2]) is (code != 0)
 
 
 @pytest.mark.root

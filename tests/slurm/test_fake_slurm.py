@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import NamedTuple, Protocol
 import pytest
 
 from slurm_health.core.nodeset import expand
+from slurm_health.slurm.job_gres import options_on
 from slurm_health.slurm.parsing import JOB_FIELDS
 from tests.lab import Lab, missing
 from tests.lab.records import parse_record
@@ -183,6 +185,22 @@ def test_partitions_are_shown_in_one_line_each(slurm: Slurm) -> None:
     (record,) = map(parse_record, shown.stdout.splitlines())
     wanted = {"PartitionName": "main", "Default": "YES", "MaxNodes": "UNLIMITED", "Nodes": "n[1-4]"}
     assert {name: record[name] for name in wanted} == wanted
+
+
+def test_a_job_that_is_only_asked_about_is_told_when_and_where_it_would_start(
+    slurm: Slurm,
+) -> None:
+    job = slurm.start_job()
+    words = ("--nodes=1", "--ntasks=1", "--exclude=n3", "--wrap=true")
+    asked = slurm.ask("sbatch", "--test-only", *words)
+    assert (asked.code, asked.stdout) == (0, "")
+    start = r"sbatch: Job \d+ to start at \S+ using 1 processors on nodes n4 in partition main"
+    assert re.fullmatch(start, asked.stderr)
+    shown = slurm.ask("scontrol", "show", "job", "-d", "-o", job)
+    assert options_on("n2", shown.stdout)[0].startswith("--cpus-per-task=")
+    assert re.search(
+        r"^PrivateData\s*=\s*none$", slurm.ask("scontrol", "show", "config").stdout, re.M
+    )
 
 
 @pytest.mark.parametrize(

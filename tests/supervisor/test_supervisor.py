@@ -392,13 +392,48 @@ def test_a_check_that_dies_before_slurm_heard_of_the_requeue_is_started_again(
     assert bench.lines() == ["start", "start"]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "said"), [("", "the script anyway: why"), ('"n1", "n3"', "the script: why")]
+)
+def test_a_job_that_has_left_its_bad_nodes_behind_does_not_run_anyway(
+    bench: Bench, nodes: str, said: str
+) -> None:
+    answer = f'{{"disposition": "proceed", "exit_code": 1, "reason": "why", "nodes": [{nodes}]}}'
+    bench.master(f"echo '{answer}'\n")
+    code, _, err = bench.finish(bench.supervised("#!/bin/sh\n"))
+    assert (code, f"slurm-health: running {said}\n".encode() in err) == (0, True)
+
+
 @pytest.mark.parametrize("body", ["kill -9 $$", "exit 3", "echo no JSON", "echo '{\"x\": 1}'"])
 def test_master_that_never_answers_lets_the_script_run_loudly(bench: Bench, body: str) -> None:
-    bench.master(f"echo start >>$LOG\n{body}\n")
+    bench.master(f'echo "${{1%%=*}}start" >>$LOG\n{body}\n')
     code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
     assert (code, out) == (0, b"ran\n")
-    assert bench.lines() == ["start"] * 3
-    assert b"UNCHECKED" in err
+    # The last one is only to record that the others died.
+    assert bench.lines() == ["start", "start", "start", "--uncheckedstart"]
+    assert b"running the script anyway: UNCHECKED: the check never answered" in err
+
+
+def test_a_job_that_is_not_to_run_unchecked_stops_where_the_check_never_answers(
+    bench: Bench,
+) -> None:
+    bench.master("kill -9 $$\n")
+    process = bench.supervised("#!/bin/sh\necho ran\n", options=["--unchecked-stops"])
+    code, out, err = bench.finish(process)
+    assert (code, out) == (4, b"")
+    assert b"the job stops: UNCHECKED: the check never answered" in err
+
+
+def test_a_check_that_died_is_asked_what_becomes_of_the_job(bench: Bench) -> None:
+    line = json.dumps({"disposition": "stop", "exit_code": 4, "reason": "UNCHECKED: it died"})
+    bench.master(f"[ $# = 0 ] && kill -9 $$\necho \"$1\" >>$LOG\necho '{line}'\nexit 4\n")
+    code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
+    assert (code, out) == (4, b"")
+    assert bench.log.read_text() == (
+        "--unchecked=the check was started 3 times, and ended without a verdict"
+        " (killed by SIGKILL)\n"
+    )
+    assert b"the job stops: UNCHECKED: it died\n" in err
 
 
 def test_master_that_cannot_be_started_lets_the_script_run_loudly(bench: Bench) -> None:
@@ -428,7 +463,7 @@ while :; do sleep 0.1; [ -e $LOG ] || echo ready >>$LOG; done
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3],
+    [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGALRM],
 )
 def test_signal_during_the_check_leaves_no_process(bench: Bench, number: int) -> None:
     bench.master(MASTER_THAT_HANGS)
@@ -462,11 +497,81 @@ def test_a_signal_that_ends_the_check_is_named(bench: Bench, end_s: str, said: b
     assert said in bench.finish(process)[2]
 
 
-def test_harmless_signals_during_the_check_change_nothing(bench: Bench) -> None:
-    bench.master(
-        "echo ready >>$LOG\nwhile ! [ -e $LOG.go ]; do sleep 0.02; done\n"
-        'echo \'{"disposition": "proceed"}\'\n'
+MASTER_THAT_WAITS = (
+    "echo ready >>$LOG\nwhile ! [ -e $LOG.go ]; do sleep 0.02; done\n"
+    'echo \'{"disposition": "proceed"}\'\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("USR1", signal.SIGUSR1),
+        ("USR2", signal.SIGUSR2),
+        ("HUP", signal.SIGHUP),
+        ("RTMIN+3", signal.SIGRTMIN + 3),
+    ],
+)
+def test_a_signal_for_the_script_that_meets_the_check_waits_for_its_trap(
+    bench: Bench, name: str, number: int
+) -> None:
+    # The trap on EXIT lets bash catch everything, for as long as it takes to come to the other.
+    bench.master(MASTER_THAT_WAITS)
+    process = bench.supervised(
+        "#!/bin/bash\necho began >>$LOG\nuntil [ -e $LOG.trap ]; do sleep 0.02; done\n"
+        f"trap 'echo ended >>$LOG' EXIT\ntrap 'echo got-it >>$LOG; exit 5' {name}\n"
+        "while :; do sleep 0.02; done\n"
     )
+    bench.wait_for("ready")
+    os.kill(process.pid, number)
+    os.kill(process.pid, number)
+    Path(f"{bench.log}.go").touch()
+    bench.wait_for("began")
+    Path(f"{bench.log}.trap").touch()
+    code, _, err = bench.finish(process)
+    assert (code, bench.lines()) == (5, ["ready", "began", "got-it", "ended"])
+    assert b"came before train.sh started; it is sent once the script has a trap for it" in err
+    assert b"ended the check" not in err
+
+
+def test_a_signal_that_meets_the_check_reaches_a_script_that_blocks_it(bench: Bench) -> None:
+    bench.master(MASTER_THAT_WAITS)
+    process = bench.supervised(
+        f"#!{sys.executable} -S\nimport signal, sys, time\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
+        "while signal.SIGUSR1 not in signal.sigpending(): time.sleep(0.02)\n"
+        "sys.exit(5)\n"
+    )
+    bench.wait_for("ready")
+    os.kill(process.pid, signal.SIGUSR1)
+    Path(f"{bench.log}.go").touch()
+    assert bench.finish(process)[0] == 5
+
+
+def test_a_script_that_never_traps_a_signal_that_met_the_check_ends_by_it(bench: Bench) -> None:
+    bench.master(MASTER_THAT_WAITS)
+    process = bench.supervised(
+        "#!/bin/sh\nwhile :; do sleep 0.02; done\n", options=["--trap-wait-s", "0.5"]
+    )
+    bench.wait_for("ready")
+    os.kill(process.pid, signal.SIGUSR1)
+    Path(f"{bench.log}.go").touch()
+    assert bench.finish(process)[0] == -signal.SIGUSR1
+
+
+def test_the_end_of_a_job_does_not_wait_for_a_signal_that_is_kept(bench: Bench) -> None:
+    bench.master(MASTER_THAT_WAITS)
+    process = bench.supervised("#!/bin/sh\necho began >>$LOG\nwhile :; do sleep 0.02; done\n")
+    bench.wait_for("ready")
+    os.kill(process.pid, signal.SIGUSR1)
+    Path(f"{bench.log}.go").touch()
+    bench.wait_for("began")
+    os.kill(process.pid, signal.SIGTERM)
+    assert bench.finish(process)[0] == -signal.SIGTERM
+
+
+def test_harmless_signals_during_the_check_change_nothing(bench: Bench) -> None:
+    bench.master(MASTER_THAT_WAITS)
     process = bench.supervised("#!/bin/sh\necho ran\n")
     bench.wait_for("ready")
     for number in (signal.SIGCONT, signal.SIGWINCH, signal.SIGURG, signal.SIGCHLD):
@@ -519,7 +624,7 @@ def test_journal_that_cannot_be_written_is_a_line_and_no_more(bench: Bench) -> N
 MASTER_ON_HUNG_FILESYSTEM = """
 echo start >>$LOG
 if [ $(wc -l <$LOG) -gt 1 ]; then
-    echo '{"disposition": "proceed", "exit_code": 4, "reason": "not checked"}'
+    echo '{"disposition": "proceed", "exit_code": 4, "reason": "UNCHECKED: x"}'
     exit 4
 fi
 setsid bash -c 'trap "echo told >>$LOG; exit" TERM; while :; do sleep 0.05; done' &
@@ -550,7 +655,7 @@ def test_a_check_that_the_kernel_holds_is_given_up_and_what_it_started_is_ended(
     assert code == 0
     assert bench.lines() == ["start", "told", "start", "ran"]
     assert b"start 1 of 3 of the check: it hangs: nothing heard for 1 s" in err
-    assert b"running the script anyway: not checked" in err
+    assert b"running the script anyway: UNCHECKED" in err
 
 
 def test_a_check_that_gets_on_says_so_now_and_then_and_not_each_time(

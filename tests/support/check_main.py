@@ -22,7 +22,7 @@ from slurm_health.processes import own_command
 
 RUN_ID = "r1"
 QUICK = phases(["quick"])
-LIMITS = Limits(round_deadline_s=3.0, adaptive_extra_s=1.0, abort_grace_s=2.0)
+LIMITS = Limits(round_deadline_s=3.0, least_margin_s=1.0, most_margin_s=1.0, abort_grace_s=2.0)
 
 
 def started(nodes: Sequence[str]) -> RunStarted:

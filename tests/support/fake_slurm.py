@@ -24,7 +24,8 @@ class FakeSlurm:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._write("nodes", {node: {"state": "IDLE", "reason": ""} for node in nodes})
         self._write("jobs", {})
-        self._write("settings", {"admin": False, "accounting": "accounting_storage/none"})
+        settings = {"admin": False, "accounting": "accounting_storage/none"}
+        self._write("settings", {**settings, "now_s": 1_000_000, "waiting": {}})
         (directory / "calls").touch()
 
     def environ(self) -> dict[str, str]:
@@ -41,9 +42,11 @@ class FakeSlurm:
         jobs[str(job_id)] = {**new_job("train", list(nodes)), **changes}
         self._write("jobs", jobs)
 
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        return self._read("jobs")
+
     def job(self, job_id: int) -> dict[str, Any]:
-        found: dict[str, Any] = self._read("jobs")[str(job_id)]
-        return found
+        return self.jobs()[str(job_id)]
 
     def change_job(self, job_id: int, **changes: object) -> None:
         jobs = self._read("jobs")
@@ -59,6 +62,9 @@ class FakeSlurm:
     def node(self, name: str) -> dict[str, str]:
         found: dict[str, str] = self._read("nodes")[name]
         return found
+
+    def add_node(self, name: str) -> None:
+        self._write("nodes", {**self._read("nodes"), name: {"state": "IDLE", "reason": ""}})
 
     def change_node(self, name: str, **changes: str) -> None:
         nodes = self._read("nodes")

@@ -17,7 +17,7 @@ from slurm_health.core.records import (
     WorkersReady,
 )
 from slurm_health.core.session.phases import Phase
-from slurm_health.core.session.session import Append, Launch, Limits, Session, Step
+from slurm_health.core.session.session import Abort, Append, Launch, Limits, Session, Step
 from slurm_health.core.verdict import Level, Outcome
 from tests.support.world import QUICK, CountingLocalizer
 
@@ -48,12 +48,13 @@ class Story:
         return self.session.next_step(self.now_s)
 
     def does(self, kind: type[Record], at_s: float | None = None) -> Record:
-        """Expect the next step to write a record of a kind, and take it in."""
+        """Expect the next step to write records of a kind, and take in the first of them."""
         step = self.next(at_s)
-        assert isinstance(step, Append | Launch), step
-        assert isinstance(step.record, kind), step
-        self.says(step.record)
-        return step.record
+        assert isinstance(step, Append | Abort | Launch), step
+        record = step.records[0] if isinstance(step, Abort) else step.record
+        assert isinstance(record, kind), step
+        self.says(record)
+        return record
 
     def relaunches(self) -> Record:
         """Expect agents to be launched again once no further losses are to be expected."""

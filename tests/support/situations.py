@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from slurm_health.core.acting.decide import Decision, JobFacts, decide, unwanted
+from slurm_health.core.acting.decide import decide, unwanted
+from slurm_health.core.acting.decision import Decision
+from slurm_health.core.acting.facts import JobFacts
 from slurm_health.core.acting.policy import Policy
 from slurm_health.core.records import VerdictReached
 
@@ -11,7 +13,10 @@ from slurm_health.core.records import VerdictReached
 def job_facts(
     *,
     requeues: int = 0,
-    requeue_obstacle: str = "",
+    named: frozenset[str] = frozenset(),
+    candidates: frozenset[str] | None = None,
+    asked: int = 0,
+    wait: str = "",
     may_drain: bool = True,
     hold_obstacle: str = "",
     held_for: frozenset[str] = frozenset(),
@@ -21,7 +26,11 @@ def job_facts(
         job_id=12,
         batch_node="n1",
         requeues=requeues,
-        requeue_obstacle=requeue_obstacle,
+        named=named,
+        candidates=candidates,
+        partition="main",
+        asked=asked,
+        wait=wait,
         may_drain=may_drain,
         hold_obstacle=hold_obstacle,
         held_for=held_for,

@@ -22,6 +22,8 @@ def main() -> int:
     parser.add_argument("--silence-s", type=float, default=240.0)
     parser.add_argument("--requeue-wait-s", type=float, default=90.0)
     parser.add_argument("--journal-wait-s", type=float, default=10.0)
+    parser.add_argument("--trap-wait-s", type=float, default=120.0)
+    parser.add_argument("--unchecked-stops", action="store_true")
     parser.add_argument("source", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -31,13 +33,16 @@ def main() -> int:
         script_name=options.script_name,
         arguments=options.arguments,
         check_argv=[options.python],
+        record_argv=[options.python],
         environ=original_environ(options.environ_fd),
         patience=Patience(
             grace_s=options.grace_s,
             silence_s=options.silence_s,
             requeue_wait_s=options.requeue_wait_s,
             journal_wait_s=options.journal_wait_s,
+            trap_wait_s=options.trap_wait_s,
         ),
+        unchecked_runs=not options.unchecked_stops,
     )
 
 

@@ -32,7 +32,7 @@ from slurm_health.core.records import (
 )
 from slurm_health.core.session.phase_runner import MakeLocalizer
 from slurm_health.core.session.phases import Phase, phases
-from slurm_health.core.session.session import Append, Conclude, Launch, Limits, Session, Wait
+from slurm_health.core.session.session import Abort, Append, Conclude, Launch, Limits, Session, Wait
 from slurm_health.core.verdict import GroupResult, Level, NodeVerdict, Outcome, Round, Verdict
 
 STRANGER = "stranger"
@@ -178,6 +178,10 @@ class World:
             case Append(record=record):
                 self._master_says(record)
                 self._react(record)
+            case Abort(records=records):
+                for record in records:
+                    self._master_says(record)
+                    self._react(record)
             case Launch(record=record):
                 assert record.nodes
                 self._master_says(record)

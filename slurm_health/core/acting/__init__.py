@@ -4,8 +4,12 @@
 Called by the process that acts on a verdict; `acting` performs what is decided here.
 
     policy            what the user and the site allow to be done about a verdict
-    decide            one decision: drains, a smaller job, how it ends, each with its reason
+    facts             what the job and its owner can do
+    elsewhere         whether it could start at once on other nodes, from what Slurm says
+    decision          the values that say what is decided, each with its reason
+    decide            one decision: drains, a smaller job, how it ends
     drains            which nodes are drained, and the reason set on them
     job_comment       the comment on a held job: why it waits, and what to type
+    unchecked         what becomes of a job whose nodes could not be checked
     resized_environ   the SLURM_ variables of a job that continues on some of its nodes
 """

@@ -3,83 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from slurm_health.core.acting.decision import Decision, Ending, Question, Shrink
 from slurm_health.core.acting.drains import Drain, LeaveAlone, drains
+from slurm_health.core.acting.facts import JobFacts, requeue_obstacle
 from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.core.nodeset import fold
 from slurm_health.core.records import Disposition, VerdictReached
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import ExitCode
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobFacts:
-    """What the job and its owner can do, as Slurm and the journals of the job tell.
-
-    Args:
-        job_id: the job.
-        batch_node: where its batch script runs; Slurm never lets a job drop that node.
-        requeues: how often it was requeued because of a check.
-        requeue_obstacle: why it cannot be requeued without its bad nodes, empty if it can.
-        hold_obstacle: why it cannot even be requeued and held, empty if it can.
-        held_for: nodes that it was held for before. A person has released it since, and that is
-            the answer about those nodes.
-        may_drain: the user is root, SlurmUser or an administrator.
-        drained: nodes that this run has drained, before its master was replaced.
-        excluded: nodes that it excludes already.
-        placement: sbatch's options for a job that is to start where this one starts.
-    """
-
-    job_id: int
-    batch_node: str
-    requeues: int = 0
-    requeue_obstacle: str = ""
-    hold_obstacle: str = ""
-    held_for: frozenset[str] = frozenset()
-    may_drain: bool = False
-    drained: frozenset[str] = frozenset()
-    excluded: tuple[str, ...] = ()
-    placement: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shrink:
-    """Go on with some of the job's nodes, and give the others back."""
-
-    keep: tuple[str, ...]
-    drop: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """What becomes of the job, and the code the check ends with.
-
-    PROCEED and STOP end the check; REQUEUE starts the job again without `nodes`, and HOLD leaves it
-    in the queue because of them, until a person releases it. With `may_stay` the job is to avoid no
-    faulty node, only slow or undecided ones: it stays where it cannot leave them.
-    """
-
-    disposition: Disposition
-    exit_code: ExitCode
-    reason: str
-    nodes: tuple[str, ...] = ()
-    may_stay: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """What is done about a verdict.
-
-    Nodes are drained first, then the job is made smaller. The ending comes last: a requeue or a
-    hold ends the process that performs it.
-    """
-
-    drains: tuple[Drain | LeaveAlone, ...] = ()
-    shrink: Shrink | None = None
-    ending: Ending
 
 
 def exit_code(verdict: VerdictReached) -> ExitCode:
@@ -109,20 +43,29 @@ def decide(
 
     Guarantees: only proven faults, and on request proven slowness, are to be drained; a job that is
     made smaller goes on; neither slowness nor doubt ends a job, unless it was to be held for doubt
-    and cannot be.
+    and cannot be; a job leaves a slow node only for nodes that it has, or can have at once, unless
+    it was asked to wait.
     """
-    avoided = tuple(
-        node
-        for node in unwanted
-        if node.level is not Level.INCONCLUSIVE or node.node not in facts.held_for
-    )
-    case = _Case(verdict=verdict, avoided=avoided, policy=policy, facts=facts)
-    shrink = _shrink(case, _least(case))
-    if shrink is None and avoided:
-        shrink, ending = _leave(case)
-    else:
-        ending = _proceed(case)
+    case = _case(verdict, unwanted, policy, facts)
+    shrink, ending = _chosen(case)
     return Decision(drains=_drains(case), shrink=shrink, ending=ending)
+
+
+def question(
+    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
+) -> Question | None:
+    """Return what Slurm is to be asked first; None where its answer would change nothing."""
+    case = _case(verdict, unwanted, policy, facts)
+    left = case.wanted
+    if case.waits or not _slow(left) or _best_shrink(case, left) is not None:
+        return None
+    if requeue_obstacle(facts, _names(left)) or _at_limit(case):
+        return None
+    keep = tuple(node.node for node in verdict.nodes if node not in left)
+    full = len(verdict.nodes) if policy.nodes_wanted is None else policy.nodes_wanted
+    needed = full if policy.nodes_needed is None else policy.nodes_needed
+    slow_first = sorted(left, key=lambda node: node.level is not Level.SLOW)
+    return Question(leave=_names(slow_first), keep=keep, more=max(0, needed - len(keep)))
 
 
 def decide_unasked(
@@ -133,7 +76,7 @@ def decide_unasked(
     doubt = any(node.level is Level.INCONCLUSIVE for node in unwanted)
     if _faulty(unwanted) or (doubt and policy.on_inconclusive is OnInconclusive.HOLD):
         return _end(Disposition.STOP, verdict, f"{said}; submit the job again")
-    return _end(Disposition.PROCEED, verdict, f"{said}; continuing anyway")
+    return _end(Disposition.PROCEED, verdict, f"{said}; continuing anyway{_cost(unwanted)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +88,49 @@ class _Case:
     policy: Policy
     facts: JobFacts
 
+    @property
+    def waits(self) -> bool:
+        """Whether the job is to leave slow nodes however long it waits for others."""
+        return self.policy.on_straggler in {OnStraggler.REQUEUE, OnStraggler.DRAIN}
+
+    @property
+    def keeps_size(self) -> bool:
+        """Whether it leaves slow nodes rather than go on with fewer."""
+        return self.policy.on_straggler is OnStraggler.REQUEUE
+
+    @property
+    def held_back(self) -> tuple[NodeVerdict, ...]:
+        """The nodes for which the job is held rather than requeued."""
+        hold = self.policy.on_inconclusive is OnInconclusive.HOLD
+        return tuple(node for node in self.avoided if hold and node.level is Level.INCONCLUSIVE)
+
+    @property
+    def wanted(self) -> tuple[NodeVerdict, ...]:
+        """The nodes that the job is to leave if it can."""
+        return tuple(node for node in self.avoided if node not in self.held_back)
+
+    @property
+    def must(self) -> tuple[NodeVerdict, ...]:
+        """Those that it is to leave however long it waits for others."""
+        return tuple(node for node in self.wanted if self.waits or node.level is not Level.SLOW)
+
+
+def _case(
+    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
+) -> _Case:
+    avoided = tuple(
+        node
+        for node in unwanted
+        if node.level is not Level.INCONCLUSIVE or node.node not in facts.held_for
+    )
+    return _Case(verdict=verdict, avoided=avoided, policy=policy, facts=facts)
+
 
 def _drains(case: _Case) -> tuple[Drain | LeaveAlone, ...]:
     if not case.facts.may_drain:
         return ()
     wanted = drains(
-        _bad(case.avoided),
+        [node for node in case.avoided if node.level is not Level.INCONCLUSIVE],
         total=len(case.verdict.nodes),
         drain_slow=case.policy.on_straggler is OnStraggler.DRAIN,
         max_bad_share=case.policy.max_bad_share,
@@ -162,17 +142,49 @@ def _drains(case: _Case) -> tuple[Drain | LeaveAlone, ...]:
     )
 
 
-def _least(case: _Case) -> int | None:
-    """Return with how few nodes the job goes on rather than leave; None: all that it wants."""
-    slow = any(node.level is Level.SLOW for node in case.avoided)
-    keep_size = slow and case.policy.on_straggler is OnStraggler.REQUEUE
-    return case.policy.nodes_wanted if keep_size else case.policy.nodes_needed
+def _chosen(case: _Case) -> tuple[Shrink | None, Ending]:
+    """Choose the first way that is open, from the one that avoids most to the one that must be.
+
+    On each, a job that can run on some of its nodes does so rather than go back into the queue.
+    """
+    faulty = tuple(node for node in case.wanted if node.level is Level.FAULTY)
+    for left in filter(None, dict.fromkeys((case.wanted, case.must, faulty))):
+        smaller = _best_shrink(case, left)
+        if smaller is None and not _obstacle(case, left):
+            return None, _requeue(case, left)
+        smaller = smaller or _shrink(case, left, case.policy.nodes_needed)
+        if smaller is not None:
+            return smaller, _proceed(case)
+    return _no_way_out(case)
 
 
-def _shrink(case: _Case, least: int | None) -> Shrink | None:
+def _obstacle(case: _Case, left: Sequence[NodeVerdict]) -> str:
+    """Say why the job is not to be requeued without these nodes, empty if it may be."""
+    found = requeue_obstacle(case.facts, _names(left)) or _at_limit(case)
+    return found or (case.facts.wait if _slow(left) and not case.waits else "")
+
+
+def _at_limit(case: _Case) -> str:
+    """Say that the job was requeued as often as it may be, empty if it was not."""
+    if case.facts.requeues < case.policy.max_requeues:
+        return ""
+    return (
+        f"already requeued {case.facts.requeues} times because of bad nodes,"
+        f" the limit is {case.policy.max_requeues} (--max-requeues)"
+    )
+
+
+def _best_shrink(case: _Case, left: Sequence[NodeVerdict]) -> Shrink | None:
+    """Go on without these nodes and with as many as the job is to keep; None where it cannot."""
+    policy = case.policy
+    keep_size = _slow(left) and case.keeps_size
+    return _shrink(case, left, policy.nodes_wanted if keep_size else policy.nodes_needed)
+
+
+def _shrink(case: _Case, left: Sequence[NodeVerdict], least: int | None) -> Shrink | None:
     """Choose nodes to give back; None where there are none, too few are left, or it cannot be."""
     wanted, batch_node = case.policy.nodes_wanted, case.facts.batch_node
-    unfit = {node.node for node in case.avoided}
+    unfit = {node.node for node in (*left, *case.held_back)}
     fit = [node for node in case.verdict.nodes if node.node not in unfit]
     if wanted is None or len(fit) < (wanted if least is None else least):
         return None
@@ -182,6 +194,7 @@ def _shrink(case: _Case, least: int | None) -> Shrink | None:
         key=lambda node: (
             node.node != batch_node,
             node.level is not Level.HEALTHY,
+            node.level is Level.FAULTY,
             node.slowdown,
         ),
     )
@@ -190,91 +203,99 @@ def _shrink(case: _Case, least: int | None) -> Shrink | None:
     drop = tuple(name for name in names if name not in kept)
     if not drop or batch_node not in kept:
         return None
-    return Shrink(
-        keep=tuple(name for name in names if name in kept),
-        drop=drop,
-        reason=_because(case.avoided) or "not needed",
+    staying = [node for node in case.avoided if node.node in kept]
+    said = [_because(node for node in case.avoided if node.node not in kept) or "not needed"]
+    said += [_running_on(case, staying)] if staying else []
+    keep = tuple(name for name in names if name in kept)
+    return Shrink(keep=keep, drop=drop, reason="; ".join(said))
+
+
+def _requeue(case: _Case, left: Sequence[NodeVerdict]) -> Ending:
+    bad = any(node.level is not Level.INCONCLUSIVE for node in left)
+    return Ending(
+        disposition=Disposition.REQUEUE,
+        exit_code=ExitCode.BAD_NODES if bad else ExitCode.INCONCLUSIVE,
+        reason=_because(left),
+        nodes=_names(left),
+        may_stay=not _faulty(left),
+        keep_size=_slow(left) and case.keeps_size,
     )
 
 
-def _leave(case: _Case) -> tuple[Shrink | None, Ending]:
-    """Decide for a job that would leave the nodes it should avoid rather than go on with fewer."""
-    policy, facts = case.policy, case.facts
-    bad = _bad(case.avoided)
-    if not bad and policy.on_inconclusive is OnInconclusive.HOLD:
-        why = "undecided nodes are not used (--on-inconclusive=hold)"
-        return None, _hold(case, case.avoided, why)
-    left = case.avoided if policy.on_inconclusive is OnInconclusive.REQUEUE else bad
-    at_limit = facts.requeues >= policy.max_requeues
-    if not facts.requeue_obstacle and not at_limit:
-        return None, Ending(
-            disposition=Disposition.REQUEUE,
-            exit_code=ExitCode.BAD_NODES if bad else ExitCode.INCONCLUSIVE,
-            reason=_because(left),
-            nodes=_names(left),
-            may_stay=not _faulty(left),
-        )
-    smaller = _shrink(case, policy.nodes_needed)
-    if smaller is not None:
+def _no_way_out(case: _Case) -> tuple[Shrink | None, Ending]:
+    """Decide for a job that has no node to leave, or cannot leave those that it should."""
+    smaller = _shrink(case, (), case.policy.nodes_needed)
+    if not case.must and (smaller is not None or not case.avoided):
         return smaller, _proceed(case)
-    if facts.requeue_obstacle:
-        return None, _stay(case, left, facts.requeue_obstacle)
-    return None, _at_limit(case, left)
+    faulty = _faulty(case.must)
+    if case.held_back and not faulty:
+        return None, _hold_for_doubt(case)
+    obstacle = requeue_obstacle(case.facts, _names(case.must))
+    if case.must and not obstacle:  # only the limit keeps it from being requeued
+        at_limit = case.policy.at_requeue_limit
+        if at_limit is AtRequeueLimit.HOLD:
+            return None, _hold(case, case.must, _at_limit(case))
+        if at_limit is AtRequeueLimit.START:
+            return _start_anyway(case)
+    if faulty:
+        return None, _stop(case, case.must, obstacle or _at_limit(case))
+    ending = _end(Disposition.PROCEED, case.verdict, _running_on(case, case.avoided))
+    return smaller, replace(ending, may_stay=True)
 
 
-def _at_limit(case: _Case, left: Sequence[NodeVerdict]) -> Ending:
-    """Decide for a job that was requeued as often as it may be."""
-    limit = (
-        f"already requeued {case.facts.requeues} times because of bad nodes,"
-        f" the limit is {case.policy.max_requeues} (--max-requeues)"
-    )
-    match case.policy.at_requeue_limit:
-        case AtRequeueLimit.HOLD:
-            return _hold(case, left, limit)
-        case AtRequeueLimit.START:
-            reason = f"{_because(left)}; {limit}; starting anyway (--at-requeue-limit=start)"
-            return _end(Disposition.PROCEED, case.verdict, reason)
-        case AtRequeueLimit.STOP:
-            return _stay(case, left, limit)
+def _start_anyway(case: _Case) -> tuple[Shrink | None, Ending]:
+    """Run on bad nodes as the user asked, on the best of all if there are more than needed."""
+    limit = f"{_at_limit(case)}; starting anyway (--at-requeue-limit=start)"
+    ending = _end(Disposition.PROCEED, case.verdict, f"{_because(case.avoided)}; {limit}")
+    shrink = _shrink(replace(case, avoided=()), (), None)
+    if shrink is not None:
+        shrink = replace(shrink, reason=ending.reason)
+    return shrink, replace(ending, may_stay=True)
 
 
-def _stay(case: _Case, left: Sequence[NodeVerdict], obstacle: str) -> Ending:
-    """End a job that cannot move away from faulty nodes; slowness and doubt do not end it."""
-    names = fold(_names(left))
-    if not _faulty(left):
-        reason = f"{_because(left)}; {obstacle}; continuing with {names} anyway"
-        return _end(Disposition.PROCEED, case.verdict, reason)
-    reason = f"{names} cannot be used: {_because(left)}; {obstacle}; {_submit_without(left)}"
-    return _end(Disposition.STOP, case.verdict, reason)
+def _stop(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
+    """End a job that can neither leave faulty nodes nor run on them."""
+    because = f"{fold(_names(nodes))} cannot be used: {_because(nodes)}"
+    return _end(Disposition.STOP, case.verdict, f"{because}; {why}; {_submit_without(nodes)}")
 
 
 def _hold(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
-    reason = f"{_because(nodes)}; {why}"
+    return Ending(
+        disposition=Disposition.HOLD,
+        exit_code=exit_code(case.verdict),
+        reason=f"{_because(nodes)}; {why}",
+        nodes=_names(nodes),
+    )
+
+
+def _hold_for_doubt(case: _Case) -> Ending:
+    why = "undecided nodes are not used (--on-inconclusive=hold)"
     if not case.facts.hold_obstacle:
-        return Ending(
-            disposition=Disposition.HOLD,
-            exit_code=exit_code(case.verdict),
-            reason=reason,
-            nodes=_names(nodes),
-        )
-    obstacle = f"it cannot be held either: {case.facts.hold_obstacle}"
-    if all(node.level is Level.SLOW for node in nodes):
-        return _stay(case, nodes, f"{why}; {obstacle}")
-    reason = f"{reason}; {obstacle}; {_submit_without(nodes)}"
-    return _end(Disposition.STOP, case.verdict, reason)
+        return _hold(case, case.held_back, why)
+    return _stop(
+        case, case.held_back, f"{why}; it cannot be held either: {case.facts.hold_obstacle}"
+    )
+
+
+def _running_on(case: _Case, nodes: Sequence[NodeVerdict]) -> str:
+    """Say why the job runs on nodes that it would rather leave, and what that may cost."""
+    why = _obstacle(case, case.wanted)
+    said = [_because(nodes), why, f"continuing with {fold(_names(nodes))} anyway{_cost(nodes)}"]
+    return "; ".join(filter(None, said))
 
 
 def _proceed(case: _Case) -> Ending:
     verdict = case.verdict
     undecided = [node.node for node in verdict.nodes if node.level is Level.INCONCLUSIVE]
-    slow = [node.node for node in verdict.nodes if node.level is Level.SLOW]
+    slow = [node for node in verdict.nodes if node.level is Level.SLOW and node not in case.avoided]
     said = [
         f"the connection {'-'.join(link.ends)} is bad, no node is to blame"
+        f"{_at_worst(link.slowdown, 'network')}"
         for link in (*verdict.paths, *verdict.leaves)
         if link.level is not Level.INCONCLUSIVE
     ]
     if slow:
-        said.append(f"{fold(slow)} slow, reported only")
+        said.append(f"{fold(_names(slow))} slow, reported only{_cost(slow)}")
     if undecided:
         said.append(f"{fold(undecided)} undecided, continuing anyway")
     ending = _end(Disposition.PROCEED, verdict, "; ".join(said) or "all healthy")
@@ -285,20 +306,37 @@ def _end(disposition: Disposition, verdict: VerdictReached, reason: str) -> Endi
     return Ending(disposition=disposition, exit_code=exit_code(verdict), reason=reason)
 
 
-def _bad(nodes: Sequence[NodeVerdict]) -> tuple[NodeVerdict, ...]:
-    return tuple(node for node in nodes if node.level is not Level.INCONCLUSIVE)
-
-
-def _faulty(nodes: Sequence[NodeVerdict]) -> bool:
+def _faulty(nodes: Iterable[NodeVerdict]) -> bool:
     return any(node.level is Level.FAULTY for node in nodes)
 
 
-def _names(nodes: Sequence[NodeVerdict]) -> tuple[str, ...]:
+def _slow(nodes: Iterable[NodeVerdict]) -> bool:
+    return any(node.level is Level.SLOW for node in nodes)
+
+
+def _names(nodes: Iterable[NodeVerdict]) -> tuple[str, ...]:
     return tuple(node.node for node in nodes)
 
 
-def _because(nodes: Sequence[NodeVerdict]) -> str:
+def _because(nodes: Iterable[NodeVerdict]) -> str:
     return "; ".join(f"{node.node}: {node.reason}" for node in nodes)
+
+
+def _cost(nodes: Iterable[NodeVerdict]) -> str:
+    """Return `: each step may take up to 2.1 times as long (network)`; empty without slow nodes.
+
+    A step waits for its slowest node, and takes as much longer only if it is all of what is slow.
+    """
+    slow = [node for node in nodes if node.level is Level.SLOW]
+    worst = max(slow, key=lambda node: node.slowdown, default=None)
+    return "" if worst is None else _at_worst(worst.slowdown, worst.component)
+
+
+def _at_worst(slowdown: float, part: str) -> str:
+    if slowdown <= 1:
+        return ""
+    times = f"{slowdown:.{2 if slowdown < 2 else 1}f}"
+    return f": each step may take up to {times} times as long ({part})"
 
 
 def _submit_without(nodes: Sequence[NodeVerdict]) -> str:

@@ -10,10 +10,10 @@ from enum import Enum
 class OnStraggler(Enum):
     """What a slow node causes."""
 
-    EXCLUDE = "exclude"  # the job runs without it: on a spare, on fewer nodes, or elsewhere
+    EXCLUDE = "exclude"  # left for a spare, for fewer nodes, or for others that are free now
     REPORT = "report"  # the job runs with it
-    REQUEUE = "requeue"  # as EXCLUDE, but elsewhere rather than on fewer nodes
-    DRAIN = "drain"  # as EXCLUDE, and where the slowness is proven the node leaves the pool
+    REQUEUE = "requeue"  # left for a spare or for as many nodes elsewhere, however long it waits
+    DRAIN = "drain"  # as EXCLUDE, however long it waits; if proven slow, it leaves the pool
 
 
 class OnInconclusive(Enum):

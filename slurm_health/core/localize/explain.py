@@ -123,15 +123,29 @@ class _Words:
             for found in ordered
             if found.metric is not None
         ]
+        common = self._common_causes(node) if all(metric.shared for metric in metrics) else []
         return NodeVerdict(
             node=self._names[node],
             level=Level.SLOW,
             slowdown=slowdown,
             probability=max(found.probability for found in guilt),
-            component=_component(metrics),
-            reason="; ".join(reasons),
+            component="node" if common else _component(metrics),
+            reason="; ".join([*reasons, *common]),
             evidence=self._evidence(node),
         )
+
+    def _common_causes(self, node: int) -> list[str]:
+        """Say in what a node with a slow network is slower too, where that may explain it.
+
+        A CPU that others use, or that is throttled, moves data as slowly as it computes. Its share
+        varies, so that it takes more tests to prove it slow than to see its network suffer.
+        """
+        if not self._settings.carries_network:
+            return []
+        return [
+            f"{metric.name} {times:.2f}x slower than its peers, which may be why"
+            for metric, times in self._tolerated(node)
+        ]
 
     def _slow_reason(self, node: int, metric: MetricEvidence, tests: Sequence[int]) -> str:
         mine, base = _times(metric, tests)

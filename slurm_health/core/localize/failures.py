@@ -23,13 +23,16 @@ _NEVER = -60.0  # log odds
 _FLAKY, _FLAKY_PRIOR_NODES = 0.3, 4.0  # share of the bad ones that are flaky, and its weight
 
 
-def infer_hard(trials: Sequence[Trial], sources: Sources, odds: Floats) -> Floats:
+def infer_hard(
+    trials: Sequence[Trial], sources: Sources, odds: Floats, *, alone: bool = False
+) -> Floats:
     """Return the probability of each variable to make its groups fail.
 
-    `sources` holds a row per trial. A crash is a test of the crashed node alone.
+    `sources` holds a row per trial. A crash is a test of the crashed node alone. That a node by
+    itself passed says nothing about its work with others, unless all are tested `alone`.
     """
     nodes = sources.nodes
-    rows, failed = _tests(trials, sources.table)
+    rows, failed = _tests(trials, sources.table, least=1 if alone else 2)
     if not len(rows):
         logit = odds.copy()
         logit[:nodes] += np.log(0.02)
@@ -53,12 +56,17 @@ def infer_hard(trials: Sequence[Trial], sources: Sources, odds: Floats) -> Float
     return bad
 
 
-def _tests(trials: Sequence[Trial], sources: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return the sources of each pass, failure and crash, and which of them failed."""
+def _tests(
+    trials: Sequence[Trial], sources: Ints, *, least: int
+) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Return the sources of each pass, failure and crash, and which of them failed.
+
+    Of groups with fewer than `least` nodes only crashes count.
+    """
     rows: list[Ints] = []
     failed: list[bool] = []
     for trial, row in zip(trials, sources, strict=True):
-        if trial.bearing is not Bearing.UNKNOWN and len(trial.nodes) > 1:
+        if trial.bearing is not Bearing.UNKNOWN and len(trial.nodes) >= least:
             rows.append(row)
             failed.append(trial.bearing is Bearing.FAILED)
         for node in trial.crashed:

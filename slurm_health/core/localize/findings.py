@@ -86,7 +86,7 @@ def judge(
         sources = sources_of(trials, fabric)
         odds = odds_of(sources, prior)
         metrics = tuple(metrics_of(trials, fabric, sources, odds, settings))
-    bad = infer_hard(trials, sources, odds)
+    bad = infer_hard(trials, sources, odds, alone=settings.alone)
     crashes = _occurrences((index, trial.crashed) for index, trial in enumerate(trials))
     guilty = failing(trials, sources, bad, crashes, settings)
     slow_ones, uncontrolled = slow(trials, metrics, sources, guilty, suspicion.held, settings)

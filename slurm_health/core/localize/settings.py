@@ -29,12 +29,14 @@ class Usual:
     """What healthy devices of a kind do to each other's times; all relative, 0.05 is 5 %.
 
     The floors are the smallest slowdowns that are ever reported as a bad node. `noise` is what
-    two tests of the same nodes usually differ by, where a run is too small to show it.
+    two tests of the same nodes usually differ by, where a run is too small to show it. Where
+    `carries_network` is set, the device itself moves what goes through the network.
     """
 
     network_floor: float
     compute_floor: float
     noise: float
+    carries_network: bool = False
 
 
 USUAL: Mapping[Device, Usual] = MappingProxyType(
@@ -48,7 +50,7 @@ USUAL: Mapping[Device, Usual] = MappingProxyType(
         # cores: the log-times of healthy nodes deviate by 0.4 to 0.7, the slowest twentieth takes
         # twice the median. The floors were chosen by simulating milder scatter, see there; an idle
         # machine was not measured, and may allow lower ones.
-        Device.CPU: Usual(network_floor=1.0, compute_floor=1.0, noise=0.2),
+        Device.CPU: Usual(network_floor=1.0, compute_floor=1.0, noise=0.2, carries_network=True),
     }
 )
 
@@ -57,10 +59,10 @@ USUAL: Mapping[Device, Usual] = MappingProxyType(
 class LocalizeSettings:
     """How sure a verdict must be, and how much testing it may cost.
 
-    The floors and `noise` are those of `Usual`. `error` is the probability, over the whole run,
-    that any healthy node is accused. `expected_ms` holds what a metric takes on good hardware,
-    where that is known; it decides where peers cannot, because there are none or all are slow.
-    `expected_slack` is the factor by which a time may exceed it.
+    The floors, `noise` and `carries_network` are those of `Usual`. `error` is the probability, over
+    the whole run, that any healthy node is accused. `expected_ms` holds what a metric takes on good
+    hardware, where that is known; it decides where peers cannot, because there are none or all are
+    slow. `expected_slack` is the factor by which a time may exceed it.
     Where `alone` is set nodes are tested by themselves, all at once, and not in pairs.
     `first_round` is the number of the first round in the run that this is a part of; `workload`
     is what a group of nodes does together, for the words of a verdict.
@@ -72,6 +74,7 @@ class LocalizeSettings:
     compute_floor: float = USUAL[Device.ACCELERATOR].compute_floor
     network_floor: float = USUAL[Device.ACCELERATOR].network_floor
     noise: float = USUAL[Device.ACCELERATOR].noise
+    carries_network: bool = USUAL[Device.ACCELERATOR].carries_network
     error: float = 0.01
     expected_ms: Mapping[str, float] = field(default_factory=dict)
     expected_slack: float = 1.25
@@ -166,6 +169,7 @@ def settings_from(chosen: Mapping[str, object], *, kind: Device) -> LocalizeSett
         network_floor=_fraction("network_floor", given["network_floor"]),
         compute_floor=_fraction("compute_floor", given["compute_floor"]),
         noise=usual.noise,
+        carries_network=usual.carries_network,
         min_rounds=_count("min_rounds", given["min_rounds"]),
         expected_ms=_times_ms("expected_ms", given["expected_ms"]),
     )

@@ -23,7 +23,9 @@ _KNOWN_TROUBLE = 0.05  # a prior above this makes a node a suspect before the fi
 _GIVE_UP_ON_SILENCE = 2  # rounds without an answer: the third would only cost another deadline
 _SUSPECT_FABRIC = 0.5  # the same for leaves and paths, which many tests touch
 _SURE = 1e-6  # probability of error below which a conviction needs no more tests
-_CRASHING_ROUNDS = 3  # in which everybody's processes crashed: more would not be different
+# After which nothing changes any more if everybody's processes have crashed: no crash convicts
+# then, and two in a row are told from one that passed.
+_CRASHING_ROUNDS = 2
 _PATIENCE = 4  # rounds after which a slowdown that looks tolerable is not pursued
 _CONTROL_FAILURES = 2  # a pair that fails so often is no control: its own path is bad
 _PAIR_ROUNDS = 2  # how many rounds beyond the least a doubtful pair may cost
@@ -117,6 +119,8 @@ def _open(findings: Findings, node: int, begun: int, settings: LocalizeSettings)
     few = findings.sources.nodes < SMALL_RUN
     limit = _SUSPICIOUS_OF_FEW if few else _SUSPICIOUS
     if settings.alone:
+        if node in findings.crashes:
+            return True  # it may crash now and then, and a round alone costs little
         limit = _SUSPICIOUS_ALONE
     if node not in findings.tested or findings.bad[node] >= limit:
         return True
@@ -243,4 +247,5 @@ def _least_rounds(nodes: int, settings: LocalizeSettings) -> int:
     """Return how many rounds even a healthy run takes: of three nodes each must meet each."""
     if nodes == 1:
         return 1
-    return max(settings.min_rounds, 3) if nodes == 3 else settings.min_rounds
+    in_turn = nodes == 3 and not settings.alone
+    return max(settings.min_rounds, 3) if in_turn else settings.min_rounds

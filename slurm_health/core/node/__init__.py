@@ -5,6 +5,7 @@ The hooks and the administrators' commands call it; `draining` performs what is 
 
     finding        what a check of a node concludes, and how several become one
     settings       the hooks' tables in the site's file, with their defaults
+    answer         what a launcher that asks is told of the node
     xid            what an Xid means for the node, by NVIDIA's catalogue
     breaker        how many nodes may be drained at once
     recovery       when a node that a hook drained may be resumed

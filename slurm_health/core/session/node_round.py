@@ -69,6 +69,17 @@ class NodeRound:
             replace=True,
         )
 
+    def stands_still(self, local_rank: int, how: str, *, stopped: bool) -> Ending:
+        """Return how the round ends in which a worker's process is found to stand still.
+
+        That it was stopped by a signal is this node's own failure. That the kernel holds it may be
+        a filesystem's, and says nothing about the node.
+        """
+        detail = f"check process of device {local_rank} stands still: {how}"
+        if stopped:
+            return Ending(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
+        return Ending(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True, replace=True)
+
     def sample(self, local_rank: int, event: Event) -> Sampled | None:
         """Take what a worker measured; return the quantity's record once all have given theirs."""
         metric = Metric(probe=event["probe"], quantity=event["quantity"])

@@ -76,6 +76,7 @@ class NodeState:
     device_failure: DeviceFailure | None = None
     failed_starts: int = 0
     no_journal: bool = False
+    job_ended: bool = False
 
     @property
     def gone(self) -> bool:
@@ -108,6 +109,9 @@ class RoundState:
     aborted: dict[tuple[str, ...], tuple[GroupAborted, float]] = field(default_factory=dict)
     void: bool = False
 
+    def __post_init__(self) -> None:
+        self._absent = frozenset(self.record.absent)
+
     @property
     def groups(self) -> list[tuple[str, ...]]:
         """The groups as planned."""
@@ -115,7 +119,7 @@ class RoundState:
 
     def runs(self, group: tuple[str, ...]) -> bool:
         """Tell whether the group began: a group with an absent member does not."""
-        return not set(self.record.absent).intersection(group)
+        return self._absent.isdisjoint(group)
 
     def unreported(self, group: tuple[str, ...]) -> list[str]:
         """Return the members whose report is still to come."""
@@ -192,6 +196,19 @@ class RunState:
         """All nodes of the run, in order."""
         return tuple(self.agents)
 
+    def awaited(self) -> list[str]:
+        """Name the nodes that the run waits for: of a round, or to get ready before one."""
+        current = self.round
+        if current is None:
+            return [name for name, node in self.agents.items() if node.pending]
+        return [
+            node
+            for group in current.groups
+            if current.runs(group)
+            for node in current.unreported(group)
+            if not self.agents[node].gone
+        ]
+
     def measured_ms(self, phase: str) -> list[float]:
         """Return how long each measured group of a phase took, for the deadlines of the others."""
         running_ms = self.round.measured_ms(self.round.reports) if self.round else []
@@ -248,7 +265,7 @@ class RunState:
             node.launch, node.launched_s = record.launch, time_s
             node.started = node.ready = None
             node.lost = node.failed = ""
-            node.no_journal = False
+            node.no_journal = node.job_ended = False
             node.device_failure = None
             for word in self._words[name, record.launch]:
                 _heed(node, word)
@@ -267,9 +284,10 @@ class RunState:
             node = self.agents.get(name)
             if node is None or node.launch != record.launch:
                 continue
-            if record.cause is LossCause.NO_JOURNAL:
-                node.failed = record.reason  # the next agent would see no more
-                node.no_journal = True
+            if record.cause in (LossCause.NO_JOURNAL, LossCause.JOB_ENDED):
+                node.failed = record.reason  # the next agent would fare no better
+                node.no_journal = record.cause is LossCause.NO_JOURNAL
+                node.job_ended = record.cause is LossCause.JOB_ENDED
             else:
                 node.lost, node.lost_s = record.reason, time_s
                 node.failed_starts += record.cause is LossCause.NOT_STARTED
@@ -326,16 +344,19 @@ class RunState:
         heard = {} if record.void else current.reports
         answered = {node: report for node, report in heard.items() if node not in silent}
         self._ended_ms[current.record.phase] += current.measured_ms(answered)
-        samples = [sample for sample in self._samples[record.round] if sample.node in answered]
+        samples: defaultdict[str, list[Sampled]] = defaultdict(list)
+        for sample in self._samples[record.round]:
+            if sample.node in answered:
+                samples[sample.node].append(sample)
         known = self.models()
         models = known if len(set(known.values())) > 1 else {}
         timed_out = {group for group, (abort, _) in current.aborted.items() if abort.timed_out}
         return [
             group_result(
                 group,
-                samples,
-                answered,
-                silent=silent,
+                [sample for node in group for sample in samples[node]],
+                {node: answered[node] for node in group if node in answered},
+                silent=silent.intersection(group),
                 timed_out=group in timed_out,
                 models=models,
             )

@@ -6,6 +6,7 @@ It holds no clock and touches nothing.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,19 +48,25 @@ class Limits:
     """How long the session waits. Every wait is measured from a record of the master's.
 
     A round's deadline adapts once half of its groups have reported: `adaptive_factor` times the
-    median of what groups took so far, plus `adaptive_extra_s`. Before that it is `patience` times
-    as long. While nothing was measured at all it is `round_deadline_s`, for a round of short
-    probes, and `patience` times what the phase's longer ones take. Likewise a node may take
-    `ready_s` to get ready, until half of the nodes have shown how long it takes. `start_s` is for
-    the first agent of all to show up.
+    median of what groups took so far, plus a margin. Before that it is `patience` times as long.
+    The margin is what it took the nodes to load torch, from `least_margin_s` to `most_margin_s`:
+    that shows how busy these machines are before any round does.
+
+    While nothing was measured at all, that start stands in for what groups take: a round of short
+    probes may take `round_deadline_s`, or less than that, down to half of it, where it was quick;
+    `patience` times what the phase's longer probes take comes on top.
+
+    Likewise a node may take `ready_s` to get ready, until half of the nodes have shown how long it
+    takes. `start_s` is for the first agent of all to show up.
     """
 
     start_s: float = 60.0
     ready_s: float = 180.0
-    ready_extra_s: float = 15.0
+    ready_extra_s: float = 20.0  # an agent looks for the journal for 15 s of it
     round_deadline_s: float = 60.0
     adaptive_factor: float = 4.0
-    adaptive_extra_s: float = 6.0
+    least_margin_s: float = 2.0
+    most_margin_s: float = 6.0
     patience: float = 2.5
     abort_grace_s: float = 5.0
     settle_s: float = 0.3
@@ -72,6 +79,13 @@ class Append:
     """Write this record; nothing else."""
 
     record: Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abort:
+    """Write these records: all that is to be stopped now, however many groups that are."""
+
+    records: tuple[GroupAborted, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +108,7 @@ class Conclude:
     """The verdict stands; act on it."""
 
 
-Step = Append | Launch | Wait | Conclude
+Step = Append | Abort | Launch | Wait | Conclude
 
 
 class Session:
@@ -119,7 +133,7 @@ class Session:
         self._expectations = expectations
         self._localize_options = localize_options
         self._course: Course | None = None
-        self._waiting: tuple[int, float] | None = None
+        self._awaited_s: dict[str, float] = {}  # since when nodes are waited for between rounds
 
     def next_step(self, now_s: float) -> Step:
         """Say what to do now. `now_s` is the clock that stamps the master's records."""
@@ -298,9 +312,9 @@ class Session:
         agents = self.state.agents
         members = [node for group in planned.groups for node in group]
         pending = [node for node in members if agents[node].pending]
-        if self._waiting is None or self._waiting[0] != planned.index:
-            self._waiting = (planned.index, now_s)
-        until_s = self._waiting[1] + self._ready_allowance_s()
+        # Whoever did not come back in time is not waited for again in the next round.
+        self._awaited_s = {node: self._awaited_s.get(node, now_s) for node in pending}
+        until_s = max(self._awaited_s.values(), default=now_s) + self._ready_allowance_s()
         if pending and now_s < until_s:
             return Wait(until_s=until_s, reason=f"workers of {len(pending)} nodes to come back")
         return Append(
@@ -330,7 +344,11 @@ class Session:
             devices=min((len(each.devices) for each in ready), default=1),
             adapters=max((len(each.ports_gbit_per_s) for each in ready), default=1),
         )
-        return self.limits.round_deadline_s + self.limits.patience * extra_s
+        limits = self.limits
+        start_ms = median([each.start_ms for each in ready]) if ready else math.inf
+        short_s = limits.patience * self._allowed_s(start_ms, nodes)
+        blind_s = min(max(short_s, limits.round_deadline_s / 2), limits.round_deadline_s)
+        return blind_s + limits.patience * extra_s
 
     def _ready(self, nodes: Sequence[str]) -> list[WorkersReady]:
         return [each for node in nodes if (each := self.state.agents[node].ready) is not None]
@@ -348,15 +366,17 @@ class Session:
             return Append(record=RoundEnded(round=index, void=True))
         deadline_s = self._round_deadline_s(current)
         awaited = [group for group in current.groups if current.awaits(group)]
-        wake_s = []
+        wake_s, aborts = [], []
         for group in awaited:
             if group in current.aborted:
                 give_up_s = current.aborted[group][1] + self.limits.abort_grace_s
                 wake_s += [give_up_s] if now_s < give_up_s else []
             elif (failure := current.failure(group)) or now_s >= deadline_s:
-                return Append(record=_abort(index, group, failure))
+                aborts.append(_abort(index, group, failure))
             else:
                 wake_s.append(deadline_s)
+        if aborts:
+            return Abort(records=tuple(aborts))
         if not wake_s:
             return Append(record=RoundEnded(round=index, silent=current.silent()))
         total = len(current.groups)
@@ -364,16 +384,26 @@ class Session:
         return Wait(until_s=min(wake_s), reason=f"round {index} ({current.record.phase}): {done}")
 
     def _round_deadline_s(self, current: RoundState) -> float:
-        limits = self.limits
         measured_ms = self.state.measured_ms(current.record.phase)
         if not measured_ms:
             return current.started_s + current.record.deadline_s
-        allowed_s = limits.adaptive_factor * median(measured_ms) / 1e3 + limits.adaptive_extra_s
+        members = [node for group in current.groups for node in group]
+        allowed_s = self._allowed_s(median(measured_ms), members)
         running = [group for group in current.groups if current.runs(group)]
         reported = [group for group in running if not current.unreported(group)]
         if 2 * len(reported) < len(running):
-            allowed_s *= limits.patience  # earlier rounds were quick, this one has shown nothing
+            allowed_s *= self.limits.patience  # earlier rounds were quick, this one shows nothing
         return current.started_s + min(allowed_s, current.record.deadline_s)
+
+    def _allowed_s(self, typical_ms: float, nodes: Sequence[str]) -> float:
+        """Return how long a group of these nodes may take where one typically takes so long."""
+        return self.limits.adaptive_factor * typical_ms / 1e3 + self._margin_s(nodes)
+
+    def _margin_s(self, nodes: Sequence[str]) -> float:
+        limits = self.limits
+        took_s = [each.start_ms / 1e3 for each in self._ready(nodes)]
+        start_s = median(took_s) if took_s else math.inf
+        return min(max(start_s, limits.least_margin_s), limits.most_margin_s)
 
 
 def _abort(index: int, group: tuple[str, ...], failure: str) -> GroupAborted:

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.core.acting.decide import Decision, Ending, JobFacts, exit_code, unwanted
+from slurm_health.core.acting.decide import exit_code, question, unwanted
+from slurm_health.core.acting.decision import Decision, Ending
 from slurm_health.core.acting.drains import Drain, LeaveAlone
+from slurm_health.core.acting.facts import JobFacts, requeue_obstacle
 from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.core.records import Disposition, VerdictReached
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
@@ -35,8 +37,11 @@ def facts_of(draw: st.DrawFn, verdict: VerdictReached) -> JobFacts:
         job_id=12,
         batch_node=names[0],
         requeues=draw(st.integers(0, 4)),
-        requeue_obstacle=draw(st.sampled_from(["", "it is not a batch job"])),
         hold_obstacle=draw(st.sampled_from(["", "it is not a batch job"])),
+        named=frozenset(draw(st.sets(st.sampled_from(names)))),
+        candidates=draw(st.none() | st.frozensets(st.sampled_from([*names, "x1", "x2", "x3"]))),
+        asked=draw(st.integers(0, 8)),
+        wait=draw(st.sampled_from(["", "it would have to wait for 1 other node"])),
         held_for=frozenset(draw(st.sets(st.sampled_from(names)))),
         may_drain=draw(st.booleans()),
     )
@@ -67,7 +72,7 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
     decision = decided(verdict, policy, known)
 
     at = {level: set(verdict_nodes(verdict, level)) for level in Level}
-    bad = {node.node for node in unwanted(verdict, policy)} - (at[Level.INCONCLUSIVE])
+    avoided = {node.node for node in unwanted(verdict, policy)}
     drains = [each for each in decision.drains if isinstance(each, Drain)]
     drained = [each.node for each in drains]
     may_go = at[Level.FAULTY] | (
@@ -78,21 +83,26 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
     assert not drained or known.may_drain
     assert len(drained) <= max(1, int(policy.max_bad_share * len(verdict.nodes)))
     ending, shrink = decision.ending, decision.shrink
+    starts_anyway = (
+        policy.at_requeue_limit is AtRequeueLimit.START and known.requeues >= policy.max_requeues
+    )
     assert ending.reason
     if shrink is not None:
         assert sorted([*shrink.keep, *shrink.drop]) == sorted(node.node for node in verdict.nodes)
         assert shrink.drop
         assert known.batch_node in shrink.keep
-        assert not bad & set(shrink.keep)
+        assert not at[Level.FAULTY] & set(shrink.keep) or starts_anyway
         assert shrink.reason
         assert ending.disposition is Disposition.PROCEED
     match ending.disposition:
         case Disposition.REQUEUE:
-            assert bad <= set(ending.nodes) <= bad | at[Level.INCONCLUSIVE]
+            assert at[Level.FAULTY] <= set(ending.nodes) <= avoided
             assert ending.nodes
             assert ending.may_stay is not bool(at[Level.FAULTY])
             assert known.requeues < policy.max_requeues
-            assert not known.requeue_obstacle
+            assert not requeue_obstacle(known, ending.nodes)
+            waits = policy.on_straggler in {OnStraggler.REQUEUE, OnStraggler.DRAIN}
+            assert waits or not known.wait or not at[Level.SLOW] & set(ending.nodes)
             return
         case Disposition.HOLD:
             assert ending.nodes
@@ -103,12 +113,48 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
             )
         case Disposition.PROCEED:
             if at[Level.FAULTY] and shrink is None:
-                assert policy.at_requeue_limit is AtRequeueLimit.START
-                assert known.requeues >= policy.max_requeues
+                assert starts_anyway
         case Disposition.STOP:
             undecided = at[Level.INCONCLUSIVE] if known.hold_obstacle else set()
             assert at[Level.FAULTY] | undecided
     assert ending.exit_code is exit_code(verdict)
+
+
+@given(st.data())
+def test_slow_nodes_alone_never_put_a_job_where_it_waits_unless_it_was_asked_to(
+    data: st.DataObject,
+) -> None:
+    names = data.draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1))
+    levels = st.sampled_from([Level.HEALTHY, Level.SLOW])
+    verdict = verdict_of(**{name: data.draw(levels) for name in names})
+    policy = replace(data.draw(POLICIES), on_straggler=OnStraggler.EXCLUDE)
+    known = replace(data.draw(facts_of(verdict)), wait="it would have to wait")
+
+    ending = decided(verdict, policy, known).ending
+
+    assert ending.disposition is Disposition.PROCEED
+    assert ending.may_stay or decided(verdict, policy, known).shrink is None
+
+
+@given(st.data())
+def test_slurm_is_asked_for_other_nodes_only_where_its_answer_decides(data: st.DataObject) -> None:
+    verdict = data.draw(verdicts())
+    policy = data.draw(POLICIES)
+    known = data.draw(facts_of(verdict))
+
+    asked = question(verdict, unwanted(verdict, policy), policy, known)
+    could, would_wait = (
+        decided(verdict, policy, replace(known, wait=wait)) for wait in ("", "it would have to")
+    )
+
+    assert (could == would_wait) is (asked is None)
+    if asked is not None:
+        slow = set(verdict_nodes(verdict, Level.SLOW))
+        assert could.ending.disposition is Disposition.REQUEUE
+        assert set(asked.leave) == set(could.ending.nodes)
+        assert asked.leave[0] in slow
+        assert not set(asked.keep) & set(asked.leave)
+        assert len({*asked.keep, *asked.leave}) == len(verdict.nodes)
 
 
 @given(st.data())
@@ -157,10 +203,10 @@ def test_too_many_bad_nodes_at_once_are_not_drained() -> None:
     )
 
 
-def test_a_slow_node_is_left_but_never_drained() -> None:
+def test_a_slow_node_is_left_for_one_that_is_free_but_never_drained() -> None:
     verdict = verdict_of(n1=Level.HEALTHY, n2=Level.SLOW)
 
-    decision = decided(verdict, Policy(), job_facts())
+    decision = decided(verdict, Policy(), job_facts(wait=""))
 
     assert decision.drains == ()
     assert decision.ending.disposition is Disposition.REQUEUE
@@ -185,7 +231,7 @@ def test_a_slow_node_is_only_reported_where_the_user_says_so() -> None:
     ("known", "said"),
     [
         (job_facts(requeues=3), "already requeued 3 times because of bad nodes, the limit is 3"),
-        (job_facts(requeue_obstacle="it is not a batch job"), "n2 cannot be used"),
+        (job_facts(hold_obstacle="it is not a batch job"), "n2 cannot be used"),
     ],
 )
 def test_a_job_that_cannot_move_stops_and_says_why(known: JobFacts, said: str) -> None:
@@ -197,23 +243,47 @@ def test_a_job_that_cannot_move_stops_and_says_why(known: JobFacts, said: str) -
 
 
 @pytest.mark.parametrize(
-    "known",
+    ("known", "why"),
     [
-        job_facts(requeues=3),
-        job_facts(requeue_obstacle="it is not a batch job", hold_obstacle="it is not a batch job"),
+        (job_facts(wait="it would have to wait for 1 other node"), "for 1 other node"),
+        (job_facts(requeues=3), "the limit is 3"),
+        (job_facts(hold_obstacle="it is not a batch job"), "it is not a batch job"),
+        (job_facts(named=frozenset({"n2"})), "by name (--nodelist)"),
+        (job_facts(candidates=frozenset({"n1", "n2", "n3"}), asked=3), "has 2 nodes without n2"),
     ],
 )
 @pytest.mark.parametrize("at_limit", AtRequeueLimit)
-def test_a_job_that_cannot_leave_a_slow_node_runs_on_it_or_waits(
-    known: JobFacts, at_limit: AtRequeueLimit
+def test_a_job_that_cannot_leave_a_slow_node_at_once_runs_on_it_and_says_what_that_costs(
+    known: JobFacts, why: str, at_limit: AtRequeueLimit
 ) -> None:
-    verdict = verdict_of(n1=Level.HEALTHY, n2=Level.SLOW, n3=Level.HEALTHY)
+    healthy = [NodeVerdict(node=node, level=Level.HEALTHY) for node in ("n1", "n3")]
+    slow = NodeVerdict(
+        node="n2",
+        level=Level.SLOW,
+        slowdown=2.14,
+        component="network",
+        reason="allgather slow with n1 (12 ms, healthy pairs 5.6 ms)",
+    )
 
-    last = decided(verdict, Policy(at_requeue_limit=at_limit), known).ending
+    decision = decided(
+        VerdictReached(nodes=[*healthy, slow]), Policy(at_requeue_limit=at_limit), known
+    )
 
-    waits = at_limit is AtRequeueLimit.HOLD and not known.hold_obstacle
-    assert last.disposition is (Disposition.HOLD if waits else Disposition.PROCEED)
-    assert waits or "n2: no allgather" in last.reason
+    assert decision.ending.disposition is Disposition.PROCEED
+    said = decision.ending.reason
+    assert said.startswith("n2: allgather slow with n1 (12 ms, healthy pairs 5.6 ms); ")
+    assert why in said
+    assert said.endswith(
+        "continuing with n2 anyway: each step may take up to 2.1 times as long (network)"
+    )
+
+
+@pytest.mark.parametrize("choice", [OnStraggler.REQUEUE, OnStraggler.DRAIN])
+def test_a_job_that_is_to_wait_for_other_nodes_waits_at_its_limit_too(choice: OnStraggler) -> None:
+    verdict = verdict_of(n1=Level.HEALTHY, n2=Level.SLOW)
+    policy = Policy(on_straggler=choice, at_requeue_limit=AtRequeueLimit.HOLD)
+
+    assert decided(verdict, policy, job_facts(requeues=3)).ending.disposition is Disposition.HOLD
 
 
 @pytest.mark.parametrize(
@@ -235,7 +305,7 @@ def test_the_exit_code_is_that_of_the_worst_that_is_proven(
 
 @pytest.mark.parametrize("where", ["paths", "leaves"])
 def test_a_bad_link_is_a_finding_although_every_node_is_well(where: str) -> None:
-    link = [LinkVerdict(ends=("n1", "n2"), level=Level.SLOW)]
+    link = [LinkVerdict(ends=("n1", "n2"), level=Level.SLOW, slowdown=1.82)]
     verdict = VerdictReached(
         nodes=[NodeVerdict(node="n1", level=Level.HEALTHY)],
         paths=link if where == "paths" else [],
@@ -244,4 +314,8 @@ def test_a_bad_link_is_a_finding_although_every_node_is_well(where: str) -> None
 
     assert exit_code(verdict) is ExitCode.BAD_NODES
     decision = decided(verdict, Policy(), job_facts())
-    assert "no node is to blame" in decision.ending.reason
+    assert decision.ending.disposition is Disposition.PROCEED
+    assert decision.ending.reason == (
+        "the connection n1-n2 is bad, no node is to blame: each step may take up to 1.82 times as"
+        " long (network)"
+    )

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
-from slurm_health.core.acting.decide import Decision, JobFacts, decide_unasked, unwanted
+from slurm_health.core.acting.decide import decide_unasked, unwanted
+from slurm_health.core.acting.decision import Decision
 from slurm_health.core.acting.drains import PROVEN_PROBABILITY, Drain, LeaveAlone
+from slurm_health.core.acting.facts import JobFacts
 from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.core.records import Disposition, VerdictReached
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import ExitCode
 from tests.support.situations import decided, job_facts
 
-NODES = ("n1", "n2", "n3", "n4")
+NODES = ("n1", "n2", "n3", "n4", "n5")
 
 
 def verdict(
@@ -47,30 +52,127 @@ DOUBT = verdict(n2=Level.INCONCLUSIVE)
 # --- slow nodes ----------------------------------------------------------------------------------
 
 
+ALONE = Policy()
+SPARE = Policy(nodes_wanted=3, nodes_needed=3)
+FEWER = Policy(nodes_wanted=4, nodes_needed=3)
+WAITS = job_facts(wait="it would have to wait for 1 other node")
+
+
 @pytest.mark.parametrize(
-    ("choice", "wanted", "needed", "expected"),
+    ("choice", "with_spare", "on_fewer", "others_free", "would_wait"),
     [
-        (OnStraggler.EXCLUDE, None, None, "requeue"),
-        (OnStraggler.EXCLUDE, 3, None, "Shrink proceed"),
-        (OnStraggler.EXCLUDE, 4, 3, "Shrink proceed"),
-        (OnStraggler.REQUEUE, None, None, "requeue"),
-        (OnStraggler.REQUEUE, 3, None, "Shrink proceed"),
-        (OnStraggler.REQUEUE, 4, 3, "requeue"),
-        (OnStraggler.REPORT, 4, 3, "proceed"),
-        (OnStraggler.DRAIN, None, None, "Drain requeue"),
-        (OnStraggler.DRAIN, 4, 3, "Drain Shrink proceed"),
+        (OnStraggler.EXCLUDE, "Shrink proceed", "Shrink proceed", "requeue", "proceed"),
+        (OnStraggler.REQUEUE, "Shrink proceed", "requeue", "requeue", "requeue"),
+        (
+            OnStraggler.DRAIN,
+            "Drain Shrink proceed",
+            "Drain Shrink proceed",
+            "Drain requeue",
+            "Drain requeue",
+        ),
+        (OnStraggler.REPORT, "Shrink proceed", "proceed", "proceed", "proceed"),
     ],
 )
-def test_a_slow_node_causes_what_the_user_chose(
-    choice: OnStraggler, wanted: int | None, needed: int | None, expected: str
+def test_a_slow_node_causes_what_the_table_of_the_documentation_says(
+    choice: OnStraggler, with_spare: str, on_fewer: str, others_free: str, would_wait: str
 ) -> None:
-    policy = Policy(on_straggler=choice, nodes_wanted=wanted, nodes_needed=needed)
+    """The table is in docs/howto/slow-and-undecided-nodes.md."""
 
-    assert kinds(decided(SLOW, policy, job_facts())) == expected
+    def told(known: JobFacts, policy: Policy = ALONE) -> str:
+        return kinds(decided(SLOW, replace(policy, on_straggler=choice), known))
+
+    assert told(WAITS, SPARE) == with_spare
+    assert told(WAITS, FEWER) == on_fewer
+    assert told(job_facts(wait="")) == others_free
+    assert told(WAITS) == would_wait
 
 
 @pytest.mark.parametrize(
-    "known", [job_facts(requeues=3), job_facts(requeue_obstacle="it is not a batch job")]
+    ("faulty", "neither", "spare", "fewer"),
+    [
+        ((), "proceed", "Shrink proceed", "proceed"),
+        (("n2",), "requeue", "Shrink proceed", "Shrink proceed"),
+        (("n2", "n3"), "requeue", "requeue", "requeue"),
+        (("n1",), "requeue", "requeue", "requeue"),
+    ],
+)
+def test_faulty_nodes_cause_what_the_table_of_spares_says(
+    faulty: tuple[str, ...], neither: str, spare: str, fewer: str
+) -> None:
+    """The table is in docs/howto/spares.md."""
+    known = job_facts(may_drain=False)
+
+    def told(nodes: int, policy: Policy) -> str:
+        judged = [
+            msgspec.structs.replace(node, level=Level.FAULTY) if node.node in faulty else node
+            for node in verdict(nodes=nodes).nodes
+        ]
+        return kinds(decided(VerdictReached(nodes=judged), policy, known))
+
+    assert told(4, ALONE) == neither
+    assert told(5, Policy(nodes_wanted=4, nodes_needed=4)) == spare
+    assert told(4, FEWER) == fewer
+
+
+@pytest.mark.parametrize("choice", [OnStraggler.EXCLUDE, OnStraggler.REPORT])
+def test_of_several_slow_nodes_a_spare_takes_the_place_of_the_worst(choice: OnStraggler) -> None:
+    found = verdict(nodes=5, n2=Level.SLOW, n3=Level.SLOW, n4=Level.SLOW)
+    slowdowns = {"n2": 1.4, "n3": 2.5, "n4": 1.2}
+    nodes = [
+        msgspec.structs.replace(node, slowdown=slowdowns.get(node.node, 1.0))
+        for node in found.nodes
+    ]
+
+    policy = Policy(on_straggler=choice, nodes_wanted=4, nodes_needed=4)
+    decision = decided(VerdictReached(nodes=nodes), policy, WAITS)
+
+    assert decision.shrink is not None
+    assert decision.shrink.drop == ("n3",)
+    assert decision.ending.disposition is Disposition.PROCEED
+
+
+@pytest.mark.parametrize(
+    ("known", "policy", "expected"),
+    [
+        (job_facts(wait="", may_drain=False), ALONE, ("n2", "n3")),
+        (job_facts(wait="later", may_drain=False), ALONE, ("n3",)),
+        (job_facts(named=frozenset({"n2"}), may_drain=False), ALONE, ("n3",)),
+        (job_facts(candidates=frozenset(NODES[:4]), asked=3, may_drain=False), ALONE, ("n3",)),
+        (job_facts(wait="later", may_drain=False), FEWER, None),
+        (job_facts(wait="later", may_drain=False), SPARE, None),
+        (job_facts(wait="", may_drain=False), FEWER, ("n2", "n3")),
+    ],
+)
+def test_a_slow_node_does_not_keep_a_job_from_leaving_a_faulty_one(
+    known: JobFacts, policy: Policy, expected: tuple[str, ...] | None
+) -> None:
+    found = verdict(n2=Level.SLOW, n3=Level.FAULTY)
+
+    decision = decided(found, policy, known)
+
+    if expected is None:
+        assert decision.shrink is not None
+        assert decision.shrink.drop == ("n3",)
+        assert "continuing with n2 anyway" in decision.shrink.reason
+    else:
+        assert decision.ending.nodes == expected
+
+
+def test_a_job_that_starts_on_faulty_nodes_as_it_was_told_to_gives_its_surplus_back() -> None:
+    found = verdict(n2=Level.FAULTY, n3=Level.FAULTY)
+    policy = Policy(at_requeue_limit=AtRequeueLimit.START, nodes_wanted=3, nodes_needed=3)
+
+    decision = decided(found, policy, job_facts(requeues=3, may_drain=False))
+
+    assert decision.shrink is not None
+    assert len(decision.shrink.keep) == 3
+    assert "n4" in decision.shrink.keep
+    assert "starting anyway" in decision.shrink.reason
+    assert decision.ending.may_stay
+
+
+@pytest.mark.parametrize(
+    "known", [job_facts(requeues=3), job_facts(hold_obstacle="it is not a batch job")]
 )
 def test_a_job_that_cannot_be_requeued_keeps_its_size_no_longer(known: JobFacts) -> None:
     policy = Policy(on_straggler=OnStraggler.REQUEUE, nodes_wanted=4, nodes_needed=3)
@@ -155,7 +257,7 @@ def test_a_person_who_releases_a_held_job_has_answered_for_its_nodes() -> None:
 
 
 def test_a_job_that_can_neither_be_held_nor_run_stops_as_inconclusive() -> None:
-    known = job_facts(requeue_obstacle="no batch job", hold_obstacle="no batch job")
+    known = job_facts(hold_obstacle="no batch job")
 
     last = decided(DOUBT, Policy(on_inconclusive=OnInconclusive.HOLD), known).ending
 
@@ -164,9 +266,7 @@ def test_a_job_that_can_neither_be_held_nor_run_stops_as_inconclusive() -> None:
     assert "--exclude=n2" in last.reason
 
 
-@pytest.mark.parametrize(
-    "known", [job_facts(requeues=3), job_facts(requeue_obstacle="it asks for n2 itself")]
-)
+@pytest.mark.parametrize("known", [job_facts(requeues=3), job_facts(named=frozenset({"n2"}))])
 def test_doubt_does_not_end_a_job_that_would_rather_be_elsewhere(known: JobFacts) -> None:
     last = decided(DOUBT, Policy(on_inconclusive=OnInconclusive.REQUEUE), known).ending
 

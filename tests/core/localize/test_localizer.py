@@ -19,6 +19,7 @@ from slurm_health.core.localize.localizer import (
     Round,
     Verdict,
 )
+from slurm_health.core.localize.settings import Device, settings_from
 from slurm_health.errors import LocalizeError
 
 Answer = Callable[[int, tuple[str, ...]], GroupResult]
@@ -57,8 +58,10 @@ def cluster(
     return answer
 
 
-def run(nodes: list[str], answer: Answer, *, seed: int = 0) -> tuple[Verdict, list[Round]]:
-    loc = Localizer(nodes, settings=LocalizeSettings(seed=seed))
+def run(
+    nodes: list[str], answer: Answer, *, seed: int = 0, kind: Device = Device.ACCELERATOR
+) -> tuple[Verdict, list[Round]]:
+    loc = Localizer(nodes, settings=replace(settings_from({}, kind=kind), seed=seed))
     rounds = []
     while (round_ := loc.next_round()) is not None:
         rounds.append(round_)
@@ -75,6 +78,45 @@ def test_a_healthy_run_takes_two_rounds_and_accuses_nobody(count: int) -> None:
     verdict, rounds = run(names(count), cluster())
     assert len(rounds) == 2
     assert {level(verdict, node) for node in names(count)} == {Level.HEALTHY}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 64])
+def test_healthy_nodes_that_are_measured_alone_take_one_round(count: int) -> None:
+    loc = Localizer(names(count), settings=LocalizeSettings(alone=True, min_rounds=1))
+    answer = cluster()
+    planned = loc.next_round()
+    assert planned is not None
+    assert planned.groups == tuple((name,) for name in names(count))
+
+    loc.observe(planned.index, [answer(planned.index, group) for group in planned.groups])
+
+    assert loc.next_round() is None
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 16])
+@pytest.mark.parametrize(("crashing", "needed"), [((0, 1), 2), ((0, 2), 3)])
+def test_a_node_that_crashes_alone_twice_is_faulty_and_no_further_round_is_run(
+    count: int, crashing: tuple[int, ...], needed: int
+) -> None:
+    loc = Localizer(names(count), settings=LocalizeSettings(alone=True, min_rounds=1, max_rounds=3))
+    answer = cluster()
+    rounds = 0
+    while (planned := loc.next_round()) is not None:
+        rounds += 1
+        results = [answer(planned.index, group) for group in planned.groups]
+        loc.observe(
+            planned.index,
+            [
+                replace(result, outcome=Outcome.FAILED, crashed=("n2",))
+                if result.nodes == ("n2",) and planned.index in crashing
+                else result
+                for result in results
+            ],
+        )
+
+    assert rounds == needed
+    assert loc.verdict().named(Level.FAULTY) == ("n2",)
+    assert len(loc.verdict().named(Level.HEALTHY)) == count - 1
 
 
 def test_a_single_node_is_measured_alone_and_told_that_the_network_is_untested() -> None:
@@ -109,6 +151,22 @@ def test_one_dead_node_of_three_is_found() -> None:
     assert len(rounds) == 3
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("dead", names(4))
+@pytest.mark.parametrize(("count", "needed"), [(3, 3), (4, 2)])
+def test_one_dead_node_is_known_after_as_many_rounds_as_any_plan_needs(
+    count: int, needed: int, dead: str, seed: int
+) -> None:
+    loc = Localizer(names(count), settings=LocalizeSettings(seed=seed))
+    answer = cluster(dead=[dead], seed=seed)
+    for _ in range(needed):
+        planned = loc.next_round()
+        assert planned is not None
+        loc.observe(planned.index, [answer(planned.index, group) for group in planned.groups])
+
+    assert loc.verdict().named(Level.FAULTY) == ((dead,) if dead in names(count) else ())
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_two_dead_nodes_of_four_are_found(seed: int) -> None:
     dead = random.Random(seed).sample(names(4), 2)
@@ -141,6 +199,27 @@ def test_a_link_three_and_a_half_times_slower_is_found_among_four(seed: int, noi
     assert verdict.named(Level.SLOW) == ("n3",)
     assert verdict.nodes["n3"].component == "network"
     assert verdict.nodes["n3"].reason.startswith("allgather slow with n")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("kind", "compute", "component"),
+    [
+        (Device.CPU, 1.6, "node"),
+        (Device.CPU, 1.0, "network"),
+        (Device.ACCELERATOR, 1.1, "network"),
+    ],
+)
+def test_a_slow_network_is_not_blamed_where_the_cores_that_carry_it_are_slow_too(
+    kind: Device, compute: float, component: str, seed: int
+) -> None:
+    answer = cluster(network={"n3": 6.0}, compute={"n3": compute}, noise=0.05, seed=seed)
+
+    verdict, _ = run(names(4), answer, seed=seed, kind=kind)
+
+    found = verdict.nodes["n3"]
+    assert (found.level, found.component) == (Level.SLOW, component)
+    assert ("matmul" in found.reason) is (component == "node")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -265,8 +344,9 @@ def test_if_every_process_crashes_it_is_the_software(count: int) -> None:
     def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
         return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=group)
 
-    verdict, _ = run(names(count), answer)
+    verdict, rounds = run(names(count), answer)
     assert {level(verdict, node) for node in names(count)} == {Level.INCONCLUSIVE}
+    assert len(rounds) == min(count, 2)
 
 
 def test_a_group_that_was_not_run_says_nothing() -> None:

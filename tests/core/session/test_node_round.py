@@ -138,6 +138,29 @@ def test_a_death_is_the_nodes_own_where_no_partner_can_be_its_cause(
     )
 
 
+@pytest.mark.parametrize("scopes", [["solo"], ["pair"]])
+def test_a_stopped_process_is_the_nodes_own_failure_whoever_it_works_with(
+    scopes: list[str],
+) -> None:
+    current = round_of()
+    for scope in scopes:
+        current.entered(1, {"scope": scope})
+
+    assert current.stands_still(1, "stopped by a signal for 1 s", stopped=True) == Ending(
+        outcome=Outcome.FAILED,
+        detail="check process of device 1 stands still: stopped by a signal for 1 s",
+        crashed=True,
+        replace=True,
+    )
+
+
+def test_a_process_that_the_kernel_holds_is_not_a_failure() -> None:
+    ending = round_of().stands_still(1, "held in the kernel for 2 s", stopped=False)
+
+    assert (ending.outcome, ending.crashed, ending.unmeasured) == (Outcome.NOT_RUN, False, True)
+    assert ending.replace
+
+
 def test_what_could_not_be_measured_is_not_a_failure() -> None:
     current = round_of()
     current.done(0, done("measured"))

@@ -32,7 +32,7 @@ from slurm_health.core.records import (
 )
 from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import phases
-from slurm_health.core.session.session import Append, Conclude, Limits, Session, Wait
+from slurm_health.core.session.session import Abort, Append, Conclude, Limits, Session, Wait
 from slurm_health.core.verdict import Level, Outcome
 from slurm_health.master.run_check import make_localizer
 from tests.support.session_story import (
@@ -48,6 +48,7 @@ from tests.support.session_story import (
 from tests.support.world import World
 
 many = settings(max_examples=100)
+BLIND_S = LIMITS.round_deadline_s / 2  # these nodes load torch within a second
 
 
 # --- any world ---------------------------------------------------------------------------------
@@ -421,6 +422,24 @@ def test_an_agent_that_sees_no_journal_is_not_started_again_and_its_node_not_to_
     assert story.session.state.agents["n4"].failed == blind
 
 
+def test_a_job_that_has_ended_leaves_every_node_undecided_and_nothing_is_started_again() -> None:
+    story = Story()
+    story.is_in_round()
+    story.says(*(AgentsLost(launch=0, nodes=[node], reason="killed") for node in NODES))
+    story.does(RoundEnded)
+    story.relaunches()
+    ended = "Slurm job 1 has expired"
+    story.says(AgentsLost(launch=1, nodes=[*NODES], reason=ended, cause=LossCause.JOB_ENDED))
+
+    while not isinstance(step := story.next(), Append) or not isinstance(
+        step.record, VerdictReached
+    ):
+        assert isinstance(step, Append)
+        assert not isinstance(step.record, AgentsLaunched)
+        story.says(step.record)
+    assert {node.level for node in step.record.nodes} == {Level.INCONCLUSIVE}
+
+
 def test_a_late_word_of_an_agent_that_was_replaced_counts_for_nothing() -> None:
     story = Story(["n1"])
     story.does(AgentsLaunched)
@@ -466,18 +485,28 @@ def test_when_one_members_agent_dies_the_others_are_told_at_once() -> None:
 def test_a_group_that_says_nothing_is_stopped_at_the_deadline_and_then_waited_for_briefly() -> None:
     story = Story()
     story.is_in_round()
-    assert isinstance(story.next(START_S + LIMITS.round_deadline_s - 0.1), Wait)
+    assert isinstance(story.next(START_S + BLIND_S - 0.1), Wait)
 
     for _ in range(2):
-        aborted = story.does(GroupAborted, at_s=START_S + LIMITS.round_deadline_s)
+        aborted = story.does(GroupAborted, at_s=START_S + BLIND_S)
         assert isinstance(aborted, GroupAborted)
         assert aborted.timed_out
 
     waiting = story.next()
-    give_up_s = START_S + LIMITS.round_deadline_s + LIMITS.abort_grace_s
+    give_up_s = START_S + BLIND_S + LIMITS.abort_grace_s
     assert waiting == Wait(until_s=give_up_s, reason="round 0 (pair): 0 of 2 groups done")
     ended = story.does(RoundEnded, at_s=give_up_s)
     assert ended == RoundEnded(round=0, silent=list(NODES))
+
+
+def test_all_groups_whose_time_is_over_are_stopped_with_one_write() -> None:
+    story = Story()
+    story.is_in_round()
+
+    step = story.next(START_S + LIMITS.round_deadline_s)
+
+    assert isinstance(step, Abort)
+    assert [record.group for record in step.records] == [["n1", "n2"], ["n3", "n4"]]
 
 
 def test_a_thorough_round_of_gpus_may_take_as_long_as_what_it_does() -> None:
@@ -494,9 +523,9 @@ def test_a_thorough_round_of_gpus_may_take_as_long_as_what_it_does() -> None:
 
     assert isinstance(begun, RoundStarted)
     burn_s, adapters_s = 3 + 8, 2 * 12
-    assert begun.deadline_s == LIMITS.round_deadline_s + LIMITS.patience * (burn_s + adapters_s)
+    assert begun.deadline_s == BLIND_S + LIMITS.patience * (burn_s + adapters_s)
     assert isinstance(story.next(START_S + begun.deadline_s - 0.1), Wait)
-    assert isinstance(story.next(START_S + begun.deadline_s), Append)
+    assert isinstance(story.next(START_S + begun.deadline_s), Abort)
 
 
 def test_once_half_of_a_round_has_reported_the_rest_gets_a_short_deadline() -> None:
@@ -507,8 +536,67 @@ def test_once_half_of_a_round_has_reported_the_rest_gets_a_short_deadline() -> N
     waiting = story.next()
 
     assert isinstance(waiting, Wait)
-    allowed_s = LIMITS.adaptive_factor * 1.0 + LIMITS.adaptive_extra_s
-    assert waiting.until_s == START_S + allowed_s
+    assert waiting.until_s == START_S + LIMITS.adaptive_factor * 1.0 + LIMITS.least_margin_s
+
+
+@pytest.mark.parametrize(
+    ("start_ms", "margin_s", "blind_s"),
+    [(1e3, 2.0, 30.0), (4e3, 4.0, 50.0), (2e4, 6.0, 60.0), (2e5, 6.0, 60.0)],
+)
+def test_machines_that_loaded_torch_quickly_get_shorter_deadlines(
+    start_ms: float, margin_s: float, blind_s: float
+) -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    for node in NODES:
+        story.says(started(node), msgspec.structs.replace(ready(node), start_ms=start_ms))
+    story.does(NodesAdmitted)
+
+    begun = story.does(RoundStarted)
+
+    assert isinstance(begun, RoundStarted)
+    assert begun.deadline_s == blind_s
+    story.says(*measured("n1", "n2", took_ms=1000.0), at_s=START_S + 1.0)
+    waiting = story.next()
+    assert isinstance(waiting, Wait)
+    assert waiting.until_s == START_S + LIMITS.adaptive_factor * 1.0 + margin_s
+
+
+def test_a_node_that_did_not_come_back_in_time_is_not_waited_for_again() -> None:
+    story = Story()
+    story.is_in_round()
+    story.says(WorkersStarting(node="n4", launch=0), *measured(*NODES))
+    story.does(RoundEnded)
+    waiting = story.next()
+    assert isinstance(waiting, Wait)
+    begun = story.does(RoundStarted, at_s=waiting.until_s)
+    assert isinstance(begun, RoundStarted)
+    assert begun.absent == ["n4"]
+    story.says(*measured(*NODES[:3], index=1))
+    story.does(RoundEnded)
+
+    again = story.does(RoundStarted)
+
+    assert isinstance(again, RoundStarted)
+    assert again.absent == ["n4"]
+
+
+def test_a_node_that_came_back_and_starts_anew_is_waited_for_as_long_as_the_first_time() -> None:
+    story = Story()
+    story.is_in_round()
+    story.says(WorkersStarting(node="n4", launch=0), *measured(*NODES))
+    story.does(RoundEnded)
+    first = story.next()
+    assert isinstance(first, Wait)
+    story.says(ready("n4"), at_s=first.until_s - 1.0)
+    story.does(RoundStarted)
+    story.says(WorkersStarting(node="n4", launch=0), *measured(*NODES, index=1))
+    story.does(RoundEnded)
+
+    second = story.next()
+
+    assert isinstance(second, Wait)
+    assert second.until_s - story.now_s == first.until_s - START_S
 
 
 def test_a_round_in_which_nobody_has_reported_yet_gets_more_patience() -> None:
@@ -521,7 +609,7 @@ def test_a_round_in_which_nobody_has_reported_yet_gets_more_patience() -> None:
     waiting = story.next()
 
     assert isinstance(waiting, Wait)
-    usual_s = LIMITS.adaptive_factor * 1.0 + LIMITS.adaptive_extra_s
+    usual_s = LIMITS.adaptive_factor * 1.0 + LIMITS.least_margin_s
     assert waiting.until_s == START_S + usual_s * LIMITS.patience
 
 

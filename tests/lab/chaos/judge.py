@@ -13,7 +13,7 @@ from .plan import FAULTS, SLOW, Deed, Plan
 
 # What makes Slurm itself start a job again, or end it.
 _SLURMS_OWN = {Deed.KILL_SLURMCTLD, Deed.KILL_SLURMD}
-_UNCHECKED = ("UNCHECKED", "running the script anyway")
+_UNCHECKED = "UNCHECKED"
 _EXPLAINED = ("the job stops:", "ended the check, so the script did not run", "submit it again")
 _OURS = "slurm-health:"
 
@@ -80,11 +80,16 @@ def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
     for start in seen.starts:
         check = _check_before(start, seen)
         if check is None or check.finished is None or not check.levels:
-            if not any(words in seen.output for words in _UNCHECKED):
+            if _UNCHECKED not in seen.output:
                 yield f"attempt {start.attempt} ran on unchecked nodes, and nothing says so"
             continue
         yield from _place(plan, start, check)
-        undisturbed = start is seen.starts[-1] and start.ended and not deeds & _SLURMS_OWN
+        undisturbed = (
+            start is seen.starts[-1]
+            and start.ended
+            and not deeds & {*_SLURMS_OWN, Deed.KILL_SUPERVISOR}  # either may end the job
+            and not _ended_by_a_prolog(plan, seen)
+        )
         if undisturbed and sorted(start.tasks) != sorted(start.nodes):
             yield f"the script had {start.nodes}, and its tasks ran on {start.tasks}"
 
@@ -126,21 +131,29 @@ def _ending(plan: Plan, seen: Seen) -> Iterator[str]:
 
 def _explained(plan: Plan, seen: Seen) -> bool:
     deeds = {each.deed for each in seen.done}
-    # A job that it may not requeue after a failed prolog Slurm ends, and its node's note says why.
-    prolog_failed = "--no-requeue" in plan.options and bool(plan.flagged & {*seen.drained})
+    prolog_failed = _ended_by_a_prolog(plan, seen)
     match seen.job.get("JobState", ""):
         case "CANCELLED":
             return Deed.CANCEL in deeds or prolog_failed
         case "FAILED":
             killed = Deed.KILL_SUPERVISOR in deeds and seen.job.get("ExitCode") == "0:9"
             never_began = prolog_failed and not seen.output
-            return killed or never_began or any(words in seen.output for words in _EXPLAINED)
+            # A slurmctld that had not yet saved the requeue takes the end of its job for a failure.
+            forgotten = Deed.KILL_SLURMCTLD in deeds and "DUE TO JOB REQUEUE" in seen.output
+            said = any(words in seen.output for words in _EXPLAINED)
+            return killed or never_began or forgotten or said
         case "PENDING":
             ours = seen.job.get("Comment", "").startswith(_OURS)
             users = bool(deeds & {Deed.HOLD, Deed.REQUEUE})
             return ours or users or bool(deeds & _SLURMS_OWN) or _too_few(plan, seen)
         case _:
             return bool(deeds & _SLURMS_OWN)
+
+
+def _ended_by_a_prolog(plan: Plan, seen: Seen) -> bool:
+    # A job that it may not requeue after a failed prolog Slurm ends, and its node's note says why.
+    # The batch host may have started the script by then: it runs on, and can start no task.
+    return "--no-requeue" in plan.options and bool(plan.flagged & {*seen.drained})
 
 
 def _too_few(plan: Plan, seen: Seen) -> bool:

@@ -86,10 +86,13 @@ def job(**fields: str) -> Mapping[str, str]:
         replace(RIGHT, job=job(JobState="CANCELLED"), starts=(), done=killed(Deed.CANCEL)),
         replace(RIGHT, job=job(JobState="PENDING", Comment="slurm-health: held"), starts=()),
         replace(RIGHT, job=job(JobState="FAILED"), starts=(), output="the job stops: n1"),
+        replace(RIGHT, job=job(JobState="FAILED"), starts=(), done=killed(Deed.KILL_SLURMCTLD),
+                output="*** JOB 1 ON n1 CANCELLED AT 2026-11-22T11:12:30 DUE TO JOB REQUEUE ***"),
         replace(RIGHT, drained={"n1": "Not responding"}, done=killed(Deed.KILL_SLURMD, "n1")),
         replace(RIGHT, starts=(START, replace(START, attempt=1)), done=killed(Deed.REQUEUE),
                 checks=(WELL, replace(WELL, attempt=1))),
         replace(RIGHT, checks=(), output="the job runs UNCHECKED"),
+        replace(RIGHT, starts=(replace(START, tasks=()),), done=killed(Deed.KILL_SUPERVISOR)),
     ],
 )  # fmt: skip
 def test_what_is_right_is_no_violation(seen: Seen) -> None:
@@ -122,6 +125,12 @@ def test_what_is_right_is_no_violation(seen: Seen) -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_a_violation(seen: Seen, said: str) -> None:
     assert said in " / ".join(violations(PLAN, seen))
+
+
+def test_a_script_whose_job_slurm_ended_over_a_prolog_may_have_no_tasks() -> None:
+    plan = replace(PLAN, options=("--no-requeue",), flagged=frozenset({"n2"}))
+    ended = replace(RIGHT, job=job(JobState="CANCELLED"), drained={"n2": "Prolog error"})
+    assert violations(plan, replace(ended, starts=(replace(START, tasks=()),))) == []
 
 
 def test_what_the_script_writes_of_itself_is_read_by_start() -> None:

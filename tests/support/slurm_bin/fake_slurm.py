@@ -192,6 +192,10 @@ def scontrol(words: list[str]) -> str:
     match words:
         case ["show", "job", "-o", job_id]:
             return show_job(job_id)
+        case ["show", "job", "-d", "-o", job_id]:
+            held = find(load("jobs"), job_id)["nodes"]
+            share = f"Nodes={','.join(held)} CPU_IDs=0-1 Mem=0 GRES="
+            return f"{show_job(job_id)}{share} Features=(null) OverSubscribe=OK"
         case ["show", "node", "-o", nodelist]:
             return show_nodes(nodelist)
         case ["show", "nodes", "-o"]:
@@ -202,6 +206,7 @@ def scontrol(words: list[str]) -> str:
         case ["show", "config"]:
             return (
                 f"AccountingStorageType   = {load('settings')['accounting']}\n"
+                f"PrivateData             = {load('settings').get('private', 'none')}\n"
                 "SlurmUser               = slurm(64030)"
             )
         case ["update", first, *rest]:
@@ -218,11 +223,32 @@ def scontrol(words: list[str]) -> str:
     raise Refused(f"invalid keyword: {' '.join(words)}", to_stdout=True)
 
 
+def estimate(options: dict[str, str]) -> str:
+    """Say when a job would start: now where nodes are idle and no job has them, else in an hour."""
+    busy = {n for job in load("jobs").values() if job["state"] == "RUNNING" for n in job["nodes"]}
+    excluded = expand(options["exclude"])
+    idle = [name for name, node in load("nodes").items() if node["state"] == "IDLE"]
+    free = [name for name in idle if name not in busy and name not in excluded]
+    count = int(options["nodes"])
+    start_s = load("settings")["now_s"] + (0 if len(free) >= count else 3600)
+    nodes = (free + [name for name in busy if name not in excluded])[:count]
+    if len(nodes) < count:
+        raise Refused("allocation failure: Requested node configuration is not available")
+    print(
+        f"sbatch: Job 99 to start at {start_s} using {count} processors on nodes"
+        f" {','.join(nodes)} in partition main",
+        file=sys.stderr,
+    )
+    return ""
+
+
 def sbatch(words: list[str]) -> str:
     options = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
     if load("settings").get("no_submissions"):
         raise Refused("sbatch: error: Batch job submission failed: Job violates policy")
     known(options.get("exclude", ""))
+    if "--test-only" in words:
+        return estimate(options)
     if not Path(options["chdir"]).is_dir() or "--parsable" not in words:
         raise Refused("sbatch: error: not as expected here")
     if any(name.startswith("SLURM_JOB_ID") for name in os.environ):
@@ -241,6 +267,15 @@ def squeue(words: list[str]) -> str:
         return find(load("jobs"), options["jobs"])["Comment"] or "(null)"
     if options.get("Format", "").startswith("NumNodes"):
         return " ".join(map(str, find(load("jobs"), options["jobs"])["size"]))
+    if "--states=PENDING" in words:
+        return "\n".join(f"{name} {why}" for name, why in load("settings")["waiting"].items())
+    if "nodelist" in options:
+        here = options["nodelist"]
+        return "\n".join(
+            name
+            for name, job in load("jobs").items()
+            if job["state"] == "RUNNING" and here in job["nodes"]
+        )
     over = {"COMPLETED", "CANCELLED", "FAILED"}
     named = (n for n, j in load("jobs").items() if j["name"] == options["name"])
     return "\n".join(number for number in named if load("jobs")[number]["state"] not in over)

@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that are simulated around the real code of agents and master, on a clock of their own.
+
+What is real: the master, each node's agent, the Localizer, and the journal, in files of this
+machine. What is played: Slurm, the worker processes and what they measure, how long an open takes,
+and the clock. Everything runs in one thread, so a run comes out the same each time; only what the
+master's own work adds to the clock is measured and differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import math
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from slurm_health.agent.agent import Agent, AgentSettings
+from slurm_health.agent.standstill import Standstill
+from slurm_health.agent.worker_process import Worker, Workers
+from slurm_health.bell import Bell
+from slurm_health.core.records import AgentsLost
+
+LAUNCH_S = 0.3  # from srun's start to the agents'
+LOAD_S, LOAD_SPREAD_S = 2.5, 0.3  # a worker loads torch
+SOLO_S, PAIR_S = 0.9, 0.7  # how long a round's probes take a healthy node
+CRASH_AFTER_S = 0.2
+SLOW_NETWORK = 2.5
+_ITERATIONS = 10
+_NOISE = 0.02
+_TYPICAL_MS = {"matmul": 12.0, "memory_copy": 8.0, "allgather": 6.0, "values": 1.0}
+
+
+class Bad(Enum):
+    """What is wrong with a node."""
+
+    SLOW = "slow"  # its network takes longer, and so do its partners
+    CRASHES = "crashes"  # its worker fails in every round
+
+
+class Clock:
+    """The time of the simulation. While the master works, what it computes adds to it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self._working_since_s: float | None = None
+        self.cpu_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        self._charge()
+        return self.now_s
+
+    def master_works(self, works: bool) -> None:
+        """Count the processor's time from now on as the master's, or no longer."""
+        self._charge()
+        self._working_since_s = time.process_time() if works else None
+
+    def _charge(self) -> None:
+        if self._working_since_s is not None:
+            now_s = time.process_time()
+            self.cpu_s += now_s - self._working_since_s
+            self.now_s += now_s - self._working_since_s
+            self._working_since_s = now_s
+
+
+@dataclass
+class Filesystem:
+    """What is asked of the filesystem, and how long it takes to open a file there.
+
+    Opens are seen by the interpreter's audit hook, whoever makes them. What the master opens takes
+    `open_s` each; in other threads than its own, `parallel` of them at the same time.
+    """
+
+    clock: Clock
+    open_s: float
+    parallel: int = 1
+    opens: dict[str, int] = field(default_factory=lambda: {"master": 0, "agents": 0})
+    actor: str = "master"
+
+    def watch(self) -> None:
+        """Look at every open of a journal's file from now on; this cannot be undone."""
+        main = threading.get_ident()
+
+        def seen(event: str, arguments: tuple[Any, ...]) -> None:
+            if event != "open" or ".jsonl" not in str(arguments[0]):
+                return
+            self.opens[self.actor] += 1
+            if self.actor == "master":
+                ways = 1 if threading.get_ident() == main else self.parallel
+                self.clock.now_s += self.open_s / ways
+
+        sys.addaudithook(seen)
+
+    def bytes_read(self) -> int:
+        """Return what this process has read, from its start."""
+        line = Path("/proc/self/io").read_text().splitlines()[0]
+        return int(line.split(":")[1])
+
+
+class PlayedWorker(Worker):
+    """A worker process that measures what the simulation says."""
+
+    def __init__(self, node: Node) -> None:
+        self.local_rank = 0
+        self.ready: dict[str, Any] = {}
+        self.torch = ""
+        self.opened = False
+        self.unusable = ""
+        self._node = node
+
+    def send(self, command: Mapping[str, object]) -> None:
+        """Take a round, or its end."""
+        if command["op"] == "abort":
+            self._node.says(0.01, _done(command["round"], "timed_out", "was told to stop"))
+        else:
+            self._node.measures(command)
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Return what it has said by now."""
+        return self._node.said()
+
+    def ended(self) -> str | None:
+        """Say that it lives."""
+        return None
+
+    def standstill(self) -> Standstill | None:
+        """Say that it moves."""
+        return None
+
+
+class PlayedWorkers(Workers):
+    """The one worker of a simulated node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._workers: list[Worker] = []
+        self._due = False
+
+    def replace(self) -> None:
+        """End it; another is started."""
+        self._workers = []
+        self._due = True
+
+    def start_due(self) -> str:
+        """Start the one that is due."""
+        if self._due:
+            self._due = False
+            self._workers = [PlayedWorker(self._node)]
+            self._node.loads()
+        return ""
+
+    def wait(self, timeout_s: float, also: int | None = None) -> None:  # noqa: ARG002
+        """Refuse: the simulation waits for all."""
+        raise AssertionError(f"a simulated node was to wait {timeout_s} s by itself")
+
+    def kill(self) -> None:
+        """End it."""
+        self._workers = []
+
+    def end(self) -> str:
+        """End it."""
+        self._workers = []
+        return ""
+
+
+class PlayedBell(Bell):
+    """An agent's end of a bell, which is heard at once or never."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.rings = False
+
+    def ring(self) -> None:
+        """Tell the master."""
+        self._node.rings()
+
+    def heard(self) -> bool:
+        """Tell whether the master has rung."""
+        rung, self.rings = self.rings, False
+        return rung
+
+
+class Node:
+    """One simulated node, with its real agent once that is started."""
+
+    def __init__(self, name: str, cluster: Cluster, bad: Bad | None) -> None:
+        self.name = name
+        self.bad = bad
+        self.agent: Agent | None = None
+        self._bell = PlayedBell(self)
+        self._cluster = cluster
+        self._random = random.Random(f"{cluster.seed} {name}")
+        self._events: list[tuple[float, int, dict[str, Any]]] = []
+        self._wakes_s = math.inf
+
+    def start(self, settings: AgentSettings) -> None:
+        """Start the agent."""
+        cluster = self._cluster
+        self.agent = Agent(
+            settings,
+            {"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_CPUS_ON_NODE": "1"},
+            clock=cluster.clock,
+            monotonic=cluster.clock,
+            make_workers=lambda **_: PlayedWorkers(self),
+            bell=self._bell,
+            random=self._random.random,
+        )
+        self.agent.begin()
+        self._sleep()
+
+    def wake(self, at_s: float) -> None:
+        """Let the agent look, if this is what it waits for."""
+        if self.agent is None or at_s != self._wakes_s:
+            return
+        self.agent.step()
+        if self.agent.serves:
+            self._sleep()
+        else:
+            self.agent.sign_off()
+            self.agent = None
+
+    def rings(self) -> None:
+        """Let the master hear of this node."""
+        self._cluster.rings(self.name)
+
+    def hears(self) -> None:
+        """Let the agent hear that there are orders."""
+        if self.agent is not None:
+            self._bell.rings = True
+            self._wakes_s = self._cluster.clock.now_s
+            self._cluster.at(self._wakes_s, self)
+
+    def _sleep(self) -> None:
+        assert self.agent is not None
+        timeout_s = self._cluster.clock.now_s + self.agent.wait_s()
+        self._wakes_s = min(timeout_s, self._events[0][0] if self._events else math.inf)
+        self._cluster.at(self._wakes_s, self)
+
+    # --- its worker ------------------------------------------------------------------------
+
+    def says(self, after_s: float, event: dict[str, Any]) -> None:
+        """Let the worker say something, after a while."""
+        at_s = self._cluster.clock.now_s + after_s
+        heapq.heappush(self._events, (at_s, self._cluster.number(), event))
+
+    def said(self) -> list[dict[str, Any]]:
+        """Return what the worker has said by now."""
+        found = []
+        while self._events and self._events[0][0] <= self._cluster.clock.now_s:
+            found.append(heapq.heappop(self._events)[2])
+        return found
+
+    def loads(self) -> None:
+        """Let the worker load torch."""
+        self._events.clear()
+        load_s = LOAD_S + self._random.uniform(0.0, LOAD_SPREAD_S)
+        self.says(load_s, {"event": "loaded", "torch": "2.4.0"})
+        self.says(load_s, {"event": "opened"})
+        self.says(load_s, _ready(load_s))
+
+    def measures(self, command: Mapping[str, Any]) -> None:
+        """Let the worker run a round's probes, with its partners as they are."""
+        index, pair = command["round"], command["groups"].get("pair")
+        group = self._cluster.group_at(index, pair) if pair else [self]
+        if self.bad is Bad.CRASHES:
+            failure = _done(index, "failed", "RuntimeError: out of memory", own_fault=True)
+            self.says(CRASH_AFTER_S, failure)
+            return
+        slow = any(node.bad is Bad.SLOW for node in group)
+        took_s = PAIR_S * (SLOW_NETWORK if slow else 1.0) if pair else SOLO_S
+        took_s *= self._random.uniform(0.97, 1.03)
+        if any(node.bad is Bad.CRASHES for node in group):
+            return  # it waits for that one until it is told to stop
+        self._cluster.measured(index, took_s)
+        for probe in command["probes"]:
+            together = probe["scope"] in {"rail", "pair"}
+            factor = SLOW_NETWORK if slow and together else 1.0
+            self.says(took_s, self._sample(index, probe, factor, len(group)))
+        self.says(took_s, _done(index, "measured"))
+
+    def _sample(
+        self, index: int, probe: Mapping[str, Any], factor: float, ranks: int
+    ) -> dict[str, Any]:
+        typical_ms = _TYPICAL_MS.get(probe["name"], 5.0) * factor
+        return {
+            "event": "sample",
+            "round": index,
+            "probe": probe["name"],
+            "quantity": "",
+            "scope": probe["scope"],
+            "iteration_ms": [
+                typical_ms * self._random.lognormvariate(0.0, _NOISE) for _ in range(_ITERATIONS)
+            ],
+            "world_size": ranks if probe["scope"] == "pair" else 1,
+            "total_bytes": 1 << 24,
+            "flop": 1e9,
+            "figures": {},
+        }
+
+
+class Cluster:
+    """All nodes, and what is to happen to them when. It is the master's launcher as well."""
+
+    def __init__(
+        self,
+        nodes: int,
+        bad_share: float,
+        files: Filesystem,
+        clock: Clock,
+        *,
+        settings: Callable[[str, int], AgentSettings],
+        groups_now: Callable[[], Sequence[Sequence[str]]],
+        bell_works: bool,
+        seed: int = 0,
+    ) -> None:
+        self.settings = settings
+        self.groups_now = groups_now
+        self.bell_works = bell_works
+        self._rung: set[str] = set()
+        self.seed = seed
+        self.clock = clock
+        self._files = files
+        names = [f"n{number:05d}" for number in range(nodes)]
+        chosen = random.Random(seed).sample(names, round(nodes * bad_share))
+        kinds = dict(zip(chosen, itertools.cycle(Bad)))
+        self.nodes = {name: Node(name, self, kinds.get(name)) for name in names}
+        self.bad = set(chosen)
+        self.agents_read = 0
+        self._groups: dict[str, list[Node]] = {}
+        self._groups_of = -1
+        self._queue: list[tuple[float, int, Node]] = []
+        self._numbers = itertools.count()
+        self._round_s: dict[int, float] = {}
+
+    @property
+    def measuring_s(self) -> float:
+        """How long the nodes loaded and measured: what no master can shorten."""
+        return LAUNCH_S + LOAD_S + LOAD_SPREAD_S + sum(self._round_s.values())
+
+    def measured(self, index: int, took_s: float) -> None:
+        """Note how long a node's part in a round takes."""
+        self._round_s[index] = max(self._round_s.get(index, 0.0), took_s)
+
+    def number(self) -> int:
+        """Return a number that grows, to keep what happens at the same time in order."""
+        return next(self._numbers)
+
+    def at(self, when_s: float, node: Node) -> None:
+        """Wake a node at this time."""
+        heapq.heappush(self._queue, (when_s, self.number(), node))
+
+    def group_at(self, index: int, meeting: Mapping[str, Any]) -> list[Node]:
+        """Return who meets there; played workers do not connect."""
+        if index != self._groups_of:
+            self._groups_of = index
+            self._groups = {
+                f"{index}/{group[0]}": [self.nodes[name] for name in group]
+                for group in self.groups_now()
+            }
+        return self._groups[meeting["prefix"].split("/", 1)[1]]
+
+    def rings(self, name: str) -> None:
+        """Let the master hear that a node has written."""
+        if self.bell_works:
+            self._rung.add(name)
+
+    @contextlib.contextmanager
+    def _agents_at_work(self) -> Iterator[None]:
+        """Count what is read and computed as theirs."""
+        self.clock.master_works(False)
+        self._files.actor = "agents"
+        read_before = self._files.bytes_read()
+        yield
+        self.agents_read += self._files.bytes_read() - read_before
+        self._files.actor = "master"
+        self.clock.master_works(True)
+
+    # --- as the master's launcher --------------------------------------------------------------
+
+    def start(self, launch: int, nodes: Sequence[str]) -> None:
+        """Start agents."""
+        with self._agents_at_work():
+            self.clock.now_s += LAUNCH_S
+            for name in nodes:
+                self.nodes[name].start(self.settings(name, launch))
+
+    def ring(self) -> None:
+        """Let all agents hear that there are orders."""
+        if self.bell_works:
+            with self._agents_at_work():
+                for node in self.nodes.values():
+                    node.hears()
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
+        """Let everything happen that happens while the master waits."""
+        with self._agents_at_work():
+            until_s, gathers = self.clock.now_s + timeout_s, False
+            while True:
+                if self._rung and not gathers:
+                    until_s, gathers = min(until_s, self.clock.now_s + gather_s), True
+                if not self._queue or self._queue[0][0] > until_s:
+                    break
+                at_s, _, node = heapq.heappop(self._queue)
+                self.clock.now_s = max(self.clock.now_s, at_s)
+                node.wake(at_s)
+            self.clock.now_s = max(self.clock.now_s, until_s)
+            rung, self._rung = self._rung, set()
+        return rung
+
+    def poll(self) -> list[AgentsLost]:
+        """Return nothing: no agent ends by itself."""
+        return []
+
+    def stop(self, leave_s: float = 0.0) -> None:
+        """Do nothing: the simulation is over."""
+
+
+def _ready(load_s: float) -> dict[str, Any]:
+    return {
+        "event": "ready",
+        "store_port": 4711,
+        "torch": "2.4.0",
+        "backend": "gloo",
+        "device": "cpu",
+        "collective_library": "gloo",
+        "model": "cpu with 1 thread",
+        "free_bytes": 1 << 30,
+        "start_ms": load_s * 1e3,
+    }
+
+
+def _done(index: Any, outcome: str, detail: str = "", *, own_fault: bool = False) -> dict[str, Any]:
+    return {
+        "event": "done",
+        "round": index,
+        "outcome": outcome,
+        "detail": detail,
+        "own_fault": own_fault,
+        "wrong_results": False,
+        "spent": False,
+    }

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symptom to cause: why a job's script failed, from what was collected after its end. Pure.
+
+An inference leads to others until nothing leads on; what is sure enough of them is said.
+
+    inference      what is inferred, how sure it is, and the protocol of an operator
+    collected      the kinds of data that collectors gather
+    chain          the bounded walk from a symptom to its causes
+    diagnostician  observes a failed script, and resolves it into an action
+    explain        a diagnosis in the words that a person reads
+    operators      the operators that are built in, in their order
+    surroundings   operators about Slurm's word, the kernel's and the driver's
+    ranks          operators about the first rank that failed
+    waits          operators about ranks that waited for each other
+    known_errors   exceptions whose cause is known by their words
+    training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output
+    consequences   what ranks report when another one has failed
+    flight         where ranks parted, by PyTorch's Flight Recorder
+    names          names of inferences, and what is named of failures
+    words          ranks, nodes and signals in a few words
+"""

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a failed script to what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from slurm_health.core.diagnosis.chain import InferenceChain, Walk
+from slurm_health.core.diagnosis.collected import Collected, ScriptEnd
+from slurm_health.core.diagnosis.inference import Inference
+from slurm_health.core.diagnosis.names import SCRIPT_FAILED
+from slurm_health.core.diagnosis.words import signal_text
+from slurm_health.core.records import Diagnosed
+
+_MOST_EVIDENCE = 6
+
+
+class ActionKind(Enum):
+    """What a diagnosis leads to."""
+
+    NOTHING = "nothing"  # nothing failed
+    EVENT = "event"  # it is recorded and reported; nothing is done to nodes or job
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnosisAction:
+    """What a diagnostician asks for; an event carries what was found."""
+
+    kind: ActionKind
+    diagnosed: Diagnosed | None = None
+
+
+class FailureDiagnostician:
+    """Finds why a job's script failed, from what was collected when it had ended."""
+
+    def __init__(self, chain: InferenceChain) -> None:
+        self._chain = chain
+
+    def observe(self, data: Collected) -> Inference | None:
+        """Return the symptom, None where the script ended well or its end is not known."""
+        end = data.get(ScriptEnd)
+        if end is None or (end.exit_code == 0 and end.signal == 0):
+            return None
+        how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
+        return Inference(
+            name=SCRIPT_FAILED,
+            description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
+            " says why",
+            advice="look at the end of the job's output",
+        )
+
+    def resolve(self, symptom: Inference, data: Collected) -> DiagnosisAction:
+        """Walk from the symptom to a cause, and put it into words."""
+        walk = self._chain.infer(symptom, data)
+        return DiagnosisAction(kind=ActionKind.EVENT, diagnosed=diagnosed(walk, data))
+
+    def diagnose(self, data: Collected) -> DiagnosisAction:
+        """Observe, and resolve what was observed."""
+        symptom = self.observe(data)
+        if symptom is None:
+            return DiagnosisAction(kind=ActionKind.NOTHING)
+        return self.resolve(symptom, data)
+
+
+def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
+    """Return the record of where a chain led."""
+    cause = walk.conclusion
+    way = walk.way_to(cause)
+    evidence = dict.fromkeys(
+        line for each in (cause, *(step.after for step in way)) for line in each.evidence
+    )
+    return Diagnosed(
+        cause=cause.name,
+        description=cause.description,
+        attribution=cause.attribution.value,
+        sureness=cause.sureness.name.lower(),
+        # What happened first is no step of its own where it is the cause.
+        first=way[-2].after.description if len(way) > 1 else "",
+        nodes=_of_the_job(cause.nodes, data),
+        ranks=list(cause.ranks),
+        accused=_of_the_job(cause.accused, data),
+        evidence=list(evidence)[:_MOST_EVIDENCE],
+        advice=cause.advice,
+        chain=[f"{step.operator}: {step.after.name}" for step in way],
+        not_collected=[f"{name}: {why}" for name, why in data.missing.items()],
+        failed=[
+            *(f"collector {name}: {what}" for name, what in data.failed.items()),
+            *(f"operator {said}" for said in walk.failed),
+        ],
+    )
+
+
+def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:
+    """Return those that are nodes of the job: what a job prints may name any."""
+    end = data.get(ScriptEnd)
+    return [node for node in nodes if end is not None and node in end.nodes]

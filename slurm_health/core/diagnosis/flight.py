@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ranks parted, by PyTorch's Flight Recorder: each rank's latest collectives, numbered.
+
+Ranks of a process group number its collectives alike, so the same number must be the same
+collective with the same sizes; and a rank without a number that others wait in never entered it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_health.core.diagnosis.collected import FlightRecord, Operation
+from slurm_health.core.diagnosis.words import ranks_text
+
+_OVER = {"completed", "retired"}
+_SHOWN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The first collective in which ranks differ; `ranks` are the fewer.
+
+    `mismatched`: they called something else. Otherwise they never entered it.
+    """
+
+    mismatched: bool
+    ranks: tuple[int, ...]
+    description: str
+    evidence: tuple[str, ...]
+
+
+def first_difference(records: Sequence[FlightRecord]) -> Difference | None:
+    """Return where ranks parted, None where all that is recorded agrees."""
+    groups: dict[str, dict[int, dict[int, Operation]]] = {}
+    for record in records:
+        for operation in record.operations:
+            of_rank = groups.setdefault(operation.group, {}).setdefault(record.rank, {})
+            of_rank[operation.sequence] = operation
+    for judge in (_mismatch, _absence):
+        for group, by_rank in sorted(groups.items()):
+            if len(by_rank) > 1 and (found := judge(group, by_rank)):
+                return found
+    return None
+
+
+def _mismatch(group: str, by_rank: Mapping[int, Mapping[int, Operation]]) -> Difference | None:
+    for sequence in sorted({number for each in by_rank.values() for number in each}):
+        called = {rank: each[sequence] for rank, each in by_rank.items() if sequence in each}
+        kinds = Counter((each.what, each.sizes) for each in called.values())
+        if len(kinds) < 2:
+            continue
+        usual = kinds.most_common(1)[0][0]
+        ranks = tuple(sorted(r for r, each in called.items() if (each.what, each.sizes) != usual))
+        other = called[ranks[0]]
+        return Difference(
+            mismatched=True,
+            ranks=ranks,
+            description=f"{ranks_text(ranks)} called {_named(other)} as collective {sequence} of"
+            f" group {group}, while {ranks_text([r for r in called if r not in ranks])} called"
+            f" {_named_by(*usual)}",
+            evidence=_evidence(called, ranks),
+        )
+    return None
+
+
+def _absence(group: str, by_rank: Mapping[int, Mapping[int, Operation]]) -> Difference | None:
+    last = {rank: max(each) for rank, each in by_rank.items()}
+    sequence = max(last.values())
+    waiting = {rank: each[sequence] for rank, each in by_rank.items() if last[rank] == sequence}
+    absent = tuple(sorted(rank for rank in by_rank if last[rank] < sequence))
+    if not absent or all(each.state in _OVER for each in waiting.values()):
+        return None
+    waits = next(each for each in waiting.values() if each.state not in _OVER)
+    return Difference(
+        mismatched=False,
+        ranks=absent,
+        description=f"{ranks_text(absent)} never entered collective {sequence} of group {group}"
+        f" ({_named(waits)}), in which {ranks_text(tuple(waiting))} waited",
+        evidence=_evidence(waiting, ()),
+    )
+
+
+def _evidence(called: Mapping[int, Operation], first: Sequence[int]) -> tuple[str, ...]:
+    order = [*first, *(rank for rank in sorted(called) if rank not in first)]
+    return tuple(
+        f"flight recorder: rank {rank}: collective {called[rank].sequence},"
+        f" {_named(called[rank])}, {called[rank].state or 'state not told'}"
+        for rank in order[:_SHOWN]
+    )
+
+
+def _named(operation: Operation) -> str:
+    return _named_by(operation.what, operation.sizes)
+
+
+def _named_by(what: str, sizes: str) -> str:
+    return f"{what} {sizes}".strip()

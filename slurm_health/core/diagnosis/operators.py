@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators that are built in. Each looks at one kind of data, and is silent without it.
+
+From `script-failed`, the symptom, to what Slurm, kernel and driver say, and to `rank-failed`, the
+first failure; from there to what it means. Where every failure is only a consequence, from
+`ranks-waited` to what the ranks waited in.
+"""
+
+from __future__ import annotations
+
+from slurm_health.core.diagnosis.inference import InferenceOperator
+from slurm_health.core.diagnosis.ranks import (
+    FirstFailure,
+    Killed,
+    KnownErrors,
+    ProgramError,
+    SameErrorEverywhere,
+)
+from slurm_health.core.diagnosis.surroundings import (
+    EndedFromOutside,
+    GpuErrors,
+    KilledForMemory,
+    LostNode,
+)
+from slurm_health.core.diagnosis.waits import CollectivesDiffer, ConnectionsBroke, FlightDiffers
+
+OPERATORS: tuple[InferenceOperator, ...] = (
+    EndedFromOutside(),
+    LostNode(),
+    KilledForMemory(),
+    GpuErrors(),
+    FlightDiffers(),
+    FirstFailure(),
+    KnownErrors(),
+    SameErrorEverywhere(),
+    ProgramError(),
+    Killed(),
+    CollectivesDiffer(),
+    ConnectionsBroke(),
+)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messages of the node health service that NVIDIA's resiliency extension asks.
+
+Its interface is the service HealthCheckService of the package nvhcd, with one call, RunHealthCheck:
+
+    request    args = 1 (repeated string)
+    response   success = 1 (bool), exit_code = 2 (int32), output = 3 (string), error = 4 (string)
+
+Four plain fields need no compiler and no library: they are written here as Protocol Buffers encode
+them (https://protobuf.dev/programming-guides/encoding/). The arguments are those of a program that
+a site may have behind the service, and are not read.
+"""
+
+from __future__ import annotations
+
+SERVICE, CALL = "nvhcd.HealthCheckService", "RunHealthCheck"
+_VARINT, _BYTES = 0, 2  # wire types
+
+
+def response(*, success: bool, exit_code: int, output: str, error: str = "") -> bytes:
+    """Return a response; `exit_code` is not negative, as exit codes are."""
+    numbers = ((1, int(success)), (2, exit_code))
+    texts = ((3, output), (4, error))
+    # A field that has its default value, nought or empty, is left out.
+    parts = [_varint(field << 3 | _VARINT) + _varint(value) for field, value in numbers if value]
+    for field, text in texts:
+        data = text.encode(errors="replace")
+        if data:
+            parts.append(_varint(field << 3 | _BYTES) + _varint(len(data)) + data)
+    return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    """Return a whole number in groups of seven bits, the lowest first."""
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    data.append(value)
+    return bytes(data)

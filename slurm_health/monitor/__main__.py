@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the supervisor starts when the script has failed: `python -m slurm_health.monitor`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_health.core.allocation import from_environ
+from slurm_health.core.diagnosis.collected import ScriptEnd
+from slurm_health.errors import AllocationError
+from slurm_health.monitor import post_mortem
+from slurm_health.monitor.collector import EndedJob
+
+_SCRIPT_BYTES = 1 << 20
+
+
+def main() -> int:
+    """Hold a post-mortem of the script that has just ended; 0 whatever was found."""
+    parser = argparse.ArgumentParser(prog="slurm_health.monitor")
+    parser.add_argument("--directory", default="")
+    parser.add_argument("--exit-code", type=int, required=True)
+    parser.add_argument("--signal", type=int, default=0)
+    parser.add_argument("--duration-s", type=float, required=True)
+    parser.add_argument("--script-name", required=True)
+    parser.add_argument("--script-source", type=Path)
+    options = parser.parse_args()
+    end = ScriptEnd(
+        exit_code=options.exit_code,
+        signal=options.signal,
+        nodes=_nodes(os.environ),
+        script=options.script_name,
+    )
+    job = EndedJob(
+        end=end,
+        environ=dict(os.environ),
+        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        directory=Path.cwd(),
+        outputs=_outputs(),
+        script_text=_text(options.script_source),
+        ended_s=time.time(),
+        duration_s=options.duration_s,
+    )
+    directory = Path(options.directory) if options.directory else None
+    post_mortem.hold(job, directory, clock=time.time)
+    return 0
+
+
+def _nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        return from_environ(environ).nodes
+    except AllocationError:
+        return ()
+
+
+def _outputs() -> tuple[Path, ...]:
+    """Return the files that are our standard output and error: Slurm opened them for the job."""
+    links = [Path(f"/proc/self/fd/{number}").readlink() for number in (1, 2)]
+    files = [link for link in links if link.is_absolute() and link.parts[1] != "dev"]
+    return tuple(dict.fromkeys(files))
+
+
+def _text(path: Path | None) -> str:
+    """Return the script, empty where it cannot be read. slurmd keeps it on the node itself."""
+    try:
+        return path.read_bytes()[:_SCRIPT_BYTES].decode(errors="replace") if path else ""
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a collector is, and what it is told of the job that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from slurm_health.core.diagnosis.collected import ScriptEnd
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedJob:
+    """A job whose script has ended.
+
+    Args:
+        end: how, and on which nodes it ran.
+        environ: the script's environment.
+        node: the name of the batch host, on which this process runs.
+        directory: where the script was started.
+        outputs: the files of its standard output and error; one that is no file is left out.
+        script_text: the script itself, empty where it cannot be read.
+        ended_s: when it ended, in seconds since the epoch, by this node's clock.
+        duration_s: how long it ran.
+    """
+
+    end: ScriptEnd
+    environ: Mapping[str, str]
+    node: str
+    directory: Path
+    outputs: tuple[Path, ...] = ()
+    script_text: str = ""
+    ended_s: float = 0.0
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Enabled:
+    """Whether a collector has something to look at here: it has unless there is a reason not to."""
+
+    why_not: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.why_not
+
+
+class NothingCollected(Exception):
+    """There is nothing to collect, for the reason that this says. That is no failure."""
+
+
+class DataCollector(Protocol):
+    """Gathers one kind of data. Runs in a child process with a time limit; it may raise or hang."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+
+    @property
+    def data(self) -> type[msgspec.Struct]:
+        """The kind of what it collects, with which operators ask for it."""
+
+    def is_enabled(self, job: EndedJob, /) -> Enabled:
+        """Tell whether it can collect here, and why not."""
+
+    def collect_data(self, job: EndedJob, /) -> msgspec.Struct:
+        """Return what there is.
+
+        Raises:
+            NothingCollected: there is nothing, and why.
+        """

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectors and operators, run so that one that raises or hangs costs no more than its data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from slurm_health import killable
+from slurm_health.core.diagnosis.chain import Apply, OperatorFailed, apply
+from slurm_health.core.diagnosis.collected import Collected
+from slurm_health.core.diagnosis.inference import Inference, InferenceOperator
+from slurm_health.core.diagnosis.operators import OPERATORS
+from slurm_health.core.text import cut, one_line
+from slurm_health.monitor.collector import DataCollector, EndedJob, NothingCollected
+
+# What a person who looks at a failed job waits for without thinking of it; all together take what
+# the supervisor gives (POST_MORTEM_S) with room to say what was found.
+COLLECT_S = 8.0
+OPERATOR_S = 2.0
+OPERATORS_S = 5.0
+
+_REASON_CHARACTERS = 200
+_COLLECTED, _NOTHING = b"+", b"-"
+
+
+def collect(
+    job: EndedJob, collectors: Sequence[DataCollector], *, limit_s: float = COLLECT_S
+) -> Collected:
+    """Run all collectors at once, each in a child; return what they collected in time."""
+    answers = killable.run_all({each.name: (_work(each, job), limit_s) for each in collectors})
+    data: list[msgspec.Struct] = [job.end]
+    missing: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for collector in collectors:
+        answer = answers[collector.name]
+        if isinstance(answer, killable.Hung):
+            failed[collector.name] = f"did not answer within {answer.limit_s:g} s"
+        elif isinstance(answer, killable.Broke):
+            failed[collector.name] = _reason(answer.reason)
+        elif answer.data[:1] == _NOTHING:
+            missing[collector.name] = _reason(answer.data[1:].decode(errors="replace"))
+        else:
+            try:
+                data.append(msgspec.json.decode(answer.data[1:], type=collector.data))
+            except (msgspec.MsgspecError, TypeError) as err:
+                failed[collector.name] = _reason(f"answered with something else: {err}")
+    return Collected(data, missing=missing, failed=failed)
+
+
+def _work(collector: DataCollector, job: EndedJob) -> killable.Work:
+    def work() -> bytes:
+        enabled = collector.is_enabled(job)
+        if not enabled:
+            return _NOTHING + enabled.why_not.encode(errors="replace")
+        try:
+            return _COLLECTED + msgspec.json.encode(collector.collect_data(job))
+        except NothingCollected as nothing:
+            return _NOTHING + str(nothing).encode(errors="replace")
+
+    return work
+
+
+def contained(
+    *,
+    limit_s: float = OPERATOR_S,
+    total_s: float = OPERATORS_S,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Apply:
+    """Return what applies operators: those of others each time in a child, with a time limit.
+
+    All of them together get `total_s`.
+    """
+    until_s = monotonic() + total_s
+
+    def call(
+        operator: InferenceOperator, inference: Inference, data: Collected
+    ) -> Sequence[Inference]:
+        if operator in OPERATORS:
+            try:
+                return apply(operator, inference, data)
+            except Exception as err:  # a boundary: what others find must still be said
+                raise OperatorFailed(_reason(f"{type(err).__name__}: {err}")) from err
+        left_s = min(limit_s, until_s - monotonic())
+        if left_s <= 0:
+            raise OperatorFailed("no time was left for it")
+        return _in_child(operator, inference, data, left_s)
+
+    return call
+
+
+def _in_child(
+    operator: InferenceOperator, inference: Inference, data: Collected, limit_s: float
+) -> Sequence[Inference]:
+    answer = killable.run_one(
+        lambda: msgspec.json.encode(list(apply(operator, inference, data))), limit_s
+    )
+    if isinstance(answer, killable.Hung):
+        raise OperatorFailed(f"did not answer within {limit_s:.1f} s")
+    if isinstance(answer, killable.Broke):
+        raise OperatorFailed(_reason(answer.reason))
+    try:
+        return msgspec.json.decode(answer.data, type=list[Inference])
+    except msgspec.MsgspecError as err:
+        raise OperatorFailed(_reason(f"answered with something else: {err}")) from err
+
+
+def _reason(text: str) -> str:
+    return cut(one_line(text), _REASON_CHARACTERS) or "it did not say why"

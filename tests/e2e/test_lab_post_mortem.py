@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A DDP training on the lab that fails in one way after another: what the job's owner is told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.lab_support import Site, eventually
+from tests.e2e.played_nodes import play, submit
+from tests.lab import missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(400),
+]
+
+TRAINING = Path(__file__).parents[1] / "support" / "failing_training.py"
+# One rank per node; srun starts them, or a torchrun on each node does.
+SCRIPT = f"""#!/bin/bash
+export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+if [ "$1" = torchrun ]; then
+    shift
+    export NODES=$SLURM_NNODES
+    exec srun bash -c 'exec {sys.executable} -m torch.distributed.run --nnodes=$NODES \\
+        --node-rank=$SLURM_NODEID --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT \\
+        --nproc-per-node=1 failing_training.py "$@"' - "$@"
+fi
+exec srun {sys.executable} failing_training.py "$@"
+"""
+BEGAN = "step 0"
+
+
+@pytest.fixture
+def training(site: Site) -> Site:
+    """The site, with a training in alice's home."""
+    site.script("failing_training.py", TRAINING.read_text())
+    site.script("train.sh", SCRIPT)
+    play(site)
+    return site
+
+
+def began(site: Site, *arguments: str, env: Mapping[str, str] | None = None) -> int:
+    """Submit the training with these arguments, on two nodes whose check is played."""
+    options = ("-N2", "--ntasks-per-node=1", "--output=out-%j.txt", "--no-requeue")
+    return submit(site, *options, "train.sh", *arguments, script="", env=env or {})
+
+
+def found(site: Site, number: int) -> dict[str, Any]:
+    """Wait for the end of a job that fails; what its post-mortem found."""
+    job = site.ended(number)
+    assert job["JobState"] != "COMPLETED"
+    (run,) = site.report(number)["runs"]
+    assert run["post_mortem"] is not None, site.read(f"out-{number}.txt")
+    diagnosed: dict[str, Any] = run["post_mortem"]
+    output = site.read(f"out-{number}.txt")
+    assert "slurm-health: post-mortem: why train.sh failed" in output
+    assert diagnosed["advice"] in output
+    assert diagnosed["advice"].split()[0] in site.table(number)
+    return diagnosed
+
+
+@pytest.mark.parametrize(
+    ("words", "cause", "attribution", "ranks"),
+    [
+        ("wrong-shape 1", "wrong-shape", "user error", [1]),
+        ("key-error", "same-error-everywhere", "user error", [0, 1]),
+        ("torchrun key-error", "same-error-everywhere", "user error", [0, 1]),
+        ("kill 1", "killed", "undecided", [1]),
+        ("torchrun kill 1", "killed", "undecided", [1]),
+        ("segfault 1", "crashed", "undecided", [1]),
+        ("memory 1", "host-out-of-memory", "user error", [1]),
+        ("disk-full 1", "disk-full", "undecided", [1]),
+        ("mismatch 1", "collectives-differ", "user error", [0, 1]),
+        ("nan", "not-a-number", "user error", [0, 1]),
+        ("exit 1", "rank-failed", "undecided", [1]),
+    ],
+)
+def test_what_failed_first_is_named_and_no_node_is_accused(
+    training: Site, words: str, cause: str, attribution: str, ranks: list[int]
+) -> None:
+    diagnosed = found(training, began(training, *words.split()))
+
+    assert (diagnosed["cause"], diagnosed["attribution"]) == (cause, attribution)
+    assert diagnosed["ranks"] == ranks
+    assert diagnosed["accused"] == []
+    if cause not in {"collectives-differ"}:
+        assert diagnosed["nodes"] == [f"n{rank + 1}" for rank in ranks]
+    assert training.drained() == {}
+
+
+def test_the_flight_recorder_decides_that_a_collective_was_mismatched(training: Site) -> None:
+    record = {"TORCH_FR_BUFFER_SIZE": "200", "TORCH_FR_DUMP_TEMP_FILE": "flight_"}
+    diagnosed = found(training, began(training, "mismatch", "1", env=record))
+
+    assert diagnosed["cause"] == "mismatched-collective"
+    assert (diagnosed["attribution"], diagnosed["sureness"]) == ("user error", "certain")
+    assert diagnosed["ranks"] == [1]
+    assert diagnosed["accused"] == []
+
+
+def test_a_node_that_slurm_loses_is_the_one_that_is_accused(training: Site) -> None:
+    number = began(training, "wait")
+    eventually(training, lambda: BEGAN in training.read(f"out-{number}.txt"), "a step", 150)
+    training.lab.fault.kill_slurmd("n2")
+    # What slurmctld does after SlurmdTimeout.
+    training.lab.run(["scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=not responding"])
+    diagnosed = found(training, number)
+
+    assert (diagnosed["cause"], diagnosed["attribution"]) == ("node-lost", "node fault")
+    assert diagnosed["accused"] == ["n2"]
+
+
+def test_a_cancelled_job_is_said_to_be_cancelled(training: Site) -> None:
+    number = began(training, "wait")
+    eventually(training, lambda: BEGAN in training.read(f"out-{number}.txt"), "a step", 150)
+    training.lab.run(["scancel", str(number)], user="alice")
+    training.ended(number)
+    eventually(
+        training,
+        lambda: "the job was cancelled" in training.read(f"out-{number}.txt"),
+        "the post-mortem",
+    )
+
+
+def test_a_script_that_ends_well_has_no_post_mortem(training: Site) -> None:
+    site = training
+    number = submit(site, "-N2", "--output=out-%j.txt")
+    assert site.ended(number)["JobState"] == "COMPLETED"
+    assert "post-mortem" not in site.read(f"out-{number}.txt")
+    assert not (site.run_directory(number) / "post-mortem.jsonl").exists()

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that call `sbatch` by its name, with the wrapper that has their jobs checked on PATH.
+
+The programs are the real ones; what a check measures is played.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lab_support import DEADLINE_S, Site
+from tests.e2e.played_nodes import FAKE_WORKER, FAULTY, play
+from tests.lab import missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(600),
+]
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    there = importlib.util.find_spec(package) is not None
+    return pytest.mark.skipif(not there, reason=f"{package} is not installed")
+
+
+SUBMITIT = """
+import os, sys, submitit
+
+def place(word):
+    here = submitit.JobEnvironment()
+    return f"{here.hostname} {here.global_rank} {here.num_tasks} {word}"
+
+executor = submitit.AutoExecutor(folder="logs")
+executor.update_parameters(nodes=int(sys.argv[1]), tasks_per_node=1, timeout_min=5)
+words = sys.argv[2:]
+jobs = executor.map_array(place, words) if words[1:] else [executor.submit(place, *words)]
+print(*(job.job_id for job in jobs))
+"""
+RESULTS = """
+import sys, submitit
+folder, nodes, *jobs = sys.argv[1:]
+for job in jobs:
+    found = submitit.SlurmJob(folder=folder, job_id=job, tasks=list(range(int(nodes))))
+    print(*found.results(), sep="\\n")
+"""
+CHECKPOINT = """
+import os, time, submitit
+
+class Work(submitit.helpers.Checkpointable):
+    def __call__(self):
+        if submitit.JobEnvironment().raw_job_id and not os.environ.get("SLURM_RESTART_COUNT"):
+            with open("begun", "a") as begun:
+                begun.write("x")
+            time.sleep(600)
+        return "resumed"
+
+executor = submitit.AutoExecutor(folder="logs", slurm_max_num_timeout=2)
+executor.update_parameters(nodes=2, tasks_per_node=1, timeout_min=10)
+print(executor.submit(Work()).job_id)
+"""
+INTERRUPT = """
+import sys, submitit
+submitit.SlurmJob(folder="logs", job_id=sys.argv[1], tasks=[0, 1])._interrupt(timeout=True)
+"""
+DASK = """
+import os, socket, time
+from dask.distributed import Client
+from dask_jobqueue import SLURMCluster
+
+cluster = SLURMCluster(cores=1, memory="300MB", walltime="00:10:00", local_directory="/tmp")
+cluster.scale(jobs=1)
+with Client(cluster) as client:
+    client.wait_for_workers(1, timeout=%d)
+    (host,) = client.run(socket.gethostname).values()
+    (worker,) = cluster.workers.values()
+    print(worker.job_id, host, client.submit(sum, [40, 2]).result(), flush=True)
+    cluster.scale(0)
+    while cluster.workers:
+        time.sleep(0.1)
+os._exit(0)  # in distributed 2026.8 its close() may trip over a worker that is not collected yet
+"""
+SIMPLE_SLURM = """
+from simple_slurm import Slurm
+
+first = Slurm(nodes=2, ntasks_per_node=1, output="first.out").sbatch("srun hostname", verbose=False)
+after = Slurm(dependency={"afterok": first}, output="after.out").sbatch("echo after", verbose=False)
+print(first, after)
+"""
+
+
+@pytest.fixture
+def wrapped(site: Site) -> Site:
+    """The site, with the wrapper in a directory of alice's and nodes that are all well."""
+    play(site)
+    done = site.health("templates", "copy", "sbatch", f"{site.lab.home('alice')}/bin/", "--force")
+    assert done.returncode == 0, done
+    return site
+
+
+def run(site: Site, text: str, *words: str) -> list[str]:
+    """Run a program of alice's, with the wrapper first on PATH; its last line, in words."""
+    program = site.script("program.py", text)
+    environ = {
+        "PATH": f"{site.lab.home('alice')}/bin:{Path(sys.executable).parent}:/usr/bin:/bin",
+        "SLURM_HEALTH_PYTHON": str(FAKE_WORKER),
+        "FAKE_WORKER_DIR": site.directory("played"),
+        "PYTHONWARNINGS": "ignore",
+    }
+    command = [sys.executable, program, *words]
+    done = site.lab.run(command, user="alice", env=environ, deadline_s=2 * DEADLINE_S)
+    return done.stdout.split("\n")
+
+
+def results(site: Site, nodes: int, *jobs: str) -> list[str]:
+    """What the function that was submitted has returned, from each task of each job."""
+    return [line for line in run(site, RESULTS, "logs", str(nodes), *jobs) if line]
+
+
+def assert_checked(site: Site, job: str, nodes: int, attempts: int = 1) -> None:
+    runs = site.report(job)["runs"]
+    assert [len(each["nodes"]) for each in runs] == [nodes] * attempts
+    assert {node["level"] for each in runs for node in each["nodes"]} <= {"healthy", "inconclusive"}
+    assert runs[-1]["script"]["exit_code"] == 0
+
+
+@needs("submitit")
+def test_a_function_of_submitit_runs_on_two_nodes_that_were_checked(wrapped: Site) -> None:
+    (job, *_) = run(wrapped, SUBMITIT, "2", "word")
+    wrapped.ended(job)
+    places = [line.split() for line in results(wrapped, 2, job)]
+    assert [place[1:] for place in places] == [["0", "2", "word"], ["1", "2", "word"]]
+    assert len({place[0] for place in places}) == 2
+    assert_checked(wrapped, job, nodes=2)
+
+
+@needs("submitit")
+def test_each_task_of_an_array_of_submitit_is_checked(wrapped: Site) -> None:
+    (line, *_) = run(wrapped, SUBMITIT, "1", "one", "two", "three")
+    tasks = line.split()
+    array = tasks[0].partition("_")[0]
+    assert tasks == [f"{array}_{number}" for number in range(3)]
+    for task in tasks:
+        wrapped.ended(task)
+    said = results(wrapped, 1, *tasks)
+    assert [each.split()[-1] for each in said] == ["one", "two", "three"]
+    for task in tasks:
+        assert_checked(wrapped, task, nodes=1)
+    assert wrapped.table(f"{array}_[0-2]").count("exit 0") == 3
+
+
+@needs("submitit")
+def test_a_function_of_submitit_leaves_a_bad_node(wrapped: Site) -> None:
+    play(wrapped, n1=FAULTY)
+    (job, *_) = run(wrapped, SUBMITIT, "4", "word")
+    wrapped.ended(job)
+    hosts = {line.split()[0] for line in results(wrapped, 4, job)}
+    assert len(hosts) == 4
+    assert "n1" not in hosts
+
+
+@pytest.mark.slow
+@needs("submitit")
+def test_a_checkpoint_of_submitit_requeues_a_job_that_is_checked_again(wrapped: Site) -> None:
+    begun = wrapped.lab.home("alice") / "begun"
+    (job, *_) = run(wrapped, CHECKPOINT)
+    # A task whose submitit does not yet wait for the signal would be killed by it.
+    in_both = "the function began in both tasks"
+    wrapped.lab.wait_until(
+        lambda: begun.exists() and begun.read_text() == "xx", bool, in_both, DEADLINE_S
+    )
+    run(wrapped, INTERRUPT, job)
+    wrapped.ended(job, 3 * DEADLINE_S)  # Slurm starts a requeued job after two minutes
+    assert results(wrapped, 2, job) == ["resumed", "resumed"]
+    assert_checked(wrapped, job, nodes=2, attempts=2)
+
+
+@needs("dask_jobqueue")
+def test_a_worker_of_dask_jobqueue_serves_on_a_node_that_was_checked(wrapped: Site) -> None:
+    job, host, answer = run(wrapped, DASK % DEADLINE_S)[-2].split()
+    assert answer == "42"
+    wrapped.ended(job)
+    (check,) = wrapped.report(job)["runs"]
+    assert [node["node"] for node in check["nodes"]] == [host]
+
+
+@needs("simple_slurm")
+def test_jobs_of_simple_slurm_are_checked_and_wait_for_one_another(wrapped: Site) -> None:
+    first, after = run(wrapped, SIMPLE_SLURM)[-2].split()
+    wrapped.ended(after)
+    assert wrapped.read("first.out").count("\nn") == 2
+    assert wrapped.read("after.out").endswith("after\n")
+    assert_checked(wrapped, first, nodes=2)
+    assert_checked(wrapped, after, nodes=1)

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job whose nodes cannot be checked: it says so, leaves a record, and does what was chosen."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lab_support import DEADLINE_S, Gate, Site, eventually, kinds, records_in
+from tests.e2e.played_nodes import NEVER_READY, play, submit
+from tests.lab import missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
+]
+
+NO_PYTHON = "--python=/no/such/python"
+NO_JOURNAL = "--journal=/proc/journal"
+WHY = "UNCHECKED: --python: /no/such/python: no such executable on this node; correct that"
+
+
+def comment(site: Site, job: int) -> str:
+    argv = ["squeue", "-h", "--states=all", "-j", str(job), "-o", "%k"]
+    return site.lab.run(argv).stdout.rstrip("\n")
+
+
+def await_requeued(site: Site, job: int) -> None:
+    site.lab.wait_until(
+        lambda: site.lab.job(job),
+        lambda found: (found["JobState"], found["Restarts"]) == ("PENDING", "1"),
+        f"job {job} requeued",
+        60,
+    )
+
+
+def test_a_job_that_runs_unchecked_leaves_a_journal_and_asks_slurm_for_nothing(site: Site) -> None:
+    site.forget_calls()
+    job = site.submit("-N2", NO_PYTHON, "--comment=mine", "--wrap=echo ran")
+    assert site.ended(job)["ExitCode"] == "0:0"
+    calls = site.calls()
+    output = site.lab.job_output(job)
+    assert f"running the script anyway: {WHY}" in output
+    assert "ran" in output.splitlines()
+    assert kinds(site.records(job)) == {"run_started": 1, "unchecked": 1, "run_finished": 1}
+    (run,) = site.report(job)["runs"]
+    assert run["unchecked"]["reason"].startswith("--python: /no/such/python")
+    assert run["script"]["exit_code"] == 0
+    assert WHY in site.table(job)
+    assert comment(site, job) == "mine"
+    assert not {name for name in calls if "UPDATE_JOB" in name}
+
+
+def test_where_the_journal_fails_the_comment_says_so_beside_the_jobs_own(site: Site) -> None:
+    job = site.submit("-N2", NO_JOURNAL, "--comment=mine: a=b", "--wrap=echo ran")
+    assert site.ended(job)["ExitCode"] == "0:0"
+    said = comment(site, job)
+    assert said.startswith("slurm-health: UNCHECKED: journal /proc/journal")
+    assert said.endswith(" | own comment: mine: a=b")
+    report = site.health("report", str(job))
+    assert report.returncode == 4
+    assert "Slurm has this of it (completed): UNCHECKED: journal /proc/" in report.stderr
+    assert "mine" not in report.stderr
+
+
+def test_a_journal_that_other_nodes_do_not_see_is_in_the_comment(site: Site) -> None:
+    # n1 is not decided before n2 has given the journal up.
+    play(site, n1=NEVER_READY)
+    job = submit(site, "-N2", "-wn1,n2", "--journal=/tmp/journal")
+    path = site.lab.paths.tmp("n1") / "journal" / "lab" / str(job) / "0" / "master.jsonl"
+    eventually(site, lambda: kinds(records_in(path))["agents_lost"], "n2 blind", DEADLINE_S)
+    play(site)
+    assert site.ended(job)["ExitCode"] == "0:0"
+    output = site.lab.job_output(job)
+    assert "anyway: UNCHECKED: the journal /tmp/journal/" in output, output
+    assert "UNCHECKED: the journal /tmp/journal/" in comment(site, job), output
+    assert "UNCHECKED: the journal /tmp/journal/" in site.health("report", str(job)).stderr
+
+
+@pytest.mark.parametrize("trouble", [NO_PYTHON, NO_JOURNAL])
+def test_stop_ends_a_job_that_cannot_be_checked_and_says_why(site: Site, trouble: str) -> None:
+    job = site.submit("-N2", trouble, "--on-unchecked=stop", "--wrap=echo ran")
+    ended = site.ended(job)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "4:0")
+    output = site.lab.job_output(job)
+    assert "the job stops: UNCHECKED: " in output
+    assert "(--on-unchecked=stop)" in output
+    assert "ran" not in output.splitlines()
+    site.assert_nothing_left()
+
+
+@pytest.mark.parametrize("trouble", [NO_PYTHON, NO_JOURNAL])
+def test_hold_keeps_a_job_that_cannot_be_checked_until_it_is_released(
+    site: Site, trouble: str
+) -> None:
+    script = site.script("held.sh", f"#!/bin/sh\n#HEALTH --on-unchecked=hold {trouble}\necho ran\n")
+    job = site.submit("-N2", "--comment=mine", "--open-mode=append", script)
+    await_requeued(site, job)
+    said = comment(site, job)
+    assert said.startswith("slurm-health: held (UNCHECKED: ")
+    assert f"scontrol release {job} | own comment: mine" in said
+    if trouble == NO_PYTHON:
+        assert site.report(job)["runs"][0]["disposition"] == "hold"
+    site.lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="alice")
+    site.lab.run(["scontrol", "release", str(job)], user="alice")
+    ended = site.ended(job)
+    output = site.lab.job_output(job)
+    assert ended["JobState"] == "COMPLETED", output
+    assert output.splitlines().count("ran") == 1
+    assert "it was held for that and released" in output
+    assert comment(site, job).endswith("mine")
+    assert "held" not in comment(site, job)
+
+
+def test_a_job_that_may_not_be_requeued_stops_instead_of_being_held(site: Site) -> None:
+    job = site.submit("-N2", NO_PYTHON, "--on-unchecked=hold", "--no-requeue", "--wrap=echo ran")
+    assert site.ended(job)["ExitCode"] == "4:0"
+    assert "it cannot be held (--on-unchecked=hold): it may not be" in site.lab.job_output(job)
+
+
+@pytest.mark.parametrize(
+    ("choice", "state"), [("proceed", "COMPLETED"), ("stop", "FAILED"), ("hold", "PENDING")]
+)
+def test_where_slurm_health_is_not_installed_the_comment_says_so(
+    site: Site, choice: str, state: str
+) -> None:
+    words = [f"--on-unchecked={choice}", "-N2", "--wrap=echo ran"]
+    shown = site.health("sbatch", "--dry-run", *words)
+    elsewhere = shown.stdout.replace(sys.executable, "/not/here/python")
+    job = site.lab.sbatch(elsewhere, "--comment=mine", user="alice")
+    if state == "PENDING":
+        await_requeued(site, job)
+    assert site.lab.wait_job(job, {state}, 60)["JobState"] == state
+    said = comment(site, job)
+    assert "UNCHECKED: slurm-health cannot run on n1: " in said
+    assert said.endswith(" | own comment: mine")
+    assert ("ran" in site.lab.job_output(job).splitlines()) is (choice == "proceed")
+    assert "UNCHECKED: slurm-health cannot run on n1" in site.health("report", str(job)).stderr
+
+
+def starts(site: Site, job: int, again: int) -> bool:
+    """Tell whether the check has begun, and been taken over so often."""
+    seen = kinds(site.records(job))
+    return bool(seen["run_started"]) and seen["master_resumed"] == again
+
+
+def test_a_check_that_dies_each_time_is_recorded_in_its_journal(site: Site) -> None:
+    gate = Gate(site, "srun", "")
+    job = site.submit("-N2", "--wrap=echo ran", env=gate.environ)
+    for start in range(3):
+        begun = partial(starts, site, job, start)
+        site.lab.wait_until(begun, bool, f"start {start + 1} of the check", 60)
+        site.kill_master()
+    assert site.ended(job)["ExitCode"] == "0:0"
+    found = site.records(job)[-2:]
+    assert [each["kind"] for each in found] == ["unchecked", "run_finished"]
+    assert "killed by SIGKILL" in found[0]["reason"]
+    assert "running the script anyway: UNCHECKED: the check was st" in site.lab.job_output(job)
+    assert "UNCHECKED: the check was started 3 times" in " ".join(site.table(job).split())
+
+
+def test_what_will_leave_a_job_unchecked_is_said_at_submission_and_it_is_submitted(
+    site: Site,
+) -> None:
+    well = site.health("sbatch", "--hold", "--wrap=true")
+    assert (well.returncode, well.stderr) == (0, "")
+    script = site.script("activates.sh", "#!/bin/sh\nconda activate train\n")
+    bad = site.health("sbatch", "--hold", NO_PYTHON, NO_JOURNAL, script)
+    assert bad.returncode == 0
+    assert bad.stdout.startswith("Submitted batch job ")
+    assert "--python=/no/such/python: no such executable here" in bad.stderr
+    assert "the journal /proc/journal cannot be made, as /proc cannot be written" in bad.stderr
+    local = site.health("sbatch", "--hold", "--journal=/dev/shm/journal", "--wrap=true")
+    assert local.returncode == 0
+    assert "the journal /dev/shm/journal lies on this machine alone (tmpfs)" in local.stderr
+
+
+def test_an_option_that_only_the_node_finds_wrong_is_no_lost_record(site: Site) -> None:
+    # Every node has a /tmp of its own, and so has the login node.
+    site.lab.run(["cp", "/bin/true", "/tmp/measures"], user="alice")
+    job = site.submit("-N1", "-wn1", "--check=/tmp/measures", "--wrap=echo ran")
+    assert site.ended(job)["ExitCode"] == "0:0"
+    output = site.lab.job_output(job)
+    assert "/tmp/measures: is not a program that can be run here" in output
+    assert "running the script anyway: UNCHECKED: the check was started 3 times" in output
+    assert kinds(site.records(job))["unchecked"] == 1
+
+
+# --- signals that meet the check ----------------------------------------------------------------
+
+TRAPS = """\
+#!/bin/bash
+if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then
+    trap 'echo "requeues itself"; scontrol requeuehold $SLURM_JOB_ID; wait' USR1
+fi
+echo "began"
+sleep 1000 &
+wait
+"""
+
+
+def test_a_signal_that_meets_the_check_reaches_the_scripts_own_trap(site: Site) -> None:
+    play(site)
+    gate = Gate(site, "srun", "")
+    script = site.script("traps.sh", TRAPS)
+    job = submit(site, "-N2", script, script="", env=gate.environ)
+    gate.await_reached()
+    site.lab.run(["scancel", "--signal=USR1", "--batch", str(job)], user="alice")
+    gate.open()
+    await_requeued(site, job)
+    output = site.lab.job_output(job)
+    assert "SIGUSR1 came before traps.sh started" in output
+    assert output.index("began") < output.index("requeues itself")
+
+
+def is_pending(pid: int, number: int) -> bool:
+    """Tell whether a process has been sent a signal that it has not taken yet."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pending = next(line.split()[1] for line in lines if line.startswith("ShdPnd:"))
+    return bool(int(pending, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_signal_before_the_time_limit_that_meets_the_check_requeues_the_job(
+    site: Site,
+) -> None:
+    play(site)
+    gate = Gate(site, "srun", "")
+    script = site.script("traps.sh", TRAPS)
+    limit = ["--time=5", "--signal=B:USR1@290"]  # Slurm looks every half minute
+    job = submit(site, "-N2", *limit, script, script="", env=gate.environ)
+    gate.await_reached()
+    (supervisor,) = site.processes_with("supervise")
+    site.lab.wait_until(
+        lambda: is_pending(supervisor, signal.SIGUSR1), bool, "the signal of --signal", 120
+    )
+    gate.open()
+    await_requeued(site, job)
+    assert "requeues itself" in site.lab.job_output(job)
+
+
+def test_a_signal_to_all_steps_does_not_disturb_the_check(site: Site) -> None:
+    play(site, n2=NEVER_READY)
+    job = submit(site, "-N2")
+    for node in ("n1", "n2"):
+        site.wait_record(job, "agent_started", writer=node)
+    site.lab.run(["scancel", "--signal=USR1", str(job)], user="alice")
+    site.wait_record(job, "nodes_admitted")  # when n2 has been waited for
+    assert kinds(site.records(job))["agents_lost"] == 0

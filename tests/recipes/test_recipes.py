@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs in the shape that other tools tell their users to write, submitted with one word more.
+
+The tools and the trainings are real, on CPUs. What a check before them measures is as `play` says,
+but for one. The packages come with `make test-slow`; without them these tests say what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, accused, levels
+from tests.e2e.played_nodes import FAKE_WORKER, UNREACHABLE, play, submit
+from tests.lab import missing
+
+ROOT = Path(__file__).parents[2]
+JOBS = Path(__file__).parent / "jobs"
+PAGES = ROOT / "docs" / "howto" / "recipes"
+# Where the interpreter that trains is, with the commands of its packages.
+TRAINING = Path(sys.executable).parent
+# Each process loads a framework, on processors that the nodes of the lab share.
+ENDED_S = 6 * DEADLINE_S
+
+LAB = (
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(1200),
+)
+with_mpi = pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="no mpirun: make test-slow installs Open MPI as root"
+)
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def on_the_lab(package: str) -> Callable[[Test], Test]:
+    """Mark a test of a recipe that needs a package."""
+    absent = importlib.util.find_spec(package) is None
+    skip = pytest.mark.skipif(absent, reason=f"no {package}: make test-slow installs it")
+
+    def mark(test: Test) -> Test:
+        for each in (*LAB, skip):
+            test = each(test)
+        return test
+
+    return mark
+
+
+def lay_out(site: Site) -> dict[str, str]:
+    """Put the jobs into alice's home; what their environment needs."""
+    for path in (*JOBS.iterdir(), ROOT / "examples" / "train_torchrun.py"):
+        if path.is_file():
+            site.script(path.name, path.read_text())
+    return {"TRAINING": str(TRAINING)}
+
+
+def output_of(site: Site, name: str) -> str:
+    """Submit a recipe's job to healthy nodes; what it printed."""
+    play(site)
+    job = submit(site, "--output=recipe.out", name, script="", env=lay_out(site))
+    return finished(site, job)
+
+
+def finished(site: Site, job: int) -> str:
+    ended = site.ended(job, ENDED_S)
+    text = site.read("recipe.out")
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), text
+    assert accused(site.report(job)["runs"][-1]) == {}, site.table(job)
+    site.assert_nothing_left()
+    return text
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_each_recipe_says_whether_it_was_run(page: Path) -> None:
+    text = page.read_text()
+    assert "**Run on the lab" in text or "**Not run" in text
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_a_recipe_that_was_run_names_the_job_that_was_run(page: Path) -> None:
+    named = f"`tests/recipes/jobs/{page.stem}." in page.read_text()
+    assert named == any(JOBS.glob(f"{page.stem}.*"))
+
+
+@on_the_lab("torch")
+def test_pytorch_tutorial(site: Site) -> None:
+    assert "2 processes" in output_of(site, "pytorch-tutorial.sh")
+
+
+@on_the_lab("torch")
+def test_probes_run_in_the_environment_that_the_setup_file_activates(site: Site) -> None:
+    environ = lay_out(site) | {"TRAINING": site.directory("env")}
+    noted = f'echo "$@" >> {site.lab.home("alice")}/used'
+    site.script("env/python3", f'#!/bin/sh\n{noted}\nexec {sys.executable} "$@"\n')
+    site.script("env/torchrun", f'#!/bin/sh\nexec {TRAINING}/torchrun "$@"\n')
+    job = site.submit("--output=recipe.out", "--check=quick", "pytorch-tutorial.sh", env=environ)
+    assert "2 processes" in finished(site, job)
+    assert "worker.py" in site.read("used")
+
+
+@on_the_lab("accelerate")
+@with_mpi
+def test_accelerate(site: Site) -> None:
+    assert "trained with 2 processes" in output_of(site, "accelerate.sh")
+
+
+@on_the_lab("lightning")
+def test_lightning(site: Site) -> None:
+    assert "trained with 4 processes" in output_of(site, "lightning.sh")
+
+
+@on_the_lab("lightning")
+def test_lightning_trains_on_the_good_nodes_where_there_is_a_spare(site: Site) -> None:
+    play(site, n2=UNREACHABLE)
+    words = ("--output=recipe.out", "--spares=1", "lightning.sh")
+    job = submit(site, *words, script="", env=lay_out(site))
+    ended = site.ended(job, ENDED_S)
+    text = site.read("recipe.out")
+    assert ended["ExitCode"] == "0:0", text
+    assert "trained with 4 processes" in text
+    assert (ended["NodeList"], ended["Restarts"]) == ("n[1,3]", "0")
+
+
+@on_the_lab("deepspeed")
+def test_deepspeed(site: Site) -> None:
+    assert "trained with 2 processes" in output_of(site, "deepspeed.sh")
+
+
+@on_the_lab("ray")
+def test_ray(site: Site) -> None:
+    assert "ran on 2 nodes: n1 n2" in output_of(site, "ray.sh")
+
+
+@on_the_lab("mpi4py")
+@with_mpi
+def test_mpi(site: Site) -> None:
+    assert "sum of the ranks 6, 4 processes" in output_of(site, "mpi.sh")
+
+
+@on_the_lab("submitit")
+def test_submitit(site: Site) -> None:
+    play(site)
+    environ = lay_out(site)
+    site.script("bin/sbatch", f'#!/bin/sh\nexec {COMMAND} sbatch "$@"\n')
+    environ |= {"SLURM_HEALTH_PYTHON": str(FAKE_WORKER)}
+    environ |= {"FAKE_WORKER_DIR": site.directory("played")}
+    done = site.lab.run(
+        ["bash", "submitit.sh"], user="alice", env=environ, check=False, deadline_s=ENDED_S
+    )
+    assert "returned ['2 processes on 2 nodes', '2 processes on 2 nodes']" in done.stdout, done
+    job = int(done.stdout.split()[1])
+    assert levels(site.report(job)["runs"][-1]) == {"n1": "healthy", "n2": "healthy"}

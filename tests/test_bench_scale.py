@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of many nodes plays a part of the agents: it must keep up with them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_the_simulation_of_many_nodes_comes_to_the_right_verdict() -> None:
+    argv = [sys.executable, "-m", "benchmarks.scale", "--nodes=64", "--bad=2", "--json"]
+    done = subprocess.run(
+        argv, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert (row["nodes"], row["right"]) == (64, True)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a check of this attempt stands for the one that a training asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_health import journal
+from slurm_health.core.records import (
+    Disposition,
+    Record,
+    RunFinished,
+    RunStarted,
+    VerdictReached,
+)
+from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.errors import JournalError
+from slurm_health.torchrun.earlier_check import EarlierCheck, find
+from slurm_health.torchrun.joint_check import adopt, follow
+from slurm_health.torchrun.node_choice import Bounds
+from slurm_health.torchrun.place import TaskPlace
+from tests.torchrun.test_joint_check import agent
+
+NODES = ("n1", "n2")
+STARTED = RunStarted(
+    run_id="abc",
+    job_id=7,
+    attempt=0,
+    cluster="lab",
+    partition="main",
+    nodes=["n1", "n2", "n3"],
+    master_node="n1",
+    user="alice",
+    start_time_s=100,
+    settings={"check": "values,matmul,allgather", "act": True},
+)
+VERDICT = VerdictReached(
+    nodes=[
+        NodeVerdict(node="n1", level=Level.HEALTHY),
+        NodeVerdict(node="n2", level=Level.FAULTY, reason="dead"),
+        NodeVerdict(node="n3", level=Level.HEALTHY),
+    ]
+)
+GOES_ON = RunFinished(disposition=Disposition.PROCEED, exit_code=1)
+WHOLE = (STARTED, VERDICT, GOES_ON)
+PROBES = ("matmul", "allgather")
+BY_RUN = msgspec.structs.replace(STARTED, settings={**STARTED.settings, "nnodes": "2"})
+
+
+def place(node: str = "n1", **differing: object) -> TaskPlace:
+    known: dict[str, object] = {
+        "nodes": NODES, "node": node, "start": "7.0.1", "job_id": 7, "step": 1,
+        "cluster": "lab", "start_time_s": 100,
+    }  # fmt: skip
+    return TaskPlace(**{**known, **differing})  # type: ignore[arg-type]
+
+
+def lay(root: Path, *records: Record, label: str = "0") -> Path:
+    directory = journal.job_directory(root, "lab", 7) / label
+    journal.create(directory, [journal.MASTER])
+    journal.Writer(directory, journal.MASTER, lambda: 50.0).append(*records)
+    return directory
+
+
+def own(root: Path) -> Path:
+    return journal.job_directory(root, "lab", 7) / "0-3"
+
+
+def found(root: Path, here: TaskPlace | None = None, **choices: object) -> EarlierCheck | None:
+    return find(own(root), here or place(), PROBES, choices)
+
+
+def test_the_check_before_the_script_stands_for_that_of_its_training(tmp_path: Path) -> None:
+    directory = lay(tmp_path, *WHOLE)
+    assert found(tmp_path) == EarlierCheck(directory=directory, verdict=VERDICT, ended_s=50.0)
+
+
+def test_the_directory_that_another_task_has_made_for_this_start_is_none(tmp_path: Path) -> None:
+    lay(tmp_path, *WHOLE)
+    journal.create(own(tmp_path), ["n2"])
+    assert found(tmp_path) is not None
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        (),
+        (STARTED,),
+        (STARTED, VERDICT),
+        (BY_RUN, VERDICT, GOES_ON),
+        (STARTED, VERDICT, RunFinished(disposition=Disposition.REQUEUE, exit_code=1)),
+        (STARTED, VERDICT, RunFinished(disposition=Disposition.PROCEED, exit_code=4)),
+        (STARTED, VerdictReached(nodes=VERDICT.nodes[1:]), GOES_ON),
+        (msgspec.structs.replace(STARTED, settings={"check": "matmul"}), VERDICT, GOES_ON),
+        (msgspec.structs.replace(STARTED, start_time_s=99), VERDICT, GOES_ON),
+    ],
+    ids=[
+        "nothing", "begun", "judged", "before a training", "requeued", "not checked",
+        "other nodes", "less measured", "an older job's",
+    ],
+)  # fmt: skip
+def test_any_other_check_stands_for_none(tmp_path: Path, records: tuple[Record, ...]) -> None:
+    lay(tmp_path, *records)
+    assert found(tmp_path) is None
+
+
+def test_a_check_of_another_attempt_or_before_an_earlier_training_stands_for_none(
+    tmp_path: Path,
+) -> None:
+    assert found(tmp_path) is None
+    lay(tmp_path, *WHOLE)
+    assert found(tmp_path, place(attempt=1)) is None
+    assert found(tmp_path, place(chosen_start=True)) is None
+    lay(tmp_path, BY_RUN, VERDICT, GOES_ON, label="0-2")
+    assert found(tmp_path) is None
+
+
+def test_other_limits_are_measured_against_anew(tmp_path: Path) -> None:
+    lay(tmp_path, *WHOLE)
+    assert found(tmp_path, network_floor="0.2") is None
+    settings = {**STARTED.settings, "network_floor": "0.2"}
+    lay(
+        tmp_path, msgspec.structs.replace(STARTED, settings=settings), VERDICT, GOES_ON, label="0-2"
+    )
+    assert found(tmp_path, network_floor="0.2") is not None
+
+
+def test_all_tasks_hear_whom_the_earlier_verdict_lets_train(tmp_path: Path) -> None:
+    lay(tmp_path, *WHOLE)
+    earlier = found(tmp_path)
+    assert earlier is not None
+    started = msgspec.structs.replace(STARTED, run_id="7.0.1", nodes=list(NODES), settings={})
+
+    told = adopt(own(tmp_path), started, earlier, Bounds(least=1, most=2), exclude_slow=False)
+
+    assert told.choice.nodes == ("n1",)
+    heard = follow(own(tmp_path), place("n2"), agent())
+    assert heard.choice == told.choice
+    assert {node.node for node in told.verdict.nodes} == set(NODES)
+
+
+def test_a_start_is_made_only_once(tmp_path: Path) -> None:
+    earlier = EarlierCheck(directory=lay(tmp_path, *WHOLE), verdict=VERDICT, ended_s=50.0)
+    bounds = Bounds(least=1, most=2)
+    adopt(own(tmp_path), STARTED, earlier, bounds, exclude_slow=False)
+    with pytest.raises(JournalError, match="earlier start"):
+        adopt(own(tmp_path), STARTED, earlier, bounds, exclude_slow=False)
