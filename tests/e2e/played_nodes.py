@@ -61,3 +61,10 @@ def await_typist(site: Site) -> None:
     """
     seen_s = time.time()
     eventually(site, lambda: time.time() > seen_s + REVOKED_S, "a second to type in")
+
+
+def release(site: Site, job: int) -> None:
+    """Release a held job as its user."""
+    await_typist(site)
+    site.lab.run(["scontrol", "update", f"jobid={job}", "starttime=now"], user="alice")
+    site.lab.run(["scontrol", "release", str(job)], user="alice")

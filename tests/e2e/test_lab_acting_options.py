@@ -13,8 +13,8 @@ from tests.e2e.played_nodes import (
     INCONCLUSIVE,
     RAN,
     SLOW,
-    await_typist,
     play,
+    release,
     submit,
 )
 from tests.lab import missing
@@ -37,13 +37,6 @@ def await_held(site: Site, job: int) -> str:
 
     site.lab.wait_until(look, lambda seen: seen == HELD, f"job {job} held", 150)
     return site.lab.run(["squeue", "--noheader", f"--jobs={job}", "--format=%k"]).stdout.strip()
-
-
-def release(site: Site, job: int) -> None:
-    """Release a held job as its user."""
-    await_typist(site)
-    site.lab.run(["scontrol", "update", f"jobid={job}", "starttime=now"], user="alice")
-    site.lab.run(["scontrol", "release", str(job)], user="alice")
 
 
 def restarts(site: Site, job: int) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.lab_support import DEADLINE_S, Gate, Site, eventually, kinds, records_in
-from tests.e2e.played_nodes import NEVER_READY, play, submit
+from tests.e2e.played_nodes import NEVER_READY, play, release, submit
 from tests.lab import missing
 
 pytestmark = [
@@ -106,8 +106,7 @@ def test_hold_keeps_a_job_that_cannot_be_checked_until_it_is_released(
     assert f"scontrol release {job} | own comment: mine" in said
     if trouble == NO_PYTHON:
         assert site.report(job)["runs"][0]["disposition"] == "hold"
-    site.lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="alice")
-    site.lab.run(["scontrol", "release", str(job)], user="alice")
+    release(site, job)
     ended = site.ended(job)
     output = site.lab.job_output(job)
     assert ended["JobState"] == "COMPLETED", output
