@@ -61,7 +61,7 @@ chaos: install lab-packages
 	$(RUN) -m tests.lab chaos --runs 300 --labs $$((($$(nproc) + 1) / 2)) $(CHAOS_ARGS)
 
 fuzz: install
-	$(RUN) $(PYTEST) tests/test_fuzz.py --hypothesis-profile=fuzz -o timeout=7200 $(PYTEST_ARGS)
+	$(RUN) $(PYTEST) tests/test_fuzz.py tests/monitor/test_fuzz.py --hypothesis-profile=fuzz -o timeout=7200 $(PYTEST_ARGS)
 
 $(LAB_ROOTS)/%:
 	@command -v debootstrap >/dev/null || apt-get install -yq --no-install-recommends debootstrap
