@@ -30,7 +30,7 @@ from slurm_health.slurm.reads import CommandReads, Reads, Run, knows_no_job
 log = logging.getLogger(__name__)
 # Releases for which the tests have compared both readers. pyslurm's interface, and the structures
 # of Slurm below it, change from one release to the next.
-TESTED = frozenset({(22, 5)})
+TESTED = frozenset({(22, 5), (24, 11)})
 # Slurm was asked and refused, or did not answer. Every other code means that pyslurm is no use.
 _REFUSED = int(ExitCode.UNAVAILABLE)
 

@@ -371,6 +371,7 @@ def test_both_readers_say_the_same_of_a_node_in_maintenance(played: Played) -> N
     [
         ("22.5.3", "slurm 22.05.8", ""),
         ("22.5.1", "slurm-wlm 22.05.8", ""),
+        ("24.11.0", "slurm 24.11.5", ""),
         ("24.11.0", "slurm 22.05.8", "does not go with Slurm 22.05: install pyslurm 22.5.x"),
         ("25.11.2", "slurm 25.11.1", "has not been tested with pyslurm for Slurm 25.11"),
         ("22.5.1", "nonsense", "cannot tell which Slurm this is"),
