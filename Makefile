@@ -21,6 +21,7 @@ ROOT   := $(filter 0,$(shell id -u))
 PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
 .PHONY: help demo test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
+.PHONY: reference site
 .PHONY: bench bench-acting bench-hooks bench-localize bench-probes bench-scale gpu tools
 
 help:
@@ -32,6 +33,8 @@ help:
 	@echo 'make fuzz            100,000 damaged inputs for everything that is read (hours)'
 	@echo 'make lint            ruff, mypy --strict, shellcheck'
 	@echo 'make fmt             format the code'
+	@echo 'make reference       docs/reference/commands.md, from what each command says with --help'
+	@echo 'make site            the documentation for a browser, in build/site'
 	@echo 'make bench           how long a check takes, compared with its targets'
 	@echo 'make bench-acting    how soon a job continues after its verdict'
 	@echo 'make bench-localize  how often the localisation is right, compared with a published rule'
@@ -76,6 +79,14 @@ lint: install
 fmt: install
 	$(RUN) -m ruff format
 	$(RUN) -m ruff check --fix
+
+# docs/reference/commands.md, from what each command says with --help.
+reference: install
+	$(RUN) -m tests.command_reference
+
+# The documentation as pages for a browser, in build/site.
+site: install
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 bench: install lab-packages
 	$(RUN) -m benchmarks.check

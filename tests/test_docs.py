@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from slurm_health.cli.main import commands
 from slurm_health.core.probe_catalog import BUILT_IN, SETS
 from slurm_health.core.records import KINDS
+from tests import command_reference
 from tests.support.supervised import write_executable
 from tests.test_layers import MODULES, NAME, PACKAGE, ROWS
 
@@ -113,6 +116,35 @@ def test_every_command_a_person_calls_is_in_the_documentation() -> None:
     assert names
     undocumented = [name for name in names if not re.search(rf"\b{name}\b", text)]
     assert undocumented == []
+
+
+def test_the_page_of_commands_is_what_they_say_with_help() -> None:
+    # Words, not lines: releases of click break lines at different places.
+    assert command_reference.PAGE.read_text().split() == command_reference.page().split(), (
+        "make reference writes it anew"
+    )
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        f"--site-dir={tmp_path}",
+    ]
+    # Without the variable its theme advertises a successor on standard error.
+    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(
+        argv, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=110
+    )
+
+    assert (built.returncode, built.stderr) == (0, "")
+    home = (tmp_path / "index.html").read_text()
+    assert "One bad node" in home
+    assert not re.search(r'(?:src|href)="https?://(?!squidfunk)', home)  # nothing from elsewhere
 
 
 def test_every_kind_of_record_is_in_the_page_about_the_journal() -> None:

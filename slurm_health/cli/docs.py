@@ -31,11 +31,11 @@ def docs(page: str | None) -> int:
 
 
 def _pages() -> dict[str, Path]:
-    """Return every page by its name: the guides first, in the order of their directories."""
+    """Return every page by its name: the tutorial first, then the guides."""
     root = shipped.path("docs")
-    order = {"howto": 0, "admin": 1}
+    order = {"tutorial.md": 0, "howto": 1, "admin": 2}
     paths = sorted(
-        root.rglob("*.md"), key=lambda path: (order.get(path.relative_to(root).parts[0], 2), path)
+        root.rglob("*.md"), key=lambda path: (order.get(path.relative_to(root).parts[0], 3), path)
     )
     return {path.stem: path for path in paths}
 
