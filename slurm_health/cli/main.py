@@ -35,6 +35,7 @@ _COMMANDS = {
     "sbatch": "sbatch:sbatch",
     "supervise": "internal:supervise",
     "templates": "templates:templates",
+    "watch": "watch:watch",
 }
 
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health watch`: a job's report that follows what happens, on a terminal."""
+
+from __future__ import annotations
+
+import curses
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from slurm_health import config
+from slurm_health.cli.shared_options import shared_options
+from slurm_health.cli.terminal import print_result, terminal
+from slurm_health.errors import ExitCode, RunNotFound
+from slurm_health.options import Door
+from slurm_health.report import find, table, without_journal
+from slurm_health.report.build import job_report
+from slurm_health.report.model import JobReport
+from slurm_health.report.progress import Progress, progress
+
+# Each look reads the journal's files once; a person sees no more than one change in a second.
+_LOOK_S = 1.0
+# Slurm is asked only about a job without a journal, and seldom: it is others' too.
+_ASK_SLURM_S = 10.0
+_QUIT = {ord("q"), ord("Q"), 27}
+
+
+@click.command(short_help="Follow a check or a job on the terminal while it runs.")
+@click.argument("job", metavar="JOBID")
+@shared_options(Door.CHECK, "journal")
+@click.option("--cluster", metavar="NAME", help="The cluster, where several share the journal.")
+def watch(job: str, journal: str | None, cluster: str | None) -> int:
+    """Follow a check or a job on the terminal while it runs.
+
+    Shows the report of JOBID, drawn anew every second, below a line that says how far the check has
+    got. Ends with the job and leaves the report on the terminal; q or Ctrl-C end it before.
+    """
+    if not sys.stdout.isatty():
+        raise click.UsageError(
+            f"watch needs a terminal; slurm-health report {job} prints what is known now"
+        )
+    root = config.journal_root(journal, os.environ)
+    find.tasks_of(root, job, cluster)  # says what is no job id before the screen is taken
+    look = _Look(root, job, cluster)
+    try:
+        curses.wrapper(lambda screen: _follow(screen, look))
+    except curses.error as err:
+        raise click.UsageError(f"this terminal cannot be drawn on: {err}") from None
+    except KeyboardInterrupt:
+        pass
+    width, unicode = terminal()
+    if look.report is None:
+        print_result(f"{look.state.text}\n")
+    else:
+        print_result(table.job_text(look.report, width=width, unicode=unicode).rstrip("\n") + "\n")
+    return int(ExitCode.HEALTHY)
+
+
+class _Look:
+    """What is known of a job, as of the last look."""
+
+    def __init__(self, root: Path, job: str, cluster: str | None) -> None:
+        self._root, self._job, self._cluster = root, job, cluster
+        self._asked_s = float("-inf")
+        self.report: JobReport | None = None
+        self.state = Progress("looking")
+
+    def again(self, now_s: float) -> None:
+        """Read the journal; ask Slurm where there is none yet."""
+        try:
+            paths = find.runs_of_job(self._root, self._job, self._cluster)
+        except RunNotFound:
+            if now_s - self._asked_s >= _ASK_SLURM_S:
+                self._asked_s = now_s
+                self.state = Progress(without_journal.reason(self._job, os.environ))
+            return
+        runs = [find.read_run(path) for path in paths]
+        self.report = job_report(runs, now_s=now_s)
+        self.state = progress(runs[-1], now_s)
+
+
+def _follow(
+    screen: curses.window,
+    look: _Look,
+    clock: Callable[[], float] = time.time,
+) -> None:
+    curses.curs_set(0)
+    curses.use_default_colors()
+    screen.timeout(int(_LOOK_S * 1000))
+    while True:
+        look.again(clock())
+        _draw(screen, look)
+        if look.state.over or screen.getch() in _QUIT:
+            return
+
+
+def _draw(screen: curses.window, look: _Look) -> None:
+    """Fill the screen: the state, the report as far as it fits, and what q does."""
+    height, width = screen.getmaxyx()
+    _, unicode = terminal()
+    lines = []
+    if look.report is not None:
+        lines = table.job_text(look.report, width=width - 1, unicode=unicode).splitlines()
+    room = max(0, height - 3)
+    if len(lines) > room > 0:
+        lines = [*lines[: room - 1], f"{len(lines) - room + 1} more lines: a higher terminal"]
+    screen.erase()
+    rows = [(0, look.state.text, curses.A_BOLD)]
+    rows += [(row, text, curses.A_NORMAL) for row, text in enumerate(lines, start=2)]
+    rows.append((height - 1, "q quits; the job is not touched", curses.A_DIM))
+    for row, text, style in rows:
+        if row < height:
+            screen.insnstr(row, 0, text, width - 1, style)
+    screen.refresh()

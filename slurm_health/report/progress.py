@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a job has got, in one line that `slurm-health watch` shows above its report. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+from slurm_health.core.record_codec import Entry
+from slurm_health.core.records import (
+    Disposition,
+    NodeReported,
+    Record,
+    RoundEnded,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    ScriptEnded,
+    ScriptStarted,
+    VerdictReached,
+    WorkersFailed,
+    WorkersReady,
+)
+from slurm_health.report.model import RunEntries
+from slurm_health.report.phrases import duration_text
+
+R = TypeVar("R", bound=Record)
+# The script of a job that was submitted begins within this of the check's end. A check by hand has
+# none that this knows of.
+_SCRIPT_S = 10.0
+
+
+class Progress(NamedTuple):
+    """What is going on in a check or its job, and whether nothing more will come of it."""
+
+    text: str
+    over: bool = False
+
+
+def progress(run: RunEntries, now_s: float) -> Progress:
+    """Return how far the latest check of a job, and then its script, have got at `now_s`."""
+    script = _last(run.supervisor, ScriptStarted)
+    ended = _last(run.supervisor, ScriptEnded)
+    if ended is not None:
+        how = f"signal {ended.signal}" if ended.signal else f"exit {ended.exit_code}"
+        return Progress(
+            f"the script ended after {duration_text(ended.duration_s)}, {how}", over=True
+        )
+    if script is not None:
+        since_s = next(e.time_s for e in run.supervisor if e.record is script)
+        return Progress(f"the script runs for {duration_text(now_s - since_s)}")
+    finished = _last(run.master, RunFinished)
+    if finished is not None:
+        if finished.disposition.leaves:
+            return Progress("the check has ended; the job waits for its next attempt")
+        ended_s = next(e.time_s for e in run.master if e.record is finished)
+        stopped = finished.disposition is Disposition.STOP
+        return Progress("the check has ended", over=stopped or now_s - ended_s > _SCRIPT_S)
+    start = _last(run.master, RunStarted)
+    if start is None:
+        return Progress("waiting for the check to begin")
+    began_s = next(e.time_s for e in run.master if e.record is start)
+    return Progress(f"{_step(run, start)}, {duration_text(now_s - began_s)} since the check began")
+
+
+def _step(run: RunEntries, start: RunStarted) -> str:
+    if _last(run.master, VerdictReached) is not None:
+        return "acting on the verdict"
+    rounds = [e.record for e in run.master if isinstance(e.record, RoundStarted)]
+    if not rounds:
+        started = [_last(entries, WorkersReady) is not None for entries in run.nodes.values()]
+        failed = [_last(entries, WorkersFailed) is not None for entries in run.nodes.values()]
+        unusable = f", {sum(failed)} unusable" if any(failed) else ""
+        return f"loading: {sum(started)} of {len(start.nodes)} nodes ready{unusable}"
+    current = rounds[-1]
+    if any(e.round == current.round for e in _all(run.master, RoundEnded)):
+        return f"round {current.round} has ended"
+    reported = {
+        each.node
+        for entries in run.nodes.values()
+        for each in _all(entries, NodeReported)
+        if each.round == current.round
+    }
+    done = sum(reported.issuperset(group) for group in current.groups)
+    what = "nodes" if all(len(group) == 1 for group in current.groups) else "pairs"
+    return f"round {current.round}: {done} of {len(current.groups)} {what} done"
+
+
+def _all(entries: Sequence[Entry], kind: type[R]) -> list[R]:
+    return [entry.record for entry in entries if isinstance(entry.record, kind)]
+
+
+def _last(entries: Sequence[Entry], kind: type[R]) -> R | None:
+    return next(reversed(_all(entries, kind)), None)

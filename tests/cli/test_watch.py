@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health watch` on a terminal of its own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.support.command_line import COMMAND, slurm_health
+from tests.support.journals import Clock, RunJournal, write_healthy_run
+
+DEADLINE_S = 60.0
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[()][A-Z0-9]|\x1b[=>78]")
+
+
+class Terminal:
+    """A process on a pseudoterminal, and all that it has drawn."""
+
+    def __init__(self, process: subprocess.Popen[bytes], side: int) -> None:
+        self.process, self._side, self.drawn = process, side, ""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._side, keys)
+
+    def read_until(self, text: str) -> str:
+        """Read on until the text is drawn, or, where there is no text, until the process ends."""
+        until_s = time.monotonic() + DEADLINE_S
+        while not (text and text in ESCAPES.sub("", self.drawn)):
+            assert time.monotonic() < until_s, self.drawn
+            try:
+                read = os.read(self._side, 4096)
+            except OSError:  # the other side is closed
+                read = b""
+            if not read:
+                assert not text, self.drawn
+                break
+            self.drawn += read.decode(errors="replace")
+        return ESCAPES.sub("", self.drawn)
+
+
+@contextmanager
+def watching(root: Path, job: str = "12") -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    argv = [*COMMAND, "watch", "--journal", str(root), job]
+    process = subprocess.Popen(
+        argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(process, ours)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait(DEADLINE_S)
+        os.close(ours)
+
+
+def test_a_check_is_followed_and_its_report_is_left_on_the_terminal(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time()))
+    with watching(tmp_path) as terminal:
+        run.start()
+        terminal.read_until("2 of 2 nodes ready")
+        run.begin_round(0, [["n1", "n2"]])
+        run.measure(0, ["n1", "n2"])
+        terminal.read_until("pairs done")
+        run.end_round(0)
+        run.judge()
+        run.finish("proceed")
+        run.run_script()
+        drawn = terminal.read_until("")
+        assert terminal.process.wait(DEADLINE_S) == 0
+    left = drawn.rpartition("q quits")[2]
+    assert "train.sh ran 41 s, exit 0" in left
+    assert "n[1-2]" in left
+
+
+def test_q_ends_it_before_the_job(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time()))
+    run.start()
+    with watching(tmp_path) as terminal:
+        terminal.read_until("nodes ready")
+        terminal.type(b"q")
+        terminal.read_until("")
+        assert terminal.process.wait(DEADLINE_S) == 0
+
+
+def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time()))
+    run.start()
+    with watching(tmp_path) as terminal:
+        terminal.read_until("nodes ready")
+        terminal.process.send_signal(2)
+        drawn = terminal.read_until("")
+        assert terminal.process.wait(DEADLINE_S) == 0
+    assert "Traceback" not in drawn
+
+
+def test_without_a_terminal_it_names_the_report(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path)
+    ran = slurm_health("watch", "--journal", str(tmp_path), "12")
+    assert ran.code == 2
+    assert "slurm-health report 12 prints what is known now" in ran.stderr

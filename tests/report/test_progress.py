@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_health import journal
+from slurm_health.core.records import ScriptStarted, WorkersFailed
+from slurm_health.report.find import read_run
+from slurm_health.report.progress import Progress, progress
+from tests.support.journals import RunJournal, write_healthy_run
+
+
+def run_of(tmp_path: Path) -> RunJournal:
+    return RunJournal(tmp_path, nodes=["n1", "n2", "n3", "n4"])
+
+
+def seen(run: RunJournal, *, after_s: float = 0.0) -> Progress:
+    return progress(read_run(run.directory), run.clock.now_s + after_s)
+
+
+def test_before_the_first_round_nodes_that_are_ready_are_counted(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    assert seen(run) == Progress("waiting for the check to begin")
+    run.start()
+    assert seen(run).text.startswith("loading: 4 of 4 nodes ready, 0.5 s since")
+    run.write("n2", WorkersFailed(node="n2", launch=1, reason="no torch"))
+    assert "4 of 4 nodes ready, 1 unusable" in seen(run).text
+
+
+def test_in_a_round_the_pairs_are_counted_of_which_both_members_have_reported(
+    tmp_path: Path,
+) -> None:
+    run = run_of(tmp_path)
+    run.start()
+    run.begin_round(0, [["n1"], ["n2"], ["n3"], ["n4"]])
+    assert seen(run).text.startswith("round 0: 0 of 4 nodes done")
+    run.end_round(0)
+    assert seen(run).text.startswith("round 0 has ended")
+    run.begin_round(1, [["n1", "n2"], ["n3", "n4"]])
+    run.measure(1, ["n3", "n4"])
+    assert seen(run, after_s=4).text.startswith("round 1: 1 of 2 pairs done, 5.5 s since")
+
+
+@pytest.mark.parametrize(
+    ("disposition", "later_s", "text", "over"),
+    [
+        ("proceed", 0, "the check has ended", False),  # the script is about to start
+        ("proceed", 60, "the check has ended", True),  # it was a check by hand
+        ("stop", 0, "the check has ended", True),
+        ("requeue", 600, "the check has ended; the job waits for its next attempt", False),
+    ],
+)
+def test_what_follows_a_check_depends_on_what_becomes_of_the_job(
+    tmp_path: Path, disposition: str, later_s: float, text: str, over: bool
+) -> None:
+    run = run_of(tmp_path)
+    run.start()
+    run.judge()
+    assert seen(run).text.startswith("acting on the verdict")
+    run.finish(disposition)
+    assert seen(run, after_s=later_s) == Progress(text, over)
+
+
+def test_a_job_is_followed_until_its_script_has_ended(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    run.start()
+    run.finish("proceed")
+    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
+    assert seen(run, after_s=90) == Progress("the script runs for 90 s")
+
+    ended = write_healthy_run(tmp_path, job=13)
+    assert seen(ended) == Progress("the script ended after 41 s, exit 0", over=True)
