@@ -7,6 +7,7 @@ import os
 
 import click
 
+from slurm_health.cli.shared_options import PassesOn, files
 from slurm_health.options import Door, options_of
 
 _FILLED = (
@@ -18,8 +19,10 @@ _FILLED = (
 )
 
 
-class _RunCommand(click.Command):
+class _RunCommand(PassesOn):
     """Describes our options, which torchrun's parser reads, beside what is filled in."""
+
+    door = Door.RUN
 
     def format_options(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Options"):
@@ -44,7 +47,13 @@ class _RunCommand(click.Command):
     options_metavar="[OPTIONS, ALSO TORCHRUN'S]",
     short_help="torchrun that knows Slurm and can check the nodes first.",
 )
-@click.argument("arguments", metavar="SCRIPT [ARGS...]", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "arguments",
+    metavar="SCRIPT [ARGS...]",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=files,
+)
 def run(arguments: tuple[str, ...]) -> int:
     """Start a training with torchrun, checked first if told to. Once per node:
 

@@ -8,15 +8,22 @@ import sys
 
 import click
 
+from slurm_health.cli.shared_options import PassesOn, files
+from slurm_health.options import Door
 from slurm_health.sbatch.submit import submit
 
 
+class _SbatchCommand(PassesOn):
+    door = Door.SBATCH
+
+
 @click.command(
+    cls=_SbatchCommand,
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
     short_help="Submit a batch job that is checked first; a drop-in for sbatch.",
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
 def sbatch(arguments: tuple[str, ...]) -> int:
     """Submit a batch job that is checked first; a drop-in for sbatch."""
     return submit(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from slurm_health.options import Door, SharedOption, Value, ValueKind, options_of
 
@@ -54,3 +55,19 @@ def _reading(
             raise click.BadParameter(str(err), ctx=ctx, param=param) from None
 
     return read
+
+
+class PassesOn(click.Command):
+    """A command whose words are another program's too: a shell completes our options."""
+
+    door: Door
+
+    def shell_complete(self, _: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return what a word that begins like an option may become."""
+        names = (f"--{each.name}" for each in options_of(self.door).values())
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Leave the completion of a word to the shell, which knows files."""
+    return [CompletionItem(incomplete, type="file")]

@@ -127,6 +127,28 @@ def test_a_mistake_is_one_line_that_names_it_or_what_was_meant(words: list[str],
 # --- report ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("slurm-health rep", ["plain,report"]),
+        ("slurm-health report --j", ["plain,--journal", "plain,--json"]),
+        ("slurm-health sbatch --spar", ["plain,--spares"]),
+        ("slurm-health sbatch train", ["file,train"]),
+        ("slurm-health run --network-c", ["plain,--network-check"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_files(line: str, completed: list[str]) -> None:
+    words = line.split()
+    asked = {"_SLURM_HEALTH_COMPLETE": "bash_complete"}
+    asked |= {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    # By its own name: that of the variable follows from it.
+    script = [sys.executable, "-c", "from slurm_health.cli.main import main; main()"]
+    ran = subprocess.run(
+        script, env={**os.environ, **asked}, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout.split() == completed
+
+
 def test_a_report_of_an_unknown_job_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
     done = slurm_health("report", "4711", f"--journal={tmp_path}")
 
