@@ -37,6 +37,26 @@ _COMMANDS = {
     "templates": "templates:templates",
     "watch": "watch:watch",
 }
+# What each does, so that the help of all loads none of them; the hidden ones say nothing.
+SHORT_HELP = {
+    "agent": "",
+    "check": "Check the nodes of this allocation, or this machine.",
+    "docs": "Print a page of the documentation.",
+    "doctor": "Say what of this site's slurm.conf and machine should be changed.",
+    "epilog": "Clean up and check this node after a job, as slurmd's Epilog does.",
+    "healthcheck": "Run this node's checks and print what they find.",
+    "init-config": "Write a site's file for nodes like this one.",
+    "install-shims": "Write the scripts that slurm.conf names.",
+    "nodes": "List the nodes slurm-health has drained; release them.",
+    "plan": "Show the rounds, the evidence and the verdict, without a cluster.",
+    "prolog": "Check this node before a job, as slurmd's Prolog does.",
+    "report": "Print what was measured, concluded and done for a job.",
+    "requeue-helper": "",
+    "run": "torchrun that knows Slurm and can check the nodes first.",
+    "sbatch": "Submit a batch job that is checked first; a drop-in for sbatch.",
+    "supervise": "",
+    "templates": "List, show and copy batch scripts and other scripts to edit.",
+}
 
 
 class Commands(click.Group):
@@ -54,6 +74,18 @@ class Commands(click.Group):
         command = getattr(importlib.import_module(f"slurm_health.cli.{module}"), name)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each command does, without loading those of which that is known."""
+        rows = [(name, self._short_help(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([row for row in rows if row[1]])
+
+    def _short_help(self, ctx: click.Context, name: str) -> str:
+        if name in SHORT_HELP:
+            return SHORT_HELP[name]
+        command = self.get_command(ctx, name)
+        return "" if command is None or command.hidden else command.get_short_help_str(80)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

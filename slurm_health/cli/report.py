@@ -1,55 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health report`: what the journal holds of a job, as a table or as JSON."""
+"""`slurm-health report`: what the journal holds of a job, as a table, as JSON or as CSV."""
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+from pathlib import Path
 
 import click
 
 from slurm_health import config
 from slurm_health.cli.shared_options import shared_options
-from slurm_health.cli.terminal import print_result, terminal
+from slurm_health.cli.terminal import print_result, takes_colour, terminal
 from slurm_health.errors import ExitCode, RunNotFound
 from slurm_health.options import Door
-from slurm_health.report import export, find, table, without_journal
+from slurm_health.report import (
+    colour,
+    export,
+    find,
+    latest,
+    spreadsheet,
+    table,
+    without_journal,
+)
+from slurm_health.report.model import JobReport
 
 
 @click.command(short_help="Print what was measured, concluded and done for a job.")
-@click.argument("job", metavar="JOBID")
+@click.argument("job", metavar="[JOBID]", required=False)
 @shared_options(Door.CHECK, "journal")
 @click.option("--cluster", metavar="NAME", help="The cluster, where several share the journal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--raw", is_flag=True, help="With --json: include every raw sample.")
-def report(job: str, journal: str | None, cluster: str | None, as_json: bool, raw: bool) -> int:
+@click.option("--csv", "as_csv", is_flag=True, help="Print a line of CSV per node and round.")
+@click.option("--verbose", is_flag=True, help="Tell all evidence, every group and every sample.")
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Without JOBID: how many jobs to list.",
+)
+def report(
+    job: str | None,
+    journal: str | None,
+    cluster: str | None,
+    as_json: bool,
+    raw: bool,
+    as_csv: bool,
+    verbose: bool,
+    last: int,
+) -> int:
     """Print what was measured, concluded and done for a job.
 
     JOBID is a job id, or 12_3 for a task of an array. An array's own id, or 12_[1-4], lists its
-    tasks. Reads the journal's files: any time later, on any machine that sees them. Slurm is asked
-    where there are none.
+    tasks. Without JOBID your latest jobs are listed. Reads the journal's files: any time later, on
+    any machine that sees them. Slurm is asked about jobs that have none.
     """
-    if raw and not as_json:
-        raise click.UsageError("--raw goes with --json")
+    _refuse_what_does_not_go_together(job, as_json=as_json, raw=raw, as_csv=as_csv, verbose=verbose)
+    gc.disable()  # nothing here is garbage before the end, and looking takes half of the time
     root = config.journal_root(journal, os.environ)
-    try:
-        tasks = find.tasks_of(root, job, cluster)
-        found = [
-            find.load(root, each, cluster=cluster, now_s=time.time()) for each in tasks or [job]
-        ]
-    except RunNotFound as err:
-        raise err.with_reason(_why_no_journal(job)) from None
-    others = _without_journal(job, tasks) if tasks else {}
     width, unicode = terminal()
+    if job is None:
+        jobs = latest.latest_jobs(
+            root, last, cluster=cluster, now_s=time.time(), environ=os.environ
+        )
+        if as_json:
+            print_result(export.latest_as_json(jobs))
+        else:
+            _print(latest.latest_text(jobs, root, width=width, unicode=unicode))
+        return int(ExitCode.HEALTHY)
+    tasks, found = _load(root, job, cluster)
+    if as_csv:
+        print_result(spreadsheet.as_csv(found))
+        return int(ExitCode.HEALTHY)
+    others = _without_journal(job, tasks) if tasks else {}
     if as_json and tasks:
         print_result(export.tasks_as_json(found, others=others, raw=raw))
     elif as_json:
         print_result(export.as_json(*found, raw=raw))
     elif tasks:
-        print_result(table.tasks_text(found, others=others, width=width, unicode=unicode) + "\n")
+        _print(table.tasks_text(found, others=others, width=width, unicode=unicode))
     else:
-        print_result(table.job_text(*found, width=width, unicode=unicode).rstrip("\n") + "\n")
+        _print(table.job_text(*found, width=width, unicode=unicode, verbose=verbose))
     return int(ExitCode.HEALTHY)
+
+
+def _refuse_what_does_not_go_together(
+    job: str | None, *, as_json: bool, raw: bool, as_csv: bool, verbose: bool
+) -> None:
+    if raw and not as_json:
+        raise click.UsageError("--raw goes with --json")
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json: choose one")
+    if verbose and (as_json or as_csv):
+        raise click.UsageError("--verbose goes with the table; with --json, --raw has every sample")
+    if job is None and (raw or as_csv or verbose):
+        raise click.UsageError("--raw, --csv and --verbose are about one job: name its JOBID")
+
+
+def _print(text: str) -> None:
+    """Print a table, in colour where standard output takes it."""
+    text = text.rstrip("\n") + "\n"
+    print_result(colour.coloured(text) if takes_colour(os.environ) else text)
+
+
+def _load(root: Path, job: str, cluster: str | None) -> tuple[list[str], list[JobReport]]:
+    """Return the tasks that an array's id stands for, none for one job, and the reports."""
+    try:
+        tasks = find.tasks_of(root, job, cluster)
+        return tasks, [
+            find.load(root, each, cluster=cluster, now_s=time.time()) for each in tasks or [job]
+        ]
+    except RunNotFound as err:
+        raise err.with_reason(_why_no_journal(job)) from None
 
 
 def _without_journal(job: str, tasks: list[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 
@@ -16,6 +16,15 @@ def terminal() -> tuple[int | None, bool]:
     """Return the width to fit, None where standard output is no terminal, and if it is Unicode."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return width, "utf" in (sys.stdout.encoding or "").lower()
+
+
+def takes_colour(environ: Mapping[str, str]) -> bool:
+    """Tell whether standard output is a terminal that shows colours, and nobody said no to them.
+
+    NO_COLOR as no-color.org has it: set, to anything but the empty text.
+    """
+    dumb = environ.get("TERM", "") in {"", "dumb"}
+    return sys.stdout.isatty() and not dumb and not environ.get("NO_COLOR")
 
 
 def print_result(text: str) -> None:

@@ -43,6 +43,7 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
     master_node: str
     user: str
     script: str = ""
+    job_name: str = ""
     array: str = ""
     start_time_s: int | None = None
     slurm_health: str = ""

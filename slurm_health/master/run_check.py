@@ -145,6 +145,7 @@ def run_started(
         master_node=environ.get("SLURMD_NODENAME") or socket.gethostname(),
         user=getpass.getuser(),
         script=script,
+        job_name=environ.get("SLURM_JOB_NAME", ""),
         array=allocation.array,
         start_time_s=allocation.start_time_s,
         slurm_health=__version__,

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health report`: what became of a job, as a table and as JSON.
+"""`slurm-health report`: what became of a job, as a table, as JSON and as CSV.
 
 Reads the journal's files and nothing else. It loads neither torch nor numpy, so it works on any
 login node, at any time, even while the job runs.
 
-    find      where a job's journals are, and what is in them
+    find      where a job's journals are
+    read      what is in one of them, and what is missing
     build     the entries of a journal to a report
     figures   samples to the figures that are shown
+    rounds    who was measured with whom, and how long that took
+    hardware  the parts of a node that its journal names
     acts      intents and their results, put together
     model     the values that a report consists of
     table     a report as text
+    details   evidence, rounds and samples in that text
+    colour    what stands out in it on a terminal
     post_mortem   why scripts failed
     progress  how far a job has got, for `slurm-health watch`
     phrases   the short texts in it
     layout    text that fits a terminal
     export    a report as JSON
+    schema    the JSON Schema of that
+    spreadsheet   what was measured as CSV
+    latest    the caller's latest jobs
     without_journal   why there is nothing to report, as far as Slurm knows
 """

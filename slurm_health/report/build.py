@@ -28,9 +28,10 @@ from slurm_health.core.records import (
     Unchecked,
     VerdictReached,
 )
-from slurm_health.core.verdict import Level, LinkVerdict
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.acts import Act, Progress, acts_of
 from slurm_health.report.figures import figures_by_node
+from slurm_health.report.hardware import hardware_of
 from slurm_health.report.model import (
     Event,
     JobReport,
@@ -40,6 +41,8 @@ from slurm_health.report.model import (
     ScriptOutcome,
     State,
 )
+from slurm_health.report.phrases import nodes_text
+from slurm_health.report.rounds import rounds_of
 
 # How long a master may be silent before it is taken for dead: one that waits says so every ten
 # seconds, by its own clock; one that acts waits for Slurm.
@@ -90,7 +93,7 @@ def run_report(
         rounds=len(_rounds(entries.master) - void),
         duration_s=_duration_s(entries.master),
         judged=verdict is not None,
-        nodes=_node_reports(entries.label, start, verdict, samples),
+        nodes=_node_reports(entries, start, verdict, samples),
         paths=tuple(verdict.paths) if verdict else (),
         leaves=tuple(verdict.leaves) if verdict else (),
         acts=tuple(map(_took_effect, acts)) if requeued else acts,
@@ -102,6 +105,8 @@ def run_report(
         post_mortem=_last(entries.post_mortem, Diagnosed),
         timeline=timeline(entries),
         samples=samples,
+        missing=entries.missing,
+        each_round=rounds_of(entries.master, entries.nodes, void=frozenset(void)),
     )
 
 
@@ -141,7 +146,7 @@ def _duration_s(master: Sequence[Entry]) -> float | None:
 
 
 def _node_reports(
-    label: str,
+    entries: RunEntries,
     start: RunStarted | None,
     verdict: VerdictReached | None,
     samples: Sequence[Sampled],
@@ -152,7 +157,13 @@ def _node_reports(
     figures = figures_by_node(samples, healthy=healthy, bad_paths=bad_paths)
     names = dict.fromkeys([*(start.nodes if start else []), *judged])
     return tuple(
-        NodeReport(node=node, label=label, verdict=judged.get(node), figures=figures.get(node, ()))
+        NodeReport(
+            node=node,
+            label=entries.label,
+            verdict=judged.get(node),
+            figures=figures.get(node, ()),
+            hardware=hardware_of(entries.nodes.get(node, ())),
+        )
         for node in names
     )
 
@@ -167,7 +178,7 @@ def _script(entries: RunEntries, start: RunStarted | None) -> ScriptOutcome | No
     ended = _last(entries.supervisor, ScriptEnded)
     if began is None and ended is None:
         return None
-    name = PurePath((start.script if start else "") or (began.script if began else "")).name
+    name = _script_name(start) or PurePath(began.script if began else "").name
     if ended is None:
         return ScriptOutcome(name=name)
     return ScriptOutcome(
@@ -176,6 +187,12 @@ def _script(entries: RunEntries, start: RunStarted | None) -> ScriptOutcome | No
         signal=ended.signal,
         duration_s=ended.duration_s,
     )
+
+
+def _script_name(start: RunStarted | None) -> str:
+    """Return what the user calls the script: the job's name, where a program hid the file."""
+    name = PurePath(start.script).name if start else ""
+    return start.job_name if start and start.job_name and name.startswith(".") else name
 
 
 def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tuple[State, str]:
@@ -235,7 +252,7 @@ def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Job
         cluster=start.cluster if start else runs[0].cluster,
         partition=start.partition if start else "",
         script=next((report.script.name for report in reversed(reports) if report.script), "")
-        or (PurePath(start.script).name if start else ""),
+        or _script_name(start),
         runs=reports,
         nodes=_decisive(reports),
         paths=_standing_paths(reports),
@@ -280,7 +297,8 @@ def timeline(entries: RunEntries) -> tuple[Event, ...]:
         return ()
     start_s = started[0].time_s
     written = sorted(
-        [*entries.master, *entries.supervisor, *entries.requeue], key=lambda entry: entry.time_s
+        [*entries.master, *entries.supervisor, *entries.requeue, *entries.post_mortem],
+        key=lambda entry: entry.time_s,
     )
     return tuple(event for entry in written if (event := _event(entry, start_s)) is not None)
 
@@ -301,17 +319,36 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return event(detail=reason)
         case VerdictReached(nodes=judged):
             unwell = [node for node in judged if node.level is not Level.HEALTHY]
-            said = ", ".join(f"{node.node} {node.level.value}" for node in unwell)
-            return event(nodes=tuple(node.node for node in unwell), detail=said or "all healthy")
+            return event(nodes=tuple(node.node for node in unwell), detail=_in_short(unwell))
         case ActionIntended(action=action, nodes=nodes, reason=reason):
             return event(action=action, nodes=tuple(nodes), detail=reason)
         case ActionDone(action=action, succeeded=succeeded, nodes=nodes, detail=detail):
             return event(action=action, nodes=tuple(nodes), succeeded=succeeded, detail=detail)
         case RunFinished(disposition=disposition, nodes=nodes):
             return event(nodes=tuple(nodes), detail=disposition)
+        case _:
+            said = _of_the_script(entry)
+            return None if said is None else event(detail=said)
+
+
+def _in_short(unwell: Sequence[NodeVerdict]) -> str:
+    """Return which nodes are at which level: `n[3-4] faulty, n7 slow`."""
+    levels = {
+        level: [node.node for node in unwell if node.level is level]
+        for level in (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE)
+    }
+    said = (f"{nodes_text(nodes)} {level.value}" for level, nodes in levels.items() if nodes)
+    return ", ".join(said) or "all healthy"
+
+
+def _of_the_script(entry: Entry) -> str | None:
+    """Return what happened to the user's script, None where the entry is not about it."""
+    match entry.record:
         case ScriptStarted(script=script):
-            return event(detail=script)
+            return script
         case ScriptEnded(exit_code=code, signal=number):
-            return event(detail=f"signal {number}" if number else f"exit {code}")
+            return f"signal {number}" if number else f"exit {code}"
+        case Diagnosed(description=description):
+            return description
         case _:
             return None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report as one JSON object, for programs. docs/howto/read-a-report.md describes it.
+"""The report as one JSON object, for programs. docs/reference/report.md describes it.
 
-Every number has its unit in its name. A number that is not known is null, a list of figures
-that were not measured is empty. Keys are added within a schema version, never changed.
+`schema` says the same to programs. Every number has its unit in its name. A number that is not
+known is null, a list of figures that were not measured is empty. Keys are added within a schema
+version, never changed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import MappingProxyType
 import msgspec
 
 from slurm_health.report.figures import ALLGATHER, MATMUL, Figure, unit_of
+from slurm_health.report.latest import LatestJob
 from slurm_health.report.model import Event, JobReport, NodeReport, RunReport
 
 SCHEMA = 1
@@ -28,9 +30,9 @@ _UNJUDGED = {
     "evidence": (),
 }
 # Fields of the model by the names they have here; all others keep theirs.
-_RENAMED = {"label": "run", "acts": "actions", "what": "event"}
+RENAMED = {"label": "run", "acts": "actions", "what": "event"}
 # What the text of a report is made from, and programs are told in other fields.
-_LEFT_OUT = {"started", "superseded", "judged", "samples"}
+LEFT_OUT = {"started", "superseded", "judged", "samples"}
 
 
 def as_json(report: JobReport, *, raw: bool = False) -> str:
@@ -50,6 +52,11 @@ def tasks_as_json(
     """
     tasks = [_job(report, raw=raw) for report in reports]
     return _text({"tasks": tasks, "without_journal": dict(others)})
+
+
+def latest_as_json(jobs: Sequence[LatestJob]) -> str:
+    """Return the latest jobs as lines of JSON."""
+    return _text({"jobs": list(jobs)})
 
 
 def run_as_json(run: RunReport, *, raw: bool = False) -> str:
@@ -78,9 +85,7 @@ def _text(report: dict[str, object]) -> str:
 def _fields(value: JobReport | RunReport | Event) -> dict[str, object]:
     """Return the fields of a value by their names here. msgspec encodes what they hold."""
     names = [each.name for each in dataclasses.fields(value)]
-    return {
-        _RENAMED.get(name, name): getattr(value, name) for name in names if name not in _LEFT_OUT
-    }
+    return {RENAMED.get(name, name): getattr(value, name) for name in names if name not in LEFT_OUT}
 
 
 def _run(run: RunReport, *, raw: bool) -> dict[str, object]:
@@ -103,7 +108,13 @@ def _whole(records: Sequence[msgspec.Struct]) -> list[dict[str, object]]:
 
 def _node(node: NodeReport) -> dict[str, object]:
     judged = msgspec.structs.asdict(node.verdict) if node.verdict else _UNJUDGED
-    return {"node": node.node, "run": node.label, **judged, **_figures(node.figures)}
+    return {
+        "node": node.node,
+        "run": node.label,
+        **judged,
+        "hardware": node.hardware,
+        **_figures(node.figures),
+    }
 
 
 def _figures(figures: tuple[Figure, ...]) -> dict[str, list[float]]:
@@ -111,10 +122,10 @@ def _figures(figures: tuple[Figure, ...]) -> dict[str, list[float]]:
         figure.probe: [float(f"{value:.6g}") for value in figure.values] for figure in figures
     }
     missing: dict[str, list[float]] = {probe: [] for probe in _ALWAYS}
-    return {_key(probe): values for probe, values in (missing | measured).items()}
+    return {figure_key(probe): values for probe, values in (missing | measured).items()}
 
 
-def _key(probe: str) -> str:
+def figure_key(probe: str) -> str:
     """Return a figure's name with its unit: `allgather_gb_per_s`."""
     unit = unit_of(probe).lower().replace("/", "_per_")
     return f"{probe.replace(' ', '_')}_{unit}"

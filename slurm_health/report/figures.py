@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -67,27 +67,48 @@ def figures_by_node(
     """
     fit, paths = frozenset(healthy), [frozenset(ends) for ends in bad_paths]
     values: dict[str, dict[str, list[float]]] = {}
-    for members, group in _groups(samples):
+    for _, members, group in _groups(samples):
         all_well = members <= fit and not any(ends <= members for ends in paths)
-        sample_of = {(sample.node, sample.metric): sample for sample in group}
-        shown = _elapsed_ms(members, group, not_judged_by_it=frozenset() if all_well else fit)
-        for (node, metric), elapsed_ms in shown.items():
-            value = _value(sample_of[node, metric], elapsed_ms)
-            if value is not None:
-                values.setdefault(node, {}).setdefault(str(metric), []).append(value)
+        left_out = frozenset() if all_well else fit
+        for node, probe, value in _values(members, group, not_judged_by_it=left_out):
+            values.setdefault(node, {}).setdefault(probe, []).append(value)
     return {
         node: tuple(Figure(probe=name, values=tuple(probes[name])) for name in sorted(probes))
         for node, probes in values.items()
     }
 
 
-def _groups(samples: Iterable[Sampled]) -> list[tuple[frozenset[str], list[Sampled]]]:
+def figures_by_round(samples: Iterable[Sampled]) -> dict[tuple[int, str], dict[str, float]]:
+    """Return what each node measured in each round, by probe name, whoever its partners were.
+
+    The keys are a round's number and a node's name; units as in `Figure`.
+    """
+    found: dict[tuple[int, str], dict[str, float]] = {}
+    for number, members, group in _groups(samples):
+        for node, probe, value in _values(members, group, not_judged_by_it=frozenset()):
+            found.setdefault((number, node), {})[probe] = value
+    return found
+
+
+def _values(
+    members: frozenset[str], group: Sequence[Sampled], *, not_judged_by_it: frozenset[str]
+) -> Iterator[tuple[str, str, float]]:
+    """Yield each node's figures in one group of one round: node, probe, value."""
+    sample_of = {(sample.node, sample.metric): sample for sample in group}
+    shown = _elapsed_ms(members, group, not_judged_by_it=not_judged_by_it)
+    for (node, metric), elapsed_ms in shown.items():
+        value = _value(sample_of[node, metric], elapsed_ms)
+        if value is not None:
+            yield node, str(metric), value
+
+
+def _groups(samples: Iterable[Sampled]) -> list[tuple[int, frozenset[str], list[Sampled]]]:
     """Return the members of each group of each round with their samples, round by round."""
     found: dict[tuple[int, frozenset[str]], list[Sampled]] = {}
     for sample in samples:
         found.setdefault((sample.round, frozenset(sample.group)), []).append(sample)
     in_order = sorted(found.items(), key=lambda item: item[0][0])
-    return [(members, group) for (_, members), group in in_order]
+    return [(number, members, group) for (number, members), group in in_order]
 
 
 def _elapsed_ms(

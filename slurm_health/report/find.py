@@ -6,27 +6,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pwd
 import re
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 from slurm_health import journal
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import RunStarted
 from slurm_health.errors import JournalError, RunNotFound, UsageError
 from slurm_health.report.build import job_report
-from slurm_health.report.model import JobReport, RunEntries
+from slurm_health.report.model import JobReport
+from slurm_health.report.read import read_run as read_run  # for those who know a directory
 
 _log = logging.getLogger(__name__)
 
 # 12, or 12_3 for task 3 of an array. What Slurm prints beside that (12.batch) is a step.
-_JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
+JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
 # Tasks of an array as squeue writes them: 12_[1-4,7], with %2 for how many may run at once.
 _TASKS = re.compile(r"([0-9]{1,10})_\[([0-9,-]+)(?:%[0-9]+)?\]", re.ASCII)
 _RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", re.ASCII)
-# A node's name becomes a file's name. Anything else in a journal did not come from Slurm.
-_NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _NEAR = 5
 _MOST_NAMED = 10_000
 
@@ -41,14 +38,14 @@ def tasks_of(root: Path, job: str, cluster: str | None = None) -> list[str]:
         RunNotFound: no task of `12_[1-4]` has a journal.
         JournalError: the directories cannot be read.
     """
-    if _JOB.fullmatch(job):
+    if JOB.fullmatch(job):
         array, wanted = job, None
     elif found := _TASKS.fullmatch(job):
         array, wanted = found[1], _ranges(found[2])
     else:
         raise _no_job_id(job)
     try:
-        numbers = _task_numbers(root, array, [cluster] if cluster else _directories(root))
+        numbers = _task_numbers(root, array, [cluster] if cluster else directories(root))
     except OSError as err:
         if wanted is None:
             return []  # a job can be read where the list of all jobs cannot
@@ -78,8 +75,8 @@ def _task_numbers(root: Path, array: str, clusters: Iterable[str]) -> set[int]:
     return {
         int(name.removeprefix(f"{array}_"))
         for cluster in clusters
-        for name in _directories(root / cluster)
-        if name.startswith(f"{array}_") and _JOB.fullmatch(name)
+        for name in directories(root / cluster)
+        if name.startswith(f"{array}_") and JOB.fullmatch(name)
     }
 
 
@@ -108,7 +105,8 @@ def load(
     Raises:
         UsageError: `job` is no job id.
         RunNotFound: there is no journal of it.
-        JournalError: a journal cannot be read, or a newer slurm-health wrote it.
+        JournalError: a journal cannot be read, is somebody else's, or a newer slurm-health wrote
+            all of it.
     """
     return job_report([read_run(path) for path in runs_of_job(root, job, cluster)], now_s=now_s)
 
@@ -124,49 +122,57 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
         RunNotFound: there is no journal of it.
         JournalError: the directories cannot be read.
     """
-    if not _JOB.fullmatch(job):
+    if not JOB.fullmatch(job):
         raise _no_job_id(job)
     try:
         found = _runs_by_cluster(root, job)
         if not found:
             raise RunNotFound(job, root, _near(root, job))
     except OSError as err:
+        owner = _somebody_else(root, job)
+        if owner is not None and isinstance(err, PermissionError):
+            raise JournalError(root, _ask(job, owner)) from err
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
-    newest = max(found, key=lambda name: _changed_s(found[name][-1]))
+    newest = max(found, key=lambda name: changed_s(found[name][-1]))
     chosen = cluster if cluster in found else newest
-    owner = found[chosen][0].parent.lstat().st_uid
-    if owner != os.geteuid():
-        _log.warning("the journal of job %s was written by user %d", job, owner)
+    uid = found[chosen][0].parent.lstat().st_uid
+    if uid != os.geteuid():
+        _log.warning("the journal of job %s was written by user %s", job, user_name(uid))
     if len(found) > 1:
         others = ", ".join(sorted(set(found) - {chosen}))
         _log.warning("job %s of cluster %s; there is also one of %s", job, chosen, others)
     return found[chosen]
 
 
-def read_run(directory: Path) -> RunEntries:
-    """Return everything one check left behind. Files that are not there are empty.
+def user_name(uid: int) -> str:
+    """Return a user's name, the number where the machine knows no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
-    Raises:
-        JournalError: a file cannot be read, or a newer slurm-health wrote it (RecordTooNew).
-    """
-    read = partial(journal.read_all, directory, of_anybody=True)
-    master = read(journal.MASTER)
-    return RunEntries(
-        label=directory.name,
-        job=directory.parent.name,
-        cluster=directory.parent.parent.name,
-        master=master,
-        nodes={node: read(node) for node in _nodes(master)},
-        supervisor=read(journal.SUPERVISOR),
-        requeue=read(journal.REQUEUE),
-        post_mortem=read(journal.POST_MORTEM),
+
+def _somebody_else(root: Path, job: str) -> str | None:
+    """Return whose a job's directory is, None where it is the caller's or is not there."""
+    for cluster in directories(root):
+        with contextlib.suppress(OSError):
+            uid = journal.job_directory(root, cluster, job).stat().st_uid
+            if uid != os.geteuid():
+                return user_name(uid)
+    return None
+
+
+def _ask(job: str, owner: str) -> str:
+    return (
+        f"job {job} belongs to user {owner}, and only {owner} may read its journal:"
+        f" ask {owner}, or an administrator, for `slurm-health report {job}`"
     )
 
 
 def _runs_by_cluster(root: Path, job: str) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     refused: OSError | None = None
-    for cluster in _directories(root):
+    for cluster in directories(root):
         try:
             found[cluster] = journal.runs_of(root, cluster, job)
         except OSError as err:  # another user's, where several share the root
@@ -177,12 +183,7 @@ def _runs_by_cluster(root: Path, job: str) -> dict[str, list[Path]]:
     return found
 
 
-def _nodes(master: list[Entry]) -> list[str]:
-    started = [entry.record for entry in master if isinstance(entry.record, RunStarted)]
-    return [node for node in (started[0].nodes if started else []) if _NODE.fullmatch(node)]
-
-
-def _directories(path: Path) -> list[str]:
+def directories(path: Path) -> list[str]:
     """Return what is in a directory, but for plain files: directories, and links of array tasks."""
     try:
         with os.scandir(path) as entries:
@@ -195,16 +196,16 @@ def _near(root: Path, job: str) -> list[str]:
     """Return jobs that may have been meant: tasks of this array, else the newest ones."""
     jobs = [
         root / cluster / name
-        for cluster in _directories(root)
-        for name in _directories(root / cluster)
-        if _JOB.fullmatch(name)
+        for cluster in directories(root)
+        for name in directories(root / cluster)
+        if JOB.fullmatch(name)
     ]
     tasks = [path for path in jobs if path.name.startswith(f"{job}_")]
-    newest = sorted(tasks or jobs, key=_changed_s, reverse=True)
+    newest = sorted(tasks or jobs, key=changed_s, reverse=True)
     return list(dict.fromkeys(path.name for path in newest))[:_NEAR]
 
 
-def _changed_s(directory: Path) -> float:
+def changed_s(directory: Path) -> float:
     """Return when a run, or a job's list of runs, was last written to."""
     for path in (journal.path_of(directory, journal.MASTER), directory):
         with contextlib.suppress(OSError):  # not there, or not to be seen

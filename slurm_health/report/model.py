@@ -12,6 +12,8 @@ from slurm_health.core.records import Diagnosed, RunStarted, Sampled, Unchecked
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.acts import Act
 from slurm_health.report.figures import Figure
+from slurm_health.report.hardware import Hardware
+from slurm_health.report.rounds import RoundReport
 
 
 class State(Enum):
@@ -25,7 +27,10 @@ class State(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntries:
-    """What was read of one run: its files' entries, and its place in the journal."""
+    """What was read of one run: its files' entries, and its place in the journal.
+
+    `missing` says what of them is not there or cannot be read, a sentence each.
+    """
 
     label: str
     job: str
@@ -35,16 +40,21 @@ class RunEntries:
     supervisor: Sequence[Entry] = ()
     requeue: Sequence[Entry] = ()
     post_mortem: Sequence[Entry] = ()
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """One node: the verdict, None where there is none, its figures, and the run they are from."""
+    """One node: the verdict, None where there is none, its figures, and the run they are from.
+
+    `hardware` is None where the node did not get to tell its parts.
+    """
 
     node: str
     label: str
     verdict: NodeVerdict | None = None
     figures: tuple[Figure, ...] = ()
+    hardware: Hardware | None = None
 
     @property
     def level(self) -> Level | None:
@@ -85,7 +95,7 @@ class RunReport:
     `duration_s` is from the master's first record to its verdict. `nodes` are in the order of
     the run. `note` says how far an unfinished check got. `superseded`: a later check exists.
     `unchecked` says why its nodes could not be checked, and what to do. `post_mortem` says why the
-    script failed.
+    script failed. `missing` says what of its journal is not there or cannot be read.
     """
 
     label: str
@@ -111,6 +121,8 @@ class RunReport:
     post_mortem: Diagnosed | None = None
     timeline: tuple[Event, ...] = ()
     samples: tuple[Sampled, ...] = ()
+    missing: tuple[str, ...] = ()
+    each_round: tuple[RoundReport, ...] = ()
 
     def named(self, level: Level) -> tuple[str, ...]:
         """Return the nodes at `level`, in the order of the run."""

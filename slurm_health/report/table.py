@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from types import MappingProxyType
 
 from slurm_health.core.verdict import Level
+from slurm_health.report import details
 from slurm_health.report.build import acted
 from slurm_health.report.figures import ALLGATHER, MATMUL, unit_of
 from slurm_health.report.layout import Page
@@ -29,25 +29,32 @@ from slurm_health.report.post_mortem import post_mortems
 
 _ALWAYS_SHOWN = (ALLGATHER, MATMUL)
 _PER_TFLOP = 1000.0
+_SLOWER = " slower"  # in the reason of a node that is worth a word; processors' shares are not
 _NOTED = 3  # healthy nodes that are slower than most: the slowest, before the rest is only named
 
 
-def job_text(report: JobReport, *, width: int | None = None, unicode: bool = True) -> str:
+def job_text(
+    report: JobReport, *, width: int | None = None, unicode: bool = True, verbose: bool = False
+) -> str:
     """Return the report of a job, without a newline at its end.
 
     Args:
         report: what to show.
         width: columns of the terminal, None to break no line.
         unicode: whether the output can show more than ASCII.
+        verbose: tell all evidence, every group of every round, and every sample.
     """
     page = Page(width=width, unicode=unicode)
     checks = [page.phrases(_title(report)), *(page.phrases(_check(run)) for run in report.runs)]
     return _blocks(
         [line for lines in checks for line in lines],
+        _missing(report.runs, page),
         _nodes(report, page),
         [*_links(report, page), *_slower_but_healthy(report.nodes, page)],
-        _timeline(report.runs, page),
+        details.unwell(report, page, whole=verbose),
+        _timeline(report.runs, page, verbose=verbose),
         post_mortems(report.runs, page),
+        details.samples(report.runs, page) if verbose else [],
     )
 
 
@@ -116,6 +123,16 @@ def _title(report: JobReport) -> list[str]:
 def _check(run: RunReport) -> list[str]:
     found = [attempt_text(run), _node_list(run.nodes), effort_text(run), found_text(run)]
     return [*found, *outcome_texts(run)]
+
+
+def _missing(runs: Sequence[RunReport], page: Page) -> list[str]:
+    """Return what of the journals is not there or cannot be read."""
+    lines = []
+    for run in runs:
+        if run.missing:
+            lacks = "; ".join(run.missing)
+            lines += page.paragraph(f"missing in the journal of {attempt_text(run)}: {lacks}")
+    return lines
 
 
 # The nodes: rows that say the same are one.
@@ -201,7 +218,7 @@ def _slower_but_healthy(nodes: Sequence[NodeReport], page: Page) -> list[str]:
     """Return what a job will wait for although nothing is wrong with it, the slowest first."""
     judged = [node.verdict for node in nodes if node.verdict and node.level is Level.HEALTHY]
     slower = sorted(
-        (verdict for verdict in judged if verdict.slowdown > 1),
+        (verdict for verdict in judged if verdict.slowdown > 1 and _SLOWER in verdict.reason),
         key=lambda verdict: -verdict.slowdown,
     )
     lines = []
@@ -221,20 +238,30 @@ _DISPOSITIONS = {
 }
 
 
-def _timeline(runs: Sequence[RunReport], page: Page) -> list[str]:
-    """Return the timeline of every check, if anything was done in one of them."""
-    if not any(acted(run.timeline) for run in runs):
+def _timeline(runs: Sequence[RunReport], page: Page, *, verbose: bool) -> list[str]:
+    """Return the timeline of every check, rounds included, if there is anything to tell."""
+    if not (verbose or any(map(_is_eventful, runs))):
         return []
     rows = [["TIMELINE", "SECONDS", "EVENT"]]
     for run in runs:
         label = attempt_text(run)
-        for event in run.timeline:
-            rows.append([label, f"{event.after_s:.1f}", _event(event)])
+        events = [(event.after_s, _event(event, run)) for event in run.timeline]
+        events += [
+            (each.after_s, details.round_text(run, each, whole=verbose)) for each in run.each_round
+        ]
+        for after_s, text in sorted(events, key=lambda event: event[0]):
+            rows.append([label, f"{after_s:.1f}", text])
             label = ""
-    return page.table(rows, align=("left", "right"))
+    return page.table(rows, align=("left", "right")) if len(rows) > 1 else []
 
 
-def _event(event: Event) -> str:
+def _is_eventful(run: RunReport) -> bool:
+    """Tell whether a check led to more than that the job went on."""
+    ill = any(node.level not in (Level.HEALTHY, None) for node in run.nodes)
+    return acted(run.timeline) or ill or bool(run.paths or run.leaves or run.post_mortem)
+
+
+def _event(event: Event, run: RunReport) -> str:
     nodes, verb = nodes_text(event.nodes), verb_of(event.action)
     match event.what:
         case "run_started":
@@ -254,7 +281,9 @@ def _event(event: Event) -> str:
         case "run_finished":
             on = f" with {nodes}" if nodes else ""
             return f"{_DISPOSITIONS.get(event.detail, event.detail)}{on}"
+        case "diagnosed":
+            return f"post-mortem: {event.detail}"
         case "script_started":
-            return f"{PurePath(event.detail).name or 'the script'} started"
+            return f"{(run.script.name if run.script else '') or 'the script'} started"
         case _:
             return f"the script ended, {event.detail}"

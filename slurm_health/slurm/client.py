@@ -19,12 +19,15 @@ from slurm_health.slurm import command, real_sbatch
 from slurm_health.slurm.estimate import PRINT_EPOCH, estimate_of
 from slurm_health.slurm.job_gres import NodeGres, gres_of, options_on
 from slurm_health.slurm.parsing import (
+    LISTED_JOB,
     Job,
     JobId,
+    ListedJob,
     Node,
     Partition,
     Size,
     job_fields,
+    listed_job_of,
     parse_pairs,
     partition_of,
 )
@@ -188,6 +191,12 @@ class Client:
         """Return the ids of a user's jobs of that name that have not ended."""
         text = self._run("squeue", "--noheader", f"--user={uid}", f"--name={name}", "--format=%A")
         return [int(word) for word in text.split() if word.isdigit()]
+
+    def jobs_of(self, uid: int) -> list[ListedJob]:
+        """Return a user's jobs that Slurm still knows, those that have ended too."""
+        argv = ["squeue", "--noheader", "--states=all", f"--user={uid}", f"--Format={LISTED_JOB}"]
+        text = self._run(*argv, environ={**self._environ, "SLURM_TIME_FORMAT": "%s"})
+        return [job for line in text.splitlines() if (job := listed_job_of(line)) is not None]
 
     def jobs_on(self, node: str) -> list[int]:
         """Return the ids of the jobs that run on a node."""

@@ -80,6 +80,47 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.fields.get("Priority") == "0"
 
 
+class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a user's jobs. `job` is `12_3` for a task of an array, `12_[4-9]` for several."""
+
+    job: str
+    name: str
+    state: str
+    reason: str
+    nodes: int
+    restarts: int
+    submitted_s: int
+
+    @property
+    def word(self) -> str:
+        """The state as people read it, with why a job waits."""
+        waits = self.state == "PENDING" and self.reason not in {"", "None"}
+        return self.state.lower() + (f" ({self.reason})" if waits else "")
+
+
+def listed_job_of(line: str) -> ListedJob | None:
+    """Read one line of squeue in the format `LISTED_JOB`; None for one that is none."""
+    words = line.split(maxsplit=6)
+    if len(words) < 6 or not all(map(str.isdecimal, words[2:5])):
+        return None  # the rest of a name that holds a line end
+    job, state, nodes, restarts, submitted_s, reason = words[:6]
+    return ListedJob(
+        job=job,
+        name=words[6].strip() if len(words) > 6 else "",
+        state=state,
+        reason=reason,
+        nodes=int(nodes),
+        restarts=int(restarts),
+        submitted_s=int(submitted_s),
+    )
+
+
+# Every field but the last is one word; times are seconds with SLURM_TIME_FORMAT=%s.
+LISTED_JOB = (
+    "JobArrayID:.64 ,State:.20 ,NumNodes:.12 ,RestartCnt:.12 ,SubmitTime:.24 ,Reason:.64 ,Name:64"
+)
+
+
 class Size(msgspec.Struct, frozen=True, kw_only=True):
     """What a job asks for or has, of all its nodes together."""
 

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +22,7 @@ import click
 import pytest
 
 from slurm_health import __version__
-from slurm_health.cli.main import commands
+from slurm_health.cli.main import SHORT_HELP, commands
 from slurm_health.supervisor.check_process import BEAT_S, SILENCE_S
 from tests.support.command_line import COMMAND, finish, slurm_health, start
 from tests.support.journals import write_healthy_run, write_requeued_job
@@ -48,6 +54,27 @@ def one_line(text: str) -> str:
     lines = text.splitlines()
     assert len(lines) == 1, text
     return lines[0]
+
+
+def test_the_help_of_all_says_of_each_command_what_its_own_does() -> None:
+    own = {
+        name: "" if command.hidden else command.get_short_help_str(200)
+        for name, command in COMMANDS.items()
+    }
+    assert own == SHORT_HELP
+
+
+def test_the_help_of_all_loads_no_command() -> None:
+    code = (
+        "import sys; from slurm_health.cli.main import commands\n"
+        "commands.main(['--help'], prog_name='slurm-health', standalone_mode=False)\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('slurm_health')))"
+    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert loaded == {"slurm_health", *(f"slurm_health.{n}" for n in ("cli", "cli.main", "errors"))}
 
 
 # --- help and mistakes -------------------------------------------------------------------------
@@ -102,7 +129,10 @@ def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_d
         (["chek"], "check"),
         (["check", "--jurnal", "x"], "--journal"),
         (["report", "12", "--jsn"], "--json"),
-        (["report"], "JOBID"),
+        (["report", "--csv"], "JOBID"),
+        (["report", "12", "--csv", "--json"], "choose one"),
+        (["report", "12", "--json", "--verbose"], "--raw"),
+        (["report", "--last", "0"], "--last"),
         (["check", "--local", "two"], "--local"),
         (["check", "--local", "0"], "--local"),
         (["check", "--on-straggler", "shoot"], "exclude"),
@@ -175,6 +205,90 @@ def test_a_report_of_an_array_lists_its_tasks(tmp_path: Path) -> None:
     assert [task["job"] for task in json.loads(whole.stdout)["tasks"]] == ["12_2"]
 
 
+def test_without_a_job_the_latest_ones_are_listed(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path, job=13)
+    environ = {"PATH": "/nonexistent"}
+
+    listed = slurm_health("report", f"--journal={tmp_path}", environ=environ)
+    exported = slurm_health("report", "--json", f"--journal={tmp_path}", environ=environ)
+
+    assert (listed.code, listed.stderr) == (0, "")
+    assert listed.stdout.splitlines()[1].startswith("13")
+    assert [job["job"] for job in json.loads(exported.stdout)["jobs"]] == ["13"]
+
+
+def test_a_report_is_a_line_of_csv_for_each_node_and_round(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path, job=13, array="12_3")
+    (tmp_path / "lab" / "12_3").symlink_to("13")
+
+    done = slurm_health("report", "12", "--csv", f"--journal={tmp_path}")
+
+    assert done.code == 0
+    assert len(done.stdout.splitlines()) == 1 + 2 * 4
+
+
+def on_a_terminal(words: list[str], environ: Mapping[str, str], columns: int = 60) -> str:
+    """Return what a command shows on a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with subprocess.Popen(
+        [*COMMAND, *words], env={**os.environ, **environ}, stdout=theirs, stderr=subprocess.PIPE
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # how the end of the other side is told
+            while piece := os.read(ours, 65536):
+                shown += piece
+        assert process.wait(60) == 0
+    os.close(ours)
+    return shown.decode("utf-8").replace("\r\n", "\n")
+
+
+TERMINAL = {"TERM": "xterm", "NO_COLOR": "", "LC_ALL": "C.UTF-8", "COLUMNS": ""}
+
+
+def test_a_terminal_gets_colours_and_its_width_is_kept_to(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path)
+    shown = on_a_terminal(["report", "12", f"--journal={tmp_path}"], TERMINAL)
+
+    assert "\x1b[1;31mfaulty\x1b[0m" in shown
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert max(map(len, plain.splitlines())) <= 60
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": ""}])
+def test_there_is_no_colour_where_nobody_wants_it(
+    tmp_path: Path, environ: Mapping[str, str]
+) -> None:
+    write_requeued_job(tmp_path)
+    words = ["report", "12", f"--journal={tmp_path}"]
+
+    assert "\x1b" not in on_a_terminal(words, {**TERMINAL, **environ})
+    assert "\x1b" not in slurm_health(*words, environ=TERMINAL).stdout
+
+
+def test_a_terminal_without_utf_8_gets_ascii(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path)
+    environ = {**TERMINAL, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    assert on_a_terminal(["report", "12", f"--journal={tmp_path}"], environ).isascii()
+
+
+def test_a_report_needs_no_place_to_write(tmp_path: Path) -> None:
+    """As on a login node whose homes are mounted read-only."""
+    home = tmp_path / "home"
+    write_healthy_run(home / ".slurm-health" / "journal")
+    before = sorted(home.rglob("*"))
+    for path in (home, *home.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o222)
+
+    environ = {"HOME": str(home), "SLURM_HEALTH_JOURNAL": "", "TMPDIR": "/nonexistent"}
+    done = slurm_health("report", "12", environ=environ)
+
+    assert (done.code, "all healthy" in done.stdout) == (0, True), done
+    assert sorted(home.rglob("*")) == before
+
+
 def test_a_report_is_a_table_or_json(tmp_path: Path) -> None:
     write_requeued_job(tmp_path, job=12)
 
@@ -186,7 +300,16 @@ def test_a_report_is_a_table_or_json(tmp_path: Path) -> None:
     assert json.loads(exported.stdout)
 
 
-@pytest.mark.parametrize("words", [["report", "12"], ["report", "12", "--json"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report"],
+        ["report", "12"],
+        ["report", "12", "--json"],
+        ["report", "12", "--csv"],
+        ["report", "12", "--verbose"],
+    ],
+)
 def test_a_reader_that_has_had_enough_changes_nothing(tmp_path: Path, words: list[str]) -> None:
     write_healthy_run(tmp_path, job=12)
     reading, writing = os.pipe()

@@ -9,7 +9,8 @@ import pytest
 
 from slurm_health.report.build import run_report
 from slurm_health.report.export import as_json, run_as_json
-from slurm_health.report.find import load, read_run
+from slurm_health.report.find import load
+from slurm_health.report.read import read_run
 from tests.report.golden import DATA, assert_matches_file
 from tests.support.journals import RunJournal, write_requeued_job, write_run_with_a_faulty_node
 
@@ -97,6 +98,7 @@ def test_what_is_not_known_is_null_or_empty_and_never_zero(tmp_path: Path) -> No
             "slowdown": None,
             "probability": None,
             "evidence": [],
+            "hardware": {"model": "", "interface": "", "devices": []},
             "allgather_gb_per_s": [],
             "matmul_gflop_per_s": [],
         }

@@ -3,6 +3,11 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +17,13 @@ from slurm_health.core.records import AgentsLaunched, RunStarted
 from slurm_health.errors import JournalError, RecordTooNew, RunNotFound, UsageError
 from slurm_health.report.find import (
     load,
-    read_run,
     runs_of_job,
     tasks_asked_for,
     tasks_of,
+    user_name,
 )
+from slurm_health.report.read import read_run
+from slurm_health.report.table import job_text
 from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
 
 
@@ -132,6 +139,8 @@ def test_a_node_that_never_wrote_is_still_reported(tmp_path: Path) -> None:
 
     assert [node.node for node in report.nodes] == ["n1", "n2", "n4", "n5", "n6"]
     assert report.nodes[1].figures == ()
+    assert report.runs[0].missing == ("n2: no file",)
+    assert "missing in the journal of attempt 0: n2: no file" in job_text(report)
 
 
 def test_lines_of_others_are_skipped(tmp_path: Path) -> None:
@@ -142,17 +151,79 @@ def test_lines_of_others_are_skipped(tmp_path: Path) -> None:
             b'\x00\xff\n[1]\n{"v":1,"id":"x:1","time_s":1.0,"kind":"from_another_tool"}\n{"v":1,'
         )
         path.write_bytes(path.read_bytes() + foreign)
+    found = load(tmp_path, "12")
 
-    assert load(tmp_path, "12") == before
+    (damage,) = found.runs[0].missing
+    assert damage == "n[1-5],master,requeue,supervisor: damaged lines, left out: 16"
+    assert replace(found, runs=(replace(found.runs[0], missing=()), found.runs[1])) == before
 
 
-def test_a_newer_journal_is_refused(tmp_path: Path) -> None:
+NEWER = b'{"v":2,"id":"n1:9","time_s":1.0,"kind":"sampled"}\n'
+
+
+def test_of_a_newer_journal_is_shown_what_can_be_read(tmp_path: Path) -> None:
     run = write_healthy_run(tmp_path)
-    with journal.path_of(run.directory, "n1").open("ab") as file:
-        file.write(b'{"v":2,"id":"n1:9","time_s":1.0,"kind":"sampled"}\n')
+    for writer in ("n1", "n4", journal.MASTER):
+        with journal.path_of(run.directory, writer).open("ab") as file:
+            file.write(NEWER)
+
+    (found,) = load(tmp_path, "12").runs
+
+    assert found.judged
+    assert found.missing == (
+        "n[1,4],master: lines of a newer slurm-health (version 2), left out: 3",
+    )
+
+
+def test_a_journal_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    journal.path_of(run.directory, journal.MASTER).write_bytes(NEWER)
 
     with pytest.raises(RecordTooNew, match="holds records of version 2"):
         load(tmp_path, "12")
+
+
+def test_a_node_whose_file_cannot_be_read_is_said_to_be_missing(tmp_path: Path) -> None:
+    run = write_healthy_run(tmp_path)
+    path = journal.path_of(run.directory, "n4")
+    path.unlink()
+    path.mkdir()
+
+    (found,) = load(tmp_path, "12").runs
+
+    (lack,) = found.missing
+    assert lack.startswith("n4: cannot be read: n4.jsonl")
+    assert found.judged
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Make a directory that every user can reach: those of pytest are closed to others."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+@pytest.mark.root
+def test_a_job_of_somebody_else_says_whom_to_ask(shared: Path) -> None:
+    """As root, who may read everything, becomes a user that may not."""
+    job = write_healthy_run(shared).directory.parent
+    for path in (job, *job.rglob("*")):
+        os.chown(path, 1, 1)
+    (shared / "lab").chmod(0o1777)
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from slurm_health.report.find import load\n"
+        "os.setuid(4242)\n"
+        "load(Path(sys.argv[1]), '12')"
+    )
+
+    argv = [sys.executable, "-c", code, str(shared)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    asked = f"job 12 belongs to user {user_name(1)}, and only {user_name(1)} may read its journal"
+    assert asked in done.stderr.splitlines()[-1]
 
 
 def test_an_unreadable_file_is_an_error_not_an_empty_report(tmp_path: Path) -> None:
@@ -208,7 +279,7 @@ def test_whose_journal_it_is_is_said_where_it_is_anothers(
 
     load(tmp_path, "12")
 
-    assert caplog.messages == ["the journal of job 12 was written by user 1"]
+    assert caplog.messages == [f"the journal of job 12 was written by user {user_name(1)}"]
 
 
 # --- arrays --------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from slurm_health import journal
 from slurm_health.core.records import Action, ActionDone, ActionIntended, VerdictReached
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.build import run_report
-from slurm_health.report.find import load, read_run
+from slurm_health.report.find import load
 from slurm_health.report.phrases import duration_text, number_text, range_text
+from slurm_health.report.read import read_run
 from slurm_health.report.table import check_summary, headline, job_text, tasks_text
 from tests.report.golden import DATA, assert_matches_file
 from tests.support.journals import (
@@ -228,6 +229,21 @@ def test_a_check_that_has_not_started_has_a_headline(tmp_path: Path) -> None:
     run = run_report(read_run(RunJournal(tmp_path).directory))
 
     assert headline(run) == check_summary(run) == "no start of a check is recorded"
+
+
+def test_a_script_that_a_program_hid_goes_by_the_name_of_its_job(tmp_path: Path) -> None:
+    """As submitit does: its scripts are called .submission_file_0123.sh."""
+    run = RunJournal(tmp_path)
+    run.start(script="/home/ml/logs/.submission_file_0123.sh", job_name="sweep")
+    run.judge(NodeVerdict(node="n1", level=Level.FAULTY, reason="no answer", evidence=("round 0",)))
+    run.run_script()
+
+    text = job_text(load(tmp_path, "12"))
+
+    assert text.startswith("Job 12   sweep   ")
+    assert "sweep ran 41 s" in text
+    assert "sweep started" in text
+    assert "submission" not in text
 
 
 def test_a_script_without_a_recorded_end_is_not_said_to_run(tmp_path: Path) -> None:

@@ -75,7 +75,9 @@ class RunJournal:
         """Let the master append records."""
         self.write(journal.MASTER, *records, after_s=after_s)
 
-    def start(self, *, script: str = "/home/ml/train.sh", array: str = "") -> None:
+    def start(
+        self, *, script: str = "/home/ml/train.sh", array: str = "", job_name: str = ""
+    ) -> None:
         """Begin the check: every node's agent and workers are there after half a second."""
         self.master(
             RunStarted(
@@ -88,6 +90,7 @@ class RunJournal:
                 master_node=self.nodes[0],
                 user="ml",
                 script=script,
+                job_name=job_name,
                 array=array,
             ),
             AgentsLaunched(launch=0, nodes=list(self.nodes)),
@@ -139,7 +142,8 @@ class RunJournal:
                 share = (ranks - 1) / ranks
                 elapsed_ms = _ALLGATHER_BYTES * share / (allgather_gb_per_s * 1e6)
                 samples.append(sampled(node, index, group, "allgather", elapsed_ms))
-            self.write(node, *samples, NodeReported(node=node, round=index, outcome=outcome))
+            reported = NodeReported(node=node, round=index, outcome=outcome, elapsed_ms=1600.0)
+            self.write(node, *samples, reported)
 
     def end_round(self, index: int, *, after_s: float = 1.0) -> None:
         """Let the master end a round."""

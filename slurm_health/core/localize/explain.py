@@ -208,10 +208,12 @@ class _Words:
                 times = math.exp(float(metric.found.effect[node]))
                 limit = f"{1 + metric.floor:.2f}x"
                 notes.append(f"{metric.name} about {times:.2f}x slower, the limit is {limit}")
+        # Who shares processors differs from test to test: that says nothing of a node.
+        tolerated = [] if self._settings.carries_network else self._tolerated(node)
         notes += [
             f"{metric.name} is {100 * (times - 1):.0f} % slower than its peers,"
             " within what healthy devices differ by"
-            for metric, times in self._tolerated(node)
+            for metric, times in tolerated
         ]
         partners = {p for trial in findings.trials_of(node) for p in trial.partners(node)}
         if not partners and not self._settings.alone:

@@ -16,6 +16,7 @@ from slurm_health.core.localize.localizer import (
     Outcome,
 )
 from slurm_health.core.localize.population import population_of
+from slurm_health.core.localize.settings import Device, settings_from
 from slurm_health.core.localize.simulate import Faults, SimulatedCluster, Weather, play
 from slurm_health.core.verdict import Verdict
 
@@ -31,10 +32,10 @@ def judged(count: int, *, seed: int, slow: float = 1.0) -> Verdict:
     return play(Localizer(nodes, settings=LocalizeSettings(seed=seed)), cluster)[0]
 
 
-def alone(slowness: float) -> Verdict:
+def alone(slowness: float, kind: Device = Device.ACCELERATOR) -> Verdict:
     """Return the verdict on four nodes of which n2 has one device that is slower by this factor."""
     nodes = [f"n{number}" for number in range(4)]
-    loc = Localizer(nodes)
+    loc = Localizer(nodes, settings=settings_from({}, kind=kind))
     rng = random.Random(0)
     while (round_ := loc.next_round()) is not None:
         results = [
@@ -80,6 +81,13 @@ def test_a_device_within_what_healthy_ones_differ_by_is_told_and_its_node_is_hea
         "matmul:device 3 is 7 % slower than its peers, within what healthy devices differ by"
     )
     assert found.slowdown == pytest.approx(1.07, abs=0.01)
+
+
+def test_a_share_of_processors_that_others_use_is_no_word_against_a_node() -> None:
+    found = alone(1.6, kind=Device.CPU).nodes["n2"]
+
+    assert (found.level, found.reason) == (Level.HEALTHY, "passed with 2 partners")
+    assert found.slowdown == pytest.approx(1.6, abs=0.05)  # a spare is chosen before it
 
 
 def test_a_device_outside_of_what_healthy_ones_differ_by_is_named() -> None:

@@ -265,6 +265,12 @@ def squeue(words: list[str]) -> str:
     options = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
     if options.get("format") == "%k":
         return find(load("jobs"), options["jobs"])["Comment"] or "(null)"
+    if options.get("Format", "").startswith("JobArrayID"):
+        return "\n".join(
+            f"{number} {job['state']} {len(job['nodes'])} {job['Restarts']}"
+            f" {job.get('submitted_s', 0)} {job['Reason']} {job['name']}"
+            for number, job in load("jobs").items()
+        )
     if options.get("Format", "").startswith("NumNodes"):
         return " ".join(map(str, find(load("jobs"), options["jobs"])["size"]))
     if "--states=PENDING" in words:

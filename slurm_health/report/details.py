@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands behind the verdicts: evidence, rounds, every sample."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from slurm_health.core.verdict import Level, NodeVerdict, Outcome
+from slurm_health.report.hardware import DeviceReport, Hardware
+from slurm_health.report.layout import Page
+from slurm_health.report.model import JobReport, NodeReport, RunReport
+from slurm_health.report.phrases import (
+    NOTHING,
+    WORST_FIRST,
+    nodes_text,
+    number_text,
+)
+from slurm_health.report.rounds import GroupReport, RoundReport
+
+_NODES = 12  # that are not well and are told of one by one
+_LINES = 6  # of evidence for each, the latest
+_GROUPS = 6  # of a round that did not go well and are named
+_DEVICE = re.compile(r"\b(?:device|rail) (\d+)")
+_NO_PART = "node"  # the node as a whole, which its verdict has named
+_OUTCOMES = {
+    Outcome.MEASURED: "measured",
+    Outcome.FAILED: "failed",
+    Outcome.TIMED_OUT: "timed out",
+    Outcome.NOT_RUN: "not run",
+    None: "no word yet",
+}
+
+
+def unwell(report: JobReport, page: Page, *, whole: bool) -> list[str]:
+    """Return, for each node that is not well, the part at fault and what was measured on it.
+
+    Args:
+        report: the job.
+        page: where it is shown.
+        whole: tell all of all such nodes.
+    """
+    bad = [
+        node
+        for level in WORST_FIRST
+        for node in report.nodes
+        if node.level is level and level not in (Level.HEALTHY, None)
+    ]
+    told = bad if whole else bad[:_NODES]
+    rows = [["EVIDENCE", "", ""]]
+    for node in told:
+        assert node.verdict is not None
+        name = node.node
+        for title, text in _facts(node, node.verdict, whole=whole):
+            rows.append([name, title, text])
+            name = ""
+    if len(rows) == 1:
+        return []
+    lines = page.table(rows)
+    rest = nodes_text(node.node for node in bad[len(told) :])
+    return [*lines, *(page.paragraph(f"and {rest}: --verbose tells all") if rest else [])]
+
+
+def _facts(node: NodeReport, verdict: NodeVerdict, *, whole: bool) -> list[tuple[str, str]]:
+    times = f", {verdict.slowdown:.2f} times slower than its peers" if verdict.slowdown > 1 else ""
+    part = f"{part_text(node)}{times}"
+    facts = [("part", part)] if part != _NO_PART else []
+    lines = verdict.evidence if whole else verdict.evidence[-_LINES:]
+    left_out = len(verdict.evidence) - len(lines)
+    facts += [("" if number else "tests", line) for number, line in enumerate(lines)]
+    if left_out:
+        facts.append(("", f"and {left_out} more: --verbose tells all"))
+    for device in node.hardware.devices if node.hardware else ():
+        facts += [("device", said) for said in device.said]
+    return facts
+
+
+def part_text(node: NodeReport) -> str:
+    """Return the part of a node that its verdict is about, with the names that it goes by."""
+    assert node.verdict is not None
+    names = [node.verdict.component]
+    device = _device(node.verdict, node.hardware)
+    if device is not None:
+        at = f" at {device.pci_address}" if device.pci_address else ""
+        names.append(f"GPU {device.index} {device.uuid}{at}")
+    elif node.hardware and node.hardware.interface and "network" in node.verdict.component:
+        names.append(f"over {node.hardware.interface}")
+    if node.hardware and node.hardware.model:
+        names.append(node.hardware.model)
+    return ", ".join(names)
+
+
+def _device(verdict: NodeVerdict, hardware: Hardware | None) -> DeviceReport | None:
+    """Return the GPU that a verdict names by its place among those of the job."""
+    found = _DEVICE.search(verdict.component) or _DEVICE.search(verdict.reason)
+    if found is None or hardware is None or int(found[1]) >= len(hardware.devices):
+        return None
+    return hardware.devices[int(found[1])]
+
+
+def round_text(run: RunReport, each: RoundReport, *, whole: bool) -> str:
+    """Return one round: how long it took, who was measured with whom, and how that ended.
+
+    Groups in which all went well share one phrase, unless `whole`; the others are named.
+    """
+    ill = {node.node for node in run.nodes if node.level not in (Level.HEALTHY, None)}
+    named = [
+        group
+        for group in each.groups
+        if whole or group.outcome is not Outcome.MEASURED or ill & set(group.nodes)
+    ]
+    told = named if whole else named[:_GROUPS]
+    texts = [_group_text(group) for group in told]
+    if len(named) > len(told):
+        texts.append(f"{len(named) - len(told)} more like these")
+    others = [] if whole else _without(each.groups, named)
+    if others:
+        texts.append(_others_text(others, also=bool(named)))
+    took = "" if each.duration_s is None else f", {each.duration_s:.1f} s"
+    phase = f", {each.phase}" if each.phase else ""
+    return f"round {each.round}{phase}{took}: {'; '.join(texts)}"
+
+
+def _without(groups: Sequence[GroupReport], named: Sequence[GroupReport]) -> list[GroupReport]:
+    left_out = {group.nodes for group in named}
+    return [group for group in groups if group.nodes not in left_out]
+
+
+def _group_text(group: GroupReport) -> str:
+    """Return one group: `n3+n4 timed out (n3 20 s, n4 20 s)`."""
+    if len(group.nodes) == 1 and group.outcome is Outcome.MEASURED:
+        return f"{group.nodes[0]} alone {group.elapsed_s[0] or 0.0:.1f} s"
+    took = ", ".join(
+        f"{node} {seconds:.1f} s"
+        for node, seconds in zip(group.nodes, group.elapsed_s, strict=True)
+        if seconds is not None
+    )
+    silent = f"no answer from {nodes_text(group.silent)}" if group.silent else ""
+    said = ", ".join(part for part in (took, silent) if part)
+    return f"{'+'.join(group.nodes)} {_OUTCOMES[group.outcome]}" + (f" ({said})" if said else "")
+
+
+def _others_text(groups: Sequence[GroupReport], *, also: bool) -> str:
+    alone = all(len(group.nodes) == 1 for group in groups)
+    pairs = all(len(group.nodes) == 2 for group in groups)
+    what = "node" if alone else "pair" if pairs else "group"
+    count = f"{len(groups)} {'other ' if also else ''}{what}{'s' if len(groups) != 1 else ''}"
+    times = [f"{s:.1f}" for group in groups for s in group.elapsed_s if s is not None]
+    ends = dict.fromkeys((min(times, key=float), max(times, key=float))) if times else ()
+    span = f" in {' to '.join(ends)} s" if ends else ""
+    return f"{count} measured{' alone' if alone else ''}{span}"
+
+
+def samples(runs: Sequence[RunReport], page: Page) -> list[str]:
+    """Return every sample as it was recorded: the time of each iteration, rank by rank."""
+    rows = [["SAMPLES", "ROUND", "PROBE", "RANK", "WITH", "MS OF EACH ITERATION, AND FIGURES"]]
+    for run in runs:
+        for sample in sorted(run.samples, key=lambda each: (each.round, each.node)):
+            others = ", ".join(name for name in sample.group if name != sample.node)
+            figures = [f"{name} {value}" for name, value in sample.figures.items()]
+            ranks = sample.iteration_ms or [[]]
+            for rank, times_ms in enumerate(ranks):
+                told = [*map(number_text, times_ms), *(figures if rank == 0 else [])]
+                if told:
+                    where = f"{run.label}/{sample.round}"
+                    row = [sample.node, where, str(sample.metric), str(rank), others or NOTHING]
+                    rows.append([*row, " ".join(told)])
+    return page.table(rows) if len(rows) > 1 else []

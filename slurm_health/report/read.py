@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one run left behind: the entries of its files, and what of them cannot be read.
+
+A report shows what is there and says what is missing: a file that is gone or closed, lines that are
+damaged, lines of a newer slurm-health.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from slurm_health import journal, private_files
+from slurm_health.core.nodeset import fold
+from slurm_health.core.record_codec import VERSION, Entry, NewerVersion, decode
+from slurm_health.core.records import RunStarted
+from slurm_health.errors import RecordTooNew
+from slurm_health.report.model import RunEntries
+
+# A node's name becomes a file's name. Anything else in a journal did not come from Slurm.
+_NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
+_NO_FILE = "no file"
+
+
+def read_run(directory: Path, *, of_nodes: bool = True) -> RunEntries:
+    """Return everything one check left behind, and what of it cannot be read.
+
+    Args:
+        directory: the run's.
+        of_nodes: also what was measured on the nodes: a file for each of them.
+
+    Raises:
+        JournalError: the master's file cannot be read, or a newer slurm-health wrote all of it
+            (RecordTooNew).
+    """
+    try:
+        with journal.opened(directory, None) as run:
+            files = _Files(run)
+            master = files.entries(journal.MASTER)
+            if not master and files.newer:
+                raise RecordTooNew(
+                    journal.path_of(directory, journal.MASTER), max(files.newer), VERSION
+                )
+            nodes = _nodes(master) if of_nodes else []
+            return RunEntries(
+                label=directory.name,
+                job=directory.parent.name,
+                cluster=directory.parent.parent.name,
+                master=master,
+                nodes={node: files.entries_of_node(node) for node in nodes},
+                supervisor=files.entries(journal.SUPERVISOR),
+                requeue=files.entries(journal.REQUEUE),
+                post_mortem=files.entries(journal.POST_MORTEM),
+                missing=files.missing(),
+            )
+    except OSError as err:
+        raise journal.unusable(directory, "read", err) from err
+
+
+class _Files:
+    """Reads the files of one run, whose directory is held open, and notes what they lack."""
+
+    def __init__(self, run: int) -> None:
+        self._run = run
+        self._lacks: dict[str, Counter[str]] = {}
+        self.newer: set[int] = set()
+
+    def entries(self, writer: str) -> list[Entry]:
+        """Return the entries of one writer, none where there is no file.
+
+        Raises:
+            OSError: the file is there and cannot be read.
+        """
+        try:
+            data = private_files.read(self._run, f"{writer}.jsonl")
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in data[: data.rfind(b"\n") + 1].splitlines():
+            try:
+                found.append(decode(line))
+            except NewerVersion as err:
+                self.newer.add(err.version)
+                self._note(f"lines of a newer slurm-health (version {err.version})", writer)
+            except ValueError:
+                self._note("damaged lines", writer)
+        return found
+
+    def entries_of_node(self, node: str) -> list[Entry]:
+        """Return the entries of a node, none where its file is not there or cannot be read."""
+        try:
+            found = self.entries(node)
+            if not found and not self._has_file(node):
+                self._note(_NO_FILE, node)
+        except OSError as err:
+            self._note(f"cannot be read: {err.strerror or err}", node)
+            return []
+        return found
+
+    def missing(self) -> tuple[str, ...]:
+        """Return what is lacking, a sentence for all writers that lack the same."""
+        return tuple(
+            f"{fold(writers)}: {what}"
+            + (f", left out: {writers.total()}" if "lines" in what else "")
+            for what, writers in self._lacks.items()
+        )
+
+    def _note(self, what: str, writer: str) -> None:
+        self._lacks.setdefault(what, Counter())[writer] += 1
+
+    def _has_file(self, writer: str) -> bool:
+        try:
+            with private_files.opened(self._run, f"{writer}.jsonl"):
+                return True
+        except FileNotFoundError:
+            return False
+
+
+def _nodes(master: list[Entry]) -> list[str]:
+    started = [entry.record for entry in master if isinstance(entry.record, RunStarted)]
+    return [node for node in (started[0].nodes if started else []) if _NODE.fullmatch(node)]

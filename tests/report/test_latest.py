@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of the caller's latest jobs: from their journals, and Slurm's word where it answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from slurm_health import journal
+from slurm_health.core.records import VerdictReached
+from slurm_health.report.latest import LatestJob, latest_jobs, latest_text
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.journals import (
+    STARTED_S,
+    RunJournal,
+    write_healthy_run,
+    write_requeued_job,
+)
+
+NO_SLURM: Mapping[str, str] = {"PATH": "/nonexistent"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    return FakeSlurm(tmp_path / "slurm")
+
+
+def listed(
+    root: Path, environ: Mapping[str, str] = NO_SLURM, count: int = 10, cluster: str | None = None
+) -> list[LatestJob]:
+    return latest_jobs(root, count, cluster=cluster, now_s=2e9, environ=environ)
+
+
+def checked(root: Path, *jobs: int, cluster: str = "lab") -> None:
+    """Write a healthy check of each job, one a minute."""
+    for minute, job in enumerate(jobs):
+        directory = write_healthy_run(root, job=job, cluster=cluster).directory.parent
+        os.utime(directory, (minute * 60, minute * 60))
+
+
+def test_the_jobs_that_were_checked_last_come_first(root: Path) -> None:
+    checked(root, 9, 21, 17)
+
+    assert [job.job for job in listed(root)] == ["17", "21", "9"]
+    assert [job.job for job in listed(root, count=2)] == ["17", "21"]
+
+
+def test_a_job_is_told_by_its_last_check_and_whom_it_left(root: Path) -> None:
+    write_requeued_job(root)
+
+    (job,) = listed(root)
+
+    assert (job.script, job.nodes, job.attempts) == ("train.sh", 5, 2)
+    assert job.found == "all healthy, without n3 (faulty), train.sh ran 41 s, exit 0"
+    assert job.state == ""
+
+
+def test_slurms_word_stands_beside_what_the_journal_says(root: Path, slurm: FakeSlurm) -> None:
+    checked(root, 12)
+    slurm.run_job(12, ["n1"], state="RUNNING")
+
+    (job,) = listed(root, slurm.environ())
+
+    assert job.state == "running"
+
+
+def test_a_job_that_waits_is_listed_before_it_has_a_journal(root: Path, slurm: FakeSlurm) -> None:
+    checked(root, 12)
+    slurm.run_job(13, ["n1", "n2"], state="PENDING", Reason="Priority", name="a name")
+    slurm.run_job("14_[3-9]", ["n1"], state="PENDING")
+    slurm.run_job(15, ["n1"], state="COMPLETED")
+
+    jobs = listed(root, slurm.environ())
+
+    assert [(job.job, job.script, job.state) for job in jobs] == [
+        ("14_[3-9]", "train", "pending"),
+        ("13", "a name", "pending (Priority)"),
+        ("12", "train.sh", ""),
+    ]
+
+
+def test_an_id_that_slurm_has_given_again_is_another_job(root: Path, slurm: FakeSlurm) -> None:
+    checked(root, 12)
+    slurm.run_job(12, ["n1"], state="PENDING", submitted_s=int(STARTED_S) + 3600)
+
+    new, old = listed(root, slurm.environ())
+
+    assert (new.job, new.state, new.found) == ("12", "pending", "not checked yet")
+    assert (old.job, old.state) == ("12", "")
+
+
+def test_a_requeued_job_that_waits_is_the_one_that_was_checked(
+    root: Path, slurm: FakeSlurm
+) -> None:
+    checked(root, 12)
+    later = int(STARTED_S) + 3600
+    slurm.run_job(12, ["n1"], state="PENDING", submitted_s=later, Restarts=1)
+
+    (job,) = listed(root, slurm.environ())
+
+    assert job.state == "pending"
+
+
+def test_an_array_is_one_line(root: Path, slurm: FakeSlurm) -> None:
+    for job, task in ((13, 1), (14, 2), (12, 3)):
+        directory = write_healthy_run(root, job=job, array=f"12_{task}").directory.parent
+        os.utime(directory, (task, task))
+        (root / "lab" / f"12_{task}").symlink_to(str(job))
+        slurm.run_job(f"12_{task}", ["n1"], state="RUNNING")
+    slurm.run_job("12_[4-9]", ["n1"], state="PENDING")
+
+    (array,) = listed(root, slurm.environ())
+
+    assert array.job == "12"
+    assert array.found.startswith("3 tasks checked; 12_3: all healthy")
+    assert array.state == "3 running, 1 pending"
+
+
+def test_a_journal_that_cannot_be_read_is_listed_with_why(root: Path) -> None:
+    checked(root, 9)
+    run = RunJournal(root, job=12)
+    path = journal.path_of(run.directory, journal.MASTER)
+    path.unlink()
+    path.mkdir()
+
+    found = {job.job: job.found for job in listed(root)}
+
+    assert found["12"].startswith("its journal cannot be read: ")
+    assert found["9"].startswith("all healthy")
+
+
+def test_the_jobs_of_one_cluster_can_be_asked_for(root: Path) -> None:
+    checked(root, 12, cluster="east")
+    checked(root, 12, cluster="west")
+
+    assert [job.cluster for job in listed(root)] == ["west", "east"]
+    assert [job.cluster for job in listed(root, cluster="east")] == ["east"]
+    assert "12 west" in latest_text(listed(root), root)
+
+
+@pytest.mark.root
+def test_root_sees_everybodys_jobs(root: Path) -> None:
+    checked(root, 12)
+    job = root / "lab" / "12"
+    for path in (job, *job.rglob("*")):
+        os.chown(path, 1, 1)
+
+    assert [job.job for job in listed(root)] == ["12"]
+
+
+def test_where_there_is_no_job_it_says_where_it_looked(root: Path) -> None:
+    text = latest_text(listed(root), root)
+
+    assert text == f"no jobs of yours under {root}, and none that wait"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_the_list_fits_a_terminal(root: Path, width: int) -> None:
+    checked(root, 9)
+    write_requeued_job(root)
+    run = RunJournal(root, job=13, nodes=[f"n{number}" for number in range(9)])
+    run.start(script="/home/ml/a-long-name-of-a-script-of-somebody.sh")
+    run.master(VerdictReached(nodes=[]))
+
+    lines = latest_text(listed(root), root, width=width, unicode=False).splitlines()
+
+    assert all(line.isascii() and line == line.rstrip() for line in lines)
+    assert max(map(len, lines)) <= max(width, 80)  # a name is not broken
+    assert "13" in {line.split()[0] for line in lines if line}
