@@ -9,6 +9,7 @@ standard error; every error becomes one line and an exit code in `main`.
     sbatch           `slurm-health sbatch`
     run              `slurm-health run`
     report           `slurm-health report`
+    history          `slurm-health history`, `slurm-health lemons`
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck, init-config, nodes
     doctor           `slurm-health doctor`
