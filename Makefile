@@ -22,7 +22,7 @@ PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
 .PHONY: help demo test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site
-.PHONY: bench bench-acting bench-hooks bench-localize bench-probes bench-scale gpu tools
+.PHONY: bench bench-acting bench-history bench-hooks bench-localize bench-probes bench-scale gpu tools
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and avoids it, the report'
@@ -38,6 +38,7 @@ help:
 	@echo 'make bench           how long a check takes, compared with its targets'
 	@echo 'make bench-acting    how soon a job continues after its verdict'
 	@echo 'make bench-localize  how often the localisation is right, compared with a published rule'
+	@echo 'make bench-history   how fast journals are indexed, and their history answers'
 	@echo 'make bench-hooks     what the prolog and the health check cost on this node'
 	@echo 'make bench-probes    how much repeated runs of each probe differ on this machine'
 	@echo 'make bench-scale     what a check of up to 16,384 simulated nodes costs; SCALE_ARGS=--nodes=512'
@@ -96,6 +97,9 @@ bench-acting: install lab-packages
 
 bench-localize: install
 	$(RUN) -m benchmarks.localize
+
+bench-history: install
+	$(PYTHON) -m benchmarks.history
 
 bench-hooks: install
 	$(RUN) -m benchmarks.hooks

@@ -14,6 +14,7 @@
     │  ├─ RecordTooNew(path, version)
     │  └─ JournalBusy(path)
     ├─ RunNotFound(job, root)                   4
+    ├─ IndexUnusable(path)                      4
     ├─ NoRoom(name)                             4
     └─ LocalizeError                            70  results that no planned round can have produced
 
@@ -180,6 +181,19 @@ class RunNotFound(SlurmHealthError):
     def with_reason(self, reason: str) -> RunNotFound:
         """Return the same error with what Slurm says of the job, if it says anything."""
         return RunNotFound(self.job, self.root, self.near, reason)
+
+
+class IndexUnusable(SlurmHealthError):
+    """The index of the history cannot be used where it lies."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path = path
+        super().__init__(
+            f"history index {path}: {problem}; choose another file with --index FILE"
+            " or SLURM_HEALTH_INDEX"
+        )
 
 
 class NoRoom(SlurmHealthError):

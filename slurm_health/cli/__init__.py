@@ -10,6 +10,7 @@ standard error; every error becomes one line and an exit code in `main`.
     run              `slurm-health run`
     report           `slurm-health report`
     watch            `slurm-health watch`
+    history          `slurm-health history`, `slurm-health lemons`
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck, init-config, nodes
     doctor           `slurm-health doctor`

@@ -17,6 +17,7 @@ process may call them.
     text            foreign text made safe for a terminal, a log, or a field of Slurm
     diagnosis       a room of its own: a failed script to its cause
     localize        a room of its own: evidence to a verdict
+    history         a room of its own: many checks to what they say of a node together
     session         a room of its own: the journal to the master's next step
     acting          a room of its own: a verdict to what becomes of the job and its nodes
     node            a room of its own: what a hook finds to what becomes of the node

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health history` and `lemons`: what all checks say of a node, and of all nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from slurm_health import config
+from slurm_health.cli.shared_options import shared_options
+from slurm_health.cli.terminal import ProgressLine, print_result, terminal
+from slurm_health.errors import ExitCode
+from slurm_health.options import Door
+
+if TYPE_CHECKING:
+    from slurm_health.history.index import Index
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_DAYS = click.FloatRange(min=0, min_open=True, max=3650)
+
+
+def _options(command: _F) -> _F:
+    """Give a command what both have."""
+    for option in reversed(
+        [
+            shared_options(Door.CHECK, "journal"),
+            click.option("--cluster", metavar="NAME", help="Only of this cluster."),
+            click.option(
+                "--days",
+                type=_DAYS,
+                default=28,
+                show_default=True,
+                help="How far back jobs count for the score.",
+            ),
+            click.option(
+                "--index",
+                metavar="FILE",
+                help="The index of the journals, made where it is missing."
+                "  [default: SLURM_HEALTH_INDEX, else one in ~/.cache/slurm-health]",
+            ),
+            click.option("--rebuild", is_flag=True, help="Read all journals anew."),
+            click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Print what all checks have found on a node.")
+@click.argument("nodes", metavar="NODE")
+@_options
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Print so many checks, the latest first. JSON has all.",
+)
+def history(
+    nodes: str,
+    journal: str | None,
+    cluster: str | None,
+    days: float,
+    index: str | None,
+    rebuild: bool,
+    as_json: bool,
+    limit: int,
+) -> int:
+    """Print what all checks have found on a node, and whether its figures rise or fall.
+
+    NODE is a node, or several as gpu[01-04]. Goes through all jobs whose journals you may read:
+    your own, and with a shared root those that others let you read. Root may read all.
+    """
+    from slurm_health.history import answer, export, table
+    from slurm_health.report.layout import Page
+
+    with _index(journal, index, rebuild=rebuild) as found:
+        told = answer.histories(found, nodes, cluster=cluster, now_s=time.time(), days=days)
+        unread = found.troubles()
+    if as_json:
+        print_result(export.histories_json(told, unread))
+        return int(ExitCode.HEALTHY)
+    width, unicode = terminal()
+    page = Page(width=width, unicode=unicode)
+    print_result("\n".join(table.history_text(each, page, most=limit) for each in told))
+    click.echo(table.unread_text(unread, page), err=True, nl=False)
+    return int(ExitCode.HEALTHY)
+
+
+@click.command(short_help="List nodes that spoil one job after another.")
+@_options
+def lemons(
+    journal: str | None,
+    cluster: str | None,
+    days: float,
+    index: str | None,
+    rebuild: bool,
+    as_json: bool,
+) -> int:
+    """List nodes that spoil one job after another, though no single check proves them faulty.
+
+    A lemon has spoiled three jobs or more, over more than a day, more often than chance explains,
+    compared with the other nodes of its cluster. A suspect is a node that something spoke against
+    and no more. The score is how many of its next 100 jobs a node is expected to spoil.
+
+    The exit code is 1 where there is a lemon.
+    """
+    from slurm_health.core.history.standing import Level
+    from slurm_health.history import answer, export, table
+    from slurm_health.report.layout import Page
+
+    with _index(journal, index, rebuild=rebuild) as found:
+        told = answer.lemons(found, cluster=cluster, now_s=time.time(), days=days)
+        unread = found.troubles()
+    if as_json:
+        print_result(export.lemons_json(told, unread))
+    else:
+        width, unicode = terminal()
+        page = Page(width=width, unicode=unicode)
+        print_result(table.lemons_text(told, page))
+        click.echo(table.unread_text(unread, page), err=True, nl=False)
+    bad = any(each.level is Level.LEMON for cluster_ in told for each in cluster_.standings)
+    return int(ExitCode.BAD_NODES if bad else ExitCode.HEALTHY)
+
+
+@contextlib.contextmanager
+def _index(journal: str | None, index: str | None, *, rebuild: bool) -> Iterator[Index]:
+    """Hold open the index that the options name, up to date."""
+    from slurm_health.history import place, refresh
+
+    root = config.journal_root(journal, os.environ)
+    where = place.choose(index, os.environ, root)
+    now_s = time.time()
+    with (
+        _progress() as progress,
+        refresh.opened(where, root, now_s=now_s, rebuild=rebuild, progress=progress) as found,
+    ):
+        yield found
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Say on a terminal how far the indexing is; what is done so far is kept if it is ended."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _of: None
+        return
+    line = ProgressLine(sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(line)
+    try:
+        yield lambda done, of: line.show(f"indexing journals: {done} of {of} jobs")
+    finally:
+        line.erase()
+        for handler in logging.getLogger().handlers:
+            handler.removeFilter(line)

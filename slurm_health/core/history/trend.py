@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a figure rises or falls: Theil and Sen's slope, where Mann and Kendall's test finds one.
+
+Both go by medians and ranks, so that one odd measurement changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from math import erfc, sqrt
+from statistics import median
+
+import msgspec
+
+# With fewer points the test finds nothing short of a monotone series.
+_LEAST_POINTS = 8
+# The slope takes every pair, and what was long before says little of now.
+_MOST_POINTS = 50
+# One series in a hundred without a trend shows one.
+_SIGNIFICANCE = 0.01
+# What repeated runs of one probe differ by; docs/performance.md has how much that is.
+_LEAST_CHANGE = 0.02
+
+
+class Trend(msgspec.Struct, frozen=True, kw_only=True):
+    """By which share a figure has changed over so many days; negative where it fell."""
+
+    change: float
+    days: float
+
+
+def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
+    """Return the trend of (seconds, value), in the order of time; None where none is proven."""
+    latest = points[-_MOST_POINTS:]
+    count = len(latest)
+    pairs = [(later[0] - first[0], later[1] - first[1]) for first, later in combinations(latest, 2)]
+    slopes = [rise / run_s for run_s, rise in pairs if run_s > 0]
+    middle = median(value for _, value in latest) if latest else 0.0
+    if count < _LEAST_POINTS or not slopes or middle <= 0:
+        return None
+    balance = sum((rise > 0) - (rise < 0) for _, rise in pairs)
+    deviation = sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    chance = erfc(max(0, abs(balance) - 1) / deviation / sqrt(2))
+    span_s = latest[-1][0] - latest[0][0]
+    change = median(slopes) * span_s / middle
+    if chance >= _SIGNIFICANCE or abs(change) < _LEAST_CHANGE:
+        return None
+    return Trend(change=change, days=span_s / 86400)

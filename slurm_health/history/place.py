@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the index lies, and whether it can be trusted.
+
+Each user has one, in the cache directory of their home. A site may keep one for all: root writes
+it, and whoever may read the file is answered from it. What another user could have written is
+never used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_health.errors import IndexUnusable
+
+VARIABLE = "SLURM_HEALTH_INDEX"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where an index is. `path` is None for one in memory, which nothing is left of.
+
+    `named`: a person has chosen the file. `only_read`: it is root's, and somebody else asks.
+    """
+
+    path: Path | None
+    named: bool = False
+    only_read: bool = False
+    why_in_memory: str = ""
+
+
+def choose(option: str | None, environ: Mapping[str, str], root: Path) -> Place:
+    """Return where the index of the journals below `root` is, its directory made.
+
+    Raises:
+        IndexUnusable: the file that was named is not to be trusted, or cannot be.
+    """
+    chosen = option or environ.get(VARIABLE)
+    path = Path(chosen).expanduser().absolute() if chosen else _default(environ, root)
+    if path is None:
+        return Place(path=None, why_in_memory="there is no home directory to keep it in")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Place(path=path, named=bool(chosen), only_read=_is_roots(path))
+    except (OSError, IndexUnusable) as err:
+        if chosen:
+            raise _unusable(path, err) from err
+        return Place(path=None, why_in_memory=str(err))
+
+
+def _default(environ: Mapping[str, str], root: Path) -> Path | None:
+    # One per root: jobs of two roots may have the same ids.
+    name = f"history-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}.sqlite"
+    cache = environ.get("XDG_CACHE_HOME", "")
+    if cache.startswith("/"):
+        return Path(cache) / "slurm-health" / name
+    try:
+        return Path.home() / ".cache" / "slurm-health" / name
+    except RuntimeError:
+        return None
+
+
+def _is_roots(path: Path) -> bool:
+    """Tell whether this index is one that root keeps for others.
+
+    Raises:
+        IndexUnusable: somebody else could have written it.
+        OSError: nothing can be written there, and nothing is there to be read.
+    """
+    user = os.geteuid()
+    parent = path.parent.stat()
+    # Who can make files beside it can make SQLite believe that a change was cut short.
+    if parent.st_mode & _OTHERS_WRITE or parent.st_uid not in {0, user}:
+        raise IndexUnusable(path, f"others than you and root can write {path.parent}")
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(f"{path.parent} cannot be written") from None
+        return False
+    if not stat.S_ISREG(found.st_mode):
+        raise IndexUnusable(path, "is not a plain file")
+    if found.st_uid not in {0, user} or found.st_mode & _OTHERS_WRITE:
+        raise IndexUnusable(path, "others than you and root can write it")
+    return found.st_uid != user
+
+
+def _unusable(path: Path, err: Exception) -> IndexUnusable:
+    if isinstance(err, IndexUnusable):
+        return err
+    told = err.strerror or str(err) if isinstance(err, OSError) else str(err)
+    return IndexUnusable(path, told)

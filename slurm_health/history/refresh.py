@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings an index up to date with the journals: new jobs, jobs that went on, jobs that are gone.
+
+A job whose journal is settled is not looked at again, so an index of years costs one listing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from slurm_health import private_files
+from slurm_health.core.history.observation import JobSeen
+from slurm_health.errors import IndexUnusable, JournalError
+from slurm_health.history.index import Busy, Damaged, Index
+from slurm_health.history.place import Place
+
+_log = logging.getLogger(__name__)
+_JOB = re.compile(r"[0-9]{1,10}", re.ASCII)
+Progress = Callable[[int, int], None]
+
+
+def _silent(_done: int, _of: int) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def opened(
+    place: Place,
+    root: Path,
+    *,
+    now_s: float,
+    rebuild: bool = False,
+    progress: Progress = _silent,
+) -> Iterator[Index]:
+    """Hold open an index that says what the journals say now.
+
+    One that is damaged, or of another version, is made anew. One that another process keeps busy,
+    or that is root's, is used as it is, and a log line says so.
+
+    Raises:
+        IndexUnusable: it cannot be used where it lies.
+        JournalError: the journals cannot be listed.
+    """
+    if place.why_in_memory:
+        _log.warning("the history is indexed anew, and kept nowhere: %s", place.why_in_memory)
+    if rebuild and not place.only_read:
+        _remove(place)
+    index = _open_and_refresh(place, root, now_s, progress)
+    try:
+        yield index
+    except Damaged as err:
+        raise IndexUnusable(
+            place.path or Path(":memory:"), f"is damaged: {err}; --rebuild makes it anew"
+        ) from err
+    finally:
+        index.close()
+
+
+def _open_and_refresh(place: Place, root: Path, now_s: float, progress: Progress) -> Index:
+    for attempt in (1, 2):
+        index = None
+        try:
+            index = Index(place)
+            _refresh(index, root, now_s, progress)
+        except Damaged as err:
+            if index is not None:
+                index.close()
+            if attempt == 2 or not _may_replace(place):
+                raise IndexUnusable(place.path or Path(":memory:"), str(err)) from err
+            _log.info("the history is indexed anew: the index %s", err)
+            _remove(place)
+        except BaseException:
+            if index is not None:
+                index.close()
+            raise
+        else:
+            return index
+    raise AssertionError("two attempts end in an index or an error")
+
+
+def _refresh(index: Index, root: Path, now_s: float, progress: Progress) -> None:
+    if index.place.only_read:
+        _check(index)
+        return
+    try:
+        bring_up_to_date(index, root, now_s=now_s, progress=progress)
+    except Busy:
+        _log.warning("another process works on the index; the answer may lack the latest jobs")
+
+
+def _check(index: Index) -> None:
+    index.clusters()
+
+
+def _may_replace(place: Place) -> bool:
+    """Tell whether the file is ours to remove: one that a person named may be anything."""
+    if place.path is None or place.only_read:
+        return False
+    if not place.named:
+        return True
+    with contextlib.suppress(OSError):
+        with place.path.open("rb") as file:
+            head = file.read(72)
+        return head[68:72] == b"shlt" or not head
+    return False
+
+
+def _remove(place: Place) -> None:
+    if place.path is None or (place.path.exists() and not _may_replace(place)):
+        return
+    for name in (place.path, Path(f"{place.path}-journal")):
+        name.unlink(missing_ok=True)
+
+
+def bring_up_to_date(
+    index: Index, root: Path, *, now_s: float, progress: Progress = _silent
+) -> None:
+    """Put into an index what the journals say now.
+
+    Raises:
+        Busy: another process works on it.
+        Damaged: it cannot be used.
+        JournalError: the journals cannot be listed.
+    """
+    known = index.jobs()
+    try:
+        found = set(_jobs(root))
+    except OSError as err:
+        raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
+    gone = [each for each in known if each not in found]
+    if gone:
+        index.forget(gone)
+    open_ = sorted(each for each in found if each not in known or now_s <= known[each])
+    for done, (cluster, job) in enumerate(open_):
+        progress(done, len(open_))
+        seen = _read_if_changed(root, cluster, job, index.stamp(cluster, job))
+        if seen is not None:
+            index.keep(cluster, job, seen)
+
+
+def _read_if_changed(root: Path, cluster: str, job: str, stamp: str | None) -> JobSeen | None:
+    from slurm_health.history.read import read_job, stamp_of  # an answer alone does without
+
+    try:
+        if stamp is not None and stamp == stamp_of(root, cluster, job):
+            return None
+        return read_job(root, cluster, job)
+    except FileNotFoundError:
+        return None  # it is being removed
+    except OSError as err:  # another user's, where several share the root
+        return JobSeen(uid=-1, stamp="", final_s=0.0, trouble=err.strerror or str(err))
+
+
+def _jobs(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield the jobs that have a journal, by cluster and id."""
+    try:
+        clusters = [each.name for each in os.scandir(root) if each.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return
+    for cluster in clusters:
+        with contextlib.suppress(PermissionError, FileNotFoundError):
+            with private_files.directory(root, cluster, owner=None) as handle:
+                listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
+            try:
+                with os.scandir(listing) as entries:
+                    for each in entries:
+                        if _JOB.fullmatch(each.name) and each.is_dir(follow_symlinks=False):
+                            yield cluster, each.name
+            finally:
+                os.close(listing)

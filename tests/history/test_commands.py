@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health history` and `lemons` as they are called."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurm_health.core.verdict import Level, NodeVerdict
+from tests.support.command_line import COMMAND, DEADLINE_S, Done, slurm_health
+from tests.support.journals import Clock, RunJournal, write_healthy_run
+
+DAY_S = 86400
+NODES = ("n1", "n2", "n3", "n4", "n5")
+LONG_AGO = "--days=3650"  # the journals of these tests are years old
+
+
+def write_lemon(root: Path, node: str = "n3", *, jobs: int = 12) -> None:
+    """Write jobs on five nodes, one a day; one node is slow in every second one."""
+    for number in range(jobs):
+        clock = Clock(1_700_000_000.0 + number * DAY_S)
+        run = RunJournal(root, job=100 + number, nodes=NODES, clock=clock)
+        run.start()
+        slow = NodeVerdict(
+            node=node, level=Level.SLOW, component="compute", reason="1.4 times as slow"
+        )
+        run.judge(*([slow] if number % 2 else []))
+        run.finish("proceed")
+
+
+def called(tmp_path: Path, *words: str) -> Done:
+    environ = {
+        "SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    return slurm_health(*words, environ=environ)
+
+
+def test_a_lemon_is_named_with_what_speaks_against_it(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+
+    done = called(tmp_path, "lemons", LONG_AGO)
+
+    assert done.code == 1, done
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("n3")]
+    assert row.split()[:5] == ["n3", "lemon", "28.2", "12", "6"]
+    assert "slow 6" in row
+    assert "clear: n[1-2,4-5]" in done.stdout
+
+
+def test_its_history_says_why_and_shows_the_latest_checks_first(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+
+    done = called(tmp_path, "history", "n3", LONG_AGO, "--limit=3")
+
+    assert done.code == 0, done
+    assert "n3 of lab   12 checks of 12 jobs since 2023-11-14   lemon, score 28.2" in done.stdout
+    rows = [line.split()[2:5] for line in done.stdout.splitlines() if line.startswith("2023")]
+    assert rows == [
+        ["111", "slow", "(compute)"],
+        ["110", "healthy", "\N{EN DASH}"],
+        ["109", "slow", "(compute)"],
+    ]
+    assert "and 9 earlier; --limit=12 shows them" in done.stdout
+
+
+def test_outside_the_window_nothing_counts(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+
+    done = called(tmp_path, "lemons")
+
+    assert done.code == 0
+    assert "n3" not in done.stdout
+    assert "unknown, score 50" in called(tmp_path, "history", "n3").stdout
+
+
+def test_json_has_everything_with_a_version(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+
+    lemons = json.loads(called(tmp_path, "lemons", LONG_AGO, "--json").stdout)
+    history = json.loads(called(tmp_path, "history", "n[3-4]", LONG_AGO, "--json").stdout)
+
+    assert (lemons["version"], history["version"]) == (1, 1)
+    worst = lemons["clusters"][0]["nodes"][0]
+    assert (worst["node"], worst["level"], worst["signals"]) == ("n3", "lemon", {"slow": 6})
+    assert [each["node"] for each in history["nodes"]] == ["n3", "n4"]
+    assert history["nodes"][0]["checks"][1]["reason"] == "1.4 times as slow"
+
+
+def test_an_unknown_node_is_answered_with_those_it_may_be(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path / "journal", nodes=("gpu01", "gpu02"))
+
+    done = called(tmp_path, "history", "gpu1")
+
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("slurm-health: no check of gpu1 is in the journals")
+    assert "did you mean gpu01" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("history", "n[1-"), "node list"),
+        (("history",), "Missing argument"),
+        (("lemons", "--days=0"), "--days"),
+        (("lemons", "--cluster=nowhere"), "no journal is of a cluster 'nowhere'"),
+        (("lemons", "--index=/proc/version"), "--index FILE"),
+        (("lemons", "--index=/dev/null/x"), "--index FILE"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = called(tmp_path, *words)
+
+    assert done.code in {2, 4}
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_where_there_is_no_journal_that_is_said(tmp_path: Path) -> None:
+    done = called(tmp_path, "lemons")
+
+    assert (done.code, done.stdout) == (0, "no check is in the journals that you may read\n")
+
+
+def test_two_clusters_with_the_same_names_are_kept_apart(tmp_path: Path) -> None:
+    for cluster in ("east", "west"):
+        write_healthy_run(tmp_path / "journal", cluster=cluster, nodes=("n1", "n2"))
+
+    both = json.loads(called(tmp_path, "history", "n1", "--json").stdout)["nodes"]
+    one = json.loads(called(tmp_path, "history", "n1", "--json", "--cluster=west").stdout)["nodes"]
+
+    assert [each["cluster"] for each in both] == ["east", "west"]
+    assert [each["cluster"] for each in one] == ["west"]
+
+
+def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+    done = subprocess.run(
+        ["bash", "-c", f"{' '.join(COMMAND)} history n3 --json | head -c 1"],
+        env={
+            **os.environ,
+            "SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"),
+            "HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+    assert (done.stdout, done.stderr) == ("{", "")
+
+
+def test_on_a_terminal_of_sixty_columns_no_line_is_longer(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "lemons", LONG_AGO],
+        env={
+            **os.environ,
+            "SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"),
+            "HOME": str(tmp_path),
+            "COLUMNS": "60",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=end,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(end)
+    data = b""
+    try:
+        while piece := os.read(terminal, 4096):
+            data += piece
+    except OSError:
+        pass  # so a terminal tells that its other end is closed
+    os.close(terminal)
+    process.wait(timeout=DEADLINE_S)
+    shown = data.decode().splitlines()
+
+    assert "lemon" in data.decode()
+    assert max(map(len, shown)) <= 60, shown
+
+
+@pytest.mark.torch
+def test_a_real_check_of_this_machine_is_in_the_history_of_its_nodes(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert called(tmp_path, "check", "--local", "2", "--check=quick").code in {0, 1, 3}
+
+    found = json.loads(called(tmp_path, "history", "local1", "--json").stdout)["nodes"][0]
+
+    assert len(found["checks"]) == 2
+    assert {"allgather GB/s", "matmul GFLOP/s"} <= {each["metric"] for each in found["figures"]}
