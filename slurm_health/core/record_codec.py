@@ -8,8 +8,6 @@ refuses a newer `v`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from slurm_health.core.records import KINDS, Record
@@ -26,8 +24,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a journal. `record` is None when this version does not know its kind."""
 
     id: str

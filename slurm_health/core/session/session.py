@@ -276,8 +276,9 @@ class Session:
         """Judge the nodes the Localizer never saw, and those whose devices failed since."""
         agents = self.state.agents
         device_failures = self._device_failures()
-        compared = {_stack(agents[name]) for name in self.state.admitted or ()}
-        others_started = bool(self.state.admitted) or any(node.started for node in agents.values())
+        admitted = frozenset(self.state.admitted or ())
+        compared = {_stack(agents[name]) for name in admitted}
+        others_started = bool(admitted) or any(node.started for node in agents.values())
         return {
             name: unmeasured(
                 name,
@@ -290,7 +291,7 @@ class Session:
                 stack=_stack(node) if node.usable and _stack(node) not in compared else "",
             )
             for name, node in agents.items()
-            if name in device_failures or name not in (self.state.admitted or ())
+            if name in device_failures or name not in admitted
         }
 
     def _device_failures(self) -> dict[str, str]:
