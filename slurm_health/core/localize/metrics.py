@@ -26,7 +26,9 @@ from slurm_health.core.localize.slowness import Observations, Slowness, infer
 _LEAST_OF_A_KIND = 3  # fewer tests of a kind say nothing, there is nothing to compare them with
 _KIND_TESTS = 24  # tests of one kind in one round that give the round its own baseline
 
-_Row = tuple[int, float, Ints, bool]  # number of the trial, time, sources, whether leaves differ
+_Row = tuple[
+    int, float, Ints | tuple[int], bool
+]  # number of the trial, time, sources, whether leaves differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ def _whole(name: probe_catalog.Metric) -> probe_catalog.Metric:
 
 def _own_rows(name: probe_catalog.Metric, trials: Sequence[Trial]) -> list[_Row]:
     return [
-        (index, ms, np.array([node], dtype=np.int64), False)
+        (index, ms, (node,), False)
         for index, trial in enumerate(trials)
         for node, ms in sorted(trial.node_ms.get(name, {}).items())
     ]
@@ -130,7 +132,7 @@ def _metric(
     kept = _comparable(kind)
     data = Observations(
         log_ms=np.log(np.array([row[1] for row in rows]))[kept],
-        sources=np.stack([row[2] for row in rows])[kept],
+        sources=np.array([row[2] for row in rows], dtype=np.int64)[kept],
         kind=np.unique(kind[kept], return_inverse=True)[1].reshape(-1).astype(np.int64),
         nodes=sources.nodes,
         variables=sources.variables,

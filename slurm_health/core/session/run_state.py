@@ -252,9 +252,11 @@ class RunState:
 
     def fold(self, entry: Entry) -> None:
         """Take in one journal entry, of any writer; one that names a stranger says nothing."""
-        if not _named(entry.record) <= self.agents.keys():
+        if any(name not in self.agents for name in _named(entry.record)):
             return
         match entry.record:
+            case Sampled() | NodeReported() as record:
+                self._fold_result(record)
             case RoundStarted() | GroupAborted() | RoundEnded() as record:
                 self._fold_round(record, entry.time_s)
             case (
@@ -266,8 +268,6 @@ class RunState:
                 | AgentEnded()
             ) as record:
                 self._fold_agent(record)
-            case Sampled() | NodeReported() as record:
-                self._fold_result(record)
             case AgentsLaunched() as record:
                 self._fold_launch(record, entry.time_s)
             case AgentsLost() as record:
@@ -466,15 +466,13 @@ def _measured_ms(group: Sequence[str], reports: Mapping[str, NodeReported]) -> f
     return longest_ms
 
 
-def _named(record: Record | None) -> set[str]:
+def _named(record: Record | None) -> Iterable[str]:
     """Return the nodes that a record of the master's counts on."""
-    match record:
-        case AgentsLaunched(nodes=nodes) | NodesAdmitted(nodes=nodes):
-            return set(nodes)
-        case RoundStarted(groups=groups):
-            return {node for group in groups for node in group}
-        case _:
-            return set()
+    if isinstance(record, AgentsLaunched | NodesAdmitted):
+        return record.nodes
+    if isinstance(record, RoundStarted):
+        return (node for group in record.groups for node in group)
+    return ()
 
 
 def _heed(node: NodeState, record: _AgentRecord) -> None:
