@@ -84,13 +84,19 @@ def opened(
     file = _made(handle, name, flags) if make else None
     file = os.open(name, flags | _FILE, dir_fd=handle) if file is None else file
     try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            raise PermissionError(errno.EPERM, f"{name} is not a plain file with one name")
-        _refuse(found, os.fstat(handle).st_uid, name)
+        _accepted(file, handle, name)
         yield file
     finally:
         os.close(file)
+
+
+def _accepted(file: int, handle: int, name: str) -> os.stat_result:
+    """Return what an open file is, which must be plain and of the same owner as its directory."""
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise PermissionError(errno.EPERM, f"{name} is not a plain file with one name")
+    _refuse(found, os.fstat(handle).st_uid, name)
+    return found
 
 
 def _made(handle: int, name: str, flags: int) -> int | None:
@@ -108,8 +114,9 @@ def read(handle: int, name: str, *, offset: int = 0, most_bytes: int = MOST_BYTE
         PermissionError: it is refused.
         OSError: it cannot be read, or has more than `most_bytes`.
     """
-    with opened(handle, name) as file:
-        size = os.fstat(file).st_size
+    file = os.open(name, _FILE, dir_fd=handle)  # not `opened`: thousands are read one after another
+    try:
+        size = _accepted(file, handle, name).st_size
         if size > most_bytes:
             raise OSError(errno.EFBIG, f"{name} has {size} bytes, limit {most_bytes}")
         data = b""
@@ -119,6 +126,8 @@ def read(handle: int, name: str, *, offset: int = 0, most_bytes: int = MOST_BYTE
                 break  # it was cut meanwhile
             data += piece
         return data
+    finally:
+        os.close(file)
 
 
 def directories_in(handle: int) -> list[str]:

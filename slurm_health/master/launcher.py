@@ -119,7 +119,8 @@ class _Started:
 class SlurmLauncher:
     """Agents as the tasks of one `srun` for all nodes of a launch.
 
-    Where the job's nodes differ in the GPUs it has there, each has an srun of its own.
+    Where the job's nodes differ in the GPUs it has there, those that have the same have one srun,
+    or on Slurm 22.05 each has its own.
     """
 
     def __init__(

@@ -44,6 +44,7 @@ from slurm_health.core.session.session import (
     Wait,
 )
 from slurm_health.errors import JournalBusy, JournalError
+from slurm_health.master.garbage import seldom_collected
 from slurm_health.master.launcher import Launcher
 from slurm_health.processes import signal_behind
 
@@ -60,8 +61,9 @@ SHORTEST_SWEEP_S = 5.0
 BELL_POLL_S = 1.0
 # More groups than this are counted, not named, where a round begins.
 SHOWN_GROUPS = 64
-# After a ring others are waited for so long: what follows goes through all nodes.
+# After a ring others are waited for so long, in these steps: what follows goes through all nodes.
 GATHER_S_PER_NODE = 20e-6
+GATHER_STEP_S = 0.002
 # A master that waits says so this often. Whoever hears nothing of it for `SILENCE_S` takes it for
 # dead: that is longer than it takes to load numpy from a cold filesystem, its longest pause.
 HEARTBEAT_S = 10.0
@@ -146,14 +148,17 @@ class Master:
         Raises:
             JournalError: the journal cannot be read or written.
         """
+        with seldom_collected():
+            return self._to_verdict()
+
+    def _to_verdict(self) -> VerdictReached:
         while True:
             self._alive()
             self._read_news()
             for lost in self._launcher.poll():
                 self._note_loss(lost)
             step = self.session.next_step(self._clock())
-            if _rests_on_silence(step):
-                self._read(self.session.state.awaited())
+            if _rests_on_silence(step) and self._read(self.session.state.awaited()):
                 step = self.session.next_step(self._clock())
             while not isinstance(step, Wait | Conclude):
                 self._perform(step)
@@ -181,7 +186,18 @@ class Master:
         mute = len(self._mute())
         look_s = self._looked_s + (poll_interval_s(mute) if mute else BELL_POLL_S) - now_s
         wait_s = max(0.001, min(look_s, BELL_POLL_S, step.until_s - now_s))
-        self._rung |= self._launcher.wait(wait_s, self._gather_s)
+        self._rung |= self._launcher.wait(wait_s, GATHER_STEP_S)
+        if self._rung:
+            self._gather()
+
+    def _gather(self) -> None:
+        """Let the others ring too, who are about as far: what follows goes through all nodes."""
+        missing = set(self.session.state.awaited()) - self._rung
+        until_s = self._clock() + self._gather_s
+        while missing and (left_s := until_s - self._clock()) > 0.0:
+            rung = self._launcher.wait(left_s, GATHER_STEP_S)
+            self._rung |= rung
+            missing -= rung
 
     def _mute(self) -> list[str]:
         """Return the nodes that the run waits for and whose rings do not arrive."""
@@ -282,17 +298,22 @@ def _rests_on_silence(step: Step) -> bool:
 def _log_record(record: Record) -> None:
     match record:
         case AgentsLaunched(nodes=nodes, launch=launch):
-            log.log(logging.INFO if launch else logging.DEBUG, "starting agents on %s", fold(nodes))
+            _log_nodes(logging.INFO if launch else logging.DEBUG, "starting agents on", nodes)
         case AgentsLost(nodes=nodes, reason=reason):
             log.warning("node=%s agent lost: %s", fold(nodes), reason)
         case NodesAdmitted(nodes=nodes):
-            log.debug("measuring %s", fold(nodes))
-        case RoundStarted() as started:
+            _log_nodes(logging.DEBUG, "measuring", nodes)
+        case RoundStarted() as started if log.isEnabledFor(logging.INFO):
             log.info("round %d: %s", started.round, _round_text(started))
         case GroupAborted(round=index, group=group, reason=reason):
             log.info("round %d: %s stopped: %s", index, fold(group), reason)
         case _:
             pass
+
+
+def _log_nodes(level: int, what: str, nodes: Sequence[str]) -> None:
+    if log.isEnabledFor(level):  # to fold thousands of names takes as long as to judge them
+        log.log(level, "%s %s", what, fold(nodes))
 
 
 def _round_text(started: RoundStarted) -> str:

@@ -3,14 +3,15 @@
 
 Slurm copies what the job asked for into a step that asks for nothing, and a step of one task per
 node then sees less than the job has: one device with `--gpus-per-task`, none with a bare
-`--exclusive`, and with `--gpus` nearly any number. All of it was seen on 22.05.8.
+`--exclusive`, and with `--gpus` nearly any number. Where nothing else is said, it was seen on
+22.05.8, 24.11.5 and 26.05.5.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_health.core.nodeset import expand
 
@@ -23,6 +24,10 @@ _COUNTED = re.compile(r"CNT:(\d+)")
 # GPUs of any type, as a job asked for them: `gres:gpu:8`, since 23.11 `gres/gpu:8`.
 _ANY_TYPE = re.compile(r" TresPer(?:Job|Node|Socket|Task)=(?:\S*,)?gres[:/]gpu(?:[:=]\d+)?(?:,|\s)")
 
+# Shown by releases that take a request per node also in a job whose nodes differ (seen on 24.11.5
+# and 26.05.5). On 24.11.5 a step on one of these nodes that asks with `--gpus` waits for ever.
+_TAKES_PER_NODE = " AllocTRES="
+
 # Set where the script itself has GPUs, or its job has some by number.
 _OF_GPUS = ("SLURM_GPUS", "SLURM_JOB_GPUS", "SLURM_TRES_PER_TASK", "CUDA_VISIBLE_", "ROCR_VISIBLE_")
 
@@ -32,12 +37,14 @@ class NodeGres:
     """The generic resources of a job on one node.
 
     `gpus` counts those of every type together. `request` asks for all of them as `--gpus` would,
-    `others` for the rest as `--gres` would.
+    `others` for the rest as `--gres` would. `per_node`: a step may ask for so much on each of its
+    nodes although other nodes of the job have something else.
     """
 
     gpus: int = 0
     request: str = ""
     others: tuple[str, ...] = ()
+    per_node: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +63,10 @@ def gres_of(shown: str) -> dict[str, NodeGres]:
         ValueError: a node list cannot be read.
     """
     any_type = _ANY_TYPE.search(shown) is not None
+    per_node = _TAKES_PER_NODE in shown
     found: dict[str, NodeGres] = {}
     for nodelist, text in _NODES.findall(shown):
-        gres = _node_gres(text, any_type=any_type)
+        gres = replace(_node_gres(text, any_type=any_type), per_node=per_node)
         for node in expand(nodelist):
             found.setdefault(node, gres)
     return found
@@ -91,13 +99,19 @@ def may_have_gpus(environ: Mapping[str, str]) -> bool:
 def shares(nodes: Sequence[str], gres: Mapping[str, NodeGres]) -> list[Share]:
     """Return the steps in which each of these nodes shows all that the job has there.
 
-    One for all, unless the job's nodes differ in what it has there: Slurm then refuses a request
-    per node that is within what the node has, and takes one for the whole step.
+    One for all nodes that have the same. Only Slurm 22.05, where the job's nodes differ, refuses a
+    request per node that is within what the node has, and takes one for the whole step: then each
+    node has a step of its own.
     """
-    if len(set(gres.values())) <= 1:
-        has = gres.get(nodes[0], NodeGres())
-        return [Share(nodes=tuple(nodes), options=_per_node(has), gpus=has.gpus)]
-    return [_alone(node, gres.get(node, NodeGres())) for node in nodes]
+    if len(set(gres.values())) > 1 and not any(has.per_node for has in gres.values()):
+        return [_alone(node, gres.get(node, NodeGres())) for node in nodes]
+    alike: dict[NodeGres, list[str]] = {}
+    for node in nodes:
+        alike.setdefault(gres.get(node, NodeGres()), []).append(node)
+    return [
+        Share(nodes=tuple(members), options=_per_node(has), gpus=has.gpus)
+        for has, members in alike.items()
+    ]
 
 
 def _node_gres(text: str, *, any_type: bool) -> NodeGres:

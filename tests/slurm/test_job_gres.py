@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job has on its nodes, from what Slurm 22.05.8 printed of jobs on the lab."""
+"""What a job has on its nodes, from what Slurm 22.05.8, 24.11.5 and 26.05.5 printed in the lab."""
 
 from __future__ import annotations
 
@@ -53,7 +53,18 @@ def test_a_step_on_one_of_the_nodes_does_not_ask_it_for_the_gpus_of_all() -> Non
     assert options(text, "n2") == {"n2": ("--gres=gpu:4", "--gpu-bind=none")}
 
 
-def test_nodes_with_different_numbers_are_served_by_a_step_each() -> None:
+def test_nodes_of_newer_slurms_with_the_same_number_share_a_step() -> None:
+    asked = "TresPerJob=gres/gpu:14 ReqTRES=cpu=5 AllocTRES=cpu=5,mem=10000M,node=5"
+    text = shown(asked, "n[1-3] gpu:4(IDX:0-3)", "n[4-5] gpu:1(IDX:0)")
+
+    assert options(text, "n1", "n2", "n3", "n4", "n5") == {
+        "n1,n2,n3": ("--gres=gpu:4", "--gpu-bind=none"),
+        "n4,n5": ("--gres=gpu:1", "--gpu-bind=none"),
+    }
+    assert options(text, "n4") == {"n4": ("--gres=gpu:1", "--gpu-bind=none")}
+
+
+def test_nodes_with_different_numbers_are_served_by_a_step_each_on_older_slurms() -> None:
     text = shown("TresPerJob=gres:gpu:5", "n1 gpu:4(IDX:0,1,2-3)", "n2 gpu:1(IDX:0)")
 
     assert options(text, "n1", "n2") == {

@@ -101,21 +101,20 @@ class Ledger:
         self, round_index: int, planned: set[frozenset[str]], result: GroupResult
     ) -> tuple[int, ...]:
         """Return the node numbers of a result after checking that it can be what it says."""
-        named = {*result.nodes, *result.silent, *result.crashed, *result.said}
-        named.update(*(values for values in result.node_ms.values()))
+        nodes = frozenset(result.nodes)
+        named = nodes.union(result.silent, result.crashed, result.said, *result.node_ms.values())
+        if named == nodes and nodes in planned and len(nodes) == len(result.nodes):
+            return tuple(sorted(self._number[name] for name in result.nodes))
         unknown = sorted(name for name in named if name not in self._number)
         if unknown:
             raise LocalizeError(f"round {round_index} reports unknown nodes: {', '.join(unknown)}")
         group = ", ".join(result.nodes)
-        if frozenset(result.nodes) not in planned or len(set(result.nodes)) != len(result.nodes):
+        if nodes not in planned or len(nodes) != len(result.nodes):
             raise LocalizeError(f"round {round_index} never planned the group {group}")
-        strangers = sorted(named - set(result.nodes))
-        if strangers:
-            raise LocalizeError(
-                f"round {round_index}, group {group}: reports about {', '.join(strangers)},"
-                " not a member"
-            )
-        return tuple(sorted(self._number[name] for name in result.nodes))
+        strangers = ", ".join(sorted(named - nodes))
+        raise LocalizeError(
+            f"round {round_index}, group {group}: reports about {strangers}, not a member"
+        )
 
     def _accept(self, key: tuple[int, tuple[int, ...]], result: GroupResult) -> None:
         known = self._raw.get(key)

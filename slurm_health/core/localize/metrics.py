@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -25,7 +26,9 @@ from slurm_health.core.localize.slowness import Observations, Slowness, infer
 _LEAST_OF_A_KIND = 3  # fewer tests of a kind say nothing, there is nothing to compare them with
 _KIND_TESTS = 24  # tests of one kind in one round that give the round its own baseline
 
-_Row = tuple[int, float, Ints, bool]  # number of the trial, time, sources, whether leaves differ
+_Row = tuple[
+    int, float, Ints | tuple[int], bool
+]  # number of the trial, time, sources, whether leaves differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +48,16 @@ class MetricEvidence:
 
     def typical_excess(self, node: int) -> float:
         """Return the median log-excess of a node's own tests, 0 where there are none."""
-        own = self.found.excess[self.data.sources[:, 0] == node]
-        return middle(own) if len(own) else 0.0
+        return self._typical.get(node, 0.0)
+
+    @cached_property
+    def _typical(self) -> dict[int, float]:
+        """The median of every node, in one pass: run by run, many of them have the same number."""
+        nodes = self.data.sources[:, 0]
+        order = np.argsort(nodes, kind="stable")
+        present, starts = np.unique(nodes[order], return_index=True)
+        own = np.split(self.found.excess[order], starts[1:])
+        return {int(node): middle(excess) for node, excess in zip(present, own, strict=True)}
 
 
 def metrics_of(
@@ -82,7 +93,7 @@ def _whole(name: probe_catalog.Metric) -> probe_catalog.Metric:
 
 def _own_rows(name: probe_catalog.Metric, trials: Sequence[Trial]) -> list[_Row]:
     return [
-        (index, ms, np.array([node], dtype=np.int64), False)
+        (index, ms, (node,), False)
         for index, trial in enumerate(trials)
         for node, ms in sorted(trial.node_ms.get(name, {}).items())
     ]
@@ -121,7 +132,7 @@ def _metric(
     kept = _comparable(kind)
     data = Observations(
         log_ms=np.log(np.array([row[1] for row in rows]))[kept],
-        sources=np.stack([row[2] for row in rows])[kept],
+        sources=np.array([row[2] for row in rows], dtype=np.int64)[kept],
         kind=np.unique(kind[kept], return_inverse=True)[1].reshape(-1).astype(np.int64),
         nodes=sources.nodes,
         variables=sources.variables,

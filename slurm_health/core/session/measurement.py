@@ -154,7 +154,8 @@ def _of_models(
     found: dict[MetricName, dict[str, float]] = {}
     for metric, times in node_ms.items():
         for node, elapsed_ms in times.items():
-            compared = replace(metric, model=models.get(node, ""))
+            model = models.get(node, "")
+            compared = metric if model == metric.model else replace(metric, model=model)
             found.setdefault(compared, {})[node] = elapsed_ms
     return found
 

@@ -8,7 +8,7 @@ read, so a master that died is replaced by one that folds the journal and goes o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_health.core.expectations import Links
@@ -99,7 +99,8 @@ class RoundState:
     """The round in progress.
 
     `agents` are all of the run, `reports` what nodes said last about this round. `aborted` holds
-    the record and the time of each abort.
+    the record and the time of each abort. Whoever changes what is known of a node says so to
+    `look_again_at`, so that a step costs what is new and not all groups.
     """
 
     record: RoundStarted
@@ -111,11 +112,49 @@ class RoundState:
 
     def __post_init__(self) -> None:
         self._absent = frozenset(self.record.absent)
+        self.groups = [tuple(group) for group in self.record.groups]  # as planned
+        self.running = sum(self.runs(group) for group in self.groups)  # how many began
+        self._group_of = {node: group for group in self.groups for node in group}
+        self._stale = dict.fromkeys(self.groups)
+        self._awaited: dict[tuple[str, ...], str] = {}
+        self._reported: set[tuple[str, ...]] = set()
+        self._measured_ms: dict[tuple[str, ...], float] = {}
+
+    def look_again_at(self, nodes: Iterable[str]) -> None:
+        """Take it that more is known of these nodes than before."""
+        groups = (self._group_of.get(node) for node in nodes)
+        self._stale.update((group, None) for group in groups if group is not None)
 
     @property
-    def groups(self) -> list[tuple[str, ...]]:
-        """The groups as planned."""
-        return [tuple(group) for group in self.record.groups]
+    def awaited(self) -> Mapping[tuple[str, ...], str]:
+        """The groups of which a report may still come, and what is known to have failed in each."""
+        self._look_again()
+        return self._awaited
+
+    @property
+    def reported(self) -> int:
+        """How many of the groups that began have reported."""
+        self._look_again()
+        return len(self._reported)
+
+    @property
+    def took_ms(self) -> Iterable[float]:
+        """How long each group took of which every member has measured."""
+        self._look_again()
+        return self._measured_ms.values()
+
+    def _look_again(self) -> None:
+        stale, self._stale = self._stale, {}
+        for group in stale:
+            if self.awaits(group):
+                self._awaited[group] = self.failure(group)
+            else:
+                self._awaited.pop(group, None)
+            if self.runs(group) and not self.unreported(group):
+                self._reported.add(group)
+            elapsed_ms = _measured_ms(group, self.reports)
+            if elapsed_ms is not None:
+                self._measured_ms[group] = elapsed_ms
 
     def runs(self, group: tuple[str, ...]) -> bool:
         """Tell whether the group began: a group with an absent member does not."""
@@ -153,24 +192,23 @@ class RoundState:
 
     def measured_ms(self, reports: Mapping[str, NodeReported]) -> list[float]:
         """Return how long each group took of which every member measured, by these reports."""
-        found = []
-        for group in self.groups:
-            members = [reports.get(node) for node in group]
-            measured = [r for r in members if r is not None and r.outcome is Outcome.MEASURED]
-            if measured and len(measured) == len(group):
-                found.append(max(report.elapsed_ms for report in measured))
-        return found
+        found = (_measured_ms(group, reports) for group in self.groups)
+        return [elapsed_ms for elapsed_ms in found if elapsed_ms is not None]
 
 
 class RunState:
     """The fold of one run's journal. Reading it changes nothing.
 
     `wrong_results` holds what nodes said of devices that computed wrongly, `exact` the nodes all of
-    whose devices have computed correctly in a round.
+    whose devices have computed correctly in a round. `pending` are the nodes that may yet become
+    usable, `without_agent` those whose agent was never started or is lost.
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.agents = {node: NodeState() for node in nodes}
+        self.pending = dict.fromkeys(self.agents)
+        self.without_agent = set(self.agents)
+        self.launched_s = 0.0  # the last time
         self.launches = 0
         self.admitted: tuple[str, ...] | None = None
         self.leaves: dict[str, list[str]] = {}
@@ -200,25 +238,25 @@ class RunState:
         """Name the nodes that the run waits for: of a round, or to get ready before one."""
         current = self.round
         if current is None:
-            return [name for name, node in self.agents.items() if node.pending]
+            return list(self.pending)
         return [
             node
-            for group in current.groups
-            if current.runs(group)
+            for group in current.awaited
             for node in current.unreported(group)
             if not self.agents[node].gone
         ]
 
     def measured_ms(self, phase: str) -> list[float]:
         """Return how long each measured group of a phase took, for the deadlines of the others."""
-        running_ms = self.round.measured_ms(self.round.reports) if self.round else []
-        return self._ended_ms[phase] + running_ms
+        return [*self._ended_ms[phase], *(self.round.took_ms if self.round else ())]
 
     def fold(self, entry: Entry) -> None:
         """Take in one journal entry, of any writer; one that names a stranger says nothing."""
-        if not _named(entry.record) <= self.agents.keys():
+        if any(name not in self.agents for name in _named(entry.record)):
             return
         match entry.record:
+            case Sampled() | NodeReported() as record:
+                self._fold_result(record)
             case RoundStarted() | GroupAborted() | RoundEnded() as record:
                 self._fold_round(record, entry.time_s)
             case (
@@ -230,8 +268,6 @@ class RunState:
                 | AgentEnded()
             ) as record:
                 self._fold_agent(record)
-            case Sampled() | NodeReported() as record:
-                self._fold_result(record)
             case AgentsLaunched() as record:
                 self._fold_launch(record, entry.time_s)
             case AgentsLost() as record:
@@ -269,6 +305,8 @@ class RunState:
             node.device_failure = None
             for word in self._words[name, record.launch]:
                 _heed(node, word)
+        self.launched_s = max(self.launched_s, time_s)
+        self._changed(record.nodes)
 
     def _fold_resume(self) -> None:
         for name, node in self.agents.items():
@@ -276,6 +314,7 @@ class RunState:
                 continue  # it takes no part any more, and what is known of it stays true
             node.launches = 0
             node.lost = node.lost or "its master died"
+        self._changed(self.agents)
         if self.round is not None:
             self.round.void = True
 
@@ -291,6 +330,7 @@ class RunState:
             else:
                 node.lost, node.lost_s = record.reason, time_s
                 node.failed_starts += record.cause is LossCause.NOT_STARTED
+            self._changed([name])
 
     def _fold_agent(self, record: _AgentRecord) -> None:
         self._words[record.node, record.launch].append(record)
@@ -306,6 +346,22 @@ class RunState:
         if node is None or node.launch != record.launch:
             return  # an agent of an earlier launch that has not noticed yet
         _heed(node, record)
+        self._changed([record.node])
+
+    def _changed(self, names: Iterable[str]) -> None:
+        """Sort nodes anew of whose agents more is known."""
+        for name in names:
+            node = self.agents[name]
+            if node.pending:
+                self.pending[name] = None
+            else:
+                self.pending.pop(name, None)
+            if node.launches == 0 or node.lost:
+                self.without_agent.add(name)
+            else:
+                self.without_agent.discard(name)
+        if self.round is not None:
+            self.round.look_again_at(names)
 
     def _fold_result(self, record: Sampled | NodeReported) -> None:
         if record.node in self._reports[record.round]:
@@ -316,6 +372,8 @@ class RunState:
                 self.exact.add(record.node)
             return
         self._reports[record.round][record.node] = record
+        if self.round is not None:
+            self.round.look_again_at([record.node])
         if record.wrong_results:
             self.wrong_results[record.node].append(record.detail)
 
@@ -397,15 +455,24 @@ class RunState:
         ]
 
 
-def _named(record: Record | None) -> set[str]:
+def _measured_ms(group: Sequence[str], reports: Mapping[str, NodeReported]) -> float | None:
+    """Return how long a group took, None where not every member has measured."""
+    longest_ms: float | None = None
+    for node in group:
+        report = reports.get(node)
+        if report is None or report.outcome is not Outcome.MEASURED:
+            return None
+        longest_ms = max(report.elapsed_ms, longest_ms or 0.0)
+    return longest_ms
+
+
+def _named(record: Record | None) -> Iterable[str]:
     """Return the nodes that a record of the master's counts on."""
-    match record:
-        case AgentsLaunched(nodes=nodes) | NodesAdmitted(nodes=nodes):
-            return set(nodes)
-        case RoundStarted(groups=groups):
-            return {node for group in groups for node in group}
-        case _:
-            return set()
+    if isinstance(record, AgentsLaunched | NodesAdmitted):
+        return record.nodes
+    if isinstance(record, RoundStarted):
+        return (node for group in record.groups for node in group)
+    return ()
 
 
 def _heed(node: NodeState, record: _AgentRecord) -> None:

@@ -134,6 +134,7 @@ class Session:
         self._localize_options = localize_options
         self._course: Course | None = None
         self._awaited_s: dict[str, float] = {}  # since when nodes are waited for between rounds
+        self._margins_s: dict[int, float] = {}  # of the round in progress
 
     def next_step(self, now_s: float) -> Step:
         """Say what to do now. `now_s` is the clock that stamps the master's records."""
@@ -197,10 +198,12 @@ class Session:
         ends the whole step, whose other losses then arrive one by one and are started together.
         """
         limits, admitted = self.limits, self.state.admitted
+        if not self.state.without_agent:
+            return None
         wanted = [
             name
             for name, node in self.state.agents.items()
-            if (node.launches == 0 or node.lost)
+            if name in self.state.without_agent
             and node.launches < limits.launches_per_node
             and node.failed_starts < limits.failed_starts_per_node
             and (admitted is None or name in admitted)
@@ -215,16 +218,18 @@ class Session:
         return Launch(record=AgentsLaunched(launch=self.state.launches, nodes=nodes))
 
     def _step_before_rounds(self, now_s: float) -> Step:
-        pending = [name for name, node in self.state.agents.items() if node.pending]
-        launched_s = max(node.launched_s for node in self.state.agents.values())
-        any_started = any(node.started for node in self.state.agents.values())
-        until_s = launched_s + (self._ready_allowance_s() if any_started else self.limits.start_s)
-        if pending and now_s < until_s:
-            return Wait(until_s=until_s, reason=f"{len(pending)} nodes to get ready")
+        pending = len(self.state.pending)
+        if pending and now_s < (until_s := self._ready_until_s()):
+            return Wait(until_s=until_s, reason=f"{pending} nodes to get ready")
         admitted = self._comparable()
         if not admitted:
             return Append(record=judged(self.state.nodes, Verdict(nodes={}), self._unmeasured()))
         return Append(record=NodesAdmitted(nodes=admitted, leaves=self._leaves(admitted)))
+
+    def _ready_until_s(self) -> float:
+        any_started = any(node.started for node in self.state.agents.values())
+        allowance_s = self._ready_allowance_s() if any_started else self.limits.start_s
+        return self.state.launched_s + allowance_s
 
     def _leaves(self, nodes: Sequence[str]) -> dict[str, list[str]]:
         """Return which leaf switch has which nodes; nothing if that is not known of every node."""
@@ -276,8 +281,9 @@ class Session:
         """Judge the nodes the Localizer never saw, and those whose devices failed since."""
         agents = self.state.agents
         device_failures = self._device_failures()
-        compared = {_stack(agents[name]) for name in self.state.admitted or ()}
-        others_started = bool(self.state.admitted) or any(node.started for node in agents.values())
+        admitted = frozenset(self.state.admitted or ())
+        compared = {_stack(agents[name]) for name in admitted}
+        others_started = bool(admitted) or any(node.started for node in agents.values())
         return {
             name: unmeasured(
                 name,
@@ -290,7 +296,7 @@ class Session:
                 stack=_stack(node) if node.usable and _stack(node) not in compared else "",
             )
             for name, node in agents.items()
-            if name in device_failures or name not in (self.state.admitted or ())
+            if name in device_failures or name not in admitted
         }
 
     def _device_failures(self) -> dict[str, str]:
@@ -365,13 +371,13 @@ class Session:
         if current.void:
             return Append(record=RoundEnded(round=index, void=True))
         deadline_s = self._round_deadline_s(current)
-        awaited = [group for group in current.groups if current.awaits(group)]
+        awaited = current.awaited
         wake_s, aborts = [], []
-        for group in awaited:
+        for group, failure in awaited.items():
             if group in current.aborted:
                 give_up_s = current.aborted[group][1] + self.limits.abort_grace_s
                 wake_s += [give_up_s] if now_s < give_up_s else []
-            elif (failure := current.failure(group)) or now_s >= deadline_s:
+            elif failure or now_s >= deadline_s:
                 aborts.append(_abort(index, group, failure))
             else:
                 wake_s.append(deadline_s)
@@ -387,17 +393,23 @@ class Session:
         measured_ms = self.state.measured_ms(current.record.phase)
         if not measured_ms:
             return current.started_s + current.record.deadline_s
-        members = [node for group in current.groups for node in group]
-        allowed_s = self._allowed_s(median(measured_ms), members)
-        running = [group for group in current.groups if current.runs(group)]
-        reported = [group for group in running if not current.unreported(group)]
-        if 2 * len(reported) < len(running):
+        margin_s = self._margin_of_round_s(current)
+        allowed_s = self.limits.adaptive_factor * median(measured_ms) / 1e3 + margin_s
+        if 2 * current.reported < current.running:
             allowed_s *= self.limits.patience  # earlier rounds were quick, this one shows nothing
         return current.started_s + min(allowed_s, current.record.deadline_s)
 
     def _allowed_s(self, typical_ms: float, nodes: Sequence[str]) -> float:
         """Return how long a group of these nodes may take where one typically takes so long."""
         return self.limits.adaptive_factor * typical_ms / 1e3 + self._margin_s(nodes)
+
+    def _margin_of_round_s(self, current: RoundState) -> float:
+        """Return the margin as it was when the round began: to find it goes through all nodes."""
+        index = current.record.round
+        if index not in self._margins_s:
+            members = [node for group in current.groups for node in group]
+            self._margins_s = {index: self._margin_s(members)}
+        return self._margins_s[index]
 
     def _margin_s(self, nodes: Sequence[str]) -> float:
         limits = self.limits
