@@ -47,8 +47,10 @@ SHORT_HELP = {
     "doctor": "Say what of this site's slurm.conf and machine should be changed.",
     "epilog": "Clean up and check this node after a job, as slurmd's Epilog does.",
     "healthcheck": "Run this node's checks and print what they find.",
+    "history": "Print what all checks have found on a node.",
     "init-config": "Write a site's file for nodes like this one.",
     "install-shims": "Write the scripts that slurm.conf names.",
+    "lemons": "List nodes that spoil one job after another.",
     "nodes": "List the nodes slurm-health has drained; release them.",
     "plan": "Show the rounds, the evidence and the verdict, without a cluster.",
     "prolog": "Check this node before a job, as slurmd's Prolog does.",
@@ -58,6 +60,7 @@ SHORT_HELP = {
     "sbatch": "Submit a batch job that is checked first; a drop-in for sbatch.",
     "supervise": "",
     "templates": "List, show and copy batch scripts and other scripts to edit.",
+    "watch": "Follow a check or a job on the terminal while it runs.",
 }
 
 

@@ -9,5 +9,6 @@ the agents; what happens next is decided in `core.session`.
     master              the loop: read the journal, ask the session what to do, do it
     launcher            starts one agent per node, as a Slurm step or as local processes
     setup_file          the environment of the probes, as a file of the user's makes it
+    garbage             keeps Python from searching for garbage that is not there
     unchecked           ends a check that never got to measure
 """
