@@ -63,7 +63,7 @@ def test_healthy_nodes_pass_each_phase_in_its_least_rounds() -> None:
 
     _, names = run(under_test, lambda _, group: measured(group))
 
-    assert names == ["solo", "pair", "pair", "size", "gpt", "gpt"]
+    assert names == ["solo", "pair", "size", "gpt", "gpt"]
     assert under_test.verdict().named(Level.HEALTHY) == NODES
 
 
