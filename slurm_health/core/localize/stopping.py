@@ -84,7 +84,7 @@ def needs_of(
     over = over or (len(active) == 1 and not _solo_useful(findings, active[0], begun, settings))
     return Needs(
         another_round=not (enough or over),
-        active=active,
+        active=_to_be_tested(findings, active, undecided, settings),
         undecided=undecided,
         trusted=trusted,
         risk=risk,
@@ -102,6 +102,21 @@ def needs_of(
         tested_in_leaf=_tested_in_leaf(findings),
         suspect_leaves=_suspect_leaves(findings),
     )
+
+
+def _to_be_tested(
+    findings: Findings,
+    active: tuple[int, ...],
+    undecided: frozenset[int],
+    settings: LocalizeSettings,
+) -> tuple[int, ...]:
+    """Return who takes part in the next round.
+
+    Whether a process that crashed alone crashes again, the others need not be measured again for:
+    there is nothing to compare.
+    """
+    again = undecided and undecided <= findings.crashes.keys()
+    return tuple(sorted(undecided)) if settings.alone and again else active
 
 
 def _out(findings: Findings, node: int) -> bool:
