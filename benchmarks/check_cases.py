@@ -55,8 +55,8 @@ def duration(seconds: float) -> str:
 def cases() -> tuple[Case, ...]:
     """Return the table, in order."""
     return (
-        _check("healthy-4", "4 healthy nodes", target_s=5, dlrover=Scene(nodes=4)),
-        _check("healthy-6", "6 healthy nodes", 6, target_s=7, dlrover=Scene(nodes=6)),
+        _check("healthy-4", "4 healthy nodes", target_s=3.5, dlrover=Scene(nodes=4)),
+        _check("healthy-6", "6 healthy nodes", 6, target_s=5, dlrover=Scene(nodes=6)),
         _check("crash", "a check process crashes, each time, 1 of 4",
                fault=Fault(in_round=_crash, strikes=True), expected=FAULTY, target_s=5,
                dlrover=Scene(nodes=4, crashing=1)),
@@ -77,7 +77,7 @@ def cases() -> tuple[Case, ...]:
         _check("slow-cpu", "a fifth of one core, 1 of 4",
                fault=Fault(standing=_starve), expected=FOUND),
         Case(name="requeue", title="verdict to the script's first line on other nodes",
-             measure=measure_requeue, target_s=8),
+             measure=measure_requeue, target_s=5.5),
         Case(name="import", title="importing the command line", measure=measure_import,
              target_s=0.1, judged=False),
     )  # fmt: skip

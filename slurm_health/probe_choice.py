@@ -11,12 +11,15 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterable, Sequence
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_health.core.probe_catalog import BUILT_IN, SETS, Probe, Scope
 from slurm_health.core.session.phases import Phase, phases
 from slurm_health.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 OFF = "off"
 # What an interpreter runs to say whether it finds torch, without loading it: it ends with 0 or 1.
@@ -84,6 +87,9 @@ def _installed(name: str, option: str) -> Probe:
     Raises:
         ConfigError: there is none of that name, or its file cannot be found.
     """
+    # Loaded where somebody asks for such a probe: it is a quarter of what a check loads at first.
+    from importlib.metadata import entry_points
+
     for scope in Scope:
         found: Iterable[EntryPoint] = entry_points(group=f"{_GROUP}.{scope.value}", name=name)
         for point in found:
@@ -102,5 +108,7 @@ def _file_of(point: EntryPoint, option: str) -> str:
 
 
 def _all_names() -> Sequence[str]:
+    from importlib.metadata import entry_points
+
     foreign = [p.name for scope in Scope for p in entry_points(group=f"{_GROUP}.{scope.value}")]
     return [*SETS, OFF, *(probe.name for probe in BUILT_IN), *sorted(foreign)]

@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from slurm_health import journal, orders
 from slurm_health.agent import node_facts
-from slurm_health.agent.gpu_monitor import BurnWatch
 from slurm_health.agent.standstill import Standstill
 from slurm_health.agent.worker_process import Worker, Workers
 from slurm_health.bell import Bell
@@ -41,6 +40,9 @@ from slurm_health.core.records import (
 )
 from slurm_health.core.session.node_round import Ending, NodeRound, part_of, process_groups
 from slurm_health.core.verdict import Outcome
+
+if TYPE_CHECKING:
+    from slurm_health.agent.gpu_monitor import BurnWatch
 
 # How long a client of a network filesystem may take to show the master's file.
 JOURNAL_VISIBLE_S = 15.0
@@ -273,6 +275,9 @@ class Agent:
             started_s=self._monotonic(),
         )
         if "burn_s" in record.options and ready[0]["backend"] != "gloo":
+            # Not before the workers are started: until they are, every node waits.
+            from slurm_health.agent.gpu_monitor import BurnWatch
+
             self._watch = BurnWatch(self._environ)
         near = Rendezvous(address="127.0.0.1", port=ready[0]["store_port"])
         self._send_round(self._round, far=far, near=near)

@@ -67,7 +67,7 @@ def plan(
     """Simulate a health check of HOSTLIST and show every step of it.
 
     \b
-    slurm-health plan 'n[1-8]'                            a healthy cluster: two rounds
+    slurm-health plan 'n[1-8]'                            a healthy cluster: one round
     slurm-health plan 'n[1-8]' --bad n3                   n3 does not answer its partners
     slurm-health plan 'n[1-8]' --bad n3,n7:slow=1.3       and n7's network is 1.3x slower
     slurm-health plan 'n[1-16]' --topology topo.txt --bad leaf2:leaf=1.5

@@ -76,7 +76,10 @@ def poll_interval_s(nodes: int) -> float:
 
 
 class Master:
-    """Runs one check of one run directory. Nobody else may be at it."""
+    """Runs one check of one run directory. Nobody else may be at it.
+
+    `load_ahead` is called once the first agents are being started, which keeps them busy for long.
+    """
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class Master:
         localize_options: Mapping[str, object] = MappingProxyType({}),
         progress: Callable[[str], None] | None = None,
         alive: Callable[[], None] = lambda: None,
+        load_ahead: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.session = Session(
@@ -111,6 +115,7 @@ class Master:
         self._waiting_since_s = 0.0
         self._progress = progress
         self._alive = alive
+        self._load_ahead: Callable[[], None] | None = load_ahead
         self._writer: journal.Writer | None = None
         self._orders: orders.Writer | None = None
 
@@ -177,6 +182,9 @@ class Master:
             case Launch(record=record):
                 self.append(record)
                 self._launcher.start(record.launch, record.nodes)
+                if self._load_ahead is not None:
+                    self._load_ahead()
+                    self._load_ahead = None
 
     def _wait(self, step: Wait) -> None:
         self._say(step.reason)

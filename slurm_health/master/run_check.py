@@ -16,9 +16,6 @@ from pathlib import Path
 
 from slurm_health import __version__, config, journal
 from slurm_health.acting.job_facts import slurm_name
-from slurm_health.acting.perform import act
-from slurm_health.acting.requeue_helper import Helper
-from slurm_health.acting.unchecked import end_unchecked
 from slurm_health.agent.node_facts import visible_devices
 from slurm_health.core.acting.decide import exit_code
 from slurm_health.core.acting.policy import Policy
@@ -231,6 +228,7 @@ def _check(
         localize_options=settings.localize,
         progress=settings.progress,
         alive=settings.alive,
+        load_ahead=load_ahead,
     )
     try:
         master.open(started)
@@ -268,6 +266,9 @@ def _conclude(
     environ: Mapping[str, str],
 ) -> RunFinished:
     """Act on the verdict if told to; nodes that are `blind` do not see the journal."""
+    from slurm_health.acting.perform import act
+    from slurm_health.acting.requeue_helper import Helper
+    from slurm_health.acting.unchecked import end_unchecked
 
     def append(record: Record) -> None:
         master.append(record)
@@ -328,13 +329,25 @@ def _not_shared(directory: Path, blind: Sequence[str]) -> Unchecked:
     )
 
 
+def load_ahead() -> None:
+    """Load what a check needs only once its agents are ready, or later.
+
+    Loading torch takes them longer than this takes, and the first round, or what is done about
+    the verdict, need not wait for it then.
+    """
+    import slurm_health.acting.perform
+    import slurm_health.acting.requeue_helper
+    import slurm_health.acting.unchecked
+    import slurm_health.core.localize.localizer  # noqa: F401
+
+
 def make_localizer(
     nodes: Sequence[str],
     topology: Mapping[str, Sequence[str]] | None,
     settings: LocalizeSettings,
 ) -> Localizer:
     """Return the Localizer that plans the rounds of a run and judges its nodes."""
-    # numpy takes a while to load: by now the agents are busy loading torch.
+    # With numpy, which takes a while to load: see load_ahead.
     from slurm_health.core.localize.localizer import Localizer as SieveLocalizer
 
     return SieveLocalizer(nodes=list(nodes), topology=topology, settings=settings)

@@ -15,7 +15,8 @@ CUDA_BYTES_PER_RANK = 128 << 20
 # The first transfers of a connection wait for each other's acknowledgements and for the window to
 # open: on sockets they take ten times as long as later ones.
 WARM_UP_ITERATIONS = 5
-CPU_PACE = Pace(warm_ups=WARM_UP_ITERATIONS, budget_s=0.3, least=4, most=20)
+# A slow link takes long enough for each: three times are enough to tell it from one that is not.
+CPU_PACE = Pace(warm_ups=WARM_UP_ITERATIONS, budget_s=0.3, least=3, most=20, warm_up_s=0.25)
 # An iteration takes milliseconds there, and rails begin a few milliseconds apart: all of them are
 # busy during almost all of half a second.
 CUDA_PACE = Pace(warm_ups=WARM_UP_ITERATIONS, budget_s=0.5, least=4, most=20, window_s=0.025)

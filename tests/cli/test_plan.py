@@ -27,9 +27,9 @@ def output(*arguments: str, stdin: str | None = None) -> str:
     return result.output
 
 
-def test_a_healthy_cluster_takes_two_rounds() -> None:
+def test_a_healthy_cluster_takes_one_round() -> None:
     text = output("n[1-8]")
-    assert "verdict after 2 rounds:" in text
+    assert "verdict after 1 round:" in text
     assert "healthy: n[1-8] (8 nodes)" in text
 
 

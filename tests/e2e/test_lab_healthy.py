@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.e2e import played_nodes
 from tests.e2e.lab_support import Record, Report, Site, acts, is_private, kinds, levels
 from tests.lab import missing
 
@@ -142,3 +143,26 @@ def test_it_starts_as_soon_as_the_check_has_ended(seen: Seen) -> None:
     hours, minutes, seconds = seen.job["RunTime"].split(":")
     whole_s = 3600 * int(hours) + 60 * int(minutes) + int(seconds)
     assert whole_s < attempt["duration_s"] + attempt["script"]["duration_s"] + SLACK_S + 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "pair_rounds", "left_open"),
+    [
+        (4, (), 1, "passed with 1 partner; not excluded: an equally slow node in either pair"),
+        (6, (), 1, "passed with 1 partner"),
+        (4, ("--min-rounds=2",), 2, "passed with 2 partners"),
+    ],
+)
+def test_a_check_in_which_all_is_well_ends_after_one_round_of_pairs_or_as_many_as_are_asked_for(
+    module_site: Site, nodes: int, options: tuple[str, ...], pair_rounds: int, left_open: str
+) -> None:
+    site = module_site
+    played_nodes.play(site)
+    job = played_nodes.submit(site, f"-N{nodes}", *options)
+
+    assert site.ended(job)["JobState"] == "COMPLETED"
+    begun = [each["phase"] for each in site.records(job) if each["kind"] == "round_started"]
+    assert begun == ["solo", *["pair"] * pair_rounds]
+    (attempt,) = site.report(job)["runs"]
+    assert {node["reason"] for node in attempt["nodes"]} == {left_open}
+    assert left_open in site.table(job)

@@ -158,6 +158,7 @@ def test_without_any_usable_interpreter_nobody_is_to_blame(machine: Machine) -> 
 
 
 def test_an_agent_that_is_killed_in_a_round_is_started_again_and_named(machine: Machine) -> None:
+    machine.behave(n2="stuck")  # the round is not over before the agent is killed
     process = machine.start()
     eventually(lambda: machine.of_kind(RoundStarted), "the first round")
     victim = next(pid for pid in descendants(process.pid) if _plays(pid, "n2"))

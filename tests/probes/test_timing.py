@@ -21,6 +21,22 @@ def test_all_meet_after_the_warm_up_and_before_what_counts() -> None:
     assert said == ["ran", "ran", "met", "ran", "ran", "ran"]
 
 
+def test_iterations_that_take_long_are_warmed_up_twice_and_no_more() -> None:
+    context = ProbeContext(torch.device("cpu"))
+    ran: list[str] = []
+
+    def slow() -> None:
+        ran.append("slow")
+        time.sleep(0.03)
+
+    pace = Pace(warm_ups=5, budget_s=0.0, least=3, most=9, warm_up_s=0.02)
+
+    timed_ms(context, slow, pace)
+    timed_ms(context, lambda: ran.append("quick"), pace)
+
+    assert ran == ["slow"] * (2 + 3) + ["quick"] * (5 + 3)
+
+
 def test_short_iterations_are_timed_for_half_a_second_on_accelerators() -> None:
     begun: list[float] = []
     context = ProbeContext(torch.device("cpu"), meet=lambda: begun.append(time.perf_counter()))

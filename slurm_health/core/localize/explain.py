@@ -33,6 +33,7 @@ from slurm_health.core.verdict import (
 
 _NOTED = 0.9  # a slowdown of the network below the limit that is this probable is mentioned
 _NOTED_SHARE = 0.5  # a device's from this share of its limit on: two deviations of its peers
+_FEW_PAIRS = 2  # so few may all contain a slow node without any of them standing out
 _NAMED = 4  # partners that are named before the rest is only counted
 
 
@@ -222,7 +223,25 @@ class _Words:
             return "; ".join(notes)
         if self._settings.alone:
             return "passed its solo tests"
-        return f"passed with {len(partners)} partner{'s' if len(partners) != 1 else ''}"
+        passed = f"passed with {len(partners)} partner{'s' if len(partners) != 1 else ''}"
+        return "; ".join([passed, *self._not_excluded(node)])
+
+    def _not_excluded(self, node: int) -> list[str]:
+        """Say what so few pairs cannot show, where each of them is as fast as the other.
+
+        A pair is as slow as its slower member: a slow node in both of two pairs, or in the only
+        one, leaves nothing to see it by. More pairs than that, half of them equally slow, are not
+        taken into account.
+        """
+        shared = [metric for metric in self._findings.metrics if metric.shared]
+        if not shared or any(np.isfinite(metric.data.ceiling) for metric in shared):
+            return []
+        pairs = {self._findings.trials[int(row)].nodes for metric in shared for row in metric.trial}
+        if len(pairs) > _FEW_PAIRS or not any(node in pair for pair in pairs):
+            return []
+        if len(pairs) == 1:
+            return ["not excluded: a slow network, with no other pair to compare"]
+        return ["not excluded: an equally slow node in either pair"]
 
     def _tolerated(self, node: int) -> list[tuple[MetricEvidence, float]]:
         """Return in what a healthy node is slower than most, and how many times.

@@ -69,7 +69,7 @@ class LocalizeSettings:
     """
 
     seed: int = 0
-    min_rounds: int = 2
+    min_rounds: int = 1
     max_rounds: int | None = None
     compute_floor: float = USUAL[Device.ACCELERATOR].compute_floor
     network_floor: float = USUAL[Device.ACCELERATOR].network_floor

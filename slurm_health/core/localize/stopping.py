@@ -28,7 +28,8 @@ _SURE = 1e-6  # probability of error below which a conviction needs no more test
 _CRASHING_ROUNDS = 2
 _PATIENCE = 4  # rounds after which a slowdown that looks tolerable is not pursued
 _CONTROL_FAILURES = 2  # a pair that fails so often is no control: its own path is bad
-_PAIR_ROUNDS = 2  # how many rounds beyond the least a doubtful pair may cost
+_ACROSS_LEAVES = 2  # rounds: the first pairs nodes inside their leaves, the second across them
+_PAIR_ROUNDS = 3  # how many rounds beyond the least a doubtful pair may cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ def needs_of(
         _testable(ledger, findings, node, active, trusted)
         for node in undecided - findings.guilty.keys()
     )
-    least = _least_rounds(len(ledger.names), settings)
+    least = _least_rounds(findings, settings)
     control = _control(findings, active)
     enough = begun >= least and not (
         useful or costly or control or together or _fabric_open(findings)
@@ -83,7 +84,7 @@ def needs_of(
     over = over or (len(active) == 1 and not _solo_useful(findings, active[0], begun, settings))
     return Needs(
         another_round=not (enough or over),
-        active=active,
+        active=_to_be_tested(findings, active, undecided, settings),
         undecided=undecided,
         trusted=trusted,
         risk=risk,
@@ -101,6 +102,21 @@ def needs_of(
         tested_in_leaf=_tested_in_leaf(findings),
         suspect_leaves=_suspect_leaves(findings),
     )
+
+
+def _to_be_tested(
+    findings: Findings,
+    active: tuple[int, ...],
+    undecided: frozenset[int],
+    settings: LocalizeSettings,
+) -> tuple[int, ...]:
+    """Return who takes part in the next round.
+
+    Whether a process that crashed alone crashes again, the others need not be measured again for:
+    there is nothing to compare.
+    """
+    again = undecided and undecided <= findings.crashes.keys()
+    return tuple(sorted(undecided)) if settings.alone and again else active
 
 
 def _out(findings: Findings, node: int) -> bool:
@@ -243,9 +259,19 @@ def _same_leaf(findings: Findings, trial: Trial) -> bool:
     return len(leaves) == 1 and -1 not in leaves
 
 
-def _least_rounds(nodes: int, settings: LocalizeSettings) -> int:
-    """Return how many rounds even a healthy run takes: of three nodes each must meet each."""
+def _least_rounds(findings: Findings, settings: LocalizeSettings) -> int:
+    """Return how many rounds even a healthy run takes.
+
+    One is enough, unless more are asked for, where each node has a partner in it and pairs can be
+    compared. Of three nodes each must meet each, and uplinks between leaf switches are crossed
+    only from the second round on.
+    """
+    nodes = findings.sources.nodes
     if nodes == 1:
         return 1
-    in_turn = nodes == 3 and not settings.alone
-    return max(settings.min_rounds, 3) if in_turn else settings.min_rounds
+    if settings.alone:
+        return settings.min_rounds
+    if nodes == 3:
+        return max(settings.min_rounds, 3)
+    across = _ACROSS_LEAVES if findings.fabric.known else 1
+    return max(settings.min_rounds, across)

@@ -17,7 +17,7 @@ LEAVES = {f"leaf{k}": tuple(f"n{8 * k + j}" for j in range(8)) for k in range(8)
 NODES = [node for members in LEAVES.values() for node in members]
 
 
-def judged(faults: Faults, *, seed: int = 0, min_rounds: int = 2) -> Verdict:
+def judged(faults: Faults, *, seed: int = 0, min_rounds: int = 1) -> Verdict:
     cluster = SimulatedCluster(NODES, faults=faults, weather=Weather(), topology=LEAVES, seed=seed)
     chosen = LocalizeSettings(seed=seed, min_rounds=min_rounds)
     verdict, _ = play(Localizer(NODES, topology=LEAVES, settings=chosen), cluster)
@@ -35,6 +35,16 @@ def test_a_slow_uplink_is_named_and_no_node_is_blamed() -> None:
         assert verdict.leaves[0].level is Level.SLOW
         assert "healthy pairs" in verdict.leaves[0].reason
         assert not accused(verdict)
+
+
+def test_a_healthy_run_over_several_leaves_crosses_them_before_it_ends() -> None:
+    cluster = SimulatedCluster(NODES, faults=Faults(), weather=Weather(), topology=LEAVES)
+    loc = Localizer(NODES, topology=LEAVES)
+    verdict, rounds = play(loc, cluster)
+    leaf_of = {node: leaf for leaf, members in LEAVES.items() for node in members}
+    crossing = [any(leaf_of[a] != leaf_of[b] for a, b in each.groups) for each in rounds]
+    assert crossing == [False, True]
+    assert not accused(verdict)
 
 
 def test_a_slow_node_behind_a_slow_uplink_is_found_as_well() -> None:

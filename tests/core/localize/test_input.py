@@ -13,6 +13,7 @@ from slurm_health.core.localize.localizer import (
     GroupResult,
     Level,
     Localizer,
+    LocalizeSettings,
     Outcome,
     Round,
 )
@@ -89,7 +90,8 @@ def test_a_round_in_progress_is_planned_again_unchanged() -> None:
 
 
 def test_a_result_that_arrives_twice_counts_once() -> None:
-    once, twice = Localizer(FOUR), Localizer(FOUR)
+    two = LocalizeSettings(min_rounds=2)
+    once, twice = Localizer(FOUR, settings=two), Localizer(FOUR, settings=two)
     for loc, times in ((once, 1), (twice, 3)):
         for _ in range(2):
             round_ = planned(loc)

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
@@ -59,9 +60,14 @@ def cluster(
 
 
 def run(
-    nodes: list[str], answer: Answer, *, seed: int = 0, kind: Device = Device.ACCELERATOR
+    nodes: list[str],
+    answer: Answer,
+    *,
+    seed: int = 0,
+    kind: Device = Device.ACCELERATOR,
+    chosen: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[Verdict, list[Round]]:
-    loc = Localizer(nodes, settings=replace(settings_from({}, kind=kind), seed=seed))
+    loc = Localizer(nodes, settings=replace(settings_from(chosen, kind=kind), seed=seed))
     rounds = []
     while (round_ := loc.next_round()) is not None:
         rounds.append(round_)
@@ -73,11 +79,67 @@ def level(verdict: Verdict, node: str) -> Level:
     return verdict.nodes[node].level
 
 
-@pytest.mark.parametrize("count", [2, 4, 5, 8, 17, 64])
-def test_a_healthy_run_takes_two_rounds_and_accuses_nobody(count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "least"), [(2, 1), (4, 1), (6, 1), (8, 1), (64, 1), (3, 3), (5, 2), (17, 2)]
+)
+def test_a_healthy_run_ends_once_each_node_was_in_a_pair_and_accuses_nobody(
+    count: int, least: int
+) -> None:
     verdict, rounds = run(names(count), cluster())
-    assert len(rounds) == 2
+    assert len(rounds) == least
     assert {level(verdict, node) for node in names(count)} == {Level.HEALTHY}
+
+
+@pytest.mark.parametrize("asked", [2, 4])
+def test_a_healthy_run_takes_as_many_rounds_as_were_asked_for(asked: int) -> None:
+    _, rounds = run(names(8), cluster(), chosen={"min_rounds": asked})
+    assert len(rounds) == asked
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("count", [4, 6, 8, 64])
+@pytest.mark.parametrize("kind", ["network", "compute"])
+def test_one_slow_node_is_in_doubt_after_one_round_and_named_by_later_ones(
+    kind: str, count: int, seed: int
+) -> None:
+    slow = {f"n{1 + seed}": 1.5}
+    answer = cluster(network=slow) if kind == "network" else cluster(compute=slow)
+    verdict, rounds = run(names(count), answer, seed=seed)
+    assert verdict.named(Level.SLOW) == tuple(slow)
+    assert len(rounds) > 1
+
+
+def test_two_equally_slow_nodes_that_meet_in_the_first_round_are_found() -> None:
+    planned = Localizer(names(4)).next_round()
+    assert planned is not None
+    bad = planned.groups[0]
+    verdict, rounds = run(names(4), cluster(network=dict.fromkeys(bad, 1.5)))
+    assert rounds[0] == planned
+    assert set(verdict.named(Level.SLOW)) == set(bad)
+
+
+def test_of_four_nodes_a_verdict_after_one_round_says_what_two_pairs_cannot_show() -> None:
+    planned = Localizer(names(4)).next_round()
+    assert planned is not None
+    one_of_each = {group[0]: 1.5 for group in planned.groups}
+
+    verdict, rounds = run(names(4), cluster(network=one_of_each))
+    assert len(rounds) == 1
+    for node in names(4):
+        assert level(verdict, node) is Level.HEALTHY
+        assert "not excluded: an equally slow node in either pair" in verdict.nodes[node].reason
+
+    twice, _ = run(names(4), cluster(), chosen={"min_rounds": 2})
+    assert all("not excluded" not in found.reason for found in twice.nodes.values())
+
+
+def test_of_two_nodes_nobody_can_say_that_their_network_is_as_fast_as_others() -> None:
+    verdict, _ = run(names(2), cluster())
+    assert "not excluded: a slow network" in verdict.nodes["n1"].reason
+
+    expected = {"expected_ms": "allgather=50"}
+    known, _ = run(names(2), cluster(), chosen=expected)
+    assert "not excluded" not in known.nodes["n1"].reason
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 64])
@@ -131,7 +193,7 @@ def test_of_two_nodes_that_fail_together_neither_is_condemned() -> None:
     assert {level(verdict, node) for node in names(2)} == {Level.INCONCLUSIVE}
 
 
-@pytest.mark.parametrize("failing", [{1, 3}, {1, 3, 5}, {1, 3, 5, 7}, {1, 2, 3, 4, 5}])
+@pytest.mark.parametrize("failing", [{0, 2}, {0, 2, 4}, {0, 2, 4, 6}, {0, 1, 2, 3, 4}])
 def test_two_nodes_that_fail_together_now_and_then_are_in_doubt(failing: set[int]) -> None:
     well = cluster()
 

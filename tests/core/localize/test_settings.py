@@ -24,7 +24,7 @@ from slurm_health.errors import LocalizeError
     "wrong",
     [
         lambda: LocalizeSettings(min_rounds=0),
-        lambda: LocalizeSettings(max_rounds=1),
+        lambda: LocalizeSettings(min_rounds=2, max_rounds=1),
         lambda: LocalizeSettings(network_floor=0.0),
         lambda: LocalizeSettings(compute_floor=math.nan),
         lambda: LocalizeSettings(error=1.0),

@@ -63,7 +63,7 @@ def test_healthy_nodes_pass_each_phase_in_its_least_rounds() -> None:
 
     _, names = run(under_test, lambda _, group: measured(group))
 
-    assert names == ["solo", "pair", "pair", "size", "gpt", "gpt"]
+    assert names == ["solo", "pair", "size", "gpt", "gpt"]
     assert under_test.verdict().named(Level.HEALTHY) == NODES
 
 
@@ -98,6 +98,36 @@ def test_who_calculates_wrongly_twice_alone_meets_nobody() -> None:
         if phase == "pair"
         for result in results
     )
+
+
+def test_only_who_crashed_alone_is_tested_alone_once_more() -> None:
+    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
+        if phase == "solo" and group == ("n3",):
+            return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=group)
+        return measured(group)
+
+    under_test = course("standard")
+    ended, names = run(under_test, answer)
+
+    alone = [
+        [result.nodes for result in results]
+        for (_, results), phase in zip(ended, names, strict=True)
+        if phase == "solo"
+    ]
+    assert alone == [[(node,) for node in NODES], [("n3",)]]
+    assert under_test.verdict().named(Level.FAULTY) == ("n3",)
+    assert under_test.verdict().nodes["n1"].level is Level.HEALTHY
+
+
+def test_who_is_slow_alone_is_compared_with_all_others_once_more() -> None:
+    slow = {"n3": 2.0}
+    ended, names = run(course("standard"), lambda _, group: measured(group, slow))
+
+    alone = [
+        len(results) for (_, results), phase in zip(ended, names, strict=True) if phase == "solo"
+    ]
+    assert len(alone) > 1
+    assert set(alone) == {len(NODES)}
 
 
 def test_a_node_that_hangs_twice_alone_is_said_to_have_hung() -> None:
