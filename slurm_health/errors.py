@@ -14,6 +14,7 @@
     │  ├─ RecordTooNew(path, version)
     │  └─ JournalBusy(path)
     ├─ RunNotFound(job, root)                   4
+    ├─ ChannelError(address)                    4   node 0 of a run, or its port, cannot be used
     ├─ NoRoom(name)                             4
     └─ LocalizeError                            70  results that no planned round can have produced
 
@@ -180,6 +181,16 @@ class RunNotFound(SlurmHealthError):
     def with_reason(self, reason: str) -> RunNotFound:
         """Return the same error with what Slurm says of the job, if it says anything."""
         return RunNotFound(self.job, self.root, self.near, reason)
+
+
+class ChannelError(SlurmHealthError):
+    """The nodes of a run that share no directory cannot talk with node 0."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, address: str, problem: str) -> None:
+        self.address = address
+        super().__init__(f"{address}: {problem}")
 
 
 class NoRoom(SlurmHealthError):

@@ -28,6 +28,7 @@ SAMPLES = {
     "RecordTooNew": errors.RecordTooNew(Path("/j"), 2, 1),
     "JournalBusy": errors.JournalBusy(Path("/j")),
     "RunNotFound": errors.RunNotFound("12", Path("/j"), near=["11"]),
+    "ChannelError": errors.ChannelError("10.0.0.1:29500", "node0 has ended"),
     "NoRoom": errors.NoRoom("train.sh", "No space left on device"),
 }
 

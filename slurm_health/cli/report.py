@@ -13,7 +13,7 @@ from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.errors import ExitCode, RunNotFound
 from slurm_health.options import Door
-from slurm_health.report import export, find, table, without_journal
+from slurm_health.report import elsewhere, export, find, table, without_journal
 
 
 @click.command(short_help="Print what was measured, concluded and done for a job.")
@@ -38,7 +38,7 @@ def report(job: str, journal: str | None, cluster: str | None, as_json: bool, ra
             find.load(root, each, cluster=cluster, now_s=time.time()) for each in tasks or [job]
         ]
     except RunNotFound as err:
-        raise err.with_reason(_why_no_journal(job)) from None
+        raise err.with_reason(elsewhere.of(root, job) or _why_no_journal(job)) from None
     others = _without_journal(job, tasks) if tasks else {}
     width, unicode = terminal()
     if as_json and tasks:

@@ -14,5 +14,6 @@ login node, at any time, even while the job runs.
     phrases   the short texts in it
     layout    text that fits a terminal
     export    a report as JSON
+    elsewhere    where the journal is that another machine has
     without_journal   why there is nothing to report, as far as Slurm knows
 """
