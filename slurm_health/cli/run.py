@@ -55,8 +55,7 @@ def run(arguments: tuple[str, ...]) -> int:
     Without Slurm, once per machine, which need to share nothing:
 
     \b
-        NODE_RANK=0 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 slurm-health run \\
-            --network-check --nnodes=4 --nproc_per_node=8 train.py
+        NODE_RANK=0 MASTER_ADDR=10.0.0.1 slurm-health run --network-check --nnodes=4 train.py
 
     With --nnodes=MIN:MAX it starts with the healthy nodes if at least MIN are left; a node that
     is left out says why and ends with 0, so that the step ends as the training does. With a fixed

@@ -444,9 +444,7 @@ def test_a_secret_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_machine_says_where_the_journal_of_a_job_is(tmp_path: Path) -> None:
-    there = elsewhere.Elsewhere(
-        host="first\x1b[31m", directory="/home/alice/torchrun/7/0-2"
-    )
+    there = elsewhere.Elsewhere(host="first\x1b[31m", directory="/home/alice/torchrun/7/0-2")
     elsewhere.note(tmp_path, "torchrun", 7, there)
     assert elsewhere.of(tmp_path, "7") == (
         "it is on first [31m, in /home/alice/torchrun/7/0-2: run slurm-health report 7 there."
