@@ -15,6 +15,7 @@
     │  └─ JournalBusy(path)
     ├─ RunNotFound(job, root)                   4
     ├─ IndexUnusable(path)                      4
+    ├─ ChannelError(address)                    4   node 0 of a run, or its port, cannot be used
     ├─ NoRoom(name)                             4
     └─ LocalizeError                            70  results that no planned round can have produced
 
@@ -194,6 +195,16 @@ class IndexUnusable(SlurmHealthError):
             f"history index {path}: {problem}; choose another file with --index FILE"
             " or SLURM_HEALTH_INDEX"
         )
+
+
+class ChannelError(SlurmHealthError):
+    """The nodes of a run that share no directory cannot talk with node 0."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, address: str, problem: str) -> None:
+        self.address = address
+        super().__init__(f"{address}: {problem}")
 
 
 class NoRoom(SlurmHealthError):

@@ -194,6 +194,18 @@ class Writer:
         except OSError as err:
             raise unusable(self.path, "written", err) from err
 
+    def copy(self, lines: bytes) -> None:
+        """Append whole lines that the writer of this file has made elsewhere, as `append` does.
+
+        Raises:
+            JournalError: the file cannot be written; what was written of it is unknown.
+        """
+        self._next += lines.count(b"\n")
+        try:
+            self._write(lines)
+        except OSError as err:
+            raise unusable(self.path, "written", err) from err
+
     def _write(self, lines: bytes) -> None:
         with opened(self.path.parent, os.geteuid()) as run:
             try:

@@ -219,8 +219,15 @@ OPTIONS = (
         "journal",
         DIRECTORY,
         _EVERYWHERE,
-        "Where the journal goes; on a filesystem that all nodes share.",
+        "Where the journal goes; in Slurm, on a filesystem that all nodes share.",
         otherwise="SLURM_HEALTH_JOURNAL, else the site's choice, else ~/.slurm-health/journal",
+    ),
+    SharedOption(
+        "secret-file",
+        FILE,
+        Door.RUN,
+        "Without Slurm: a file with a secret that all nodes of this run share.",
+        otherwise="SLURM_HEALTH_SECRET, else none",
     ),
     SharedOption(
         "python",

@@ -29,6 +29,7 @@ SAMPLES = {
     "JournalBusy": errors.JournalBusy(Path("/j")),
     "RunNotFound": errors.RunNotFound("12", Path("/j"), near=["11"]),
     "IndexUnusable": errors.IndexUnusable(Path("/i"), "is damaged"),
+    "ChannelError": errors.ChannelError("10.0.0.1:29500", "node0 has ended"),
     "NoRoom": errors.NoRoom("train.sh", "No space left on device"),
 }
 

@@ -27,11 +27,12 @@ def own_address(environ: Mapping[str, str], hostname: str) -> str:
     target = environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     if target:
         try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            family = socket.AF_INET6 if ":" in target else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((target, _ANY_PORT))
                 return str(probe.getsockname()[0])
         except OSError:
-            pass  # an IPv6 or unroutable address: fall back on the name
+            pass  # an unroutable address: fall back on the name
     try:
         return socket.gethostbyname(hostname)
     except OSError:

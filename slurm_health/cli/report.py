@@ -17,6 +17,7 @@ from slurm_health.errors import ExitCode, RunNotFound
 from slurm_health.options import Door
 from slurm_health.report import (
     colour,
+    elsewhere,
     export,
     find,
     latest,
@@ -114,7 +115,7 @@ def _load(root: Path, job: str, cluster: str | None) -> tuple[list[str], list[Jo
             find.load(root, each, cluster=cluster, now_s=time.time()) for each in tasks or [job]
         ]
     except RunNotFound as err:
-        raise err.with_reason(_why_no_journal(job)) from None
+        raise err.with_reason(elsewhere.of(root, job) or _why_no_journal(job)) from None
 
 
 def _without_journal(job: str, tasks: list[str]) -> dict[str, str]:

@@ -23,5 +23,6 @@ login node, at any time, even while the job runs.
     schema    the JSON Schema of that
     spreadsheet   what was measured as CSV
     latest    the caller's latest jobs
+    elsewhere    where the journal is that another machine has
     without_journal   why there is nothing to report, as far as Slurm knows
 """

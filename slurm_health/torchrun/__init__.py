@@ -4,11 +4,15 @@
 Runs in every task of a training step, as the job's user, and in the end becomes torchrun. It reads
 the environment, and the journal if there is a check.
 
-    train          the command: read, check if told to, become torchrun
-    parser         has the arguments read by the torchrun of the job's interpreter
-    arguments      what torchrun gets besides the user's arguments
-    place          which of the step's processes this one is
-    joint_check    the check, run by processes that srun has already started
-    earlier_check  one of this attempt that need not be repeated
-    node_choice    which nodes training starts with
+    train           the command: read, check if told to, become torchrun
+    parser          has the arguments read by the torchrun of the job's interpreter
+    arguments       what torchrun gets besides the user's arguments
+    place           which of the step's processes this one is
+    meeting         where node 0 is, and which node this is, where Slurm does not say it
+    joint_check     the check, run by processes that srun has already started
+    unshared_check  the same on nodes that share no directory
+    channel         how those talk
+    own_agent       the agent of this process's own node
+    earlier_check   one of this attempt that need not be repeated
+    node_choice     which nodes training starts with
 """

@@ -10,6 +10,7 @@ import msgspec
 
 from slurm_health.errors import UsageError
 from slurm_health.options import Value, what_to_check
+from slurm_health.torchrun.meeting import bracketed, host_and_port, master
 
 # Below the ports that Linux hands out by itself, so that nobody sits on one by chance.
 _FIRST_PORT = 20000
@@ -157,7 +158,7 @@ def _c10d(given: Mapping[str, str], team: Team, environ: Mapping[str, str]) -> l
     if "rdzv_endpoint" in given:
         return _moved_endpoint(given["rdzv_endpoint"], team)
     host, number = _meeting_point(given, team, environ)
-    added = [f"--rdzv-endpoint={_bracketed(host)}:{number}"]
+    added = [f"--rdzv-endpoint={bracketed(host)}:{number}"]
     if host == team.host and "rdzv_conf" not in given:
         # torchrun would compare names, which fails where a node is known by several.
         added.append(f"--rdzv-conf=is_host={int(team.node == team.nodes[0])}")
@@ -168,22 +169,18 @@ def _meeting_point(
     given: Mapping[str, str], team: Team, environ: Mapping[str, str]
 ) -> tuple[str, str]:
     """Return host and port: as given, as in the variables that training scripts use, or ours."""
-    host = given.get("master_addr") or environ.get("MASTER_ADDR") or team.host
-    number = given.get("master_port") or environ.get("MASTER_PORT") or str(team.port)
-    return (team.host if _is_left_out(host, team) else host), number
+    host, number = master(given, environ)
+    host = host or team.host
+    return (team.host if _is_left_out(host, team) else host), number or str(team.port)
 
 
 def _moved_endpoint(endpoint: str, team: Team) -> list[str]:
     """Return nothing, or the endpoint on a node that takes part where the user's does not."""
-    host, colon, number = endpoint.rpartition(":")
-    if not _is_left_out((host if colon else endpoint).strip("[]"), team):
+    host, number = host_and_port(endpoint)
+    if not _is_left_out(host, team):
         return []
-    return [f"--rdzv-endpoint={_bracketed(team.host)}:{number if colon else team.port}"]
+    return [f"--rdzv-endpoint={bracketed(team.host)}:{number or team.port}"]
 
 
 def _is_left_out(host: str, team: Team) -> bool:
     return bool({host, host.partition(".")[0]} & set(team.left_out))
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -23,7 +23,6 @@ from slurm_health.core.records import (
     ActionIntended,
     AgentEnded,
     AgentsLaunched,
-    AgentsLost,
     Disposition,
     Record,
     RunFinished,
@@ -33,19 +32,12 @@ from slurm_health.core.records import (
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ExitCode, JournalError
-from slurm_health.master.launcher import LEAVE_S, AgentCommand
+from slurm_health.master.launcher import Launcher
 from slurm_health.master.master import SILENCE_S, Master, poll_interval_s
 from slurm_health.master.run_check import make_localizer
-from slurm_health.processes import (
-    Process,
-    close_pipes,
-    end_session,
-    exit_text,
-    read_available,
-    start_tied,
-)
 from slurm_health.torchrun.earlier_check import ADOPTED, EarlierCheck, verdict_of
 from slurm_health.torchrun.node_choice import Bounds, NodeChoice, choose
+from slurm_health.torchrun.own_agent import OwnAgent
 from slurm_health.torchrun.place import TaskPlace
 
 # How long the first process may take to begin: it may still be loading torch from a cold disk.
@@ -66,53 +58,6 @@ class Unheard(JournalError):
     """The first process says nothing, or nothing any more."""
 
 
-class OwnAgent:
-    """The agent of this process's own node. A `Launcher` that leaves the other nodes to theirs."""
-
-    def __init__(self, node: str, command: AgentCommand, environ: Mapping[str, str]) -> None:
-        self._node = node
-        self._command = command
-        self._environ = environ
-        self._launch = -1
-        self._process: Process | None = None
-        self._said = b""
-
-    def start(self, launch: int, nodes: Sequence[str]) -> None:
-        """Start the agent if this node is meant, in place of an earlier one."""
-        if self._node in nodes:
-            self.stop(0.0)
-            self._launch = launch
-            self._process = start_tied(self._command(launch, self._node), environ=self._environ)
-
-    def poll(self) -> list[AgentsLost]:
-        """Return the agent's end, once."""
-        if self._process is None:
-            return []
-        returncode = self._process.poll()
-        self._said += read_available(self._process.stderr)
-        if returncode is None:
-            return []
-        said = self._said.decode(errors="replace").strip().splitlines()[-1:]
-        close_pipes(self._process)
-        self._process, self._said = None, b""
-        reason = f"its agent ended: {': '.join([exit_text(returncode), *said])}"
-        return [AgentsLost(launch=self._launch, nodes=[self._node], reason=reason)]
-
-    def ring(self) -> None:
-        """Do nothing: the agents of the other nodes are not this process's."""
-
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - nobody rings
-        """Wait."""
-        time.sleep(timeout_s)
-        return set()
-
-    def stop(self, leave_s: float = LEAVE_S) -> None:
-        """Let the agent leave, which frees the devices, or end it."""
-        if self._process is not None:
-            end_session(self._process, leave_s=leave_s, grace_s=1.0)
-            self._process, self._said = None, b""
-
-
 def directory_of(root: Path, place: TaskPlace) -> Path:
     """Return the directory of this start's journal: the same one in all its processes.
 
@@ -128,7 +73,7 @@ def directory_of(root: Path, place: TaskPlace) -> Path:
 def lead(
     directory: Path,
     started: RunStarted,
-    agent: OwnAgent,
+    agent: Launcher,
     bounds: Bounds,
     *,
     exclude_slow: bool,
@@ -160,7 +105,7 @@ def lead(
         master.open(started)
         verdict = master.run()
         agent.stop()
-        absent = _await_sign_off(directory, nodes[1:])
+        absent = _await_sign_off(directory, nodes[1:], agent)
         choice = choose(verdict, bounds, absent=absent, exclude_slow=exclude_slow)
         for record in _outcome_records(choice):
             master.append(record)
@@ -217,22 +162,22 @@ def follow(
     poll_s = poll_interval_s(len(place.nodes))
     heard: list[Entry] = []
     heard_at = monotonic()
-    while (outcome := _outcome(heard, directory)) is None:
+    while (outcome := outcome_of(heard, directory)) is None:
         news = reader.read_new()
         heard += news
         heard_at = monotonic() if news else heard_at
-        if place.chosen_start and heard == news and _outcome(heard, directory):
+        if place.chosen_start and heard == news and outcome_of(heard, directory):
             raise _used_before(directory)
         if monotonic() - heard_at > (SILENCE_S if heard else BEGIN_S):
             raise Unheard(reader.path, _silent(place, heard))
-        if _outcome(heard, directory) is None:
-            _serve(agent, directory, news)
+        if outcome_of(heard, directory) is None:
+            serve(agent, directory, news)
             sleep(poll_s)
     agent.stop()
     return outcome
 
 
-def _serve(agent: OwnAgent, directory: Path, news: Sequence[Entry]) -> None:
+def serve(agent: OwnAgent, directory: Path, news: Sequence[Entry]) -> None:
     """Start the agent when it is called for, and write its end where it could not itself."""
     for entry in news:
         if isinstance(entry.record, AgentsLaunched):
@@ -258,7 +203,7 @@ def _silent(place: TaskPlace, heard: Sequence[Entry]) -> str:
     )
 
 
-def _await_sign_off(directory: Path, nodes: Sequence[str]) -> list[str]:
+def _await_sign_off(directory: Path, nodes: Sequence[str], agent: Launcher) -> list[str]:
     """Return the nodes whose processes do not answer: their last record is not an agent's end."""
     give_up = time.monotonic() + SIGN_OFF_S
     readers = {node: journal.Reader(directory, node) for node in nodes}
@@ -270,7 +215,7 @@ def _await_sign_off(directory: Path, nodes: Sequence[str]) -> list[str]:
         if readers and time.monotonic() > give_up:
             break
         if readers:
-            time.sleep(poll_interval_s(len(nodes)))
+            agent.wait(poll_interval_s(len(nodes)), 0.0)
     return list(readers)
 
 
@@ -288,7 +233,7 @@ def _outcome_records(choice: NodeChoice) -> list[Record]:
     return [ActionIntended(action=Action.PROCEED, nodes=nodes, reason=choice.reason), finished]
 
 
-def _outcome(entries: Sequence[Entry], directory: Path) -> JointOutcome | None:
+def outcome_of(entries: Sequence[Entry], directory: Path) -> JointOutcome | None:
     """Return the outcome once the first process has written it whole."""
     verdict: VerdictReached | None = None
     nodes: tuple[str, ...] = ()

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_health.core import allocation
 from slurm_health.core.allocation import Allocation
 from slurm_health.core.nodeset import expand
+from slurm_health.core.text import whole_number
 from slurm_health.errors import AllocationError, UsageError
 from slurm_health.master.run_check import LOCAL_CLUSTER
+from slurm_health.torchrun import meeting
 from slurm_health.torchrun.arguments import Arguments, node_range, port, trains_alone
 
 # From here on Slurm numbers what is no step of srun's: batch script, interactive shell, container.
@@ -25,7 +27,8 @@ class TaskPlace:
 
     `start` tells this start from every other one and is the same for all its processes; where it
     was chosen by the user (`chosen_start`) it may have been used before. `step` numbers the starts
-    of one attempt of a job.
+    of one attempt of a job. `meeting` is where the first process is to be found by the others of a
+    check, where they share no directory.
     """
 
     nodes: tuple[str, ...]
@@ -39,6 +42,7 @@ class TaskPlace:
     array: str = ""
     start_time_s: int | None = None
     chosen_start: bool = False
+    meeting: meeting.Meeting | None = None
 
     @property
     def leads(self) -> bool:
@@ -139,29 +143,37 @@ def _step_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
     """Return the place that NODE_RANK and --nnodes tell, None where they tell none."""
-    rank = arguments.given.get("node_rank") or environ.get("NODE_RANK")
-    nnodes = arguments.given.get("nnodes")
+    given = arguments.given
+    rank = meeting.rank(given, environ)
+    nnodes = given.get("nnodes")
     if nnodes is None:
         return None
     _, count = node_range(nnodes)
     if rank is None:
         if arguments.checks:
             raise UsageError(
-                "a check of several nodes outside Slurm needs --node-rank, or NODE_RANK"
+                "a check of several nodes outside Slurm needs the rank of each: NODE_RANK, from 0"
+                " on, or --node-rank"
             )
         return None
-    if not rank.isdecimal() or int(rank) >= count:
+    if (number := whole_number(rank)) is None or number >= count:
         raise UsageError(f"node rank: expected a number below {count} (--nnodes), found {rank!r}")
-    start = arguments.given.get("rdzv_id", "")
-    if arguments.checks and not start:
-        raise UsageError(
-            "a check of several nodes outside Slurm needs --rdzv-id, the same on all nodes and new"
-            " for every start"
-        )
-    return TaskPlace(
-        nodes=tuple(f"node{number}" for number in range(count)),
-        node=f"node{int(rank)}",
+    start = given.get("rdzv_id", "")
+    job_id = zlib.crc32(start.encode())
+    place = TaskPlace(
+        nodes=tuple(f"node{each}" for each in range(count)),
+        node=f"node{number}",
         start=start or "none",
-        job_id=zlib.crc32(start.encode()),
+        job_id=job_id,
         chosen_start=True,
     )
+    if not arguments.checks:
+        return place
+    where = meeting.meeting(given, environ, place.port)
+    if where is None and not start:
+        raise UsageError(
+            "a check of several nodes outside Slurm needs the address of node 0: MASTER_ADDR, or"
+            " --master-addr; or, with a --journal that all nodes share, --rdzv-id, the same on all"
+            " and new for every start"
+        )
+    return replace(place, meeting=where)

@@ -16,21 +16,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_health import __version__, config, journal
-from slurm_health.core.records import AgentStarted, RunStarted
+from slurm_health.core.records import RunStarted
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode, JournalError, UsageError
 from slurm_health.master import journal_filesystem
+from slurm_health.master.launcher import AgentCommand, Launcher
 from slurm_health.master.run_check import agent_command
 from slurm_health.master.setup_file import environ_after
 from slurm_health.options import localize_choices
 from slurm_health.probe_choice import chosen_phases
 from slurm_health.processes import leaving_on
-from slurm_health.torchrun import earlier_check, joint_check, parser
+from slurm_health.torchrun import earlier_check, joint_check, meeting, parser, unshared_check
 from slurm_health.torchrun.arguments import Arguments, Team, command_line, trains_alone
+from slurm_health.torchrun.channel import secret
+from slurm_health.torchrun.channel.other_node import NobodyThere
 from slurm_health.torchrun.earlier_check import EarlierCheck
-from slurm_health.torchrun.joint_check import JointOutcome, OwnAgent
+from slurm_health.torchrun.joint_check import JointOutcome
 from slurm_health.torchrun.node_choice import Bounds, bounds, why_left_out
+from slurm_health.torchrun.own_agent import OwnAgent
 from slurm_health.torchrun.place import TaskPlace, find, single, speaks_for_step
+from slurm_health.torchrun.unshared_check import Terms
 
 # What is wrong with a directory itself is the same on all nodes that share it, and one says it.
 _SAME_EVERYWHERE = {
@@ -74,7 +79,8 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
             return found
         starting = found
     team = None if alone or place is None else _team(place, starting, environ)
-    return _become_torchrun(python, command_line(arguments, team, environ), environ)
+    own = secret.without(environ)
+    return _become_torchrun(python, command_line(arguments, team, environ), own)
 
 
 @contextlib.contextmanager
@@ -104,6 +110,9 @@ def _checked(
     """Return the nodes that train, or the code this process ends with because its does not."""
     root = config.journal_root(arguments.text("journal"), environ)
     within = bounds(arguments.given.get("nnodes"), len(place.nodes), alone=alone)
+    if place.meeting is not None and not place.leads:
+        return _taken_part(place, root, within, arguments, python, environ)
+    place = place if place.meeting is None else unshared_check.named(place)
     try:
         journal_filesystem.await_answer(root)
         directory = joint_check.directory_of(root, place)
@@ -150,33 +159,96 @@ def _check(
         outcome = joint_check.adopt(directory, started, earlier, within, exclude_slow=exclude_slow)
         _say_adopted(earlier, outcome)
         return outcome
-    outcome = joint_check.lead(
-        directory,
-        started,
-        agent,
-        within,
-        exclude_slow=arguments.exclude_straggler,
-        limits=Limits(),
-        phases=phases,
-        expectations=config.expectations(environ),
-        localize=config.localize(environ) | localize_choices(arguments.own),
-    )
+    expectations = config.expectations(environ)
+    localize = config.localize(environ) | localize_choices(arguments.own)
+    with _launcher(place, directory, within, agent, arguments, environ) as launcher:
+        outcome = joint_check.lead(
+            directory,
+            started,
+            launcher,
+            within,
+            exclude_slow=arguments.exclude_straggler,
+            limits=Limits(),
+            phases=phases,
+            expectations=expectations,
+            localize=localize,
+        )
     _summarize(directory, outcome)
     return outcome
 
 
+def _launcher(
+    place: TaskPlace,
+    directory: Path,
+    within: Bounds,
+    agent: OwnAgent,
+    arguments: Arguments,
+    environ: Mapping[str, str],
+) -> contextlib.AbstractContextManager[Launcher]:
+    """Return what starts the agents: the others' read the journal too, or are told of it."""
+    if place.meeting is None:
+        return contextlib.nullcontext(agent)
+    terms = _terms(arguments, environ)
+    return unshared_check.led(place, directory, terms, within.least, agent, _say)
+
+
+def _terms(arguments: Arguments, environ: Mapping[str, str]) -> Terms:
+    return Terms(
+        nnodes=arguments.given["nnodes"],
+        check=arguments.check,
+        rdzv_id=arguments.given.get("rdzv_id", ""),
+        secret=secret.read(arguments.text(secret.OPTION), environ),
+    )
+
+
+def _taken_part(
+    place: TaskPlace,
+    root: Path,
+    within: Bounds,
+    arguments: Arguments,
+    python: str,
+    environ: Mapping[str, str],
+) -> _Starting | int:
+    """Take part in a check that node 0 leads, and end as `_checked` does."""
+    terms = _terms(arguments, environ)
+    probe_environ = environ_after(arguments.text("setup"), environ)
+
+    def command(directory: Path, run_id: str) -> AgentCommand:
+        return agent_command(directory, run_id=run_id, nodes=len(place.nodes), python=python)
+
+    def agents(host: str) -> Mapping[str, str]:
+        return {**secret.without(probe_environ), "SLURM_LAUNCH_NODE_IPADDR": host}
+
+    try:
+        outcome, addresses = unshared_check.take_part(place, terms, command, agents, root, _say)
+    except (JournalError, NobodyThere) as err:
+        if within.least < len(place.nodes):
+            raise
+        _say(f"{place.node}: UNCHECKED: {err}; starting the training anyway")
+        return _all_of(place)
+    if place.node not in outcome.choice.nodes:
+        return _stay_out(place, outcome)
+    return _Starting(nodes=outcome.choice.nodes, addresses=addresses)
+
+
 def _agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return the agent's environment: outside Slurm, too, it must find its own address."""
-    meeting = environ.get("MASTER_ADDR") if place.chosen_start else None
+    environ = secret.without(environ)
+    host = _master_host(place, environ) if place.chosen_start else ""
     if len(place.nodes) == 1 and "SLURM_LAUNCH_NODE_IPADDR" not in environ:
-        meeting = "127.0.0.1"
-    if not meeting:
+        host = "127.0.0.1"
+    if not host:
         return environ
     try:
-        meeting = socket.gethostbyname(meeting)
+        (*_, resolved), *_ = socket.getaddrinfo(host, None)
     except OSError:
         return environ
-    return {**environ, "SLURM_LAUNCH_NODE_IPADDR": meeting}
+    return {**environ, "SLURM_LAUNCH_NODE_IPADDR": str(resolved[0])}
+
+
+def _master_host(place: TaskPlace, environ: Mapping[str, str]) -> str:
+    """Return the host of node 0, as the user or another scheduler says; empty where none does."""
+    return place.meeting.host if place.meeting else meeting.master({}, environ)[0]
 
 
 def _started(place: TaskPlace, arguments: Arguments, nnodes: str, python: str) -> RunStarted:
@@ -246,12 +318,8 @@ def _stay_out(place: TaskPlace, outcome: JointOutcome) -> int:
 
 def _addresses(directory: Path, place: TaskPlace) -> dict[str, str]:
     """Return the addresses under which the nodes reached each other during the check."""
-    return {
-        node: entry.record.address
-        for node in place.nodes
-        for entry in journal.read_all(directory, node)
-        if isinstance(entry.record, AgentStarted)
-    }
+    written = [entry for node in place.nodes for entry in journal.read_all(directory, node)]
+    return unshared_check.addresses(written)
 
 
 def _team(place: TaskPlace, starting: _Starting, environ: Mapping[str, str]) -> Team | None:
@@ -260,9 +328,10 @@ def _team(place: TaskPlace, starting: _Starting, environ: Mapping[str, str]) -> 
     left_out = {node for node in place.nodes if node not in nodes}
     host = addresses.get(nodes[0], "")
     if place.chosen_start:
-        if place.nodes[0] in left_out and "MASTER_ADDR" in environ:
-            left_out.add(environ["MASTER_ADDR"])  # by custom the first node
-        host = host or environ.get("MASTER_ADDR", "")
+        master = _master_host(place, environ)  # by custom the first node
+        if place.nodes[0] in left_out and master:
+            left_out.add(master)
+        host = (master if nodes[0] == place.nodes[0] else "") or host or master
         if not host:
             return None
     elif not host or _resolves(nodes[0]):
@@ -271,8 +340,8 @@ def _team(place: TaskPlace, starting: _Starting, environ: Mapping[str, str]) -> 
         nodes=nodes,
         node=place.node,
         host=host,
-        port=place.port,
-        rendezvous_id=place.start,
+        port=place.meeting.port if place.meeting else place.port,
+        rendezvous_id="none" if place.meeting else place.start,
         left_out=left_out | {addresses[node] for node in left_out & addresses.keys()},
     )
 

@@ -116,7 +116,7 @@ def test_a_process_that_never_comes_is_left_out_where_it_may_be(
     ends = [node.end() for node in nodes]
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert "2 processes" in ends[0][1] + ends[1][1]
-    assert "without node2: could not be measured: its agent never reported" in ends[0][2]
+    assert "without node2: could not be measured: it has not connected to node0" in ends[0][2]
 
 
 def test_a_mistyped_option_is_refused_in_torchruns_words(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from slurm_health.errors import AllocationError, UsageError
 from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.meeting import Meeting
 from slurm_health.torchrun.place import TaskPlace, find
 
 # As Slurm 22.05 set them, less what is not looked at: batch script, and task 1 of a step of three.
@@ -127,7 +128,12 @@ def test_outside_slurm_a_single_machine_has_no_place() -> None:
     ("arguments", "environ", "what"),
     [
         (with_given(nnodes="2", checks=True), {}, "NODE_RANK"),
-        (with_given(nnodes="2", checks=True), {"NODE_RANK": "1"}, "--rdzv-id"),
+        (with_given(nnodes="2", checks=True), {"NODE_RANK": "1"}, "MASTER_ADDR, or --master-addr"),
+        (
+            with_given(nnodes="2", checks=True),
+            {"NODE_RANK": "1", "MASTER_ADDR": "a:99999"},
+            "the port of node 0: expected 1 to 65535, found '99999'",
+        ),
         (with_given(nnodes="2"), {"NODE_RANK": "2"}, "below 2"),
         (with_given(nnodes="2", node_rank="x"), {}, "found 'x'"),
     ],
@@ -137,3 +143,27 @@ def test_outside_slurm_it_is_said_what_is_missing(
 ) -> None:
     with pytest.raises(UsageError, match=what):
         find(arguments, environ)
+
+
+def test_nodes_that_know_where_node_0_is_need_no_name_for_their_start() -> None:
+    environ = {"GROUP_RANK": "1", "DLROVER_MASTER_ADDR": "a:29500"}
+    place = place_of(with_given(nnodes="2", checks=True), environ)
+    assert place.node == "node1"
+    assert place.meeting == Meeting(host="a", port=29500)
+
+
+def test_without_a_port_all_nodes_compute_the_same() -> None:
+    places = [
+        place_of(
+            with_given(nnodes="2", checks=True, rdzv_id="a7"),
+            {"NODE_RANK": rank, "MASTER_ADDR": "a"},
+        )
+        for rank in ("0", "1")
+    ]
+    assert places[0].meeting == places[1].meeting
+    assert places[0].meeting == Meeting(host="a", port=places[0].port)
+
+
+def test_a_training_that_is_not_checked_meets_as_it_always_did() -> None:
+    place = place_of(with_given(nnodes="2"), {"NODE_RANK": "1", "MASTER_ADDR": "a"})
+    assert place.meeting is None

@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Node 0's port, spoken to by nodes, by strangers, and by what only looks like either."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_health import __version__, journal
+from slurm_health.core.record_codec import VERSION, encode
+from slurm_health.core.records import (
+    Action,
+    ActionIntended,
+    AgentEnded,
+    AgentsLaunched,
+    AgentStarted,
+    MasterWaits,
+    Record,
+    Rendezvous,
+    RoundStarted,
+    RunFinished,
+    VerdictReached,
+)
+from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.errors import ChannelError, ConfigError, UsageError
+from slurm_health.report import elsewhere
+from slurm_health.torchrun.channel import messages, routing, secret
+from slurm_health.torchrun.channel.messages import Hello
+from slurm_health.torchrun.channel.node_zero import NodeZero
+from slurm_health.torchrun.channel.other_node import NobodyThere, OtherNode
+from slurm_health.torchrun.channel.peers import Run
+from slurm_health.torchrun.meeting import Meeting
+from slurm_health.torchrun.own_agent import OwnAgent
+from tests.support.supervised import eventually
+from tests.support.unshared import free_port
+
+NODES = ("node0", "node1", "node2")
+SECRET = b"correct horse battery staple"
+HELLO = Hello(
+    protocol=messages.PROTOCOL,
+    nonce="n" * 32,
+    slurm_health=__version__,
+    rank=1,
+    host="second",
+    nnodes="3",
+    check="network-check",
+    rdzv_id="",
+    token="mine",
+)
+DEADLINE_S = 30.0
+
+
+class Hall:
+    """Node 0, which serves until the test is over."""
+
+    def __init__(self, root: Path) -> None:
+        self.said: list[str] = []
+        self.directory = root / "torchrun" / "7" / "0-2"
+        journal.create(self.directory, [journal.MASTER, *NODES])
+        self.master = journal.Writer(self.directory, journal.MASTER, time.time)
+        self.meeting = Meeting(host="127.0.0.1", port=free_port())
+        run = Run(
+            directory=self.directory,
+            run_id="r1",
+            job_id=7,
+            nodes=NODES,
+            nnodes="3",
+            check="network-check",
+            rdzv_id="",
+        )
+        agent = OwnAgent("node0", lambda *_: [], {})
+        self.zero = NodeZero(self.meeting, SECRET, run, agent, self.said.append)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self.zero.close()
+
+    def written(self, node: str) -> bytes:
+        return journal.path_of(self.directory, node).read_bytes()
+
+    def _serve(self) -> None:
+        while not self._over.is_set():
+            self.zero.wait(0.02, 0.0)
+
+
+@pytest.fixture
+def hall(tmp_path: Path) -> Iterator[Hall]:
+    found = Hall(tmp_path)
+    yield found
+    found.close()
+
+
+class Visitor:
+    """A socket to node 0, on which anything can be said."""
+
+    def __init__(self, hall: Hall) -> None:
+        self.socket = socket.create_connection(
+            (hall.meeting.host, hall.meeting.port), timeout=DEADLINE_S
+        )
+        self._lines = self.socket.makefile("rb")
+
+    def __enter__(self) -> Visitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.close()
+        self.socket.close()
+
+    def says(self, said: messages.Message | bytes) -> None:
+        with contextlib.suppress(OSError):  # it may be cut off in the middle of it
+            self.socket.sendall(said if isinstance(said, bytes) else messages.encode(said))
+
+    def hears(self) -> messages.ToNode | None:
+        """Return the next message, None where the connection is closed instead."""
+        try:
+            line = self._lines.readline()
+        except ConnectionResetError:
+            return None
+        return messages.at_node(line) if line else None
+
+    def comes_in(self, hello: Hello = HELLO, known: bytes = SECRET) -> messages.ToNode | None:
+        """Introduce itself; return what node 0 says to that."""
+        self.says(hello)
+        challenge = self.hears()
+        if not isinstance(challenge, messages.Challenge):
+            return challenge
+        proof = messages.proof(known, "node", hello, challenge.nonce)
+        self.says(messages.Proof(proof=proof))
+        return self.hears()
+
+    def hears_records(self, count: int) -> list[messages.Told]:
+        found: list[messages.Told] = []
+        while len(found) < count:
+            message = self.hears()
+            assert message is not None
+            if isinstance(message, messages.Told):
+                found.append(message)
+        return found
+
+
+def line_of(record: Record, writer: str = "node1") -> str:
+    return encode(record, entry_id=f"{writer}:0", time_s=1.0).decode()
+
+
+STARTED = AgentStarted(node="node1", launch=0, hostname="second", address="10.0.0.2")
+LINE = line_of(STARTED)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"\x00" * 64 + b"\n",
+        b"[" * 4000 + b"\n",
+        b"x" * (messages.MOST_UNPROVEN_BYTES + 1),
+        b'{"say":"hello"}\n',
+        messages.encode(messages.Proof(proof="")),
+        messages.encode(messages.Lines(at_bytes=0, text=LINE)),
+        messages.encode(messages.Leaving(why="I want so", for_all=True)),
+        messages.encode(HELLO) + messages.encode(HELLO),
+    ],
+)
+def test_a_stranger_is_sent_away_and_nothing_is_written(hall: Hall, said: bytes) -> None:
+    with Visitor(hall) as stranger:
+        stranger.says(said)
+        while (answer := stranger.hears()) is not None:
+            assert isinstance(answer, messages.Challenge)
+    with Visitor(hall) as node:
+        assert isinstance(node.comes_in(), messages.Welcome)
+    assert hall.written("node1") == b""
+
+
+def test_many_strangers_keep_no_node_out(hall: Hall) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(Visitor(hall)).says(b"half a li")
+        node = stack.enter_context(Visitor(hall))
+        assert isinstance(node.comes_in(), messages.Welcome)
+    assert len(hall.said) < 30
+
+
+def test_who_does_not_know_the_secret_does_not_come_in(hall: Hall) -> None:
+    with Visitor(hall) as stranger:
+        answer = stranger.comes_in(known=b"")
+        assert isinstance(answer, messages.Refused)
+        assert "another secret" in answer.why
+
+
+def test_node_0_proves_that_it_knows_the_secret(hall: Hall) -> None:
+    with Visitor(hall) as node:
+        node.says(HELLO)
+        challenge = node.hears()
+        assert isinstance(challenge, messages.Challenge)
+        assert challenge.proof == messages.proof(SECRET, "node0", HELLO, challenge.nonce)
+        # What node 0 says is no answer to what node 0 asks.
+        node.says(messages.Proof(proof=challenge.proof))
+        assert isinstance(node.hears(), messages.Refused)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"slurm_health": "0.0.9"}, f"it has slurm-health 0.0.9, node0 has {__version__}"),
+        ({"protocol": 2}, "install the same on all"),
+        ({"nnodes": "4"}, "it has --nnodes 4, node0 has 3"),
+        ({"check": "straggler-detection"}, "node0 has network-check"),
+        ({"rdzv_id": "a7"}, "it has --rdzv-id a7, node0 has none"),
+        ({"rank": 0}, "rank 0 is taken by"),
+        ({"rank": 3}, "ranks count from 0"),
+        ({"rank": -1}, "ranks count from 0"),
+        ({"run_id": "r0"}, "node0 was started again since"),
+        ({"run_id": "r1"}, "node0 was started again since"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_told_why(
+    hall: Hall, change: dict[str, object], why: str
+) -> None:
+    with Visitor(hall) as node:
+        answer = node.comes_in(msgspec.structs.replace(HELLO, **change))
+        assert isinstance(answer, messages.Refused)
+        assert why in answer.why
+    eventually(lambda: any(why in each for each in hall.said), "node 0 says so too")
+
+
+def test_a_second_node_of_a_rank_is_refused_and_the_first_stays(hall: Hall) -> None:
+    with Visitor(hall) as first, Visitor(hall) as second:
+        assert isinstance(first.comes_in(), messages.Welcome)
+        answer = second.comes_in(msgspec.structs.replace(HELLO, token="another"))
+        assert isinstance(answer, messages.Refused)
+        assert "rank 1 is taken by second (127.0.0.1)" in answer.why
+        first.says(messages.Lines(at_bytes=0, text=LINE))
+        eventually(lambda: hall.written("node1") == LINE.encode(), "the first is heard")
+
+
+def test_what_a_node_writes_stands_in_its_file_as_it_is(hall: Hall) -> None:
+    ended = line_of(AgentEnded(node="node1", launch=0, reason="nicht möglich: \x7f"))
+    with Visitor(hall) as node:
+        node.comes_in()
+        for at, text in ((0, LINE), (len(LINE), ended.encode().decode("latin-1"))):
+            node.says(messages.Lines(at_bytes=at, text=text))
+        eventually(lambda: hall.written("node1") == (LINE + ended).encode(), "both lines")
+    assert journal.read_all(hall.directory, "node1")[0].record == STARTED
+
+
+def test_a_line_that_was_left_torn_is_left_out(hall: Hall) -> None:
+    torn = LINE[:20] + "\n"
+    with Visitor(hall) as node:
+        node.comes_in()
+        node.says(messages.Lines(at_bytes=0, text=torn + LINE))
+        eventually(lambda: hall.written("node1") == LINE.encode(), "the whole line")
+    with Visitor(hall) as again:
+        welcome = again.comes_in(msgspec.structs.replace(HELLO, run_id="r1"))
+        assert isinstance(welcome, messages.Welcome)
+        assert welcome.have_bytes == len(torn + LINE)
+
+
+@pytest.mark.parametrize(
+    ("at_bytes", "text"),
+    [
+        (0, line_of(msgspec.structs.replace(STARTED, node="node2"))),
+        (0, line_of(STARTED, writer="node2")),
+        (0, line_of(MasterWaits(reason="for you"))),
+        (0, line_of(STARTED, writer="master")),
+        (0, LINE.replace(f'"v":{VERSION}', f'"v":{VERSION + 1}')),
+        (0, LINE.rstrip("\n")),
+        (5, LINE),
+        (-1, LINE),
+        (0, "\u2026\n"),
+    ],
+)
+def test_what_a_node_may_not_write_is_not_written(hall: Hall, at_bytes: int, text: str) -> None:
+    with Visitor(hall) as node:
+        node.comes_in()
+        node.says(messages.Lines(at_bytes=at_bytes, text=text))
+        while node.hears() is not None:
+            pass
+    eventually(lambda: any("node1" in each for each in hall.said), "node 0 says so")
+    assert all(hall.written(node) == b"" for node in ("node1", "node2"))
+    with Visitor(hall) as again:  # its process is the same, and may do better
+        assert isinstance(again.comes_in(), messages.Welcome)
+
+
+def test_a_node_that_comes_again_hears_what_it_missed(hall: Hall) -> None:
+    words = [MasterWaits(reason=f"for {number}") for number in range(3)]
+    with Visitor(hall) as node:
+        node.comes_in()
+        hall.master.append(words[0])
+        assert [told.number for told in node.hears_records(1)] == [0]
+    hall.master.append(*words[1:])
+    with Visitor(hall) as again:
+        again.comes_in(msgspec.structs.replace(HELLO, run_id="r1", heard=1))
+        assert [told.number for told in again.hears_records(2)] == [1, 2]
+
+
+def test_a_node_that_was_there_from_the_beginning_or_late_hears_the_same(hall: Hall) -> None:
+    hall.master.append(MasterWaits(reason="for nodes"))
+    with Visitor(hall) as late:
+        late.comes_in()
+        (told,) = late.hears_records(1)
+        assert "for nodes" in told.line
+
+
+def test_a_port_that_another_has_is_named(hall: Hall) -> None:
+    again = Run(
+        directory=hall.directory,
+        run_id="r2",
+        job_id=7,
+        nodes=NODES,
+        nnodes="3",
+        check="network-check",
+        rdzv_id="",
+    )
+    agent = OwnAgent("node0", lambda *_: [], {})
+    with pytest.raises(ChannelError, match="give each run on a machine its own MASTER_PORT"):
+        NodeZero(hall.meeting, SECRET, again, agent, hall.said.append)
+
+
+class Impostor:
+    """Listens where node 0 should be, and answers everything with the same."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.meeting = Meeting(host="127.0.0.1", port=self._listener.getsockname()[1])
+        self._answer = answer
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                found, _ = self._listener.accept()
+                with found, contextlib.suppress(OSError):
+                    found.recv(1 << 16)
+                    found.sendall(self._answer)
+
+
+def hurried(step_s: float) -> Callable[[], float]:
+    """A clock that goes on by so much whenever it is looked at."""
+    now_s = [0.0]
+
+    def monotonic() -> float:
+        now_s[0] += step_s
+        return now_s[0]
+
+    return monotonic
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\xff" * 9, b"[" * 9000 + b"\n"]
+)
+def test_what_answers_and_is_no_node_0_is_named(answer: bytes) -> None:
+    impostor = Impostor(answer)
+    node = OtherNode(impostor.meeting, SECRET, HELLO, lambda _: None, hurried(1.0))
+    with pytest.raises(NobodyThere, match="perhaps the others train already"):
+        node.join()
+    impostor.close()
+
+
+def test_who_poses_as_node_0_is_not_believed() -> None:
+    challenge = messages.Challenge(nonce="n", secret=True, proof="0" * 64)
+    impostor = Impostor(messages.encode(challenge))
+    node = OtherNode(impostor.meeting, SECRET, HELLO, lambda _: None)
+    with pytest.raises(UsageError, match="it has another secret than this node"):
+        node.join()
+    impostor.close()
+
+
+def test_a_port_that_nobody_listens_on_is_named_with_what_to_look_at() -> None:
+    nowhere = Meeting(host="127.0.0.1", port=free_port())
+    said: list[str] = []
+    node = OtherNode(nowhere, b"", HELLO, said.append, hurried(20.0))
+    with pytest.raises(ChannelError, match="Connection refused; does it run, with NODE_RANK=0"):
+        node.join()
+    assert said == [f"waiting for node0 at {nowhere.text}: Connection refused"]
+
+
+ROUND = RoundStarted(
+    round=0,
+    groups=[["node0", "node1"], ["node2", "node3"]],
+    rendezvous=[Rendezvous(address="a", port=1), Rendezvous(address="b", port=2)],
+    deadline_s=9.0,
+    absent=["node3"],
+)
+
+
+def test_each_node_hears_its_own_part() -> None:
+    others = ["node1", "node2"]
+    parts = routing.parts(ROUND, others)
+    assert set(parts) == set(others)
+    assert parts["node1"] == msgspec.structs.replace(
+        ROUND, groups=[["node0", "node1"]], rendezvous=[ROUND.rendezvous[0]], absent=[]
+    )
+    launched = AgentsLaunched(launch=1, nodes=["node0", "node2"])
+    assert routing.parts(launched, others) == {"node2": AgentsLaunched(launch=1, nodes=["node2"])}
+    judged = [NodeVerdict(node=node, level=Level.HEALTHY) for node in NODES]
+    told = routing.parts(VerdictReached(nodes=judged), others)
+    assert told["node1"] == VerdictReached(nodes=judged[1:2])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        MasterWaits(reason=""),
+        ActionIntended(action=Action.PROCEED, nodes=list(NODES)),
+        RunFinished(disposition="proceed", exit_code=0),  # type: ignore[arg-type]
+    ],
+)
+def test_all_hear_what_concerns_all(record: Record) -> None:
+    assert routing.parts(record, ["node1", "node2"]) == {"node1": record, "node2": record}
+
+
+def test_a_secret_comes_from_a_file_or_else_from_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(SECRET + b"\n")
+    environ = {secret.VARIABLE: "another one that is long enough"}
+    assert secret.read(str(file), environ) == SECRET
+    assert secret.read(None, environ) == b"another one that is long enough"
+    assert secret.read(None, {}) == b""
+    assert secret.without({**environ, "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize("text", ["", "short", " " * 40])
+def test_what_is_too_short_to_be_a_secret_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="openssl rand -hex 32"):
+        secret.read(None, {secret.VARIABLE: text})
+
+
+def test_a_secret_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        secret.read(str(tmp_path / "none"), {})
+
+
+def test_a_machine_says_where_the_journal_of_a_job_is(tmp_path: Path) -> None:
+    there = elsewhere.Elsewhere(host="first\x1b[31m", directory="/home/alice/torchrun/7/0-2")
+    elsewhere.note(tmp_path, "torchrun", 7, there)
+    assert elsewhere.of(tmp_path, "7") == (
+        "it is on first [31m, in /home/alice/torchrun/7/0-2: run slurm-health report 7 there."
+    )
+    assert elsewhere.of(tmp_path, "8") == ""
+    assert elsewhere.of(tmp_path / "none", "7") == ""
