@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import tomllib
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from slurm_health.errors import ConfigError
 
 SITE_FILE = "/etc/slurm-health/config.toml"
 _ADMIN_TABLES = ("hooks", "breaker", "recovery", "marks", "accusations", "checks")
+_HEADER, _QUOTES = re.compile(r"\s*\[\s*([^]]+?)\s*\]"), re.compile(r"[\"'\s]")
 _KEYS = ("journal", "expectations", "localize", *_ADMIN_TABLES)
 
 
@@ -60,19 +62,31 @@ class SiteFile:
 
     def line(self, where: tuple[str, ...], key: str = "") -> int:
         """Return where a key, or a table's header, stands; the nearest thing that can be found."""
-        header, wanted = ".".join(where), ".".join((*where, key))
-        setting = rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]"
+        header = ".".join(where)
+        if not key:
+            return self._headers.get(header, 1)
+        wanted = f"{header}.{key}" if header else key
+        setting = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]")
         table, header_line = "", 1
         for number, line in enumerate(self._lines, 1):
-            if found := re.match(r"\s*\[\s*([^]]+?)\s*\]", line):
-                table = re.sub(r"[\"'\s]", "", found.group(1))
-                if table == (wanted if key else header):
+            if line.lstrip()[:1] == "[" and (found := _HEADER.match(line)):
+                table = _QUOTES.sub("", found.group(1))
+                if table == wanted:
                     return number
                 if table == header:
                     header_line = number
-            elif key and table == header and re.match(setting, line):
+            elif table == header and setting.match(line):
                 return number
         return header_line
+
+    @cached_property
+    def _headers(self) -> dict[str, int]:
+        """Where the first header of each table stands: hooks ask for it with every check."""
+        found: dict[str, int] = {}
+        for number, line in enumerate(self._lines, 1):
+            if line.lstrip()[:1] == "[" and (header := _HEADER.match(line)):
+                found.setdefault(_QUOTES.sub("", header.group(1)), number)
+        return found
 
 
 def read(path: Path, *, trusted: bool) -> SiteFile:

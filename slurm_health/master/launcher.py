@@ -11,8 +11,9 @@ import re
 import selectors
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from slurm_health.agent.node_facts import visible_devices
@@ -90,13 +91,18 @@ class _Started:
     ringers: Ringers = field(default_factory=Ringers)
     ended: set[int] = field(default_factory=set)
 
+    @cached_property
+    def members(self) -> frozenset[str]:
+        """The same nodes, to look them up among thousands."""
+        return frozenset(self.nodes)
+
     @property
     def streams(self) -> list[int]:
         """What becomes readable when the command, or an agent behind it, says something."""
         pipes = [self.process.stdout, self.process.stderr]
         return [pipe.fileno() for pipe in pipes if pipe and pipe.fileno() not in self.ended]
 
-    def hear(self, stream: int) -> set[str]:
+    def hear(self, stream: int) -> Set[str]:
         """Take in what has arrived on a stream; return the nodes that rang."""
         try:
             data = os.read(stream, 1 << 16)
@@ -107,7 +113,7 @@ class _Started:
         if self.process.stderr and stream == self.process.stderr.fileno():
             self.buffer += data
             return set()
-        return set(self.ringers.rung(data)).intersection(self.nodes)
+        return self.members.intersection(self.ringers.rung(data))
 
     def read_lines(self) -> list[str]:
         """Return the complete lines the command has written to standard error."""
@@ -176,7 +182,7 @@ class SlurmLauncher:
                     why = step.last_line or f"srun ended with {exit_text(returncode)}"
                     over = LossCause.JOB_ENDED if _JOB_ENDED.search(why) else LossCause.ENDED
                     lost.append(_lost(step, sorted(step.pending), why, over))
-        return lost
+        return _together(lost)
 
     def ring(self) -> None:
         """Send a line to all tasks."""
@@ -363,9 +369,23 @@ def _ended(step: _Started, node: str, how: str) -> AgentsLost:
 
 def _names(text: str, step: _Started) -> list[str]:
     try:
-        return [node for node in expand(text) if node in step.nodes]
+        return [node for node in expand(text) if node in step.members]
     except ValueError:
         return []
+
+
+def _together(lost: Iterable[AgentsLost]) -> list[AgentsLost]:
+    """Return losses with one record for all nodes of which the same is known.
+
+    One node on which a step does not start ends it everywhere, and srun says so node by node.
+    """
+    alike: dict[tuple[int, str, LossCause], list[str]] = {}
+    for each in lost:
+        alike.setdefault((each.launch, each.reason, each.cause), []).extend(each.nodes)
+    return [
+        AgentsLost(launch=launch, nodes=nodes, reason=reason, cause=cause)
+        for (launch, reason, cause), nodes in alike.items()
+    ]
 
 
 def _lost(

@@ -160,8 +160,9 @@ class Master:
         while True:
             self._alive()
             self._read_news()
-            for lost in self._launcher.poll():
-                self._note_loss(lost)
+            lost = self._launcher.poll()
+            if lost and self.session.state.verdict is None:
+                self.append(*lost)
             step = self.session.next_step(self._clock())
             if _rests_on_silence(step) and self._read(self.session.state.awaited()):
                 step = self.session.next_step(self._clock())
@@ -281,10 +282,6 @@ class Master:
             self.session.state.fold(entry)
             wrote.add(entry.id.rpartition(":")[0])
         return wrote
-
-    def _note_loss(self, lost: AgentsLost) -> None:
-        if self.session.state.verdict is None:
-            self.append(lost)
 
     def _say(self, reason: str) -> None:
         if reason != self._said:

@@ -273,6 +273,7 @@ def _add_faults(fault: argparse.ArgumentParser, named: argparse.ArgumentParser) 
     starve.add_argument("--share", type=float, default=0.2, help="default: %(default)g")
 
     add("kill-slurmd", "kill the node's slurmd", lambda lab, o: lab.fault.kill_slurmd(o.node))
+    add("stop-slurmd", "stop the node's slurmd", lambda lab, o: lab.fault.stop_slurmd(o.node))
     add("start-slurmd", "start the node's slurmd", lambda lab, o: lab.fault.start_slurmd(o.node))
 
     agent = add(

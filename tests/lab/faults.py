@@ -72,8 +72,16 @@ class Faults:
             _DEADLINE_S,
         )
 
+    def stop_slurmd(self, node: str) -> None:
+        """Stop the node's slurmd (SIGSTOP): it takes connections and answers none."""
+        for pid in self.slurmd_pids(node):
+            os.kill(pid, signal.SIGSTOP)
+
     def start_slurmd(self, node: str) -> None:
-        """Start the node's slurmd unless it runs."""
+        """Start the node's slurmd unless it runs, and let one go on that was stopped."""
+        for pid in self.slurmd_pids(node):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         if not self.slurmd_pids(node):
             self._lab.run(["slurmd", "-N", node], node=node, cwd="/", deadline_s=_DEADLINE_S)
 

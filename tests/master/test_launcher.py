@@ -204,6 +204,35 @@ def test_a_node_on_which_no_step_starts_is_told_from_those_that_merely_ended_wit
     assert "Application launch failed" in lost["n1"].reason
 
 
+def test_thousands_of_agents_that_end_with_the_launch_of_three_are_lost_in_few_records(
+    srun: Srun, tmp_path: Path
+) -> None:
+    nodes = [f"n{number}" for number in range(1, 4097)]
+    unreached, killed = nodes[6:9], [*nodes[:6], *nodes[9:]]
+    words = [
+        f"srun: error: Task launch for StepId=1.0 failed on node {node}: Communication connection"
+        " failure"
+        for node in unreached
+    ]
+    words += [f"srun: error: {node}: task {node[1:]}: Killed" for node in killed]
+    (tmp_path / "words").write_text("\n".join(words) + "\n")
+    launcher = srun.launcher(f"cat {tmp_path}/words >&2; exit 1")
+    launcher.start(0, nodes)
+
+    polls: list[list[AgentsLost]] = []
+
+    def all_lost() -> bool:
+        polls.append(launcher.poll())
+        return sum(len(lost.nodes) for each in polls for lost in each) == len(nodes)
+
+    eventually(all_lost, "the loss of all")
+
+    assert all(len(lost) <= 2 for lost in polls)
+    found = {node: lost for each in polls for lost in each for node in lost.nodes}
+    assert [node for node in nodes if found[node].cause is LossCause.NOT_STARTED] == unreached
+    assert {found[node].cause for node in killed} == {LossCause.ENDED}
+
+
 def test_an_agent_that_sees_no_journal_says_so_itself_even_after_sruns_word_of_its_end(
     srun: Srun,
 ) -> None:
