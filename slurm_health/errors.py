@@ -14,6 +14,8 @@
     │  ├─ RecordTooNew(path, version)
     │  └─ JournalBusy(path)
     ├─ RunNotFound(job, root)                   4
+    ├─ PackageMissing(package)                  4
+    ├─ NotWritten(path)                         4
     ├─ NoRoom(name)                             4
     └─ LocalizeError                            70  results that no planned round can have produced
 
@@ -180,6 +182,30 @@ class RunNotFound(SlurmHealthError):
     def with_reason(self, reason: str) -> RunNotFound:
         """Return the same error with what Slurm says of the job, if it says anything."""
         return RunNotFound(self.job, self.root, self.near, reason)
+
+
+class PackageMissing(SlurmHealthError):
+    """Something was asked for that needs a package of an extra."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        self.package = package
+        super().__init__(
+            f"{what} needs {package}, which is not installed: pip install 'slurm-health[{extra}]'"
+        )
+
+
+class NotWritten(SlurmHealthError):
+    """A file that the user named cannot be written."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, path: Path, err: OSError) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} cannot be written: {err.strerror or err}; name a file in another directory"
+        )
 
 
 class NoRoom(SlurmHealthError):

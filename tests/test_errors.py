@@ -28,6 +28,8 @@ SAMPLES = {
     "RecordTooNew": errors.RecordTooNew(Path("/j"), 2, 1),
     "JournalBusy": errors.JournalBusy(Path("/j")),
     "RunNotFound": errors.RunNotFound("12", Path("/j"), near=["11"]),
+    "PackageMissing": errors.PackageMissing("--html", "jinja2", "html"),
+    "NotWritten": errors.NotWritten(Path("/p"), OSError(13, "Permission denied")),
     "NoRoom": errors.NoRoom("train.sh", "No space left on device"),
 }
 
