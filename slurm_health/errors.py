@@ -16,6 +16,8 @@
     ├─ RunNotFound(job, root)                   4
     ├─ IndexUnusable(path)                      4
     ├─ ChannelError(address)                    4   node 0 of a run, or its port, cannot be used
+    ├─ PackageMissing(package)                  4
+    ├─ NotWritten(path)                         4
     ├─ NoRoom(name)                             4
     └─ LocalizeError                            70  results that no planned round can have produced
 
@@ -205,6 +207,30 @@ class ChannelError(SlurmHealthError):
     def __init__(self, address: str, problem: str) -> None:
         self.address = address
         super().__init__(f"{address}: {problem}")
+
+
+class PackageMissing(SlurmHealthError):
+    """Something was asked for that needs a package of an extra."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        self.package = package
+        super().__init__(
+            f"{what} needs {package}, which is not installed: pip install 'slurm-health[{extra}]'"
+        )
+
+
+class NotWritten(SlurmHealthError):
+    """A file that the user named cannot be written."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, path: Path, err: OSError) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} cannot be written: {err.strerror or err}; name a file in another directory"
+        )
 
 
 class NoRoom(SlurmHealthError):

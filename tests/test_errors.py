@@ -30,6 +30,8 @@ SAMPLES = {
     "RunNotFound": errors.RunNotFound("12", Path("/j"), near=["11"]),
     "IndexUnusable": errors.IndexUnusable(Path("/i"), "is damaged"),
     "ChannelError": errors.ChannelError("10.0.0.1:29500", "node0 has ended"),
+    "PackageMissing": errors.PackageMissing("--html", "jinja2", "html"),
+    "NotWritten": errors.NotWritten(Path("/p"), OSError(13, "Permission denied")),
     "NoRoom": errors.NoRoom("train.sh", "No space left on device"),
 }
 

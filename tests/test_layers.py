@@ -64,6 +64,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 # The only modules that load these.
 ONLY_IN = {
     "grpc": f"{NAME}.hooks.serve",
+    "jinja2": f"{NAME}.report.web_page",
     "pyslurm": f"{NAME}.slurm.pyslurm_client",
     "torch": f"{NAME}.probes",
 }

@@ -13,7 +13,7 @@ import click
 from slurm_health import config
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import print_result, takes_colour, terminal
-from slurm_health.errors import ExitCode, RunNotFound
+from slurm_health.errors import ExitCode, NotWritten, PackageMissing, RunNotFound
 from slurm_health.options import Door
 from slurm_health.report import (
     colour,
@@ -37,6 +37,12 @@ from slurm_health.report.model import JobReport
 @click.option("--csv", "as_csv", is_flag=True, help="Print a line of CSV per node and round.")
 @click.option("--verbose", is_flag=True, help="Tell all evidence, every group and every sample.")
 @click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the report as one page of HTML, with pictures; - for standard output.",
+)
+@click.option(
     "--last",
     type=click.IntRange(min=1),
     default=10,
@@ -51,6 +57,7 @@ def report(
     raw: bool,
     as_csv: bool,
     verbose: bool,
+    html: Path | None,
     last: int,
 ) -> int:
     """Print what was measured, concluded and done for a job.
@@ -59,7 +66,9 @@ def report(
     tasks. Without JOBID your latest jobs are listed. Reads the journal's files: any time later, on
     any machine that sees them. Slurm is asked about jobs that have none.
     """
-    _refuse_what_does_not_go_together(job, as_json=as_json, raw=raw, as_csv=as_csv, verbose=verbose)
+    _refuse_what_does_not_go_together(
+        job, as_json=as_json, raw=raw, as_csv=as_csv, verbose=verbose, html=html
+    )
     gc.disable()  # nothing here is garbage before the end, and looking takes half of the time
     root = config.journal_root(journal, os.environ)
     width, unicode = terminal()
@@ -73,6 +82,11 @@ def report(
             _print(latest.latest_text(jobs, root, width=width, unicode=unicode))
         return int(ExitCode.HEALTHY)
     tasks, found = _load(root, job, cluster)
+    if html is not None:
+        if tasks:
+            raise click.UsageError(f"--html is about one job: {', '.join(tasks[:5])}")
+        _write_page(found[0], html)
+        return int(ExitCode.HEALTHY)
     if as_csv:
         print_result(spreadsheet.as_csv(found))
         return int(ExitCode.HEALTHY)
@@ -89,7 +103,7 @@ def report(
 
 
 def _refuse_what_does_not_go_together(
-    job: str | None, *, as_json: bool, raw: bool, as_csv: bool, verbose: bool
+    job: str | None, *, as_json: bool, raw: bool, as_csv: bool, verbose: bool, html: Path | None
 ) -> None:
     if raw and not as_json:
         raise click.UsageError("--raw goes with --json")
@@ -97,14 +111,37 @@ def _refuse_what_does_not_go_together(
         raise click.UsageError("--csv and --json: choose one")
     if verbose and (as_json or as_csv):
         raise click.UsageError("--verbose goes with the table; with --json, --raw has every sample")
-    if job is None and (raw or as_csv or verbose):
-        raise click.UsageError("--raw, --csv and --verbose are about one job: name its JOBID")
+    if html is not None and (as_json or as_csv or verbose):
+        raise click.UsageError("--html goes with none of --json, --csv and --verbose")
+    if job is None and (raw or as_csv or verbose or html is not None):
+        raise click.UsageError("--raw, --csv, --html and --verbose need a job: name its JOBID")
 
 
 def _print(text: str) -> None:
     """Print a table, in colour where standard output takes it."""
     text = text.rstrip("\n") + "\n"
     print_result(colour.coloured(text) if takes_colour(os.environ) else text)
+
+
+def _write_page(report: JobReport, file: Path) -> None:
+    """Write the page of a job.
+
+    Raises:
+        PackageMissing: jinja2, of the extra `html`, is not there.
+        NotWritten: the file cannot be written.
+    """
+    try:
+        from slurm_health.report.web_page import as_html
+    except ModuleNotFoundError as err:
+        raise PackageMissing("--html", str(err.name), "html") from err
+    page = as_html(report, made_at=time.strftime("%Y-%m-%d %H:%M %Z"))
+    if str(file) == "-":
+        print_result(page)
+        return
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as err:
+        raise NotWritten(file, err) from err
 
 
 def _load(root: Path, job: str, cluster: str | None) -> tuple[list[str], list[JobReport]]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health report`: what became of a job, as a table, as JSON and as CSV.
+"""`slurm-health report`: what became of a job, as a table, as a page, and for programs.
 
-Reads the journal's files and nothing else. It loads neither torch nor numpy, so it works on any
-login node, at any time, even while the job runs.
+Reads the journal's files; Slurm is asked about jobs that have none. It loads neither torch nor
+numpy, so it works on any login node, at any time, even while the job runs.
 
     find      where a job's journals are
     read      what is in one of them, and what is missing
@@ -22,6 +22,8 @@ login node, at any time, even while the job runs.
     export    a report as JSON
     schema    the JSON Schema of that
     spreadsheet   what was measured as CSV
+    web_page  a report as a page of HTML
+    charts    its pictures, as numbers
     latest    the caller's latest jobs
     elsewhere    where the journal is that another machine has
     without_journal   why there is nothing to report, as far as Slurm knows

@@ -120,6 +120,11 @@ def _title(report: JobReport) -> list[str]:
     return [f"Job {job}", report.script, place, counts]
 
 
+def facts_of(run: RunReport) -> list[str]:
+    """Return one check in phrases: its nodes, its effort, what it found and led to."""
+    return [phrase for phrase in _check(run)[1:] if phrase]
+
+
 def _check(run: RunReport) -> list[str]:
     found = [attempt_text(run), _node_list(run.nodes), effort_text(run), found_text(run)]
     return [*found, *outcome_texts(run)]
@@ -245,14 +250,19 @@ def _timeline(runs: Sequence[RunReport], page: Page, *, verbose: bool) -> list[s
     rows = [["TIMELINE", "SECONDS", "EVENT"]]
     for run in runs:
         label = attempt_text(run)
-        events = [(event.after_s, _event(event, run)) for event in run.timeline]
-        events += [
-            (each.after_s, details.round_text(run, each, whole=verbose)) for each in run.each_round
-        ]
-        for after_s, text in sorted(events, key=lambda event: event[0]):
+        for after_s, text in events_of(run, whole=verbose):
             rows.append([label, f"{after_s:.1f}", text])
             label = ""
     return page.table(rows, align=("left", "right")) if len(rows) > 1 else []
+
+
+def events_of(run: RunReport, *, whole: bool = False) -> list[tuple[float, str]]:
+    """Return what happened in a check and when, rounds included; of these all groups if `whole`."""
+    events = [(event.after_s, _event(event, run)) for event in run.timeline]
+    events += [
+        (each.after_s, details.round_text(run, each, whole=whole)) for each in run.each_round
+    ]
+    return sorted(events, key=lambda event: event[0])
 
 
 def _is_eventful(run: RunReport) -> bool:

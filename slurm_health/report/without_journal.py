@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 from slurm_health.core.acting import unchecked
@@ -13,6 +15,7 @@ from slurm_health.slurm.parsing import Job, JobId
 
 UNKNOWN = "no journal"
 _ASKED = 20  # tasks of which Slurm is asked, a call each
+_OWNER = re.compile(r"(\S+)\((\d{1,10})\)", re.ASCII)
 # In every script that slurm-health submits.
 _OURS = "-m slurm_health supervise"
 
@@ -31,7 +34,7 @@ def reason(job: JobId, environ: Mapping[str, str]) -> str:
         comment = client.comment(job)
     with contextlib.suppress(SlurmError):  # somebody else's, an interactive job's
         script = client.batch_script(job)
-    return explain(found, script, comment)
+    return explain(found, script, comment, uid=os.geteuid())
 
 
 def of_tasks(
@@ -69,9 +72,19 @@ def _folded(numbers: Sequence[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
-def explain(job: Job, script: str, comment: str = "") -> str:
-    """Say why a job that Slurm knows has no journal; `script` is empty where nobody may see it."""
+def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None) -> str:
+    """Say why a job that Slurm knows has no journal here.
+
+    `script` is empty where nobody may see it; `uid` is who asks.
+    """
     state = "+".join(sorted(job.states)).lower()
+    owner = _OWNER.fullmatch(job.value("UserId"))  # not told by every way to ask Slurm
+    if owner and uid is not None and int(owner[2]) != uid:
+        name = owner[1]
+        return (
+            f"it is {name}'s job ({state}), and journals are their owners': ask {name} for"
+            f" `slurm-health report {job.job_id}`, or an administrator."
+        )
     said = unchecked.said_in(comment)
     if said:
         return f"Slurm has this of it ({state}): {said}"

@@ -29,3 +29,13 @@ def job(*states: str, reason: str = "None", **fields: str) -> Job:
 )
 def test_what_slurm_knows_says_why_there_is_no_journal(found: Job, script: str, said: str) -> None:
     assert said in explain(found, script)
+
+
+def test_of_somebody_elses_job_it_is_said_whom_to_ask() -> None:
+    bobs = job("RUNNING", UserId="bob(1002)")
+
+    said = explain(bobs, "", uid=1001)
+
+    assert "it is bob's job (running)" in said
+    assert "ask bob for `slurm-health report 12`" in said
+    assert "bob" not in explain(bobs, OURS, uid=1002)

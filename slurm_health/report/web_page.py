@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's report as one page of HTML: it needs no network, no script and no other file.
+
+jinja2 fills `page.html` and makes every name and message harmless: they come from journals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jinja2
+
+from slurm_health import __version__
+from slurm_health.core.diagnosis.explain import lines_of
+from slurm_health.core.text import one_line
+from slurm_health.core.verdict import Level
+from slurm_health.report import details, table
+from slurm_health.report.charts import Chart, Matrix, Span, charts_of, matrix_of, span_of
+from slurm_health.report.figures import ALLGATHER, MATMUL
+from slurm_health.report.model import JobReport, NodeReport, RunReport
+from slurm_health.report.phrases import (
+    NOTHING,
+    WORST_FIRST,
+    attempt_text,
+    nodes_text,
+    range_text,
+)
+
+_CARDS = 48  # nodes that get a card each; the rest is named
+_EVIDENCE = 40  # lines on a card
+_PICTURED = 3  # checks, the last ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Card:
+    """One node, path or leaf that is not well."""
+
+    name: str
+    level: str
+    reason: str
+    part: str
+    evidence: tuple[str, ...]
+    more: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Check:
+    """One check: its line, its pictures, what happened in it."""
+
+    name: str
+    facts: tuple[str, ...]
+    missing: tuple[str, ...]
+    span: Span | None
+    matrix: Matrix | None
+    charts: tuple[Chart, ...]
+    events: tuple[tuple[str, str], ...]
+    post_mortem: tuple[tuple[str, str], ...]
+
+
+def as_html(report: JobReport, *, made_at: str) -> str:
+    """Return the page.
+
+    Args:
+        report: what to show.
+        made_at: when that was, for the page's last line.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("slurm_health.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["line"] = one_line
+    bad = [
+        node
+        for level in WORST_FIRST
+        for node in report.nodes
+        if node.level is level and level not in (Level.HEALTHY, None)
+    ]
+    pictured = {run.label for run in report.runs[-_PICTURED:]}
+    return environment.get_template("page.html").render(
+        report=report,
+        place="/".join(part for part in (report.cluster, report.partition) if part),
+        counts=_counts(report.nodes),
+        cards=[*_links(report), *map(_card, bad[:_CARDS])],
+        others=nodes_text(node.node for node in bad[_CARDS:]),
+        checks=[_check(run, pictured=run.label in pictured) for run in report.runs],
+        nodes=[_row(node) for node in report.nodes],
+        probes=[ALLGATHER, MATMUL],
+        version=__version__,
+        made_at=made_at,
+    )
+
+
+def _counts(nodes: Sequence[NodeReport]) -> list[tuple[str, int]]:
+    counts = [
+        (level.value if level else "unjudged", sum(node.level is level for node in nodes))
+        for level in WORST_FIRST
+    ]
+    return [(level, count) for level, count in counts if count]
+
+
+def _card(node: NodeReport) -> _Card:
+    assert node.verdict is not None
+    evidence = node.verdict.evidence
+    devices = node.hardware.devices if node.hardware else ()
+    said = tuple(text for device in devices for text in device.said)
+    return _Card(
+        name=node.node,
+        level=node.verdict.level.value,
+        reason=node.verdict.reason,
+        part=details.part_text(node),
+        evidence=(*said, *evidence[-_EVIDENCE:]),
+        more=max(0, len(evidence) - _EVIDENCE),
+    )
+
+
+def _links(report: JobReport) -> list[_Card]:
+    return [
+        _Card(
+            name=f"{kind} {NOTHING.join(link.ends)}",
+            level=link.level.value,
+            reason=link.reason,
+            part="the nodes at its ends are not at fault",
+            evidence=link.evidence[-_EVIDENCE:],
+            more=max(0, len(link.evidence) - _EVIDENCE),
+        )
+        for kind, links in (("path", report.paths), ("leaf", report.leaves))
+        for link in links
+    ]
+
+
+def _check(run: RunReport, *, pictured: bool) -> _Check:
+    return _Check(
+        name=attempt_text(run),
+        facts=tuple(table.facts_of(run)),
+        missing=run.missing,
+        span=span_of(run) if pictured else None,
+        matrix=matrix_of(run) if pictured else None,
+        charts=tuple(charts_of(run)) if pictured else (),
+        events=tuple((f"{after_s:.1f}", text) for after_s, text in table.events_of(run)),
+        post_mortem=tuple(lines_of(run.post_mortem)) if run.post_mortem else (),
+    )
+
+
+def _row(node: NodeReport) -> tuple[str, str, list[str], str]:
+    """Return a node's name, level, figures and reason."""
+    figures = {figure.probe: figure.values for figure in node.figures}
+    shown = [range_text(figures.get(probe, ())) for probe in (ALLGATHER, MATMUL)]
+    reason = node.verdict.reason if node.verdict else ""
+    return node.node, node.level.value if node.level else "unjudged", shown, reason

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page: whole in one file, harmless whatever a journal holds, and as a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from html import escape, unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.core.records import Diagnosed, VerdictReached
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.report.find import load
+from slurm_health.report.web_page import as_html
+from tests.report.test_table import CASES
+from tests.support.command_line import slurm_health
+from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+DARK, LIGHT = 0, 1
+MARKUP = '<img src=x onerror="document.title=1"></style><script>document.title=2</script>&amp;'
+# Put into a copy of the page, whose policy forbids scripts: what the browser made of it.
+ASK = """<script>addEventListener("load", () => {
+const of = (query) => [...document.querySelectorAll(query)];
+const style = getComputedStyle(document.body);
+parent.document.title = JSON.stringify({
+  width: innerWidth, needed: document.documentElement.scrollWidth,
+  background: style.backgroundColor, colour: style.color,
+  images: document.images.length, scripts: document.scripts.length,
+  cards: of(".card").map(card => card.querySelector("h3").textContent.trim()),
+  cells: of("svg.matrix rect").length,
+  slow: of("svg.matrix rect.b4").length,
+  unseen: of("svg.matrix rect.b4").filter(cell => cell.getBoundingClientRect().width < 5).length,
+  wide: of("body > section > *, .card").filter(
+    part => part.getBoundingClientRect().right > innerWidth + 1).length,
+  styled: of("svg.matrix rect.c").map(cell => getComputedStyle(cell).fill)[0] || ""});
+});</script>"""
+
+
+def page_of(root: Path, job: str = "12") -> str:
+    return as_html(load(root, job), made_at="2026-11-22 12:00")
+
+
+def shown(page: str, directory: Path, *, width: int = 1280, scheme: int = LIGHT) -> dict[str, Any]:
+    """Return what a browser without a network makes of a page."""
+    assert BROWSER is not None
+    policy = re.compile(r'<meta http-equiv="Content-Security-Policy".*?>')
+    file = directory / "asked.html"
+    asked = escape(policy.sub("", page).replace("</body>", f"{ASK}</body>"))
+    # No window of a browser is as narrow as a telephone; a frame can be.
+    frame = f'<iframe width="{width}" height="1200" style="border: 0" srcdoc="{asked}"></iframe>'
+    file.write_text(f"<!doctype html><meta charset=utf-8>{frame}", encoding="utf-8")
+    done = subprocess.run(
+        [
+            BROWSER,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            f"--user-data-dir={directory / 'profile'}",
+            "--window-size=1300,1300",
+            f"--blink-settings=preferredColorScheme={scheme}",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    found = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
+    assert found is not None
+    answer: dict[str, Any] = json.loads(unescape(found[1]))
+    return answer
+
+
+def lightness(colour: str) -> int:
+    return sum(map(int, re.findall(r"\d+", colour)[:3]))
+
+
+def large(root: Path, count: int) -> None:
+    """Write a check of many nodes in six rounds of pairs, in which one node is slow."""
+    run = RunJournal(root, nodes=[f"gpu{number:04}" for number in range(1, count + 1)])
+    run.start()
+    for index in range(6):
+        order = [run.nodes[(number * (2 * index + 1)) % count] for number in range(count)]
+        pairs = [order[start : start + 2] for start in range(0, count, 2)]
+        run.begin_round(index, pairs)
+        for pair in pairs:
+            run.measure(index, pair, allgather_gb_per_s=100.0 if "gpu0018" in pair else 330.0)
+        run.end_round(index)
+    slow = NodeVerdict(node="gpu0018", level=Level.SLOW, reason="slow", evidence=("round 0",))
+    run.judge(slow)
+
+
+def hostile(root: Path) -> None:
+    """Write a journal in which every text is markup."""
+    run = RunJournal(root, nodes=["n1", "n2"])
+    run.start(script=f"/home/ml/{MARKUP}", array=MARKUP)
+    run.begin_round(0, [["n1", "n2"]])
+    run.end_round(0)
+    bad = NodeVerdict(
+        node="n1", level=Level.FAULTY, component=MARKUP, reason=MARKUP, evidence=(MARKUP,)
+    )
+    path = LinkVerdict(ends=(MARKUP, "n2"), level=Level.SLOW, reason=MARKUP, evidence=(MARKUP,))
+    run.master(
+        VerdictReached(nodes=[bad, NodeVerdict(node=MARKUP, level=Level.SLOW)], paths=[path])
+    )
+    run.finish("stop", exit_code=1, reason=MARKUP)
+    run.write(
+        "post-mortem",
+        Diagnosed(
+            cause="x",
+            description=MARKUP,
+            attribution="user error",
+            sureness="likely",
+            evidence=[MARKUP],
+            advice=MARKUP,
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_report_is_a_page_that_needs_nothing_else(tmp_path: Path, name: str) -> None:
+    CASES[name](tmp_path)
+
+    page = page_of(tmp_path)
+
+    assert page.startswith("<!doctype html>")
+    assert re.findall(r"https?:|\bsrc=|\bhref=|url\(|@import|<script|<link", page) == []
+    assert "default-src 'none'" in page
+
+
+def test_the_page_tells_what_the_table_tells(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path)
+
+    text = unescape(re.sub(r"<[^>]*>", " ", page_of(tmp_path)))
+
+    for said in (
+        "1 faulty",
+        "5 healthy",
+        "no allgather with n4, n1 (timed out)",
+        "round 1 with n1: timed_out",
+        "drained n3",
+        "train.sh ran 41 s, exit 0",
+        "n3 and n4, round 0: timed out",
+    ):
+        assert said in text, said
+
+
+def test_markup_in_a_journal_is_only_text(tmp_path: Path) -> None:
+    hostile(tmp_path)
+
+    page = page_of(tmp_path)
+
+    assert "<img" not in page
+    assert "<script" not in page
+    assert page.count("</style>") == 1
+    assert "&lt;img src=x" in page
+
+
+def test_a_check_of_512_nodes_is_a_page_below_2_mb(tmp_path: Path) -> None:
+    large(tmp_path, 512)
+
+    page = page_of(tmp_path)
+
+    assert len(page.encode()) < 2_000_000
+    assert page.count("gpu0018 and ") + page.count(" and gpu0018") >= 2
+
+
+def test_the_page_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path / "journal")
+    file = tmp_path / "a page.html"
+    words = ("report", "12", f"--journal={tmp_path / 'journal'}", "--html")
+
+    done = slurm_health(*words, str(file))
+    printed = slurm_health(*words, "-")
+
+    assert (done.code, done.stdout, done.stderr) == (0, "", "")
+    assert file.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert printed.stdout.startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["12", "--html", "/nonexistent/x.html"], 4, "/nonexistent/x.html cannot be written"),
+        (["--html", "x.html"], 2, "JOBID"),
+        (["12", "--json", "--html", "x.html"], 2, "--json"),
+    ],
+)
+def test_a_page_that_cannot_be_is_one_line(
+    tmp_path: Path, words: Sequence[str], code: int, said: str
+) -> None:
+    write_healthy_run(tmp_path)
+
+    done = slurm_health("report", f"--journal={tmp_path}", *words)
+
+    assert (done.code, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)
+    assert said in done.stderr
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("scheme", [LIGHT, DARK])
+def test_a_browser_shows_the_page_in_its_width_and_colours(
+    tmp_path: Path, width: int, scheme: int
+) -> None:
+    write_requeued_job(tmp_path)
+
+    found = shown(page_of(tmp_path), tmp_path, width=width, scheme=scheme)
+
+    assert found["needed"] <= found["width"] == width
+    assert found["wide"] == 0
+    assert (lightness(found["background"]) > lightness(found["colour"])) == (scheme == LIGHT)
+    assert [card.split() for card in found["cards"]] == [["n3", "faulty"]]
+    assert found["styled"] != "rgb(0, 0, 0)"
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+def test_a_browser_runs_nothing_that_a_journal_holds(tmp_path: Path) -> None:
+    hostile(tmp_path)
+
+    found = shown(page_of(tmp_path), tmp_path)
+
+    assert (found["images"], found["scripts"]) == (0, 1)  # the script is this test's
+    assert len(found["cards"]) == 3
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+def test_what_is_slow_can_be_seen_among_512_nodes(tmp_path: Path) -> None:
+    large(tmp_path, 512)
+    page = page_of(tmp_path)
+
+    found = shown(page, tmp_path)
+
+    assert found["cells"] > 2 * 1000
+    assert found["slow"] == 2 * 6
+    assert (found["unseen"], found["wide"]) == (0, 0)
