@@ -57,7 +57,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("site_settings", "options", "stuck", "templates"),
     ("draining",),
     ("agent", "acting", "supervisor", "sbatch", "report", "hooks", "monitor"),
-    ("master", "doctor", "history"),
+    ("master", "doctor", "history", "retention"),
     ("torchrun",),
     ("cli",),
 )

@@ -10,6 +10,7 @@ standard error; every error becomes one line and an exit code in `main`.
     run              `slurm-health run`
     report           `slurm-health report`
     history          `slurm-health history`, `slurm-health lemons`
+    clean            `slurm-health clean`
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck, init-config, nodes
     doctor           `slurm-health doctor`

@@ -20,6 +20,7 @@ from slurm_health.errors import ExitCode, SlurmHealthError
 _COMMANDS = {
     "agent": "internal:agent",
     "check": "check:check",
+    "clean": "clean:clean",
     "docs": "docs:docs",
     "doctor": "doctor:doctor",
     "epilog": "hooks:epilog",
