@@ -11,6 +11,7 @@ standard error; every error becomes one line and an exit code in `main`.
     report           `slurm-health report`
     history          `slurm-health history`, `slurm-health lemons`
     clean            `slurm-health clean`
+    metrics          `slurm-health metrics`
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck, init-config, nodes
     doctor           `slurm-health doctor`

@@ -29,6 +29,7 @@ _COMMANDS = {
     "init-config": "hooks:init_config",
     "install-shims": "hooks:install_shims",
     "lemons": "history:lemons",
+    "metrics": "metrics:metrics",
     "nodes": "hooks:nodes",
     "plan": "plan:plan",
     "prolog": "hooks:prolog",
