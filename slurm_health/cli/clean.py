@@ -26,19 +26,22 @@ _T = TypeVar("_T")
 _FEW = 5  # jobs that are named of those that are left
 
 
-def _read_with(
+def reading(
     read: Callable[[str], _T],
 ) -> Callable[[click.Context, click.Parameter, str | None], _T | None]:
-    def reading(ctx: click.Context, param: click.Parameter, text: str | None) -> _T | None:
+    """Return a callback of click's that reads a value, and says what is wrong with it."""
+
+    def read_option(ctx: click.Context, param: click.Parameter, text: str | None) -> _T | None:
         try:
             return None if text is None else read(text)
         except ValueError as err:
             raise click.BadParameter(str(err), ctx=ctx, param=param) from None
 
-    return reading
+    return read_option
 
 
-def _age(text: str) -> float:
+def read_age(text: str) -> float:
+    """Return the seconds that an age stands for; ValueError where it is none."""
     from slurm_health.core import retention
 
     return retention.age_s(text)
@@ -55,14 +58,14 @@ def _size(text: str) -> int:
     "--older-than",
     "older_than_s",
     metavar="AGE",
-    callback=_read_with(_age),
+    callback=reading(read_age),
     help="Remove what was last written longer ago: 12h, 90d, 4w.",
 )
 @click.option(
     "--max-size",
     "most_bytes",
     metavar="SIZE",
-    callback=_read_with(_size),
+    callback=reading(_size),
     help="Remove the oldest until no more than this is taken: 500MB, 20GiB.",
 )
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")

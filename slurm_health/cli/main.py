@@ -38,6 +38,7 @@ _COMMANDS = {
     "run": "run:run",
     "sbatch": "sbatch:sbatch",
     "supervise": "internal:supervise",
+    "sweep": "sweep:sweep",
     "templates": "templates:templates",
 }
 
