@@ -18,7 +18,7 @@ from typing import Any
 from slurm_health.errors import ConfigError
 
 SITE_FILE = "/etc/slurm-health/config.toml"
-_ADMIN_TABLES = ("hooks", "breaker", "recovery", "marks", "accusations", "checks")
+_ADMIN_TABLES = ("hooks", "breaker", "recovery", "marks", "accusations", "metrics", "checks")
 _HEADER, _QUOTES = re.compile(r"\s*\[\s*([^]]+?)\s*\]"), re.compile(r"[\"'\s]")
 _KEYS = ("journal", "expectations", "localize", *_ADMIN_TABLES)
 

@@ -21,6 +21,7 @@ from slurm_health.core.node.settings import (
     CommonKeys,
     Hooks,
     Marks,
+    Metrics,
     Recovery,
 )
 from slurm_health.errors import ConfigError
@@ -40,6 +41,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     recovery: Recovery = Recovery()
     marks: Marks = Marks()
     accusations: Accusations = Accusations()
+    metrics: Metrics = Metrics()
     checks: tuple[Planned, ...] = ()
 
     @property
@@ -69,6 +71,7 @@ def load(path: Path) -> Site:
         recovery=_top(file, Recovery, "recovery"),
         marks=_top(file, Marks, "marks"),
         accusations=_top(file, Accusations, "accusations"),
+        metrics=_top(file, Metrics, "metrics"),
         checks=tuple(each for each in planned if each is not None),
     )
 

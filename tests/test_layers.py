@@ -57,8 +57,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("site_settings", "options", "stuck", "templates"),
     ("draining",),
     ("agent", "acting", "supervisor", "sbatch", "report", "hooks", "monitor"),
-    ("master", "doctor", "history"),
-    ("torchrun",),
+    ("master", "doctor", "history", "retention"),
+    ("torchrun", "sweep"),
     ("cli",),
 )
 # The only modules that load these.

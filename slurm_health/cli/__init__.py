@@ -11,6 +11,9 @@ standard error; every error becomes one line and an exit code in `main`.
     report           `slurm-health report`
     watch            `slurm-health watch`
     history          `slurm-health history`, `slurm-health lemons`
+    clean            `slurm-health clean`
+    metrics          `slurm-health metrics`
+    sweep            `slurm-health sweep`
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck, init-config, nodes
     doctor           `slurm-health doctor`

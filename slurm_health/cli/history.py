@@ -26,8 +26,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _DAYS = click.FloatRange(min=0, min_open=True, max=3650)
 
 
-def _options(command: _F) -> _F:
-    """Give a command what both have."""
+def index_options(command: _F) -> _F:
+    """Give a command what all have that are answered from the index."""
     for option in reversed(
         [
             shared_options(Door.CHECK, "journal"),
@@ -46,7 +46,6 @@ def _options(command: _F) -> _F:
                 "  [default: SLURM_HEALTH_INDEX, else one in ~/.cache/slurm-health]",
             ),
             click.option("--rebuild", is_flag=True, help="Read all journals anew."),
-            click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         ]
     ):
         command = option(command)
@@ -55,7 +54,8 @@ def _options(command: _F) -> _F:
 
 @click.command(short_help="Print what all checks have found on a node.")
 @click.argument("nodes", metavar="NODE")
-@_options
+@index_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -81,7 +81,7 @@ def history(
     from slurm_health.history import answer, export, table
     from slurm_health.report.layout import Page
 
-    with _index(journal, index, rebuild=rebuild) as found:
+    with opened_index(journal, index, rebuild=rebuild) as found:
         told = answer.histories(found, nodes, cluster=cluster, now_s=time.time(), days=days)
         unread = found.troubles()
     if as_json:
@@ -95,7 +95,8 @@ def history(
 
 
 @click.command(short_help="List nodes that spoil one job after another.")
-@_options
+@index_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def lemons(
     journal: str | None,
     cluster: str | None,
@@ -116,7 +117,7 @@ def lemons(
     from slurm_health.history import answer, export, table
     from slurm_health.report.layout import Page
 
-    with _index(journal, index, rebuild=rebuild) as found:
+    with opened_index(journal, index, rebuild=rebuild) as found:
         told = answer.lemons(found, cluster=cluster, now_s=time.time(), days=days)
         unread = found.troubles()
     if as_json:
@@ -131,7 +132,7 @@ def lemons(
 
 
 @contextlib.contextmanager
-def _index(journal: str | None, index: str | None, *, rebuild: bool) -> Iterator[Index]:
+def opened_index(journal: str | None, index: str | None, *, rebuild: bool) -> Iterator[Index]:
     """Hold open the index that the options name, up to date."""
     from slurm_health.history import place, refresh
 

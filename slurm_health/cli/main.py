@@ -20,6 +20,7 @@ from slurm_health.errors import ExitCode, SlurmHealthError
 _COMMANDS = {
     "agent": "internal:agent",
     "check": "check:check",
+    "clean": "clean:clean",
     "docs": "docs:docs",
     "doctor": "doctor:doctor",
     "epilog": "hooks:epilog",
@@ -28,6 +29,7 @@ _COMMANDS = {
     "init-config": "hooks:init_config",
     "install-shims": "hooks:install_shims",
     "lemons": "history:lemons",
+    "metrics": "metrics:metrics",
     "nodes": "hooks:nodes",
     "plan": "plan:plan",
     "prolog": "hooks:prolog",
@@ -36,6 +38,7 @@ _COMMANDS = {
     "run": "run:run",
     "sbatch": "sbatch:sbatch",
     "supervise": "internal:supervise",
+    "sweep": "sweep:sweep",
     "templates": "templates:templates",
     "watch": "watch:watch",
 }

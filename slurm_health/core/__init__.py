@@ -14,6 +14,9 @@ process may call them.
     played_nodes    which devices each node has that processes of one machine play
     gpu_load        what GPUs reported while they were under load
     expectations    what a healthy device of a known model reaches
+    sweep           which idle nodes are checked next, and with whom
+    exposition      metrics as Prometheus reads them
+    retention       which journals may go, by age and size
     text            foreign text made safe for a terminal, a log, or a field of Slurm
     diagnosis       a room of its own: a failed script to its cause
     localize        a room of its own: evidence to a verdict

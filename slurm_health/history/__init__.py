@@ -11,4 +11,5 @@ to date first, and rebuilt from nothing where it is damaged, missing or older.
     answer    what is asked of it, and the values that it is answered with
     table     an answer as text
     export    an answer as JSON
+    metrics   the standing of every node for Prometheus
 """

@@ -166,6 +166,24 @@ class Index:
                 for job, label, time_s, uid, data in rows
             ]
 
+    def last_checks(self, cluster: str) -> dict[str, float]:
+        """Return when each node of a cluster was checked last."""
+        with self._telling():
+            rows = self._sqlite.execute(
+                "SELECT node, MAX(time_s) FROM seen WHERE cluster = ? GROUP BY node", (cluster,)
+            )
+            return dict(rows.fetchall())
+
+    def checks(self, cluster: str) -> list[list[str]]:
+        """Return the nodes of each check of a cluster."""
+        found: dict[tuple[str, str], list[str]] = {}
+        with self._telling():
+            for job, label, node in self._sqlite.execute(
+                "SELECT job, label, node FROM seen WHERE cluster = ?", (cluster,)
+            ):
+                found.setdefault((job, label), []).append(node)
+        return list(found.values())
+
     def records(self, cluster: str, *, since_s: float) -> list[NodeRecord]:
         """Return the jobs of each node of a cluster, and those it spoiled."""
         with self._telling():

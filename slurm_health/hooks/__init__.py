@@ -15,6 +15,7 @@ ClusterShell and call no Slurm command, because the prolog stands between a user
     serve          `healthcheck --serve`: answers launchers that ask for this node's health
     nvhcd          the messages of the service that they ask
     last_check     when each node's last health check ran, and how it ended
+    metrics        what a health check found, for Prometheus
     nodes          `slurm-health nodes`: what was drained, why, and how to resume it
     explain        `healthcheck --explain`: what runs here, and why
     init_config    `init-config`: drafts a site's file from this node

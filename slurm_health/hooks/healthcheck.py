@@ -27,6 +27,11 @@ def run(hook: Hook) -> bool:
     last_check.keep(
         hook.site, last_check.of_results(results, node=hook.node, now_s=hook.context.now_s)
     )
+    if hook.site.metrics.directory:
+        from slurm_health.hooks import metrics  # which few sites have
+
+        drained = own_drain.recall(hook.site.state) is not None
+        metrics.keep(hook.site, results, now_s=hook.context.now_s, drained=drained)
     return bool(faults)
 
 

@@ -55,6 +55,8 @@ class Hook:
         chosen = choose(self.site.checks, context=self.name, node=self.node, partition=partition)
         self.found = run_checks(running(chosen), self.context)
         self.log.results(self.found)
+        if self.site.metrics.syslog_json:
+            self.log.verdicts(self.found)
         return self.found
 
     def retest(

@@ -12,11 +12,13 @@ import sys
 from collections.abc import Sequence
 
 from slurm_health.core.node.finding import CheckResult, Status
-from slurm_health.core.text import one_line
+from slurm_health.core.text import cut, one_line
 
 _DAEMON = 3 << 3
 _SEVERITY = {"error": 3, "warning": 4, "info": 6}
 SOCKET = "/dev/log"
+# JSON writes one character as up to six, and a line is cut at 2,000 bytes.
+_LENGTH = 250
 _LEVELS = {
     Status.NODE_FAULT: "error",
     Status.USER_FAULT: "warning",
@@ -28,8 +30,10 @@ _LEVELS = {
 class Log:
     """Says things for one hook on one node."""
 
-    def __init__(self, hook: str, node: str, job: str = "") -> None:
+    def __init__(self, hook: str, node: str, job: str = "", *, machine_log: str = SOCKET) -> None:
+        self._machine_log = machine_log
         # The system log takes a first word with a colon for the name of the program.
+        self._facts = {"hook": hook, "node": node, "job": job}
         self._head = f"slurm-health: {hook}: node={node}" + (f" job={job}" if job else "")
 
     def say(self, level: str, text: str) -> None:
@@ -37,12 +41,7 @@ class Log:
         line = f"{self._head} {one_line(text)}"
         with contextlib.suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
-        import socket  # not free, and a node that is well has nothing to say
-
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
-            to.setblocking(False)
-            data = f"<{_DAEMON | _SEVERITY[level]}>{line}".encode(errors="replace")
-            to.sendto(data[:2000], SOCKET)
+        self._send(level, line)
 
     def error(self, text: str) -> None:
         """Say what an administrator must see."""
@@ -56,6 +55,21 @@ class Log:
         """Say what was done."""
         self.say("info", text)
 
+    def verdicts(self, results: Sequence[CheckResult]) -> None:
+        """Write a line of JSON for each result into the machine's log, a pass too."""
+        import json
+
+        for each in results:
+            document = {
+                **self._facts,
+                "check": each.name,
+                "status": each.status.value,
+                "shadow": each.shadow,
+                "text": cut(one_line(each.finding.text), _LENGTH),
+                "elapsed_ms": round(each.elapsed_ms, 1),
+            }
+            self._send(_LEVELS.get(each.status, "info"), f"slurm-health: {json.dumps(document)}")
+
     def results(self, results: Sequence[CheckResult]) -> None:
         """Say everything that is not a pass."""
         for each in results:
@@ -65,3 +79,11 @@ class Log:
                 self.say(
                     _LEVELS[each.status], f"check={each.name} {status}{shadow}: {each.finding.text}"
                 )
+
+    def _send(self, level: str, line: str) -> None:
+        import socket  # not free, and a node that is well has nothing to say
+
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+            to.setblocking(False)
+            data = f"<{_DAEMON | _SEVERITY[level]}>{line}".encode(errors="replace")
+            to.sendto(data[:2000], self._machine_log)

@@ -198,6 +198,22 @@ class Client:
         text = self._run(*argv, environ={**self._environ, "SLURM_TIME_FORMAT": "%s"})
         return [job for line in text.splitlines() if (job := listed_job_of(line)) is not None]
 
+    def unended(self, uid: int | None) -> list[int]:
+        """Return the ids of jobs that wait, run or end, of a user or of everybody.
+
+        Those of array tasks that Slurm still keeps together are the array's.
+        """
+        whose = () if uid is None else (f"--user={uid}",)
+        text = self._run("squeue", "--noheader", "--array", *whose, "--format=%A")
+        return [int(word) for word in text.split() if word.isdigit()]
+
+    def cluster_name(self) -> str:
+        """Return the name of the cluster whose Slurm answers."""
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", self._config, re.MULTILINE)
+        if found is None:
+            raise SlurmError("scontrol show config names no cluster")
+        return found[1]
+
     def jobs_on(self, node: str) -> list[int]:
         """Return the ids of the jobs that run on a node."""
         text = self._run("squeue", "--noheader", f"--nodelist={node}", "--format=%A")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -110,6 +110,15 @@ class Accusations(_Table, frozen=True, kw_only=True):
     # Of one file of the job's journal; a larger one is not read.
     max_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 28)] = 16 << 20
     read_limit_s: Seconds = 5.0
+
+
+class Metrics(_Table, frozen=True, kw_only=True):
+    """`[metrics]`: what the hooks tell monitoring."""
+
+    # node_exporter's --collector.textfile.directory; the health check writes a file there.
+    directory: AbsolutePath | Literal[""] = ""
+    # One line of JSON in the machine's log for what each check of each hook concludes.
+    syslog_json: bool = False
 
 
 class CommonKeys(_Table, frozen=True, kw_only=True):

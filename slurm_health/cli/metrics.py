@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health metrics`: the standing of every node, for Prometheus."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import click
+
+from slurm_health import shipped
+from slurm_health.cli.history import index_options, opened_index
+from slurm_health.cli.terminal import print_result
+from slurm_health.errors import ExitCode
+
+
+@click.command(short_help="Print metrics of all nodes for Prometheus.")
+@index_options
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Replace this file, at once and whole: DIRECTORY/slurm_health_history.prom.",
+)
+@click.option("--dashboard", is_flag=True, help="Print the Grafana dashboard instead.")
+def metrics(
+    journal: str | None,
+    cluster: str | None,
+    days: float,
+    index: str | None,
+    rebuild: bool,
+    output: Path | None,
+    dashboard: bool,
+) -> int:
+    """Print the standing of all nodes, as `lemons` finds it, in Prometheus' text format.
+
+    For cron on a machine that sees the journals, and for node_exporter's textfile collector. What
+    the hooks find on each node, they write there themselves: see slurm-health docs metrics.
+    """
+    if dashboard:
+        text = shipped.path("grafana").joinpath("slurm-health.json").read_text(encoding="utf-8")
+        print_result(text)
+        return int(ExitCode.HEALTHY)
+    from slurm_health.core.exposition import text as exposed
+    from slurm_health.history import answer
+    from slurm_health.history import metrics as of_history
+
+    now_s = time.time()
+    with opened_index(journal, index, rebuild=rebuild) as found:
+        told = answer.lemons(found, cluster=cluster, now_s=now_s, days=days)
+        gauges = of_history.gauges(told, found.troubles(), now_s=now_s)
+    if output is None:
+        print_result(exposed(gauges))
+    else:
+        _replace(output, exposed(gauges))
+    return int(ExitCode.HEALTHY)
+
+
+def _replace(path: Path, text: str) -> None:
+    from slurm_health.draining.shared_state import publish
+
+    try:
+        publish(path, text.encode())
+    except OSError as err:
+        why = err.strerror or str(err)
+        raise click.UsageError(f"{path} cannot be written: {why}{_hint(path)}") from err
+
+
+def _hint(path: Path) -> str:
+    parent = path.absolute().parent
+    return "" if os.access(parent, os.W_OK) else f"; {parent} must be a directory you may write"
