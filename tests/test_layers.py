@@ -57,7 +57,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("draining",),
     ("agent", "acting", "supervisor", "sbatch", "report", "hooks", "monitor"),
     ("master", "doctor"),
-    ("torchrun",),
+    ("torchrun", "restart"),
     ("cli",),
 )
 # The only modules that load these.
