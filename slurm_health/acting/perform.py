@@ -190,6 +190,9 @@ class _Performer:
         refusal = ""
         held_on = (*shrink.keep, *shrink.spares)
         try:
+            before = self.client.job(self.job).nodes
+            if before and set(before).isdisjoint(shrink.drop):
+                return ""  # Slurm lost them, and took them out of the job itself
             self.client.shrink(self.job, held_on, self.directory)
         except SlurmError as err:
             refusal = str(err)

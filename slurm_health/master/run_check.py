@@ -299,8 +299,11 @@ def _conclude(
         environ=environ,
         uid=os.getuid(),
     )
+    if settings.at_fault:
+        verdict = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *settings.at_fault])
+        append(verdict)
     return act(
-        msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *settings.at_fault]),
+        verdict,
         started=started,
         directory=directory,
         policy=settings.policy,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
@@ -15,6 +15,7 @@ from slurm_health.core.records import (
     ActionDone,
     ActionIntended,
     Diagnosed,
+    FailurePlanned,
     MasterResumed,
     MasterStopped,
     Record,
@@ -280,7 +281,8 @@ def timeline(entries: RunEntries) -> tuple[Event, ...]:
         return ()
     start_s = started[0].time_s
     written = sorted(
-        [*entries.master, *entries.supervisor, *entries.requeue], key=lambda entry: entry.time_s
+        [*entries.master, *entries.supervisor, *entries.requeue, *entries.restart],
+        key=lambda entry: entry.time_s,
     )
     return tuple(event for entry in written if (event := _event(entry, start_s)) is not None)
 
@@ -309,9 +311,21 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return event(action=action, nodes=tuple(nodes), succeeded=succeeded, detail=detail)
         case RunFinished(disposition=disposition, nodes=nodes):
             return event(nodes=tuple(nodes), detail=disposition)
-        case ScriptStarted(script=script):
-            return event(detail=script)
-        case ScriptEnded(exit_code=code, signal=number):
-            return event(detail=f"signal {number}" if number else f"exit {code}")
+        case ScriptStarted() | ScriptEnded() | FailurePlanned() as record:
+            return _script_event(record, event)
         case _:
             return None
+
+
+def _script_event(
+    record: ScriptStarted | ScriptEnded | FailurePlanned, event: Callable[..., Event]
+) -> Event:
+    match record:
+        case ScriptStarted(script=script, restart=0):
+            return event(detail=script)
+        case ScriptStarted(script=script, nodes=nodes):
+            return event(detail=script, nodes=tuple(nodes), action="restart")
+        case ScriptEnded(exit_code=code, signal=number):
+            return event(detail=f"signal {number}" if number else f"exit {code}")
+        case FailurePlanned(plan=plan, reason=reason, nodes=nodes):
+            return event(detail=f"{plan}: {reason}", nodes=tuple(nodes))

@@ -35,6 +35,7 @@ class RunEntries:
     supervisor: Sequence[Entry] = ()
     requeue: Sequence[Entry] = ()
     post_mortem: Sequence[Entry] = ()
+    restart: Sequence[Entry] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -220,6 +220,13 @@ _DISPOSITIONS = {
     "stop": "the job ends",
 }
 
+_PLANS = {
+    "stop": "the script is not started again",
+    "restart": "the script is to be started again",
+    "check": "nodes are to be checked before the script is started again",
+    "leave": "nodes are to be left",
+}
+
 
 def _timeline(runs: Sequence[RunReport], page: Page) -> list[str]:
     """Return the timeline of every check, if anything was done in one of them."""
@@ -255,6 +262,10 @@ def _event(event: Event) -> str:
             on = f" with {nodes}" if nodes else ""
             return f"{_DISPOSITIONS.get(event.detail, event.detail)}{on}"
         case "script_started":
-            return f"{PurePath(event.detail).name or 'the script'} started"
+            again = f" again{f' on {nodes}' if nodes else ''}" if event.action else ""
+            return f"{PurePath(event.detail).name or 'the script'} started{again}"
+        case "failure_planned":
+            plan, _, reason = event.detail.partition(": ")
+            return f"{_PLANS.get(plan, plan)}: {reason}"
         case _:
             return f"the script ended, {event.detail}"

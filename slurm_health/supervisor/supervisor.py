@@ -175,14 +175,12 @@ class _Check:
     def after_failure(self, argv: Sequence[str]) -> Answer | None:
         """Ask what becomes of a job whose script has failed; None where that is not said."""
         self._said = None
-        answer = self._ask(argv, after="so the script is not started again")
+        answer = self._ask(argv, again=True)
         if answer is None:
             say(f"after the failure: {self._failure}")
         return answer
 
-    def _ask(
-        self, argv: Sequence[str], *, after: str = "so the script did not run"
-    ) -> Answer | None:
+    def _ask(self, argv: Sequence[str], *, again: bool = False) -> Answer | None:
         try:
             answer = check_process.ask(
                 argv,
@@ -193,7 +191,9 @@ class _Check:
                 interrupted=functools.partial(
                     _say_why_interrupted,
                     said=self._said,
-                    after=after,
+                    after="so the script is not started again"
+                    if again
+                    else "so the script did not run",
                     environ=self._environ,
                     clock=self._clock,
                 ),
@@ -203,7 +203,7 @@ class _Check:
                 self._said = failure.said
             self._failure = str(failure)
             return None
-        if answer.disposition == "proceed" and answer.exit_code:
+        if answer.disposition == "proceed" and answer.exit_code and not again:
             # With nodes, it goes on without the bad ones.
             anyway = "" if answer.nodes else " anyway"
             say(f"running the script{anyway}: {answer.reason}")
