@@ -153,13 +153,14 @@ def test_a_spare_that_is_bad_itself_is_not_used(training: Site) -> None:
     job = submit(training, *KEPT, "nodes.sh", script="")
     begun(training, job)
     play(training, n4=FAULTY)
-    training.lab.run(["scontrol", "update", f"jobid={job}", "excnodelist="], check=False)
     training.lab.fault.kill_slurmd("n3")
 
-    eventually(training, lambda: "action_intended" in str(training.records(job, "0-2")), "it", 150)
-    left = [r for r in training.records(job, "0-2") if r["kind"] == "action_intended"]
-    assert next((r["action"], sorted(r["nodes"])) for r in left) == ("exclude", ["n3", "n4"])
-    assert "start 1 " not in output(training, job)
+    # No other node is left that it may have, so it can neither go on nor be requeued.
+    assert training.ended(job)["JobState"] == "FAILED"
+    said = output(training, job)
+    assert "nodes.sh is not started again: n[3-4] cannot be used" in said
+    assert "start 1 " not in said
+    assert plans(training, job) == [("check", ["n3"])]
 
 
 def sleeping(site: Site, job: int) -> str:
