@@ -303,6 +303,20 @@ OPTIONS = (
         "Allocate this many nodes more than --nodes, and run the script on the best.",
     ),
     SharedOption(
+        "keep-spares",
+        FLAG,
+        _SUBMITTED,
+        "Keep the spare nodes of --spares in the job, for the restarts of --max-restarts.",
+    ),
+    SharedOption(
+        "max-restarts",
+        COUNT,
+        _SUBMITTED,
+        "How often the script may be started again in its job after it has failed, unless that is"
+        " its own fault; nodes at fault are left first.",
+        otherwise="0; with --keep-spares, as often as there are spares",
+    ),
+    SharedOption(
         "min-nodes",
         NODES,
         _SUBMITTED,

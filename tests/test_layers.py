@@ -58,7 +58,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("draining",),
     ("agent", "acting", "supervisor", "sbatch", "report", "hooks", "monitor"),
     ("master", "doctor", "history", "retention"),
-    ("torchrun", "sweep"),
+    ("torchrun", "restart", "sweep"),
     ("cli",),
 )
 # The only modules that load these.

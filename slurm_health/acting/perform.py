@@ -164,6 +164,11 @@ class _Performer:
 
     def _shrink(self, shrink: Shrink, ending: Ending) -> RunFinished:
         """Give nodes back; a job that cannot leave a faulty one stops, others go on."""
+        if not shrink.drop:
+            finished = _finished(ending)
+            return msgspec.structs.replace(
+                finished, nodes=list(shrink.keep), spares=list(shrink.spares)
+            )
         nodes = fold(shrink.drop)
         self._intend(Action.DROP, shrink.drop, shrink.reason)
         problem = self._given_back(shrink)
@@ -176,13 +181,19 @@ class _Performer:
             return _finished(ending)
         reason = f"continuing on {fold(shrink.keep)}, without {nodes}: {shrink.reason}"
         finished = _finished(replace(ending, reason=reason))
-        return msgspec.structs.replace(finished, nodes=list(shrink.keep))
+        return msgspec.structs.replace(
+            finished, nodes=list(shrink.keep), spares=list(shrink.spares)
+        )
 
     def _given_back(self, shrink: Shrink) -> str:
         """Give nodes back; return what stood in the way, empty if the job has what it keeps."""
         refusal = ""
+        held_on = (*shrink.keep, *shrink.spares)
         try:
-            self.client.shrink(self.job, shrink.keep, self.directory)
+            before = self.client.job(self.job).nodes
+            if before and set(before).isdisjoint(shrink.drop):
+                return ""  # Slurm lost them, and took them out of the job itself
+            self.client.shrink(self.job, held_on, self.directory)
         except SlurmError as err:
             refusal = str(err)
         try:
@@ -191,7 +202,7 @@ class _Performer:
             held = self.client.job(self.job).nodes
         except SlurmError as err:
             return refusal or str(err)
-        if set(held) == set(shrink.keep):
+        if set(held) == set(held_on):
             return ""
         return refusal or f"the job holds {fold(held)} afterwards"
 

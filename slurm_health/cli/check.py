@@ -36,6 +36,9 @@ from slurm_health.master.setup_file import environ_after
 from slurm_health.options import Door, localize_choices, what_to_check
 from slurm_health.processes import leaving_on
 
+# What is checked before a failed script is started again: training waits for it.
+_AFTER_FAILURE = "quick"
+
 
 @click.command(short_help="Check the nodes of this allocation, or this machine.")
 @click.option(
@@ -90,6 +93,8 @@ from slurm_health.processes import leaving_on
     hidden=True,
 )
 @click.option("--unchecked", metavar="REASON", hidden=True)
+@click.option("--keep-spares", type=bool, default=False, hidden=True)
+@click.option("--after-failure", metavar="JSON", default="", hidden=True)
 def check(**options: Any) -> int:
     """Check the nodes of this allocation (salloc, or a line in a batch script).
 
@@ -118,12 +123,49 @@ def _answer_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -
 
     if options["unchecked"] is not None:
         return _unchecked(_died(options["unchecked"]), options, environ, tell)
+    if options["after_failure"]:
+        return _after_failure(options, environ, tell, heartbeat())
     try:
         return _checked(options, environ, tell, heartbeat()).finished.exit_code
     except JournalError as err:
         return _unchecked(unchecked_by(err), options, environ, tell, journal_fails=True)
     except SlurmHealthError as err:
         return _unchecked(unchecked_by(err), options, environ, tell)
+
+
+def _after_failure(
+    options: Mapping[str, Any],
+    environ: Mapping[str, str],
+    tell: Callable[..., None],
+    alive: Callable[[], None],
+) -> int:
+    """Decide for the supervisor what follows a failed script.
+
+    Where that cannot be decided the job ends as the script did: it says so, and does nothing.
+    """
+    import msgspec
+
+    from slurm_health.restart.after_failure import after_failure
+    from slurm_health.restart.known import FailedScript
+
+    failed = msgspec.json.decode(options["after_failure"], type=FailedScript, dec_hook=_path)
+    flags = {"network_check": False, "straggler_detection": False}
+    quick = {**options, **flags, "check": _AFTER_FAILURE}
+    try:
+        settings = replace(_settings(quick, environ, None), tell=tell, alive=alive)
+        finished = after_failure(failed, from_environ(environ), settings, environ)
+    except SlurmHealthError as err:
+        finished = RunFinished(
+            disposition=Disposition.STOP,
+            exit_code=ExitCode.UNAVAILABLE,
+            reason=f"what it needs could not be found out: {err}",
+        )
+        tell(finished)
+    return finished.exit_code
+
+
+def _path(kind: type, value: object) -> object:
+    return kind(value)
 
 
 def _died(how: str) -> Unchecked:
@@ -205,6 +247,7 @@ def _settings(
             at_requeue_limit=AtRequeueLimit(options["at_requeue_limit"]),
             nodes_wanted=options["nodes_wanted"],
             nodes_needed=options["nodes_needed"],
+            keep_spares=options["keep_spares"],
         ),
         limits=Limits(round_deadline_s=options["round_deadline"]),
         phases=probe_choice.chosen_phases(what_to_check(by_name)),

@@ -48,6 +48,9 @@ def _cannot(node: str, why: str) -> int:
     return int(ExitCode.UNAVAILABLE)
 
 
+_MAX_RESTARTS = "--max-restarts="
+
+
 @click.command(hidden=True, context_settings={"ignore_unknown_options": True})
 @click.option("--script-line", type=int, required=True)
 @click.option("--script-name", required=True)
@@ -62,20 +65,27 @@ def supervise(
     """
     from slurm_health.processes import own_command
     from slurm_health.supervisor import supervisor
+    from slurm_health.supervisor.script_runs import Restarts
 
     options = list(itertools.takewhile(lambda word: word.startswith("--"), words))
     source, *arguments = words[len(options) :]
+    most = [word for word in options if word.startswith(_MAX_RESTARTS)]
+    options = [word for word in options if word not in most]
     # One name for the run, at however many starts of its check.
     own_words = ("--act", "--for-supervisor", os.urandom(4).hex(), f"--script-name={script_name}")
+    check_argv = own_command("check", *own_words, *options)
     return supervisor.supervise(
         script_source=Path(source),
         script_line=script_line,
         script_name=script_name,
         arguments=arguments,
-        check_argv=own_command("check", *own_words, *options),
+        check_argv=check_argv,
         # Without the options that it does not need: one of them may be why there was no check.
         record_argv=own_command("check", *own_words, *filter(_is_for_record, options)),
         environ=supervisor.original_environ(environ_fd),
+        restarts=Restarts(
+            most=int(most[-1].removeprefix(_MAX_RESTARTS)) if most else 0, argv=check_argv
+        ),
         unchecked_runs=not {"--on-unchecked=stop", "--on-unchecked=hold"} & set(options),
     )
 

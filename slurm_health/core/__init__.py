@@ -7,6 +7,7 @@ process may call them.
     records         what a journal holds: one type for each kind of record
     record_codec    a record to a line of a journal, and back
     orders          what agents are to hear of the records, so that each reads only its part
+    attribution     whose doing a failure is, and how sure that is
     verdict         rounds, what came out of them, and what is concluded about each node
     allocation      a job's allocation, from its SLURM_ variables
     nodeset         node lists as Slurm writes them, to names and back

@@ -226,13 +226,15 @@ class ActionDone(Record, frozen=True, kw_only=True, tag="action_done"):
 class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
     """The check is over, and what becomes of the job.
 
-    `nodes` are those the job goes on with, where they are not all that it was to have.
+    `nodes` are those the job goes on with, where they are not all that it was to have; `spares`
+    those that it keeps beside them.
     """
 
     disposition: Disposition
     exit_code: int
     reason: str = ""
     nodes: list[str] = []
+    spares: list[str] = []
 
 
 class Unchecked(Record, frozen=True, kw_only=True, tag="unchecked"):
@@ -382,10 +384,15 @@ class AgentEnded(Record, frozen=True, kw_only=True, tag="agent_ended"):
 
 
 class ScriptStarted(Record, frozen=True, kw_only=True, tag="script_started"):
-    """The user's script began."""
+    """The user's script began, on `nodes` where these are not all of the job's.
+
+    `restart` counts how often it was started again in this attempt of the job.
+    """
 
     script: str
     pid: int
+    restart: Count = 0
+    nodes: list[str] = []
 
 
 class ScriptEnded(Record, frozen=True, kw_only=True, tag="script_ended"):
@@ -394,6 +401,24 @@ class ScriptEnded(Record, frozen=True, kw_only=True, tag="script_ended"):
     exit_code: int
     signal: int = 0
     duration_s: float
+
+
+# --- written after a failed script ---------------------------------------------------------------
+
+
+class FailurePlanned(Record, frozen=True, kw_only=True, tag="failure_planned"):
+    """What is to be done about a failed script, why, and on what evidence.
+
+    `plan` is `stop`, `restart`, `check` or `leave`. It would be restart number `restart` of the
+    `max_restarts` that its user allows. `nodes` are those held at fault.
+    """
+
+    plan: str
+    reason: str
+    restart: Count
+    max_restarts: Count
+    evidence: list[str] = []
+    nodes: list[str] = []
 
 
 # --- written by the post-mortem ------------------------------------------------------------------

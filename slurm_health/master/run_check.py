@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from slurm_health import __version__, config, journal
 from slurm_health.acting.job_facts import slurm_name
 from slurm_health.agent.node_facts import visible_devices
@@ -36,6 +38,7 @@ from slurm_health.core.records import (
 from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
+from slurm_health.core.verdict import NodeVerdict
 from slurm_health.errors import ConfigError, ExitCode
 from slurm_health.master.launcher import (
     LEAVE_S,
@@ -62,6 +65,7 @@ class CheckSettings:
     run ends: when it has, and before a requeue is asked for that ends this process with the job.
     `alive` is called as the check gets on. `run_id` is set by whoever starts a check that was
     killed again, to hear of one run only.
+    `at_fault` are nodes that are not checked: what is known already is acted on with the verdict.
     `probe_environ` is what the agents and their workers get, the check's own environment where it
     is None; `setup` is the file that made it.
     """
@@ -82,6 +86,7 @@ class CheckSettings:
     run_id: str = ""
     setup: str = ""
     probe_environ: Mapping[str, str] | None = None
+    at_fault: tuple[NodeVerdict, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +301,9 @@ def _conclude(
         environ=environ,
         uid=os.getuid(),
     )
+    if settings.at_fault:
+        verdict = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *settings.at_fault])
+        append(verdict)
     return act(
         verdict,
         started=started,

@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--duration-s", type=float, required=True)
     parser.add_argument("--script-name", required=True)
     parser.add_argument("--script-source", type=Path)
+    parser.add_argument("--output-from", default="")
     options = parser.parse_args()
     end = ScriptEnd(
         exit_code=options.exit_code,
@@ -42,6 +43,7 @@ def main() -> int:
         node=os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
         directory=Path.cwd(),
         outputs=_outputs(),
+        output_from=_begins(options.output_from),
         script_text=_text(options.script_source),
         ended_s=time.time(),
         duration_s=options.duration_s,
@@ -63,6 +65,16 @@ def _outputs() -> tuple[Path, ...]:
     links = [Path(f"/proc/self/fd/{number}").readlink() for number in (1, 2)]
     files = [link for link in links if link.is_absolute() and link.parts[1] != "dev"]
     return tuple(dict.fromkeys(files))
+
+
+def _begins(text: str) -> dict[Path, int]:
+    """Return where in the files of `_outputs` the output of this start of the script begins."""
+    begins = [int(word) for word in text.split(",") if word]
+    found: dict[Path, int] = {}
+    for number, begin in zip((1, 2), begins, strict=False):
+        path = Path(f"/proc/self/fd/{number}").readlink()
+        found[path] = min(begin, found.get(path, begin))
+    return found
 
 
 def _text(path: Path | None) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,8 @@ class EndedJob:
         node: the name of the batch host, on which this process runs.
         directory: where the script was started.
         outputs: the files of its standard output and error; one that is no file is left out.
+        output_from: where in these files its output begins; what an earlier start of the script
+            wrote stands before it.
         script_text: the script itself, empty where it cannot be read.
         ended_s: when it ended, in seconds since the epoch, by this node's clock.
         duration_s: how long it ran.
@@ -33,6 +35,7 @@ class EndedJob:
     node: str
     directory: Path
     outputs: tuple[Path, ...] = ()
+    output_from: Mapping[Path, int] = field(default_factory=dict)
     script_text: str = ""
     ended_s: float = 0.0
     duration_s: float = 0.0

@@ -48,7 +48,7 @@ class JobOutput:
         cut = False
         for path, most_bytes in _files(job):
             try:
-                text, was_cut = tail(path, most_bytes)
+                text, was_cut = tail(path, most_bytes, begin=job.output_from.get(path, 0))
             except OSError as err:
                 problems.append(f"{path}: {err.strerror or err}")
                 continue
@@ -60,8 +60,8 @@ class JobOutput:
         return read_log(texts, cut=cut, began=began)
 
 
-def tail(path: Path, most_bytes: int) -> tuple[str, bool]:
-    """Return the end of a file as text, and whether that is not all of it.
+def tail(path: Path, most_bytes: int, *, begin: int = 0) -> tuple[str, bool]:
+    """Return the end of a file, from `begin` on, as text, and whether that is not all of it.
 
     Raises:
         OSError: it cannot be read, or is no plain file.
@@ -72,7 +72,8 @@ def tail(path: Path, most_bytes: int) -> tuple[str, bool]:
         size = os.fstat(file).st_size
         if not path.is_file():
             raise OSError(f"{path} is no plain file")
-        start = max(0, size - most_bytes)
+        begin = begin if begin <= size else 0  # it was replaced or cut since
+        start = max(begin, size - most_bytes)
         data = b""
         while len(data) < most_bytes:
             chunk = os.pread(file, most_bytes - len(data), start + len(data))
@@ -81,7 +82,7 @@ def tail(path: Path, most_bytes: int) -> tuple[str, bool]:
             data += chunk
     finally:
         os.close(file)
-    return data.decode(errors="replace"), start > 0
+    return data.decode(errors="replace"), start > begin
 
 
 def _files(job: EndedJob) -> Iterator[tuple[Path, int]]:

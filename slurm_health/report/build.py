@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
@@ -15,6 +15,7 @@ from slurm_health.core.records import (
     ActionDone,
     ActionIntended,
     Diagnosed,
+    FailurePlanned,
     MasterResumed,
     MasterStopped,
     Record,
@@ -297,7 +298,13 @@ def timeline(entries: RunEntries) -> tuple[Event, ...]:
         return ()
     start_s = started[0].time_s
     written = sorted(
-        [*entries.master, *entries.supervisor, *entries.requeue, *entries.post_mortem],
+        [
+            *entries.master,
+            *entries.supervisor,
+            *entries.requeue,
+            *entries.post_mortem,
+            *entries.restart,
+        ],
         key=lambda entry: entry.time_s,
     )
     return tuple(event for entry in written if (event := _event(entry, start_s)) is not None)
@@ -326,9 +333,12 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return event(action=action, nodes=tuple(nodes), succeeded=succeeded, detail=detail)
         case RunFinished(disposition=disposition, nodes=nodes):
             return event(nodes=tuple(nodes), detail=disposition)
+        case Diagnosed(description=description):
+            return event(detail=description)
+        case ScriptStarted() | ScriptEnded() | FailurePlanned() as record:
+            return _script_event(record, event)
         case _:
-            said = _of_the_script(entry)
-            return None if said is None else event(detail=said)
+            return None
 
 
 def _in_short(unwell: Sequence[NodeVerdict]) -> str:
@@ -341,14 +351,15 @@ def _in_short(unwell: Sequence[NodeVerdict]) -> str:
     return ", ".join(said) or "all healthy"
 
 
-def _of_the_script(entry: Entry) -> str | None:
-    """Return what happened to the user's script, None where the entry is not about it."""
-    match entry.record:
-        case ScriptStarted(script=script):
-            return script
+def _script_event(
+    record: ScriptStarted | ScriptEnded | FailurePlanned, event: Callable[..., Event]
+) -> Event:
+    match record:
+        case ScriptStarted(script=script, restart=0):
+            return event(detail=script)
+        case ScriptStarted(script=script, nodes=nodes):
+            return event(detail=script, nodes=tuple(nodes), action="restart")
         case ScriptEnded(exit_code=code, signal=number):
-            return f"signal {number}" if number else f"exit {code}"
-        case Diagnosed(description=description):
-            return description
-        case _:
-            return None
+            return event(detail=f"signal {number}" if number else f"exit {code}")
+        case FailurePlanned(plan=plan, reason=reason, nodes=nodes):
+            return event(detail=f"{plan}: {reason}", nodes=tuple(nodes))

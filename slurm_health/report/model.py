@@ -41,6 +41,7 @@ class RunEntries:
     requeue: Sequence[Entry] = ()
     post_mortem: Sequence[Entry] = ()
     missing: tuple[str, ...] = ()
+    restart: Sequence[Entry] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,7 @@ def read_run(directory: Path, *, of_nodes: bool = True) -> RunEntries:
                 supervisor=files.entries(journal.SUPERVISOR),
                 requeue=files.entries(journal.REQUEUE),
                 post_mortem=files.entries(journal.POST_MORTEM),
+                restart=files.entries(journal.RESTART),
                 missing=files.missing(),
             )
     except OSError as err:

@@ -242,6 +242,13 @@ _DISPOSITIONS = {
     "stop": "the job ends",
 }
 
+_PLANS = {
+    "stop": "the script is not started again",
+    "restart": "the script is to be started again",
+    "check": "nodes are to be checked before the script is started again",
+    "leave": "nodes are to be left",
+}
+
 
 def _timeline(runs: Sequence[RunReport], page: Page, *, verbose: bool) -> list[str]:
     """Return the timeline of every check, rounds included, if there is anything to tell."""
@@ -291,9 +298,20 @@ def _event(event: Event, run: RunReport) -> str:
         case "run_finished":
             on = f" with {nodes}" if nodes else ""
             return f"{_DISPOSITIONS.get(event.detail, event.detail)}{on}"
+        case _:
+            return _script_event(event, run)
+
+
+def _script_event(event: Event, run: RunReport) -> str:
+    match event.what:
         case "diagnosed":
             return f"post-mortem: {event.detail}"
         case "script_started":
-            return f"{(run.script.name if run.script else '') or 'the script'} started"
+            on = f" on {nodes_text(event.nodes)}" if event.nodes else ""
+            again = f" again{on}" if event.action else ""
+            return f"{(run.script.name if run.script else '') or 'the script'} started{again}"
+        case "failure_planned":
+            plan, _, reason = event.detail.partition(": ")
+            return f"{_PLANS.get(plan, plan)}: {reason}"
         case _:
             return f"the script ended, {event.detail}"

@@ -140,7 +140,10 @@ class _Job:
             return code or self._warned(job, python)
         self._require_room(job.counts, job.asked)
         # The last of several wins, and the command line over the script.
-        code = self._feed(job.text, [f"--nodes={job.counts.request}"])
+        more = [f"--nodes={job.counts.request}"]
+        if job.settings.get("keep-spares"):
+            more.append("--no-kill")  # Slurm leaves the job alive when it loses a node
+        code = self._feed(job.text, more)
         if code == 0:
             return self._warned(job, python)
         if job.counts.spares:
@@ -217,6 +220,12 @@ class _Job:
         asked = options_asked(self.line, lines, self.environ)
         counts = node_counts(asked, settings)
         for_check = own_options.for_check(settings)
+        keeps = bool(settings.get("keep-spares"))
+        if keeps:
+            if counts is None or not counts.spares:
+                raise UsageError("--keep-spares: there are none to keep; add --spares=K")
+            for_check |= {"keep-spares": "yes"}
+            for_check.setdefault("max-restarts", counts.spares)
         if counts is not None:
             for_check |= {"nodes-wanted": counts.wanted, "nodes-needed": counts.needed}
         text = render(

@@ -64,6 +64,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     run_directory: str = ""
     nodes: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
 
     @property
     def leaves(self) -> bool:

@@ -17,13 +17,23 @@ from slurm_health.supervisor.signal_witness import ALL_SIGNALS
 # Slurm kills what is left of a cancelled job 30 s after its SIGTERM (KillWait), of which the script
 # may have used some.
 POST_MORTEM_S = 20.0
+ENDED_BY_SIGNAL = "the post-mortem was ended by a signal"
 _UNKILLABLE_S = 1.0  # a process that hangs in the kernel is left behind
 
 
 def command(
-    status: int, *, script_source: Path, script_name: str, directory: str, duration_s: float
+    status: int,
+    *,
+    script_source: Path,
+    script_name: str,
+    directory: str,
+    duration_s: float,
+    output_from: Sequence[int] = (),
 ) -> tuple[str, ...]:
-    """Return what holds a post-mortem of a script with this wait status."""
+    """Return what holds a post-mortem of a script with this wait status.
+
+    `output_from` says where in the files of our standard output and error its own begins.
+    """
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     code = 128 + number if number else os.WEXITSTATUS(status)
     return own_module(
@@ -34,6 +44,7 @@ def command(
         f"--script-name={script_name}",
         f"--script-source={script_source}",
         f"--directory={directory}",
+        f"--output-from={','.join(map(str, output_from))}",
     )
 
 
@@ -63,7 +74,7 @@ def hold(
                 return f"no post-mortem: it did not end within {limit_s:g} s"
             info = signal.sigtimedwait(ALL_SIGNALS, remaining)
             if info is not None and info.si_signo not in HARMLESS:
-                return "the post-mortem was ended by a signal"
+                return ENDED_BY_SIGNAL
     finally:
         abandon_session(process, wait_s=_UNKILLABLE_S)
     return "" if process.returncode == 0 else "the post-mortem failed; the job ends as it would"

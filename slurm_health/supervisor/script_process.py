@@ -80,6 +80,7 @@ class ScriptProcess:
 
         `early` holds those of `FOR_SCRIPT` that are pending: they came before it, and are sent when
         it has a trap for them, or after `trap_wait_s`, when it ends by them as it would have.
+        `told` holds the signals that came while it ran, from wherever and however.
         """
         waiting, gate = os.pipe()
 
@@ -97,6 +98,7 @@ class ScriptProcess:
         for number in self.early:
             signal.sigtimedwait({number}, 0)
         self._early = _Early(self.pid, self.early, trap_wait_s)
+        self.told: set[int] = set()
         os.write(gate, b"!")  # now it may begin
         os.close(gate)
 
@@ -130,6 +132,7 @@ class ScriptProcess:
 
     def _route(self, number: int, sender: int) -> None:
         """Deliver a signal to whom it would have reached had the script been in our place."""
+        self.told.add(number)
         if self._inside.heard(number, sender, wait_s=WINDOW_S):
             return  # sent to every process of the job: the script has it
         send = os.killpg if self._beside.heard(number, sender) else os.kill

@@ -14,27 +14,20 @@ import functools
 import os
 import resource
 import signal
-import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health import journal, private_files
-from slurm_health.core.records import Record, ScriptEnded, ScriptStarted
-from slurm_health.errors import ExitCode, JournalError
-from slurm_health.processes import fork, signal_name
+from slurm_health import private_files
+from slurm_health.errors import ExitCode
+from slurm_health.processes import signal_name
 from slurm_health.supervisor import check_process, post_mortem
 from slurm_health.supervisor.check_process import Answer
-from slurm_health.supervisor.script_process import (
-    FOR_SCRIPT,
-    TRAP_WAIT_S,
-    ScriptProcess,
-    command_line,
-)
+from slurm_health.supervisor.recorder import Clock, Recorder, say
+from slurm_health.supervisor.script_process import FOR_SCRIPT, TRAP_WAIT_S, command_line
+from slurm_health.supervisor.script_runs import Restarts, ScriptRuns
 from slurm_health.supervisor.signal_witness import ALL_SIGNALS
-
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +44,7 @@ class Patience:
 
 
 PATIENCE = Patience()
+NO_RESTARTS = Restarts()
 
 
 def original_environ(environ_fd: int | None) -> dict[bytes, bytes]:
@@ -81,6 +75,7 @@ def supervise(
     record_argv: Sequence[str],
     environ: Mapping[bytes, bytes],
     unchecked_runs: bool = True,
+    restarts: Restarts = NO_RESTARTS,
     clock: Clock = time.time,
     patience: Patience = PATIENCE,
 ) -> int:
@@ -89,7 +84,8 @@ def supervise(
     It begins on line `script_line`; the user calls it `script_name`; it gets `environ`. The last
     line that `check_argv` prints says what becomes of the job. Where it never does, `record_argv`
     with `--unchecked=HOW` behind it records that and how, and says it instead. `unchecked_runs`
-    says whether the script runs where not even that could be done. Returns the exit code; ends by a
+    says whether the script runs where not even that could be done. A script that fails may be
+    started again, as `restarts` says. Returns the exit code; ends by a
     signal where the script alone would have.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
@@ -102,35 +98,37 @@ def supervise(
             or _without_answer(unchecked_runs)
         )
         if answer.disposition == "stop":
-            _say(f"the job stops: {answer.reason}")
+            say(f"the job stops: {answer.reason}")
             return answer.exit_code or ExitCode.BAD_NODES
         if answer.leaves:
             return _await_requeue(patience.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
-    recorder = _Recorder(answer.run_directory, clock, patience.journal_wait_s)
-    environ = _for_nodes(environ, answer.nodes)
+    runs = ScriptRuns(
+        source=script_source,
+        name=script_name,
+        environ=environ,
+        mask=mask,
+        directory=answer.run_directory,
+        recorder=Recorder(answer.run_directory, clock, patience.journal_wait_s),
+        restarts=restarts,
+        ask=check.after_failure,
+        trap_wait_s=patience.trap_wait_s,
+        post_mortem_s=patience.post_mortem_s,
+    )
     try:
         script = _unpacked(script_source, script_line)
         with private_files.temporary("slurm_script", script, mode=0o700) as path:
-            argv = command_line(script, path, arguments)
-            began = time.monotonic()
-            status = _run_script(argv, environ, mask, script_name, recorder, patience.trap_wait_s)
+            over = runs.run(command_line(script, path, arguments), answer)
+        if over.leaves:
+            return _await_requeue(patience.requeue_wait_s)
+    except check_process.Interrupted as interrupted:
+        return _die_by(interrupted.number)
     except OSError as err:
         # slurmstepd too ends with the number of the error.
-        _say(f"cannot run {script_name}: {err}")
+        say(f"cannot run {script_name}: {err}")
         return err.errno or ExitCode.UNAVAILABLE
-    if status:
-        command = post_mortem.command(
-            status,
-            script_source=script_source,
-            script_name=script_name,
-            directory=answer.run_directory,
-            duration_s=time.monotonic() - began,
-        )
-        said = post_mortem.hold(command, environ=environ, mask=mask, limit_s=patience.post_mortem_s)
-        if said:
-            _say(said)
+    status = over.status
     if os.WIFSIGNALED(status):
         return _die_by(os.WTERMSIG(status))
     return os.WEXITSTATUS(status)
@@ -163,7 +161,7 @@ class _Check:
             if answer is not None:
                 return answer
             starts = f"start {start} of {self._patience.master_starts} of the check"
-            _say(f"{starts}: {self._failure}")
+            say(f"{starts}: {self._failure}")
         return None
 
     def answer_to_death(self, argv: Sequence[str]) -> Answer | None:
@@ -171,10 +169,18 @@ class _Check:
         how = f"the check was started {self._patience.master_starts} times, and {self._failure}"
         answer = self._ask([*argv, f"--unchecked={how}"])
         if answer is None:
-            _say(f"that could not be recorded: {self._failure}")
+            say(f"that could not be recorded: {self._failure}")
         return answer
 
-    def _ask(self, argv: Sequence[str]) -> Answer | None:
+    def after_failure(self, argv: Sequence[str]) -> Answer | None:
+        """Ask what becomes of a job whose script has failed; None where that is not said."""
+        self._said = None
+        answer = self._ask(argv, again=True)
+        if answer is None:
+            say(f"after the failure: {self._failure}")
+        return answer
+
+    def _ask(self, argv: Sequence[str], *, again: bool = False) -> Answer | None:
         try:
             answer = check_process.ask(
                 argv,
@@ -185,6 +191,9 @@ class _Check:
                 interrupted=functools.partial(
                     _say_why_interrupted,
                     said=self._said,
+                    after="so the script is not started again"
+                    if again
+                    else "so the script did not run",
                     environ=self._environ,
                     clock=self._clock,
                 ),
@@ -194,10 +203,10 @@ class _Check:
                 self._said = failure.said
             self._failure = str(failure)
             return None
-        if answer.disposition == "proceed" and answer.exit_code:
+        if answer.disposition == "proceed" and answer.exit_code and not again:
             # With nodes, it goes on without the bad ones.
             anyway = "" if answer.nodes else " anyway"
-            _say(f"running the script{anyway}: {answer.reason}")
+            say(f"running the script{anyway}: {answer.reason}")
         return answer
 
 
@@ -205,7 +214,7 @@ def _without_answer(unchecked_runs: bool) -> Answer:
     """Return what becomes of a job whose check cannot even say that it failed."""
     reason = "the check never answered; the lines above say more"
     if unchecked_runs:
-        _say(f"running the script anyway: UNCHECKED: {reason}")
+        say(f"running the script anyway: UNCHECKED: {reason}")
         return Answer(disposition="proceed")
     reason = f"UNCHECKED: {reason} (--on-unchecked)"
     return Answer(disposition="stop", exit_code=ExitCode.UNAVAILABLE, reason=reason)
@@ -215,6 +224,7 @@ def _say_why_interrupted(
     interrupted: check_process.Interrupted,
     *,
     said: Answer | None,
+    after: str,
     environ: Mapping[bytes, bytes],
     clock: Clock,
 ) -> None:
@@ -228,26 +238,15 @@ def _say_why_interrupted(
         return
     end_s = environ.get(b"SLURM_JOB_END_TIME", b"")
     if end_s.isdigit() and clock() >= int(end_s):
-        _say(
-            "the job's time limit ended the check, so the script did not run; ask for more time"
+        say(
+            f"the job's time limit ended the check, {after}; ask for more time"
             " (--time): the check counts against it"
         )
         return
-    what = f"{signal_name(interrupted.number)} ended the check, so the script did not run"
+    what = f"{signal_name(interrupted.number)} ended the check, {after}"
     if not end_s.isdigit():  # Slurm 22.05 does not tell it
         what += "; if that was for the time limit (--time): the check counts against it"
-    _say(what)
-
-
-def _for_nodes(environ: Mapping[bytes, bytes], nodes: Sequence[str]) -> Mapping[bytes, bytes]:
-    """Return the script's environment for a job that has given nodes back."""
-    if not nodes:
-        return environ
-    from slurm_health.core.acting import resized_environ
-
-    text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
-    new = resized_environ.changes(text, nodes)
-    return {**environ, **{os.fsencode(name): os.fsencode(value) for name, value in new.items()}}
+    say(what)
 
 
 def _await_requeue(wait_s: float) -> int:
@@ -257,78 +256,8 @@ def _await_requeue(wait_s: float) -> int:
         info = signal.sigtimedwait(ALL_SIGNALS - FOR_SCRIPT, remaining)
         if info is not None and info.si_signo not in check_process.HARMLESS:
             raise check_process.Interrupted(info.si_signo)
-    _say(f"Slurm has not requeued the job within {wait_s:g} s; it ends here, submit it again")
+    say(f"Slurm has not requeued the job within {wait_s:g} s; it ends here, submit it again")
     return 1
-
-
-class _Recorder:
-    """Writes to the journal from a child, because a filesystem that hangs must not hang us."""
-
-    def __init__(self, directory: str, clock: Clock, wait_s: float) -> None:
-        self._directory = directory
-        self._clock = clock
-        self._wait_s = wait_s
-        self._child = 0
-
-    def start(self, record: Record) -> None:
-        """Begin to append a record."""
-        if self._directory:
-            with contextlib.suppress(OSError):
-                self._child = fork(lambda: self._append(record))
-
-    def ended(self) -> bool:
-        """Tell whether nothing is being written."""
-        if self._child and os.waitpid(self._child, os.WNOHANG)[0]:
-            self._child = 0
-        return self._child == 0
-
-    def wait(self) -> bool:
-        """Tell whether the record was dealt with in time; its writer is given up if not."""
-        deadline = time.monotonic() + self._wait_s
-        while not self.ended():
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                os.kill(self._child, signal.SIGKILL)
-                _say(f"journal {self._directory}: its filesystem does not answer")
-                return False
-            signal.sigtimedwait({signal.SIGCHLD}, remaining)
-        return True
-
-    def _append(self, record: Record) -> int:
-        """Append a record; a failure is a line on standard error and nothing more."""
-        try:
-            journal.Writer(Path(self._directory), journal.SUPERVISOR, self._clock).append(record)
-        except JournalError as err:
-            _say(str(err))
-        return 0
-
-
-def _run_script(
-    argv: list[bytes],
-    environ: Mapping[bytes, bytes],
-    mask: Collection[int],
-    name: str,
-    recorder: _Recorder,
-    trap_wait_s: float,
-) -> int:
-    """Run the script with its two records in the journal; return its wait status."""
-    began = time.monotonic()
-    process = ScriptProcess(argv, environ=environ, mask=mask, trap_wait_s=trap_wait_s)
-    if process.early:
-        names = ", ".join(map(signal_name, sorted(process.early)))
-        _say(
-            f"{names} came before {name} started; it is sent once the script has a trap for it,"
-            f" or after {trap_wait_s:g} s"
-        )
-    recorder.start(ScriptStarted(script=name, pid=process.pid))
-    status = process.wait(recorder.ended)
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if recorder.wait():
-        code = 128 + number if number else os.WEXITSTATUS(status)
-        duration_s = round(time.monotonic() - began, 3)
-        recorder.start(ScriptEnded(exit_code=code, signal=number, duration_s=duration_s))
-        recorder.wait()
-    return status
 
 
 def _unpacked(source: Path, line: int) -> bytes:
@@ -348,8 +277,3 @@ def _die_by(number: int) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, ALL_SIGNALS - {number})
     os.kill(os.getpid(), number)
     return 128 + number  # only if it is a signal that does not end a process
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # whoever read it is gone
-        print(f"slurm-health: {text}", file=sys.stderr, flush=True)

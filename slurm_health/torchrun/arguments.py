@@ -120,7 +120,7 @@ def _added(arguments: Arguments, team: Team, environ: Mapping[str, str]) -> list
     given = arguments.given
     added = []
     if "nnodes" not in given or arguments.checks:
-        added.append(f"--nnodes={len(team.nodes)}")
+        added.append(f"--nnodes={_nnodes(given, team)}")
     if len(team.nodes) == 1 and given.keys() <= {"nnodes", "node_rank"}:
         return added  # torchrun meets itself, on a port that is free
     backend = given.get("rdzv_backend") or ("static" if _wants_static(given) else "c10d")
@@ -131,6 +131,18 @@ def _added(arguments: Arguments, team: Team, environ: Mapping[str, str]) -> list
     if "rdzv_id" not in given:
         added.append(f"--rdzv-id={team.rendezvous_id}")
     return added + (_c10d(given, team, environ) if backend == "c10d" else [])
+
+
+def _nnodes(given: Mapping[str, str], team: Team) -> str:
+    """Return how many nodes torchrun is to train on: those that are to, or a range up to them.
+
+    Up to what the user wrote it would wait for nodes that do not come. Its static rendezvous knows
+    no range.
+    """
+    count = len(team.nodes)
+    least = node_range(given["nnodes"])[0] if "nnodes" in given else count
+    backend = given.get("rdzv_backend") or ("static" if _wants_static(given) else "c10d")
+    return f"{least}:{count}" if least < count and backend != "static" else str(count)
 
 
 def _wants_static(given: Mapping[str, str]) -> bool:

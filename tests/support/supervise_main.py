@@ -7,6 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from slurm_health.supervisor.script_runs import Restarts
 from slurm_health.supervisor.supervisor import Patience, original_environ, supervise
 
 
@@ -23,6 +24,7 @@ def main() -> int:
     parser.add_argument("--requeue-wait-s", type=float, default=90.0)
     parser.add_argument("--journal-wait-s", type=float, default=10.0)
     parser.add_argument("--trap-wait-s", type=float, default=120.0)
+    parser.add_argument("--max-restarts", type=int, default=0)
     parser.add_argument("--unchecked-stops", action="store_true")
     parser.add_argument("source", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -42,6 +44,7 @@ def main() -> int:
             journal_wait_s=options.journal_wait_s,
             trap_wait_s=options.trap_wait_s,
         ),
+        restarts=Restarts(most=options.max_restarts, argv=[f"{options.python}-after"]),
         unchecked_runs=not options.unchecked_stops,
     )
 

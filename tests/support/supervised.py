@@ -53,6 +53,27 @@ class Bench:
         """Have the master be this shell script."""
         write_executable(self.directory / "master", f"#!/bin/bash\n{body}")
 
+    def after_failure(self, *answers: Mapping[str, object]) -> None:
+        """Have what is asked after each failure answer with these lines, and note what it is told.
+
+        The last one is repeated.
+        """
+        directory = self.directory / "answers"
+        directory.mkdir()
+        for number, answer in enumerate(answers):
+            (directory / str(number)).write_text(json.dumps(answer) + "\n")
+        body = (
+            f'cd {directory}; echo "$1" >>told; number=$(($(wc -l <told) - 1))\n'
+            f"[ -e $number ] || number={len(answers) - 1}\ncat $number\n"
+        )
+        write_executable(self.directory / "master-after", f"#!/bin/bash\n{body}")
+
+    def told_after_failure(self) -> list[dict[str, object]]:
+        """Return what was told of each failure."""
+        told = self.directory / "answers" / "told"
+        lines = told.read_text().splitlines() if told.exists() else []
+        return [json.loads(line.removeprefix("--after-failure=")) for line in lines]
+
     def script(self, text: str | bytes) -> Path:
         path = self.directory / "script"
         path.write_bytes(text.encode() if isinstance(text, str) else text)

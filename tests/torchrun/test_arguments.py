@@ -111,7 +111,9 @@ def test_what_is_not_given_is_filled_in(
 @pytest.mark.parametrize(
     ("given", "environ", "expected"),
     [
-        pytest.param({"nnodes": "2:4"}, {}, "--nnodes=3", id="a range becomes the number there is"),
+        pytest.param({"nnodes": "2:4"}, {}, "--nnodes=2:3", id="a range ends where the nodes do"),
+        pytest.param({"nnodes": "3:4"}, {}, "--nnodes=3", id="a range that is used up is a number"),
+        pytest.param({"nnodes": "2:4", "node_rank": "0"}, {}, "--nnodes=3", id="static has none"),
         pytest.param({"rdzv_endpoint": "n1:9"}, {}, "--rdzv-endpoint=n2:9", id="endpoint"),
         pytest.param({"rdzv_endpoint": "n1"}, {}, "--rdzv-endpoint=n2:20007", id="without port"),
         pytest.param({"rdzv_endpoint": "n1.site:9"}, {}, "--rdzv-endpoint=n2:9", id="long name"),

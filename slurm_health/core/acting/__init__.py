@@ -10,6 +10,7 @@ Called by the process that acts on a verdict; `acting` performs what is decided 
     decide            one decision: drains, a smaller job, how it ends
     drains            which nodes are drained, and the reason set on them
     job_comment       the comment on a held job: why it waits, and what to type
+    after_failure     what follows a failed script: by evidence, or by a check
     unchecked         what becomes of a job whose nodes could not be checked
     resized_environ   the SLURM_ variables of a job that continues on some of its nodes
 """

@@ -183,7 +183,8 @@ def _best_shrink(case: _Case, left: Sequence[NodeVerdict]) -> Shrink | None:
 
 def _shrink(case: _Case, left: Sequence[NodeVerdict], least: int | None) -> Shrink | None:
     """Choose nodes to give back; None where there are none, too few are left, or it cannot be."""
-    wanted, batch_node = case.policy.nodes_wanted, case.facts.batch_node
+    policy, batch_node = case.policy, case.facts.batch_node
+    wanted = policy.nodes_wanted
     unfit = {node.node for node in (*left, *case.held_back)}
     fit = [node for node in case.verdict.nodes if node.node not in unfit]
     if wanted is None or len(fit) < (wanted if least is None else least):
@@ -200,14 +201,16 @@ def _shrink(case: _Case, left: Sequence[NodeVerdict], least: int | None) -> Shri
     )
     kept = {node.node for node in best[:wanted]}
     names = [node.node for node in case.verdict.nodes]
-    drop = tuple(name for name in names if name not in kept)
-    if not drop or batch_node not in kept:
+    well = {node.node for node in fit if node.level is Level.HEALTHY}
+    spares = tuple(n for n in names if policy.keep_spares and n in well and n not in kept)
+    drop = tuple(name for name in names if name not in kept and name not in spares)
+    if not (drop or spares) or batch_node not in kept:
         return None
     staying = [node for node in case.avoided if node.node in kept]
     said = [_because(node for node in case.avoided if node.node not in kept) or "not needed"]
     said += [_running_on(case, staying)] if staying else []
     keep = tuple(name for name in names if name in kept)
-    return Shrink(keep=keep, drop=drop, reason="; ".join(said))
+    return Shrink(keep=keep, drop=drop, spares=spares, reason="; ".join(said))
 
 
 def _requeue(case: _Case, left: Sequence[NodeVerdict]) -> Ending:

@@ -12,11 +12,12 @@ from slurm_health.errors import ExitCode
 
 @dataclass(frozen=True, kw_only=True)
 class Shrink:
-    """Go on with some of the job's nodes, and give the others back."""
+    """Run on the nodes `keep`, give `drop` back, and stay in possession of `spares`."""
 
     keep: tuple[str, ...]
     drop: tuple[str, ...]
     reason: str
+    spares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

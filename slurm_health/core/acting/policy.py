@@ -39,7 +39,8 @@ class Policy:
     `max_requeues` bounds how often one job moves away from bad nodes, because Slurm does not
     count requeues. More than `max_bad_share` of a run's nodes at once is not a node problem:
     nobody is drained then. Where `nodes_wanted` is set the job runs on that many of its nodes, and
-    gives the others back; it makes do with `nodes_needed` rather than be requeued.
+    gives the others back; it makes do with `nodes_needed` rather than be requeued. With
+    `keep_spares` it keeps the healthy ones of the others.
     """
 
     max_requeues: int = 3
@@ -49,3 +50,4 @@ class Policy:
     max_bad_share: float = 0.5
     nodes_wanted: int | None = None
     nodes_needed: int | None = None
+    keep_spares: bool = False

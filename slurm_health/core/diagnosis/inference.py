@@ -4,30 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum, StrEnum
 from typing import Protocol
 
 import msgspec
 
+from slurm_health.core.attribution import Attribution, Sureness
 from slurm_health.core.diagnosis.collected import Collected
 
-
-class Attribution(StrEnum):
-    """Whose doing a failure is, and so what helps."""
-
-    NODE = "node fault"  # another node helps
-    TRANSIENT = "transient"  # the same again helps
-    USER = "user error"  # only a change of the script, its data or its options helps
-    OUTSIDE = "ended from outside"  # somebody or a limit ended the job
-    UNDECIDED = "undecided"
-
-
-class Sureness(IntEnum):
-    """How sure an inference is. No figure: nobody has counted how often each is right."""
-
-    POSSIBLE = 1
-    LIKELY = 2
-    CERTAIN = 3
+__all__ = ["Attribution", "Inference", "InferenceOperator", "Sureness"]
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from slurm_health.core.acting.decide import decide_unasked, unwanted
+from slurm_health.core.acting.decide import decide, decide_unasked, unwanted
 from slurm_health.core.acting.decision import Decision
 from slurm_health.core.acting.drains import PROVEN_PROBABILITY, Drain, LeaveAlone
 from slurm_health.core.acting.facts import JobFacts
@@ -325,3 +325,32 @@ def test_a_job_that_cannot_be_held_at_its_limit_stops() -> None:
 
     assert last.disposition is Disposition.STOP
     assert "it may not be requeued" in last.reason
+
+
+def test_healthy_nodes_that_are_not_needed_are_kept_where_the_job_keeps_its_spares() -> None:
+    policy = Policy(nodes_wanted=3, nodes_needed=3, keep_spares=True)
+    verdict = VerdictReached(
+        nodes=[
+            NodeVerdict(node="n1", level=Level.HEALTHY),
+            NodeVerdict(node="n2", level=Level.FAULTY, reason="dead", evidence=("round 0",)),
+            *(NodeVerdict(node=f"n{number}", level=Level.HEALTHY) for number in (3, 4, 5)),
+            NodeVerdict(node="n6", level=Level.INCONCLUSIVE, reason="not measured"),
+        ]
+    )
+    facts = JobFacts(job_id=1, batch_node="n1")
+
+    shrink = decide(verdict, unwanted(verdict, policy), policy, facts).shrink
+
+    assert shrink is not None
+    assert (shrink.keep, shrink.spares, shrink.drop) == (("n1", "n3", "n4"), ("n5",), ("n2", "n6"))
+
+
+def test_a_job_without_a_bad_node_gives_none_back_where_it_keeps_its_spares() -> None:
+    policy = Policy(nodes_wanted=2, nodes_needed=2, keep_spares=True)
+    nodes = [NodeVerdict(node=f"n{number}", level=Level.HEALTHY) for number in (1, 2, 3)]
+    facts = JobFacts(job_id=1, batch_node="n1")
+
+    shrink = decide(VerdictReached(nodes=nodes), (), policy, facts).shrink
+
+    assert shrink is not None
+    assert (shrink.spares, shrink.drop) == (("n3",), ())

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spare nodes that stay in the job while the script runs on the others.
+
+Slurm gives a step any nodes of the job that have room. A step of ours takes every CPU of each
+spare node and sleeps, so the script's steps find room on the other nodes only: whatever their
+options, and in the order and with the numbering that they would have in a job without spares.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from slurm_health.core.acting.resized_environ import unpacked
+from slurm_health.core.nodeset import expand
+from slurm_health.processes import PIPE, Process, close_pipes, end_sessions, start_tied
+from slurm_health.slurm.command import clean_environ
+
+_HELD = b"held"
+_HELD_S = 30.0  # as long as a step may take to start on a busy cluster
+_END_S = 5.0
+
+
+class KeptSpares:
+    """Steps that hold spare nodes, from its start until `end`."""
+
+    def __init__(
+        self, nodes: Sequence[str], environ: Mapping[bytes, bytes], mask: Collection[int]
+    ) -> None:
+        """Take hold of the nodes of the job that `environ` describes; they start with `mask`."""
+        text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+        clean = {os.fsencode(k): os.fsencode(v) for k, v in clean_environ(text).items()}
+        self._steps: dict[str, Process] = {}
+        self.not_held: dict[str, str] = {}
+        for node in nodes:
+            try:
+                self._steps[node] = start_tied(
+                    srun_argv(node, text), environ=clean, stdout=PIPE, stderr=None, signal_mask=mask
+                )
+            except OSError as err:
+                self.not_held[node] = str(err)
+        deadline = time.monotonic() + _HELD_S
+        for node, step in self._steps.items():
+            if not _says_held(step, deadline):
+                self.not_held[node] = "the step that is to hold it did not start"
+
+    def end(self) -> None:
+        """Let go of the nodes."""
+        end_sessions(list(self._steps.values()), grace_s=_END_S)
+        for step in self._steps.values():
+            close_pipes(step)
+        self._steps = {}
+
+
+def srun_argv(node: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the srun command of the step that holds a node."""
+    return [
+        "srun",
+        f"--jobid={environ.get('SLURM_JOB_ID', '')}",
+        f"--nodelist={node}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={cpus_of(node, environ)}",
+        "--mem=0",
+        "--gres=none",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--no-kill",
+        "--input=none",
+        "--job-name=slurm-health-spare",
+        "sh",
+        "-c",
+        f"echo {_HELD.decode()}; exec sleep infinity",
+    ]
+
+
+def cpus_of(node: str, environ: Mapping[str, str]) -> int:
+    """Return how many CPUs a job has on one of its nodes; 1 where Slurm does not say."""
+    nodelist = environ.get("SLURM_JOB_NODELIST", "")
+    nodes = expand(nodelist) if nodelist else ()
+    counts = unpacked(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    return counts[nodes.index(node)] if node in nodes and len(counts) == len(nodes) else 1
+
+
+def _says_held(step: Process, deadline: float) -> bool:
+    assert step.stdout is not None
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not select.select([step.stdout], [], [], left_s)[0]:
+            return False
+        heard = os.read(step.stdout.fileno(), 64)
+        if _HELD in heard or not heard:
+            return bool(heard)
+    return False

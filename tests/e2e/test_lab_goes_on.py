@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training that goes on: a failed script is started again, on a spare where a node is at fault."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_health.core.nodeset import expand
+from tests.e2e.lab_support import Site, eventually
+from tests.e2e.played_nodes import FAULTY, UNREACHABLE, play, submit
+from tests.lab import Lab, missing
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+
+RESUMING = Path(__file__).parents[1] / "support" / "resuming_training.py"
+TRAINING = f"""\
+#!/bin/bash
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_PORT=$((29500 + SLURM_HEALTH_RESTART_COUNT))
+echo "start $SLURM_HEALTH_RESTART_COUNT"
+exec srun --kill-on-bad-exit=1 {sys.executable} resuming_training.py ck-$SLURM_JOB_ID.pt "$@"
+"""
+# What a job of several nodes does, without torch: each node says so, until one fails.
+NODES = """\
+#!/bin/bash
+echo "start $SLURM_HEALTH_RESTART_COUNT attempt ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST"
+echo "ran on $(srun hostname | sort | xargs)"
+echo "one by one $(for i in 1 2 3; do srun -N1 -n1 hostname & done | sort | xargs)"
+[ "$SLURM_HEALTH_RESTART_COUNT-${SLURM_RESTART_COUNT:-0}" != 0-0 ] || exec srun sleep 600
+"""
+KEPT = ("-N3", "--ntasks-per-node=1", "--spares=1", "--keep-spares", "-x", "n5")
+
+
+@pytest.fixture(scope="module")
+def module_site() -> Iterator[Site]:
+    """A cluster whose controller gives a silent node up after ten seconds."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with Lab.start(nodes=5, slurm_conf_extra="SlurmdTimeout=10") as lab:
+        yield Site(lab)
+
+
+@pytest.fixture
+def training(site: Site) -> Site:
+    site.script("resuming_training.py", RESUMING.read_text())
+    site.script("train.sh", TRAINING)
+    site.script("nodes.sh", NODES)
+    play(site)
+    return site
+
+
+def output(site: Site, job: int) -> str:
+    return site.read(f"slurm-{job}.out")
+
+
+def plans(site: Site, job: int) -> list[tuple[str, list[str]]]:
+    """What was planned after each failure, and the nodes held at fault."""
+    return [(r["plan"], r.get("nodes", [])) for r in site.records(job, writer="restart")]
+
+
+@pytest.mark.torch
+def test_a_killed_rank_is_checked_for_and_training_resumes_from_its_checkpoint(
+    training: Site,
+) -> None:
+    options = ("-N2", "--ntasks-per-node=1", "--max-restarts=2")
+    job = submit(training, *options, "train.sh", "8", "kill", "4", "1", script="")
+
+    assert training.ended(job)["JobState"] == "COMPLETED", output(training, job)
+    said = output(training, job)
+    assert "begins at 0, restart 0" in said
+    assert "begins at 4, restart 1" in said
+    assert [int(step) for step in re.findall(r"^step (\d+)", said, re.MULTILINE)] == [*range(8)]
+    assert "starting train.sh again" in said
+    assert plans(training, job) == [("check", [])]
+    assert "train.sh started again" in training.table(job)
+    assert training.drained() == {}
+
+
+@pytest.mark.torch
+def test_the_same_error_on_all_ranks_is_the_users_and_is_not_tried_again(training: Site) -> None:
+    options = ("-N2", "--ntasks-per-node=1", "--max-restarts=2")
+    job = submit(training, *options, "train.sh", "8", "key-error", "4", "-1", script="")
+
+    assert training.ended(job)["JobState"] == "FAILED"
+    assert output(training, job).count("restart 0") == 2  # ranks
+    assert "restart 1" not in output(training, job)
+    assert "(user error): the same again would fail again" in output(training, job)
+    assert plans(training, job) == [("stop", [])]
+    assert training.drained() == {}
+
+
+def test_a_plain_srun_runs_on_all_nodes_but_the_kept_spare(training: Site) -> None:
+    job = submit(training, *KEPT, "--wrap", NODES.rpartition("[ ")[0], script="")
+
+    record = training.ended(job)
+    assert record["JobState"] == "COMPLETED", output(training, job)
+    assert record["NodeList"] == "n[1-4]"  # it still had them all at its end
+    assert "attempt 0 on n[1-3]" in output(training, job)
+    assert "ran on n1 n2 n3" in output(training, job)
+    assert set(re.findall(r"one by one (.*)", output(training, job))[0].split()) <= {
+        "n1",
+        "n2",
+        "n3",
+    }
+    training.assert_nothing_left()
+
+
+def begun(site: Site, job: int) -> None:
+    eventually(site, lambda: "one by one" in output(site, job), "the script", 150)
+
+
+@pytest.mark.parametrize("loss", ["slurmd killed", "powered off"])
+def test_a_lost_node_is_replaced_by_the_spare_without_a_requeue(training: Site, loss: str) -> None:
+    job = submit(training, *KEPT, "nodes.sh", script="")
+    begun(training, job)
+    if loss == "slurmd killed":
+        training.lab.fault.kill_slurmd("n3")
+    else:
+        training.lab.fault.drop("n3", everything=True)
+
+    record = training.ended(job)
+    assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "0"), output(training, job)
+    assert record["NodeList"] == "n[1-2,4]"
+    said = output(training, job)
+    assert "start 1 attempt 0 on n[1-2,4]" in said
+    assert said.rindex("ran on n1 n2 n4") > said.index("start 1")
+    assert plans(training, job) == [("check", ["n3"])]
+    table = training.table(job)
+    assert "nodes.sh started again on n[1-2,4]" in table
+    assert re.search(r"^n3 +faulty", table, re.MULTILINE)
+
+
+def test_a_node_that_the_check_finds_faulty_is_replaced_by_the_spare(training: Site) -> None:
+    job = submit(training, *KEPT, "nodes.sh", script="")
+    begun(training, job)
+    play(training, n2=UNREACHABLE)
+    training.lab.run(["scancel", "--signal=KILL", f"{job}.{sleeping(training, job)}"])
+
+    record = training.ended(job)
+    assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "0"), output(training, job)
+    assert "start 1 attempt 0 on n[1,3-4]" in output(training, job)
+    assert plans(training, job) == [("check", [])]
+    assert expand(record["NodeList"]) == ("n1", "n3", "n4")
+
+
+def test_a_spare_that_is_bad_itself_is_not_used(training: Site) -> None:
+    job = submit(training, *KEPT, "nodes.sh", script="")
+    begun(training, job)
+    play(training, n4=FAULTY)
+    training.lab.fault.kill_slurmd("n3")
+
+    # No other node is left that it may have, so it can neither go on nor be requeued.
+    assert training.ended(job)["JobState"] == "FAILED"
+    said = output(training, job)
+    assert "nodes.sh is not started again: n[3-4] cannot be used" in said
+    assert "start 1 " not in said
+    assert plans(training, job) == [("check", ["n3"])]
+
+
+def sleeping(site: Site, job: int) -> str:
+    """The step of the script that sleeps."""
+    lines = site.lab.ask("squeue", "-hs", "-o", "%i %j").stdout.splitlines()
+    found = [line.split() for line in lines]
+    return next(step.split(".")[1] for step, name in found if name == "sleep")

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health run --nnodes=MIN:MAX` after its check: training goes on when a node is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lab_support import COMMAND, Site, eventually
+from tests.lab import missing, processes
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(400),
+]
+
+TRAIN = Path(__file__).parents[1] / "support" / "elastic_training.py"
+BATCH = f"""\
+#!/bin/bash
+#SBATCH -N4 --ntasks-per-node=1 --output=run-%j.out
+export OMP_NUM_THREADS=1
+touch ck.hold
+srun --kill-on-bad-exit=0 --wait=0 {COMMAND} run --network-check --nnodes=2:4 \\
+    --max-restarts=3 --nproc-per-node=1 train.py ck.pt 5
+"""
+
+
+def test_training_goes_on_with_fewer_nodes_and_without_those_that_the_check_left_out(
+    site: Site,
+) -> None:
+    site.script("train.py", TRAIN.read_text())
+    site.script("elastic.sh", BATCH)
+    site.lab.fault.drop("n4")
+    job = int(site.lab.run(["sbatch", "--parsable", "elastic.sh"], user="alice").stdout)
+
+    def said() -> str:
+        return site.read(f"run-{job}.out")
+
+    eventually(site, lambda: "3 processes begin at 0" in said(), "three nodes training", 200)
+    eventually(site, (site.lab.home("alice") / "ck.pt").exists, "a checkpoint", 60)
+    for process in processes.on_node(site.lab.pid("n3")):
+        if "torch.distributed.run" in process.argv or "train.py" in process.argv:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+    eventually(site, lambda: "2 processes begin at" in said(), "two nodes training", 200)
+    (site.lab.home("alice") / "ck.hold").unlink()
+    site.ended(job)
+
+    assert re.search(r"2 processes begin at [1-9]", said()), said()
+    assert "2 processes end at" in said()
+    assert "n4 is LEFT OUT: faulty" in said()
