@@ -46,6 +46,7 @@ _COMMANDS = {
 SHORT_HELP = {
     "agent": "",
     "check": "Check the nodes of this allocation, or this machine.",
+    "clean": "Remove old journals.",
     "docs": "Print a page of the documentation.",
     "doctor": "Say what of this site's slurm.conf and machine should be changed.",
     "epilog": "Clean up and check this node after a job, as slurmd's Epilog does.",
@@ -54,6 +55,7 @@ SHORT_HELP = {
     "init-config": "Write a site's file for nodes like this one.",
     "install-shims": "Write the scripts that slurm.conf names.",
     "lemons": "List nodes that spoil one job after another.",
+    "metrics": "Print metrics of all nodes for Prometheus.",
     "nodes": "List the nodes slurm-health has drained; release them.",
     "plan": "Show the rounds, the evidence and the verdict, without a cluster.",
     "prolog": "Check this node before a job, as slurmd's Prolog does.",
@@ -62,6 +64,7 @@ SHORT_HELP = {
     "run": "torchrun that knows Slurm and can check the nodes first.",
     "sbatch": "Submit a batch job that is checked first; a drop-in for sbatch.",
     "supervise": "",
+    "sweep": "Check idle nodes, a few at a time.",
     "templates": "List, show and copy batch scripts and other scripts to edit.",
     "watch": "Follow a check or a job on the terminal while it runs.",
 }

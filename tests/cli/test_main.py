@@ -394,7 +394,7 @@ def test_json_of_a_check_is_json_and_its_logs_go_elsewhere(tmp_path: Path, worke
 
 @pytest.mark.parametrize(
     ("words", "site", "pairs"),
-    [([], "", 2), (["--min-rounds=4"], "", 4), ([], "3", 3), (["--min-rounds=4"], "3", 4)],
+    [([], "", 1), (["--min-rounds=4"], "", 4), ([], "3", 3), (["--min-rounds=4"], "3", 4)],
     ids=["nobody", "option", "site", "option before site"],
 )
 def test_a_check_takes_as_many_rounds_as_it_is_told(

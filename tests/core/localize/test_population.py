@@ -86,7 +86,9 @@ def test_a_device_within_what_healthy_ones_differ_by_is_told_and_its_node_is_hea
 def test_a_share_of_processors_that_others_use_is_no_word_against_a_node() -> None:
     found = alone(1.6, kind=Device.CPU).nodes["n2"]
 
-    assert (found.level, found.reason) == (Level.HEALTHY, "passed with 2 partners")
+    assert found.level is Level.HEALTHY
+    assert found.reason.startswith("passed with")
+    assert "slower than" not in found.reason
     assert found.slowdown == pytest.approx(1.6, abs=0.05)  # a spare is chosen before it
 
 
