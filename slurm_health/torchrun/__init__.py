@@ -15,4 +15,5 @@ the environment, and the journal if there is a check.
     own_agent       the agent of this process's own node
     earlier_check   one of this attempt that need not be repeated
     node_choice     which nodes training starts with
+    starting        those nodes, and where they find each other
 """

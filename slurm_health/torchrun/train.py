@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_health import __version__, config, journal
@@ -26,8 +25,8 @@ from slurm_health.master.setup_file import environ_after
 from slurm_health.options import localize_choices
 from slurm_health.probe_choice import chosen_phases
 from slurm_health.processes import leaving_on
-from slurm_health.torchrun import earlier_check, joint_check, meeting, parser, unshared_check
-from slurm_health.torchrun.arguments import Arguments, Team, command_line, trains_alone
+from slurm_health.torchrun import earlier_check, joint_check, parser, unshared_check
+from slurm_health.torchrun.arguments import Arguments, command_line, trains_alone
 from slurm_health.torchrun.channel import secret
 from slurm_health.torchrun.channel.other_node import NobodyThere
 from slurm_health.torchrun.earlier_check import EarlierCheck
@@ -35,6 +34,7 @@ from slurm_health.torchrun.joint_check import JointOutcome
 from slurm_health.torchrun.node_choice import Bounds, bounds, why_left_out
 from slurm_health.torchrun.own_agent import OwnAgent
 from slurm_health.torchrun.place import TaskPlace, find, single, speaks_for_step
+from slurm_health.torchrun.starting import Starting, addresses_in, agent_environ, all_of, team_of
 from slurm_health.torchrun.unshared_check import Terms
 
 # What is wrong with a directory itself is the same on all nodes that share it, and one says it.
@@ -70,7 +70,7 @@ def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int:
     place = find(arguments, environ)
     alone = place is None or trains_alone(arguments)
-    starting = _all_of(place)
+    starting = all_of(place)
     if arguments.checks:
         here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
         with _ended_in_order():
@@ -78,7 +78,7 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
         if isinstance(found, int):
             return found
         starting = found
-    team = None if alone or place is None else _team(place, starting, environ)
+    team = None if alone or place is None else team_of(place, starting, environ)
     own = secret.without(environ)
     return _become_torchrun(python, command_line(arguments, team, environ), own)
 
@@ -92,21 +92,9 @@ def _ended_in_order() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Starting:
-    """The nodes that train, and addresses of nodes as far as they are known."""
-
-    nodes: tuple[str, ...]
-    addresses: Mapping[str, str] = field(default_factory=dict)
-
-
-def _all_of(place: TaskPlace | None) -> _Starting:
-    return _Starting(nodes=place.nodes if place else ())
-
-
 def _checked(
     place: TaskPlace, arguments: Arguments, python: str, environ: Mapping[str, str], *, alone: bool
-) -> _Starting | int:
+) -> Starting | int:
     """Return the nodes that train, or the code this process ends with because its does not."""
     root = config.journal_root(arguments.text("journal"), environ)
     within = bounds(arguments.given.get("nnodes"), len(place.nodes), alone=alone)
@@ -125,11 +113,11 @@ def _checked(
             raise  # the others may go on without this node
         if _is_to_tell(err, place):
             _say(f"{place.node}: UNCHECKED: {err}; starting the training anyway")
-        return _all_of(place)
+        return all_of(place)
     chosen = outcome.choice.nodes
     if place.node not in chosen:
         return _stay_out(place, outcome)
-    return _Starting(nodes=chosen, addresses=_addresses(directory, place))
+    return Starting(nodes=chosen, addresses=addresses_in(directory, place))
 
 
 def _check(
@@ -143,7 +131,7 @@ def _check(
     python = str(started.settings["python"])
     command = agent_command(directory, run_id=place.start, nodes=len(place.nodes), python=python)
     probe_environ = environ_after(arguments.text("setup"), environ)
-    agent = OwnAgent(place.node, command, _agent_environ(place, probe_environ))
+    agent = OwnAgent(place.node, command, agent_environ(place, probe_environ))
     if not place.leads:
         try:
             return joint_check.follow(directory, place, agent)
@@ -208,7 +196,7 @@ def _taken_part(
     arguments: Arguments,
     python: str,
     environ: Mapping[str, str],
-) -> _Starting | int:
+) -> Starting | int:
     """Take part in a check that node 0 leads, and end as `_checked` does."""
     terms = _terms(arguments, environ)
     probe_environ = environ_after(arguments.text("setup"), environ)
@@ -225,30 +213,10 @@ def _taken_part(
         if within.least < len(place.nodes):
             raise
         _say(f"{place.node}: UNCHECKED: {err}; starting the training anyway")
-        return _all_of(place)
+        return all_of(place)
     if place.node not in outcome.choice.nodes:
         return _stay_out(place, outcome)
-    return _Starting(nodes=outcome.choice.nodes, addresses=addresses)
-
-
-def _agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the agent's environment: outside Slurm, too, it must find its own address."""
-    environ = secret.without(environ)
-    host = _master_host(place, environ) if place.chosen_start else ""
-    if len(place.nodes) == 1 and "SLURM_LAUNCH_NODE_IPADDR" not in environ:
-        host = "127.0.0.1"
-    if not host:
-        return environ
-    try:
-        (*_, resolved), *_ = socket.getaddrinfo(host, None)
-    except OSError:
-        return environ
-    return {**environ, "SLURM_LAUNCH_NODE_IPADDR": str(resolved[0])}
-
-
-def _master_host(place: TaskPlace, environ: Mapping[str, str]) -> str:
-    """Return the host of node 0, as the user or another scheduler says; empty where none does."""
-    return place.meeting.host if place.meeting else meeting.master({}, environ)[0]
+    return Starting(nodes=outcome.choice.nodes, addresses=addresses)
 
 
 def _started(place: TaskPlace, arguments: Arguments, nnodes: str, python: str) -> RunStarted:
@@ -314,44 +282,6 @@ def _stay_out(place: TaskPlace, outcome: JointOutcome) -> int:
         f" training goes on with the other {len(outcome.choice.nodes)} nodes"
     )
     return ExitCode.HEALTHY
-
-
-def _addresses(directory: Path, place: TaskPlace) -> dict[str, str]:
-    """Return the addresses under which the nodes reached each other during the check."""
-    written = [entry for node in place.nodes for entry in journal.read_all(directory, node)]
-    return unshared_check.addresses(written)
-
-
-def _team(place: TaskPlace, starting: _Starting, environ: Mapping[str, str]) -> Team | None:
-    """Return the nodes that train, None where they can only meet as the user says."""
-    nodes, addresses = starting.nodes, starting.addresses
-    left_out = {node for node in place.nodes if node not in nodes}
-    host = addresses.get(nodes[0], "")
-    if place.chosen_start:
-        master = _master_host(place, environ)  # by custom the first node
-        if place.nodes[0] in left_out and master:
-            left_out.add(master)
-        host = (master if nodes[0] == place.nodes[0] else "") or host or master
-        if not host:
-            return None
-    elif not host or _resolves(nodes[0]):
-        host = nodes[0]
-    return Team(
-        nodes=nodes,
-        node=place.node,
-        host=host,
-        port=place.meeting.port if place.meeting else place.port,
-        rendezvous_id="none" if place.meeting else place.start,
-        left_out=left_out | {addresses[node] for node in left_out & addresses.keys()},
-    )
-
-
-def _resolves(name: str) -> bool:
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return False
-    return True
 
 
 def _become_torchrun(python: str, arguments: Sequence[str], environ: Mapping[str, str]) -> int:

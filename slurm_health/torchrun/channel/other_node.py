@@ -161,8 +161,7 @@ class OtherNode:
             Closed: who answers is not node 0 of a run.
             UsageError: node 0 refuses this node.
         """
-        place = (self._meeting.host, self._meeting.port)
-        found = socket.create_connection(place, timeout=_ATTEMPT_S)
+        found = _connected(self._meeting)
         # An interrupt leaves it open, for this node's last word.
         self._connection = connection = Connection(found, messages.MOST_BYTES)
         try:
@@ -330,6 +329,30 @@ def _cut_off(why: str) -> str:
         f"node0 could not be reached again within {CUT_S:g} s: {why}; look whether its machine and"
         " the network are up, then start all again"
     )
+
+
+def _connected(meeting: Meeting) -> socket.socket:
+    """Return a socket to one of the addresses of a host, IPv4 first: the probes rather have it.
+
+    Raises:
+        OSError: none of them answers.
+    """
+    found = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
+    failure = OSError("no address")
+    for family, *_, place in sorted(found, key=lambda each: each[0]):
+        connecting = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connecting.settimeout(_ATTEMPT_S)
+            connecting.connect(place)
+        except OSError as err:
+            connecting.close()
+            failure = err
+        except BaseException:
+            connecting.close()
+            raise
+        else:
+            return connecting
+    raise failure
 
 
 def _words(err: OSError | Closed) -> str:

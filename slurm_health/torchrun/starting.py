@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes that training starts with, and the addresses under which they find each other."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurm_health import journal
+from slurm_health.torchrun import meeting, unshared_check
+from slurm_health.torchrun.arguments import Team
+from slurm_health.torchrun.channel import secret
+from slurm_health.torchrun.place import TaskPlace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starting:
+    """The nodes that train, and addresses of nodes as far as they are known."""
+
+    nodes: tuple[str, ...]
+    addresses: Mapping[str, str] = field(default_factory=dict)
+
+
+def all_of(place: TaskPlace | None) -> Starting:
+    """Return all nodes that there are."""
+    return Starting(nodes=place.nodes if place else ())
+
+
+def agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the agent's environment: outside Slurm, too, it must find its own address."""
+    environ = secret.without(environ)
+    host = _master_host(place, environ) if place.chosen_start else ""
+    if len(place.nodes) == 1 and "SLURM_LAUNCH_NODE_IPADDR" not in environ:
+        host = "127.0.0.1"
+    if not host:
+        return environ
+    try:
+        # IPv4 first, as the workers' libraries would rather have it.
+        found = sorted(socket.getaddrinfo(host, None), key=lambda each: each[0])
+    except OSError:
+        return environ
+    return {**environ, "SLURM_LAUNCH_NODE_IPADDR": str(found[0][4][0])}
+
+
+def _master_host(place: TaskPlace, environ: Mapping[str, str]) -> str:
+    """Return the host of node 0, as the user or another scheduler says; empty where none does."""
+    return place.meeting.host if place.meeting else meeting.master({}, environ)[0]
+
+
+def addresses_in(directory: Path, place: TaskPlace) -> dict[str, str]:
+    """Return the addresses under which the nodes reached each other during the check."""
+    written = [entry for node in place.nodes for entry in journal.read_all(directory, node)]
+    return unshared_check.addresses(written)
+
+
+def team_of(place: TaskPlace, starting: Starting, environ: Mapping[str, str]) -> Team | None:
+    """Return the nodes that train, None where they can only meet as the user says."""
+    nodes, known = starting.nodes, starting.addresses
+    left_out = {node for node in place.nodes if node not in nodes}
+    host = known.get(nodes[0], "")
+    if place.chosen_start:
+        master = _master_host(place, environ)  # by custom the first node
+        if place.nodes[0] in left_out and master:
+            left_out.add(master)
+        host = (master if nodes[0] == place.nodes[0] else "") or host or master
+        if not host:
+            return None
+    elif not host or _resolves(nodes[0]):
+        host = nodes[0]
+    return Team(
+        nodes=nodes,
+        node=place.node,
+        host=host,
+        port=place.meeting.port if place.meeting else place.port,
+        rendezvous_id="none" if place.meeting else place.start,
+        left_out=left_out | {known[node] for node in left_out & known.keys()},
+    )
+
+
+def _resolves(name: str) -> bool:
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return True
