@@ -17,3 +17,12 @@ def test_the_simulation_of_many_nodes_comes_to_the_right_verdict() -> None:
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)
     assert (row["nodes"], row["right"]) == (64, True)
+
+
+def test_a_check_with_real_agents_comes_to_the_right_verdict() -> None:
+    argv = [sys.executable, "-m", "benchmarks.scale_agents", "--nodes=2"]
+    done = subprocess.run(
+        argv, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "launch to verdict" in done.stdout

@@ -7,6 +7,7 @@ the agents; what happens next is decided in `core.session`.
     run_check           one check from end to end
     journal_filesystem  asks whether the journal's filesystem answers
     master              the loop: read the journal, ask the session what to do, do it
+    garbage             has Python look for garbage in cycles seldom, while a check runs
     launcher            starts one agent per node, as a Slurm step or as local processes
     setup_file          the environment of the probes, as a file of the user's makes it
     garbage             keeps Python from searching for garbage that is not there

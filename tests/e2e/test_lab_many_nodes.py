@@ -21,9 +21,9 @@ pytestmark = [
 NODES = 24
 
 
-@pytest.fixture(scope="module")
-def module_site() -> Iterator[Site]:
-    """A cluster of many small nodes."""
+@pytest.fixture
+def site() -> Iterator[Site]:
+    """A cluster of many small nodes, for one test: a slurmd that was stopped leaves jobs behind."""
     with Lab.start(nodes=NODES, deadline_s=180) as lab:
         yield Site(lab)
 
