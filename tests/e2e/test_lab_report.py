@@ -72,3 +72,17 @@ def test_a_report_can_be_handed_on_as_csv_and_as_a_page(site: Site) -> None:
     assert len({row.split(",")[6] for row in rows[1:]}) == 4
     assert page.startswith("<!doctype html>")
     assert ">n2 <span" in page
+
+
+def test_what_became_of_the_jobs_nodes_since_is_told(site: Site) -> None:
+    play(site)
+    job = submit(site, "-N2", "--nodelist=n[1-2]", "--time=5")
+    site.ended(job)
+    note = "shealth: gpu 3 lost"
+    site.lab.run(["scontrol", "update", "nodename=n2,n5", "state=drain", f"reason={note}"])
+
+    last = site.table(job).split("\n\n")[-1]
+
+    assert last.splitlines()[1].split()[0] == "n2"
+    assert f"{note} [root@" in last
+    assert "n5" not in last
