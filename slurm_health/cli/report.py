@@ -21,10 +21,12 @@ from slurm_health.report import (
     export,
     find,
     latest,
+    nodes_now,
     spreadsheet,
     table,
     without_journal,
 )
+from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport
 
 
@@ -98,7 +100,7 @@ def report(
     elif tasks:
         _print(table.tasks_text(found, others=others, width=width, unicode=unicode))
     else:
-        _print(table.job_text(*found, width=width, unicode=unicode, verbose=verbose))
+        _print_job(found[0], width, unicode=unicode, verbose=verbose)
     return int(ExitCode.HEALTHY)
 
 
@@ -115,6 +117,13 @@ def _refuse_what_does_not_go_together(
         raise click.UsageError("--html goes with none of --json, --csv and --verbose")
     if job is None and (raw or as_csv or verbose or html is not None):
         raise click.UsageError("--raw, --csv, --html and --verbose need a job: name its JOBID")
+
+
+def _print_job(job: JobReport, width: int | None, *, unicode: bool, verbose: bool) -> None:
+    text = table.job_text(job, width=width, unicode=unicode, verbose=verbose)
+    out = nodes_now.out_of_use(job, now_s=time.time(), environ=os.environ)
+    block = nodes_now.nodes_now(out, Page(width=width, unicode=unicode))
+    _print("\n".join([text, *(["", *block] if block else [])]))
 
 
 def _print(text: str) -> None:

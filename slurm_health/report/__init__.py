@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health report`: what became of a job, as a table, as a page, and for programs.
 
-Reads the journal's files; Slurm is asked about jobs that have none. It loads neither torch nor
-numpy, so it works on any login node, at any time, even while the job runs.
+Reads the journal's files; Slurm is asked about jobs that have none, and about the nodes of
+recent ones. It loads neither torch nor numpy, so it works on any login node, at any time, even
+while the job runs.
 
     find      where a job's journals are
     read      what is in one of them, and what is missing
@@ -26,5 +27,6 @@ numpy, so it works on any login node, at any time, even while the job runs.
     charts    its pictures, as numbers
     latest    the caller's latest jobs
     elsewhere    where the journal is that another machine has
+    nodes_now   which of a job's nodes are out of use now, and why
     without_journal   why there is nothing to report, as far as Slurm knows
 """

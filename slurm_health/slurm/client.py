@@ -166,6 +166,11 @@ class Client:
         words = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
         return {name: (why or [""])[0] for name, *why in words}
 
+    def cluster(self) -> str:
+        """Return the name of the cluster that answers, empty where it has none."""
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", self._config, re.MULTILINE)
+        return found[1] if found else ""
+
     def hides_jobs(self) -> bool:
         """Tell whether users see no jobs but their own."""
         found = re.search(r"^PrivateData\s*=\s*(\S+)", self._config, re.MULTILINE)

@@ -205,6 +205,7 @@ def scontrol(words: list[str]) -> str:
             return f"PartitionName=main Default=YES TotalNodes=9 MaxNodes=UNLIMITED Nodes={names}"
         case ["show", "config"]:
             return (
+                "ClusterName             = lab\n"
                 f"AccountingStorageType   = {load('settings')['accounting']}\n"
                 f"PrivateData             = {load('settings').get('private', 'none')}\n"
                 "SlurmUser               = slurm(64030)"
