@@ -11,6 +11,8 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from random import Random
+from re import ASCII, fullmatch
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import pytest
@@ -21,15 +23,20 @@ from slurm_health import config, site_settings
 from slurm_health.core.allocation import from_environ
 from slurm_health.core.node import drain_note
 from slurm_health.core.node.accusations import from_journal
-from slurm_health.core.record_codec import Entry, decode
+from slurm_health.core.record_codec import Entry, decode, encode
 from slurm_health.core.records import Record
 from slurm_health.core.session.phases import phases
 from slurm_health.core.session.session import Limits, Session
 from slurm_health.doctor.slurm_conf import advise, read_config
 from slurm_health.errors import SlurmHealthError
+from slurm_health.history import answer, refresh
+from slurm_health.history.export import histories_json, lemons_json
+from slurm_health.history.place import Place
+from slurm_health.history.table import history_text, lemons_text
 from slurm_health.master.run_check import make_localizer
 from slurm_health.report.build import job_report
 from slurm_health.report.export import as_json
+from slurm_health.report.layout import Page
 from slurm_health.report.model import RunEntries
 from slurm_health.report.table import job_text
 from slurm_health.sbatch import own_options
@@ -150,6 +157,45 @@ def assert_reported(entries: RunEntries) -> None:
         report = job_report([entries], now_s=1.0)
         assert job_text(report)
         assert as_json(report, raw=True)
+
+
+@given(st.lists(damaged(JOURNALS, ODD + FIELDS), min_size=3, max_size=3))
+def test_a_damaged_journal_has_a_history(files: list[bytes]) -> None:
+    assert_indexed(files)
+
+
+@given(st.lists(st.lists(records(), max_size=8), min_size=3, max_size=3))
+def test_any_records_in_any_order_have_a_history(written: list[list[Record]]) -> None:
+    assert_indexed(
+        [
+            b"".join(encode(each, entry_id="x:0", time_s=1.7e9) for each in records_)
+            for records_ in written
+        ]
+    )
+
+
+def assert_indexed(files: list[bytes]) -> None:
+    """Index a job with these files, and one that is well; ask for every node."""
+    with TemporaryDirectory() as scratch:
+        for job, contents in (("1", files), ("2", [JOURNALS[0]])):
+            run = Path(scratch, "lab", job, "0")
+            run.mkdir(mode=0o755, parents=True)
+            for name, data in zip(("master", NODE, "post-mortem"), contents, strict=False):
+                (run / f"{name}.jsonl").write_bytes(data)
+        memory = Place(path=None)
+        with refresh.opened(memory, Path(scratch), now_s=1.8e9) as index:
+            told = answer.lemons(index, cluster=None, now_s=1.8e9, days=3650)
+            names = [each for each in index.nodes() if fullmatch(r"[\w.-]+", each, ASCII)]
+            found = [
+                each
+                for name in names
+                for each in answer.histories(index, name, cluster=None, now_s=1.8e9, days=3650)
+            ]
+            histories_json(found, index.troubles())
+            lemons_json(told, index.troubles())
+            lemons_text(told, Page(width=60))
+            for each in found:
+                assert "\x1b" not in history_text(each, Page(width=60), most=5)
 
 
 @given(st.lists(records(), max_size=8))

@@ -14,6 +14,7 @@ standard error; every error becomes one line and an exit code in `main`.
     clean            `slurm-health clean`
     metrics          `slurm-health metrics`
     sweep            `slurm-health sweep`
+    completion       `slurm-health completion`
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck, init-config, nodes
     doctor           `slurm-health doctor`

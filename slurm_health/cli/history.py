@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from slurm_health.history.index import Index
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_MANY = 100  # fewer jobs are indexed before a person could read it
 _DAYS = click.FloatRange(min=0, min_open=True, max=3650)
 
 
@@ -156,7 +157,11 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     for handler in logging.getLogger().handlers:
         handler.addFilter(line)
     try:
-        yield lambda done, of: line.show(f"indexing journals: {done} of {of} jobs")
+        yield (
+            lambda done, of: (
+                line.show(f"indexing journals: {done} of {of} jobs") if of >= _MANY else None
+            )
+        )
     finally:
         line.erase()
         for handler in logging.getLogger().handlers:

@@ -21,6 +21,7 @@ _COMMANDS = {
     "agent": "internal:agent",
     "check": "check:check",
     "clean": "clean:clean",
+    "completion": "completion:completion",
     "docs": "docs:docs",
     "doctor": "doctor:doctor",
     "epilog": "hooks:epilog",

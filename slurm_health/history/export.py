@@ -83,4 +83,4 @@ def _series(series: Series) -> dict[str, Any]:
 
 
 def _text(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=2) + "\n"
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"

@@ -8,6 +8,7 @@ never used.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -35,7 +36,7 @@ class Place:
 
 
 def choose(option: str | None, environ: Mapping[str, str], root: Path) -> Place:
-    """Return where the index of the journals below `root` is, its directory made.
+    """Return where the index of the journals below `root` is; the directory of our own is made.
 
     Raises:
         IndexUnusable: the file that was named is not to be trusted, or cannot be.
@@ -45,12 +46,14 @@ def choose(option: str | None, environ: Mapping[str, str], root: Path) -> Place:
     if path is None:
         return Place(path=None, why_in_memory="there is no home directory to keep it in")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not chosen:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Place(path=path, named=bool(chosen), only_read=_is_roots(path))
     except (OSError, IndexUnusable) as err:
         if chosen:
             raise _unusable(path, err) from err
-        return Place(path=None, why_in_memory=str(err))
+        told = f"{path.parent}: {err.strerror}" if isinstance(err, OSError) else str(err)
+        return Place(path=None, why_in_memory=told)
 
 
 def _default(environ: Mapping[str, str], root: Path) -> Path | None:
@@ -81,7 +84,7 @@ def _is_roots(path: Path) -> bool:
         found = path.lstat()
     except FileNotFoundError:
         if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise PermissionError(f"{path.parent} cannot be written") from None
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
         return False
     if not stat.S_ISREG(found.st_mode):
         raise IndexUnusable(path, "is not a plain file")

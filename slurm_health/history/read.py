@@ -34,6 +34,7 @@ from slurm_health.report.figures import figures_by_node
 _SETTLED_S = 24 * 3600.0
 # What is not complete after so long never will be: longer than Slurm jobs run.
 _ABANDONED_S = 60 * 24 * 3600.0
+_MOST_NODES = 64 * 1024  # as Slurm's node lists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,8 @@ def _read_run(directory: Path) -> _Run:
         if start is None or not isinstance(start.record, RunStarted):
             return _Run(check=None, over=False)
         records = _records(master)
-        names = [name for name in start.record.nodes if NODE_NAME.fullmatch(name)]
+        listed = dict.fromkeys(start.record.nodes[:_MOST_NODES])
+        names = [name for name in listed if NODE_NAME.fullmatch(name)]
         nodes = {name: _records(read(name)) for name in names}
         script = _records(read(journal.SUPERVISOR))
         seen = observations(

@@ -58,7 +58,7 @@ def _head(found: NodeHistory, page: Page) -> list[str]:
     phrases = [
         f"{found.node} of {found.cluster}",
         counted,
-        f"{standing.level.value}, score {standing.score:g}",
+        _level(standing),
     ]
     lines = page.phrases(phrases)
     lines += page.paragraph(f"{_spoiled(standing)}; {_elsewhere(standing)}")
@@ -67,6 +67,12 @@ def _head(found: NodeHistory, page: Page) -> list[str]:
 
 def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _level(standing: Standing) -> str:
+    """Return the conclusion; with its score, unless that would only be what is not known."""
+    known = standing.level is not Level.UNKNOWN
+    return f"{standing.level.value}, score {standing.score:g}" if known else standing.level.value
 
 
 def _spoiled(standing: Standing) -> str:
@@ -104,11 +110,9 @@ def _series_row(series: Series) -> list[str]:
 
 
 def _lemons_lines(found: Lemons, page: Page) -> Iterable[str]:
-    jobs = sum(each.jobs for each in found.standings)
-    nodes = len(found.standings)
     yield from page.paragraph(
-        f"{found.cluster}: {_many(nodes, 'node')} in the last {found.days:g} days, on each of them"
-        f" its jobs: {jobs} in all"
+        f"{found.cluster}: {_many(len(found.standings), 'node')} checked in the last"
+        f" {found.days:g} days; a job counts once on each of its nodes"
     )
     named = [each for each in found.standings if each.spoiled]
     if named:

@@ -7,6 +7,8 @@ import json
 import os
 import pty
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -76,7 +78,7 @@ def test_outside_the_window_nothing_counts(tmp_path: Path) -> None:
 
     assert done.code == 0
     assert "n3" not in done.stdout
-    assert "unknown, score 50" in called(tmp_path, "history", "n3").stdout
+    assert "since 2023-11-14   unknown\n" in called(tmp_path, "history", "n3").stdout
 
 
 def test_json_has_everything_with_a_version(tmp_path: Path) -> None:
@@ -186,6 +188,43 @@ def test_on_a_terminal_of_sixty_columns_no_line_is_longer(tmp_path: Path) -> Non
 
     assert "lemon" in data.decode()
     assert max(map(len, shown)) <= 60, shown
+
+
+def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user who has nothing."""
+    try:
+        return subprocess.run(
+            words,
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    except PermissionError:
+        pytest.skip(f"only root may run {sys.executable}")
+
+
+@pytest.mark.root
+def test_an_index_of_roots_answers_whoever_may_read_it_and_takes_nothing_from_them() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
+        Path(place).chmod(0o755)
+        root, index = Path(place, "journal"), Path(place, "index.sqlite")
+        write_healthy_run(root, nodes=("n1", "n2"))
+        (root / "lab" / "12").chmod(0o700)
+        words = [*COMMAND, "history", "n1", "--json", f"--journal={root}", f"--index={index}"]
+        assert subprocess.run(words, capture_output=True, check=True).stdout
+        before = index.read_bytes()
+
+        done = as_nobody(*words)
+
+        assert done.returncode == 0, done
+        assert [each["job"] for each in json.loads(done.stdout)["nodes"][0]["checks"]] == ["12"]
+        assert index.read_bytes() == before
 
 
 @pytest.mark.torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from statistics import median
 from typing import TypeVar
 
@@ -38,7 +39,12 @@ from slurm_health.core.verdict import Level, NodeVerdict
 # What a device is called behind its model: NVML's and torch's spelling of a UUID.
 _UUID = re.compile(r"(?:GPU-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
 _LENGTH = 300
+# More bytes than any machine has: such a record is foreign, and could not become a float.
+_IMPOSSIBLE_BYTES = 2**63
 _MOST_DEVICES = 64
+# Slurm's own limit of a node list, and more kinds of figures than all probes have.
+_MOST_NODES = 64 * 1024
+_MOST_FIGURES = 512
 _LEFT_OUT = {Action.DRAIN, Action.DROP, Action.EXCLUDE}
 
 _R = TypeVar("_R", bound=Record)
@@ -64,7 +70,8 @@ def observations(
     start = next(iter(_all(master, RunStarted)), None)
     if start is None:
         return []
-    names = [name for name in dict.fromkeys(start.nodes) if NODE_NAME.fullmatch(name)]
+    listed = dict.fromkeys(start.nodes[:_MOST_NODES])
+    names = [name for name in listed if NODE_NAME.fullmatch(name)]
     verdicts = _all(master, VerdictReached)
     judged = {each.node: each for each in (verdicts[-1].nodes if verdicts else [])}
     against = _against(master, post_mortem, judged)
@@ -84,7 +91,7 @@ def observations(
                 slowdown=verdict.slowdown if verdict else 1.0,
                 said=_said(verdict, parts),
                 signals=tuple(each for each in Signal if each in signals),
-                figures=(*figures.get(name, ()), *_device_figures(own)),
+                figures=(*figures.get(name, ()), *_device_figures(own))[:_MOST_FIGURES],
                 parts=parts,
             )
         )
@@ -152,11 +159,13 @@ def _measured(sample: Sampled, elapsed_ms: float | None) -> tuple[str, float | N
     name = _text(str(sample.metric))
     if elapsed_ms is None:
         return name, None
+    unit, value = "ms", elapsed_ms
     if sample.flop > 0:
-        return f"{name} GFLOP/s", rate_gflop_per_s(flop=sample.flop, elapsed_ms=elapsed_ms)
-    if sample.total_bytes > 0:
-        return f"{name} GB/s", sample.total_bytes / (elapsed_ms * 1e6)
-    return f"{name} ms", elapsed_ms
+        unit, value = "GFLOP/s", rate_gflop_per_s(flop=sample.flop, elapsed_ms=elapsed_ms)
+    elif sample.total_bytes > 0:
+        copied = min(sample.total_bytes, _IMPOSSIBLE_BYTES)
+        unit, value = "GB/s", copied / (elapsed_ms * 1e6)
+    return f"{name} {unit}", value if isfinite(value) else None
 
 
 def _said(verdict: NodeVerdict | None, parts: Mapping[str, str]) -> str:

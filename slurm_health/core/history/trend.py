@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from math import erfc, sqrt
+from math import erfc, inf, sqrt
 from statistics import median
 
 import msgspec
@@ -44,6 +44,6 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     chance = erfc(max(0, abs(balance) - 1) / deviation / sqrt(2))
     span_s = latest[-1][0] - latest[0][0]
     change = median(slopes) * span_s / middle
-    if chance >= _SIGNIFICANCE or abs(change) < _LEAST_CHANGE:
+    if chance >= _SIGNIFICANCE or not _LEAST_CHANGE <= abs(change) < inf:
         return None
     return Trend(change=change, days=span_s / 86400)
