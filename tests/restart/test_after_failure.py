@@ -13,6 +13,7 @@ from slurm_health.core.allocation import Allocation
 from slurm_health.core.attribution import Attribution
 from slurm_health.core.records import (
     Diagnosed,
+    Disposition,
     FailurePlanned,
     RunFinished,
     RunStarted,
@@ -49,7 +50,7 @@ class Scene:
             master_node="n1",
             user="ml",
         )
-        master.append(started, RunFinished(disposition="proceed", exit_code=0))
+        master.append(started, RunFinished(disposition=Disposition.PROCEED, exit_code=0))
         self.started(2.0)
         self.told: list[RunFinished] = []
 
