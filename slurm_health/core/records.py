@@ -32,7 +32,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_d
 
 
 class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
-    """A check began on these nodes. Always the first record of `master.jsonl`."""
+    """A check began on these nodes. Always the first record of `master.jsonl`.
+
+    `prior` is how likely some of them were to be bad, by what was found of them before.
+    """
 
     run_id: str
     job_id: int
@@ -48,6 +51,7 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
     start_time_s: int | None = None
     slurm_health: str = ""
     settings: dict[str, str | int | float | bool] = {}
+    prior: dict[str, float] = {}
 
 
 class AgentsLaunched(Record, frozen=True, kw_only=True, tag="agents_launched"):

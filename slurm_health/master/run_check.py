@@ -40,6 +40,7 @@ from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import NodeVerdict
 from slurm_health.errors import ConfigError, ExitCode
+from slurm_health.master import earlier_findings
 from slurm_health.master.launcher import (
     LEAVE_S,
     AgentCommand,
@@ -114,6 +115,10 @@ def check_allocation(
         run_id=_run_id(settings),
         script=settings.script,
         settings=_recorded(settings),
+    )
+    found = earlier_findings.prior(root, wanted.cluster, wanted.job_id, os.geteuid())
+    wanted = msgspec.structs.replace(
+        wanted, prior={node: found[node] for node in wanted.nodes if node in found}
     )
     directory, started = journal.directory_of_check(root, wanted)
     if started.array:
@@ -228,7 +233,8 @@ def _check(
         launcher,
         limits=settings.limits,
         phases=settings.phases,
-        make_localizer=make_localizer,
+        # As its first master recorded it: one that takes over has to plan the same.
+        make_localizer=functools.partial(make_localizer, prior=started.prior),
         expectations=expectations,
         localize_options=settings.localize,
         progress=settings.progress,
@@ -353,12 +359,13 @@ def make_localizer(
     nodes: Sequence[str],
     topology: Mapping[str, Sequence[str]] | None,
     settings: LocalizeSettings,
+    prior: Mapping[str, float] | None = None,
 ) -> Localizer:
     """Return the Localizer that plans the rounds of a run and judges its nodes."""
     # With numpy, which takes a while to load: see load_ahead.
     from slurm_health.core.localize.localizer import Localizer as SieveLocalizer
 
-    return SieveLocalizer(nodes=list(nodes), topology=topology, settings=settings)
+    return SieveLocalizer(nodes=list(nodes), topology=topology, prior=prior, settings=settings)
 
 
 def agent_command(

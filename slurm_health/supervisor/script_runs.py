@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from slurm_health.core.records import ScriptEnded, ScriptStarted
 from slurm_health.processes import signal_name
 from slurm_health.supervisor import post_mortem
 from slurm_health.supervisor.check_process import HARMLESS, Answer
-from slurm_health.supervisor.kept_spares import KeptSpares
 from slurm_health.supervisor.recorder import Recorder, say
 from slurm_health.supervisor.script_process import FOR_SCRIPT, ScriptProcess
 from slurm_health.supervisor.signal_witness import ALL_SIGNALS
@@ -87,14 +87,8 @@ class ScriptRuns:
         restart = 0
         while True:
             environ = self._environ_of(answer, restart)
-            spares = KeptSpares(answer.spares, self.environ, self.mask) if answer.spares else None
-            try:
-                for node, why in (spares.not_held if spares else {}).items():
-                    say(f"the spare {node} is not kept free of the script's steps: {why}")
+            with self._spares_kept(answer.spares):
                 status, command = self._run_once(argv, environ, answer, restart)
-            finally:
-                if spares:
-                    spares.end()
             if status == 0:
                 return Over(status=status)
             if self.restarts.most:
@@ -116,6 +110,22 @@ class ScriptRuns:
             on = f" on {','.join(answer.nodes)}" if answer.nodes else ""
             times = f"restart {restart} of {self.restarts.most}"
             say(f"starting {self.name} again{on} ({times}): {answer.reason}")
+
+    @contextlib.contextmanager
+    def _spares_kept(self, nodes: Sequence[str]) -> Iterator[None]:
+        """Keep the script's steps off spare nodes, where there are any."""
+        if not nodes:
+            yield
+            return
+        from slurm_health.supervisor.kept_spares import KeptSpares
+
+        spares = KeptSpares(nodes, self.environ, self.mask)
+        for node, why in spares.not_held.items():
+            say(f"the spare {node} is not kept free of the script's steps: {why}")
+        try:
+            yield
+        finally:
+            spares.end()
 
     def _run_once(
         self, argv: list[bytes], environ: Mapping[bytes, bytes], answer: Answer, restart: int

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_health.core.nodeset import expand
 from tests.e2e.lab_support import Site, eventually
-from tests.e2e.played_nodes import FAULTY, UNREACHABLE, play, submit
+from tests.e2e.played_nodes import FAULTY, NEVER_READY, UNREACHABLE, play, submit
 from tests.lab import Lab, missing
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
@@ -79,6 +79,8 @@ def test_a_killed_rank_is_checked_for_and_training_resumes_from_its_checkpoint(
     assert "starting train.sh again" in said
     assert plans(training, job) == [("check", [])]
     assert "train.sh started again" in training.table(job)
+    # Where the rank was killed is what the check looked at most.
+    assert training.records(job, "0-2")[0]["prior"] == {"n2": 0.1}
     assert training.drained() == {}
 
 
@@ -168,3 +170,30 @@ def sleeping(site: Site, job: int) -> str:
     lines = site.lab.ask("squeue", "-hs", "-o", "%i %j").stdout.splitlines()
     found = [line.split() for line in lines]
     return next(step.split(".")[1] for step, name in found if name == "sleep")
+
+
+def test_without_a_spare_the_job_goes_on_elsewhere_without_the_faulty_node(training: Site) -> None:
+    options = ("-N3", "--ntasks-per-node=1", "--max-restarts=1")
+    job = submit(training, *options, "nodes.sh", script="")
+    begun(training, job)
+    play(training, n2=UNREACHABLE)
+    training.lab.run(["scancel", "--signal=KILL", f"{job}.{sleeping(training, job)}"])
+
+    record = training.ended(job)
+    assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "1"), output(training, job)
+    assert record["ExcNodeList"] == "n2"
+    assert "start 0 attempt 1 on n" in output(training, job)
+    assert "n2" not in expand(record["NodeList"])
+
+
+def test_a_job_that_is_cancelled_while_its_nodes_are_checked_ends(training: Site) -> None:
+    job = submit(training, "-N2", "--ntasks-per-node=1", "--max-restarts=1", "nodes.sh", script="")
+    begun(training, job)
+    play(training, n2=NEVER_READY)
+    training.lab.run(["scancel", "--signal=KILL", f"{job}.{sleeping(training, job)}"])
+    training.wait_record(job, "agents_launched", "0-2")
+    training.lab.run(["scancel", str(job)])
+
+    assert training.ended(job)["JobState"] == "CANCELLED"
+    assert "start 1 " not in output(training, job)
+    training.assert_nothing_left()

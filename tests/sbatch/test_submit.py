@@ -463,3 +463,25 @@ def test_signal_ends_sbatch_and_leaves_no_file(
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_job_that_keeps_its_spares_outlives_a_node_and_is_restarted_as_often(
+    desk: Desk,
+) -> None:
+    desk.submit("-N4", "--spares=2", "--keep-spares", "train.sh")
+
+    assert {"--nodes=6", "--no-kill"} <= set(desk.words)
+    options = launcher_options(desk.text)
+    assert {"--keep-spares=yes", "--max-restarts=2", "--nodes-wanted=4"} <= set(options)
+
+
+def test_restarts_alone_change_nothing_that_sbatch_is_asked_for(desk: Desk) -> None:
+    desk.submit("-N4", "--max-restarts=3", "train.sh")
+
+    assert "--no-kill" not in desk.words
+    assert "--max-restarts=3" in launcher_options(desk.text)
+
+
+def test_spares_that_are_not_there_cannot_be_kept(desk: Desk) -> None:
+    with pytest.raises(UsageError, match="--keep-spares: there are none to keep"):
+        desk.submit("-N4", "--keep-spares", "train.sh")

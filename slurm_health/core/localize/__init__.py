@@ -16,6 +16,7 @@
     explain              findings -> sentences
     pairing              who runs with whom
     stopping             which pairs are still needed, and when there is nothing left to learn
+    suspicion            what was found of nodes before, as a prior
     topology             leaf switches, from Slurm
     simulate             a cluster that does not exist, to try all this on
 

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slurm_health import journal
@@ -166,7 +167,11 @@ def _replay_problem(directory: Path) -> str:
         return "" if len(began) == 1 or not entries else "it does not say how the run began"
     phases = chosen_phases(str(began[0].settings["check"]))
     session = Session(
-        began[0].nodes, make_localizer, Limits(), phases, expectations_from({}, "built in")
+        began[0].nodes,
+        partial(make_localizer, prior=began[0].prior),
+        Limits(),
+        phases,
+        expectations_from({}, "built in"),
     )
     for node in began[0].nodes:
         for entry in journal.read_all(directory, node):
