@@ -60,12 +60,15 @@ def supervise(
 
     WORDS are options of the check, as `--name=value`, then the batch script and its arguments.
     """
+    from slurm_health.core.acting.policy import Monitor
     from slurm_health.processes import own_command
     from slurm_health.supervisor import supervisor
 
     options = list(itertools.takewhile(lambda word: word.startswith("--"), words))
     source, *arguments = words[len(options) :]
     # One name for the run, at however many starts of its check.
+    monitor = [word for word in options if word.startswith("--monitor=")]
+    options = [word for word in options if word not in monitor]
     own_words = ("--act", "--for-supervisor", os.urandom(4).hex(), f"--script-name={script_name}")
     return supervisor.supervise(
         script_source=Path(source),
@@ -76,6 +79,7 @@ def supervise(
         # Without the options that it does not need: one of them may be why there was no check.
         record_argv=own_command("check", *own_words, *filter(_is_for_record, options)),
         environ=supervisor.original_environ(environ_fd),
+        monitor="".join(monitor).partition("=")[2] or Monitor.REPORT.value,
         unchecked_runs=not {"--on-unchecked=stop", "--on-unchecked=hold"} & set(options),
     )
 

@@ -11,6 +11,7 @@ login node, at any time, even while the job runs.
     model     the values that a report consists of
     table     a report as text
     post_mortem   why scripts failed
+    while_training   hangs, and ranks that are slower than others
     phrases   the short texts in it
     layout    text that fits a terminal
     export    a report as JSON

@@ -160,6 +160,7 @@ def read_run(directory: Path) -> RunEntries:
         supervisor=read(journal.SUPERVISOR),
         requeue=read(journal.REQUEUE),
         post_mortem=read(journal.POST_MORTEM),
+        monitor=read(journal.MONITOR),
     )
 
 

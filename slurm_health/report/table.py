@@ -26,6 +26,7 @@ from slurm_health.report.phrases import (
     verb_of,
 )
 from slurm_health.report.post_mortem import post_mortems
+from slurm_health.report.while_training import while_training
 
 _ALWAYS_SHOWN = (ALLGATHER, MATMUL)
 _PER_TFLOP = 1000.0
@@ -47,6 +48,7 @@ def job_text(report: JobReport, *, width: int | None = None, unicode: bool = Tru
         _nodes(report, page),
         [*_links(report, page), *_slower_but_healthy(report.nodes, page)],
         _timeline(report.runs, page),
+        while_training(report.runs, page),
         post_mortems(report.runs, page),
     )
 

@@ -24,7 +24,7 @@ from slurm_health import journal, private_files
 from slurm_health.core.records import Record, ScriptEnded, ScriptStarted
 from slurm_health.errors import ExitCode, JournalError
 from slurm_health.processes import fork, signal_name
-from slurm_health.supervisor import check_process, post_mortem
+from slurm_health.supervisor import check_process, monitor_process, post_mortem
 from slurm_health.supervisor.check_process import Answer
 from slurm_health.supervisor.script_process import (
     FOR_SCRIPT,
@@ -48,6 +48,7 @@ class Patience:
     journal_wait_s: float = 10.0
     trap_wait_s: float = TRAP_WAIT_S
     post_mortem_s: float = post_mortem.POST_MORTEM_S
+    monitor_after_s: float = monitor_process.AFTER_S
 
 
 PATIENCE = Patience()
@@ -81,6 +82,7 @@ def supervise(
     record_argv: Sequence[str],
     environ: Mapping[bytes, bytes],
     unchecked_runs: bool = True,
+    monitor: str = monitor_process.OFF,
     clock: Clock = time.time,
     patience: Patience = PATIENCE,
 ) -> int:
@@ -89,8 +91,8 @@ def supervise(
     It begins on line `script_line`; the user calls it `script_name`; it gets `environ`. The last
     line that `check_argv` prints says what becomes of the job. Where it never does, `record_argv`
     with `--unchecked=HOW` behind it records that and how, and says it instead. `unchecked_runs`
-    says whether the script runs where not even that could be done. Returns the exit code; ends by a
-    signal where the script alone would have.
+    says whether the script runs where not even that could be done; `monitor` what is done about a
+    script that hangs. Returns the exit code; ends by a signal where the script alone would have.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
@@ -115,7 +117,15 @@ def supervise(
         with private_files.temporary("slurm_script", script, mode=0o700) as path:
             argv = command_line(script, path, arguments)
             began = time.monotonic()
-            status = _run_script(argv, environ, mask, script_name, recorder, patience.trap_wait_s)
+            with monitor_process.beside(
+                monitor,
+                directory=answer.run_directory,
+                environ=environ,
+                mask=mask,
+                after_s=patience.monitor_after_s,
+            ):
+                wait_s = patience.trap_wait_s
+                status = _run_script(argv, environ, mask, script_name, recorder, wait_s)
     except OSError as err:
         # slurmstepd too ends with the number of the error.
         _say(f"cannot run {script_name}: {err}")
