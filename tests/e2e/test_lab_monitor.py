@@ -126,3 +126,36 @@ def test_a_node_whose_packets_are_dropped_is_named(training: Site) -> None:
     found = hang(training, number)
 
     assert (found["cause"], found["nodes"]) == ("network-of-group", ["n2"])
+
+
+@pytest.mark.parametrize("how", [["scancel"], ["scancel", "--signal=KILL", "--full"]])
+def test_a_job_that_is_cancelled_while_it_is_watched_leaves_nothing(
+    training: Site, how: list[str]
+) -> None:
+    number = began(training)
+    watched(training)
+    training.lab.run([*how, str(number)], user="alice")
+    training.ended(number)
+
+    training.assert_nothing_left()
+    assert "monitor:" not in output(training, number)
+
+
+def test_a_job_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) -> None:
+    number = began(training, "--monitor=stop", "own-code", "1", env={"HANGS_AT": "45"})
+    found = hang(training, number)
+
+    assert found["cause"] == "rank-elsewhere"
+    assert training.ended(number)["JobState"] == "CANCELLED"
+    assert "cancelled because it hangs" in output(training, number)
+    training.assert_nothing_left()
+
+
+def test_without_a_heartbeat_no_step_is_started_beside_the_script(training: Site) -> None:
+    number = submit(training, "-N3", "--output=out-%j.txt", script="sleep 45; srun -N3 hostname")
+    eventually(training, lambda: training.processes_with("slurm_health.monitor.beside"), "it", 100)
+    assert training.ended(number)["JobState"] == "COMPLETED"
+
+    assert "monitor" not in output(training, number)
+    assert not (training.run_directory(number) / "monitor.jsonl").exists()
+    training.assert_nothing_left()

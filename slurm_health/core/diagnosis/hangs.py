@@ -81,18 +81,18 @@ class RankStopped:
 
 
 class RankElsewhere:
-    """Some ranks are in a collective, and others are where they do not get to it."""
+    """Ranks are where they do not get to a collective, whether others wait in it or not."""
 
     name = "stacks"
 
     def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """The stacks of both sides are needed."""
+        """The stack of such a rank is needed."""
         # Where a Flight Recorder tells who is missing, it leads here.
         symptom = NEVER_ENTERED if _someone_is_missing(data) else NO_PROGRESS
-        return inference.name == symptom and bool(_inside(data)) and bool(_outside(data))
+        return inference.name == symptom and bool(_outside(data))
 
     def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Say where the fewer are: waiting for data, at a checkpoint, or in code of their own."""
+        """Say where they are: waiting for data, at a checkpoint, or in code of their own."""
         outside = _outside(data)
         inside = [each.rank for each, _ in _inside(data)]
         doing = outside[0][1].doing
@@ -104,6 +104,8 @@ class RankElsewhere:
             Doing.CHECKPOINT: f"{verb} at a checkpoint",
         }.get(doing, f"{verb} in code of {'its' if len(seen) == 1 else 'their'} own")
         at = f" ({same[0][1].at})" if same[0][1].at else ""
+        wait = "waits" if len(inside) == 1 else "wait"
+        others = f", while {ranks_text(inside)} {wait} in a collective" if inside else ""
         kernel = any(each.state == IN_KERNEL for each in seen)
         return [
             Inference(
@@ -111,8 +113,7 @@ class RankElsewhere:
                     Doing.LOADING: "data-loader-stuck",
                     Doing.CHECKPOINT: "checkpoint-stuck",
                 }.get(doing, "rank-elsewhere"),
-                description=f"{_who(seen)} {words}{at}, while {ranks_text(inside)}"
-                f" {'waits' if len(inside) == 1 else 'wait'} in a collective",
+                description=f"{_who(seen)} {words}{at}{others}",
                 sureness=Sureness.LIKELY,
                 nodes=_nodes(seen),
                 ranks=_ranks(seen),

@@ -20,7 +20,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
         pauses: or for so many times its longest pause since it began, as for a checkpoint.
         first_s: before it has a pace of its own: compilation, loading of a model and of data.
         storage_s: where a rank waits for storage in the kernel, which may be slow and well.
-        working_s: where a rank that does not wait for others still computes, reads or writes.
+        working_s: where others wait for a rank that still computes, reads or writes.
     """
 
     at_least_s: float = 25.0
@@ -28,7 +28,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     pauses: float = 1.5
     first_s: float = 1800.0
     storage_s: float = 120.0
-    working_s: float = 900.0
+    working_s: float = 1800.0
 
 
 PATIENCE = Patience()

@@ -92,15 +92,14 @@ def still_works(
 ) -> str:
     """Say which rank may still get on, so that this is no hang yet; empty where none does.
 
-    `waiting` are the ranks that are known to wait for others, and may spin while they do. No
-    working rank keeps a standstill from being one for longer than `patience.working_s`.
+    `waiting` are the ranks that are known to wait for others, and may spin while they do. Where
+    some wait, one that works keeps this from being a hang no longer than `patience.working_s`.
     """
     known = set(waiting)
-    if standstill.stalled_s >= max(patience.working_s, 10 * standstill.allowance_s):
-        return ""
-    for each in standstill.ranks:
-        if each.works and each.rank not in known:
-            return f"rank {each.rank} on {each.node} still works"
+    working = [each for each in standstill.ranks if each.works and each.rank not in known]
+    patient = standstill.stalled_s < max(patience.working_s, 10 * standstill.allowance_s)
+    if working and (patient or not known):
+        return f"rank {working[0].rank} on {working[0].node} still works"
     if any(each.gone for each in standstill.ranks) and not known:
         return "some ranks have ended, and no other is known to wait for them"
     if standstill.stalled_s < max(patience.storage_s, standstill.allowance_s):

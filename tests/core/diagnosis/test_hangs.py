@@ -119,6 +119,13 @@ def test_a_rank_outside_any_collective_points_to_its_own_host(
     assert "ranks 0,2 wait in a collective" in diagnosed.description
 
 
+def test_ranks_that_all_wait_for_their_data_are_said_to() -> None:
+    diagnosed = found(standstill(rank(0, IN_LOADER), rank(1, IN_LOADER)))
+
+    assert (diagnosed.cause, diagnosed.ranks) == ("data-loader-stuck", [0, 1])
+    assert diagnosed.description.endswith("wait for the data loader (train.py:70)")
+
+
 def test_what_never_entered_by_the_flight_recorder_leads_on_to_where_it_is() -> None:
     records = (
         flight(0, (6, "all_reduce", "retired"), (7, "all_reduce", "scheduled")),
@@ -214,6 +221,14 @@ def test_a_rank_that_computes_or_writes_keeps_a_pause_from_being_a_hang() -> Non
 
 def test_a_rank_that_spins_while_it_waits_for_the_others_does_not_work() -> None:
     assert still_works(standstill(rank(0, cpu_share=1.0), rank(1)), [0, 1]) == ""
+
+
+def test_an_evaluation_on_all_ranks_may_take_as_long_as_it_likes() -> None:
+    late = standstill(
+        rank(0, IN_OWN_CODE, cpu_share=1.0), rank(1, IN_OWN_CODE, cpu_share=1.0), stalled_s=86400.0
+    )
+
+    assert "still works" in still_works(late, [])
 
 
 def test_a_rank_that_works_by_itself_for_very_long_hangs_all_the_same() -> None:
