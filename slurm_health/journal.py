@@ -2,7 +2,7 @@
 """The journal: a directory of append-only files, one writer each, on a filesystem all nodes share.
 
     <root>/<cluster>/<job>/<attempt>/master.jsonl, <node>.jsonl, supervisor.jsonl, requeue.jsonl,
-                                     post-mortem.jsonl, restart.jsonl
+                                     post-mortem.jsonl, restart.jsonl, monitor.jsonl
 
 A writer opens, appends whole lines and closes; a reader opens anew each time, because NFS makes
 data visible on close and open. Readers open the names they expect and never rely on a directory
@@ -31,6 +31,7 @@ SUPERVISOR = "supervisor"
 REQUEUE = "requeue"
 POST_MORTEM = "post-mortem"
 RESTART = "restart"
+MONITOR = "monitor"
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

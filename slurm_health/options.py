@@ -14,7 +14,13 @@ from enum import Enum, Flag, auto
 
 from slurm_health import probe_choice
 from slurm_health.core import probe_catalog
-from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
+from slurm_health.core.acting.policy import (
+    AtRequeueLimit,
+    Monitor,
+    OnInconclusive,
+    OnStraggler,
+    Policy,
+)
 from slurm_health.core.acting.unchecked import OnUnchecked
 from slurm_health.core.localize import settings as localize
 from slurm_health.errors import ConfigError, ExitCode
@@ -321,6 +327,14 @@ OPTIONS = (
         NODES,
         _SUBMITTED,
         "Continue on as few nodes as this instead of being requeued.",
+    ),
+    SharedOption(
+        "monitor",
+        _one_of(Monitor),
+        _SUBMITTED,
+        "Watch the script while it trains: say where it hangs and which rank is slow, or cancel a"
+        " job that hangs, too, or watch nothing. Needs a heartbeat in the training loop.",
+        otherwise=Monitor.REPORT.value,
     ),
     SharedOption("dry-run", FLAG, Door.SBATCH, "Print the batch script without submitting it."),
 )

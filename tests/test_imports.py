@@ -19,6 +19,9 @@ LIGHT = {
     "the agent": "slurm_health.agent.agent, slurm_health.agent.worker_process",
     "the supervisor": "slurm_health.supervisor.supervisor",
     "the check before its first round": "slurm_health.cli.check, slurm_health.master.run_check",
+    "the monitor of a node": "slurm_health.monitor.node",
+    "the watch before there is a heartbeat": "slurm_health.monitor.beside",
+    "the heartbeat": "slurm_health.heartbeat",
     "the requeue helper": "slurm_health.acting.release_elsewhere",
 }
 # Prints which files were opened, which sockets made and which processes started by an import.

@@ -46,7 +46,7 @@ NUMPY_USERS = f"{NAME}.core.localize."
 # Who may import whom: a room imports itself and the rows above its own, never a row below and never
 # another room of its row. A package that is no room of its own belongs to the room around it.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "private_files", "probes"),
+    ("errors", "private_files", "probes", "heartbeat"),
     ("core",),
     ("core.localize", "core.acting", "core.node"),
     ("core.diagnosis",),

@@ -48,9 +48,6 @@ def _cannot(node: str, why: str) -> int:
     return int(ExitCode.UNAVAILABLE)
 
 
-_MAX_RESTARTS = "--max-restarts="
-
-
 @click.command(hidden=True, context_settings={"ignore_unknown_options": True})
 @click.option("--script-line", type=int, required=True)
 @click.option("--script-name", required=True)
@@ -63,14 +60,15 @@ def supervise(
 
     WORDS are options of the check, as `--name=value`, then the batch script and its arguments.
     """
+    from slurm_health.core.acting.policy import Monitor
     from slurm_health.processes import own_command
     from slurm_health.supervisor import supervisor
     from slurm_health.supervisor.script_runs import Restarts
 
     options = list(itertools.takewhile(lambda word: word.startswith("--"), words))
     source, *arguments = words[len(options) :]
-    most = [word for word in options if word.startswith(_MAX_RESTARTS)]
-    options = [word for word in options if word not in most]
+    options, max_restarts = _without("--max-restarts", options)
+    options, monitor = _without("--monitor", options)
     # One name for the run, at however many starts of its check.
     own_words = ("--act", "--for-supervisor", os.urandom(4).hex(), f"--script-name={script_name}")
     check_argv = own_command("check", *own_words, *options)
@@ -83,11 +81,16 @@ def supervise(
         # Without the options that it does not need: one of them may be why there was no check.
         record_argv=own_command("check", *own_words, *filter(_is_for_record, options)),
         environ=supervisor.original_environ(environ_fd),
-        restarts=Restarts(
-            most=int(most[-1].removeprefix(_MAX_RESTARTS)) if most else 0, argv=check_argv
-        ),
+        restarts=Restarts(most=int(max_restarts or 0), argv=check_argv),
+        monitor=monitor or Monitor.REPORT.value,
         unchecked_runs=not {"--on-unchecked=stop", "--on-unchecked=hold"} & set(options),
     )
+
+
+def _without(name: str, options: list[str]) -> tuple[list[str], str]:
+    """Return the options without one that the check does not take, and its value."""
+    own = [word for word in options if word.startswith(f"{name}=")]
+    return [word for word in options if word not in own], "".join(own[-1:]).partition("=")[2]
 
 
 def _is_for_record(word: str) -> bool:

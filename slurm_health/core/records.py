@@ -452,5 +452,37 @@ class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
     failed: list[str] = []
 
 
+# --- written by the monitor ----------------------------------------------------------------------
+
+
+class HangFound(Record, frozen=True, kw_only=True, tag="hang_found"):
+    """The script still runs and makes no progress: since when, where it hangs, as far as is known.
+
+    `step` is the last one; `allowance_s` is how long a pause would have been usual.
+    """
+
+    stalled_s: float
+    allowance_s: float
+    step: int
+    found: Diagnosed
+
+
+class HangOver(Record, frozen=True, kw_only=True, tag="hang_over"):
+    """The training goes on by itself, after it had stood still for so long."""
+
+    stalled_s: float
+    step: int
+
+
+class StragglerFound(Record, frozen=True, kw_only=True, tag="straggler_found"):
+    """A rank takes longer for its own part of a step than the others do, in minutes on end."""
+
+    node: str
+    rank: int
+    ratio: float
+    own_ms: float
+    usual_ms: float
+
+
 # All of them, in the order in which they stand here.
 KINDS: tuple[type[Record], ...] = tuple(Record.__subclasses__())

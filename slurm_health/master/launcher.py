@@ -33,6 +33,7 @@ from slurm_health.processes import (
 )
 from slurm_health.slurm.command import clean_environ
 from slurm_health.slurm.job_gres import NodeGres, Share, may_have_gpus, shares
+from slurm_health.slurm.step import beside_argv
 
 log = logging.getLogger(__name__)
 
@@ -297,34 +298,8 @@ def _end(started: list[_Started], leave_s: float) -> None:
 
 
 def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
-    """Return the srun command of a launch on the nodes of one share.
-
-    Counts are explicit, because a nested srun otherwise takes the surrounding job's; the step
-    overlaps with others and takes no memory of its own, so that it never delays a step of the
-    user's; one task that ends leaves the others running.
-    """
-    count = len(share.nodes)
-    return [
-        "srun",
-        f"--jobid={job_id}",
-        f"--nodelist={fold(share.nodes)}",
-        f"--nodes={count}",
-        f"--ntasks={count}",
-        "--ntasks-per-node=1",
-        "--overlap",
-        "--mem=0",
-        "--cpu-bind=none",
-        "--mpi=none",
-        "--kill-on-bad-exit=0",
-        "--no-kill",
-        "--wait=0",
-        "--input=all",
-        "--output=all",
-        "--error=all",
-        "--job-name=slurm-health",
-        *share.options,
-        *command,
-    ]
+    """Return the srun command of a launch on the nodes of one share."""
+    return beside_argv(job_id, share.nodes, share.options, command)
 
 
 # What srun writes to standard error. The wording is the same from 22.05 to 26.05.

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process beside the job: after its script has failed, it collects what can be known and why.
+"""Processes beside the job: one per node while its script runs, and one after that has failed.
 
-The supervisor starts it and does not wait for it for long. What touches the world is in its
-collectors, each in a child of its own that is killed when it hangs; what is inferred is
-`core.diagnosis`'s.
+The supervisor starts them and does not wait for them for long. What touches the world after a
+failure is in collectors, each in a child of its own that is killed when it hangs; what is inferred
+is `core.diagnosis`'s.
+
+    beside        while the script runs: starts the monitors of all nodes, ends with the script
+    watch         hears them, and says where a training hangs
+    node          the monitor of one node
+    ranks         the ranks on a node: their heartbeats, and what the kernel says of them
+    connections   TCP connections that do not get through
+    messages      what monitors tell the watch
 
     post_mortem   collect, diagnose, say, record
     containment   collectors and operators of others, run so that they can raise and hang

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,19 @@ def _operations(path: Path) -> tuple[Operation, ...]:
         data = file.read(_MOST_BYTES)
     try:
         dump = msgspec.json.decode(data) if data[:1] == b"{" else _Plain(io.BytesIO(data)).load()
-        entries = [each for each in dump["entries"] if not each.get("is_p2p")]
-        return tuple(_operation(each) for each in entries)
+        return operations(dump["entries"])
     except (pickle.UnpicklingError, OSError):
         raise
     except Exception as err:  # a damaged pickle raises anything
         raise ValueError(f"is no dump of the Flight Recorder: {err!r}") from err
+
+
+def operations(entries: Sequence[Mapping[str, Any]]) -> tuple[Operation, ...]:
+    """Return the collectives among a dump's entries, in their order.
+
+    Raises what there is to raise where they are none.
+    """
+    return tuple(_operation(each) for each in entries if not each.get("is_p2p"))
 
 
 def _operation(entry: Mapping[str, Any]) -> Operation:

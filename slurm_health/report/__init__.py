@@ -18,6 +18,7 @@ while the job runs.
     colour    what stands out in it on a terminal
     post_mortem   why scripts failed
     progress  how far a job has got, for `slurm-health watch`
+    while_training   hangs, and ranks that are slower than others
     phrases   the short texts in it
     layout    text that fits a terminal
     export    a report as JSON

@@ -16,6 +16,8 @@ from slurm_health.core.records import (
     ActionIntended,
     Diagnosed,
     FailurePlanned,
+    HangFound,
+    HangOver,
     MasterResumed,
     MasterStopped,
     Record,
@@ -26,6 +28,7 @@ from slurm_health.core.records import (
     Sampled,
     ScriptEnded,
     ScriptStarted,
+    StragglerFound,
     Unchecked,
     VerdictReached,
 )
@@ -35,6 +38,7 @@ from slurm_health.report.figures import figures_by_node
 from slurm_health.report.hardware import hardware_of
 from slurm_health.report.model import (
     Event,
+    Hang,
     JobReport,
     NodeReport,
     RunEntries,
@@ -104,11 +108,24 @@ def run_report(
         exit_code=finished.exit_code if finished else None,
         script=_script(entries, start),
         post_mortem=_last(entries.post_mortem, Diagnosed),
+        hangs=tuple(_hangs(entries.monitor)),
+        stragglers=tuple(_all(entries.monitor, StragglerFound)),
         timeline=timeline(entries),
         samples=samples,
         missing=entries.missing,
         each_round=rounds_of(entries.master, entries.nodes, void=frozenset(void)),
     )
+
+
+def _hangs(monitor: Sequence[Entry]) -> list[Hang]:
+    """Return the hangs, each with its end where there was one."""
+    found: list[Hang] = []
+    for entry in monitor:
+        if isinstance(entry.record, HangFound):
+            found.append(Hang(hang=entry.record))
+        elif isinstance(entry.record, HangOver) and found:
+            found[-1] = Hang(hang=found[-1].hang, over=entry.record)
+    return found
 
 
 def _all(entries: Sequence[Entry], kind: type[_R]) -> list[_R]:

@@ -16,7 +16,7 @@ import msgspec
 
 from slurm_health.report.figures import ALLGATHER, MATMUL, Figure, unit_of
 from slurm_health.report.latest import LatestJob
-from slurm_health.report.model import Event, JobReport, NodeReport, RunReport
+from slurm_health.report.model import Event, Hang, JobReport, NodeReport, RunReport
 
 SCHEMA = 1
 
@@ -96,9 +96,17 @@ def _run(run: RunReport, *, raw: bool) -> dict[str, object]:
         "paths": _whole(run.paths),
         "leaves": _whole(run.leaves),
         "post_mortem": _whole([run.post_mortem])[0] if run.post_mortem else None,
+        "hangs": [_hang(each) for each in run.hangs],
+        "stragglers": _whole(run.stragglers),
         "timeline": [{**_fields(event), "action": event.action or None} for event in run.timeline],
         **({"samples": _whole(run.samples)} if raw else {}),
     }
+
+
+def _hang(hang: Hang) -> dict[str, object]:
+    over_after_s = hang.over.stalled_s if hang.over else None
+    found = _whole([hang.hang.found])[0]
+    return {**_whole([hang.hang])[0], "found": found, "over_after_s": over_after_s}
 
 
 def _whole(records: Sequence[msgspec.Struct]) -> list[dict[str, object]]:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import Diagnosed, RunStarted, Sampled, Unchecked
+from slurm_health.core.records import (
+    Diagnosed,
+    HangFound,
+    HangOver,
+    RunStarted,
+    Sampled,
+    StragglerFound,
+    Unchecked,
+)
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.acts import Act
 from slurm_health.report.figures import Figure
@@ -42,6 +50,7 @@ class RunEntries:
     post_mortem: Sequence[Entry] = ()
     missing: tuple[str, ...] = ()
     restart: Sequence[Entry] = ()
+    monitor: Sequence[Entry] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +83,14 @@ class ScriptOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A hang while the script ran; `over` is None where it did not go on by itself."""
+
+    hang: HangFound
+    over: HangOver | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """One thing that happened, `after_s` seconds after the start of the check.
 
@@ -96,7 +113,8 @@ class RunReport:
     `duration_s` is from the master's first record to its verdict. `nodes` are in the order of
     the run. `note` says how far an unfinished check got. `superseded`: a later check exists.
     `unchecked` says why its nodes could not be checked, and what to do. `post_mortem` says why the
-    script failed. `missing` says what of its journal is not there or cannot be read.
+    script failed. `hangs` and `stragglers` are what was seen while it ran. `missing` says what of
+    its journal is not there or cannot be read.
     """
 
     label: str
@@ -120,6 +138,8 @@ class RunReport:
     exit_code: int | None = None
     script: ScriptOutcome | None = None
     post_mortem: Diagnosed | None = None
+    hangs: tuple[Hang, ...] = ()
+    stragglers: tuple[StragglerFound, ...] = ()
     timeline: tuple[Event, ...] = ()
     samples: tuple[Sampled, ...] = ()
     missing: tuple[str, ...] = ()

@@ -53,6 +53,7 @@ def read_run(directory: Path, *, of_nodes: bool = True) -> RunEntries:
                 requeue=files.entries(journal.REQUEUE),
                 post_mortem=files.entries(journal.POST_MORTEM),
                 restart=files.entries(journal.RESTART),
+                monitor=files.entries(journal.MONITOR),
                 missing=files.missing(),
             )
     except OSError as err:

@@ -26,6 +26,7 @@ from slurm_health.report.phrases import (
     verb_of,
 )
 from slurm_health.report.post_mortem import post_mortems
+from slurm_health.report.while_training import while_training
 
 _ALWAYS_SHOWN = (ALLGATHER, MATMUL)
 _PER_TFLOP = 1000.0
@@ -53,6 +54,7 @@ def job_text(
         [*_links(report, page), *_slower_but_healthy(report.nodes, page)],
         details.unwell(report, page, whole=verbose),
         _timeline(report.runs, page, verbose=verbose),
+        while_training(report.runs, page),
         post_mortems(report.runs, page),
         details.samples(report.runs, page) if verbose else [],
     )

@@ -87,10 +87,9 @@ def _pairs(text: str, where: str) -> Iterator[tuple[SharedOption, str]]:
 def for_check(settings: Settings) -> dict[str, Value]:
     """Return those settings that the check in the job takes, too, flags aside."""
     kept = {name for name, option in options_of(Door.CHECK).items() if option.kind.metavar}
-    kept |= {
-        "on-unchecked",
-        "max-restarts",
-    }  # there is a script to run or not only where it was submitted with one
+    # The supervisor's alone: there is a script to run, to watch and to start again only where it
+    # was submitted with one.
+    kept |= {"monitor", "on-unchecked", "max-restarts"}
     return {name: settings[name] for name in _OPTIONS if name in kept and name in settings}
 
 

@@ -9,8 +9,10 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -27,6 +29,14 @@ RESTART_COUNT = b"SLURM_HEALTH_RESTART_COUNT"
 # With these a person, a limit or Slurm ends a job: what they have ended is not started again.
 _ENDING = ALL_SIGNALS - FOR_SCRIPT - HARMLESS
 _SOON_S = 0.5  # within this of the script's end, the signal that ended its steps is here too
+
+
+class Watched(Protocol):
+    """Has one run of the script watched."""
+
+    def __call__(self, *, environ: Mapping[bytes, bytes]) -> AbstractContextManager[None]:
+        """Return a context in which it is."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +71,7 @@ class ScriptRuns:
         recorder: writes there.
         restarts: how often it may be started again.
         ask: asks what follows a failure; raises Interrupted.
+        watched: has a run of the script, in its environment, watched while active.
         trap_wait_s: see `ScriptProcess`.
         post_mortem_s: how long a post-mortem may take.
     """
@@ -73,6 +84,7 @@ class ScriptRuns:
     recorder: Recorder
     restarts: Restarts
     ask: Callable[[Sequence[str]], Answer | None]
+    watched: Watched
     trap_wait_s: float
     post_mortem_s: float
     _told: set[int] = field(default_factory=set)
@@ -87,7 +99,7 @@ class ScriptRuns:
         restart = 0
         while True:
             environ = self._environ_of(answer, restart)
-            with self._spares_kept(answer.spares):
+            with self._spares_kept(answer.spares), self.watched(environ=environ):
                 status, command = self._run_once(argv, environ, answer, restart)
             if status == 0:
                 return Over(status=status)

@@ -22,7 +22,7 @@ from pathlib import Path
 from slurm_health import private_files
 from slurm_health.errors import ExitCode
 from slurm_health.processes import signal_name
-from slurm_health.supervisor import check_process, post_mortem
+from slurm_health.supervisor import check_process, monitor_process, post_mortem
 from slurm_health.supervisor.check_process import Answer
 from slurm_health.supervisor.recorder import Clock, Recorder, say
 from slurm_health.supervisor.script_process import FOR_SCRIPT, TRAP_WAIT_S, command_line
@@ -41,6 +41,7 @@ class Patience:
     journal_wait_s: float = 10.0
     trap_wait_s: float = TRAP_WAIT_S
     post_mortem_s: float = post_mortem.POST_MORTEM_S
+    monitor_after_s: float = monitor_process.AFTER_S
 
 
 PATIENCE = Patience()
@@ -76,6 +77,7 @@ def supervise(
     environ: Mapping[bytes, bytes],
     unchecked_runs: bool = True,
     restarts: Restarts = NO_RESTARTS,
+    monitor: str = monitor_process.OFF,
     clock: Clock = time.time,
     patience: Patience = PATIENCE,
 ) -> int:
@@ -84,9 +86,9 @@ def supervise(
     It begins on line `script_line`; the user calls it `script_name`; it gets `environ`. The last
     line that `check_argv` prints says what becomes of the job. Where it never does, `record_argv`
     with `--unchecked=HOW` behind it records that and how, and says it instead. `unchecked_runs`
-    says whether the script runs where not even that could be done. A script that fails may be
-    started again, as `restarts` says. Returns the exit code; ends by a
-    signal where the script alone would have.
+    says whether the script runs where not even that could be done; `monitor` what is done about a
+    script that hangs. One that fails may be started again, as `restarts` says. Returns the exit
+    code; ends by a signal where the script alone would have.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
@@ -113,6 +115,13 @@ def supervise(
         recorder=Recorder(answer.run_directory, clock, patience.journal_wait_s),
         restarts=restarts,
         ask=check.after_failure,
+        watched=functools.partial(
+            monitor_process.beside,
+            monitor,
+            directory=answer.run_directory,
+            mask=mask,
+            after_s=patience.monitor_after_s,
+        ),
         trap_wait_s=patience.trap_wait_s,
         post_mortem_s=patience.post_mortem_s,
     )

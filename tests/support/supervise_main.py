@@ -25,6 +25,8 @@ def main() -> int:
     parser.add_argument("--journal-wait-s", type=float, default=10.0)
     parser.add_argument("--trap-wait-s", type=float, default=120.0)
     parser.add_argument("--max-restarts", type=int, default=0)
+    parser.add_argument("--monitor", default="off")
+    parser.add_argument("--monitor-after-s", type=float, default=30.0)
     parser.add_argument("--unchecked-stops", action="store_true")
     parser.add_argument("source", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -43,8 +45,10 @@ def main() -> int:
             requeue_wait_s=options.requeue_wait_s,
             journal_wait_s=options.journal_wait_s,
             trap_wait_s=options.trap_wait_s,
+            monitor_after_s=options.monitor_after_s,
         ),
         restarts=Restarts(most=options.max_restarts, argv=[f"{options.python}-after"]),
+        monitor=options.monitor,
         unchecked_runs=not options.unchecked_stops,
     )
 

@@ -32,6 +32,14 @@ class AtRequeueLimit(Enum):
     STOP = "stop"
 
 
+class Monitor(Enum):
+    """What a script causes that hangs."""
+
+    REPORT = "report"
+    STOP = "stop"  # the job is cancelled
+    OFF = "off"  # nothing looks at it
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """What the user and the site allow.

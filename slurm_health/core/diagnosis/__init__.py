@@ -12,6 +12,12 @@ An inference leads to others until nothing leads on; what is sure enough of them
     surroundings   operators about Slurm's word, the kernel's and the driver's
     ranks          operators about the first rank that failed
     waits          operators about ranks that waited for each other
+    hangs          operators about a training that hangs
+    seen           what the monitor sees of ranks, and whether that is a standstill
+    watched        all ranks of a job as its monitors tell them, and whether they stand still
+    pace           how long a training may stand still, by its own steps
+    stack          what a rank does, by its Python stack
+    stragglers     ranks that are slower than the others, window by window
     known_errors   exceptions whose cause is known by their words
     training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output
     consequences   what ranks report when another one has failed

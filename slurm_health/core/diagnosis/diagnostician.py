@@ -10,7 +10,8 @@ from enum import Enum
 from slurm_health.core.diagnosis.chain import InferenceChain, Walk
 from slurm_health.core.diagnosis.collected import Collected, ScriptEnd
 from slurm_health.core.diagnosis.inference import Inference
-from slurm_health.core.diagnosis.names import SCRIPT_FAILED
+from slurm_health.core.diagnosis.names import NO_PROGRESS, SCRIPT_FAILED
+from slurm_health.core.diagnosis.seen import Standstill
 from slurm_health.core.diagnosis.words import signal_text
 from slurm_health.core.records import Diagnosed
 
@@ -64,6 +65,38 @@ class FailureDiagnostician:
         return self.resolve(symptom, data)
 
 
+class HangDiagnostician:
+    """Finds where a training hangs, from what was seen of its ranks while it stands still."""
+
+    def __init__(self, chain: InferenceChain) -> None:
+        self._chain = chain
+
+    def observe(self, data: Collected) -> Inference | None:
+        """Return the symptom, None where nothing stands still."""
+        found = data.get(Standstill)
+        if found is None or found.stalled_s < found.allowance_s:
+            return None
+        return Inference(
+            name=NO_PROGRESS,
+            description=f"no step for {found.stalled_s:.0f} s, and nothing that was collected says"
+            " where it hangs",
+            evidence=(f"a pause of {found.allowance_s:.0f} s would be usual for this training",),
+            advice="look at the stacks of its ranks (py-spy dump --pid PID)",
+        )
+
+    def resolve(self, symptom: Inference, data: Collected) -> DiagnosisAction:
+        """Walk from the symptom to where it hangs, and put it into words."""
+        walk = self._chain.infer(symptom, data)
+        return DiagnosisAction(kind=ActionKind.EVENT, diagnosed=diagnosed(walk, data))
+
+    def diagnose(self, data: Collected) -> DiagnosisAction:
+        """Observe, and resolve what was observed."""
+        symptom = self.observe(data)
+        if symptom is None:
+            return DiagnosisAction(kind=ActionKind.NOTHING)
+        return self.resolve(symptom, data)
+
+
 def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
     """Return the record of where a chain led."""
     cause = walk.conclusion
@@ -94,5 +127,6 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
 
 def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:
     """Return those that are nodes of the job: what a job prints may name any."""
-    end = data.get(ScriptEnd)
-    return [node for node in nodes if end is not None and node in end.nodes]
+    told: list[ScriptEnd | Standstill | None] = [data.get(ScriptEnd), data.get(Standstill)]
+    of_the_job = {node for each in told if each is not None for node in each.nodes}
+    return [node for node in nodes if node in of_the_job]

@@ -69,10 +69,14 @@ def _absence(group: str, by_rank: Mapping[int, Mapping[int, Operation]]) -> Diff
     last = {rank: max(each) for rank, each in by_rank.items()}
     sequence = max(last.values())
     waiting = {rank: each[sequence] for rank, each in by_rank.items() if last[rank] == sequence}
-    absent = tuple(sorted(rank for rank in by_rank if last[rank] < sequence))
-    if not absent or all(each.state in _OVER for each in waiting.values()):
+    absent = tuple(
+        rank
+        for rank in sorted(by_rank)
+        if last[rank] < sequence and not _is_inside(by_rank, rank, last[rank])
+    )
+    if not absent or all(_left(each) for each in waiting.values()):
         return None
-    waits = next(each for each in waiting.values() if each.state not in _OVER)
+    waits = next(each for each in waiting.values() if not _left(each))
     return Difference(
         mismatched=False,
         ranks=absent,
@@ -80,6 +84,16 @@ def _absence(group: str, by_rank: Mapping[int, Mapping[int, Operation]]) -> Diff
         f" ({_named(waits)}), in which {ranks_text(tuple(waiting))} waited",
         evidence=_evidence(waiting, ()),
     )
+
+
+def _is_inside(by_rank: Mapping[int, Mapping[int, Operation]], rank: int, sequence: int) -> bool:
+    """Tell whether a rank is held up in a collective that another one has left."""
+    others = [each[sequence] for each in by_rank.values() if sequence in each]
+    return not _left(by_rank[rank][sequence]) and any(map(_left, others))
+
+
+def _left(operation: Operation) -> bool:
+    return operation.state in _OVER
 
 
 def _evidence(called: Mapping[int, Operation], first: Sequence[int]) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from slurm_health.core.diagnosis.training_log import RankFailure
 SCRIPT_FAILED = "script-failed"
 RANK_FAILED = "rank-failed"
 RANKS_WAITED = "ranks-waited"
+NO_PROGRESS = "no-progress"  # while the script runs
+NEVER_ENTERED = "never-entered"
 
 MOST_LINES = 4  # of evidence of one kind; the output has the rest
 

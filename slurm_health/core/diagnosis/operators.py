@@ -3,11 +3,20 @@
 
 From `script-failed`, the symptom, to what Slurm, kernel and driver say, and to `rank-failed`, the
 first failure; from there to what it means. Where every failure is only a consequence, from
-`ranks-waited` to what the ranks waited in.
+`ranks-waited` to what the ranks waited in. From `no-progress`, the symptom of a script that still
+runs, to who does not come to what the others wait in.
 """
 
 from __future__ import annotations
 
+from slurm_health.core.diagnosis.hangs import (
+    NobodyLeaves,
+    NodeSilent,
+    RankElsewhere,
+    RankGone,
+    RankStopped,
+    WaitsDiffer,
+)
 from slurm_health.core.diagnosis.inference import InferenceOperator
 from slurm_health.core.diagnosis.ranks import (
     FirstFailure,
@@ -37,4 +46,10 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     Killed(),
     CollectivesDiffer(),
     ConnectionsBroke(),
+    RankGone(),
+    RankStopped(),
+    RankElsewhere(),
+    WaitsDiffer(),
+    NobodyLeaves(),
+    NodeSilent(),
 )

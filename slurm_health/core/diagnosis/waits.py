@@ -10,10 +10,13 @@ from slurm_health.core.diagnosis.flight import first_difference
 from slurm_health.core.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.core.diagnosis.names import (
     MOST_LINES,
+    NEVER_ENTERED,
+    NO_PROGRESS,
     RANKS_WAITED,
     SCRIPT_FAILED,
     ranks_of,
 )
+from slurm_health.core.diagnosis.seen import Standstill
 from slurm_health.core.diagnosis.training_log import RankFailure
 from slurm_health.core.diagnosis.words import ranks_text
 
@@ -55,7 +58,7 @@ class FlightDiffers:
     def is_compatible(self, inference: Inference, data: Collected) -> bool:
         """The dumps of at least two ranks are needed."""
         found = data.get(FlightRecords)
-        symptoms = {RANKS_WAITED, SCRIPT_FAILED}
+        symptoms = {RANKS_WAITED, SCRIPT_FAILED, NO_PROGRESS}
         return inference.name in symptoms and found is not None and len(found.records) > 1
 
     def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
@@ -63,7 +66,11 @@ class FlightDiffers:
         found = data.get(FlightRecords)
         assert found is not None
         difference = first_difference(found.records)
-        if difference is None or (inference.name == SCRIPT_FAILED) != difference.mismatched:
+        if difference is None:
+            return ()
+        # Of a script that has ended, each symptom has its own.
+        ended = inference.name != NO_PROGRESS
+        if ended and (inference.name == SCRIPT_FAILED) != difference.mismatched:
             return ()
         if difference.mismatched:
             return [
@@ -72,6 +79,7 @@ class FlightDiffers:
                     description=difference.description,
                     attribution=Attribution.USER,
                     sureness=Sureness.CERTAIN,
+                    nodes=_nodes_of(difference.ranks, data),
                     ranks=difference.ranks,
                     evidence=difference.evidence,
                     advice="have all ranks call the same collectives with the same sizes in the"
@@ -80,9 +88,10 @@ class FlightDiffers:
             ]
         return [
             Inference(
-                name="never-entered",
+                name=NEVER_ENTERED,
                 description=difference.description,
                 sureness=Sureness.LIKELY,
+                nodes=_nodes_of(difference.ranks, data),
                 ranks=difference.ranks,
                 evidence=difference.evidence,
                 advice=f"look at what {ranks_text(difference.ranks)} did instead: the data loader,"
@@ -124,3 +133,9 @@ def _waits(data: Collected) -> dict[str, list[RankFailure]]:
         if each.waits_in and each.rank is not None:
             waits.setdefault(each.waits_in, []).append(each)
     return waits
+
+
+def _nodes_of(ranks: Sequence[int], data: Collected) -> tuple[str, ...]:
+    """Return where ranks run, as far as that was seen."""
+    seen = data.get(Standstill)
+    return tuple(sorted({each.node for each in seen.ranks if each.rank in ranks} if seen else ()))

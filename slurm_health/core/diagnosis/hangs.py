@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a training hangs: which rank does not come to what the others wait in, and why.
+
+From `no-progress`, the symptom, to a rank that is gone or stopped, and to one that is elsewhere
+while the others are in a collective; where all are in it and none leaves, to the network between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from slurm_health.core.diagnosis.collected import Collected, FlightRecords
+from slurm_health.core.diagnosis.flight import Difference, first_difference
+from slurm_health.core.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.core.diagnosis.names import MOST_LINES, NEVER_ENTERED, NO_PROGRESS
+from slurm_health.core.diagnosis.seen import IN_KERNEL, STOPPED, BrokenPath, RankSeen, Standstill
+from slurm_health.core.diagnosis.stack import Doing, Place, place_of
+from slurm_health.core.diagnosis.words import listed, ranks_text
+
+
+class RankGone:
+    """The process of a rank has ended, and others still wait for it."""
+
+    name = "processes"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """A rank must have been seen before, and be gone."""
+        return inference.name == NO_PROGRESS and bool(_gone(data))
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name the ranks that are gone."""
+        gone = _gone(data)
+        return [
+            Inference(
+                name="rank-gone",
+                description=f"{_who(gone)} {_have(gone)} ended, and the others still wait",
+                sureness=Sureness.CERTAIN,
+                nodes=_nodes(gone),
+                ranks=_ranks(gone),
+                evidence=tuple(
+                    f"process {each.pid} of rank {each.rank} on {each.node} is gone; its last step"
+                    f" was {each.step}"
+                    for each in gone[:MOST_LINES]
+                ),
+                advice="look at what this rank wrote last, and at memory used up on its node; have"
+                " srun end the others with it (--kill-on-bad-exit=1)",
+            )
+        ]
+
+
+class RankStopped:
+    """Somebody has stopped the process of a rank."""
+
+    name = "process-states"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """A rank must be stopped, and not all of them: then the whole job was suspended."""
+        here = _ranks_of(data)
+        return inference.name == NO_PROGRESS and 0 < len(_stopped(data)) < len(here)
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name the ranks that are stopped."""
+        stopped = _stopped(data)
+        first = stopped[0]
+        return [
+            Inference(
+                name="rank-stopped",
+                description=f"{_who(stopped)} {_have(stopped)} been stopped by a signal (SIGSTOP, a"
+                " debugger)",
+                sureness=Sureness.CERTAIN,
+                nodes=_nodes(stopped),
+                ranks=_ranks(stopped),
+                evidence=tuple(
+                    f"process {each.pid} of rank {each.rank} on {each.node} is in state"
+                    f" {each.state} (stopped)"
+                    for each in stopped[:MOST_LINES]
+                ),
+                advice=f"let it go on: kill -CONT {first.pid} on {first.node}",
+            )
+        ]
+
+
+class RankElsewhere:
+    """Ranks are where they do not get to a collective, whether others wait in it or not."""
+
+    name = "stacks"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """The stack of such a rank is needed."""
+        # Where a Flight Recorder tells who is missing, it leads here.
+        symptom = NEVER_ENTERED if _someone_is_missing(data) else NO_PROGRESS
+        return inference.name == symptom and bool(_outside(data))
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Say where they are: waiting for data, at a checkpoint, or in code of their own."""
+        outside = _outside(data)
+        inside = [each.rank for each, _ in _inside(data)]
+        doing = outside[0][1].doing
+        same = [(each, place) for each, place in outside if place.doing is doing]
+        seen = [each for each, _ in same]
+        verb = "is" if len(seen) == 1 else "are"
+        words = {
+            Doing.LOADING: f"{'waits' if len(seen) == 1 else 'wait'} for the data loader",
+            Doing.CHECKPOINT: f"{verb} at a checkpoint",
+        }.get(doing, f"{verb} in code of {'its' if len(seen) == 1 else 'their'} own")
+        at = f" ({same[0][1].at})" if same[0][1].at else ""
+        wait = "waits" if len(inside) == 1 else "wait"
+        others = f", while {ranks_text(inside)} {wait} in a collective" if inside else ""
+        kernel = any(each.state == IN_KERNEL for each in seen)
+        return [
+            Inference(
+                name={
+                    Doing.LOADING: "data-loader-stuck",
+                    Doing.CHECKPOINT: "checkpoint-stuck",
+                }.get(doing, "rank-elsewhere"),
+                description=f"{_who(seen)} {words}{at}{others}",
+                sureness=Sureness.LIKELY,
+                nodes=_nodes(seen),
+                ranks=_ranks(seen),
+                evidence=tuple(_where(each, place) for each, place in same[:MOST_LINES]),
+                advice=_ADVICE[doing] + (" (it waits in the kernel)" if kernel else ""),
+            )
+        ]
+
+
+_ADVICE = {
+    Doing.LOADING: "look at what the data loader reads there: its file, filesystem or pipe",
+    Doing.CHECKPOINT: "look at the filesystem that the checkpoint goes to, as this node sees it",
+    Doing.OWN_CODE: "look at this line of the script, and at what it waits for on this node",
+}
+
+
+class WaitsDiffer:
+    """All ranks are in collectives, and not in the same."""
+
+    name = "where-ranks-wait"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """All ranks must be in collectives, and at least two of these differ by their names."""
+        names = {place.what for _, place in _inside(data)} - {"backward"}
+        return inference.name == NO_PROGRESS and len(names) > 1 and not _outside(data)
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Possible only: a rank that lags behind also waits elsewhere."""
+        by_name: dict[str, list[RankSeen]] = {}
+        for each, place in _inside(data):
+            by_name.setdefault(place.what, []).append(each)
+        fewest = min(by_name.values(), key=len)
+        said = "; ".join(
+            f"{ranks_text(_ranks(ranks))} in {what}" for what, ranks in by_name.items()
+        )
+        return [
+            Inference(
+                name="collectives-differ",
+                description=f"ranks wait for each other in different collectives ({said})",
+                attribution=Attribution.USER,
+                sureness=Sureness.POSSIBLE,
+                nodes=_nodes(fewest),
+                ranks=_ranks(fewest),
+                evidence=tuple(_where(*each) for each in _inside(data)[:MOST_LINES]),
+                advice="look whether every rank calls the same collectives in the same order",
+            )
+        ]
+
+
+class NobodyLeaves:
+    """All ranks are in the same collective, and none leaves it: the network between them."""
+
+    name = "all-inside"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Every rank must have been seen, be alive, and be in a collective."""
+        here = _ranks_of(data)
+        if inference.name != NO_PROGRESS or len(here) < 2:
+            return False
+        return len(_inside(data)) == len(here) and _difference(data) is None
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name the path that all broken connections share, where there is one."""
+        found = data.get(Standstill)
+        assert found is not None
+        inside = _inside(data)
+        what = inside[0][1].what
+        culprit, means = _worst(found.paths)
+        sent = f"; {means}" if means else ""
+        nodes = culprit or _nodes([each for each, _ in inside])
+        return [
+            Inference(
+                name="network-of-group",
+                description=f"all ranks are in a collective ({what}) and none leaves it: the"
+                f" network between {listed(nodes)}{sent}",
+                # Connections that break show which way; without them it is what is left.
+                sureness=Sureness.LIKELY if found.paths else Sureness.POSSIBLE,
+                nodes=nodes,
+                ranks=_ranks([each for each, _ in inside if each.node in nodes]),
+                evidence=(*map(_broken, found.paths[:MOST_LINES]), _where(*inside[0])),
+                advice="check these nodes' connections before the next start (slurm-health check"
+                " --network-check)",
+            )
+        ]
+
+
+class NodeSilent:
+    """The monitor of a node does not answer any more."""
+
+    name = "monitors"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Some nodes must answer, and some not."""
+        found = data.get(Standstill)
+        return inference.name == NO_PROGRESS and bool(
+            found and found.silent and len(found.silent) < len(found.nodes)
+        )
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """The node, or the way to it: nothing is known of either."""
+        found = data.get(Standstill)
+        assert found is not None
+        alone = len(found.silent) == 1
+        there = [each for each in found.ranks if each.node in found.silent]
+        return [
+            Inference(
+                name="node-silent",
+                description=f"{listed(found.silent)} {'does' if alone else 'do'} not answer any"
+                " more: the node, or the network to it",
+                sureness=Sureness.LIKELY,
+                nodes=found.silent,
+                ranks=_ranks(there),
+                evidence=(f"nothing was heard of the monitor on {listed(found.silent)}",),
+                advice=f"look whether Slurm still reaches it: scontrol show node {found.silent[0]}",
+            )
+        ]
+
+
+def _worst(paths: Sequence[BrokenPath]) -> tuple[tuple[str, ...], str]:
+    """Return the nodes of the broken paths, and what they tell: one node, where all lead to it."""
+    ends = [{each.node, each.peer} for each in paths]
+    if not ends:
+        return (), ""
+    shared = set.intersection(*ends)
+    everyone = tuple(sorted(set.union(*ends)))
+    if len(shared) == 1 and len(everyone) > 2:
+        (node,) = shared
+        return (node,), f"every broken connection leads to {node}"
+    return everyone, "connections send again and again in vain"
+
+
+def _broken(path: BrokenPath) -> str:
+    return (
+        f"{path.node} sends to {path.peer} in vain: {path.connections} connections, sent again"
+        f" {path.retransmits} times"
+    )
+
+
+def _where(seen: RankSeen, place: Place) -> str:
+    """Return where a rank is: its line, what it does, its process's state."""
+    what = f" {place.what}" if place.what else ""
+    at = f" at {place.at}" if place.at else ""
+    state = f", state {seen.state}" if seen.state else ""
+    kernel = f", {seen.kernel}" if seen.kernel else ""
+    return f"rank {seen.rank} on {seen.node}{at}: {place.doing.value}{what}{state}{kernel}"
+
+
+def _difference(data: Collected) -> Difference | None:
+    flight = data.get(FlightRecords)
+    return first_difference(flight.records) if flight else None
+
+
+def _someone_is_missing(data: Collected) -> bool:
+    difference = _difference(data)
+    return difference is not None and not difference.mismatched
+
+
+def _ranks_of(data: Collected) -> tuple[RankSeen, ...]:
+    found = data.get(Standstill)
+    return found.ranks if found else ()
+
+
+def _gone(data: Collected) -> list[RankSeen]:
+    return [each for each in _ranks_of(data) if each.gone]
+
+
+def _stopped(data: Collected) -> list[RankSeen]:
+    return [each for each in _ranks_of(data) if each.state == STOPPED and not each.gone]
+
+
+def _placed(data: Collected) -> list[tuple[RankSeen, Place]]:
+    return [(each, place_of(each.stack)) for each in _ranks_of(data) if each.stack]
+
+
+def _inside(data: Collected) -> list[tuple[RankSeen, Place]]:
+    return [each for each in _placed(data) if each[1].doing is Doing.COLLECTIVE]
+
+
+def _outside(data: Collected) -> list[tuple[RankSeen, Place]]:
+    return [each for each in _placed(data) if each[1].doing is not Doing.COLLECTIVE]
+
+
+def _ranks(seen: Iterable[RankSeen]) -> tuple[int, ...]:
+    return tuple(sorted(each.rank for each in seen))
+
+
+def _nodes(seen: Iterable[RankSeen]) -> tuple[str, ...]:
+    return tuple(sorted({each.node for each in seen}))
+
+
+def _who(seen: Sequence[RankSeen]) -> str:
+    return f"{ranks_text(_ranks(seen))} on {listed(_nodes(seen))}"
+
+
+def _have(seen: Sequence[RankSeen]) -> str:
+    return "has" if len(seen) == 1 else "have"

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All ranks of a job as its monitors tell them, and whether they stand still. Time is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from slurm_health.core.diagnosis.collected import FlightRecord, FlightRecords
+from slurm_health.core.diagnosis.pace import PATIENCE, Pace, Patience, allowance_s
+from slurm_health.core.diagnosis.seen import (
+    BrokenPath,
+    Frame,
+    RankSeen,
+    Standstill,
+    still_works,
+)
+from slurm_health.core.diagnosis.stack import Doing, place_of
+from slurm_health.core.diagnosis.stragglers import OwnTime, Slower, Stragglers
+
+
+class RankNow(msgspec.Struct, frozen=True, array_like=True):
+    """One rank at this moment; the program it belongs to is a step of the job, or its script.
+
+    Of its heartbeat: the step, how many so far, seconds since the last, what one takes, the longest
+    pause, seconds of its own in so many steps. `cpu_s` and `io_bytes` are of it and its children.
+    """
+
+    program: str
+    rank: int
+    pid: int
+    state: str
+    cpu_s: float
+    io_bytes: int
+    step: int = 0
+    steps: int = 0
+    age_s: float = 0.0
+    typical_s: float = 0.0
+    longest_s: float = 0.0
+    own_s: float = 0.0
+    own_steps: int = 0
+
+    @property
+    def pace(self) -> Pace:
+        """How it gets on."""
+        return Pace(steps=self.steps, typical_s=self.typical_s, longest_s=self.longest_s)
+
+
+class RankLook(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank answered, and what it and its children wait for in the kernel."""
+
+    program: str
+    rank: int
+    answered: bool
+    kernel: str
+    stack: tuple[Frame, ...] = ()
+    flight: FlightRecord | None = None
+
+
+@dataclass(kw_only=True)
+class _Last:
+    """The last that was heard of a rank, and when."""
+
+    node: str
+    now: RankNow
+    heard_s: float
+    gone: bool = False
+
+    def age_s(self, now_s: float) -> float:
+        return self.now.age_s + max(0.0, now_s - self.heard_s)
+
+
+@dataclass(kw_only=True)
+class Program:
+    """The ranks of one step of the job, or of its script itself."""
+
+    name: str
+    ranks: dict[int, _Last] = field(default_factory=dict)
+    stragglers: Stragglers = field(default_factory=Stragglers)
+    look_again_s: float = 0.0  # not before this, where it was no hang yet
+    pause_s: float = 0.0
+    hung_s: float | None = None  # since when, once that was said
+
+    @property
+    def alive(self) -> list[_Last]:
+        """The ranks that have not ended."""
+        return [each for each in self.ranks.values() if not each.gone]
+
+    @property
+    def step(self) -> int:
+        """The latest step of any rank."""
+        return max((each.now.step for each in self.ranks.values()), default=0)
+
+    def stalled_s(self, now_s: float) -> float:
+        """Return since when no rank has come to another step."""
+        return min((each.age_s(now_s) for each in self.alive), default=0.0)
+
+    def allowance_s(self, patience: Patience) -> float:
+        """Return how long a pause would be usual."""
+        return allowance_s([each.now.pace for each in self.ranks.values()], patience)
+
+
+# After a look that showed somebody at work, the next one: soon at first, then less and less often.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 120.0
+
+
+class Watched:
+    """All programs of a job."""
+
+    def __init__(self, nodes: Sequence[str], patience: Patience = PATIENCE) -> None:
+        self._nodes = tuple(nodes)
+        self._patience = patience
+        self.programs: dict[str, Program] = {}
+
+    def hear(self, node: str, ranks: Iterable[RankNow], now_s: float) -> list[Program]:
+        """Take in what a node told; return the programs that were said to hang, and go on."""
+        told = {(each.program, each.rank): each for each in ranks}
+        for (name, rank), now in told.items():
+            program = self.programs.setdefault(name, Program(name=name))
+            program.ranks[rank] = _Last(node=node, now=now, heard_s=now_s)
+        for program in list(self.programs.values()):
+            for rank, last in program.ranks.items():
+                if last.node == node and (program.name, rank) not in told:
+                    last.gone = True
+            if not program.alive:
+                del self.programs[program.name]
+        return [each for each in self.programs.values() if self._goes_on(each, now_s)]
+
+    def suspect(self, now_s: float) -> Program | None:
+        """Return a program that has stood still for longer than is usual for it, and is to be seen.
+
+        A program that was said to hang is not looked at again before it has gone on.
+        """
+        for each in self.programs.values():
+            stalled_s = each.stalled_s(now_s)
+            late = stalled_s >= each.allowance_s(self._patience)
+            if late and each.hung_s is None and now_s >= each.look_again_s:
+                return each
+            if not late:
+                each.pause_s = 0.0
+        return None
+
+    def judge(
+        self,
+        program: Program,
+        before: Mapping[int, RankNow],
+        looks: Mapping[int, RankLook],
+        *,
+        window_s: float,
+        now_s: float,
+        paths: tuple[BrokenPath, ...] = (),
+        silent: tuple[str, ...] = (),
+    ) -> tuple[Standstill, FlightRecords] | str:
+        """Return what was seen of a program that hangs, or why it does not hang so far.
+
+        Args:
+            program: which was suspected, and has been looked at.
+            before: its ranks `window_s` before the last that was heard of them.
+            looks: what they answered.
+            window_s: so long was between the two, seconds.
+            now_s: the time.
+            paths: connections that do not get through.
+            silent: the nodes that did not answer.
+        """
+        ranks = tuple(
+            _seen(rank, last, before.get(rank), looks.get(rank), window_s)
+            for rank, last in sorted(program.ranks.items())
+        )
+        standstill = Standstill(
+            stalled_s=program.stalled_s(now_s),
+            allowance_s=program.allowance_s(self._patience),
+            step=program.step,
+            nodes=self._nodes,
+            ranks=ranks,
+            paths=paths,
+            silent=silent,
+        )
+        flights = {r: look.flight for r, look in looks.items() if look.flight is not None}
+        reason = "it goes on" if standstill.stalled_s < standstill.allowance_s else ""
+        reason = reason or still_works(standstill, _waiting(ranks, flights), self._patience)
+        if reason:
+            program.pause_s = min(max(_FIRST_PAUSE_S, 2 * program.pause_s), _LONGEST_PAUSE_S)
+            program.look_again_s = now_s + program.pause_s
+            return reason
+        program.hung_s = now_s - standstill.stalled_s
+        return standstill, FlightRecords(records=tuple(flights.values()))
+
+    def window(self) -> list[tuple[str, Slower]]:
+        """Close a window of time; return by node the ranks newly known to be slower than others."""
+        found: list[tuple[str, Slower]] = []
+        for program in self.programs.values():
+            own = {
+                rank: OwnTime(seconds=last.now.own_s, steps=last.now.own_steps)
+                for rank, last in program.ranks.items()
+            }
+            slow = program.stragglers.window(own)
+            found += [(program.ranks[each.rank].node, each) for each in slow]
+        return found
+
+    def _goes_on(self, program: Program, now_s: float) -> bool:
+        """Tell whether a program that was said to hang has come to another step since."""
+        if program.hung_s is None:
+            return False
+        hung_for_s = min(now_s - program.hung_s, self._patience.at_least_s)
+        return program.stalled_s(now_s) < hung_for_s
+
+
+def _seen(
+    rank: int, last: _Last, before: RankNow | None, look: RankLook | None, window_s: float
+) -> RankSeen:
+    share, io_bytes = 0.0, 0
+    if before is not None and window_s > 0:
+        # A child that has ended takes its figures along.
+        share = abs(last.now.cpu_s - before.cpu_s) / window_s
+        io_bytes = abs(last.now.io_bytes - before.io_bytes)
+    return RankSeen(
+        rank=rank,
+        node=last.node,
+        pid=last.now.pid,
+        step=last.now.step,
+        gone=last.gone,
+        state=last.now.state,
+        kernel=look.kernel if look else "",
+        cpu_share=round(share, 3),
+        io_bytes=io_bytes,
+        answered=look is not None and look.answered,
+        stack=look.stack if look else (),
+    )
+
+
+def _waiting(ranks: Iterable[RankSeen], flights: Mapping[int, FlightRecord]) -> set[int]:
+    """Return the ranks that are known to wait in a collective, by stack or by Flight Recorder."""
+    inside = {each.rank for each in ranks if place_of(each.stack).doing is Doing.COLLECTIVE}
+    in_flight = {
+        rank
+        for rank, record in flights.items()
+        if record.operations and record.operations[-1].state not in {"completed", "retired"}
+    }
+    return inside | in_flight

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell the monitor beside a job how far its training has come: one line in the training loop.
+
+    from slurm_health import heartbeat
+
+    for step, batch in enumerate(loader):
+        heartbeat.step(step)
+
+The heartbeat is an anonymous file in the memory of the rank itself, which the monitor finds through
+/proc: no path, nothing to clean up, gone with the process. A step costs some microseconds. A thread
+that sleeps until the monitor asks answers, when training stands still, where the main thread is and
+which collectives PyTorch's Flight Recorder has recorded.
+
+It needs the standard library only, and none of slurm-health's other modules: this file may be
+copied beside a training script. What fails in here never reaches the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+# What the monitor looks for among a rank's open files, and what stands there: serial, rank, step,
+# steps so far; in seconds by CLOCK_MONOTONIC the third and the latest step, the longest pause
+# between two since the third; what steps took by themselves in seconds, and how many; the open
+# files by which to ask and to be answered; the serial again, which differs while it is written.
+NAME = "slurm-health-heartbeat"
+LAYOUT = struct.Struct("<8sQqqQddddQiiQ")
+MAGIC = b"shbeat1\0"
+UNKNOWN_RANK = -1
+
+WARM_UP_STEPS = 2  # the first ones compile, allocate and fill caches
+_FRAMES = 40
+_MOST_ENTRIES = 2000  # of the Flight Recorder; what torch keeps unless told otherwise
+
+
+class _Heartbeat:
+    """This process's heartbeat."""
+
+    def __init__(self) -> None:
+        self._serial = 0
+        self._count = 0
+        self._first_s = self._last_s = self._longest_s = 0.0
+        self._own_s, self._own_steps = 0.0, 0
+        self._file = os.memfd_create(NAME)
+        self._answer = os.memfd_create(NAME + "-answer")
+        self._asked, self._ask = os.pipe()
+        threading.Thread(target=self._serve, name=NAME, daemon=True).start()
+
+    def step(self, number: int, own_s: float | None) -> None:
+        now_s = time.monotonic()
+        self._count += 1
+        if self._count <= WARM_UP_STEPS + 1:
+            self._first_s = now_s
+        else:
+            self._longest_s = max(self._longest_s, now_s - self._last_s)
+        self._last_s = now_s
+        if own_s is not None:
+            self._own_s += own_s
+            self._own_steps += 1
+        self._serial += 1
+        data = LAYOUT.pack(
+            MAGIC,
+            self._serial,
+            _rank(),
+            number,
+            self._count,
+            self._first_s,
+            self._last_s,
+            self._longest_s,
+            self._own_s,
+            self._own_steps,
+            self._ask,
+            self._answer,
+            self._serial,
+        )
+        os.pwrite(self._file, data, 0)
+
+    def close(self) -> None:
+        """Let go of the files, in a process that is not the one they tell of."""
+        for file in (self._file, self._answer, self._asked, self._ask):
+            with contextlib.suppress(OSError):
+                os.close(file)
+
+    def _serve(self) -> None:
+        """Answer each byte of the pipe with what this process is doing, for as long as it lives."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while asked := os.read(self._asked, 1):
+            with contextlib.suppress(Exception):
+                answer = {"asked": asked[0], "stack": _stack(), "flight": _flight_record()}
+                data = json.dumps(answer).encode()
+                # A reader that comes between the two finds what is no JSON, and reads again.
+                os.ftruncate(self._answer, 0)
+                os.pwrite(self._answer, data, 0)
+
+
+_mine: _Heartbeat | None = None
+_broken = False
+
+
+def step(number: int, own_s: float | None = None) -> None:
+    """Say that this rank has come to a step; call it once in every step, on every rank.
+
+    Args:
+        number: the step.
+        own_s: what the rank spent in this step by itself, in seconds, without waiting for others:
+            forward and backward pass without communication. With it, ranks that are slower than
+            the others are found. Optional.
+    """
+    global _mine, _broken  # noqa: PLW0603 - one heartbeat per process
+    if _broken:
+        return
+    try:
+        if _mine is None:
+            _mine = _Heartbeat()
+        _mine.step(int(number), None if own_s is None else float(own_s))
+    except Exception as err:  # training is worth more than its heartbeat
+        _broken = True
+        print(f"slurm-health: no heartbeat: {err}", file=sys.stderr, flush=True)
+
+
+def _forget() -> None:
+    """In a forked child, such as a data loader's worker: the heartbeat is the parent's alone."""
+    global _mine  # noqa: PLW0603
+    if _mine is not None:
+        _mine.close()
+        _mine = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _rank() -> int:
+    """Return the rank: by torchrun's variable, which scripts that srun starts also set."""
+    text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or ""
+    return int(text) if text.isdigit() else UNKNOWN_RANK
+
+
+def _stack() -> list[list[Any]]:
+    """Return where the main thread is, outermost first: file, line and function."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    walked = [] if frame is None else list(traceback.walk_stack(frame))
+    frames = [[f.f_code.co_filename, line, f.f_code.co_name] for f, line in walked[:_FRAMES]]
+    return frames[::-1]
+
+
+def _flight_record() -> Any:
+    """Return what the Flight Recorder of a torch that is loaded has; None without one."""
+    c10d = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
+    dump = getattr(c10d, "_dump_fr_trace_json", None)
+    if dump is None:
+        return None
+    record = json.loads(dump())
+    return {"entries": record.get("entries", [])[-_MOST_ENTRIES:]}

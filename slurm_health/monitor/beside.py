@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the supervisor starts beside the script: `python -m slurm_health.monitor.beside`.
+
+It waits a while, because most scripts that fail do so soon, and until a process on this node has a
+heartbeat: without one there is nothing to watch, and no step is started. Then it starts one monitor
+per node and watches. It ends when its standard input does, and all that it started with it. A
+script whose monitor cannot be started, or dies, runs on as it would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurm_health.core.records import HangFound
+    from slurm_health.monitor.ranks import Ranks
+
+# How often the batch host is looked at for a heartbeat, before there is one.
+_LOOK_S = 20.0
+_END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
+
+
+def main() -> int:
+    """Watch until the script has ended; 0 whatever was found."""
+    parser = argparse.ArgumentParser(prog="slurm_health.monitor.beside")
+    parser.add_argument("--directory", default="")
+    parser.add_argument("--on-hang", default="report")
+    parser.add_argument("--after-s", type=float, required=True)
+    options = parser.parse_args()
+    # What Slurm sends to every process of the job is for the script; we end when it does.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    if not _script_ends_within(options.after_s):
+        directory = Path(options.directory) if options.directory else None
+        _watch(directory, dict(os.environ), stop=options.on_hang == "stop")
+    return 0
+
+
+def _watch(directory: Path | None, environ: Mapping[str, str], *, stop: bool) -> None:
+    # Only now: a script of seconds is not to wait for what it has no use for.
+    from slurm_health.core.allocation import from_environ
+    from slurm_health.errors import AllocationError
+    from slurm_health.monitor.ranks import Ranks
+    from slurm_health.monitor.watch import Ended, MonitorsEnded, Watch
+    from slurm_health.processes import NOTHING, PIPE, start_tied
+
+    try:
+        allocation = from_environ(environ)
+    except AllocationError as err:
+        _say(f"monitor: not running: {err}")
+        return
+    here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    if not _heartbeat_comes(Ranks(str(allocation.job_id), here, "")):
+        return
+    argv, its_environ = _monitors(allocation.job_id, allocation.nodes, here, environ)
+    try:
+        process = start_tied(
+            argv, environ=its_environ, stdin=PIPE, stdout=PIPE, stderr=NOTHING, signal_mask=()
+        )
+    except OSError as err:
+        _say(f"monitor: not running: {argv[0]}: {err}")
+        return
+    cancel = _cancel(allocation.job_id, environ) if stop else lambda _: None
+    watch = Watch(process, allocation.nodes, directory, on_hang=cancel)
+    try:
+        watch.run()
+    except Ended:
+        pass
+    except MonitorsEnded:
+        # At a job's end its steps may end before its script does: that is no news.
+        if not _script_ends_within(_END_OF_STEPS_S):
+            _say("monitor: its processes have ended; nothing watches this job any more")
+    finally:
+        watch.end()
+
+
+def _script_ends_within(wait_s: float) -> bool:
+    return bool(select.select([0], [], [], wait_s)[0])
+
+
+def _heartbeat_comes(ranks: Ranks) -> bool:
+    """Wait until a rank on this node has a heartbeat; False where the script ends before."""
+    while True:
+        ranks.find()
+        if ranks.now():
+            return True
+        if _script_ends_within(_LOOK_S):
+            return False
+
+
+def _monitors(
+    job: int, nodes: Sequence[str], here: str, environ: Mapping[str, str]
+) -> tuple[list[str], Mapping[str, str]]:
+    """Return what starts the monitors, and its environment: a job of one node needs no step."""
+    from slurm_health.monitor.node import INTERVAL_S
+    from slurm_health.processes import own_module
+    from slurm_health.slurm.command import clean_environ
+    from slurm_health.slurm.step import beside_argv
+
+    command = own_module("slurm_health.monitor.node", str(job), here, f"{INTERVAL_S:g}")
+    if len(nodes) == 1:
+        return list(command), environ
+    # It needs no device, and takes none from a step of the user's.
+    return beside_argv(job, nodes, ["--gres=none"], command), clean_environ(environ)
+
+
+def _cancel(job: int, environ: Mapping[str, str]) -> Callable[[HangFound], None]:
+    from slurm_health.errors import SlurmError
+    from slurm_health.slurm.client import Client
+
+    def cancel(_: HangFound) -> None:
+        _say("monitor: the job is cancelled because it hangs (--monitor=stop)")
+        try:
+            Client(environ).cancel(job)
+        except SlurmError as err:
+            _say(f"monitor: it could not be cancelled: {err}")
+
+    return cancel
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"slurm-health: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

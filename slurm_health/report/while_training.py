@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the monitor saw while scripts ran, as a block of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from slurm_health.core.diagnosis.explain import lines_of
+from slurm_health.report.layout import Page
+from slurm_health.report.model import RunReport
+from slurm_health.report.phrases import attempt_text
+
+
+def while_training(runs: Sequence[RunReport], page: Page) -> list[str]:
+    """Return the hangs and the slow ranks of each script, in the order of the attempts."""
+    rows = [["MONITOR", "", "WHILE THE SCRIPT RAN"]]
+    for run in runs:
+        label = attempt_text(run)
+        for title, text in _lines(run):
+            rows.append([label, title, text])
+            label = ""
+    return page.table(rows) if len(rows) > 1 else []
+
+
+def _lines(run: RunReport) -> Iterator[tuple[str, str]]:
+    for each in run.hangs:
+        yield "hang", f"no step for {each.hang.stalled_s:.0f} s after step {each.hang.step}"
+        yield from lines_of(each.hang.found)
+        if each.over:
+            yield "over", f"it went on by itself after {each.over.stalled_s:.0f} s"
+    for slow in run.stragglers:
+        own, usual = f"{slow.own_ms:.0f} ms of its own per step", f"{slow.usual_ms:.0f} ms usual"
+        yield "slow", f"rank {slow.rank} on {slow.node}: {own}, {usual}"

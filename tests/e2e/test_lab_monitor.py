@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A DDP training on the lab that hangs in one way after another: what its owner is told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.lab_support import Site, eventually
+from tests.e2e.played_nodes import play, submit
+from tests.lab import missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(400),
+]
+
+TRAINING = Path(__file__).parents[1] / "support" / "hanging_training.py"
+SCRIPT = f"""#!/bin/bash
+export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+exec srun {sys.executable} hanging_training.py "$@"
+"""
+MONITOR = "slurm_health.monitor.node"
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def training(site: Site) -> Site:
+    """The site, with a training in alice's home."""
+    site.script("hanging_training.py", TRAINING.read_text())
+    site.script("train.sh", SCRIPT)
+    for left in site.lab.home("alice").glob("pid-*"):
+        left.unlink()
+    play(site)
+    return site
+
+
+def began(site: Site, *words: str, env: Mapping[str, str] | None = None) -> int:
+    """Submit the training with these arguments, on three nodes whose check is played."""
+    options = ["-N3", "--ntasks-per-node=1", "--output=out-%j.txt", "--no-requeue"]
+    options += [word for word in words if word.startswith("--")]
+    arguments = [word for word in words if not word.startswith("--")]
+    return submit(site, *options, "train.sh", *arguments, script="", env=env or {})
+
+
+def watched(site: Site) -> None:
+    """Wait until each node has its monitor."""
+    eventually(site, lambda: len(monitors(site)) >= 3, "three monitors", 150)
+
+
+def monitors(site: Site) -> list[int]:
+    return site.processes_with(MONITOR)
+
+
+def output(site: Site, number: int) -> str:
+    return site.read(f"out-{number}.txt")
+
+
+def hang(site: Site, number: int) -> dict[str, Any]:
+    """Wait for what the monitor finds."""
+    record = site.wait_record(number, "hang_found", writer="monitor")
+    found: dict[str, Any] = record["found"]
+    text = output(site, number)
+    assert "slurm-health: monitor: no step for" in text
+    assert found["description"] in text
+    assert found.get("accused", []) == []
+    print(f"{found['cause']}: {record['stalled_s']} s after the last step")
+    assert record["stalled_s"] <= LIMIT_S
+    return found
+
+
+def tell(site: Site, rank: int, name: str) -> None:
+    """Send a signal to the process of a rank."""
+    site.lab.run(["kill", f"-{name}", site.read(f"pid-{rank}")], user="alice")
+
+
+def test_a_rank_that_is_stopped_is_named_and_the_training_goes_on_when_it_may(
+    training: Site,
+) -> None:
+    number = began(training)
+    watched(training)
+    tell(training, 1, "STOP")
+    found = hang(training, number)
+
+    assert (found["cause"], found["sureness"]) == ("rank-stopped", "certain")
+    assert (found["ranks"], found["nodes"]) == ([1], ["n2"])
+    tell(training, 1, "CONT")
+    training.wait_record(number, "hang_over", writer="monitor")
+    assert "the training goes on" in output(training, number)
+    assert "rank-stopped" in str(training.report(number)["runs"][0]["hangs"])
+    assert "kill -CONT" in training.table(number)
+
+
+@pytest.mark.parametrize(
+    ("cause", "said", "sureness"),
+    [
+        ("kill", "rank-gone", "certain"),
+        ("mismatch", "mismatched-collective", "certain"),
+        ("loader", "data-loader-stuck", "likely"),
+        ("worker", "data-loader-stuck", "likely"),
+        ("own-code", "rank-elsewhere", "likely"),
+    ],
+)
+def test_the_rank_that_keeps_the_others_waiting_is_named_with_its_node(
+    training: Site, cause: str, said: str, sureness: str
+) -> None:
+    number = began(training, cause, "1", env={"HANGS_AT": "45"})
+    found = hang(training, number)
+
+    assert (found["cause"], found["sureness"]) == (said, sureness)
+    assert (found["ranks"], found["nodes"]) == ([1], ["n2"])
+
+
+def test_a_node_whose_packets_are_dropped_is_named(training: Site) -> None:
+    number = began(training)
+    watched(training)
+    training.lab.fault.drop("n2")
+    found = hang(training, number)
+
+    assert (found["cause"], found["nodes"]) == ("network-of-group", ["n2"])
+
+
+@pytest.mark.parametrize("how", [["scancel"], ["scancel", "--signal=KILL", "--full"]])
+def test_a_job_that_is_cancelled_while_it_is_watched_leaves_nothing(
+    training: Site, how: list[str]
+) -> None:
+    number = began(training)
+    watched(training)
+    training.lab.run([*how, str(number)], user="alice")
+    training.ended(number)
+
+    training.assert_nothing_left()
+    assert "monitor:" not in output(training, number)
+
+
+def test_a_job_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) -> None:
+    number = began(training, "--monitor=stop", "own-code", "1", env={"HANGS_AT": "45"})
+    found = hang(training, number)
+
+    assert found["cause"] == "rank-elsewhere"
+    assert training.ended(number)["JobState"] == "CANCELLED"
+    assert "cancelled because it hangs" in output(training, number)
+    training.assert_nothing_left()
+
+
+def test_without_a_heartbeat_no_step_is_started_beside_the_script(training: Site) -> None:
+    number = submit(training, "-N3", "--output=out-%j.txt", script="sleep 45; srun -N3 hostname")
+    eventually(training, lambda: training.processes_with("slurm_health.monitor.beside"), "it", 100)
+    assert training.ended(number)["JobState"] == "COMPLETED"
+
+    assert "monitor" not in output(training, number)
+    assert not (training.run_directory(number) / "monitor.jsonl").exists()
+    training.assert_nothing_left()

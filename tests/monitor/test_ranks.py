@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes with a heartbeat, as the monitor of their node sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.core.diagnosis.stack import Doing, place_of
+from slurm_health.monitor.ranks import Ranks
+
+JOB = "4711"
+DEADLINE_S = 30.0
+TRAINING = """
+import os, sys, time
+from pathlib import Path
+from slurm_health import heartbeat
+here = Path(sys.argv[1])
+for step in range(int(sys.argv[2])):
+    heartbeat.step(step, 0.25)
+if sys.argv[3] == "fork" and os.fork() == 0:
+    time.sleep(600)
+(here / "there").touch()
+def wait_for_data():
+    os.read(os.pipe()[0], 1)
+wait_for_data()
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a training with a heartbeat; it has done its steps when this returns."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(steps: int = 5, how: str = "", **environ: str) -> subprocess.Popen[bytes]:
+        here = tmp_path / str(len(started))
+        here.mkdir()
+        told = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3", **environ}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", TRAINING, str(here), str(steps), how],
+                env={**os.environ, **told},
+                start_new_session=True,
+            )
+        )
+        eventually(lambda: (here / "there").exists())
+        return started[-1]
+
+    yield begin
+    for each in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.pid, signal.SIGKILL)
+        each.wait()
+
+
+def eventually(holds: Callable[[], Any]) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def found(own_step: str = "9") -> Ranks:
+    ranks = Ranks(JOB, "n1", own_step)
+    ranks.find()
+    return ranks
+
+
+def test_a_rank_is_found_by_its_heartbeat_with_its_step_and_pace(start: Any) -> None:
+    process = start(RANK="7")
+    (now,) = found().now()
+
+    assert (now.program, now.rank, now.pid) == ("3", 7, process.pid)
+    assert (now.step, now.steps, now.own_steps) == (4, 5, 5)
+    assert now.own_s == pytest.approx(1.25)
+    assert 0 <= now.typical_s <= now.longest_s + 1e-3
+    assert now.age_s >= 0
+
+
+def test_without_torchrun_the_rank_is_that_of_sruns_task(start: Any) -> None:
+    start(SLURM_PROCID="2")
+
+    assert [now.rank for now in found().now()] == [2]
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"SLURM_JOB_ID": "1"}, {"SLURMD_NODENAME": "n2"}, {"SLURM_STEP_ID": "9"}],
+    ids=["another job", "another node", "our own step"],
+)
+def test_what_is_not_of_this_job_and_node_is_passed_over(
+    start: Any, environ: dict[str, str]
+) -> None:
+    start(**environ)
+
+    assert found().now() == []
+
+
+def test_a_process_outside_any_step_is_the_scripts_own(start: Any) -> None:
+    start(SLURM_STEP_ID="")
+
+    assert [now.program for now in found().now()] == ["script"]
+
+
+def test_a_rank_tells_where_its_main_thread_is(start: Any) -> None:
+    start(RANK="0")
+    (look,) = found().look(DEADLINE_S)
+
+    assert look.answered
+    assert [frame.function for frame in look.stack] == ["<module>", "wait_for_data"]
+    assert place_of(look.stack).doing is Doing.OWN_CODE
+
+
+def test_it_answers_as_often_as_it_is_asked(start: Any) -> None:
+    start(RANK="0")
+    ranks = found()
+
+    assert [ranks.look(DEADLINE_S)[0].answered for _ in range(3)] == [True] * 3
+
+
+def test_a_stopped_rank_does_not_answer_and_is_seen_to_be_stopped(start: Any) -> None:
+    process = start(RANK="0")
+    ranks = found()
+    os.kill(process.pid, signal.SIGSTOP)
+    eventually(lambda: ranks.now()[0].state == "T")
+    (look,) = ranks.look(0.5)
+
+    assert not look.answered
+    assert look.stack == ()
+
+
+def test_a_rank_that_has_ended_is_no_longer_there(start: Any) -> None:
+    process = start(RANK="0")
+    ranks = found()
+    process.kill()
+    process.wait()
+
+    assert ranks.now() == []
+    assert ranks.look(0.5) == []
+
+
+def test_a_forked_child_is_no_rank_and_dies_unnoticed_with_none(start: Any) -> None:
+    """A data loader's worker may outlive its rank: that rank is gone all the same."""
+    process = start(how="fork", RANK="0")
+    ranks = found()
+    assert [now.pid for now in ranks.now()] == [process.pid]
+    process.kill()
+    process.wait()
+    ranks.find()
+
+    assert ranks.now() == []
+
+
+def test_what_was_before_the_monitor_ran_again_is_no_standstill(start: Any) -> None:
+    start(RANK="0")
+    ranks = found()
+    woke_s = time.monotonic()
+
+    assert ranks.now(woke_s)[0].age_s <= time.monotonic() - woke_s + 0.1
+
+
+def test_two_ranks_of_one_node_are_two(start: Any) -> None:
+    start(RANK="0")
+    start(steps=9, RANK="1")
+
+    assert sorted((now.rank, now.step) for now in found().now()) == [(0, 4), (1, 8)]
