@@ -17,10 +17,7 @@ WIDTH = 100
 _BEGINNING = """\
 # Commands
 
-What each command says with `--help`. A shell completes commands, options and files once this
-is in its start-up file; zsh with `zsh_source`:
-
-    eval "$(_SLURM_HEALTH_COMPLETE=bash_source slurm-health)"
+What each command says with `--help`. `slurm-health completion` has a shell complete them.
 """
 
 

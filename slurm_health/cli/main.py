@@ -48,6 +48,7 @@ SHORT_HELP = {
     "agent": "",
     "check": "Check the nodes of this allocation, or this machine.",
     "clean": "Remove old journals.",
+    "completion": "Print a script that completes commands in a shell.",
     "docs": "Print a page of the documentation.",
     "doctor": "Say what of this site's slurm.conf and machine should be changed.",
     "epilog": "Clean up and check this node after a job, as slurmd's Epilog does.",

@@ -11,6 +11,5 @@ the agents; what happens next is decided in `core.session`.
     garbage             has Python look for garbage in cycles seldom, while a check runs
     launcher            starts one agent per node, as a Slurm step or as local processes
     setup_file          the environment of the probes, as a file of the user's makes it
-    garbage             keeps Python from searching for garbage that is not there
     unchecked           ends a check that never got to measure
 """
