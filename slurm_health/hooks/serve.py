@@ -39,6 +39,8 @@ RUN_LIMIT_S = 50.0
 _GRACE_S = 2.0
 # Between two runs, because whoever may connect may ask as often as they like.
 _REST_S = 1.0
+# How long a signal may go unheard that comes when nobody asks.
+_IDLE_S = 1.0
 _LOOK_S = 0.5
 _MOST_WAITING = 64
 _MOST_BYTES = 1 << 16
@@ -135,7 +137,7 @@ def _encoded(found: HealthAnswer) -> bytes:
 def _answer_all(desk: _Desk, look: Callable[[], HealthAnswer], log: Log) -> None:
     """Answer questions for ever."""
     while True:
-        waiting = [desk.questions.get()]
+        waiting = [_next_question(desk)]
         while not desk.questions.empty():
             waiting.append(desk.questions.get())
         try:
@@ -149,6 +151,13 @@ def _answer_all(desk: _Desk, look: Callable[[], HealthAnswer], log: Log) -> None
             for each in waiting:
                 each.set_result(found)
         time.sleep(_REST_S)
+
+
+def _next_question(desk: _Desk) -> Future[HealthAnswer]:
+    while True:
+        # A signal that comes just before Python waits is handled when that returns.
+        with contextlib.suppress(queue.Empty):
+            return desk.questions.get(timeout=_IDLE_S)
 
 
 def _say(found: HealthAnswer, log: Log) -> None:

@@ -59,6 +59,13 @@ def output(site: Site, job: int) -> str:
     return site.read(f"slurm-{job}.out")
 
 
+def assert_checked_for(site: Site, job: int, lost: str) -> None:
+    """Slurm may give a node up before or after the script's end: it is at fault, or in doubt."""
+    ((planned, at_fault),) = plans(site, job)
+    assert planned == "check"
+    assert at_fault in ([], [lost])
+
+
 def plans(site: Site, job: int) -> list[tuple[str, list[str]]]:
     """What was planned after each failure, and the nodes held at fault."""
     return [(r["plan"], r.get("nodes", [])) for r in site.records(job, writer="restart")]
@@ -132,7 +139,7 @@ def test_a_lost_node_is_replaced_by_the_spare_without_a_requeue(training: Site, 
     said = output(training, job)
     assert "start 1 attempt 0 on n[1-2,4]" in said
     assert said.rindex("ran on n1 n2 n4") > said.index("start 1")
-    assert plans(training, job) == [("check", ["n3"])]
+    assert_checked_for(training, job, "n3")
     table = training.table(job)
     assert "nodes.sh started again on n[1-2,4]" in table
     assert re.search(r"^n3 +faulty", table, re.MULTILINE)
@@ -162,7 +169,7 @@ def test_a_spare_that_is_bad_itself_is_not_used(training: Site) -> None:
     said = output(training, job)
     assert "nodes.sh is not started again: n[3-4] cannot be used" in said
     assert "start 1 " not in said
-    assert plans(training, job) == [("check", ["n3"])]
+    assert_checked_for(training, job, "n3")
 
 
 def sleeping(site: Site, job: int) -> str:
