@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import curses
+import logging
 import os
 import sys
 import time
@@ -46,12 +48,15 @@ def watch(job: str, journal: str | None, cluster: str | None) -> int:
     root = config.journal_root(journal, os.environ)
     find.tasks_of(root, job, cluster)  # says what is no job id before the screen is taken
     look = _Look(root, job, cluster)
+    logging.disable(logging.WARNING)  # every look would say the same, across the screen
     try:
         curses.wrapper(lambda screen: _follow(screen, look))
     except curses.error as err:
         raise click.UsageError(f"this terminal cannot be drawn on: {err}") from None
     except KeyboardInterrupt:
         pass
+    finally:
+        logging.disable(logging.NOTSET)
     width, unicode = terminal()
     if look.report is None:
         print_result(f"{look.state.text}\n")
@@ -88,8 +93,9 @@ def _follow(
     look: _Look,
     clock: Callable[[], float] = time.time,
 ) -> None:
-    curses.curs_set(0)
-    curses.use_default_colors()
+    with contextlib.suppress(curses.error):  # not every terminal can
+        curses.use_default_colors()
+        curses.curs_set(0)
     screen.timeout(int(_LOOK_S * 1000))
     while True:
         look.again(clock())

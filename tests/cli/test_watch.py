@@ -45,9 +45,9 @@ class Terminal:
 
 
 @contextmanager
-def watching(root: Path, job: str = "12") -> Iterator[Terminal]:
+def watching(root: Path, job: str = "12", kind: str = "xterm") -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
-    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    environ = {**os.environ, "TERM": kind, "COLUMNS": "100", "LINES": "30"}
     argv = [*COMMAND, "watch", "--journal", str(root), job]
     process = subprocess.Popen(
         argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True
@@ -89,6 +89,25 @@ def test_q_ends_it_before_the_job(tmp_path: Path) -> None:
         terminal.type(b"q")
         terminal.read_until("")
         assert terminal.process.wait(DEADLINE_S) == 0
+
+
+def test_a_terminal_that_cannot_hide_its_cursor_will_do(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path)
+    with watching(tmp_path, kind="vt100") as terminal:
+        drawn = terminal.read_until("")
+        assert terminal.process.wait(DEADLINE_S) == 0
+    assert "train.sh ran 41 s, exit 0" in drawn.rpartition("q quits")[2]
+
+
+def test_a_job_that_two_clusters_have_is_drawn_without_a_warning_in_between(
+    tmp_path: Path,
+) -> None:
+    write_healthy_run(tmp_path, cluster="other")
+    write_healthy_run(tmp_path)
+    with watching(tmp_path) as terminal:
+        drawn = terminal.read_until("")
+        assert terminal.process.wait(DEADLINE_S) == 0
+    assert "there is also one of" not in drawn
 
 
 def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
