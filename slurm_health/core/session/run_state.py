@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from slurm_health.core.expectations import Links
 from slurm_health.core.gpu_load import Burn
@@ -24,7 +23,6 @@ from slurm_health.core.records import (
     DevicesWatched,
     Figure,
     GroupAborted,
-    LossCause,
     MasterResumed,
     NodeReported,
     NodesAdmitted,
@@ -40,160 +38,11 @@ from slurm_health.core.records import (
     WorkersStarting,
 )
 from slurm_health.core.session.measurement import group_result
-from slurm_health.core.verdict import GroupResult, Outcome
+from slurm_health.core.session.node_state import AgentRecord, NodeState
+from slurm_health.core.session.round_state import RoundState
+from slurm_health.core.verdict import GroupResult
 
 _EXACT = "values"  # the probe that gives a sample only where every result was the correct one
-_AgentRecord = (
-    AgentStarted | WorkersStarting | WorkersReady | WorkersFailed | DevicesUnopened | AgentEnded
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceFailure:
-    """What the devices of a node did instead of being opened, by a process with this `torch`."""
-
-    words: str
-    torch: str
-
-
-@dataclass
-class NodeState:
-    """What is known of one node's agent.
-
-    `launches` counts how often it was started by this master, `failed_starts` how often Slurm
-    could not. `lost` and `failed` say why the agent or its workers are of no use, `device_failure`
-    that this is because of its devices.
-    """
-
-    launches: int = 0
-    launch: int = -1
-    launched_s: float = 0.0
-    started: AgentStarted | None = None
-    ready: WorkersReady | None = None
-    lost: str = ""
-    lost_s: float = 0.0
-    failed: str = ""
-    device_failure: DeviceFailure | None = None
-    failed_starts: int = 0
-    no_journal: bool = False
-    job_ended: bool = False
-
-    @property
-    def gone(self) -> bool:
-        """Whether nothing more is to be expected of the agent."""
-        return bool(self.lost or self.failed)
-
-    @property
-    def usable(self) -> bool:
-        """Whether the node can take part in a round now."""
-        return self.ready is not None and not self.gone
-
-    @property
-    def pending(self) -> bool:
-        """Whether the node may yet become usable."""
-        return not self.usable and not self.gone
-
-
-@dataclass
-class RoundState:
-    """The round in progress.
-
-    `agents` are all of the run, `reports` what nodes said last about this round. `aborted` holds
-    the record and the time of each abort. Whoever changes what is known of a node says so to
-    `look_again_at`, so that a step costs what is new and not all groups.
-    """
-
-    record: RoundStarted
-    started_s: float
-    agents: Mapping[str, NodeState]
-    reports: Mapping[str, NodeReported]
-    aborted: dict[tuple[str, ...], tuple[GroupAborted, float]] = field(default_factory=dict)
-    void: bool = False
-
-    def __post_init__(self) -> None:
-        self._absent = frozenset(self.record.absent)
-        self.groups = [tuple(group) for group in self.record.groups]  # as planned
-        self.running = sum(self.runs(group) for group in self.groups)  # how many began
-        self._group_of = {node: group for group in self.groups for node in group}
-        self._stale = dict.fromkeys(self.groups)
-        self._awaited: dict[tuple[str, ...], str] = {}
-        self._reported: set[tuple[str, ...]] = set()
-        self._measured_ms: dict[tuple[str, ...], float] = {}
-
-    def look_again_at(self, nodes: Iterable[str]) -> None:
-        """Take it that more is known of these nodes than before."""
-        groups = (self._group_of.get(node) for node in nodes)
-        self._stale.update((group, None) for group in groups if group is not None)
-
-    @property
-    def awaited(self) -> Mapping[tuple[str, ...], str]:
-        """The groups of which a report may still come, and what is known to have failed in each."""
-        self._look_again()
-        return self._awaited
-
-    @property
-    def reported(self) -> int:
-        """How many of the groups that began have reported."""
-        self._look_again()
-        return len(self._reported)
-
-    @property
-    def took_ms(self) -> Iterable[float]:
-        """How long each group took of which every member has measured."""
-        self._look_again()
-        return self._measured_ms.values()
-
-    def _look_again(self) -> None:
-        stale, self._stale = self._stale, {}
-        for group in stale:
-            if self.awaits(group):
-                self._awaited[group] = self.failure(group)
-            else:
-                self._awaited.pop(group, None)
-            if self.runs(group) and not self.unreported(group):
-                self._reported.add(group)
-            elapsed_ms = _measured_ms(group, self.reports)
-            if elapsed_ms is not None:
-                self._measured_ms[group] = elapsed_ms
-
-    def runs(self, group: tuple[str, ...]) -> bool:
-        """Tell whether the group began: a group with an absent member does not."""
-        return self._absent.isdisjoint(group)
-
-    def unreported(self, group: tuple[str, ...]) -> list[str]:
-        """Return the members whose report is still to come."""
-        return [node for node in group if node not in self.reports]
-
-    def awaits(self, group: tuple[str, ...]) -> bool:
-        """Tell whether a report of the group may still come."""
-        return self.runs(group) and any(
-            not self.agents[node].gone for node in self.unreported(group)
-        )
-
-    def failure(self, group: tuple[str, ...]) -> str:
-        """Say which member is known to have failed, and how; empty while none is."""
-        said = ""
-        for node in group:
-            agent, report = self.agents[node], self.reports.get(node)
-            if report is None and agent.gone:
-                said = f"{node} is gone: {agent.lost or agent.failed}"
-            elif report is not None and report.outcome is not Outcome.MEASURED:
-                said = f"{node} failed: {report.detail}"
-        return said
-
-    def silent(self) -> list[str]:
-        """Name the members nobody answered for: their group says nothing about the others."""
-        return [
-            node
-            for group in self.groups
-            for node in group
-            if node in self.record.absent or (self.runs(group) and node not in self.reports)
-        ]
-
-    def measured_ms(self, reports: Mapping[str, NodeReported]) -> list[float]:
-        """Return how long each group took of which every member measured, by these reports."""
-        found = (_measured_ms(group, reports) for group in self.groups)
-        return [elapsed_ms for elapsed_ms in found if elapsed_ms is not None]
 
 
 class RunState:
@@ -220,7 +69,7 @@ class RunState:
         self._reports: defaultdict[int, dict[str, NodeReported]] = defaultdict(dict)
         self._samples: defaultdict[int, list[Sampled]] = defaultdict(list)
         # By node and launch, because a node's file may be read before the master's.
-        self._words: defaultdict[tuple[str, int], list[_AgentRecord]] = defaultdict(list)
+        self._words: defaultdict[tuple[str, int], list[AgentRecord]] = defaultdict(list)
         self.wrong_results: defaultdict[str, list[str]] = defaultdict(list)
         self.exact: set[str] = set()
         self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
@@ -297,14 +146,9 @@ class RunState:
         self.launches = max(self.launches, record.launch + 1)
         for name in record.nodes:
             node = self.agents[name]
-            node.launches += 1
-            node.launch, node.launched_s = record.launch, time_s
-            node.started = node.ready = None
-            node.lost = node.failed = ""
-            node.no_journal = node.job_ended = False
-            node.device_failure = None
+            node.begin(record.launch, time_s)
             for word in self._words[name, record.launch]:
-                _heed(node, word)
+                node.heed(word)
         self.launched_s = max(self.launched_s, time_s)
         self._changed(record.nodes)
 
@@ -323,16 +167,10 @@ class RunState:
             node = self.agents.get(name)
             if node is None or node.launch != record.launch:
                 continue
-            if record.cause in (LossCause.NO_JOURNAL, LossCause.JOB_ENDED):
-                node.failed = record.reason  # the next agent would fare no better
-                node.no_journal = record.cause is LossCause.NO_JOURNAL
-                node.job_ended = record.cause is LossCause.JOB_ENDED
-            else:
-                node.lost, node.lost_s = record.reason, time_s
-                node.failed_starts += record.cause is LossCause.NOT_STARTED
+            node.lose(record.cause, record.reason, time_s)
             self._changed([name])
 
-    def _fold_agent(self, record: _AgentRecord) -> None:
+    def _fold_agent(self, record: AgentRecord) -> None:
         self._words[record.node, record.launch].append(record)
         if isinstance(record, WorkersReady):
             self._backend_of.setdefault(record.node, record.backend)
@@ -345,7 +183,7 @@ class RunState:
         node = self.agents.get(record.node)
         if node is None or node.launch != record.launch:
             return  # an agent of an earlier launch that has not noticed yet
-        _heed(node, record)
+        node.heed(record)
         self._changed([record.node])
 
     def _changed(self, names: Iterable[str]) -> None:
@@ -455,17 +293,6 @@ class RunState:
         ]
 
 
-def _measured_ms(group: Sequence[str], reports: Mapping[str, NodeReported]) -> float | None:
-    """Return how long a group took, None where not every member has measured."""
-    longest_ms: float | None = None
-    for node in group:
-        report = reports.get(node)
-        if report is None or report.outcome is not Outcome.MEASURED:
-            return None
-        longest_ms = max(report.elapsed_ms, longest_ms or 0.0)
-    return longest_ms
-
-
 def _named(record: Record | None) -> Iterable[str]:
     """Return the nodes that a record of the master's counts on."""
     if isinstance(record, AgentsLaunched | NodesAdmitted):
@@ -473,26 +300,3 @@ def _named(record: Record | None) -> Iterable[str]:
     if isinstance(record, RoundStarted):
         return (node for group in record.groups for node in group)
     return ()
-
-
-def _heed(node: NodeState, record: _AgentRecord) -> None:
-    match record:
-        case AgentStarted():
-            node.started = record
-        case WorkersStarting():
-            node.ready = None
-            node.device_failure = None
-        case WorkersReady():
-            node.ready = record
-            node.device_failure = None
-        case DevicesUnopened(devices=devices, waited_s=waited_s, torch=torch):
-            numbers = ", ".join(str(device) for device in devices)
-            several = "s" if len(devices) > 1 else ""
-            words = f"device{several} {numbers} not opened within {waited_s:.0f} s"
-            node.device_failure = DeviceFailure(words=words, torch=torch)
-        case WorkersFailed(reason=reason, device_failed=device_failed, torch=torch):
-            node.failed = reason
-            if device_failed:
-                node.device_failure = DeviceFailure(words=f"{reason}, twice", torch=torch)
-        case AgentEnded(reason=reason):
-            node.lost = node.lost or f"its agent left: {reason}"

@@ -37,9 +37,11 @@ from slurm_health.core.session.conclusion import (
     with_transports,
     with_wrong_results,
 )
+from slurm_health.core.session.node_state import NodeState
 from slurm_health.core.session.phase_runner import Course, MakeLocalizer
 from slurm_health.core.session.phases import Phase
-from slurm_health.core.session.run_state import NodeState, RoundState, RunState
+from slurm_health.core.session.round_state import RoundState
+from slurm_health.core.session.run_state import RunState
 from slurm_health.core.verdict import NodeVerdict, Outcome, Round, Verdict
 
 

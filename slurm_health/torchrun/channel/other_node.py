@@ -117,7 +117,7 @@ class OtherNode:
         Raises:
             Ended: node 0 has ended the run, or is gone for good.
             UsageError: node 0 does not want this node back.
-        JournalError: node 0 cannot use its journal.
+            JournalError: node 0 cannot use its journal.
         """
         connection = self._connection or self._reconnected()
         if connection is None:
