@@ -53,6 +53,9 @@ def main() -> int:
     parser.add_argument("--bad", type=_percent, action="append", help="percent of bad nodes")
     parser.add_argument("--open-ms", type=float, default=1.0, help="of the filesystem (1, as NFS)")
     parser.add_argument("--check", default="quick", choices=sorted(SETS), help="probes (quick)")
+    parser.add_argument(
+        "--leaf", type=_leaf_size, default=32, help="nodes of a leaf switch; 0: not known (32)"
+    )
     parser.add_argument("--json", action="store_true", help="a JSON object per row")
     parser.add_argument("--cut", action="store_true", help="with a bell that nobody hears")
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
@@ -116,6 +119,7 @@ def measure(nodes: int, bad: float, options: argparse.Namespace) -> dict[str, ob
         settings=settings,
         groups_now=groups_now,
         bell_works=not options.cut,
+        leaf_size=options.leaf,
     )
     master = Master(
         directory,
@@ -160,7 +164,7 @@ def _measured_apart(nodes: int, bad: float, options: argparse.Namespace) -> Mapp
     with tempfile.TemporaryDirectory(dir=_PLACE, prefix="slurm-health-scale-") as place:
         argv = [sys.executable, "-m", "benchmarks.scale", f"--here={place}", f"--nodes={nodes}"]
         argv += [f"--bad={bad:g}", f"--open-ms={options.open_ms:g}", f"--check={options.check}"]
-        argv += ["--cut"] if options.cut else []
+        argv += [f"--leaf={options.leaf}"] + (["--cut"] if options.cut else [])
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode == INTERRUPTED:
         raise KeyboardInterrupt
@@ -177,6 +181,10 @@ def _percent(text: str) -> float:
     if not 0.0 <= value <= 50.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 50")
     return value
+
+
+def _leaf_size(text: str) -> int:
+    return 0 if text == "0" else count(text)
 
 
 def _started(nodes: list[str]) -> RunStarted:

@@ -192,8 +192,9 @@ class PlayedBell(Bell):
 class Node:
     """One simulated node, with its real agent once that is started."""
 
-    def __init__(self, name: str, cluster: Cluster, bad: Bad | None) -> None:
+    def __init__(self, name: str, leaf: str, cluster: Cluster, bad: Bad | None) -> None:
         self.name = name
+        self._leaf = leaf
         self.bad = bad
         self.agent: Agent | None = None
         self._bell = PlayedBell(self)
@@ -207,7 +208,11 @@ class Node:
         cluster = self._cluster
         self.agent = Agent(
             settings,
-            {"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_CPUS_ON_NODE": "1"},
+            {
+                "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+                "SLURM_CPUS_ON_NODE": "1",
+                **self._topology(),
+            },
             clock=cluster.clock,
             monotonic=cluster.clock,
             make_workers=lambda **_: PlayedWorkers(self),
@@ -216,6 +221,15 @@ class Node:
         )
         self.agent.begin()
         self._sleep()
+
+    def _topology(self) -> dict[str, str]:
+        """Return what Slurm's topology plugin tells a task, where there is one."""
+        if not self._leaf:
+            return {}
+        return {
+            "SLURM_TOPOLOGY_ADDR": f"spine.{self._leaf}.{self.name}",
+            "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+        }
 
     def wake(self, at_s: float) -> None:
         """Let the agent look, if this is what it waits for."""
@@ -320,6 +334,7 @@ class Cluster:
         settings: Callable[[str, int], AgentSettings],
         groups_now: Callable[[], Sequence[Sequence[str]]],
         bell_works: bool,
+        leaf_size: int,
         seed: int = 0,
     ) -> None:
         self.settings = settings
@@ -332,7 +347,10 @@ class Cluster:
         names = [f"n{number:05d}" for number in range(nodes)]
         chosen = random.Random(seed).sample(names, round(nodes * bad_share))
         kinds = dict(zip(chosen, itertools.cycle(Bad)))
-        self.nodes = {name: Node(name, self, kinds.get(name)) for name in names}
+        self.nodes = {
+            name: Node(name, _leaf(number, leaf_size), self, kinds.get(name))
+            for number, name in enumerate(names)
+        }
         self.bad = set(chosen)
         self.agents_read = 0
         self._groups: dict[str, list[Node]] = {}
@@ -422,6 +440,11 @@ class Cluster:
 
     def stop(self, leave_s: float = 0.0) -> None:
         """Do nothing: the simulation is over."""
+
+
+def _leaf(number: int, size: int) -> str:
+    """Name the leaf switch of a node; empty where that is not known."""
+    return f"leaf{number // size}" if size else ""
 
 
 def _ready(load_s: float) -> dict[str, Any]:

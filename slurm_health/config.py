@@ -53,6 +53,15 @@ def journal_root(
     return path.absolute()
 
 
+def history_index(environ: Mapping[str, str]) -> str | None:
+    """Return the file or the URL where the site has the index of its history, None without one.
+
+    Raises:
+        ConfigError: the site's file cannot be used.
+    """
+    return _site(environ).document.get("index")
+
+
 def expectations(environ: Mapping[str, str]) -> dict[str, Expectation]:
     """Return what a healthy device of each known model reaches, with the site's own figures.
 

@@ -14,7 +14,7 @@
     │  ├─ RecordTooNew(path, version)
     │  └─ JournalBusy(path)
     ├─ RunNotFound(job, root)                   4
-    ├─ IndexUnusable(path)                      4
+    ├─ IndexUnusable(where)                     4
     ├─ ChannelError(address)                    4   node 0 of a run, or its port, cannot be used
     ├─ PackageMissing(package)                  4
     ├─ NotWritten(path)                         4
@@ -191,12 +191,15 @@ class IndexUnusable(SlurmHealthError):
 
     exit_code = ExitCode.UNAVAILABLE
 
-    def __init__(self, path: Path, problem: str) -> None:
-        self.path = path
-        super().__init__(
-            f"history index {path}: {problem}; choose another file with --index FILE"
-            " or SLURM_HEALTH_INDEX"
-        )
+    def __init__(
+        self,
+        where: Path | str,
+        problem: str,
+        *,
+        fix: str = "choose another file with --index FILE or SLURM_HEALTH_INDEX",
+    ) -> None:
+        self.where = where
+        super().__init__(f"history index {where}: {problem}; {fix}")
 
 
 class ChannelError(SlurmHealthError):

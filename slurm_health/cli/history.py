@@ -42,9 +42,10 @@ def index_options(command: _F) -> _F:
             ),
             click.option(
                 "--index",
-                metavar="FILE",
-                help="The index of the journals, made where it is missing."
-                "  [default: SLURM_HEALTH_INDEX, else one in ~/.cache/slurm-health]",
+                metavar="FILE|URL",
+                help="The index of the journals, made where it is missing: a file, or a database as"
+                " postgresql://USER@HOST/DATABASE or mariadb://USER@HOST/DATABASE."
+                "  [default: SLURM_HEALTH_INDEX, the site's, or one in ~/.cache/slurm-health]",
             ),
             click.option("--rebuild", is_flag=True, help="Read all journals anew."),
         ]
@@ -138,7 +139,8 @@ def opened_index(journal: str | None, index: str | None, *, rebuild: bool) -> It
     from slurm_health.history import place, refresh
 
     root = config.journal_root(journal, os.environ)
-    where = place.choose(index, os.environ, root)
+    site = config.history_index(os.environ)
+    where = place.choose(index, os.environ, root, site=site)
     now_s = time.time()
     with (
         _progress() as progress,

@@ -4,12 +4,18 @@
 The journals are the truth. What is answered comes from an index of them, a cache that is brought up
 to date first, and rebuilt from nothing where it is damaged, missing or older.
 
-    read      a job's journal to what its checks say of their nodes
-    place     where the index lies, and whether it can be trusted
-    index     the index: an SQLite file
-    refresh   brings an index up to date with the journals
-    answer    what is asked of it, and the values that it is answered with
-    table     an answer as text
-    export    an answer as JSON
-    metrics   the standing of every node for Prometheus
+    read         a job's journal to what its checks say of their nodes
+    place        where the index lies, and whether it can be trusted
+    index        the index: what it holds and answers
+    database     the database that it lies in, asked in one way
+    sqlite_file  one in a file, or in memory
+    server_url   the URL of one on a server
+    server       one on a server: its tables, and who may change them
+    postgresql   how a PostgreSQL server is reached, and what its errors mean
+    mariadb      the same of MariaDB
+    refresh      brings an index up to date with the journals
+    answer       what is asked of it, and the values that it is answered with
+    table        an answer as text
+    export       an answer as JSON
+    metrics      the standing of every node for Prometheus
 """

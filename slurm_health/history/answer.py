@@ -99,7 +99,7 @@ def _clusters(index: Index, node: str, cluster: str | None) -> list[str]:
 
 
 def _history(index: Index, cluster: str, node: str, *, since_s: float) -> NodeHistory:
-    checks = index.of_node(cluster, node, since_s=float("-inf"))
+    checks = index.of_node(cluster, node, since_s=0.0)
     records = index.records(cluster, since_s=since_s)
     standing = {each.node: each for each in standings(records)}.get(node)
     if standing is None:  # no check of the window measured it

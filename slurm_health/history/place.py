@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the index lies, and whether it can be trusted.
 
-Each user has one, in the cache directory of their home. A site may keep one for all: root writes
-it, and whoever may read the file is answered from it. What another user could have written is
-never used.
+Each user has one, in the cache directory of their home. A site may keep one for all, in a file or
+on a database server: root writes it, and whoever may read it is answered from it. A file that
+another user could have written is never used.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health.errors import IndexUnusable
+from slurm_health.history import server_url
+from slurm_health.history.server_url import Server
 
 VARIABLE = "SLURM_HEALTH_INDEX"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -24,24 +26,39 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where an index is. `path` is None for one in memory, which nothing is left of.
+    """Where an index is. Without `path` and `server`, it is in memory, and nothing is left of it.
 
     `named`: a person has chosen the file. `only_read`: it is root's, and somebody else asks.
     """
 
     path: Path | None
+    server: Server | None = None
     named: bool = False
     only_read: bool = False
     why_in_memory: str = ""
 
+    def __str__(self) -> str:
+        return str(self.server or self.path or "in memory")
 
-def choose(option: str | None, environ: Mapping[str, str], root: Path) -> Place:
+
+def choose(
+    option: str | None, environ: Mapping[str, str], root: Path, *, site: str | None = None
+) -> Place:
     """Return where the index of the journals below `root` is; the directory of our own is made.
+
+    Args:
+        option: a file or a server's URL that the caller names.
+        environ: it may name one in SLURM_HEALTH_INDEX.
+        root: the journals'.
+        site: the one that the site names for all.
 
     Raises:
         IndexUnusable: the file that was named is not to be trusted, or cannot be.
+        UsageError: a URL names no server.
     """
-    chosen = option or environ.get(VARIABLE)
+    chosen = option or environ.get(VARIABLE) or site
+    if chosen and server_url.is_url(chosen):
+        return Place(path=None, server=server_url.parsed(chosen))
     path = Path(chosen).expanduser().absolute() if chosen else _default(environ, root)
     if path is None:
         return Place(path=None, why_in_memory="there is no home directory to keep it in")

@@ -16,8 +16,10 @@ from pathlib import Path
 from slurm_health import private_files
 from slurm_health.core.history.observation import JobSeen
 from slurm_health.errors import IndexUnusable, JournalError
-from slurm_health.history.index import Busy, Damaged, Index
+from slurm_health.history.database import Busy, Damaged, Denied
+from slurm_health.history.index import Index
 from slurm_health.history.place import Place
+from slurm_health.history.sqlite_file import is_index
 
 _log = logging.getLogger(__name__)
 _JOB = re.compile(r"[0-9]{1,10}", re.ASCII)
@@ -55,8 +57,10 @@ def opened(
         yield index
     except Damaged as err:
         raise IndexUnusable(
-            place.path or Path(":memory:"), f"is damaged: {err}; --rebuild makes it anew"
+            str(place), f"is damaged: {err}", fix="--rebuild makes it anew"
         ) from err
+    except (Busy, Denied) as err:
+        raise IndexUnusable(str(place), str(err), fix="try again, or name another") from err
     finally:
         index.close()
 
@@ -71,7 +75,7 @@ def _open_and_refresh(place: Place, root: Path, now_s: float, progress: Progress
             if index is not None:
                 index.close()
             if attempt == 2 or not _may_replace(place):
-                raise IndexUnusable(place.path or Path(":memory:"), str(err)) from err
+                raise IndexUnusable(str(place), str(err)) from err
             _log.info("the history is indexed anew: the index %s", err)
             _remove(place)
         except BaseException:
@@ -84,8 +88,8 @@ def _open_and_refresh(place: Place, root: Path, now_s: float, progress: Progress
 
 
 def _refresh(index: Index, root: Path, now_s: float, progress: Progress) -> None:
-    if index.place.only_read:
-        _check(index)
+    if index.only_read:
+        index.clusters()  # or it is damaged
         return
     try:
         bring_up_to_date(index, root, now_s=now_s, progress=progress)
@@ -93,24 +97,24 @@ def _refresh(index: Index, root: Path, now_s: float, progress: Progress) -> None
         _log.warning("another process works on the index; the answer may lack the latest jobs")
 
 
-def _check(index: Index) -> None:
-    index.clusters()
-
-
 def _may_replace(place: Place) -> bool:
-    """Tell whether the file is ours to remove: one that a person named may be anything."""
+    """Tell whether the index is ours to remove: a file that a person named may be anything."""
+    if place.server is not None:
+        return True  # its tables have our name
     if place.path is None or place.only_read:
         return False
     if not place.named:
         return True
     with contextlib.suppress(OSError):
-        with place.path.open("rb") as file:
-            head = file.read(72)
-        return head[68:72] == b"shlt" or not head
+        return is_index(place.path)
     return False
 
 
 def _remove(place: Place) -> None:
+    if place.server is not None:
+        from slurm_health.history import server
+
+        server.remove(place.server)
     if place.path is None or (place.path.exists() and not _may_replace(place)):
         return
     for name in (place.path, Path(f"{place.path}-journal")):
@@ -132,7 +136,7 @@ def bring_up_to_date(
         found = set(_jobs(root))
     except OSError as err:
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
-    gone = [each for each in known if each not in found]
+    gone = index.jobs_below(root) - found
     if gone:
         index.forget(gone)
     open_ = sorted(each for each in found if each not in known or now_s <= known[each])
@@ -140,7 +144,7 @@ def bring_up_to_date(
         progress(done, len(open_))
         seen = _read_if_changed(root, cluster, job, index.stamp(cluster, job))
         if seen is not None:
-            index.keep(cluster, job, seen)
+            index.keep(root, cluster, job, seen)
 
 
 def _read_if_changed(root: Path, cluster: str, job: str, stamp: str | None) -> JobSeen | None:

@@ -94,6 +94,19 @@ def test_json_has_everything_with_a_version(tmp_path: Path) -> None:
     assert history["nodes"][0]["checks"][1]["reason"] == "1.4 times as slow"
 
 
+def test_the_sites_index_serves_whoever_names_no_other(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+    site = tmp_path / "config.toml"
+    site.write_text(f'index = "{tmp_path}/sites.sqlite"\n')
+    environ = {"SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"), "SLURM_HEALTH_CONFIG": str(site)}
+
+    assert slurm_health("lemons", LONG_AGO, environ=environ).code == 1
+    assert (tmp_path / "sites.sqlite").exists()
+
+    slurm_health("lemons", f"--index={tmp_path}/mine.sqlite", environ=environ)
+    assert (tmp_path / "mine.sqlite").exists()
+
+
 def test_an_unknown_node_is_answered_with_those_it_may_be(tmp_path: Path) -> None:
     write_healthy_run(tmp_path / "journal", nodes=("gpu01", "gpu02"))
 

@@ -111,12 +111,12 @@ def outdate(index: Path) -> None:
 
 def drop(index: Path) -> None:
     with sqlite3.connect(index) as found:
-        found.execute("DROP TABLE seen")
+        found.execute("DROP TABLE slurm_health_seen")
 
 
 def spoil(index: Path) -> None:
     with sqlite3.connect(index) as found:
-        found.execute("UPDATE jobs SET final_s = 0")
+        found.execute("UPDATE slurm_health_jobs SET final_s = 0")
     (Path(f"{index}-journal")).write_bytes(os.urandom(2000))
 
 
@@ -140,7 +140,7 @@ def test_data_that_nobody_wrote_so_is_found_when_it_is_read_and_rebuilding_helps
     write_healthy_run(root, job=12, nodes=("n1", "n2"))
     indexed(root, index)
     with sqlite3.connect(index) as found:
-        found.execute("UPDATE seen SET data = x'00'")
+        found.execute("UPDATE slurm_health_seen SET data = x'00'")
     found.close()
 
     with pytest.raises(IndexUnusable, match="is damaged"):

@@ -28,7 +28,8 @@ def changes(environ: Mapping[str, str], keep: Sequence[str]) -> dict[str, str]:
     """
     nodelist = next((environ[name] for name in _NODELISTS if name in environ), "")
     nodes = expand(nodelist) if nodelist else ()
-    kept = [position for position, node in enumerate(nodes) if node in set(keep)]
+    kept_nodes = frozenset(keep)
+    kept = [position for position, node in enumerate(nodes) if node in kept_nodes]
     new: dict[str, str] = dict.fromkeys(_NODELISTS, fold(keep))
     new |= dict.fromkeys(_COUNTS, str(len(keep)))
     for name in _PER_NODE:

@@ -11,7 +11,7 @@ import msgspec
 from slurm_health.core.verdict import Level
 
 # A node's name becomes a file's name. Anything else in a journal did not come from Slurm.
-NODE_NAME = re.compile(r"[\w-][\w.-]*", re.ASCII)
+NODE_NAME = re.compile(r"[\w-][\w.-]{0,254}", re.ASCII)
 
 
 class Signal(StrEnum):

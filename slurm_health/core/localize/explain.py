@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import TypedDict
 
 import numpy as np
@@ -233,15 +234,22 @@ class _Words:
         one, leaves nothing to see it by. More pairs than that, half of them equally slow, are not
         taken into account.
         """
-        shared = [metric for metric in self._findings.metrics if metric.shared]
-        if not shared or any(np.isfinite(metric.data.ceiling) for metric in shared):
-            return []
-        pairs = {self._findings.trials[int(row)].nodes for metric in shared for row in metric.trial}
-        if len(pairs) > _FEW_PAIRS or not any(node in pair for pair in pairs):
+        pairs = self._few_pairs
+        if not any(node in pair for pair in pairs):
             return []
         if len(pairs) == 1:
             return ["not excluded: a slow network, with no other pair to compare"]
         return ["not excluded: an equally slow node in either pair"]
+
+    @cached_property
+    def _few_pairs(self) -> frozenset[tuple[int, ...]]:
+        """The pairs that were compared with each other alone; none where there is more to go by."""
+        shared = [metric for metric in self._findings.metrics if metric.shared]
+        if any(np.isfinite(metric.data.ceiling) for metric in shared):
+            return frozenset()
+        trials = self._findings.trials
+        pairs = frozenset(trials[int(row)].nodes for metric in shared for row in metric.trial)
+        return pairs if len(pairs) <= _FEW_PAIRS else frozenset()
 
     def _tolerated(self, node: int) -> list[tuple[MetricEvidence, float]]:
         """Return in what a healthy node is slower than most, and how many times.

@@ -103,8 +103,9 @@ class Course:
     def _known_leaves(self, nodes: Sequence[str]) -> Leaves | None:
         if self._leaves is None:
             return None
+        still_in = frozenset(nodes)
         kept = {
-            leaf: [node for node in members if node in set(nodes)]
+            leaf: [node for node in members if node in still_in]
             for leaf, members in self._leaves.items()
         }
         return {leaf: members for leaf, members in kept.items() if members}

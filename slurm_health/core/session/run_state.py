@@ -285,11 +285,12 @@ class RunState:
 
     def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, Figure]]:
         """Return the figures that a probe gave on these nodes, in all rounds."""
+        among = frozenset(nodes)
         return [
             sample.figures
             for samples in self._samples.values()
             for sample in samples
-            if sample.probe == probe and sample.node in nodes
+            if sample.probe == probe and sample.node in among
         ]
 
 

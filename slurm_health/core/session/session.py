@@ -59,12 +59,15 @@ class Limits:
     `patience` times what the phase's longer probes take comes on top.
 
     Likewise a node may take `ready_s` to get ready, until half of the nodes have shown how long it
-    takes. `start_s` is for the first agent of all to show up.
+    takes. It is not given up then while others still get ready, until for `next_ready_s` none has:
+    to start thousands of agents, or hundreds on one machine, takes longer than torch to load.
+    `start_s` is for the first agent of all to show up.
     """
 
     start_s: float = 60.0
     ready_s: float = 180.0
     ready_extra_s: float = 20.0  # an agent looks for the journal for 15 s of it
+    next_ready_s: float = 10.0
     round_deadline_s: float = 60.0
     adaptive_factor: float = 4.0
     least_margin_s: float = 2.0
@@ -136,6 +139,7 @@ class Session:
         self._localize_options = localize_options
         self._course: Course | None = None
         self._awaited_s: dict[str, float] = {}  # since when nodes are waited for between rounds
+        self._unready = (len(nodes), 0.0)  # how many are to get ready, and since when so many
         self._margins_s: dict[int, float] = {}  # of the round in progress
 
     def next_step(self, now_s: float) -> Step:
@@ -221,6 +225,8 @@ class Session:
 
     def _step_before_rounds(self, now_s: float) -> Step:
         pending = len(self.state.pending)
+        if pending != self._unready[0]:
+            self._unready = (pending, now_s)
         if pending and now_s < (until_s := self._ready_until_s()):
             return Wait(until_s=until_s, reason=f"{pending} nodes to get ready")
         admitted = self._comparable()
@@ -230,8 +236,12 @@ class Session:
 
     def _ready_until_s(self) -> float:
         any_started = any(node.started for node in self.state.agents.values())
-        allowance_s = self._ready_allowance_s() if any_started else self.limits.start_s
-        return self.state.launched_s + allowance_s
+        launched_s = self.state.launched_s
+        if not any_started:
+            return launched_s + self.limits.start_s
+        until_s = launched_s + self._ready_allowance_s()
+        still_coming_s = self._unready[1] + self.limits.next_ready_s
+        return max(until_s, min(still_coming_s, launched_s + self.limits.ready_s))
 
     def _leaves(self, nodes: Sequence[str]) -> dict[str, list[str]]:
         """Return which leaf switch has which nodes; nothing if that is not known of every node."""

@@ -687,6 +687,20 @@ def test_a_node_that_is_ready_too_late_is_not_said_to_be_unlike_the_others() -> 
     assert "not ready in time" in reason
 
 
+def test_no_node_is_given_up_while_others_still_get_ready() -> None:
+    """So it is where agents start one after the other, and each loads torch within a second."""
+    story = Story()
+    story.does(AgentsLaunched)
+    story.now_s += LIMITS.ready_extra_s + 15.0
+    story.is_ready("n1", "n2", "n3")
+    story.says(started("n4"))
+
+    step = story.session.next_step(story.now_s)
+    assert step == Wait(until_s=story.now_s + LIMITS.next_ready_s, reason="1 nodes to get ready")
+
+    story.does(NodesAdmitted, at_s=story.now_s + LIMITS.next_ready_s)
+
+
 @pytest.mark.parametrize(("backend", "kind"), [("gloo", Device.CPU), ("nccl", Device.ACCELERATOR)])
 def test_the_localizer_is_told_what_is_usual_for_the_devices_and_what_was_chosen(
     backend: str, kind: Device

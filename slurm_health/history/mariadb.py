@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a MariaDB server is reached, and what its errors mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from slurm_health.errors import IndexUnusable, PackageMissing
+from slurm_health.history.database import PATIENCE_S, Busy, Damaged, Database, Denied, Dialect
+from slurm_health.history.server_url import Server
+
+_LOCK = f"SELECT GET_LOCK('slurm_health', {PATIENCE_S})"
+_UNLOCK = "SELECT RELEASE_LOCK('slurm_health')"
+_WRITERS_LOCK = "SELECT version FROM slurm_health_index WHERE id = 1 FOR UPDATE"
+# No such table or column; a lock not given, a deadlock; no right to a command, a replica.
+_DAMAGED = {1146, 1054}
+_BUSY = {1205, 1213}
+_DENIED = {1142, 1143, 1290}
+_WRONG_PASSWORD = {1045, 1698}
+_PASSWORD_FILE = Path("~/.my.cnf")
+
+
+def connected(server: Server) -> Database:
+    """Connect to a server. A password that the URL lacks comes from ~/.my.cnf.
+
+    Raises:
+        IndexUnusable: it cannot be reached, or does not let this account in.
+        PackageMissing: the driver is not installed.
+    """
+    try:
+        import pymysql
+    except ImportError as err:
+        raise PackageMissing(f"--index={server}", "pymysql", "database") from err
+
+    def problem(err: Exception) -> Exception:
+        code = err.args[0] if err.args else 0
+        said = " ".join(str(err.args[-1] if err.args else err).split())
+        if server.password:
+            said = said.replace(server.password, "***")
+        if code in _DAMAGED:
+            return Damaged(said)
+        if code in _BUSY:
+            return Busy(said)
+        if code in _DENIED:
+            return Denied(said)
+        fix = "name another index with --index or SLURM_HEALTH_INDEX"
+        if code in _WRONG_PASSWORD:
+            fix = "give the account's password under [client] in ~/.my.cnf"
+        return IndexUnusable(str(server), said, fix=fix)
+
+    named: dict[str, Any] = {
+        "host": server.host,
+        "port": server.port,
+        "user": server.user,
+        "password": server.password,
+        **server.options,
+    }
+    file = _PASSWORD_FILE.expanduser()
+    try:
+        connection = pymysql.connect(
+            database=server.database,
+            autocommit=True,
+            charset="utf8mb4",
+            connect_timeout=PATIENCE_S,
+            init_command="SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+            read_default_file=str(file) if file.is_file() else None,
+            **{key: value for key, value in named.items() if value},
+        )
+    except (pymysql.Error, OSError) as err:
+        raise problem(err) from err
+    dialect = Dialect(
+        value="%s",
+        begin=(f"SET innodb_lock_wait_timeout = {PATIENCE_S}", "BEGIN", _WRITERS_LOCK),
+        text="TEXT",
+        binary="MEDIUMBLOB",
+        # Names are compared byte by byte, as everywhere else.
+        options=" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+        errors=(pymysql.Error,),
+        problem=problem,
+        lock=_LOCK,
+        unlock=_UNLOCK,
+    )
+    return Database(connection, dialect)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a PostgreSQL server is reached, and what its errors mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_health.errors import IndexUnusable, PackageMissing
+from slurm_health.history.database import PATIENCE_S, Busy, Damaged, Database, Denied, Dialect
+from slurm_health.history.server_url import Server
+
+# Any number that nothing else in the database takes: "shlt".
+_LOCK = "SELECT pg_advisory_lock(1936223348)"
+_UNLOCK = "SELECT pg_advisory_unlock(1936223348)"
+_WRITERS_LOCK = "SELECT version FROM slurm_health_index WHERE id = 1 FOR UPDATE"
+# SQLSTATE: no such table or column; a lock not given, a deadlock; no right, a standby.
+_DAMAGED = {"42P01", "42703"}
+_BUSY = {"55P03", "40P01", "40001"}
+_DENIED = {"42501", "25006"}
+
+
+def connected(server: Server) -> Database:
+    """Connect to a server. A password that the URL lacks comes from PGPASSWORD or ~/.pgpass.
+
+    Raises:
+        IndexUnusable: it cannot be reached, or does not let this account in.
+        PackageMissing: the driver is not installed.
+    """
+    try:
+        import psycopg
+    except ImportError as err:
+        raise PackageMissing(f"--index={server}", "psycopg", "database") from err
+
+    def problem(err: Exception) -> Exception:
+        state = getattr(err, "sqlstate", None) or ""
+        said = " ".join(str(err).split())
+        if server.password:
+            said = said.replace(server.password, "***")
+        if state in _DAMAGED:
+            return Damaged(said)
+        if state in _BUSY:
+            return Busy(said)
+        if state in _DENIED:
+            return Denied(said)
+        return IndexUnusable(str(server), said, fix=_fix(said))
+
+    # Without a host, the driver looks where PGHOST or the distribution says.
+    named: dict[str, Any] = {
+        "host": server.host,
+        "port": server.port,
+        "user": server.user,
+        "password": server.password,
+        **server.options,
+    }
+    try:
+        connection = psycopg.connect(
+            dbname=server.database,
+            autocommit=True,
+            connect_timeout=PATIENCE_S,
+            application_name="slurm-health",
+            options=f"-c lock_timeout={PATIENCE_S}s -c synchronous_commit=off"
+            " -c client_min_messages=error",
+            **{key: value for key, value in named.items() if value},
+        )
+    except psycopg.Error as err:
+        raise problem(err) from err
+    dialect = Dialect(
+        value="%s",
+        begin=("BEGIN", _WRITERS_LOCK),
+        text="TEXT",
+        binary="BYTEA",
+        options="",
+        errors=(psycopg.Error,),
+        problem=problem,
+        lock=_LOCK,
+        unlock=_UNLOCK,
+    )
+    return Database(connection, dialect)
+
+
+def _fix(said: str) -> str:
+    if "password" in said:
+        return "give the account's password in PGPASSWORD or ~/.pgpass"
+    return "name another index with --index or SLURM_HEALTH_INDEX"
