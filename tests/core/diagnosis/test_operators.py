@@ -64,6 +64,7 @@ def failed(rank: int, error: str = "", node: str = "", **rest: int | bool | str)
         ("mismatch", "collectives-differ", "user error", "possible", [0, 1]),
         ("memory", "host-out-of-memory", "user error", "likely", [1]),
         ("disk-full", "disk-full", "undecided", "certain", [1]),
+        ("checkpoint-disk-full", "disk-full", "undecided", "likely", [2]),
         ("kill", "killed", "undecided", "likely", [1]),
         ("segfault", "crashed", "undecided", "likely", [1]),
         ("exit", "rank-failed", "undecided", "likely", [1]),
@@ -83,6 +84,12 @@ def test_the_first_failure_wins_over_the_connections_that_broke_after_it() -> No
     found = of_text((DATA / "wrong-shape.txt").read_text())
 
     assert found.first == "rank 1 raised RuntimeError first; 1 other failed after it"
+
+
+def test_the_place_is_the_users_line_where_the_first_of_a_chain_names_none() -> None:
+    found = of_text((DATA / "checkpoint-disk-full.txt").read_text())
+
+    assert found.evidence[0].endswith("iostream error (train.py:101)")
 
 
 def test_a_script_that_ended_well_needs_no_diagnosis() -> None:
