@@ -15,7 +15,7 @@ from typing import TextIO
 from slurm_health import journal
 from slurm_health.core.diagnosis.chain import InferenceChain
 from slurm_health.core.diagnosis.collected import Collected, FlightRecords
-from slurm_health.core.diagnosis.diagnostician import HangDiagnostician
+from slurm_health.core.diagnosis.diagnostician import Diagnostician, observe_hang
 from slurm_health.core.diagnosis.explain import lines_of
 from slurm_health.core.diagnosis.pace import PATIENCE, Patience
 from slurm_health.core.diagnosis.seen import Standstill, paths_by_node
@@ -194,7 +194,7 @@ class Watch:
         used = registry.registered()
         data = Collected([standstill, flights], failed=used.failed)
         chain = InferenceChain(used.operators, apply=contained())
-        found = HangDiagnostician(chain).diagnose(data).diagnosed
+        found = Diagnostician(observe_hang, chain).diagnose(data).diagnosed
         if found is None:
             return
         hang = HangFound(

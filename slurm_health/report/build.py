@@ -321,6 +321,7 @@ def timeline(entries: RunEntries) -> tuple[Event, ...]:
             *entries.requeue,
             *entries.post_mortem,
             *entries.restart,
+            *entries.monitor,
         ],
         key=lambda entry: entry.time_s,
     )
@@ -350,10 +351,10 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return event(action=action, nodes=tuple(nodes), succeeded=succeeded, detail=detail)
         case RunFinished(disposition=disposition, nodes=nodes):
             return event(nodes=tuple(nodes), detail=disposition)
-        case Diagnosed(description=description):
-            return event(detail=description)
         case ScriptStarted() | ScriptEnded() | FailurePlanned() as record:
             return _script_event(record, event)
+        case Diagnosed() | HangFound() | HangOver() | StragglerFound() as record:
+            return _training_event(record, event)
         case _:
             return None
 
@@ -380,3 +381,17 @@ def _script_event(
             return event(detail=f"signal {number}" if number else f"exit {code}")
         case FailurePlanned(plan=plan, reason=reason, nodes=nodes):
             return event(detail=f"{plan}: {reason}", nodes=tuple(nodes))
+
+
+def _training_event(
+    record: Diagnosed | HangFound | HangOver | StragglerFound, event: Callable[..., Event]
+) -> Event:
+    match record:
+        case Diagnosed(description=description):
+            return event(detail=description)
+        case HangFound(found=found):
+            return event(detail=found.description, nodes=tuple(found.nodes))
+        case HangOver(stalled_s=stalled_s):
+            return event(detail=f"it went on by itself after {stalled_s:.0f} s")
+        case StragglerFound(node=node, rank=rank):
+            return event(detail=f"rank {rank} is slower than the others", nodes=(node,))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a failed script to what is said about it."""
+"""From a symptom, a failed script or a hang, to what is said about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -33,24 +33,14 @@ class DiagnosisAction:
     diagnosed: Diagnosed | None = None
 
 
-class FailureDiagnostician:
-    """Finds why a job's script failed, from what was collected when it had ended."""
+class Diagnostician:
+    """Finds what is behind a problem that `observe` sees in what was collected, if it sees one."""
 
-    def __init__(self, chain: InferenceChain) -> None:
+    def __init__(
+        self, observe: Callable[[Collected], Inference | None], chain: InferenceChain
+    ) -> None:
+        self.observe = observe
         self._chain = chain
-
-    def observe(self, data: Collected) -> Inference | None:
-        """Return the symptom, None where the script ended well or its end is not known."""
-        end = data.get(ScriptEnd)
-        if end is None or (end.exit_code == 0 and end.signal == 0):
-            return None
-        how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
-        return Inference(
-            name=SCRIPT_FAILED,
-            description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
-            " says why",
-            advice="look at the end of the job's output",
-        )
 
     def resolve(self, symptom: Inference, data: Collected) -> DiagnosisAction:
         """Walk from the symptom to a cause, and put it into words."""
@@ -65,36 +55,32 @@ class FailureDiagnostician:
         return self.resolve(symptom, data)
 
 
-class HangDiagnostician:
-    """Finds where a training hangs, from what was seen of its ranks while it stands still."""
+def observe_failure(data: Collected) -> Inference | None:
+    """Return the symptom of a failed script, None where it ended well or its end is not known."""
+    end = data.get(ScriptEnd)
+    if end is None or (end.exit_code == 0 and end.signal == 0):
+        return None
+    how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
+    return Inference(
+        name=SCRIPT_FAILED,
+        description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
+        " says why",
+        advice="look at the end of the job's output",
+    )
 
-    def __init__(self, chain: InferenceChain) -> None:
-        self._chain = chain
 
-    def observe(self, data: Collected) -> Inference | None:
-        """Return the symptom, None where nothing stands still."""
-        found = data.get(Standstill)
-        if found is None or found.stalled_s < found.allowance_s:
-            return None
-        return Inference(
-            name=NO_PROGRESS,
-            description=f"no step for {found.stalled_s:.0f} s, and nothing that was collected says"
-            " where it hangs",
-            evidence=(f"a pause of {found.allowance_s:.0f} s would be usual for this training",),
-            advice="look at the stacks of its ranks (py-spy dump --pid PID)",
-        )
-
-    def resolve(self, symptom: Inference, data: Collected) -> DiagnosisAction:
-        """Walk from the symptom to where it hangs, and put it into words."""
-        walk = self._chain.infer(symptom, data)
-        return DiagnosisAction(kind=ActionKind.EVENT, diagnosed=diagnosed(walk, data))
-
-    def diagnose(self, data: Collected) -> DiagnosisAction:
-        """Observe, and resolve what was observed."""
-        symptom = self.observe(data)
-        if symptom is None:
-            return DiagnosisAction(kind=ActionKind.NOTHING)
-        return self.resolve(symptom, data)
+def observe_hang(data: Collected) -> Inference | None:
+    """Return the symptom of a training that hangs, None where nothing stands still."""
+    found = data.get(Standstill)
+    if found is None or found.stalled_s < found.allowance_s:
+        return None
+    return Inference(
+        name=NO_PROGRESS,
+        description=f"no step for {found.stalled_s:.0f} s, and nothing that was collected says"
+        " where it hangs",
+        evidence=(f"a pause of {found.allowance_s:.0f} s would be usual for this training",),
+        advice="look at the stacks of its ranks (py-spy dump --pid PID)",
+    )
 
 
 def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
