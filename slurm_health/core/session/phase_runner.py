@@ -39,13 +39,14 @@ MakeLocalizer = Callable[[Sequence[str], Leaves | None, LocalizeSettings], Local
 
 @dataclass(frozen=True, kw_only=True)
 class _Turn:
-    """A phase that is to be run.
+    """A phase that is to be run, and its place among all phases.
 
     `without` names nodes that are left out of it. With `localizer` it goes on where it was put
     aside. With `joined_by` it is run only if one of these nodes is still in.
     """
 
     phase: Phase
+    place: int
     without: frozenset[str] = frozenset()
     localizer: Localizer | None = None
     joined_by: frozenset[str] = frozenset()
@@ -54,7 +55,7 @@ class _Turn:
 class Course:
     """The phases of one check over the nodes that were admitted to it.
 
-    `phase` is the one in progress. Its rounds go on counting where the one before it ended.
+    The rounds of a phase go on counting where those before it ended.
     `settings` are those of the whole run; a phase sets its own rounds and words in them. Phases
     that name their most rounds name their least as well, whatever the settings say.
 
@@ -72,14 +73,14 @@ class Course:
     ) -> None:
         self._nodes = tuple(nodes)
         self._leaves = leaves
-        self._left = [_Turn(phase=phase) for phase in phases]
+        self._left = [_Turn(phase=phase, place=place) for place, phase in enumerate(phases)]
+        self._turn: _Turn | None = None
         self._make = make_localizer
         self._chosen = settings
         self._localizer: Localizer | None = None
         self._members: tuple[str, ...] = ()  # of the phase in progress
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[tuple[int, Verdict]] = []
         self._observed = 0
-        self.phase: Phase | None = None
 
     def next_round(self, ended: Sequence[tuple[int, Sequence[GroupResult]]]) -> Round | None:
         """Return the next round of the run, None after the last; `ended` are all before it."""
@@ -89,7 +90,8 @@ class Course:
             assert self._localizer is not None
             planned = self._localizer.next_round(self._observed)
             if planned is None:
-                self._verdicts.append(self._localizer.verdict())
+                assert self._turn is not None
+                self._verdicts.append((self._turn.place, self._localizer.verdict()))
                 self._localizer = None
             elif self._put_aside(planned):
                 continue
@@ -99,9 +101,15 @@ class Course:
             else:
                 return planned
 
+    @property
+    def phase(self) -> Phase | None:
+        """The phase in progress; None before the first."""
+        return self._turn.phase if self._turn is not None else None
+
     def verdict(self) -> Verdict:
         """Return what the phases that have ended conclude together."""
-        return merged(self._verdicts)
+        in_order = sorted(self._verdicts, key=lambda concluded: concluded[0])
+        return merged([verdict for _, verdict in in_order])
 
     def _begin(self) -> bool:
         """Begin the next phase with the nodes that are still well enough; tell if there is one."""
@@ -111,7 +119,7 @@ class Course:
             nodes = [node for node in still_in if node not in turn.without]
             if not nodes or (turn.joined_by and turn.joined_by.isdisjoint(nodes)):
                 continue
-            self.phase, self._members = turn.phase, tuple(nodes)
+            self._turn, self._members = turn, tuple(nodes)
             leaves = None if turn.phase.alone else self._known_leaves(nodes)
             settings = self._settings(turn.phase)
             self._localizer = turn.localizer or self._make(nodes, leaves, settings)
@@ -126,17 +134,17 @@ class Course:
         again = {node for group in planned.groups for node in group}
         if not self._may_wait or len(self._members) - len(again) < _LEAST_TO_MEET:
             return False
-        assert self.phase is not None
+        assert self._turn is not None
         assert self._localizer is not None
         out = self._localizer.verdict().named(Level.FAULTY)
         absent = again.union(out)
         if len(self._members) - len(absent) < _LEAST_TO_MEET:
             return False
-        following = self._left[0].phase
+        following = self._left[0]
         self._left[:1] = [
-            _Turn(phase=following, without=frozenset(absent)),
-            _Turn(phase=self.phase, localizer=self._localizer),
-            _Turn(phase=following, joined_by=frozenset(again)),
+            replace(following, without=frozenset(absent)),
+            replace(self._turn, localizer=self._localizer),
+            replace(following, joined_by=frozenset(again)),
         ]
         self._localizer = None
         return True
@@ -151,7 +159,7 @@ class Course:
     def _still_in(self, phase: Phase) -> list[str]:
         """Return the nodes a phase is run with: no training step with one that is known as slow."""
         out = {Level.FAULTY, Level.SLOW} if phase.survivors_only else {Level.FAULTY}
-        known = merged(self._verdicts).nodes
+        known = self.verdict().nodes
         return [node for node in self._nodes if node not in known or known[node].level not in out]
 
     def _known_leaves(self, nodes: Sequence[str]) -> Leaves | None:

@@ -129,9 +129,11 @@ def test_only_who_crashed_alone_is_tested_alone_once_more() -> None:
 
 
 def test_while_a_process_that_crashed_alone_starts_again_the_others_meet() -> None:
-    _, names = run(course("standard"), crashing_alone("n3", 2))
+    under_test = course("standard")
+    _, names = run(under_test, crashing_alone("n3", 2))
 
     assert names == ["solo", "pair", "pair", "pair", "solo"]
+    assert under_test.verdict().nodes["n1"].reason == "passed with 2 partners"
 
 
 def test_with_one_other_node_left_nobody_waits_to_be_tested_alone_again() -> None:
