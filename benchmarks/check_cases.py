@@ -100,11 +100,11 @@ def _check(
 
 
 def _crash(lab: Lab, node: str) -> None:
-    lab.fault.crash_worker(node, times=1)
+    lab.fault.crash_workers_now(node)
 
 
 def _hang(lab: Lab, node: str) -> None:
-    lab.fault.hang_worker(node, times=1)
+    lab.fault.stop_workers_now(node)
 
 
 def _drop(lab: Lab, node: str) -> None:

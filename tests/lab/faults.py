@@ -107,8 +107,16 @@ class Faults:
         """Stop (SIGSTOP) each probe worker of this node `after_s` seconds after its start."""
         watching.start(self._lab, node, "hang-worker", after_s=after_s, times=times)
 
+    def crash_workers_now(self, node: str) -> None:
+        """Kill (SIGKILL) the probe workers that this node has now, and no later ones."""
+        watching.strike_workers(self._lab, node, "crash-worker", signal.SIGKILL)
+
+    def stop_workers_now(self, node: str) -> None:
+        """Stop (SIGSTOP) the probe workers that this node has now, for good, and no later ones."""
+        watching.strike_workers(self._lab, node, "hang-worker", signal.SIGSTOP)
+
     def victims(self, node: str) -> tuple[watching.Victim, ...]:
-        """Every process that the watchers of this node have killed or stopped, in order."""
+        """Every process of this node that these faults have killed or stopped, in order."""
         return watching.victims(self._lab, node)
 
     # -- mending ------------------------------------------------------------------------------

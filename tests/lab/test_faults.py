@@ -207,6 +207,24 @@ def test_every_worker_crashes_at_its_age(lab: Lab, program: Path) -> None:
     assert all(victim.age_s >= 0.5 for victim in victims)
 
 
+def test_a_strike_meets_the_workers_that_the_node_has_now_and_no_later_ones(
+    lab: Lab, program: Path
+) -> None:
+    before = len(lab.fault.victims("n3"))
+    worker = begin(lab, program, "n3", "slurm_health.probes.worker")
+    other = begin(lab, program, "n2", "slurm_health.probes.worker")
+
+    def struck() -> bool:
+        lab.fault.crash_workers_now("n3")
+        return len(lab.fault.victims("n3")) > before
+
+    await_(struck, "nobody was killed")
+    later = begin(lab, program, "n3", "slurm_health.probes.worker")
+
+    assert worker.wait(10) == -9
+    assert [other.wait(10), later.wait(10)] == [0, 0]
+
+
 def test_hanging_worker_hangs_until_cleared(lab: Lab, program: Path) -> None:
     before = len(lab.fault.victims("n3"))
     lab.fault.hang_worker("n3")

@@ -6,10 +6,16 @@ and keeps a second file, `.running`, for as long as it works. No process ids are
 """
 
 import json
+import os
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from . import processes
+from .watcher import is_worker
 
 if TYPE_CHECKING:
     from .inside import Inside
@@ -60,3 +66,22 @@ def victims(lab: "Inside", node: str) -> tuple[Victim, ...]:
         fields = json.loads(line)
         found.append(Victim(**{**fields, "argv": tuple(fields["argv"])}))
     return tuple(found)
+
+
+def strike_workers(lab: "Inside", node: str, fault: str, signum: signal.Signals) -> None:
+    """Send a signal to the probe workers that the node has at this moment."""
+    for process in processes.on_node(lab.pid(node)):
+        argv = list(process.argv)
+        if not is_worker(argv):
+            continue
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signum)
+            _note(lab, node, fault, signum, process.pid, argv)
+
+
+def _note(
+    lab: "Inside", node: str, fault: str, signum: signal.Signals, pid: int, argv: list[str]
+) -> None:
+    victim = {"fault": fault, "signal": signum.name, "pid": pid, "age_s": 0.0, "argv": argv}
+    with (lab.paths.faults / f"{node}.victims").open("a") as file:
+        file.write(json.dumps(victim) + "\n")

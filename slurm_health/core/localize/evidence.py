@@ -8,7 +8,7 @@ carries impossible numbers, or contradicts an earlier one, only loses its weight
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
@@ -53,9 +53,8 @@ class Trial:
 class Ledger:
     """Every round that was planned and every result that was accepted, by node number."""
 
-    def __init__(self, names: Sequence[str], first_round: int = 0) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._first = first_round
         self.rounds: list[Round] = []
         self.met: list[set[int]] = [set() for _ in self.names]
         self.trials: dict[tuple[int, tuple[int, ...]], Trial] = {}
@@ -63,11 +62,11 @@ class Ledger:
         self._raw: dict[tuple[int, tuple[int, ...]], GroupResult] = {}
         self._number = {name: number for number, name in enumerate(self.names)}
 
-    def plan(self, groups: Iterable[Sequence[int]]) -> Round:
+    def plan(self, groups: Iterable[Sequence[int]], index: int) -> Round:
         """Add a round; its groups may be reported from now on."""
         members = [tuple(group) for group in groups]
         round_ = Round(
-            index=self._first + len(self.rounds),
+            index=index,
             groups=tuple(tuple(self.names[node] for node in group) for group in members),
         )
         for group in members:
@@ -75,6 +74,11 @@ class Ledger:
                 self.met[node].update(other for other in group if other != node)
         self.rounds.append(round_)
         return round_
+
+    def renumber_last(self, index: int) -> Round:
+        """Give the last round another number, before it is begun."""
+        self.rounds[-1] = replace(self.rounds[-1], index=index)
+        return self.rounds[-1]
 
     def record(self, round_index: int, results: Iterable[GroupResult]) -> None:
         """Accept the results of a planned round; a repeated result changes nothing.

@@ -65,24 +65,27 @@ class Localizer:
             twice = sorted({node for node in nodes if list(nodes).count(node) > 1})
             raise LocalizeError(f"named twice: {', '.join(twice)}")
         self._settings = settings or LocalizeSettings()
-        self._ledger = Ledger(nodes, self._settings.first_round)
+        self._ledger = Ledger(nodes)
         self._fabric = Fabric.of(nodes, topology)
         self._prior = _numbered_prior(nodes, prior or {})
         self._findings: Findings | None = None
 
-    def next_round(self) -> Round | None:
+    def next_round(self, index: int | None = None) -> Round | None:
         """Return the round to run next, or None when nothing more can usefully be learnt.
 
-        A round that was planned and not yet observed is returned again.
+        It gets the number `index`, where the run has other rounds besides. A round that was
+        planned and not yet observed is returned again.
         """
         rounds = self._ledger.rounds
         if rounds and rounds[-1].index not in self._ledger.observed:
-            return rounds[-1]
+            return rounds[-1] if index is None else self._ledger.renumber_last(index)
         needs = needs_of(self._ledger, self._judged(), self._prior, self._settings)
         if not needs.another_round:
             return None
         groups = self._groups(needs)
-        return self._ledger.plan(groups) if groups else None
+        if not groups:
+            return None
+        return self._ledger.plan(groups, len(rounds) if index is None else index)
 
     def observe(self, round_index: int, results: Iterable[GroupResult]) -> None:
         """Take in results of a planned round; late ones are welcome, repeated ones change nothing.

@@ -64,8 +64,7 @@ class LocalizeSettings:
     hardware, where that is known; it decides where peers cannot, because there are none or all are
     slow. `expected_slack` is the factor by which a time may exceed it.
     Where `alone` is set nodes are tested by themselves, all at once, and not in pairs.
-    `first_round` is the number of the first round in the run that this is a part of; `workload`
-    is what a group of nodes does together, for the words of a verdict.
+    `workload` is what a group of nodes does together, for the words of a verdict.
     """
 
     seed: int = 0
@@ -79,7 +78,6 @@ class LocalizeSettings:
     expected_ms: Mapping[str, float] = field(default_factory=dict)
     expected_slack: float = 1.25
     alone: bool = False
-    first_round: int = 0
     workload: str = "allgather"
 
     def __post_init__(self) -> None:

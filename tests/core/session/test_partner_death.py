@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import count
 
 import pytest
 
@@ -19,7 +20,8 @@ def judged(nodes: Sequence[str], bad: Collection[str]) -> Verdict:
     """Play rounds of pairs; every process dies in a group that has a bad node in it."""
     settings = settings_from({}, kind=Device.ACCELERATOR)
     localizer = make_localizer(nodes, None, settings)
-    while (planned := localizer.next_round()) is not None:
+    rounds = count()
+    while (planned := localizer.next_round(next(rounds))) is not None:
         localizer.observe(
             planned.index, [played(planned.index, group, bad) for group in planned.groups]
         )
