@@ -137,6 +137,7 @@ def measure(nodes: int, bad: float, options: argparse.Namespace) -> dict[str, ob
     verdict = master.run()
     clock.master_works(False)
     took_s = clock.now_s - begin_s
+    opens, polls = sum(files.opens.values()), sum(files.polls.values())
     cluster.wait(2 * poll_interval_s(nodes), math.inf)  # the agents hear of the end
     written = journal.path_of(directory, journal.MASTER).stat().st_size
     master.close()
@@ -153,7 +154,8 @@ def measure(nodes: int, bad: float, options: argparse.Namespace) -> dict[str, ob
         "agents read MB": round(cluster.agents_read / _MB, 1),
         "opens master": files.opens["master"],
         "opens agents": files.opens["agents"],
-        "opens/s": round(sum(files.opens.values()) / took_s),
+        "polls/s": round(polls / took_s),
+        "other opens per node": round((opens - polls) / nodes, 1),
         "right": found == cluster.bad,
         "real s": round(time.monotonic() - began_s, 1),
     }

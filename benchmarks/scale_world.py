@@ -13,6 +13,7 @@ import contextlib
 import heapq
 import itertools
 import math
+import os
 import random
 import sys
 import threading
@@ -23,6 +24,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from slurm_health import orders
 from slurm_health.agent.agent import Agent, AgentSettings
 from slurm_health.agent.standstill import Standstill
 from slurm_health.agent.worker_process import Worker, Workers
@@ -33,7 +35,9 @@ LAUNCH_S = 0.3  # from srun's start to the agents'
 LOAD_S, LOAD_SPREAD_S = 2.5, 0.3  # a worker loads torch
 SOLO_S, PAIR_S = 0.9, 0.7  # how long a round's probes take a healthy node
 CRASH_AFTER_S = 0.2
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 SLOW_NETWORK = 2.5
+_ORDERS = Path(orders.NAME).stem
 _ITERATIONS = 10
 _NOISE = 0.02
 _TYPICAL_MS = {"matmul": 12.0, "memory_copy": 8.0, "allgather": 6.0, "values": 1.0}
@@ -77,14 +81,17 @@ class Filesystem:
     """What is asked of the filesystem, and how long it takes to open a file there.
 
     Opens are seen by the interpreter's audit hook, whoever makes them. What the master opens takes
-    `open_s` each; in other threads than its own, `parallel` of them at the same time.
+    `open_s` each; in other threads than its own, `parallel` of them at the same time. `polls` are
+    the opens to read a file of whose news nobody had heard.
     """
 
     clock: Clock
     open_s: float
     parallel: int = 1
     opens: dict[str, int] = field(default_factory=lambda: {"master": 0, "agents": 0})
+    polls: dict[str, int] = field(default_factory=lambda: {"master": 0, "agents": 0})
     actor: str = "master"
+    heard_of: Callable[[str], bool] = lambda _: True
 
     def watch(self) -> None:
         """Look at every open of a journal's file from now on; this cannot be undone."""
@@ -93,7 +100,10 @@ class Filesystem:
         def seen(event: str, arguments: tuple[Any, ...]) -> None:
             if event != "open" or ".jsonl" not in str(arguments[0]):
                 return
+            name, _, flags = arguments
             self.opens[self.actor] += 1
+            if not flags & _WRITES and not self.heard_of(Path(name).stem):
+                self.polls[self.actor] += 1
             if self.actor == "master":
                 ways = 1 if threading.get_ident() == main else self.parallel
                 self.clock.now_s += self.open_s / ways
@@ -197,14 +207,20 @@ class Node:
         self._leaf = leaf
         self.bad = bad
         self.agent: Agent | None = None
+        self._starting: AgentSettings | None = None
+        self.heard = True  # of orders that it has not read; it looks for the first ones at once
         self._bell = PlayedBell(self)
         self._cluster = cluster
         self._random = random.Random(f"{cluster.seed} {name}")
         self._events: list[tuple[float, int, dict[str, Any]]] = []
         self._wakes_s = math.inf
 
-    def start(self, settings: AgentSettings) -> None:
-        """Start the agent."""
+    def starts(self, settings: AgentSettings, at_s: float) -> None:
+        """Let the agent start at this time."""
+        self._starting, self._wakes_s = settings, at_s
+        self._cluster.at(at_s, self)
+
+    def _start(self, settings: AgentSettings) -> None:
         cluster = self._cluster
         self.agent = Agent(
             settings,
@@ -233,7 +249,13 @@ class Node:
 
     def wake(self, at_s: float) -> None:
         """Let the agent look, if this is what it waits for."""
-        if self.agent is None or at_s != self._wakes_s:
+        if at_s != self._wakes_s:
+            return
+        self._cluster.awake = self
+        if self._starting is not None:
+            settings, self._starting = self._starting, None
+            self._start(settings)
+        if self.agent is None:
             return
         self.agent.step()
         if self.agent.serves:
@@ -249,7 +271,7 @@ class Node:
     def hears(self) -> None:
         """Let the agent hear that there are orders."""
         if self.agent is not None:
-            self._bell.rings = True
+            self._bell.rings = self.heard = True
             self._wakes_s = self._cluster.clock.now_s
             self._cluster.at(self._wakes_s, self)
 
@@ -341,9 +363,12 @@ class Cluster:
         self.groups_now = groups_now
         self.bell_works = bell_works
         self._rung: set[str] = set()
+        self._heard_of: set[str] = set()  # the nodes whose news the master has not read
+        self.awake: Node | None = None
         self.seed = seed
         self.clock = clock
         self._files = files
+        files.heard_of = self._heard
         names = [f"n{number:05d}" for number in range(nodes)]
         chosen = random.Random(seed).sample(names, round(nodes * bad_share))
         kinds = dict(zip(chosen, itertools.cycle(Bad)))
@@ -358,6 +383,7 @@ class Cluster:
         self._queue: list[tuple[float, int, Node]] = []
         self._numbers = itertools.count()
         self._round_s: dict[int, float] = {}
+        self._told_s = 0.0  # when the master last wrote orders
 
     @property
     def measuring_s(self) -> float:
@@ -391,6 +417,20 @@ class Cluster:
         if self.bell_works:
             self._rung.add(name)
 
+    def _heard(self, file: str) -> bool:
+        """Tell whether whoever opens this file to read it was told that it has news."""
+        if self._files.actor == "agents":
+            node = self.awake
+            if file != _ORDERS or node is None:
+                return True  # its own file, when it starts
+            heard, node.heard = node.heard, False
+            return heard
+        if file not in self.nodes:
+            return True  # the master's own, when it starts
+        heard = file in self._heard_of
+        self._heard_of.discard(file)
+        return heard
+
     @contextlib.contextmanager
     def _agents_at_work(self) -> Iterator[None]:
         """Count what is read and computed as theirs."""
@@ -406,13 +446,13 @@ class Cluster:
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
         """Start agents."""
-        with self._agents_at_work():
-            self.clock.now_s += LAUNCH_S
-            for name in nodes:
-                self.nodes[name].start(self.settings(name, launch))
+        self._told_s = self.clock()
+        for name in nodes:
+            self.nodes[name].starts(self.settings(name, launch), self._told_s + LAUNCH_S)
 
     def ring(self) -> None:
         """Let all agents hear that there are orders."""
+        self._told_s = self.clock()
         if self.bell_works:
             with self._agents_at_work():
                 for node in self.nodes.values():
@@ -421,17 +461,21 @@ class Cluster:
     def wait(self, timeout_s: float, gather_s: float) -> set[str]:
         """Let everything happen that happens while the master waits."""
         with self._agents_at_work():
-            until_s, gathers = self.clock.now_s + timeout_s, False
+            began_s = self.clock.now_s
+            until_s, gathers = began_s + timeout_s, False
             while True:
                 if self._rung and not gathers:
-                    until_s, gathers = min(until_s, self.clock.now_s + gather_s), True
+                    heard_s = max(began_s, self.clock.now_s)
+                    until_s, gathers = min(until_s, heard_s + gather_s), True
                 if not self._queue or self._queue[0][0] > until_s:
                     break
                 at_s, _, node = heapq.heappop(self._queue)
-                self.clock.now_s = max(self.clock.now_s, at_s)
+                # While the master worked, so did they; but nobody read what was not yet written.
+                self.clock.now_s = max(at_s, self._told_s)
                 node.wake(at_s)
-            self.clock.now_s = max(self.clock.now_s, until_s)
+            self.clock.now_s = max(began_s, until_s)
             rung, self._rung = self._rung, set()
+        self._heard_of |= rung
         return rung
 
     def poll(self) -> list[AgentsLost]:

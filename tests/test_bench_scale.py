@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from slurm_health.master.master import OPENS_PER_S
+
 
 def test_the_simulation_of_many_nodes_comes_to_the_right_verdict() -> None:
     argv = [sys.executable, "-m", "benchmarks.scale", "--nodes=64", "--bad=2", "--json"]
@@ -17,6 +19,15 @@ def test_the_simulation_of_many_nodes_comes_to_the_right_verdict() -> None:
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)
     assert (row["nodes"], row["right"]) == (64, True)
+
+
+def test_without_a_bell_files_are_looked_into_no_more_often_than_agreed() -> None:
+    argv = [sys.executable, "-m", "benchmarks.scale", "--nodes=64", "--bad=0", "--cut", "--json"]
+    done = subprocess.run(
+        argv, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < json.loads(done.stdout)["polls/s"] <= OPENS_PER_S
 
 
 def test_a_check_with_real_agents_comes_to_the_right_verdict() -> None:

@@ -151,6 +151,7 @@ class Agent:
         """
         backlog = self._wait_for_journal()
         self._heard_s = self._looked_s = self._monotonic()
+        self._next_look_s = self._looked_s + self._settings.poll_s
         self._say(
             AgentStarted(
                 node=self._settings.node,

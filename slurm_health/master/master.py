@@ -64,6 +64,8 @@ SHOWN_GROUPS = 64
 # After a ring others are waited for so long, in these steps: what follows goes through all nodes.
 GATHER_S_PER_NODE = 20e-6
 GATHER_STEP_S = 0.002
+# Files are read meanwhile, so many together: threads that open several at a time are worth it then.
+READ_TOGETHER = 512
 # A master that waits says so this often. Whoever hears nothing of it for `SILENCE_S` takes it for
 # dead: that is longer than it takes to load numpy from a cold filesystem, its longest pause.
 HEARTBEAT_S = 10.0
@@ -110,6 +112,7 @@ class Master:
         self._ringing: set[str] = set()  # whose rings arrive, as far as is known
         self._lock = FileLock(directory / "master.lock")
         self._readers = {node: journal.Reader(directory, node) for node in nodes}
+        self._has_files = False
         self._said = ""
         self._told_s = 0.0
         self._waiting_since_s = 0.0
@@ -126,7 +129,7 @@ class Master:
             JournalBusy: another master is at it.
             JournalError: the journal cannot be read or written.
         """
-        journal.create(self._directory, [journal.MASTER, *self.session.state.nodes])
+        journal.create(self._directory, [journal.MASTER])
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -136,6 +139,7 @@ class Master:
             log.warning("cannot lock %s: %s; going on without", self._directory, err.strerror)
         before = journal.read_all(self._directory, journal.MASTER)
         if before:
+            self._make_files()
             self._read(self.session.state.nodes)
         for entry in before:
             self.session.state.fold(entry)
@@ -174,6 +178,12 @@ class Master:
                 return self.session.state.verdict
             self._wait(step)
 
+    def _make_files(self) -> None:
+        """Make the nodes' files before they are looked for, which agents do that are quicker."""
+        if not self._has_files:
+            journal.create(self._directory, self.session.state.nodes)
+            self._has_files = True
+
     def _perform(self, step: Append | Abort | Launch) -> None:
         match step:
             case Append(record=record):
@@ -183,6 +193,7 @@ class Master:
             case Launch(record=record):
                 self.append(record)
                 self._launcher.start(record.launch, record.nodes)
+                self._make_files()
                 if self._load_ahead is not None:
                     self._load_ahead()
                     self._load_ahead = None
@@ -200,10 +211,15 @@ class Master:
             self._gather()
 
     def _gather(self) -> None:
-        """Let the others ring too, who are about as far: what follows goes through all nodes."""
+        """Let the others ring too, who are about as far: what follows goes through all nodes.
+
+        What many have written by then is read meanwhile.
+        """
         missing = set(self.session.state.awaited()) - self._rung
         until_s = self._clock() + self._gather_s
         while missing and (left_s := until_s - self._clock()) > 0.0:
+            if len(self._rung) >= READ_TOGETHER:
+                self._read_rung()
             rung = self._launcher.wait(left_s, GATHER_STEP_S)
             self._rung |= rung
             missing -= rung
@@ -254,10 +270,14 @@ class Master:
 
     def _read_news(self) -> None:
         """Read what is new where somebody rang, and elsewhere what may be new."""
+        due = self._due(self._clock()) - self._rung
+        self._read_rung()
+        self._ringing -= self._read(list(due))
+
+    def _read_rung(self) -> None:
         rung, self._rung = self._rung, set()
         self._ringing |= rung
-        wrote = self._read(list(rung | self._due(self._clock())))
-        self._ringing -= wrote - rung
+        self._read(list(rung))
 
     def _due(self, now_s: float) -> set[str]:
         """Name the nodes whose files are to be read though they did not ring.
@@ -276,6 +296,8 @@ class Master:
 
     def _read(self, nodes: Sequence[str]) -> set[str]:
         """Take in what is new in these nodes' files; return who has written something."""
+        if not nodes:
+            return set()
         readers = [self._readers[node] for node in nodes]
         wrote = set()
         for entry in journal.read_new_of(self._directory, readers):
