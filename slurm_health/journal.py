@@ -114,15 +114,27 @@ def directory_of_start(job: Path, *, attempt: int, step: int, run_id: str) -> Pa
 def link_array_task(root: Path, started: RunStarted) -> None:
     """Let an array task be found under the id its user knows, `12_3`.
 
+    Where Slurm counts anew, an older task may have that id too: the newer one takes it.
+
     Raises:
         JournalError: the link cannot be written.
     """
     shared = private_files.directory(root, started.cluster, owner=os.geteuid(), make=True)
     try:
-        with shared as cluster, contextlib.suppress(FileExistsError):
-            os.symlink(str(started.job_id), started.array, dir_fd=cluster)
+        with shared as cluster:
+            _link(cluster, started.array, str(started.job_id))
     except OSError as err:
         raise unusable(job_directory(root, started.cluster, started.array), "written", err) from err
+
+
+def _link(directory: int, name: str, target: str) -> None:
+    with contextlib.suppress(OSError):
+        if os.readlink(name, dir_fd=directory) == target:
+            return
+    made = f".{name}.{target}"
+    with contextlib.suppress(FileExistsError):
+        os.symlink(target, made, dir_fd=directory)
+    os.replace(made, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 def runs_of(root: Path, cluster: str, job: str, *, owner: int | None = None) -> list[Path]:

@@ -85,6 +85,7 @@ _AFTER_FAILURE = "quick"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--script-name", default="", hidden=True)
+@click.option("--submit-time", type=int, metavar="SECONDS", hidden=True)
 @click.option("--for-supervisor", metavar="RUN_ID", default="", hidden=True)
 @click.option(
     "--on-unchecked",
@@ -257,6 +258,7 @@ def _settings(
         act=options["act"],
         on_unchecked=OnUnchecked(options["on_unchecked"]),
         script=options["script_name"],
+        submit_time_s=options["submit_time"],
         run_id=options["for_supervisor"],
         setup=options["setup"] or "",
         probe_environ=probe_environ,

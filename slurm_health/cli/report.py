@@ -34,6 +34,11 @@ from slurm_health.report.model import JobReport
 @click.argument("job", metavar="[JOBID]", required=False)
 @shared_options(Door.CHECK, "journal")
 @click.option("--cluster", metavar="NAME", help="The cluster, where several share the journal.")
+@click.option(
+    "--earlier",
+    count=True,
+    help="The job that had this id before, where Slurm has counted anew; twice: the one before.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--raw", is_flag=True, help="With --json: include every raw sample.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print a line of CSV per node and round.")
@@ -55,6 +60,7 @@ def report(
     job: str | None,
     journal: str | None,
     cluster: str | None,
+    earlier: int,
     as_json: bool,
     raw: bool,
     as_csv: bool,
@@ -83,7 +89,7 @@ def report(
         else:
             _print(latest.latest_text(jobs, root, width=width, unicode=unicode))
         return int(ExitCode.HEALTHY)
-    tasks, found = _load(root, job, cluster)
+    tasks, found = _load(root, job, cluster, earlier)
     if html is not None:
         if tasks:
             raise click.UsageError(f"--html is about one job: {', '.join(tasks[:5])}")
@@ -153,12 +159,15 @@ def _write_page(report: JobReport, file: Path) -> None:
         raise NotWritten(file, err) from err
 
 
-def _load(root: Path, job: str, cluster: str | None) -> tuple[list[str], list[JobReport]]:
+def _load(
+    root: Path, job: str, cluster: str | None, earlier: int
+) -> tuple[list[str], list[JobReport]]:
     """Return the tasks that an array's id stands for, none for one job, and the reports."""
     try:
         tasks = find.tasks_of(root, job, cluster)
         return tasks, [
-            find.load(root, each, cluster=cluster, now_s=time.time()) for each in tasks or [job]
+            find.load(root, each, cluster=cluster, now_s=time.time(), earlier=earlier)
+            for each in tasks or [job]
         ]
     except RunNotFound as err:
         raise err.with_reason(elsewhere.of(root, job) or _why_no_journal(job)) from None

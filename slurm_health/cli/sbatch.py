@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 import click
 
@@ -27,5 +28,9 @@ class _SbatchCommand(PassesOn):
 def sbatch(arguments: tuple[str, ...]) -> int:
     """Submit a batch job that is checked first; a drop-in for sbatch."""
     return submit(
-        list(arguments), environ=dict(os.environ), stdin=sys.stdin.buffer, python=sys.executable
+        list(arguments),
+        environ=dict(os.environ),
+        stdin=sys.stdin.buffer,
+        python=sys.executable,
+        now_s=time.time(),
     )

@@ -23,6 +23,7 @@ from slurm_health.report import find, table, without_journal
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
 from slurm_health.report.progress import Progress, progress
+from slurm_health.report.same_id import jobs_in
 
 # Each look reads the journal's files once; a person sees no more than one change in a second.
 _LOOK_S = 1.0
@@ -83,7 +84,7 @@ class _Look:
                 self._asked_s = now_s
                 self.state = Progress(without_journal.reason(self._job, os.environ))
             return
-        runs = [find.read_run(path) for path in paths]
+        runs = jobs_in([find.read_run(path) for path in paths])[-1]
         self.report = job_report(runs, now_s=now_s)
         self.state = progress(runs[-1], now_s)
 

@@ -35,6 +35,7 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
     """A check began on these nodes. Always the first record of `master.jsonl`.
 
     `prior` is how likely some of them were to be bad, by what was found of them before.
+    `submit_time_s` is when `slurm-health sbatch` gave the job to Slurm, by the clock there.
     """
 
     run_id: str
@@ -49,6 +50,7 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
     job_name: str = ""
     array: str = ""
     start_time_s: int | None = None
+    submit_time_s: int | None = None
     slurm_health: str = ""
     settings: dict[str, str | int | float | bool] = {}
     prior: dict[str, float] = {}

@@ -82,6 +82,7 @@ class CheckSettings:
     act: bool = False
     on_unchecked: OnUnchecked = OnUnchecked.PROCEED
     script: str = ""
+    submit_time_s: int | None = None
     tell: Callable[[RunFinished, Path], None] = lambda *_: None
     alive: Callable[[], None] = lambda: None
     run_id: str = ""
@@ -114,6 +115,7 @@ def check_allocation(
         environ,
         run_id=_run_id(settings),
         script=settings.script,
+        submit_time_s=settings.submit_time_s,
         settings=_recorded(settings),
     )
     found = earlier_findings.prior(root, wanted.cluster, wanted.job_id, os.geteuid())
@@ -140,6 +142,7 @@ def run_started(
     run_id: str,
     script: str,
     settings: dict[str, str | int | float | bool],
+    submit_time_s: int | None = None,
 ) -> RunStarted:
     """Return the first record of a check in a job."""
     return RunStarted(
@@ -155,6 +158,7 @@ def run_started(
         job_name=environ.get("SLURM_JOB_NAME", ""),
         array=allocation.array,
         start_time_s=allocation.start_time_s,
+        submit_time_s=submit_time_s,
         slurm_health=__version__,
         settings=settings,
     )

@@ -7,13 +7,17 @@ while the job runs.
 
     find      where a job's journals are
     read      what is in one of them, and what is missing
+    same_id   jobs that had the same id, one after another
     build     the entries of a journal to a report
+    timeline  what happened in it and when
     figures   samples to the figures that are shown
     rounds    who was measured with whom, and how long that took
     hardware  the parts of a node that its journal names
     acts      intents and their results, put together
     model     the values that a report consists of
+    summary   what was found, what was done, what to do next
     table     a report as text
+    timeline_text   what happened, in that text
     details   evidence, rounds and samples in that text
     colour    what stands out in it on a terminal
     post_mortem   why scripts failed

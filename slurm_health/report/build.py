@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import PurePath
 from typing import TypeVar
 
 from slurm_health import journal
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
-    ActionDone,
-    ActionIntended,
     Diagnosed,
-    FailurePlanned,
     HangFound,
     HangOver,
     MasterResumed,
@@ -32,7 +28,7 @@ from slurm_health.core.records import (
     Unchecked,
     VerdictReached,
 )
-from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.core.verdict import Level, LinkVerdict
 from slurm_health.report.acts import Act, Progress, acts_of
 from slurm_health.report.figures import figures_by_node
 from slurm_health.report.hardware import hardware_of
@@ -46,13 +42,15 @@ from slurm_health.report.model import (
     ScriptOutcome,
     State,
 )
-from slurm_health.report.phrases import nodes_text
 from slurm_health.report.rounds import rounds_of
+from slurm_health.report.timeline import timeline, written
 
 # How long a master may be silent before it is taken for dead: one that waits says so every ten
 # seconds, by its own clock; one that acts waits for Slurm.
 _SILENCE_S = 120.0
 _ACTING_S = 900.0
+# Slurm tells whole seconds, and clocks of two machines differ by as much and more.
+_CLOCK_S = 5.0
 
 _R = TypeVar("_R", bound=Record)
 
@@ -63,6 +61,7 @@ def run_report(
     now_s: float | None = None,
     superseded: bool = False,
     requeued: bool = False,
+    queued_from_s: float | None = None,
 ) -> RunReport:
     """Return what one check did and found.
 
@@ -72,12 +71,14 @@ def run_report(
             unfinished check is taken to run.
         superseded: a later check of the job exists, so this one is over.
         requeued: a later attempt of the job exists, so a requeue that was begun took effect.
+        queued_from_s: when its attempt was put into the queue, None for a further check in one.
     """
     attempt, check = journal.attempt_and_check(entries.label) or (0, 1)
     start = _first(entries.master, RunStarted)
     verdict = _last(entries.master, VerdictReached)
     finished = _last(entries.master, RunFinished)
     state, note = _state(entries, superseded=superseded, now_s=now_s)
+    queued_s = _queued_s(start, queued_from_s)
     acts = acts_of([*entries.master, *entries.requeue])
     void = _void_rounds(entries.master)
     samples = tuple(
@@ -95,6 +96,7 @@ def run_report(
         superseded=superseded,
         started=start,
         started_s=entries.master[0].time_s if entries.master else None,
+        queued_s=queued_s,
         rounds=len(_rounds(entries.master) - void),
         duration_s=_duration_s(entries.master),
         judged=verdict is not None,
@@ -110,11 +112,29 @@ def run_report(
         post_mortem=_last(entries.post_mortem, Diagnosed),
         hangs=tuple(_hangs(entries.monitor)),
         stragglers=tuple(_all(entries.monitor, StragglerFound)),
-        timeline=timeline(entries),
+        timeline=(*_start_events(entries, start, queued_s), *timeline(entries)),
         samples=samples,
         missing=entries.missing,
         each_round=rounds_of(entries.master, entries.nodes, void=frozenset(void)),
     )
+
+
+def _queued_s(start: RunStarted | None, queued_from_s: float | None) -> float | None:
+    """Return how long an attempt waited in the queue, None where clocks disagree on it."""
+    if start is None or start.start_time_s is None or queued_from_s is None:
+        return None
+    waited_s = start.start_time_s - queued_from_s
+    return round(max(0.0, waited_s), 1) if waited_s > -_CLOCK_S else None
+
+
+def _start_events(
+    entries: RunEntries, start: RunStarted | None, queued_s: float | None
+) -> list[Event]:
+    """Return the start of an attempt by Slurm, before the check began."""
+    if start is None or start.start_time_s is None or queued_s is None:
+        return []
+    after_s = round(start.start_time_s - entries.master[0].time_s, 3)
+    return [Event(after_s=min(0.0, after_s), what="job_started", detail=f"{queued_s:.0f}")]
 
 
 def _hangs(monitor: Sequence[Entry]) -> list[Hang]:
@@ -253,13 +273,15 @@ def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Job
         runs: at least one, oldest first.
         now_s: see `run_report`.
     """
-    attempts = [(journal.attempt_and_check(run.label) or (0, 1))[0] for run in runs]
+    places = [journal.attempt_and_check(run.label) or (0, 1) for run in runs]
+    attempts = [attempt for attempt, _ in places]
     reports = tuple(
         run_report(
             run,
             now_s=now_s,
             superseded=index + 1 < len(runs),
             requeued=max(attempts) > attempts[index],
+            queued_from_s=_queued_from_s(runs, attempts, index),
         )
         for index, run in enumerate(runs)
     )
@@ -276,6 +298,17 @@ def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Job
         paths=_standing_paths(reports),
         leaves=tuple({leaf.ends: leaf for run in reports for leaf in run.leaves}.values()),
     )
+
+
+def _queued_from_s(runs: Sequence[RunEntries], attempts: Sequence[int], index: int) -> float | None:
+    """Return when the attempt was put into the queue that this run is the first check of."""
+    if index == 0:
+        start = _first(runs[0].master, RunStarted)
+        first = start is not None and attempts[0] == 0 and start.submit_time_s is not None
+        return start.submit_time_s if start and first else None
+    if attempts[index] != attempts[index - 1] + 1:
+        return None
+    return max((entry.time_s for entry in written(runs[index - 1])), default=None)
 
 
 def _decisive(runs: Sequence[RunReport]) -> tuple[NodeReport, ...]:
@@ -302,96 +335,3 @@ def _standing_paths(runs: Sequence[RunReport]) -> tuple[LinkVerdict, ...]:
             standing = {ends: path for ends, path in standing.items() if not ends <= judged}
         standing |= {frozenset(path.ends): path for path in run.paths}
     return tuple(standing.values())
-
-
-def timeline(entries: RunEntries) -> tuple[Event, ...]:
-    """Return what happened, by the clocks of those who wrote it; nothing before a start.
-
-    The master, the supervisor and the requeue helper may run on different nodes, so events of two
-    writers are only as well ordered as their nodes' clocks agree.
-    """
-    started = [entry for entry in entries.master if isinstance(entry.record, RunStarted)]
-    if not started:
-        return ()
-    start_s = started[0].time_s
-    written = sorted(
-        [
-            *entries.master,
-            *entries.supervisor,
-            *entries.requeue,
-            *entries.post_mortem,
-            *entries.restart,
-            *entries.monitor,
-        ],
-        key=lambda entry: entry.time_s,
-    )
-    return tuple(event for entry in written if (event := _event(entry, start_s)) is not None)
-
-
-def acted(events: Sequence[Event]) -> bool:
-    """Tell whether anything was done beyond letting the job go on."""
-    return any(event.action not in {"", "proceed"} for event in events)
-
-
-def _event(entry: Entry, start_s: float) -> Event | None:
-    event = partial(Event, after_s=round(entry.time_s - start_s, 3), what=entry.kind)
-    match entry.record:
-        case RunStarted(nodes=nodes):
-            return event(nodes=tuple(nodes))
-        case MasterResumed():
-            return event()
-        case MasterStopped(reason=reason):
-            return event(detail=reason)
-        case VerdictReached(nodes=judged):
-            unwell = [node for node in judged if node.level is not Level.HEALTHY]
-            return event(nodes=tuple(node.node for node in unwell), detail=_in_short(unwell))
-        case ActionIntended(action=action, nodes=nodes, reason=reason):
-            return event(action=action, nodes=tuple(nodes), detail=reason)
-        case ActionDone(action=action, succeeded=succeeded, nodes=nodes, detail=detail):
-            return event(action=action, nodes=tuple(nodes), succeeded=succeeded, detail=detail)
-        case RunFinished(disposition=disposition, nodes=nodes):
-            return event(nodes=tuple(nodes), detail=disposition)
-        case ScriptStarted() | ScriptEnded() | FailurePlanned() as record:
-            return _script_event(record, event)
-        case Diagnosed() | HangFound() | HangOver() | StragglerFound() as record:
-            return _training_event(record, event)
-        case _:
-            return None
-
-
-def _in_short(unwell: Sequence[NodeVerdict]) -> str:
-    """Return which nodes are at which level: `n[3-4] faulty, n7 slow`."""
-    levels = {
-        level: [node.node for node in unwell if node.level is level]
-        for level in (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE)
-    }
-    said = (f"{nodes_text(nodes)} {level.value}" for level, nodes in levels.items() if nodes)
-    return ", ".join(said) or "all healthy"
-
-
-def _script_event(
-    record: ScriptStarted | ScriptEnded | FailurePlanned, event: Callable[..., Event]
-) -> Event:
-    match record:
-        case ScriptStarted(script=script, restart=0):
-            return event(detail=script)
-        case ScriptStarted(script=script, nodes=nodes):
-            return event(detail=script, nodes=tuple(nodes), action="restart")
-        case ScriptEnded(exit_code=code, signal=number):
-            return event(detail=f"signal {number}" if number else f"exit {code}")
-        case FailurePlanned(plan=plan, reason=reason, nodes=nodes):
-            return event(detail=f"{plan}: {reason}", nodes=tuple(nodes))
-
-
-def _training_event(
-    record: Diagnosed | HangFound | HangOver | StragglerFound, event: Callable[..., Event]
-) -> Event:
-    match record:
-        case Diagnosed(description=description):
-            return event(detail=description)
-        case HangFound(found=found):
-            return event(detail=found.description, nodes=tuple(found.nodes))
-        case HangOver(stalled_s=stalled_s):
-            return event(detail=f"it went on by itself after {stalled_s:.0f} s")
-        case StragglerFound(node=node, rank=rank):
-            return event(detail=f"rank {rank} is slower than the others", nodes=(node,))

@@ -33,7 +33,7 @@ _OUTCOMES = {
 
 
 def unwell(report: JobReport, page: Page, *, whole: bool) -> list[str]:
-    """Return, for each node that is not well, the part at fault and what was measured on it.
+    """Return what was measured on each node and path that is not well, and the part at fault.
 
     Args:
         report: the job.
@@ -54,6 +54,11 @@ def unwell(report: JobReport, page: Page, *, whole: bool) -> list[str]:
         for title, text in _facts(node, node.verdict, whole=whole):
             rows.append([name, title, text])
             name = ""
+    for link in (*report.paths, *report.leaves)[: None if whole else _NODES]:
+        name = NOTHING.join(link.ends)
+        for title, text in _tests(link.evidence, whole=whole):
+            rows.append([name, title, text])
+            name = ""
     if len(rows) == 1:
         return []
     lines = page.table(rows)
@@ -65,14 +70,18 @@ def _facts(node: NodeReport, verdict: NodeVerdict, *, whole: bool) -> list[tuple
     times = f", {verdict.slowdown:.2f} times slower than its peers" if verdict.slowdown > 1 else ""
     part = f"{part_text(node)}{times}"
     facts = [("part", part)] if part != _NO_PART else []
-    lines = verdict.evidence if whole else verdict.evidence[-_LINES:]
-    left_out = len(verdict.evidence) - len(lines)
-    facts += [("" if number else "tests", line) for number, line in enumerate(lines)]
-    if left_out:
-        facts.append(("", f"and {left_out} more: --verbose tells all"))
+    facts += _tests(verdict.evidence, whole=whole)
     for device in node.hardware.devices if node.hardware else ():
         facts += [("device", said) for said in device.said]
     return facts
+
+
+def _tests(evidence: Sequence[str], *, whole: bool) -> list[tuple[str, str]]:
+    """Return the latest tests that stand behind a verdict."""
+    lines = evidence if whole else evidence[-_LINES:]
+    facts = [("" if number else "tests", line) for number, line in enumerate(lines)]
+    left_out = len(evidence) - len(lines)
+    return [*facts, *([("", f"and {left_out} more: --verbose tells all")] if left_out else [])]
 
 
 def part_text(node: NodeReport) -> str:

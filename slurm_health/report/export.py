@@ -17,6 +17,7 @@ import msgspec
 from slurm_health.report.figures import ALLGATHER, MATMUL, Figure, unit_of
 from slurm_health.report.latest import LatestJob
 from slurm_health.report.model import Event, Hang, JobReport, NodeReport, RunReport
+from slurm_health.report.summary import summary_of
 
 SCHEMA = 1
 
@@ -69,6 +70,7 @@ def _job(report: JobReport, *, raw: bool) -> dict[str, object]:
     return {
         "job": report.job,
         "job_id": job_ids[-1] if job_ids else None,
+        "summary": summary_of(report),
         **_fields(report),
         "runs": [_run(run, raw=raw) for run in report.runs],
         "nodes": [_node(node) for node in report.nodes],

@@ -15,7 +15,9 @@ from slurm_health import journal
 from slurm_health.errors import JournalError, RunNotFound, UsageError
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
+from slurm_health.report.phrases import moment_text
 from slurm_health.report.read import read_run as read_run  # for those who know a directory
+from slurm_health.report.same_id import began_s, jobs_in
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +94,12 @@ def _no_job_id(job: str) -> UsageError:
 
 
 def load(
-    root: Path, job: str, *, cluster: str | None = None, now_s: float | None = None
+    root: Path,
+    job: str,
+    *,
+    cluster: str | None = None,
+    now_s: float | None = None,
+    earlier: int = 0,
 ) -> JobReport:
     """Return what is known of a job.
 
@@ -101,14 +108,22 @@ def load(
         job: a job id, or `12_3` for a task of an array.
         cluster: the cluster to prefer where several have that job.
         now_s: the time, to tell a check that runs from one whose master died.
+        earlier: which of several jobs that had this id: 0 for the last one, 1 for that before it.
 
     Raises:
-        UsageError: `job` is no job id.
+        UsageError: `job` is no job id, or there were not as many of them.
         RunNotFound: there is no journal of it.
         JournalError: a journal cannot be read, is somebody else's, or a newer slurm-health wrote
             all of it.
     """
-    return job_report([read_run(path) for path in runs_of_job(root, job, cluster)], now_s=now_s)
+    jobs = jobs_in([read_run(path) for path in runs_of_job(root, job, cluster)])
+    if earlier >= len(jobs):
+        known = f"{len(jobs) - 1} before the last" if len(jobs) > 1 else "none before it"
+        raise UsageError(f"--earlier: of jobs with the id {job} there is {known}")
+    if len(jobs) > 1 and not earlier:
+        begun = moment_text(began_s(jobs[-2][0]))
+        _log.warning("an earlier job had the id %s too, on %s: --earlier shows it", job, begun)
+    return job_report(jobs[-1 - earlier], now_s=now_s)
 
 
 def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:

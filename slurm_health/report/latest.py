@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from slurm_health.report.build import job_report
 from slurm_health.report.find import JOB, directories
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport
-from slurm_health.report.phrases import NOTHING, found_text, outcome_texts
+from slurm_health.report.phrases import NOTHING, found_text, moment_text, outcome_texts
 from slurm_health.report.read import read_run
+from slurm_health.report.same_id import jobs_in
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import ListedJob
 
@@ -109,7 +109,7 @@ def latest_text(
         [
             f"{job.job} {job.cluster}" if several else job.job,
             job.script or NOTHING,
-            _moment(job.started_s),
+            moment_text(job.started_s),
             str(job.nodes or NOTHING),
             job.state or NOTHING,
             job.found,
@@ -151,7 +151,8 @@ def _from_journal(
     cluster = job.parent.name
     try:
         runs = journal.runs_of(job.parent.parent, cluster, job.name)
-        report = job_report([read_run(run, of_nodes=False) for run in runs], now_s=now_s)
+        read = [read_run(run, of_nodes=False) for run in runs]
+        report = job_report(jobs_in(read)[-1], now_s=now_s)
     except (OSError, JournalError, IndexError) as err:
         why = f"its journal cannot be read: {err}"
         return LatestJob(job=found.array, cluster=cluster, script="", started_s=None, found=why)
@@ -211,11 +212,3 @@ def _asked(environ: Mapping[str, str]) -> dict[str, list[ListedJob]]:
         for each in client.jobs_of(os.geteuid()):
             listed.setdefault(each.job.partition("_")[0], []).append(each)
     return listed
-
-
-def _moment(time_s: float | None) -> str:
-    """Return a time as the clock on the wall here shows it."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s)) if time_s else NOTHING
-    except (OSError, OverflowError, ValueError):  # beyond all calendars
-        return NOTHING

@@ -16,6 +16,8 @@ _INDENT = "    "
 _FEWEST_CHARACTERS = 24  # prose in a narrower column is not worth reading
 _FIRST_COLUMN = 12
 _KEPT_BLANK = "\N{NO-BREAK SPACE}"
+_KEPT_WITH_UNIT = "\N{NARROW NO-BREAK SPACE}"
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|min|h|d|%|GB/s|times)\b|%)")
 _ASCII = str.maketrans({"–": "-", "—": "-", "…": "...", "×": "x", "≥": ">=", "≤": "<="})  # noqa: RUF001
 
 
@@ -64,6 +66,11 @@ class Page:
                 return _columns([head, *cells[1:]], align, column)
         return list(self._with_prose_below([tall_head, *cells[1:]], prose, align))
 
+    def titled(self, rows: Sequence[tuple[str, str]]) -> list[str]:
+        """Return the lines of a table without heads: a word in front, prose behind it."""
+        lines = self.table([("", ""), *rows])
+        return lines if lines[0] else lines[1:]
+
     def _shown(self, text: str) -> str:
         line = one_line(text)
         if self.unicode:
@@ -101,14 +108,19 @@ class _AtCommas(textwrap.TextWrapper):
 
 
 def _wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
-    """Return text in lines of `width`, broken at blanks and, where a word is longer, at commas."""
+    """Return text in lines of `width`, broken at blanks and, where a word is longer, at commas.
+
+    A number and its unit stay together.
+    """
     if width is None or len(text) <= width:
         return [text]
+    text = _BEFORE_UNIT.sub(_KEPT_WITH_UNIT, text)
     longest = max(map(len, text.split(" ")))
     wrapper = _AtCommas if longest > width - len(indent) else textwrap.TextWrapper
-    return wrapper(
+    lines = wrapper(
         width=max(1, width),
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     ).wrap(text)
+    return [line.replace(_KEPT_WITH_UNIT, " ") for line in lines]

@@ -110,11 +110,12 @@ class Event:
 class RunReport:
     """One check: of one attempt of a job, or one of several in the same attempt.
 
-    `duration_s` is from the master's first record to its verdict. `nodes` are in the order of
-    the run. `note` says how far an unfinished check got. `superseded`: a later check exists.
-    `unchecked` says why its nodes could not be checked, and what to do. `post_mortem` says why the
-    script failed. `hangs` and `stragglers` are what was seen while it ran. `missing` says what of
-    its journal is not there or cannot be read.
+    `queued_s` is how long its attempt waited for its nodes, as far as clocks agree. `duration_s` is
+    from the master's first record to its verdict. `nodes` are in the order of the run. `note` says
+    how far an unfinished check got. `superseded`: a later check exists. `unchecked` says why its
+    nodes could not be checked, and what to do. `post_mortem` says why the script failed. `hangs`
+    and `stragglers` are what was seen while it ran. `missing` says what of its journal is not there
+    or cannot be read.
     """
 
     label: str
@@ -125,6 +126,7 @@ class RunReport:
     superseded: bool = False
     started: RunStarted | None = None
     started_s: float | None = None
+    queued_s: float | None = None
     rounds: int = 0
     duration_s: float | None = None
     judged: bool = False

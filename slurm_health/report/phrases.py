@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection, Iterable, Sequence
 from math import isfinite
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from slurm_health import journal
 from slurm_health.core.acting import unchecked
 from slurm_health.core.nodeset import fold
-from slurm_health.core.verdict import Level
+from slurm_health.core.verdict import Level, LinkVerdict
 from slurm_health.processes import signal_name
 from slurm_health.report.acts import Act, Progress
 from slurm_health.report.model import RunReport, ScriptOutcome, State
@@ -89,6 +90,14 @@ def duration_text(duration_s: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
+def moment_text(time_s: float | None) -> str:
+    """Return a time as the clock on the wall here shows it."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s)) if time_s else NOTHING
+    except (OSError, OverflowError, ValueError):  # beyond all calendars
+        return NOTHING
+
+
 def attempt_text(run: RunReport) -> str:
     """Return which check this is: `attempt 0`, or `attempt 0, check 2` for a later one in it."""
     return _attempt_text(run.attempt, run.check)
@@ -117,9 +126,17 @@ def found_text(run: RunReport, *, names: bool = False) -> str:
             who = f" ({nodes_text(nodes)})" if names else ""
             parts.append(f"{len(nodes)} {level.value}{who}")
     nodes_well = not parts
-    for kind, judged in (("path", run.paths), ("leaf", run.leaves)):
-        parts += [f"{kind} {NOTHING.join(path.ends)} {path.level.value}" for path in judged]
+    parts += links_text(run.paths, run.leaves)
     return ", ".join(["all healthy", *parts] if nodes_well else parts)
+
+
+def links_text(paths: Iterable[LinkVerdict], leaves: Iterable[LinkVerdict]) -> list[str]:
+    """Return each path and leaf switch that is not well: `path n1–n2 faulty`."""  # noqa: RUF002
+    return [
+        f"{kind} {NOTHING.join(link.ends)} {link.level.value}"
+        for kind, links in (("path", paths), ("leaf", leaves))
+        for link in links
+    ]
 
 
 def outcome_texts(run: RunReport) -> list[str]:

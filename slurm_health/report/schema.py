@@ -20,6 +20,7 @@ from slurm_health.report.export import LEFT_OUT, RENAMED, SCHEMA
 from slurm_health.report.hardware import Hardware
 from slurm_health.report.latest import LatestJob
 from slurm_health.report.model import Event, JobReport, RunReport
+from slurm_health.report.summary import Summary
 
 # A probe's figures on a node: their names depend on the probes that were run.
 _FIGURES = {"^.+_(gb_per_s|gflop_per_s|ms)$": {"type": "array", "items": {"type": "number"}}}
@@ -63,7 +64,7 @@ def _documents() -> list[Any]:
         "samples": _list(_type("Sample", Sampled)) | msgspec.UnsetType,
     }
     run = _type("Run", RunReport, of_run)
-    of_job = {**judged, "job_id": int | None, "runs": _list(run)}
+    of_job = {"summary": Summary, **judged, "job_id": int | None, "runs": _list(run)}
     version = {"schema": typing.Literal[1]}
     assert typing.get_args(version["schema"]) == (SCHEMA,)
     tasks = {"tasks": _list(_type("Job", JobReport, of_job)), "without_journal": dict[str, str]}

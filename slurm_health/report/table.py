@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report as text: one line per check, one row per kind of node, worst first, a timeline."""
+"""The report as text: what counts first, one row per kind of node, worst first, a timeline."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from types import MappingProxyType
 
 from slurm_health.core.verdict import Level
 from slurm_health.report import details
-from slurm_health.report.build import acted
 from slurm_health.report.figures import ALLGATHER, MATMUL, unit_of
 from slurm_health.report.layout import Page
-from slurm_health.report.model import Event, JobReport, NodeReport, RunReport
+from slurm_health.report.model import JobReport, NodeReport, RunReport
 from slurm_health.report.phrases import (
     NOTHING,
     WORST_FIRST,
-    act_text,
     attempt_text,
     effort_text,
     found_text,
+    moment_text,
     nodes_text,
     outcome_texts,
     range_text,
-    verb_of,
 )
 from slurm_health.report.post_mortem import post_mortems
+from slurm_health.report.summary import summary_of
+from slurm_health.report.timeline_text import timeline_lines
 from slurm_health.report.while_training import while_training
 
 _ALWAYS_SHOWN = (ALLGATHER, MATMUL)
@@ -46,14 +46,14 @@ def job_text(
         verbose: tell all evidence, every group of every round, and every sample.
     """
     page = Page(width=width, unicode=unicode)
-    checks = [page.phrases(_title(report)), *(page.phrases(_check(run)) for run in report.runs)]
     return _blocks(
-        [line for lines in checks for line in lines],
+        [*page.phrases(_title(report)), *_summary(report, page)],
+        _checks(report.runs, page),
         _missing(report.runs, page),
         _nodes(report, page),
         [*_links(report, page), *_slower_but_healthy(report.nodes, page)],
         details.unwell(report, page, whole=verbose),
-        _timeline(report.runs, page, verbose=verbose),
+        timeline_lines(report.runs, page, verbose=verbose),
         while_training(report.runs, page),
         post_mortems(report.runs, page),
         details.samples(report.runs, page) if verbose else [],
@@ -109,17 +109,32 @@ def _node_list(nodes: Sequence[NodeReport]) -> str:
     return nodes_text(node.node for node in nodes)
 
 
+def _summary(report: JobReport, page: Page) -> list[str]:
+    return page.titled([(title.upper(), text) for title, text in summary_of(report).rows()])
+
+
+def _checks(runs: Sequence[RunReport], page: Page) -> list[str]:
+    """Return a line for each check; of a single one all is said in the lines above."""
+    if len(runs) == 1:
+        return []
+    return [line for run in runs for line in page.phrases(_check(run))]
+
+
 def _title(report: JobReport) -> list[str]:
     started = [run.started for run in report.runs if run.started]
     job = report.job
     if started and started[-1].array == job:
         job = f"{job} ({started[-1].job_id})"
     place = f"{report.cluster}/{report.partition}" if report.partition else report.cluster
+    began = [moment_text(report.runs[0].started_s)] if report.runs[0].started_s else []
+    if len(report.runs) == 1:
+        (run,) = report.runs
+        return [f"Job {job}", report.script, place, *began, _node_list(run.nodes), effort_text(run)]
     attempts = len({run.attempt for run in report.runs})
     counts = f"{attempts} attempt{'s' if attempts != 1 else ''}"
     if len(report.runs) > attempts:
         counts += f", {len(report.runs)} checks"
-    return [f"Job {job}", report.script, place, counts]
+    return [f"Job {job}", report.script, place, *began, counts]
 
 
 def facts_of(run: RunReport) -> list[str]:
@@ -235,91 +250,3 @@ def _slower_but_healthy(nodes: Sequence[NodeReport], page: Page) -> list[str]:
     if rest:
         lines += page.paragraph(f"healthy {rest}: not slower than these, but than most")
     return lines
-
-
-_DISPOSITIONS = {
-    "proceed": "the job continues",
-    "requeue": "the job will be requeued",
-    "hold": "the job will be held",
-    "stop": "the job ends",
-}
-
-_PLANS = {
-    "stop": "the script is not started again",
-    "restart": "the script is to be started again",
-    "check": "nodes are to be checked before the script is started again",
-    "leave": "nodes are to be left",
-}
-
-
-def _timeline(runs: Sequence[RunReport], page: Page, *, verbose: bool) -> list[str]:
-    """Return the timeline of every check, rounds included, if there is anything to tell."""
-    if not (verbose or any(map(_is_eventful, runs))):
-        return []
-    rows = [["TIMELINE", "SECONDS", "EVENT"]]
-    for run in runs:
-        label = attempt_text(run)
-        for after_s, text in events_of(run, whole=verbose):
-            rows.append([label, f"{after_s:.1f}", text])
-            label = ""
-    return page.table(rows, align=("left", "right")) if len(rows) > 1 else []
-
-
-def events_of(run: RunReport, *, whole: bool = False) -> list[tuple[float, str]]:
-    """Return what happened in a check and when, rounds included; of these all groups if `whole`."""
-    events = [(event.after_s, _event(event, run)) for event in run.timeline]
-    events += [
-        (each.after_s, details.round_text(run, each, whole=whole)) for each in run.each_round
-    ]
-    return sorted(events, key=lambda event: event[0])
-
-
-def _is_eventful(run: RunReport) -> bool:
-    """Tell whether a check led to more than that the job went on."""
-    ill = any(node.level not in (Level.HEALTHY, None) for node in run.nodes)
-    return acted(run.timeline) or ill or bool(run.paths or run.leaves or run.post_mortem)
-
-
-def _event(event: Event, run: RunReport) -> str:
-    nodes, verb = nodes_text(event.nodes), verb_of(event.action)
-    match event.what:
-        case "run_started":
-            return f"began to check {nodes}"
-        case "master_stopped":
-            return f"the check was stopped by {event.detail}"
-        case "master_resumed":
-            return "a new master took over"
-        case "verdict_reached":
-            return f"verdict: {event.detail}"
-        case "action_intended":
-            return f"going to {act_text(verb.plain, event.action, event.nodes)}"
-        case "action_done":
-            words = verb.done if event.succeeded else verb.failed
-            said = f" ({event.detail})" if event.detail else ""
-            return act_text(words, event.action, event.nodes) + said
-        case "run_finished":
-            on = f" with {nodes}" if nodes else ""
-            return f"{_DISPOSITIONS.get(event.detail, event.detail)}{on}"
-        case _:
-            return _script_event(event, run)
-
-
-def _script_event(event: Event, run: RunReport) -> str:
-    match event.what:
-        case "diagnosed":
-            return f"post-mortem: {event.detail}"
-        case "hang_found":
-            return f"the training hangs: {event.detail}"
-        case "hang_over":
-            return f"the training goes on: {event.detail}"
-        case "straggler_found":
-            return f"{event.detail}, on {nodes_text(event.nodes)}"
-        case "script_started":
-            on = f" on {nodes_text(event.nodes)}" if event.nodes else ""
-            again = f" again{on}" if event.action else ""
-            return f"{(run.script.name if run.script else '') or 'the script'} started{again}"
-        case "failure_planned":
-            plan, _, reason = event.detail.partition(": ")
-            return f"{_PLANS.get(plan, plan)}: {reason}"
-        case _:
-            return f"the script ended, {event.detail}"

@@ -15,7 +15,7 @@ from slurm_health import __version__
 from slurm_health.core.diagnosis.explain import lines_of
 from slurm_health.core.text import one_line
 from slurm_health.core.verdict import Level
-from slurm_health.report import details, table
+from slurm_health.report import details, table, timeline_text
 from slurm_health.report.charts import Chart, Matrix, Span, charts_of, matrix_of, span_of
 from slurm_health.report.figures import ALLGATHER, MATMUL
 from slurm_health.report.model import JobReport, NodeReport, RunReport
@@ -140,7 +140,7 @@ def _check(run: RunReport, *, pictured: bool) -> _Check:
         span=span_of(run) if pictured else None,
         matrix=matrix_of(run) if pictured else None,
         charts=tuple(charts_of(run)) if pictured else (),
-        events=tuple((f"{after_s:.1f}", text) for after_s, text in table.events_of(run)),
+        events=tuple((f"{after_s:.1f}", text) for after_s, text in timeline_text.events_of(run)),
         post_mortem=tuple(lines_of(run.post_mortem)) if run.post_mortem else (),
     )
 

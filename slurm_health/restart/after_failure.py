@@ -126,6 +126,7 @@ def _left(
         environ,
         run_id=secrets.token_hex(4),
         script=settings.script,
+        submit_time_s=settings.submit_time_s,
         settings={"check": "none: the failure of the script shows it"},
     )
     directory, started = journal.directory_of_check(settings.journal_root, wanted)

@@ -50,13 +50,14 @@ def submit(
     environ: Mapping[str, str],
     stdin: BinaryIO,
     python: str,
+    now_s: float,
 ) -> int:
     """Do what `sbatch` does with these arguments, and have the job's nodes checked first.
 
     Where an `sbatch` that we have called leads back here, they are passed on as they are.
 
     `python` is the interpreter that runs slurm-health on the batch host; `stdin` is read when the
-    arguments name no script. Returns the exit code.
+    arguments name no script; `now_s` is the time. Returns the exit code.
 
     Raises:
         UsageError: a heterogeneous job, or one of our options is misused.
@@ -78,7 +79,7 @@ def submit(
     off = given.get("check") == OFF
     if line.components and not off:
         raise UsageError(_COMPONENTS)
-    job = _Job(line=line, given=given, environ=environ, stdin=stdin, sbatch=sbatch)
+    job = _Job(line=line, given=given, environ=environ, stdin=stdin, sbatch=sbatch, now_s=now_s)
     if dry_run:
         return job.show(python)
     return job.plain() if off or line.seen & _NOT_OURS else job.checked(python)
@@ -116,6 +117,7 @@ class _Job:
     environ: Mapping[str, str]
     stdin: BinaryIO
     sbatch: Sbatch
+    now_s: float
 
     def plain(self) -> int:
         """Call sbatch without us."""
@@ -219,7 +221,7 @@ class _Job:
             raise UsageError(f"{self._title()}: {_COMPONENTS}")
         asked = options_asked(self.line, lines, self.environ)
         counts = node_counts(asked, settings)
-        for_check = own_options.for_check(settings)
+        for_check = own_options.for_check(settings) | {"submit-time": int(self.now_s)}
         keeps = bool(settings.get("keep-spares"))
         if keeps:
             if counts is None or not counts.spares:

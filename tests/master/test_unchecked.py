@@ -74,7 +74,7 @@ def test_a_check_that_never_began_leaves_a_journal_that_report_reads(scene: Scen
     assert scene.told == [(finished, str(scene.root / "lab" / "12" / "0"))]
     assert scene.slurm.calls() == []
     text = table.job_text(find.load(scene.root, "12"))
-    assert "attempt 0   n[1-2]   UNCHECKED: no torch; name an interpreter" in text
+    assert "FOUND  n[1-2]: UNCHECKED: no torch; name an interpreter" in text
     assert "no verdict" not in text
 
 

@@ -94,7 +94,7 @@ def test_the_latest_evidence_is_told_and_all_of_it_on_request(tmp_path: Path) ->
 def test_a_healthy_job_is_told_in_a_few_lines(tmp_path: Path) -> None:
     write_healthy_run(tmp_path)
 
-    assert len(job_text(load(tmp_path, "12")).splitlines()) == 5
+    assert len(job_text(load(tmp_path, "12")).splitlines()) == 6
 
 
 def test_the_timeline_tells_each_round_with_the_partners_of_bad_nodes(tmp_path: Path) -> None:

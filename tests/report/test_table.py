@@ -301,8 +301,10 @@ def test_durations_read_as_a_person_says_them(duration_s: float, text: str) -> N
 def test_faulty_nodes_come_first(tmp_path: Path, build: Callable[[Path], None]) -> None:
     build(tmp_path)
 
-    lines = job_text(load(tmp_path, "12")).split("\n\n")[1].splitlines()
+    summary, *_, nodes = job_text(load(tmp_path, "12")).partition("\n\nNODES")
+    lines = nodes.split("\n\n")[0].splitlines()
 
+    assert "faulty" in summary.splitlines()[1]
     assert "faulty" in lines[1]
     assert any("healthy" in line for line in lines[-3:])
 

@@ -55,8 +55,7 @@ def test_an_act_that_failed_says_why(tmp_path: Path) -> None:
     )
     run.finish("stop", exit_code=1)
 
-    assert lines(tmp_path)[-3:] == [
-        "0.6  going to drain n3",
+    assert lines(tmp_path)[-2:] == [
         "0.6  did not drain n3 (Invalid user id)",
         "0.6  the job ends",
     ]

@@ -63,6 +63,7 @@ class Desk:
             environ=self.environ | extra,
             stdin=io.BytesIO(stdin),
             python="/opt/slurm-health/bin/python",
+            now_s=1_700_000_000.0,
         )
 
     def _recorded(self, what: str) -> bytes:
@@ -127,7 +128,8 @@ def test_script_goes_in_a_file_of_the_same_name(
     assert not path.parent.exists()
     assert capfd.readouterr() == ("Submitted batch job 12\n", "sbatch: a word on stderr\n")
     assert launcher_options(desk.text)[0] == "--check=standard"
-    assert launcher_options(desk.text)[2] == "--script-name=train.sh"
+    assert launcher_options(desk.text)[1] == "--submit-time=1700000000"
+    assert launcher_options(desk.text)[3] == "--script-name=train.sh"
 
 
 def test_exit_code_is_that_of_sbatch(desk: Desk) -> None:
@@ -438,7 +440,7 @@ MAIN = """
 import os, sys
 from slurm_health.sbatch.submit import submit
 from slurm_health.slurm import real_sbatch
-sys.exit(submit(sys.argv[1:], environ=os.environ, stdin=sys.stdin.buffer, python="/p"))
+sys.exit(submit(sys.argv[1:], environ=os.environ, stdin=sys.stdin.buffer, python="/p", now_s=0))
 """
 
 

@@ -28,7 +28,7 @@ from slurm_health.core.records import (
     VerdictReached,
     WorkersReady,
 )
-from slurm_health.core.verdict import Level, NodeVerdict, Outcome
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict, Outcome
 
 STARTED_S = 1_700_000_000.0
 _ALLGATHER_BYTES = 64_000_000
@@ -76,7 +76,13 @@ class RunJournal:
         self.write(journal.MASTER, *records, after_s=after_s)
 
     def start(
-        self, *, script: str = "/home/ml/train.sh", array: str = "", job_name: str = ""
+        self,
+        *,
+        script: str = "/home/ml/train.sh",
+        array: str = "",
+        job_name: str = "",
+        start_time_s: int | None = None,
+        submit_time_s: int | None = None,
     ) -> None:
         """Begin the check: every node's agent and workers are there after half a second."""
         self.master(
@@ -92,6 +98,8 @@ class RunJournal:
                 script=script,
                 job_name=job_name,
                 array=array,
+                start_time_s=start_time_s,
+                submit_time_s=submit_time_s,
             ),
             AgentsLaunched(launch=0, nodes=list(self.nodes)),
         )
@@ -149,11 +157,13 @@ class RunJournal:
         """Let the master end a round."""
         self.master(RoundEnded(round=index), after_s=after_s)
 
-    def judge(self, *bad: NodeVerdict, after_s: float = 0.1) -> None:
+    def judge(
+        self, *bad: NodeVerdict, paths: Sequence[LinkVerdict] = (), after_s: float = 0.1
+    ) -> None:
         """Let the master reach its verdict: `bad` as they are, all others healthy."""
         judged = {node: NodeVerdict(node=node, level=Level.HEALTHY) for node in self.nodes}
         judged |= {judgement.node: judgement for judgement in bad}
-        self.master(VerdictReached(nodes=list(judged.values())), after_s=after_s)
+        self.master(VerdictReached(nodes=list(judged.values()), paths=list(paths)), after_s=after_s)
 
     def act(self, action: str, nodes: Sequence[str] = (), *, by: str = journal.MASTER) -> None:
         """Record an act and that it succeeded, each by its writer."""

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person who was not there needs first: what was found, what was done, what to do next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from slurm_health.core.attribution import Attribution
+from slurm_health.core.records import Diagnosed
+from slurm_health.core.text import cut
+from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.report.acts import Progress
+from slurm_health.report.details import part_text
+from slurm_health.report.model import JobReport, NodeReport, RunReport, State
+from slurm_health.report.phrases import (
+    NOTHING,
+    WORST_FIRST,
+    found_text,
+    nodes_text,
+    outcome_texts,
+)
+
+_ROWS = 3  # of what was found with the nodes: the rest is only named
+_REASON = 160  # characters of one reason: the table below has all of it
+_NO_PART = "node"
+_FROM_OUTSIDE = Attribution.OUTSIDE.value
+_ALMOST_CERTAIN = 0.99
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What was found, a sentence each, what was done, and what to do next; empty where nothing."""
+
+    found: tuple[str, ...]
+    done: str
+    next: str
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return titles and sentences, in the order in which they are read."""
+        rows = [("found" if not number else "", text) for number, text in enumerate(self.found)]
+        rows += [("done", self.done)] if self.done else []
+        return [*rows, *([("next", self.next)] if self.next else [])]
+
+
+def summary_of(report: JobReport) -> Summary:
+    """Return a job's report in a few sentences."""
+    return Summary(
+        found=tuple(_found(report)),
+        done=_done(report),
+        next=_next(report),
+    )
+
+
+def _found(report: JobReport) -> Iterator[str]:
+    last = report.runs[-1]
+    outside = last.post_mortem is not None and last.post_mortem.attribution == _FROM_OUTSIDE
+    if not outside or _hangs(last):
+        yield from _of_script(last)
+    yield from _of_nodes(report.nodes)
+    for kind, links in (("path", report.paths), ("leaf", report.leaves)):
+        for link in links[:_ROWS]:
+            name = f"{kind} {NOTHING.join(link.ends)} {link.level.value}"
+            yield f"{name} ({_sure(link.probability)}): {cut(link.reason, _REASON)}"
+    unwell = any(_is_unwell(node) for node in report.nodes)
+    if not last.judged or not (unwell or report.paths or report.leaves):
+        who = nodes_text(node.node for node in last.nodes)
+        told = f"{who}: {found_text(last)}" if who else found_text(last)
+        seen = last.post_mortem or last.hangs or last.stragglers
+        yield f"before the script started, {told}" if seen else told
+    if last.post_mortem and outside and not _hangs(last):
+        yield f"the script did not end by itself: {last.post_mortem.description}"
+
+
+def _of_script(run: RunReport) -> Iterator[str]:
+    """Return why the script failed, or what was seen while it ran."""
+    if run.post_mortem and run.post_mortem.attribution != _FROM_OUTSIDE:
+        yield f"the script failed: {_diagnosis(run.post_mortem)}"
+        return
+    for each in run.hangs[-1:]:
+        over = f"; it went on by itself after {each.over.stalled_s:.0f} s" if each.over else ""
+        after = f"no step for {each.hang.stalled_s:.0f} s after step {each.hang.step}"
+        hung = "hung for a while" if each.over else "hangs" if _still_runs(run) else "hung"
+        end = f"; then {run.post_mortem.description}" if run.post_mortem else ""
+        yield f"the script {hung} ({after}): {_diagnosis(each.hang.found)}{over}{end}"
+    for slow in run.stragglers[-1:]:
+        times = f"{slow.own_ms:.0f} ms of its own per step, {slow.usual_ms:.0f} ms usual"
+        yield f"rank {slow.rank} on {slow.node} was slow while the script ran: {times}"
+
+
+def _diagnosis(found: Diagnosed) -> str:
+    named = all(re.search(rf"\b{re.escape(node)}\b", found.description) for node in found.nodes)
+    where = "" if named else f" on {nodes_text(found.nodes)}"
+    ranks = f"rank {', '.join(map(str, found.ranks))}"
+    tell = 0 < len(found.ranks) <= _ROWS and ranks not in found.description
+    whom = f", {ranks}" if tell else ""
+    whose = found.attribution if found.attribution != "undecided" else "fault undecided"
+    return f"{found.description}{where}{whom} ({whose}, {found.sureness})"
+
+
+def _of_nodes(nodes: Sequence[NodeReport]) -> Iterator[str]:
+    """Return the nodes that are not well, worst first; those that say the same share a sentence."""
+    same: dict[str, list[str]] = {}
+    for level in WORST_FIRST:
+        for node in nodes:
+            if node.verdict and node.level is level and _is_unwell(node):
+                same.setdefault(_said(node, node.verdict), []).append(node.node)
+    rows = [f"{nodes_text(names)} {said}" for said, names in same.items()]
+    yield from rows[:_ROWS]
+    rest = [name for names in list(same.values())[_ROWS:] for name in names]
+    if rest:
+        yield f"and {nodes_text(rest)}: see below"
+
+
+def _is_unwell(node: NodeReport) -> bool:
+    return node.level not in (Level.HEALTHY, None)
+
+
+def _said(node: NodeReport, verdict: NodeVerdict) -> str:
+    reason = cut(verdict.reason, _REASON)
+    if verdict.level is Level.INCONCLUSIVE:
+        return f"could not be decided: {reason.removeprefix('could not be measured: ')}"
+    part = part_text(node).partition(",")[0] if verdict.component != _NO_PART else ""
+    known = ", ".join(text for text in (part, _sure(verdict.probability)) if text)
+    return f"{verdict.level.value} ({known}): {reason}"
+
+
+def _sure(probability: float) -> str:
+    if probability >= _ALMOST_CERTAIN:
+        return "over 99 % sure"
+    return f"{100 * probability:.0f} % sure"
+
+
+def _done(report: JobReport) -> str:
+    """Return what became of the job: which nodes it left, then what its last check led to."""
+    last = report.runs[-1]
+    left = [run for run in report.runs if run.attempt < last.attempt]
+    onto = f" onto {nodes_text(_going_on(last))}" if last.nodes else ""
+    moved = f"{_moves(left)}{onto}" if left else ""
+    here = [run for run in report.runs if run.attempt == last.attempt]
+    after = ", ".join(dict.fromkeys(text for run in reversed(here) for text in _outcome(run)))
+    return "; ".join(text for text in (moved, _starts(here), after) if text)
+
+
+def _outcome(run: RunReport) -> list[str]:
+    return [_without_reasons(text, run) for text in outcome_texts(run)]
+
+
+def _starts(checks: Sequence[RunReport]) -> str:
+    """Return how often the script was started again in an attempt, and where last."""
+    events = [event for run in checks for event in run.timeline]
+    again = [event for event in events if event.what == "script_started" and event.action]
+    if not again:
+        return ""
+    times = f" {len(again)} times" if len(again) > 1 else ""
+    on = f" on {nodes_text(again[-1].nodes)}" if again[-1].nodes else ""
+    return f"the script was started again{times}{on}"
+
+
+def _moves(left: Sequence[RunReport]) -> str:
+    """Return how a job came to its last attempt."""
+    if len(left) == 1:
+        return ", ".join(_outcome(left[0])) or "requeued"
+    drained, excluded = (nodes_text(_nodes_of(left, act)) for act in ("drain", "exclude"))
+    texts = [f"drained {drained}"] if drained else []
+    without = f" without {excluded}" if excluded else ""
+    return ", ".join([*texts, f"requeued {len(left)} times{without}"])
+
+
+def _going_on(run: RunReport) -> list[str]:
+    """Return the nodes that the script got: those of the check without those given back."""
+    back = _nodes_of([run], "drop")
+    return [node.node for node in run.nodes if node.node not in back]
+
+
+def _nodes_of(runs: Sequence[RunReport], action: str) -> list[str]:
+    """Return the nodes on which an act took effect."""
+    acts = (act for run in runs for act in run.acts)
+    done = (act for act in acts if act.action == action and act.progress is Progress.DONE)
+    return list(dict.fromkeys(node for act in done for node in act.nodes))
+
+
+def _without_reasons(text: str, run: RunReport) -> str:
+    """Return a text without the reasons of nodes, which stand where it says what was found."""
+    text = text.removesuffix(_asked_of_user(run)).rstrip("; ")
+    for node in run.nodes:
+        if node.verdict and node.verdict.reason:
+            said = f"{node.node}: {node.verdict.reason}"
+            text = text.replace(f"{said}; ", "").removesuffix(said).rstrip(": ")
+    return text
+
+
+def _asked_of_user(run: RunReport) -> str:
+    """Return what a job that ended asks of its user, by its last words: `submit the job again`."""
+    words = run.reason.rpartition("; ")[2]
+    return words if run.disposition == "stop" and words.startswith("submit ") else ""
+
+
+def _next(report: JobReport) -> str:
+    last = report.runs[-1]
+    if _still_runs(last) and not _hangs(last):
+        return f"slurm-health watch {report.job} follows it"
+    return "; ".join(dict.fromkeys(text for text in _steps(report, last) if text))
+
+
+def _steps(report: JobReport, last: RunReport) -> Iterator[str]:
+    """Return what there is to do, the job first."""
+    failed = last.script is not None and last.script.exit_code not in (0, None)
+    if last.unchecked:
+        yield last.unchecked.remedy
+    if last.post_mortem:
+        yield last.post_mortem.advice
+    if _hangs(last):
+        again = "" if _still_runs(last) else "should it hang again: "
+        yield f"{again}{last.hangs[-1].hang.found.advice}"
+    elif failed and not last.post_mortem:
+        yield "the job's output says why the script failed"
+    if any(act.action == "hold" and act.progress is not Progress.FAILED for act in last.acts):
+        yield f"to run it anyway: scontrol release {report.job}"
+    yield _asked_of_user(last)
+    yield from _about_nodes(report, last)
+
+
+def _about_nodes(report: JobReport, last: RunReport) -> Iterator[str]:
+    bad = [node.node for node in report.nodes if node.level in (Level.FAULTY, Level.SLOW)]
+    drained = [node for node in _nodes_of(report.runs, "drain") if node in bad]
+    kept = [node for node in _going_on(last) if node in bad and last.disposition == "proceed"]
+    told = [node for node in bad if node not in drained]
+    if kept:
+        yield f"to run without {nodes_text(kept)}: submit again with --exclude={nodes_text(kept)}"
+    names = nodes_text(told)
+    about = [f"{names} (slurm-health history {names} has all that is known)"] if told else []
+    about += [f"the network between {' and '.join(path.ends)}" for path in report.paths]
+    for path in report.paths[:_ROWS]:
+        slow = "be slowed down" if path.level is Level.SLOW else "hang"
+        both = " and ".join(path.ends)
+        yield f"a job on both {both} may {slow}: to avoid that, --exclude={path.ends[-1]}"
+    about += [f"the network of {' and '.join(leaf.ends)}" for leaf in report.leaves]
+    if about:
+        yield f"tell your administrators about {', and about '.join(about[:_ROWS])}"
+    if drained:
+        stay = "stays drained until it is" if len(drained) == 1 else "stay drained until they are"
+        yield f"{nodes_text(drained)} {stay} repaired"
+
+
+def _hangs(run: RunReport) -> bool:
+    return bool(run.hangs) and run.hangs[-1].over is None
+
+
+def _still_runs(run: RunReport) -> bool:
+    """Tell whether the check or the script has not ended, as far as the journal tells."""
+    script = run.script is not None and run.script.exit_code is None
+    ended = run.superseded or run.post_mortem is not None
+    return run.state is State.RUNNING or (script and not ended)

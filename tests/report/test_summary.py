@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person who was not there reads first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_health import journal
+from slurm_health.core.records import (
+    Action,
+    ActionDone,
+    ActionIntended,
+    Diagnosed,
+    HangFound,
+    HangOver,
+    ScriptStarted,
+    StragglerFound,
+)
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.report.find import load
+from slurm_health.report.summary import Summary, summary_of
+from tests.support.journals import (
+    Clock,
+    RunJournal,
+    write_healthy_run,
+    write_requeued_job,
+    write_run_with_a_faulty_node,
+)
+
+STOPPED = Diagnosed(
+    cause="rank-stopped",
+    description="rank 1 on n2 has been stopped by a signal",
+    attribution="undecided",
+    sureness="certain",
+    nodes=["n2"],
+    ranks=[1],
+    advice="let it go on: kill -CONT 17 on n2",
+)
+CANCELLED = Diagnosed(
+    cause="cancelled",
+    description="the job was cancelled",
+    attribution="ended from outside",
+    sureness="certain",
+)
+LOST = Diagnosed(
+    cause="node-lost",
+    description="Slurm lost n2 while the job ran",
+    attribution="node fault",
+    sureness="certain",
+    nodes=["n2"],
+    accused=["n2"],
+    advice="start again without n2",
+)
+
+
+def summary(root: Path) -> Summary:
+    return summary_of(load(root, "12"))
+
+
+def trained(root: Path) -> RunJournal:
+    """A job whose nodes were found healthy and whose script runs."""
+    run = RunJournal(root)
+    run.start()
+    run.judge()
+    run.finish("proceed")
+    run.write(journal.SUPERVISOR, ScriptStarted(script="/home/ml/train.sh", pid=1))
+    return run
+
+
+def test_a_healthy_job_needs_nothing(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path)
+
+    assert summary(tmp_path) == Summary(
+        found=("n[1-2,4-6]: all healthy",), done="train.sh ran 41 s, exit 0", next=""
+    )
+
+
+def test_a_faulty_node_is_named_with_its_part_and_how_sure_that_is(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path)
+
+    told = summary(tmp_path)
+
+    reason = "no allgather with n4, n1 (timed out)"
+    assert told.found == (f"n3 faulty (network, over 99 % sure): {reason}",)
+    assert told.done.startswith("drained n3, requeued without it onto n[1-2,4-6]; train.sh ran")
+    assert told.next == "n3 stays drained until it is repaired"
+
+
+def test_a_slow_node_that_the_job_kept_can_be_avoided_next_time(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    reason = "matmul 2.00x slower than its peers"
+    slow = NodeVerdict(
+        node="n3",
+        level=Level.SLOW,
+        slowdown=2.0,
+        probability=0.97,
+        component="compute",
+        reason=reason,
+        evidence=("round 0",),
+    )
+    run.judge(slow)
+    run.finish("proceed", reason=f"n3: {reason}; continuing with n3 anyway")
+
+    told = summary(tmp_path)
+
+    assert told.found == (f"n3 slow (compute, 97 % sure): {reason}",)
+    assert told.done == "continuing with n3 anyway"
+    assert told.next.startswith("to run without n3: submit again with --exclude=n3")
+
+
+def test_a_bad_path_accuses_neither_of_its_ends(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    path = LinkVerdict(ends=("n1", "n4"), level=Level.FAULTY, reason="no allgather in 2 rounds")
+    run.judge(paths=[path])
+    run.finish("proceed")
+
+    told = summary(tmp_path)
+
+    assert told.found[0].startswith("path n1–n4 faulty")  # noqa: RUF001
+    assert told.next.startswith("a job on both n1 and n4 may hang: to avoid that, --exclude=n4")
+    assert told.next.endswith("tell your administrators about the network between n1 and n4")
+
+
+def test_a_node_that_was_lost_comes_before_what_the_check_had_found(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    run.write(journal.POST_MORTEM, LOST)
+
+    told = summary(tmp_path)
+
+    assert told.found == (
+        "the script failed: Slurm lost n2 while the job ran (node fault, certain)",
+        "before the script started, n[1-5]: all healthy",
+    )
+    assert "start again without n2" in told.next
+
+
+def test_a_hang_comes_before_the_end_that_a_person_made_of_it(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    hang = HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED)
+    run.write(journal.MONITOR, hang)
+    hangs = summary(tmp_path)
+    run.run_script(signal=15)
+    run.write(journal.POST_MORTEM, CANCELLED)
+    hung = summary(tmp_path)
+
+    said = "(no step for 37 s after step 35): rank 1 on n2 has been stopped by a signal"
+    assert hangs.found[0].startswith(f"the script hangs {said}")
+    assert hangs.next == STOPPED.advice
+    assert hung.found[0].startswith(f"the script hung {said}")
+    assert hung.found[0].endswith("; then the job was cancelled")
+    assert hung.next == f"should it hang again: {STOPPED.advice}"
+
+
+def test_a_hang_that_is_over_and_a_slow_rank_are_told(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    run.write(
+        journal.MONITOR,
+        HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED),
+        HangOver(stalled_s=80.0, step=35),
+        StragglerFound(node="n4", rank=3, ratio=1.5, own_ms=150.0, usual_ms=100.0),
+    )
+    run.run_script()
+
+    told = summary(tmp_path)
+
+    assert "hung for a while" in told.found[0]
+    assert told.found[0].endswith("it went on by itself after 80 s")
+    assert told.found[1].startswith("rank 3 on n4 was slow while the script ran")
+    assert told.next == ""
+
+
+def test_a_script_that_was_started_again_tells_where(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    run.write(
+        journal.SUPERVISOR,
+        ScriptStarted(script="/home/ml/train.sh", pid=2, restart=1, nodes=["n1", "n2", "n4"]),
+    )
+
+    assert summary(tmp_path).done.startswith("the script was started again on n[1-2,4]; ")
+
+
+def test_a_held_job_can_be_released(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.judge(NodeVerdict(node="n2", level=Level.INCONCLUSIVE, reason="it was not ready in time"))
+    run.master(
+        ActionIntended(action=Action.HOLD, nodes=["n2"]),
+        ActionDone(action=Action.HOLD, succeeded=True, nodes=["n2"]),
+    )
+    run.finish("hold", exit_code=3)
+
+    told = summary(tmp_path)
+
+    assert told.found == ("n2 could not be decided: it was not ready in time",)
+    assert "scontrol release 12" in told.next
+
+
+def test_a_job_that_ended_for_a_node_says_once_how_to_submit_it(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    reason = "its check process crashed (round 0)"
+    run.judge(NodeVerdict(node="n3", level=Level.FAULTY, reason=reason, evidence=("round 0",)))
+    again = "submit the job again with --exclude=n3"
+    run.finish("stop", exit_code=1, reason=f"n3 cannot be used: n3: {reason}; {again}")
+
+    told = summary(tmp_path)
+
+    assert told.next.startswith(again)
+    assert again not in told.done
+    assert reason not in told.done
+
+
+def test_many_requeues_are_counted(tmp_path: Path) -> None:
+    clock = Clock()
+    write_run_with_a_faulty_node(tmp_path, clock=clock)
+    second = RunJournal(tmp_path, label="1", nodes=["n1", "n2", "n4"], clock=clock)
+    second.start()
+    second.master(
+        ActionIntended(action=Action.EXCLUDE, nodes=["n4"]),
+        ActionDone(action=Action.EXCLUDE, succeeded=True, nodes=["n4"]),
+        ActionIntended(action=Action.REQUEUE),
+        ActionDone(action=Action.REQUEUE, succeeded=True),
+    )
+    write_healthy_run(tmp_path, label="2", nodes=["n1", "n2", "n5", "n6"], clock=clock)
+
+    done = summary(tmp_path).done
+
+    assert done.startswith("drained n3, requeued 2 times without n[3-4] onto n[1-2,5-6]; ")
