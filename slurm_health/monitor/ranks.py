@@ -19,7 +19,7 @@ from slurm_health.core.diagnosis.collected import FlightRecord
 from slurm_health.core.diagnosis.seen import Frame
 from slurm_health.core.diagnosis.watched import RankLook, RankNow
 from slurm_health.monitor import py_spy
-from slurm_health.monitor.flight_dumps import operations
+from slurm_health.monitor.flight_dumps import latest, operations
 from slurm_health.monitor.proc import environ_of, io_bytes, kernel_waits, stat_fields, state_and_cpu
 from slurm_health.monitor.silent_ranks import SCRIPT, Process, silent_ranks
 
@@ -126,10 +126,13 @@ class Ranks:
             self._ask(each)
         until_s = self._monotonic() + wait_s
         answers: dict[int, dict[str, Any]] = {}
-        while len(answers) < len(beating) and self._monotonic() < until_s:
-            for each in beating:
-                if each.pid not in answers and (answer := self._answer(each)) is not None:
+        # A rank tells its stack at once, and its flight record as soon as it has that.
+        waited_for = beating
+        while waited_for and self._monotonic() < until_s:
+            for each in waited_for:
+                if (answer := self._answer(each)) is not None:
                     answers[each.pid] = answer
+            waited_for = [each for each in beating if "flight" not in answers.get(each.pid, {})]
             time.sleep(_POLL_S)
         looks = []
         for each in self._ranks:
@@ -299,7 +302,7 @@ def _stack(answer: dict[str, Any] | None) -> tuple[Frame, ...]:
 def _flight(answer: dict[str, Any] | None, rank: int) -> FlightRecord | None:
     with contextlib.suppress(Exception):  # what another version of torch records may be anything
         entries = ((answer or {}).get("flight") or {})["entries"]
-        return FlightRecord(rank=rank, operations=operations(entries)[-_MOST_OPERATIONS:])
+        return FlightRecord(rank=rank, operations=latest(operations(entries), _MOST_OPERATIONS))
     return None
 
 

@@ -20,7 +20,7 @@ from slurm_health.core.diagnosis.watched import RankLook
 from slurm_health.monitor import py_spy
 from slurm_health.monitor.ranks import Ranks
 
-JOB = "4711"
+JOB = str(os.getpid())  # other processes that run these tests have jobs of their own
 DEADLINE_S = 30.0
 TRAINING = """
 import os, sys, time
@@ -45,13 +45,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start a training with a heartbeat; it has done its steps when this returns."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(steps: int = 5, how: str = "", **environ: str) -> subprocess.Popen[bytes]:
+    def begin(
+        steps: int = 5, how: str = "", script: str = TRAINING, **environ: str
+    ) -> subprocess.Popen[bytes]:
         here = tmp_path / str(len(started))
         here.mkdir()
         told = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3", **environ}
         started.append(
             subprocess.Popen(
-                [sys.executable, "-c", TRAINING, str(here), str(steps), how],
+                [sys.executable, "-c", script, str(here), str(steps), how],
                 env={**os.environ, **told},
                 start_new_session=True,
             )
@@ -284,3 +286,53 @@ def test_a_rank_without_a_heartbeat_is_seen_where_it_is_by_py_spy(silent: Any) -
 
     eventually(look)
     assert [frame.function for frame in seen[0].stack] == ["<module>"]
+
+
+# A torch built with NCCL has two Flight Recorders: NCCL's, and that of every other library.
+TORCH_WITH_NCCL = """
+import json, sys, time, types
+from pathlib import Path
+from slurm_health import heartbeat
+def entry(name, number, retired):
+    return {"profiling_name": name, "process_group": ["0", "default_pg"], "is_p2p": False,
+            "collective_seq_id": number, "input_sizes": [[4]], "state": "started",
+            "retired": retired}
+def record(*entries):
+    return lambda: json.dumps({"version": "2.10", "entries": entries}).encode()
+def hangs():
+    while True:
+        time.sleep(1)
+torch = sys.modules["torch._C"] = types.ModuleType("torch._C")
+torch._distributed_c10d = types.SimpleNamespace(
+    _dump_fr_trace_json=record(entry("gloo:allreduce", 3, True)),
+    _dump_nccl_trace_json=hangs if sys.argv[3] == "hangs" else record(
+        *(entry("nccl:all_reduce", number, number < 41) for number in range(42))
+    ),
+)
+heartbeat.step(1)
+(Path(sys.argv[1]) / "there").touch()
+time.sleep(600)
+"""
+
+
+def test_what_nccl_recorded_is_told_beside_what_others_did(start: Any) -> None:
+    start(RANK="0", script=TORCH_WITH_NCCL)
+    (look,) = found().look(DEADLINE_S)
+
+    assert look.flight is not None
+    latest = {each.group: each for each in look.flight.operations}
+    assert set(latest) == {"0 (gloo)", "0 (nccl)"}
+    nccl = latest["0 (nccl)"]
+    assert (nccl.sequence, nccl.what, nccl.state) == (41, "all_reduce", "started")
+    assert latest["0 (gloo)"].state == "retired"
+
+
+def test_a_rank_whose_driver_hangs_tells_where_it_is_all_the_same(start: Any) -> None:
+    start(how="hangs", RANK="0", script=TORCH_WITH_NCCL)
+    ranks = found()
+    eventually(lambda: ranks.look(0.5)[0].answered)
+    # However often: the thread that asks the driver is left behind.
+    eventually(lambda: ranks.look(0.5)[0].answered)
+    (look,) = ranks.look(0.5)
+
+    assert look.flight is None
