@@ -39,6 +39,7 @@ UNKNOWN_RANK = -1
 
 WARM_UP_STEPS = 2  # the first ones compile, allocate and fill caches
 _FRAMES = 40
+_RECORD_S = 2.0  # a second question is not to wait for longer than this
 _MOST_ENTRIES = 2000  # of the Flight Recorder; what torch keeps unless told otherwise
 
 
@@ -93,13 +94,26 @@ class _Heartbeat:
     def _serve(self) -> None:
         """Answer each byte of the pipe with what this process is doing, for as long as it lives."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        recording = threading.Thread()
         while asked := os.read(self._asked, 1):
             with contextlib.suppress(Exception):
-                answer = {"asked": asked[0], "stack": _stack(), "flight": _flight_record()}
-                data = json.dumps(answer).encode()
-                # A reader that comes between the two finds what is no JSON, and reads again.
-                os.ftruncate(self._answer, 0)
-                os.pwrite(self._answer, data, 0)
+                # The stack at once: with a driver that hangs, the record may never come.
+                answer: dict[str, Any] = {"asked": asked[0], "stack": _stack()}
+                self._say(answer)
+                if not recording.is_alive():
+                    recording = threading.Thread(target=self._record, args=(answer,), daemon=True)
+                    recording.start()
+                    recording.join(_RECORD_S)
+
+    def _record(self, answer: dict[str, Any]) -> None:
+        with contextlib.suppress(Exception):
+            self._say({**answer, "flight": _flight_record()})
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        data = json.dumps(answer).encode()
+        # A reader that comes between the two finds what is no JSON, and reads again.
+        os.ftruncate(self._answer, 0)
+        os.pwrite(self._answer, data, 0)
 
 
 _mine: _Heartbeat | None = None
@@ -152,11 +166,12 @@ def _stack() -> list[list[Any]]:
     return frames[::-1]
 
 
-def _flight_record() -> Any:
-    """Return what the Flight Recorder of a torch that is loaded has; None without one."""
+def _flight_record() -> dict[str, Any]:
+    """Return what the Flight Recorders of a torch that is loaded have; NCCL has one of its own."""
     c10d = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
-    dump = getattr(c10d, "_dump_fr_trace_json", None)
-    if dump is None:
-        return None
-    record = json.loads(dump())
-    return {"entries": record.get("entries", [])[-_MOST_ENTRIES:]}
+    entries = []
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        with contextlib.suppress(Exception):  # a build without NCCL, another version
+            record = json.loads(getattr(c10d, name)())
+            entries += record.get("entries", [])[-_MOST_ENTRIES:]
+    return {"entries": entries}

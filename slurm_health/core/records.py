@@ -460,13 +460,15 @@ class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
 class HangFound(Record, frozen=True, kw_only=True, tag="hang_found"):
     """The script still runs and makes no progress: since when, where it hangs, as far as is known.
 
-    `step` is the last one; `allowance_s` is how long a pause would have been usual.
+    `step` is the last one; `allowance_s` is how long a pause would have been usual. `line` is the
+    last line of the job's output that counted steps, where output alone told of the standstill.
     """
 
     stalled_s: float
     allowance_s: float
     step: int
     found: Diagnosed
+    line: str = ""
 
 
 class HangOver(Record, frozen=True, kw_only=True, tag="hang_over"):

@@ -10,6 +10,13 @@ is `core.diagnosis`'s.
     node          the monitor of one node
     ranks         the ranks on a node: their heartbeats, and what the kernel says of them
     connections   TCP connections that do not get through
+    monitors      talks with the monitors of all nodes
+    findings      says and records what was found
+    output_watch  without a heartbeat: the output, and if that ends, the processes
+    tails         what was written to the output since the last look
+    silent_ranks  which processes are ranks without a heartbeat
+    proc          what the kernel says of a process
+    py_spy        stacks of ranks that do not say where they are
     messages      what monitors tell the watch
 
     post_mortem   collect, diagnose, say, record

@@ -16,8 +16,7 @@ from slurm_health.core.diagnosis.collected import ScriptEnd
 from slurm_health.errors import AllocationError
 from slurm_health.monitor import post_mortem
 from slurm_health.monitor.collector import EndedJob
-
-_SCRIPT_BYTES = 1 << 20
+from slurm_health.monitor.srun_output import script_text
 
 
 def main() -> int:
@@ -44,7 +43,7 @@ def main() -> int:
         directory=Path.cwd(),
         outputs=_outputs(),
         output_from=_begins(options.output_from),
-        script_text=_text(options.script_source),
+        script_text=script_text(options.script_source),
         ended_s=time.time(),
         duration_s=options.duration_s,
     )
@@ -75,14 +74,6 @@ def _begins(text: str) -> dict[Path, int]:
         path = Path(f"/proc/self/fd/{number}").readlink()
         found[path] = min(begin, found.get(path, begin))
     return found
-
-
-def _text(path: Path | None) -> str:
-    """Return the script, empty where it cannot be read. slurmd keeps it on the node itself."""
-    try:
-        return path.read_bytes()[:_SCRIPT_BYTES].decode(errors="replace") if path else ""
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 """What the supervisor starts beside the script: `python -m slurm_health.monitor.beside`.
 
 It waits a while, because most scripts that fail do so soon, and until a process on this node has a
-heartbeat: without one there is nothing to watch, and no step is started. Then it starts one monitor
-per node and watches. It ends when its standard input does, and all that it started with it. A
-script whose monitor cannot be started, or dies, runs on as it would.
+heartbeat. Then it starts one monitor per node and watches. Until then it follows the job's output;
+where that ends in the middle of a training, monitors look at its processes for some seconds. It
+ends when its standard input does, and all that it started with it. A script whose monitor cannot be
+started, or dies, runs on as it would.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from slurm_health.core.records import HangFound
-    from slurm_health.monitor.ranks import Ranks
+    from slurm_health.monitor.monitors import Monitors
 
-# How often the batch host is looked at for a heartbeat, before there is one.
+# How often the batch host is looked at for a heartbeat, and the output for lines that count steps.
 _LOOK_S = 20.0
 _END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
 
@@ -34,22 +35,26 @@ def main() -> int:
     parser.add_argument("--directory", default="")
     parser.add_argument("--on-hang", default="report")
     parser.add_argument("--after-s", type=float, required=True)
+    parser.add_argument("--script-source", type=Path)
     options = parser.parse_args()
     # What Slurm sends to every process of the job is for the script; we end when it does.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     if not _script_ends_within(options.after_s):
         directory = Path(options.directory) if options.directory else None
-        _watch(directory, dict(os.environ), stop=options.on_hang == "stop")
+        from slurm_health.monitor.srun_output import script_text
+
+        script = script_text(options.script_source)
+        _watch(directory, script, dict(os.environ), stop=options.on_hang == "stop")
     return 0
 
 
-def _watch(directory: Path | None, environ: Mapping[str, str], *, stop: bool) -> None:
+def _watch(directory: Path | None, script: str, environ: Mapping[str, str], *, stop: bool) -> None:
     # Only now: a script of seconds is not to wait for what it has no use for.
     from slurm_health.core.allocation import from_environ
     from slurm_health.errors import AllocationError
-    from slurm_health.monitor.ranks import Ranks
-    from slurm_health.monitor.watch import Ended, MonitorsEnded, Watch
+    from slurm_health.monitor.monitors import Ended, Monitors, MonitorsEnded
+    from slurm_health.monitor.watch import Watch
     from slurm_health.processes import NOTHING, PIPE, start_tied
 
     try:
@@ -57,21 +62,28 @@ def _watch(directory: Path | None, environ: Mapping[str, str], *, stop: bool) ->
     except AllocationError as err:
         _say(f"monitor: not running: {err}")
         return
+    job, nodes = allocation.job_id, allocation.nodes
     here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-    if not _heartbeat_comes(Ranks(str(allocation.job_id), here, "")):
-        return
-    argv, its_environ = _monitors(allocation.job_id, allocation.nodes, here, environ)
-    try:
+    argv, its_environ = _monitors(job, nodes, here, environ)
+
+    def start() -> Monitors:
         process = start_tied(
             argv, environ=its_environ, stdin=PIPE, stdout=PIPE, stderr=NOTHING, signal_mask=()
         )
+        return Monitors(process, nodes, 0)
+
+    try:
+        if not _heartbeat_comes(str(job), here, nodes, start, directory, script, environ):
+            return
+        monitors = start()
+    except Ended:
+        return
     except OSError as err:
         _say(f"monitor: not running: {argv[0]}: {err}")
         return
-    cancel = _cancel(allocation.job_id, environ) if stop else lambda _: None
-    watch = Watch(process, allocation.nodes, directory, on_hang=cancel)
+    cancel = _cancel(job, environ) if stop else lambda _: None
     try:
-        watch.run()
+        Watch(monitors, nodes, directory, on_hang=cancel).run()
     except Ended:
         pass
     except MonitorsEnded:
@@ -79,19 +91,44 @@ def _watch(directory: Path | None, environ: Mapping[str, str], *, stop: bool) ->
         if not _script_ends_within(_END_OF_STEPS_S):
             _say("monitor: its processes have ended; nothing watches this job any more")
     finally:
-        watch.end()
+        monitors.end()
 
 
 def _script_ends_within(wait_s: float) -> bool:
     return bool(select.select([0], [], [], wait_s)[0])
 
 
-def _heartbeat_comes(ranks: Ranks) -> bool:
-    """Wait until a rank on this node has a heartbeat; False where the script ends before."""
+def _heartbeat_comes(
+    job: str,
+    here: str,
+    nodes: Sequence[str],
+    start: Callable[[], Monitors],
+    directory: Path | None,
+    script: str,
+    environ: Mapping[str, str],
+) -> bool:
+    """Wait until a rank on this node has a heartbeat, and follow the output until then.
+
+    Returns:
+        False where the script ends before.
+
+    Raises:
+        Ended: it ends while processes are looked at.
+    """
+    from slurm_health.core.diagnosis.by_output import OutputProgress
+    from slurm_health.monitor.findings import Findings
+    from slurm_health.monitor.output_watch import OutputWatch
+    from slurm_health.monitor.ranks import Ranks
+    from slurm_health.monitor.tails import Tails
+
+    ranks = Ranks(job, here, "")
+    tails = Tails(script, Path.cwd(), environ)
+    output = OutputWatch(tails, OutputProgress(), start, nodes, Findings(directory))
     while True:
         ranks.find()
-        if ranks.now():
+        if any(each.steps for each in ranks.now()):
             return True
+        output.look()
         if _script_ends_within(_LOOK_S):
             return False
 

@@ -118,11 +118,21 @@ def operations(entries: Sequence[Mapping[str, Any]]) -> tuple[Operation, ...]:
     return tuple(_operation(each) for each in entries if not each.get("is_p2p"))
 
 
+def latest(found: Sequence[Operation], most: int) -> tuple[Operation, ...]:
+    """Return the latest operations of each group."""
+    by_group: dict[str, list[Operation]] = {}
+    for each in found:
+        by_group.setdefault(each.group, []).append(each)
+    return tuple(each for group in by_group.values() for each in group[-most:])
+
+
 def _operation(entry: Mapping[str, Any]) -> Operation:
-    what = str(entry["profiling_name"]).rpartition(":")[2]
+    library, _, what = str(entry["profiling_name"]).rpartition(":")
     group = entry["process_group"]
+    name = str(group[0] if isinstance(group, list | tuple) else group)
     return Operation(
-        group=_short(group[0] if isinstance(group, list | tuple) else group),
+        # Libraries number the collectives of one group each by themselves.
+        group=_short(f"{name} ({library})" if library else name),
         sequence=int(entry["collective_seq_id"]),
         what=_short(what),
         sizes=_short(entry.get("input_sizes", "")) if what in _SAME_SIZES else "",

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import glob
-import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -14,14 +11,13 @@ from pathlib import Path
 from slurm_health.core.diagnosis.collected import TrainingLog
 from slurm_health.core.diagnosis.training_log import read_log
 from slurm_health.monitor.collector import Enabled, EndedJob, NothingCollected
-from slurm_health.monitor.srun_output import glob_of, patterns_in
+from slurm_health.monitor.srun_output import patterns_in, srun_files
 
 # Of the job's own output: what a thousand ranks write when their connections break is 4 MB.
 JOB_TAIL_BYTES = 16 << 20
 # Of each further file, and how many of them: those that were written last.
 TASK_TAIL_BYTES = 256 << 10
 MOST_TASK_FILES = 64
-_MOST_NAMES = 10_000
 _SLACK_S = 120.0  # clocks of a file server and a node differ by less, or the files are left out
 
 
@@ -89,18 +85,6 @@ def _files(job: EndedJob) -> Iterator[tuple[Path, int]]:
     for path in dict.fromkeys(job.outputs):
         yield path, JOB_TAIL_BYTES
     since_s = job.ended_s - job.duration_s - _SLACK_S
-    found: dict[Path, float] = {}
-    for pattern in patterns_in(job.script_text):
-        with contextlib.suppress(OSError, ValueError):  # a directory or a name that cannot be read
-            found |= _changed_since(since_s, job.directory, glob_of(pattern, job.environ))
-    newest = sorted(found.keys() - set(job.outputs), key=lambda path: -found[path])
+    found = srun_files(job.script_text, job.directory, job.environ, since_s=since_s)
+    newest = [path for path in found if path not in job.outputs]
     yield from ((path, TASK_TAIL_BYTES) for path in sorted(newest[:MOST_TASK_FILES]))
-
-
-def _changed_since(since_s: float, directory: Path, pattern: str) -> dict[Path, float]:
-    """Return the files with such a name that were written to since then, and when."""
-    whole = str(Path(glob.escape(str(directory))) / pattern)
-    names = Path("/").glob(whole.lstrip("/")) if pattern else ()
-    files = (path for path in itertools.islice(names, _MOST_NAMES) if path.is_file())
-    changed = {path: path.stat().st_mtime for path in files}
-    return {path: at_s for path, at_s in changed.items() if at_s >= since_s}

@@ -11,11 +11,12 @@ import base64
 import binascii
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from slurm_health.core.diagnosis.watched import RankLook, RankNow
+from slurm_health.core.diagnosis.seen import paths_by_node
+from slurm_health.core.diagnosis.watched import Looked, RankLook, RankNow
 
 # What the watch says, a line each: that it is there; tell how the ranks are; look at all there is.
 HERE, NOW, LOOK = b".", b"now", b"look"
@@ -32,7 +33,8 @@ class NodeLook(msgspec.Struct, frozen=True, tag="look"):
     """All that can be seen of a node's ranks, and the TCP connections that do not get through.
 
     `now` is how the ranks were when they had answered. `addresses` are this node's own; `broken`
-    has the address at the other end of a connection, and how often was sent again.
+    has the address at the other end of a connection, and how often was sent again. `not_seen` says
+    what could not be looked at on this node, and why.
     """
 
     node: str
@@ -40,6 +42,7 @@ class NodeLook(msgspec.Struct, frozen=True, tag="look"):
     now: tuple[RankNow, ...] = ()
     addresses: tuple[str, ...] = ()
     broken: tuple[tuple[str, int], ...] = ()
+    not_seen: dict[str, str] = {}
 
 
 Message = NodeNow | NodeLook
@@ -55,6 +58,18 @@ def lines_of(message: Message, number: int) -> Iterator[bytes]:
     parts = [data[at : at + _PART_BYTES] for at in range(0, len(data), _PART_BYTES)]
     for place, part in enumerate(parts, start=1):
         yield b"%s %d %d/%d %s\n" % (message.node.encode(), number, place, len(parts), part)
+
+
+def looked_at(looks: Mapping[str, NodeLook], *, silent: Sequence[str]) -> Looked:
+    """Return what was seen of all nodes; `silent` are those that told nothing."""
+    addresses = {address: node for node, each in looks.items() for address in each.addresses}
+    return Looked(
+        before={(now.program, now.rank): now for each in looks.values() for now in each.now},
+        looks={(look.program, look.rank): look for each in looks.values() for look in each.ranks},
+        paths=paths_by_node({node: each.broken for node, each in looks.items()}, addresses),
+        silent=tuple(silent),
+        not_seen={what: why for each in looks.values() for what, why in each.not_seen.items()},
+    )
 
 
 class Reader:

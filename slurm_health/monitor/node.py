@@ -21,6 +21,7 @@ INTERVAL_S = 10.0
 # New processes are looked for this often; that costs more than a look at those that are known.
 _FIND_S = 30.0
 _ANSWER_S = 3.0
+_STACKS_S = 3.0  # of ranks that do not answer
 # The watch says so every interval that it is there. Counted in intervals in which we run ourselves:
 # a job that is suspended stands still as a whole.
 _LOST_INTERVALS = 12
@@ -79,9 +80,10 @@ class NodeMonitor:
 
     def _say_look(self) -> None:
         self._ranks.find()
-        looks = tuple(self._ranks.look(_ANSWER_S))
+        looks, why_not = self._ranks.with_stacks(self._ranks.look(_ANSWER_S), _STACKS_S)
         now = tuple(self._ranks.now(self._awake_since_s))
-        self._say(NodeLook(self._node, looks, now, own_addresses(), broken()))
+        not_seen = {f"stacks on {self._node}": why_not} if why_not else {}
+        self._say(NodeLook(self._node, looks, now, own_addresses(), broken(), not_seen))
 
     def _say(self, message: Message) -> None:
         """Write each line with one call: lines of several nodes do not mix."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a job on this node: processes with a heartbeat, and what the kernel says of them."""
+"""The ranks of a job on this node: their heartbeats, and what the kernel says of them."""
 
 from __future__ import annotations
 
@@ -7,33 +7,39 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from slurm_health import heartbeat
 from slurm_health.core.diagnosis.collected import FlightRecord
 from slurm_health.core.diagnosis.seen import Frame
 from slurm_health.core.diagnosis.watched import RankLook, RankNow
-from slurm_health.monitor.flight_dumps import operations
+from slurm_health.monitor import py_spy
+from slurm_health.monitor.flight_dumps import latest, operations
+from slurm_health.monitor.proc import environ_of, io_bytes, kernel_waits, stat_fields, state_and_cpu
+from slurm_health.monitor.silent_ranks import SCRIPT, Process, silent_ranks
 
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _MARK = f"/memfd:{heartbeat.NAME} "  # how /proc shows it; the kernel adds "(deleted)"
 _MOST_FRAMES = 40
 _MOST_OPERATIONS = 16
 _MOST_ANSWER_BYTES = 16 << 20
 _POLL_S = 0.05
-SCRIPT = "script"  # what runs in the batch script itself belongs to no step
+_NO_BEAT = -1
 
 
 @dataclass(kw_only=True)
 class Rank:
-    """One process with a heartbeat, and the children that it had when it was looked for."""
+    """One rank, and the children that it had when it was looked for."""
 
     pid: int
     program: str
-    beat: int  # the number of its open file
+    rank: int  # as its environment tells it; its heartbeat may know better
+    world: int = 0
+    beat: int = _NO_BEAT  # the number of its open file
     children: tuple[int, ...] = ()
     asked: int = field(default=0)
 
@@ -53,28 +59,56 @@ class Ranks:
         self._monotonic = monotonic
         self._root = root
         self._ranks: list[Rank] = []
+        self._beaten: set[tuple[str, int]] = set()
 
     def find(self) -> None:
-        """Look at all processes of this user's for heartbeats; takes some ms on a full node."""
+        """Look at all processes of this user's; takes some ms on a full node."""
         found: dict[tuple[int, int], Rank] = {}
+        processes: dict[int, Process] = {}
         children: dict[int, list[int]] = {}
-        for pid in sorted(self._processes()):
+        for pid in sorted(self._pids()):
             with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
-                children.setdefault(_parent(self._root / str(pid)), []).append(pid)
-                program = self._program(pid)
-                if program is None:
+                parent, group = map(int, stat_fields(self._root / str(pid))[1:3])
+                children.setdefault(parent, []).append(pid)
+                process = self._process(pid, parent, group)
+                if process is None:
                     continue
+                processes[pid] = process
                 for number, file in self._beats(pid):
                     # A forked child has its parent's file too, and a later start.
-                    found.setdefault(file, Rank(pid=pid, program=program, beat=number))
-        known = {each.pid: each for each in self._ranks}
-        self._ranks = [known.get(each.pid, each) for each in found.values()]
+                    found.setdefault(file, _beating(process, number))
+        self._beaten |= {(each.program, each.rank) for each in found.values()}
+        known = {(each.pid, each.beat): each for each in self._ranks}
+        ranks = [*found.values(), *self._silent(processes, [each.pid for each in found.values()])]
+        self._ranks = [known.get((each.pid, each.beat), each) for each in ranks]
         for each in self._ranks:
             each.children = tuple(_below(each.pid, children))
+
+    def _silent(self, processes: Mapping[int, Process], beating: Collection[int]) -> list[Rank]:
+        try:
+            found = silent_ranks(
+                processes,
+                beating,
+                arguments=lambda pid: self._text(pid, "cmdline").split("\0"),
+                name=lambda pid: self._text(pid, "comm"),
+                cpu_s=lambda pid: state_and_cpu(self._root / str(pid))[1],
+            )
+            # Children that outlive a rank with a heartbeat are not that rank.
+            return [
+                Rank(pid=each.pid, program=each.program, rank=each.rank, world=each.world)
+                for each in found
+                if (each.program, each.rank) not in self._beaten
+            ]
+        except (OSError, ValueError):  # one has ended meanwhile: the next look comes
+            return []
+
+    def _text(self, pid: int, name: str) -> str:
+        return (self._root / str(pid) / name).read_text(errors="replace")
 
     def now(self, not_before_s: float = 0.0) -> list[RankNow]:
         """Return the ranks as they are; those that have ended are no longer among them.
 
+        One without a heartbeat has no step, none so far, and no age.
         No age is older than what began at `not_before_s`: before that we did not run ourselves.
         """
         seen = []
@@ -87,14 +121,18 @@ class Ranks:
 
     def look(self, wait_s: float) -> list[RankLook]:
         """Ask all ranks where they are; return their answers in time, and the kernel's word."""
-        for each in self._ranks:
+        beating = [each for each in self._ranks if each.beat != _NO_BEAT]
+        for each in beating:
             self._ask(each)
         until_s = self._monotonic() + wait_s
         answers: dict[int, dict[str, Any]] = {}
-        while len(answers) < len(self._ranks) and self._monotonic() < until_s:
-            for each in self._ranks:
-                if each.pid not in answers and (answer := self._answer(each)) is not None:
+        # A rank tells its stack at once, and its flight record as soon as it has that.
+        waited_for = beating
+        while waited_for and self._monotonic() < until_s:
+            for each in waited_for:
+                if (answer := self._answer(each)) is not None:
                     answers[each.pid] = answer
+            waited_for = [each for each in beating if "flight" not in answers.get(each.pid, {})]
             time.sleep(_POLL_S)
         looks = []
         for each in self._ranks:
@@ -102,7 +140,28 @@ class Ranks:
                 looks.append(self._rank_look(each, answers.get(each.pid)))
         return looks
 
-    def _processes(self) -> Iterator[int]:
+    def with_stacks(
+        self, looks: Iterable[RankLook], wait_s: float
+    ) -> tuple[tuple[RankLook, ...], str]:
+        """Return the same with the stacks of those that did not answer; why some have none."""
+        looks = tuple(looks)
+        pids = {(each.program, self._number(each)): each.pid for each in self._ranks}
+        silent = [
+            pids[look.program, look.rank]
+            for look in looks
+            if not look.answered and (look.program, look.rank) in pids
+        ]
+        if not silent:
+            return looks, ""
+        read = py_spy.stacks(silent, wait_s=wait_s)
+        return tuple(
+            msgspec.structs.replace(
+                look, stack=read.by_pid.get(pids.get((look.program, look.rank), 0), look.stack)
+            )
+            for look in looks
+        ), read.why_not
+
+    def _pids(self) -> Iterator[int]:
         """Yield those of this user."""
         own = os.geteuid()
         for entry in os.scandir(self._root):
@@ -111,16 +170,19 @@ class Ranks:
                     if entry.stat().st_uid == own:
                         yield int(entry.name)
 
-    def _program(self, pid: int) -> str | None:
-        """Return what a process belongs to: a step of this job on this node, else None."""
-        data = (self._root / str(pid) / "environ").read_bytes()
-        environ = dict(entry.partition(b"=")[::2] for entry in data.split(b"\0"))
-        step = environ.get(b"SLURM_STEP_ID", environ.get(b"SLURM_STEPID", b"")).decode()
-        ours = environ.get(b"SLURM_JOB_ID") == self._job.encode()
-        here = environ.get(b"SLURMD_NODENAME", self._node.encode()) == self._node.encode()
+    def _process(self, pid: int, parent: int, group: int) -> Process | None:
+        """Return a process with what it belongs to, if that is a step of this job on this node."""
+        environ = environ_of(self._root / str(pid))
+        step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
+        ours = environ.get("SLURM_JOB_ID") == self._job
+        here = environ.get("SLURMD_NODENAME", self._node) == self._node
         if not (ours and here) or (step and step == self._own_step):
             return None
-        return step or SCRIPT
+        rank, task = _whole(environ.get("RANK")), _whole(environ.get("SLURM_PROCID"))
+        # Of the batch script, SLURM_NTASKS says what its steps may have.
+        tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS")) if step else None
+        world = _whole(tasks if rank is None else environ.get("WORLD_SIZE")) or 0
+        return Process(pid, parent, group, step or SCRIPT, rank, task, world)
 
     def _beats(self, pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the heartbeats among a process's open files, and what makes each of them unique."""
@@ -150,25 +212,34 @@ class Ranks:
         raise ValueError("no heartbeat")
 
     def _rank_now(self, rank: Rank, not_before_s: float) -> RankNow:
-        _, _, number, step, steps, first_s, last_s, longest_s, own_s, own_steps, *_ = self._beat(
-            rank
-        )
-        state, cpu_s = _state_and_cpu(self._root / str(rank.pid))
-        io_bytes = _io_bytes(self._root / str(rank.pid))
+        state, cpu_s = state_and_cpu(self._root / str(rank.pid))
+        moved_bytes = io_bytes(self._root / str(rank.pid))
         if state in "ZX":
             raise ValueError("it has ended")
         for child in rank.children:
             with contextlib.suppress(OSError, ValueError):
-                cpu_s += _state_and_cpu(self._root / str(child))[1]
-                io_bytes += _io_bytes(self._root / str(child))
-        timed = max(1, steps - heartbeat.WARM_UP_STEPS - 1)
-        return RankNow(
+                cpu_s += state_and_cpu(self._root / str(child))[1]
+                moved_bytes += io_bytes(self._root / str(child))
+        now = RankNow(
             program=rank.program,
-            rank=number,
+            rank=rank.rank,
             pid=rank.pid,
             state=state,
             cpu_s=round(cpu_s, 2),
-            io_bytes=io_bytes,
+            io_bytes=moved_bytes,
+            world=rank.world,
+        )
+        # One without a heartbeat tells no more.
+        return now if rank.beat == _NO_BEAT else self._with_beat(now, rank, not_before_s)
+
+    def _with_beat(self, now: RankNow, rank: Rank, not_before_s: float) -> RankNow:
+        _, _, number, step, steps, first_s, last_s, longest_s, own_s, own_steps, *_ = self._beat(
+            rank
+        )
+        timed = max(1, steps - heartbeat.WARM_UP_STEPS - 1)
+        return msgspec.structs.replace(
+            now,
+            rank=number,
             step=step,
             steps=steps,
             age_s=round(max(0.0, self._monotonic() - max(last_s, not_before_s)), 1),
@@ -199,26 +270,23 @@ class Ranks:
                 return answer
         return None
 
+    def _number(self, rank: Rank) -> int:
+        """Return a rank's number; where no heartbeat tells it, as its environment does."""
+        with contextlib.suppress(OSError, ValueError):
+            if rank.beat != _NO_BEAT:
+                return int(self._beat(rank)[2])
+        return rank.rank
+
     def _rank_look(self, rank: Rank, answer: dict[str, Any] | None) -> RankLook:
-        number = self._beat(rank)[2]
+        number = rank.rank if rank.beat == _NO_BEAT else self._beat(rank)[2]
         return RankLook(
             program=rank.program,
             rank=number,
             answered=answer is not None,
-            kernel=self._kernel(rank),
+            kernel=kernel_waits(self._root, rank.pid, rank.children),
             stack=_stack(answer),
             flight=_flight(answer, number),
         )
-
-    def _kernel(self, rank: Rank) -> str:
-        """Return what the rank, and those of its children that wait for a file, wait for."""
-        said = []
-        for pid in (rank.pid, *rank.children[:16]):
-            with contextlib.suppress(OSError):
-                where = (self._root / str(pid) / "wchan").read_text().strip()
-                if where not in {"", "0"}:
-                    said.append(where if pid == rank.pid else f"child {where}")
-        return ", ".join(dict.fromkeys(said))[:200]
 
 
 def _stack(answer: dict[str, Any] | None) -> tuple[Frame, ...]:
@@ -234,35 +302,19 @@ def _stack(answer: dict[str, Any] | None) -> tuple[Frame, ...]:
 def _flight(answer: dict[str, Any] | None, rank: int) -> FlightRecord | None:
     with contextlib.suppress(Exception):  # what another version of torch records may be anything
         entries = ((answer or {}).get("flight") or {})["entries"]
-        return FlightRecord(rank=rank, operations=operations(entries)[-_MOST_OPERATIONS:])
+        return FlightRecord(rank=rank, operations=latest(operations(entries), _MOST_OPERATIONS))
     return None
 
 
-def _parent(process: Path) -> int:
-    return int(_stat(process)[1])
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() else None
 
 
-def _state_and_cpu(process: Path) -> tuple[str, float]:
-    """Return the state of a process, one letter, and the CPU time of all its threads in seconds."""
-    fields = _stat(process)
-    return fields[0].decode(), (int(fields[11]) + int(fields[12])) * _TICK_S
-
-
-def _stat(process: Path) -> list[bytes]:
-    """Return the fields of proc(5) from the third on; the second may hold anything."""
-    fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
-    if len(fields) < 13:
-        raise ValueError("no process")
-    return fields
-
-
-def _io_bytes(process: Path) -> int:
-    """Return what a process read and wrote; 0 where the kernel does not count it."""
-    try:
-        lines = (process / "io").read_bytes().splitlines()
-    except PermissionError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines[:2])
+def _beating(process: Process, beat: int) -> Rank:
+    number = heartbeat.UNKNOWN_RANK if process.number is None else process.number
+    return Rank(
+        pid=process.pid, program=process.program, rank=number, world=process.world, beat=beat
+    )
 
 
 def _below(pid: int, children: dict[int, list[int]]) -> Iterator[int]:

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 _OPTION = re.compile(r"(?:--(?:output|error)|-[oe])")
 _SPECIFIER = re.compile(r"%(\d*)([A-Za-z%])")
@@ -22,7 +26,35 @@ _TOLD = {
 }
 _ANY = "*"
 _NUMBERS = {"n": "[0-9]*", "s": "[0-9]*", "t": "[0-9]*"}
+_MOST_BYTES = 1 << 20  # of a script
+_MOST_NAMES = 10_000
 _MOST_DIGITS = 10  # srun: no width is more
+
+
+def script_text(path: Path | None) -> str:
+    """Return a script, empty where it cannot be read. slurmd keeps it on the node itself."""
+    try:
+        return path.read_bytes()[:_MOST_BYTES].decode(errors="replace") if path else ""
+    except OSError:
+        return ""
+
+
+def srun_files(
+    script: str, directory: Path, environ: Mapping[str, str], *, since_s: float
+) -> list[Path]:
+    """Return the files of a script's sruns that were written to since then, the latest first.
+
+    Args:
+        script: its text.
+        directory: where it was started.
+        environ: with which environment.
+        since_s: seconds since the epoch.
+    """
+    found: dict[Path, float] = {}
+    for pattern in patterns_in(script):
+        with contextlib.suppress(OSError, ValueError):  # a directory or a name that cannot be read
+            found |= _changed_since(since_s, directory, glob_of(pattern, environ))
+    return sorted(found, key=lambda path: -found[path])
 
 
 def patterns_in(script: str) -> Iterator[str]:
@@ -88,3 +120,12 @@ def _expanded(match: re.Match[str], environ: Mapping[str, str]) -> str:
 
 def _quoted(text: str) -> str:
     return re.sub(r"[*?\[]", r"[\g<0>]", text)
+
+
+def _changed_since(since_s: float, directory: Path, pattern: str) -> dict[Path, float]:
+    """Return the files with such a name that were written to since then, and when."""
+    whole = str(Path(glob.escape(str(directory))) / pattern)
+    names = Path("/").glob(whole.lstrip("/")) if pattern else ()
+    files = (path for path in itertools.islice(names, _MOST_NAMES) if path.is_file())
+    changed = {path: path.stat().st_mtime for path in files}
+    return {path: at_s for path, at_s in changed.items() if at_s >= since_s}

@@ -24,7 +24,8 @@ def while_training(runs: Sequence[RunReport], page: Page) -> list[str]:
 
 def _lines(run: RunReport) -> Iterator[tuple[str, str]]:
     for each in run.hangs:
-        yield "hang", f"no step for {each.hang.stalled_s:.0f} s after step {each.hang.step}"
+        what = "line that counts steps" if each.hang.line else "step"
+        yield "hang", f"no {what} for {each.hang.stalled_s:.0f} s after step {each.hang.step}"
         yield from lines_of(each.hang.found)
         if each.over:
             yield "over", f"it went on by itself after {each.over.stalled_s:.0f} s"

@@ -7,6 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 
 from slurm_health.processes import (
     PIPE,
@@ -30,6 +31,7 @@ def beside(
     mode: str,
     *,
     directory: str,
+    script_source: Path,
     environ: Mapping[bytes, bytes],
     mask: Collection[int],
     after_s: float = AFTER_S,
@@ -37,7 +39,7 @@ def beside(
     """While active, the script is watched. Whatever becomes of the monitor, nothing is raised.
 
     `mode` is what the monitor does about a hang, or OFF; it begins after `after_s`, and writes to
-    the journal in `directory`.
+    the journal in `directory`. The script stands in `script_source`.
     """
     if mode == OFF:
         yield
@@ -47,6 +49,7 @@ def beside(
         f"--directory={directory}",
         f"--on-hang={mode}",
         f"--after-s={after_s:g}",
+        f"--script-source={script_source}",
     )
     began_s = time.monotonic()
     try:

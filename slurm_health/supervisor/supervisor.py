@@ -119,6 +119,7 @@ def supervise(
             monitor_process.beside,
             monitor,
             directory=answer.run_directory,
+            script_source=script_source,
             mask=mask,
             after_s=patience.monitor_after_s,
         ),

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from slurm_health.core.diagnosis.stack import Doing, place_of
+from slurm_health.core.diagnosis.watched import RankLook
+from slurm_health.monitor import py_spy
 from slurm_health.monitor.ranks import Ranks
 
-JOB = "4711"
+JOB = str(os.getpid())  # other processes that run these tests have jobs of their own
 DEADLINE_S = 30.0
 TRAINING = """
 import os, sys, time
@@ -27,9 +29,11 @@ from slurm_health import heartbeat
 here = Path(sys.argv[1])
 for step in range(int(sys.argv[2])):
     heartbeat.step(step, 0.25)
-if sys.argv[3] == "fork" and os.fork() == 0:
+child = os.fork() if sys.argv[3] == "fork" else 0
+if child == 0:
+    (here / "there").touch()
+if child == 0 and sys.argv[3] == "fork":
     time.sleep(600)
-(here / "there").touch()
 def wait_for_data():
     os.read(os.pipe()[0], 1)
 wait_for_data()
@@ -41,13 +45,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start a training with a heartbeat; it has done its steps when this returns."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(steps: int = 5, how: str = "", **environ: str) -> subprocess.Popen[bytes]:
+    def begin(
+        steps: int = 5, how: str = "", script: str = TRAINING, **environ: str
+    ) -> subprocess.Popen[bytes]:
         here = tmp_path / str(len(started))
         here.mkdir()
         told = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3", **environ}
         started.append(
             subprocess.Popen(
-                [sys.executable, "-c", TRAINING, str(here), str(steps), how],
+                [sys.executable, "-c", script, str(here), str(steps), how],
                 env={**os.environ, **told},
                 start_new_session=True,
             )
@@ -173,3 +179,160 @@ def test_two_ranks_of_one_node_are_two(start: Any) -> None:
     start(steps=9, RANK="1")
 
     assert sorted((now.rank, now.step) for now in found().now()) == [(0, 4), (1, 8)]
+
+
+SILENT = """
+import os, sys, time
+from pathlib import Path
+if sys.argv[2] == "fork":
+    os.fork()
+(Path(sys.argv[1]) / "there").touch()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a training without a heartbeat, as a shell runs it."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(how: str = "", wrapper: str = 'python "$@"; :', **environ: str) -> Any:
+        here = tmp_path / f"silent-{len(started)}"
+        here.mkdir()
+        told = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3", **environ}
+        wrapper = wrapper.replace("python", sys.executable)
+        started.append(
+            subprocess.Popen(
+                ["/bin/sh", "-c", wrapper, "sh", "-c", SILENT, str(here), how],
+                env={**os.environ, **told},
+                start_new_session=True,
+            )
+        )
+        eventually(lambda: (here / "there").exists())
+        return started[-1]
+
+    yield begin
+    for each in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.pid, signal.SIGKILL)
+        each.wait()
+
+
+@pytest.mark.parametrize("how", ["", "fork"])
+def test_a_rank_without_a_heartbeat_is_what_the_shell_of_its_task_runs(
+    silent: Any, how: str
+) -> None:
+    shell = silent(how, SLURM_PROCID="2")
+    (now,) = found().now()
+
+    assert (now.program, now.rank, now.steps, now.age_s) == ("3", 2, 0, 0.0)
+    assert now.pid != shell.pid
+
+
+def test_torchruns_workers_are_ranks_and_torchrun_itself_is_none(silent: Any) -> None:
+    workers = 'export SLURM_PROCID=0; RANK=4 python "$@" & RANK=5 python "$@" & wait'
+    silent(wrapper=workers, WORLD_SIZE="8")
+    eventually(lambda: len(found().now()) == 2)
+
+    assert sorted((now.rank, now.world) for now in found().now()) == [(4, 8), (5, 8)]
+
+
+def test_what_outlives_a_rank_is_none_when_nobody_saw_the_rank(silent: Any) -> None:
+    shell = silent("fork", SLURM_PROCID="2")
+    (rank,) = found().now()
+    os.kill(shell.pid, signal.SIGKILL)
+    os.kill(rank.pid, signal.SIGKILL)
+    eventually(lambda: not any(now.pid == rank.pid for now in found().now()))
+
+    assert found().now() == []
+
+
+def test_the_one_training_of_a_script_is_its_rank(silent: Any) -> None:
+    silent(SLURM_STEP_ID="", SLURM_PROCID="0")
+
+    assert [(now.program, now.rank) for now in found().now()] == [("script", 0)]
+
+
+def test_ranks_with_and_without_a_heartbeat_are_seen_beside_each_other(
+    start: Any, silent: Any
+) -> None:
+    start(RANK="0")
+    silent(RANK="1")
+
+    assert sorted((now.rank, now.steps) for now in found().now()) == [(0, 5), (1, 0)]
+
+
+def test_a_rank_without_a_heartbeat_says_nothing_and_its_state_is_seen(silent: Any) -> None:
+    silent(SLURM_PROCID="0")
+    ranks = found()
+    (now,) = ranks.now()
+    os.kill(now.pid, signal.SIGSTOP)
+    eventually(lambda: ranks.now()[0].state == "T")
+    (look,) = ranks.look(0.5)
+
+    assert (look.rank, look.answered) == (0, False)
+
+
+@pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
+def test_a_rank_without_a_heartbeat_is_seen_where_it_is_by_py_spy(silent: Any) -> None:
+    silent(SLURM_PROCID="0")
+    ranks = found()
+    seen: list[RankLook] = []
+
+    def look() -> bool:
+        looks, _ = ranks.with_stacks(ranks.look(0.5), DEADLINE_S)
+        seen[:] = looks
+        return bool(looks[0].stack)
+
+    eventually(look)
+    assert [frame.function for frame in seen[0].stack] == ["<module>"]
+
+
+# A torch built with NCCL has two Flight Recorders: NCCL's, and that of every other library.
+TORCH_WITH_NCCL = """
+import json, sys, time, types
+from pathlib import Path
+from slurm_health import heartbeat
+def entry(name, number, retired):
+    return {"profiling_name": name, "process_group": ["0", "default_pg"], "is_p2p": False,
+            "collective_seq_id": number, "input_sizes": [[4]], "state": "started",
+            "retired": retired}
+def record(*entries):
+    return lambda: json.dumps({"version": "2.10", "entries": entries}).encode()
+def hangs():
+    while True:
+        time.sleep(1)
+torch = sys.modules["torch._C"] = types.ModuleType("torch._C")
+torch._distributed_c10d = types.SimpleNamespace(
+    _dump_fr_trace_json=record(entry("gloo:allreduce", 3, True)),
+    _dump_nccl_trace_json=hangs if sys.argv[3] == "hangs" else record(
+        *(entry("nccl:all_reduce", number, number < 41) for number in range(42))
+    ),
+)
+heartbeat.step(1)
+(Path(sys.argv[1]) / "there").touch()
+time.sleep(600)
+"""
+
+
+def test_what_nccl_recorded_is_told_beside_what_others_did(start: Any) -> None:
+    start(RANK="0", script=TORCH_WITH_NCCL)
+    (look,) = found().look(DEADLINE_S)
+
+    assert look.flight is not None
+    latest = {each.group: each for each in look.flight.operations}
+    assert set(latest) == {"0 (gloo)", "0 (nccl)"}
+    nccl = latest["0 (nccl)"]
+    assert (nccl.sequence, nccl.what, nccl.state) == (41, "all_reduce", "started")
+    assert latest["0 (gloo)"].state == "retired"
+
+
+def test_a_rank_whose_driver_hangs_tells_where_it_is_all_the_same(start: Any) -> None:
+    start(how="hangs", RANK="0", script=TORCH_WITH_NCCL)
+    ranks = found()
+    eventually(lambda: ranks.look(0.5)[0].answered)
+    # However often: the thread that asks the driver is left behind.
+    eventually(lambda: ranks.look(0.5)[0].answered)
+    (look,) = ranks.look(0.5)
+
+    assert look.flight is None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DDP training on CPUs with a heartbeat, that hangs as asked: `hanging_training.py CAUSE [RANK]`.
+"""A DDP training on CPUs that hangs as asked: `hanging_training.py CAUSE [RANK]`.
 
 Started once per task by srun. `CAUSE` is one of `CAUSES`; without one it trains until the file
-`end` is there. A step takes STEP_S seconds, a checkpoint every PAUSE_EVERY steps PAUSE_S.
+`end` is there. It has a heartbeat unless HEARTBEAT is 0. A step takes STEP_S seconds, a checkpoint
+every PAUSE_EVERY steps PAUSE_S.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def main(cause: str, chosen: int) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        heartbeat.step(step, own_s)
+        if os.environ.get("HEARTBEAT") != "0":
+            heartbeat.step(step, own_s)
         if rank == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
         if (step + 1) % PAUSE_EVERY == 0:

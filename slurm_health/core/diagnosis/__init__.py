@@ -13,8 +13,12 @@ An inference leads to others until nothing leads on; what is sure enough of them
     ranks          operators about the first rank that failed
     waits          operators about ranks that waited for each other
     hangs          operators about a training that hangs
+    hangs_without_stacks  the same, whose ranks say nothing
+    hang_words     what is said of ranks while a training hangs
     seen           what the monitor sees of ranks, and whether that is a standstill
     watched        all ranks of a job as its monitors tell them, and whether they stand still
+    by_output      whether a training without a heartbeat hangs
+    step_lines     lines of output that count steps
     pace           how long a training may stand still, by its own steps
     stack          what a rank does, by its Python stack
     stragglers     ranks that are slower than the others, window by window

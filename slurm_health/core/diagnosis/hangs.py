@@ -7,13 +7,23 @@ while the others are in a collective; where all are in it and none leaves, to th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from slurm_health.core.diagnosis.collected import Collected, FlightRecords
 from slurm_health.core.diagnosis.flight import Difference, first_difference
+from slurm_health.core.diagnosis.hang_words import (
+    broken_line,
+    gone_line,
+    have,
+    nodes_of,
+    ranks_of,
+    shared_end,
+    where_line,
+    who,
+)
 from slurm_health.core.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.core.diagnosis.names import MOST_LINES, NEVER_ENTERED, NO_PROGRESS
-from slurm_health.core.diagnosis.seen import IN_KERNEL, STOPPED, BrokenPath, RankSeen, Standstill
+from slurm_health.core.diagnosis.seen import IN_KERNEL, STOPPED, RankSeen, Standstill
 from slurm_health.core.diagnosis.stack import Doing, Place, place_of
 from slurm_health.core.diagnosis.words import listed, ranks_text
 
@@ -33,15 +43,12 @@ class RankGone:
         return [
             Inference(
                 name="rank-gone",
-                description=f"{_who(gone)} {_have(gone)} ended, and the others still wait",
-                sureness=Sureness.CERTAIN,
-                nodes=_nodes(gone),
-                ranks=_ranks(gone),
-                evidence=tuple(
-                    f"process {each.pid} of rank {each.rank} on {each.node} is gone; its last step"
-                    f" was {each.step}"
-                    for each in gone[:MOST_LINES]
-                ),
+                description=f"{who(gone)} {have(gone)} ended, and the others still wait",
+                # One that nobody has seen may be hidden, as in a container.
+                sureness=Sureness.CERTAIN if all(each.pid for each in gone) else Sureness.LIKELY,
+                nodes=nodes_of(gone),
+                ranks=ranks_of(gone),
+                evidence=tuple(map(gone_line, gone[:MOST_LINES])),
                 advice="look at what this rank wrote last, and at memory used up on its node; have"
                 " srun end the others with it (--kill-on-bad-exit=1)",
             )
@@ -65,11 +72,11 @@ class RankStopped:
         return [
             Inference(
                 name="rank-stopped",
-                description=f"{_who(stopped)} {_have(stopped)} been stopped by a signal (SIGSTOP, a"
+                description=f"{who(stopped)} {have(stopped)} been stopped by a signal (SIGSTOP, a"
                 " debugger)",
                 sureness=Sureness.CERTAIN,
-                nodes=_nodes(stopped),
-                ranks=_ranks(stopped),
+                nodes=nodes_of(stopped),
+                ranks=ranks_of(stopped),
                 evidence=tuple(
                     f"process {each.pid} of rank {each.rank} on {each.node} is in state"
                     f" {each.state} (stopped)"
@@ -113,11 +120,11 @@ class RankElsewhere:
                     Doing.LOADING: "data-loader-stuck",
                     Doing.CHECKPOINT: "checkpoint-stuck",
                 }.get(doing, "rank-elsewhere"),
-                description=f"{_who(seen)} {words}{at}{others}",
+                description=f"{who(seen)} {words}{at}{others}",
                 sureness=Sureness.LIKELY,
-                nodes=_nodes(seen),
-                ranks=_ranks(seen),
-                evidence=tuple(_where(each, place) for each, place in same[:MOST_LINES]),
+                nodes=nodes_of(seen),
+                ranks=ranks_of(seen),
+                evidence=tuple(where_line(each, place) for each, place in same[:MOST_LINES]),
                 advice=_ADVICE[doing] + (" (it waits in the kernel)" if kernel else ""),
             )
         ]
@@ -147,7 +154,7 @@ class WaitsDiffer:
             by_name.setdefault(place.what, []).append(each)
         fewest = min(by_name.values(), key=len)
         said = "; ".join(
-            f"{ranks_text(_ranks(ranks))} in {what}" for what, ranks in by_name.items()
+            f"{ranks_text(ranks_of(ranks))} in {what}" for what, ranks in by_name.items()
         )
         return [
             Inference(
@@ -155,9 +162,9 @@ class WaitsDiffer:
                 description=f"ranks wait for each other in different collectives ({said})",
                 attribution=Attribution.USER,
                 sureness=Sureness.POSSIBLE,
-                nodes=_nodes(fewest),
-                ranks=_ranks(fewest),
-                evidence=tuple(_where(*each) for each in _inside(data)[:MOST_LINES]),
+                nodes=nodes_of(fewest),
+                ranks=ranks_of(fewest),
+                evidence=tuple(where_line(*each) for each in _inside(data)[:MOST_LINES]),
                 advice="look whether every rank calls the same collectives in the same order",
             )
         ]
@@ -181,9 +188,9 @@ class NobodyLeaves:
         assert found is not None
         inside = _inside(data)
         what = inside[0][1].what
-        culprit, means = _worst(found.paths)
+        culprit, means = shared_end(found.paths)
         sent = f"; {means}" if means else ""
-        nodes = culprit or _nodes([each for each, _ in inside])
+        nodes = culprit or nodes_of([each for each, _ in inside])
         return [
             Inference(
                 name="network-of-group",
@@ -192,8 +199,8 @@ class NobodyLeaves:
                 # Connections that break show which way; without them it is what is left.
                 sureness=Sureness.LIKELY if found.paths else Sureness.POSSIBLE,
                 nodes=nodes,
-                ranks=_ranks([each for each, _ in inside if each.node in nodes]),
-                evidence=(*map(_broken, found.paths[:MOST_LINES]), _where(*inside[0])),
+                ranks=ranks_of([each for each, _ in inside if each.node in nodes]),
+                evidence=(*map(broken_line, found.paths[:MOST_LINES]), where_line(*inside[0])),
                 advice="check these nodes' connections before the next start (slurm-health check"
                 " --network-check)",
             )
@@ -225,40 +232,11 @@ class NodeSilent:
                 " more: the node, or the network to it",
                 sureness=Sureness.LIKELY,
                 nodes=found.silent,
-                ranks=_ranks(there),
+                ranks=ranks_of(there),
                 evidence=(f"nothing was heard of the monitor on {listed(found.silent)}",),
                 advice=f"look whether Slurm still reaches it: scontrol show node {found.silent[0]}",
             )
         ]
-
-
-def _worst(paths: Sequence[BrokenPath]) -> tuple[tuple[str, ...], str]:
-    """Return the nodes of the broken paths, and what they tell: one node, where all lead to it."""
-    ends = [{each.node, each.peer} for each in paths]
-    if not ends:
-        return (), ""
-    shared = set.intersection(*ends)
-    everyone = tuple(sorted(set.union(*ends)))
-    if len(shared) == 1 and len(everyone) > 2:
-        (node,) = shared
-        return (node,), f"every broken connection leads to {node}"
-    return everyone, "connections send again and again in vain"
-
-
-def _broken(path: BrokenPath) -> str:
-    return (
-        f"{path.node} sends to {path.peer} in vain: {path.connections} connections, sent again"
-        f" {path.retransmits} times"
-    )
-
-
-def _where(seen: RankSeen, place: Place) -> str:
-    """Return where a rank is: its line, what it does, its process's state."""
-    what = f" {place.what}" if place.what else ""
-    at = f" at {place.at}" if place.at else ""
-    state = f", state {seen.state}" if seen.state else ""
-    kernel = f", {seen.kernel}" if seen.kernel else ""
-    return f"rank {seen.rank} on {seen.node}{at}: {place.doing.value}{what}{state}{kernel}"
 
 
 def _difference(data: Collected) -> Difference | None:
@@ -294,19 +272,3 @@ def _inside(data: Collected) -> list[tuple[RankSeen, Place]]:
 
 def _outside(data: Collected) -> list[tuple[RankSeen, Place]]:
     return [each for each in _placed(data) if each[1].doing is not Doing.COLLECTIVE]
-
-
-def _ranks(seen: Iterable[RankSeen]) -> tuple[int, ...]:
-    return tuple(sorted(each.rank for each in seen))
-
-
-def _nodes(seen: Iterable[RankSeen]) -> tuple[str, ...]:
-    return tuple(sorted({each.node for each in seen}))
-
-
-def _who(seen: Sequence[RankSeen]) -> str:
-    return f"{ranks_text(_ranks(seen))} on {listed(_nodes(seen))}"
-
-
-def _have(seen: Sequence[RankSeen]) -> str:
-    return "has" if len(seen) == 1 else "have"

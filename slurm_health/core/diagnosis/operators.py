@@ -17,6 +17,7 @@ from slurm_health.core.diagnosis.hangs import (
     RankStopped,
     WaitsDiffer,
 )
+from slurm_health.core.diagnosis.hangs_without_stacks import ConnectionsUnanswered, FileAwaited
 from slurm_health.core.diagnosis.inference import InferenceOperator
 from slurm_health.core.diagnosis.ranks import (
     FirstFailure,
@@ -52,4 +53,6 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     WaitsDiffer(),
     NobodyLeaves(),
     NodeSilent(),
+    FileAwaited(),
+    ConnectionsUnanswered(),
 )

@@ -29,8 +29,8 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         rank: its number.
-        node: where it runs.
-        pid: its process there.
+        node: where it runs, empty where that is not known.
+        pid: its process there, 0 of one that had ended before anybody looked.
         step: at which it is, by its heartbeat.
         gone: its process has ended.
         state: of its main thread, one letter of proc(5).
@@ -74,7 +74,8 @@ class BrokenPath(msgspec.Struct, frozen=True, kw_only=True):
 class Standstill(msgspec.Struct, frozen=True, kw_only=True):
     """A training that makes no progress: all of its ranks, since when, and at which step.
 
-    `silent` are the nodes of the job whose monitor does not answer any more.
+    `silent` are the nodes of the job whose monitor does not answer any more. `not_seen` says what
+    could not be looked at, and why.
     """
 
     stalled_s: float
@@ -84,7 +85,7 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankSeen, ...] = ()
     paths: tuple[BrokenPath, ...] = ()
     silent: tuple[str, ...] = ()
-    stopped: bool = False
+    not_seen: dict[str, str] = {}
 
 
 def still_works(

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -25,7 +26,8 @@ class RankNow(msgspec.Struct, frozen=True, array_like=True):
     """One rank at this moment; the program it belongs to is a step of the job, or its script.
 
     Of its heartbeat: the step, how many so far, seconds since the last, what one takes, the longest
-    pause, seconds of its own in so many steps. `cpu_s` and `io_bytes` are of it and its children.
+    pause, seconds of its own in so many steps: all 0 of a rank without one. `cpu_s` and `io_bytes`
+    are of it and its children. `world` is how many ranks there are, 0 where that is not told.
     """
 
     program: str
@@ -41,6 +43,7 @@ class RankNow(msgspec.Struct, frozen=True, array_like=True):
     longest_s: float = 0.0
     own_s: float = 0.0
     own_steps: int = 0
+    world: int = 0
 
     @property
     def pace(self) -> Pace:
@@ -57,6 +60,58 @@ class RankLook(msgspec.Struct, frozen=True, array_like=True):
     kernel: str
     stack: tuple[Frame, ...] = ()
     flight: FlightRecord | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What a closer look at all nodes showed; ranks are told by their program and number.
+
+    Args:
+        before: the ranks as they were then.
+        looks: what they answered.
+        paths: connections that do not get through.
+        silent: the nodes that did not answer.
+        not_seen: what could not be looked at, and why.
+    """
+
+    before: Mapping[tuple[str, int], RankNow]
+    looks: Mapping[tuple[str, int], RankLook]
+    paths: tuple[BrokenPath, ...] = ()
+    silent: tuple[str, ...] = ()
+    not_seen: Mapping[str, str] = field(default_factory=dict)
+
+    def then(self, later: Looked) -> Looked:
+        """Return what a later look showed, with how the ranks were at this one."""
+        return replace(later, before=self.before)
+
+    def standstill(
+        self,
+        program: Program,
+        nodes: tuple[str, ...],
+        *,
+        stalled_s: float,
+        allowance_s: float,
+        step: int,
+        window_s: float,
+    ) -> tuple[Standstill, FlightRecords]:
+        """Return what was seen of one program, of which more was heard `window_s` later."""
+        looks = {rank: look for (name, rank), look in self.looks.items() if name == program.name}
+        ranks = tuple(
+            _seen(rank, last, self.before.get((program.name, rank)), looks.get(rank), window_s)
+            for rank, last in sorted(program.ranks.items())
+        )
+        standstill = Standstill(
+            stalled_s=stalled_s,
+            allowance_s=allowance_s,
+            step=step,
+            nodes=nodes,
+            ranks=(*ranks, *([] if self.silent else _never_seen(ranks, program.world, nodes))),
+            paths=self.paths,
+            silent=self.silent,
+            not_seen=dict(self.not_seen),
+        )
+        flights = [look.flight for _, look in sorted(looks.items()) if look.flight is not None]
+        return standstill, FlightRecords(records=tuple(flights))
 
 
 @dataclass(kw_only=True)
@@ -89,17 +144,30 @@ class Program:
         return [each for each in self.ranks.values() if not each.gone]
 
     @property
+    def beating(self) -> list[_Last]:
+        """The ranks with a heartbeat that have not ended; where all have, how they were."""
+        beating = [each for each in self.ranks.values() if each.now.steps]
+        return [each for each in beating if not each.gone] or beating
+
+    @property
     def step(self) -> int:
         """The latest step of any rank."""
         return max((each.now.step for each in self.ranks.values()), default=0)
 
+    @property
+    def world(self) -> int:
+        """How many ranks it has, 0 where that is not told."""
+        return max((each.now.world for each in self.ranks.values()), default=0)
+
     def stalled_s(self, now_s: float) -> float:
-        """Return since when no rank has come to another step."""
-        return min((each.age_s(now_s) for each in self.alive), default=0.0)
+        """Return since when no rank has come to another step; 0 where none has a heartbeat."""
+        return min((each.age_s(now_s) for each in self.beating), default=0.0)
 
     def allowance_s(self, patience: Patience) -> float:
         """Return how long a pause would be usual."""
-        return allowance_s([each.now.pace for each in self.ranks.values()], patience)
+        return allowance_s(
+            [each.now.pace for each in self.ranks.values() if each.now.steps], patience
+        )
 
 
 # After a look that showed somebody at work, the next one: soon at first, then less and less often.
@@ -143,49 +211,33 @@ class Watched:
         return None
 
     def judge(
-        self,
-        program: Program,
-        before: Mapping[int, RankNow],
-        looks: Mapping[int, RankLook],
-        *,
-        window_s: float,
-        now_s: float,
-        paths: tuple[BrokenPath, ...] = (),
-        silent: tuple[str, ...] = (),
+        self, program: Program, looked: Looked, *, window_s: float, now_s: float
     ) -> tuple[Standstill, FlightRecords] | str:
         """Return what was seen of a program that hangs, or why it does not hang so far.
 
         Args:
             program: which was suspected, and has been looked at.
-            before: its ranks `window_s` before the last that was heard of them.
-            looks: what they answered.
+            looked: what that showed, `window_s` before the last that was heard of its ranks.
             window_s: so long was between the two, seconds.
             now_s: the time.
-            paths: connections that do not get through.
-            silent: the nodes that did not answer.
         """
-        ranks = tuple(
-            _seen(rank, last, before.get(rank), looks.get(rank), window_s)
-            for rank, last in sorted(program.ranks.items())
-        )
-        standstill = Standstill(
+        standstill, flights = looked.standstill(
+            program,
+            self._nodes,
             stalled_s=program.stalled_s(now_s),
             allowance_s=program.allowance_s(self._patience),
             step=program.step,
-            nodes=self._nodes,
-            ranks=ranks,
-            paths=paths,
-            silent=silent,
+            window_s=window_s,
         )
-        flights = {r: look.flight for r, look in looks.items() if look.flight is not None}
         reason = "it goes on" if standstill.stalled_s < standstill.allowance_s else ""
-        reason = reason or still_works(standstill, _waiting(ranks, flights), self._patience)
+        waiting = waiting_ranks(standstill.ranks, flights)
+        reason = reason or still_works(standstill, waiting, self._patience)
         if reason:
             program.pause_s = min(max(_FIRST_PAUSE_S, 2 * program.pause_s), _LONGEST_PAUSE_S)
             program.look_again_s = now_s + program.pause_s
             return reason
         program.hung_s = now_s - standstill.stalled_s
-        return standstill, FlightRecords(records=tuple(flights.values()))
+        return standstill, flights
 
     def window(self) -> list[tuple[str, Slower]]:
         """Close a window of time; return by node the ranks newly known to be slower than others."""
@@ -230,12 +282,26 @@ def _seen(
     )
 
 
-def _waiting(ranks: Iterable[RankSeen], flights: Mapping[int, FlightRecord]) -> set[int]:
+def _never_seen(ranks: Sequence[RankSeen], world: int, nodes: Sequence[str]) -> list[RankSeen]:
+    """Return the ranks that had ended before anybody looked.
+
+    Which node they were on is known where a single one has fewer ranks than the others.
+    """
+    numbers = {each.rank for each in ranks}
+    missing = [number for number in range(world) if number not in numbers]
+    on_node = Counter(dict.fromkeys(nodes, 0))
+    on_node.update(each.node for each in ranks)
+    fewer = [node for node, count in on_node.items() if count < max(on_node.values(), default=0)]
+    node = fewer[0] if len(fewer) == 1 else ""
+    return [RankSeen(rank=number, node=node, gone=True) for number in missing]
+
+
+def waiting_ranks(ranks: Iterable[RankSeen], flights: FlightRecords) -> set[int]:
     """Return the ranks that are known to wait in a collective, by stack or by Flight Recorder."""
     inside = {each.rank for each in ranks if place_of(each.stack).doing is Doing.COLLECTIVE}
     in_flight = {
-        rank
-        for rank, record in flights.items()
-        if record.operations and record.operations[-1].state not in {"completed", "retired"}
+        each.rank
+        for each in flights.records
+        if each.operations and each.operations[-1].state not in {"completed", "retired"}
     }
     return inside | in_flight

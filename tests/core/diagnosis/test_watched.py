@@ -11,7 +11,7 @@ import pytest
 
 from slurm_health.core.diagnosis.seen import Frame
 from slurm_health.core.diagnosis.stragglers import OwnTime, Stragglers
-from slurm_health.core.diagnosis.watched import RankLook, RankNow, Watched
+from slurm_health.core.diagnosis.watched import Looked, RankLook, RankNow, Watched
 
 INTERVAL_S = 10.0
 RANKS = 4
@@ -67,12 +67,13 @@ def suspected(training: Training, until_s: float, cpu_share: float = 0.0) -> lis
         tell(watched, training, now_s, cpu_share * now_s)
         program = watched.suspect(now_s)
         if program is not None:
-            before = {rank: last.now for rank, last in program.ranks.items()}
+            before = {("0", rank): last.now for rank, last in program.ranks.items()}
             now_s += 7.0
             tell(watched, training, now_s, cpu_share * now_s)
             stacks = {n: LOADER if n == 0 else COLLECTIVE for n in range(RANKS)}
-            looks = {n: RankLook("0", n, True, "", stack) for n, stack in stacks.items()}
-            judged = watched.judge(program, before, looks, window_s=7.0, now_s=now_s)
+            looks = {("0", n): RankLook("0", n, True, "", stack) for n, stack in stacks.items()}
+            looked = Looked(before=before, looks=looks)
+            judged = watched.judge(program, looked, window_s=7.0, now_s=now_s)
             if not isinstance(judged, str):
                 found.append(now_s)
     return found
@@ -141,10 +142,9 @@ def test_a_training_that_goes_on_is_said_to_and_may_hang_again() -> None:
                 over += 1
         program_ = watched.suspect(now_s)
         if program_ is not None:
-            looks = {n: RankLook("0", n, True, "", COLLECTIVE) for n in range(RANKS)}
-            said += not isinstance(
-                watched.judge(program_, {}, looks, window_s=7.0, now_s=now_s), str
-            )
+            looks = {("0", n): RankLook("0", n, True, "", COLLECTIVE) for n in range(RANKS)}
+            looked = Looked(before={}, looks=looks)
+            said += not isinstance(watched.judge(program_, looked, window_s=7.0, now_s=now_s), str)
 
     assert (said, over) == (1, 1)
 

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is found while the script runs: said in the job's output, and recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from slurm_health import journal
+from slurm_health.core.diagnosis.chain import InferenceChain
+from slurm_health.core.diagnosis.collected import Collected, FlightRecords
+from slurm_health.core.diagnosis.diagnostician import Diagnostician, observe_hang
+from slurm_health.core.diagnosis.explain import lines_of
+from slurm_health.core.diagnosis.seen import Standstill
+from slurm_health.core.records import HangFound, HangOver, Record
+from slurm_health.errors import JournalError
+from slurm_health.monitor import registry
+from slurm_health.monitor.containment import contained
+
+_TITLE_WIDTH = 8
+
+
+class Findings:
+    """Says and records. `directory` is the run's in the journal, None where there is none."""
+
+    def __init__(self, directory: Path | None, out: TextIO = sys.stderr) -> None:
+        self._directory = directory
+        self._out = out
+
+    def hang(
+        self, standstill: Standstill, flights: FlightRecords, line: str = ""
+    ) -> HangFound | None:
+        """Infer where a training hangs, say it and record it; None where nothing is inferred.
+
+        `line` is the last line of output that counted, where that told of the standstill.
+        """
+        used = registry.registered()
+        missing = dict(standstill.not_seen)
+        data = Collected([standstill, flights], missing=missing, failed=used.failed)
+        chain = InferenceChain(used.operators, apply=contained())
+        found = Diagnostician(observe_hang, chain).diagnose(data).diagnosed
+        if found is None:
+            return None
+        hang = HangFound(
+            stalled_s=round(standstill.stalled_s, 1),
+            allowance_s=round(standstill.allowance_s, 1),
+            step=standstill.step,
+            line=line,
+            found=found,
+        )
+        said = f"no step for {hang.stalled_s:.0f} s, the last was {hang.step}; the training hangs"
+        if line:
+            said = (
+                f"no line that counts steps for {hang.stalled_s:.0f} s, the last was {line!r}, and"
+                " no process of the job works; the training seems to hang"
+            )
+        titled = (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(found))
+        self.say(f"monitor: {said}", *titled)
+        self.record(hang)
+        return hang
+
+    def hang_over(self, stalled_s: float, step: int) -> None:
+        """Say and record that a training that hung goes on."""
+        self.say(f"monitor: the training goes on after {stalled_s:.0f} s, at step {step}")
+        self.record(HangOver(stalled_s=round(stalled_s, 1), step=step))
+
+    def say(self, *lines: str) -> None:
+        """Say lines in the job's output."""
+        with contextlib.suppress(OSError):
+            print(
+                *(f"slurm-health: {line}" for line in lines), sep="\n", file=self._out, flush=True
+            )
+
+    def record(self, record: Record) -> None:
+        """Write to the journal; where that cannot be, say so."""
+        if self._directory is None:
+            return
+        try:
+            journal.Writer(self._directory, journal.MONITOR, time.time).append(record)
+        except JournalError as err:
+            self.say(f"monitor: this is not recorded: {err}")

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks without a heartbeat: which processes they are, by their environment and their parents.
+
+srun gives each task SLURM_PROCID, torchrun each worker RANK; their children inherit it. So a rank
+is the topmost process with a number, or what its shell or container runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
+
+SCRIPT = "script"  # what runs in the batch script itself belongs to no step
+# What runs a training: torch calls its main thread so, for profilers.
+_INTERPRETERS = ("python", "pypy", "pt_main")
+_OURS = "slurm_health"
+
+
+class Process(NamedTuple):
+    """A process of the job: `rank` is torchrun's number, `task` srun's, None where it has none.
+
+    `group` is its process group, `world` how many ranks there are, 0 where that is not told.
+    """
+
+    pid: int
+    parent: int
+    group: int
+    program: str
+    rank: int | None
+    task: int | None
+    world: int = 0
+
+    @property
+    def number(self) -> int | None:
+        """Its rank, as its heartbeat would tell it."""
+        return self.task if self.rank is None else self.rank
+
+
+class SilentRank(NamedTuple):
+    """A rank without a heartbeat."""
+
+    pid: int
+    program: str
+    rank: int
+    world: int
+
+
+def silent_ranks(
+    processes: Mapping[int, Process],
+    beating: Collection[int],
+    *,
+    arguments: Callable[[int], list[str]],
+    name: Callable[[int], str],
+    cpu_s: Callable[[int], float],
+) -> Iterator[SilentRank]:
+    """Yield the ranks of all programs that have no heartbeat.
+
+    Args:
+        processes: of this user in this job on this node, by number.
+        beating: those with a heartbeat.
+        arguments: the command line of a process,
+        name: its name, as the kernel has it,
+        cpu_s: and the CPU time that it used; each may raise OSError or ValueError.
+    """
+    children: dict[int, list[int]] = {}
+    for each in processes.values():
+        children.setdefault(each.parent, []).append(each.pid)
+    taken = {pid for beat in beating for pid in _line(beat, processes, children)}
+    for program in sorted({each.program for each in processes.values()}):
+        members = [each for each in processes.values() if each.program == program]
+        for root, rank in _roots(members, processes, arguments, name):
+            pid = _interpreter(root, children, name, cpu_s)
+            if root not in taken and pid not in taken:
+                yield SilentRank(pid, program, rank, processes[root].world)
+
+
+def _roots(
+    members: list[Process],
+    processes: Mapping[int, Process],
+    arguments: Callable[[int], list[str]],
+    name: Callable[[int], str],
+) -> Iterator[tuple[int, int]]:
+    """Yield the topmost process of each rank of a program, and its number."""
+    by_torchrun = any(each.rank is not None for each in members)
+    if not by_torchrun and members[0].program == SCRIPT:
+        # One process that trains by itself; Slurm numbers all that a script starts alike.
+        yield from ((pid, 0) for pid in _trainings(members, arguments, name))
+        return
+    for each in members:
+        number = each.rank if by_torchrun else each.task
+        above = processes.get(each.parent)
+        same = above is not None and number == (above.rank if by_torchrun else above.task)
+        # A data loader's worker may outlive its rank; what srun starts leads a process group.
+        orphan = above is None and each.group != each.pid
+        if number is not None and not same and not orphan:
+            yield each.pid, number
+
+
+def _trainings(
+    members: list[Process], arguments: Callable[[int], list[str]], name: Callable[[int], str]
+) -> list[int]:
+    """Return the interpreter that the script itself runs, where it is one; our own is not it."""
+    theirs = {
+        each.pid: each.parent
+        for each in members
+        if name(each.pid).startswith(_INTERPRETERS)
+        and not any(word.startswith(_OURS) for word in arguments(each.pid))
+    }
+    top = [pid for pid, parent in theirs.items() if parent not in theirs]
+    return top if len(top) == 1 else []
+
+
+def _interpreter(
+    root: int,
+    children: Mapping[int, list[int]],
+    name: Callable[[int], str],
+    cpu_s: Callable[[int], float],
+) -> int:
+    """Return what a shell or a container runs in the end: of several, what has worked most."""
+    pid = root
+    while not name(pid).startswith(_INTERPRETERS) and children.get(pid):
+        pid = max(children[pid], key=cpu_s)
+    return pid
+
+
+def _line(
+    pid: int, processes: Mapping[int, Process], children: Mapping[int, list[int]]
+) -> Iterator[int]:
+    """Yield a process, all below it, and those above it that have its number."""
+    number = processes[pid].number
+    above: Process | None = processes[pid]
+    while above is not None and above.number == number:
+        yield above.pid
+        above = processes.get(above.parent)
+    below = list(children.get(pid, ()))
+    while below:
+        each = below.pop()
+        yield each
+        below += children.get(each, ())

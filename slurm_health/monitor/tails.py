@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was written to the job's output files since the last look: of much, the end."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_health.monitor.srun_output import srun_files
+
+_MOST_BYTES = 64 << 10  # of a file, each time: what is skipped in between says the same
+_MOST_FILES = 8  # of a script's sruns
+_OWN = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))  # Slurm opened them for the job
+
+
+class Written(NamedTuple):
+    """The end of what was written to a file; `torn`: there was more before it."""
+
+    file: str
+    text: str
+    torn: bool
+
+
+class Tails:
+    """Follows the files of the job's own output and error, and those that its sruns write."""
+
+    def __init__(
+        self, script: str, directory: Path, environ: Mapping[str, str], own: tuple[Path, ...] = _OWN
+    ) -> None:
+        self._script, self._directory, self._environ = script, directory, environ
+        self._began_s = time.time()
+        self._own = own
+        self._read: dict[tuple[int, int], int] = {}
+        for path in own:  # what stands there is of an earlier start
+            self._take(path, from_end=True)
+
+    def written(self) -> Iterator[Written]:
+        """Yield what was written since the last time."""
+        theirs = srun_files(self._script, self._directory, self._environ, since_s=self._began_s)[
+            :_MOST_FILES
+        ]
+        for path in (*self._own, *theirs):
+            written = self._take(path)
+            if written is not None:
+                yield written
+
+    def _take(self, path: Path, *, from_end: bool = False) -> Written | None:
+        try:
+            if not path.is_file():  # whoever opens a FIFO waits for its other end
+                return None
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            found = os.fstat(file)
+            known = (found.st_dev, found.st_ino)
+            begin = found.st_size if from_end else self._read.get(known, 0)
+            self._read[known] = found.st_size
+            if not stat.S_ISREG(found.st_mode) or found.st_size == begin:
+                return None
+            if found.st_size < begin:  # it was cut since
+                begin = 0
+            start = max(begin, found.st_size - _MOST_BYTES)
+            data = os.pread(file, found.st_size - start, start)
+        except OSError:
+            return None
+        finally:
+            os.close(file)
+        return Written(f"{known}", data.decode(errors="replace"), start > begin)
