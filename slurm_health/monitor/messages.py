@@ -32,7 +32,8 @@ class NodeLook(msgspec.Struct, frozen=True, tag="look"):
     """All that can be seen of a node's ranks, and the TCP connections that do not get through.
 
     `now` is how the ranks were when they had answered. `addresses` are this node's own; `broken`
-    has the address at the other end of a connection, and how often was sent again.
+    has the address at the other end of a connection, and how often was sent again. `sent` is what
+    was sent to each address so far, in bytes, and the seconds that it took.
     """
 
     node: str
@@ -40,6 +41,7 @@ class NodeLook(msgspec.Struct, frozen=True, tag="look"):
     now: tuple[RankNow, ...] = ()
     addresses: tuple[str, ...] = ()
     broken: tuple[tuple[str, int], ...] = ()
+    sent: dict[str, tuple[int, float]] = {}
 
 
 Message = NodeNow | NodeLook

@@ -15,13 +15,20 @@ from typing import TextIO
 from slurm_health import journal
 from slurm_health.core.diagnosis.chain import InferenceChain
 from slurm_health.core.diagnosis.collected import Collected, FlightRecords
-from slurm_health.core.diagnosis.diagnostician import Diagnostician, observe_hang
+from slurm_health.core.diagnosis.diagnostician import (
+    Diagnostician,
+    observe_hang,
+    observe_slowdown,
+)
 from slurm_health.core.diagnosis.explain import lines_of
+from slurm_health.core.diagnosis.names import SLOWER_STEPS
 from slurm_health.core.diagnosis.pace import PATIENCE, Patience
 from slurm_health.core.diagnosis.seen import Standstill, paths_by_node
+from slurm_health.core.diagnosis.slow_network import Slowdown, speeds_of
+from slurm_health.core.diagnosis.slow_steps import Longer
 from slurm_health.core.diagnosis.stragglers import Slower
 from slurm_health.core.diagnosis.watched import Program, RankLook, RankNow, Watched
-from slurm_health.core.records import HangFound, HangOver, Record, StragglerFound
+from slurm_health.core.records import HangFound, HangOver, Record, SlowdownFound, StragglerFound
 from slurm_health.errors import JournalError
 from slurm_health.monitor import registry
 from slurm_health.monitor.containment import contained
@@ -30,8 +37,9 @@ from slurm_health.processes import Process, end_session
 
 _TICK_S = 5.0
 _HERE_S = 10.0
-_WINDOW_S = 60.0  # of the comparison of ranks
+_WINDOW_S = 20.0  # of the comparison of ranks with each other, and of steps with earlier ones
 _ANSWER_S = 8.0  # for all nodes to tell what they see
+_PATHS_S = 15.0  # some steps of which each takes seconds
 _BETWEEN_S = 4.0  # two looks, in which whoever works can be seen to
 _MOST_LINE_BYTES = 1 << 20
 _LEAVE_S, _GRACE_S = 1.0, 0.5
@@ -102,6 +110,8 @@ class Watch:
                 self._window_s = now_s
                 for node, slower in self._watched.window():
                     self._name_straggler(node, slower)
+                for _, longer in self._watched.slower():
+                    self._look_at_paths(longer)
             suspect = self._watched.suspect(now_s)
             if suspect is not None:
                 self._look_at(suspect)
@@ -210,6 +220,40 @@ class Watch:
         )
         self._record(hang)
         self._on_hang(hang)
+
+    # --- slow steps ----------------------------------------------------------------------------
+
+    def _look_at_paths(self, longer: Longer) -> None:
+        """See how fast connections are, for a while; say which are slow, if that explains it."""
+        looks = []
+        for _ in range(2):
+            looked = self._ask(LOOK)
+            looks.append({n: each for n, each in looked.items() if isinstance(each, NodeLook)})
+            if len(looks) == 1:
+                for _ in self._hear(_PATHS_S):
+                    pass
+        before, after = ({n: each.sent for n, each in look.items()} for look in looks)
+        addresses = {address: n for n, each in looks[1].items() for address in each.addresses}
+        slowdown = Slowdown(
+            step_ms=round(longer.now.step_ms, 1),
+            usual_ms=round(longer.usual.step_ms, 1),
+            own_ms=round(longer.now.own_ms, 1),
+            nodes=self._nodes,
+            speeds=speeds_of(before, after, addresses, self._nodes),
+        )
+        used = registry.registered()
+        chain = InferenceChain(used.operators, apply=contained())
+        data = Collected([slowdown], failed=used.failed)
+        found = Diagnostician(observe_slowdown, chain).diagnose(data).diagnosed
+        if found is None or found.cause == SLOWER_STEPS:
+            return  # longer batches, an evaluation: it may be as it should
+        self._say(
+            f"monitor: a step takes {slowdown.step_ms:.0f} ms instead of {slowdown.usual_ms:.0f}",
+            *(f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(found)),
+        )
+        self._record(
+            SlowdownFound(step_ms=slowdown.step_ms, usual_ms=slowdown.usual_ms, found=found)
+        )
 
     def _name_end(self, program: Program, now_s: float) -> None:
         assert program.hung_s is not None

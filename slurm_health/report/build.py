@@ -28,6 +28,7 @@ from slurm_health.core.records import (
     Sampled,
     ScriptEnded,
     ScriptStarted,
+    SlowdownFound,
     StragglerFound,
     Unchecked,
     VerdictReached,
@@ -110,6 +111,7 @@ def run_report(
         post_mortem=_last(entries.post_mortem, Diagnosed),
         hangs=tuple(_hangs(entries.monitor)),
         stragglers=tuple(_all(entries.monitor, StragglerFound)),
+        slowdowns=tuple(_all(entries.monitor, SlowdownFound)),
         timeline=timeline(entries),
         samples=samples,
         missing=entries.missing,
@@ -353,10 +355,8 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return event(nodes=tuple(nodes), detail=disposition)
         case ScriptStarted() | ScriptEnded() | FailurePlanned() as record:
             return _script_event(record, event)
-        case Diagnosed() | HangFound() | HangOver() | StragglerFound() as record:
-            return _training_event(record, event)
         case _:
-            return None
+            return _training_event(entry.record, event)
 
 
 def _in_short(unwell: Sequence[NodeVerdict]) -> str:
@@ -383,15 +383,15 @@ def _script_event(
             return event(detail=f"{plan}: {reason}", nodes=tuple(nodes))
 
 
-def _training_event(
-    record: Diagnosed | HangFound | HangOver | StragglerFound, event: Callable[..., Event]
-) -> Event:
+def _training_event(record: Record | None, event: Callable[..., Event]) -> Event | None:
     match record:
         case Diagnosed(description=description):
             return event(detail=description)
-        case HangFound(found=found):
+        case HangFound(found=found) | SlowdownFound(found=found):
             return event(detail=found.description, nodes=tuple(found.nodes))
         case HangOver(stalled_s=stalled_s):
             return event(detail=f"it went on by itself after {stalled_s:.0f} s")
         case StragglerFound(node=node, rank=rank):
             return event(detail=f"rank {rank} is slower than the others", nodes=(node,))
+        case _:
+            return None

@@ -312,6 +312,8 @@ def _script_event(event: Event, run: RunReport) -> str:
             return f"the training hangs: {event.detail}"
         case "hang_over":
             return f"the training goes on: {event.detail}"
+        case "slowdown_found":
+            return f"steps take longer: {event.detail}"
         case "straggler_found":
             return f"{event.detail}, on {nodes_text(event.nodes)}"
         case "script_started":
