@@ -10,6 +10,7 @@ is `core.diagnosis`'s.
     node          the monitor of one node
     ranks         the ranks on a node: their heartbeats, and what the kernel says of them
     connections   TCP connections that do not get through
+    tcp_info      how much TCP connections have sent, and in how long
     messages      what monitors tell the watch
 
     post_mortem   collect, diagnose, say, record
