@@ -157,7 +157,7 @@ CAUSES = (
     Cause(
         name="link",
         title="the network link of a node is throttled",
-        named=(STRAGGLER,),
+        named=("slow-network",),
         ends=Ends.SLOWS,
         of_the_node=True,
         outside=True,

@@ -96,6 +96,9 @@ def findings_of(report: Mapping[str, Any]) -> Iterator[Finding]:
         for hang, time_s in zip(run["hangs"], at_s["hang_found"], strict=False):
             found = hang["found"]
             yield Finding(cause=found["cause"], nodes=tuple(found["nodes"]), at_s=time_s)
+        for longer, time_s in zip(run["slowdowns"], at_s["slowdown_found"], strict=False):
+            found = longer["found"]
+            yield Finding(cause=found["cause"], nodes=tuple(found["nodes"]), at_s=time_s)
         for slow, time_s in zip(run["stragglers"], at_s["straggler_found"], strict=False):
             yield Finding(cause=STRAGGLER, nodes=(slow["node"],), at_s=time_s)
         if run["post_mortem"]:
@@ -104,7 +107,7 @@ def findings_of(report: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(cause=found["cause"], nodes=nodes, at_s=at_s["diagnosed"][-1])
 
 
-_KINDS = ("hang_found", "straggler_found", "diagnosed")
+_KINDS = ("hang_found", "slowdown_found", "straggler_found", "diagnosed")
 
 
 def _times(run: Mapping[str, Any], what: str) -> Iterator[float]:

@@ -26,7 +26,7 @@ NODES = RANKS + 1  # one to go on with
 SLURMD_TIMEOUT_S = 30
 PAUSE_S = 8.0  # of a checkpoint in a healthy run
 HEALTHY_S = 150.0
-_BEGIN_S, _STRIKE_S = 240.0, 120.0
+_BEGIN_S, _STRIKE_S = 240.0, 900.0
 # How long each kind is waited for at most; what is found later counts as not found.
 _FOUND_S = {Ends.HANGS: 240.0, Ends.SLOWS: 480.0}
 _ENDED_S = 420.0
@@ -153,7 +153,7 @@ class Run:
 
     def _said(self) -> bool:
         return any(
-            record["kind"] in {"hang_found", "straggler_found", "slow_network_found"}
+            record["kind"] in {"hang_found", "straggler_found", "slowdown_found"}
             for record in self._site.records(self._job, writer="monitor")
         )
 

@@ -11,6 +11,8 @@ from benchmarks.diagnosis.causes import Cause, Ends
 
 RANKS = 3  # fewer, and nobody can tell which of two that differ is not as it should be
 FIRST_STEP, LAST_STEP = 9, 40
+# That a training becomes slower is seen once it is known how fast it was.
+SLOWER_FROM, SLOWER_TO = 180, 240
 # Of a hang in the first steps nobody can know that it is one; a failure may come at once.
 _EARLIEST_FAILURE = 2
 
@@ -37,11 +39,15 @@ class Plan:
 def plan_of(cause: Cause, seed: int) -> Plan:
     """Return what the run of a seed does: always the same."""
     random = Random(f"{cause.name} {seed}")
-    early = cause.ends in {Ends.STOPS, Ends.GOES_ON} and not cause.outside
+    first, last = FIRST_STEP, LAST_STEP
+    if cause.ends is Ends.SLOWS:
+        first, last = SLOWER_FROM, SLOWER_TO
+    elif cause.ends in {Ends.STOPS, Ends.GOES_ON} and not cause.outside:
+        first = _EARLIEST_FAILURE
     return Plan(
         cause=cause,
         seed=seed,
-        step=random.randint(_EARLIEST_FAILURE if early else FIRST_STEP, LAST_STEP),
+        step=random.randint(first, last),
         rank=random.randint(1 if cause.spares_first_node else 0, RANKS - 1),
         # A loader with workers fetches ahead, which hides that it is slow.
         workers=random.choice((0, 1)) if cause.ends is not Ends.SLOWS else 0,

@@ -6,16 +6,26 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
+
+import msgspec
 
 from slurm_health import journal
 from slurm_health.core.diagnosis.chain import InferenceChain
 from slurm_health.core.diagnosis.collected import Collected, FlightRecords
-from slurm_health.core.diagnosis.diagnostician import Diagnostician, observe_hang
+from slurm_health.core.diagnosis.diagnostician import (
+    Diagnostician,
+    observe_hang,
+    observe_slowdown,
+)
 from slurm_health.core.diagnosis.explain import lines_of
+from slurm_health.core.diagnosis.inference import Inference
+from slurm_health.core.diagnosis.names import SLOWER_STEPS
 from slurm_health.core.diagnosis.seen import Standstill
-from slurm_health.core.records import HangFound, HangOver, Record
+from slurm_health.core.diagnosis.slow_network import Slowdown
+from slurm_health.core.records import Diagnosed, HangFound, HangOver, Record, SlowdownFound
 from slurm_health.errors import JournalError
 from slurm_health.monitor import registry
 from slurm_health.monitor.containment import contained
@@ -37,11 +47,7 @@ class Findings:
 
         `line` is the last line of output that counted, where that told of the standstill.
         """
-        used = registry.registered()
-        missing = dict(standstill.not_seen)
-        data = Collected([standstill, flights], missing=missing, failed=used.failed)
-        chain = InferenceChain(used.operators, apply=contained())
-        found = Diagnostician(observe_hang, chain).diagnose(data).diagnosed
+        found = _inferred(observe_hang, [standstill, flights], missing=standstill.not_seen)
         if found is None:
             return None
         hang = HangFound(
@@ -57,10 +63,20 @@ class Findings:
                 f"no line that counts steps for {hang.stalled_s:.0f} s, the last was {line!r}, and"
                 " no process of the job works; the training seems to hang"
             )
-        titled = (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(found))
-        self.say(f"monitor: {said}", *titled)
+        self.say(f"monitor: {said}", *_titled(found))
         self.record(hang)
         return hang
+
+    def slowdown(self, seen: Slowdown) -> None:
+        """Infer why steps take longer than before; say it and record it if links explain it."""
+        found = _inferred(observe_slowdown, [seen])
+        if found is None or found.cause == SLOWER_STEPS:
+            return  # longer batches, an evaluation: it may be as it should
+        self.say(
+            f"monitor: a step takes {seen.step_ms:.0f} ms instead of {seen.usual_ms:.0f}",
+            *_titled(found),
+        )
+        self.record(SlowdownFound(step_ms=seen.step_ms, usual_ms=seen.usual_ms, found=found))
 
     def hang_over(self, stalled_s: float, step: int) -> None:
         """Say and record that a training that hung goes on."""
@@ -82,3 +98,18 @@ class Findings:
             journal.Writer(self._directory, journal.MONITOR, time.time).append(record)
         except JournalError as err:
             self.say(f"monitor: this is not recorded: {err}")
+
+
+def _inferred(
+    observe: Callable[[Collected], Inference | None],
+    seen: Iterable[msgspec.Struct],
+    missing: Mapping[str, str] | None = None,
+) -> Diagnosed | None:
+    used = registry.registered()
+    chain = InferenceChain(used.operators, apply=contained())
+    data = Collected(seen, missing=missing, failed=used.failed)
+    return Diagnostician(observe, chain).diagnose(data).diagnosed
+
+
+def _titled(found: Diagnosed) -> Iterator[str]:
+    return (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(found))

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from slurm_health.core.diagnosis.pace import PATIENCE, Patience
+from slurm_health.core.diagnosis.slow_network import Slowdown, speeds_of
+from slurm_health.core.diagnosis.slow_steps import Longer
 from slurm_health.core.diagnosis.stragglers import Slower
 from slurm_health.core.diagnosis.watched import Program, Watched
 from slurm_health.core.records import HangFound, StragglerFound
@@ -19,7 +21,8 @@ from slurm_health.monitor.monitors import Monitors
 
 _TICK_S = 5.0
 _HERE_S = 10.0
-_WINDOW_S = 60.0  # of the comparison of ranks
+_WINDOW_S = 20.0  # of the comparison of ranks with each other, and of steps with earlier ones
+_PATHS_S = 15.0  # some steps of which each takes seconds
 _BETWEEN_S = 4.0  # two looks, in which whoever works can be seen to
 
 OnHang = Callable[[HangFound], None]
@@ -72,6 +75,8 @@ class Watch:
                 self._window_s = now_s
                 for node, slower in self._watched.window():
                     self._name_straggler(node, slower)
+                for _, longer in self._watched.slower():
+                    self._look_at_paths(longer)
             suspect = self._watched.suspect(now_s)
             if suspect is not None:
                 self._look_at(suspect)
@@ -88,11 +93,7 @@ class Watch:
 
     def _look_at(self, program: Program) -> None:
         """See what the ranks of a program do, twice; say where it hangs, if it does."""
-        looked: dict[str, NodeLook] = {}
-        for message in self._monitors.ask(LOOK):
-            self._take(message)
-            if isinstance(message, NodeLook):
-                looked[message.node] = message
+        looked = self._look()
         began_s = time.monotonic()
         self._hear(_BETWEEN_S)
         heard = set()
@@ -111,6 +112,31 @@ class Watch:
         hang = self._findings.hang(*judged)
         if hang is not None:
             self._on_hang(hang)
+
+    def _look(self) -> dict[str, NodeLook]:
+        """Return what each node sees that answers in time."""
+        looked: dict[str, NodeLook] = {}
+        for message in self._monitors.ask(LOOK):
+            self._take(message)
+            if isinstance(message, NodeLook):
+                looked[message.node] = message
+        return looked
+
+    def _look_at_paths(self, longer: Longer) -> None:
+        """See how fast connections are, for a while; say which are slow, if that explains it."""
+        before = self._look()
+        self._hear(_PATHS_S)
+        after = self._look()
+        addresses = {address: node for node, each in after.items() for address in each.addresses}
+        self._findings.slowdown(
+            Slowdown(
+                step_ms=round(longer.now.step_ms, 1),
+                usual_ms=round(longer.usual.step_ms, 1),
+                own_ms=round(longer.now.own_ms, 1),
+                nodes=self._nodes,
+                speeds=speeds_of(_sent(before), _sent(after), addresses, self._nodes),
+            )
+        )
 
     def _name_end(self, program: Program, now_s: float) -> None:
         assert program.hung_s is not None
@@ -132,3 +158,7 @@ class Watch:
                 usual_ms=round(slower.usual_ms, 1),
             )
         )
+
+
+def _sent(looked: Mapping[str, NodeLook]) -> dict[str, dict[str, tuple[int, float]]]:
+    return {node: each.sent for node, each in looked.items()}

@@ -20,6 +20,7 @@ from slurm_health.core.records import (
     RunStarted,
     ScriptEnded,
     ScriptStarted,
+    SlowdownFound,
     StragglerFound,
     VerdictReached,
 )
@@ -74,7 +75,7 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return event(action=action, nodes=tuple(nodes), succeeded=succeeded, detail=detail)
         case RunFinished(disposition=disposition, nodes=nodes):
             return event(nodes=tuple(nodes), detail=disposition)
-        case HangFound() | HangOver() | StragglerFound() as record:
+        case HangFound() | HangOver() | SlowdownFound() | StragglerFound() as record:
             return _monitor_event(record, event)
         case ScriptStarted() | ScriptEnded() | FailurePlanned() | Diagnosed() as record:
             return _script_event(record, event)
@@ -109,12 +110,14 @@ def _script_event(
 
 
 def _monitor_event(
-    record: HangFound | HangOver | StragglerFound, event: Callable[..., Event]
+    record: HangFound | HangOver | SlowdownFound | StragglerFound, event: Callable[..., Event]
 ) -> Event:
     match record:
         case HangFound(stalled_s=stalled_s, found=found):
             return event(nodes=tuple(found.nodes), detail=f"{stalled_s:.0f} s: {found.description}")
         case HangOver(stalled_s=stalled_s):
             return event(detail=f"{stalled_s:.0f} s")
+        case SlowdownFound(found=found):
+            return event(nodes=tuple(found.nodes), detail=found.description)
         case StragglerFound(node=node, rank=rank):
             return event(nodes=(node,), detail=f"rank {rank} on {node}")

@@ -130,6 +130,8 @@ def _monitor_text(event: Event) -> str:
             return f"monitor: no step for {event.detail}"
         case "hang_over":
             return f"monitor: the training goes on, after {event.detail} without a step"
+        case "slowdown_found":
+            return f"monitor: steps take longer: {event.detail}"
         case "straggler_found":
             return f"monitor: {event.detail} is slower than the others"
         case _:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a symptom, a failed script or a hang, to what is said about it."""
+"""From a symptom, such as a failed script or a hang, to what is said about it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from enum import Enum
 from slurm_health.core.diagnosis.chain import InferenceChain, Walk
 from slurm_health.core.diagnosis.collected import Collected, ScriptEnd
 from slurm_health.core.diagnosis.inference import Inference
-from slurm_health.core.diagnosis.names import NO_PROGRESS, SCRIPT_FAILED
+from slurm_health.core.diagnosis.names import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS
 from slurm_health.core.diagnosis.seen import Standstill
+from slurm_health.core.diagnosis.slow_network import Slowdown
 from slurm_health.core.diagnosis.words import signal_text
 from slurm_health.core.records import Diagnosed
 
@@ -83,6 +84,18 @@ def observe_hang(data: Collected) -> Inference | None:
     )
 
 
+def observe_slowdown(data: Collected) -> Inference | None:
+    """Return the symptom of steps that take longer than before, None where they do not."""
+    found = data.get(Slowdown)
+    if found is None or found.step_ms <= found.usual_ms:
+        return None
+    return Inference(
+        name=SLOWER_STEPS,
+        description=f"a step takes {found.step_ms:.0f} ms instead of {found.usual_ms:.0f} ms, and"
+        " nothing that was collected says why",
+    )
+
+
 def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
     """Return the record of where a chain led."""
     cause = walk.conclusion
@@ -113,6 +126,7 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
 
 def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:
     """Return those that are nodes of the job: what a job prints may name any."""
-    told: list[ScriptEnd | Standstill | None] = [data.get(ScriptEnd), data.get(Standstill)]
+    told: list[ScriptEnd | Standstill | Slowdown | None]
+    told = [data.get(ScriptEnd), data.get(Standstill), data.get(Slowdown)]
     of_the_job = {node for each in told if each is not None for node in each.nodes}
     return [node for node in nodes if node in of_the_job]
