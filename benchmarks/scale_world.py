@@ -37,7 +37,6 @@ SOLO_S, PAIR_S = 0.9, 0.7  # how long a round's probes take a healthy node
 CRASH_AFTER_S = 0.2
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 SLOW_NETWORK = 2.5
-_ORDERS = Path(orders.NAME).stem
 _ITERATIONS = 10
 _NOISE = 0.02
 _TYPICAL_MS = {"matmul": 12.0, "memory_copy": 8.0, "allgather": 6.0, "values": 1.0}
@@ -421,7 +420,7 @@ class Cluster:
         """Tell whether whoever opens this file to read it was told that it has news."""
         if self._files.actor == "agents":
             node = self.awake
-            if file != _ORDERS or node is None:
+            if file != orders.ORDERS or node is None:
                 return True  # its own file, when it starts
             heard, node.heard = node.heard, False
             return heard

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health import journal, private_files
@@ -22,8 +23,10 @@ from slurm_health.core.records import (
     Record,
     VerdictReached,
 )
+from slurm_health.core.verdict import NodeVerdict
 
-NAME = "orders.jsonl"
+ORDERS = "orders"
+NAME = f"{ORDERS}.jsonl"
 # A line is read with what follows it, up to this: seldom more than one read.
 _AHEAD_BYTES = 2048
 
@@ -53,6 +56,14 @@ class Writer:
         if not blocks.offset:
             self._write(orders.beginning(run_id, nodes))
 
+    def conclude(self, verdict: VerdictReached, nodes: Collection[str], reason: str) -> None:
+        """Write who trains, for the processes of `slurm-health run`.
+
+        Raises:
+            JournalError: the file cannot be written.
+        """
+        self._write(orders.training(verdict, nodes, reason, self._numbers))
+
     def append(self, *records: Record) -> bool:
         """Write what agents are to hear of records that stand in the journal; tell if that is any.
 
@@ -77,15 +88,26 @@ class Writer:
             raise journal.unusable(self.path, "written", err) from err
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Who trains, by their numbers, and why; the verdict on this node where it does not."""
+
+    nodes: orders.Numbers
+    reason: str
+    verdict: NodeVerdict | None
+
+
 class Reader:
     """Reads what concerns one node, as records in which nothing else is.
 
-    Whatever else the master says is read as that it is there.
+    Whatever else the master says is read as that it is there. `training` is None until it is
+    decided, which only `slurm-health run` does.
     """
 
     def __init__(self, directory: Path, node: str) -> None:
         self.path = directory / NAME
         self.run_id = ""
+        self.training: Training | None = None
         self._node = node
         self._number = 0
         self._offset = 0
@@ -133,7 +155,10 @@ class Reader:
             case orders.Stop(round=index, nodes=nodes, timed_out=timed_out):
                 if orders.names(nodes, self._number):
                     return _stopped(index, self._group, timed_out=timed_out)
-            case orders.Relieve(launch=launch, nodes=nodes):
+            case orders.Train(nodes=nodes, reason=reason):
+                verdict = orders.verdict_in(blocks.part(self._number))
+                self.training = Training(nodes=nodes, reason=reason, verdict=verdict)
+            case orders.Launch(launch=launch, nodes=nodes):
                 if orders.names(nodes, self._number):
                     return AgentsLaunched(launch=launch, nodes=[self._node])
             case orders.Leave():

@@ -29,6 +29,7 @@ PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 _PR_SET_PDEATHSIG = 1
 # Signals that would end us while a command is in the foreground.
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_HEARD_AFTER_FORK = (signal.SIGINT, signal.SIGTERM)
 _ANEW_S = 0.01  # what an exception is dropped in takes far less
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -78,11 +79,13 @@ def start_tied(
         OSError: it cannot be executed, or not be tied.
     """
     tie = die_with_parent()
+    # Python drops what a signal raises while it forks, and with it the user's Ctrl-C.
+    ours = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD_AFTER_FORK)
+    mask = ours if signal_mask is None else signal_mask
 
     def prepare() -> None:
         tie()
-        if signal_mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     try:
         process = subprocess.Popen(
@@ -96,6 +99,8 @@ def start_tied(
         )
     except subprocess.SubprocessError as err:
         raise OSError(str(err)) from err
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ours)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             os.set_blocking(pipe.fileno(), False)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from slurm_health.core.records import (
     RunFinished,
     VerdictReached,
 )
+from slurm_health.core.verdict import Level, NodeVerdict
 
 HERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 NODES = ("b", "a", "c10", "c9", "é")
@@ -114,7 +116,6 @@ def test_what_agents_need_not_hear_is_not_written(tmp_path: Path) -> None:
     writer = orders.Writer(run, "r", NODES)
     size = (run / orders.NAME).stat().st_size
     assert not writer.append(NodesAdmitted(nodes=list(NODES)), RoundEnded(round=0))
-    assert not writer.append(AgentsLaunched(launch=0, nodes=list(NODES)))
     assert (run / orders.NAME).stat().st_size == size
 
 
@@ -168,6 +169,45 @@ def test_a_master_that_takes_over_cuts_off_what_the_dead_one_did_not_write_whole
     assert isinstance(last, RoundStarted)
     assert (last.round, last.groups) == (1, [["c9", "b"]])
     assert heard(run, "c10") == []
+
+
+def test_a_node_hears_that_it_trains_and_another_one_why_it_does_not(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    verdict = VerdictReached(
+        nodes=[NodeVerdict(node=node, level=Level.HEALTHY) for node in NODES[1:]]
+        + [NodeVerdict(node="b", level=Level.FAULTY, reason="it fails")]
+    )
+    reader, left_out = orders.Reader(run, "a"), orders.Reader(run, "b")
+    orders.Writer(run, "r", NODES).conclude(verdict, ["a", "c10", "c9", "é"], "without b")
+
+    for each in (reader, left_out):
+        each.read_new()
+
+    told = orders.Training(nodes=[(0, 0), (2, 4)], reason="without b", verdict=None)
+    assert reader.training == told
+    assert left_out.training == replace(told, verdict=verdict.nodes[-1])
+
+
+def test_what_a_node_reads_of_who_trains_hardly_grows_with_the_number_of_nodes(
+    tmp_path: Path,
+) -> None:
+    def bytes_read(count: int) -> int:
+        nodes = [f"n{number:06d}" for number in range(count)]
+        found = [
+            NodeVerdict(node=node, level=Level.HEALTHY, reason="passed with 2 partners")
+            for node in nodes
+        ]
+        run = tmp_path / str(count) / "run"
+        writer = orders.Writer(run, "r", nodes)
+        reader = orders.Reader(run, nodes[-1])
+        reader.read_new()
+        writer.conclude(VerdictReached(nodes=found), nodes, "")
+        before = _bytes_read()
+        reader.read_new()
+        assert reader.training is not None
+        return _bytes_read() - before
+
+    assert bytes_read(4096) < bytes_read(64) + 2048
 
 
 def test_what_one_agent_reads_of_a_round_hardly_grows_with_the_number_of_nodes(

@@ -62,6 +62,21 @@ def said(process: subprocess.Popen[bytes]) -> str:
     return text.decode().strip()
 
 
+def test_an_interrupt_while_a_child_is_started_is_heard() -> None:
+    code = """
+import os, signal
+from slurm_health.processes import start_tied
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+try:
+    start_tied(["true"], environ=os.environ)
+except KeyboardInterrupt:
+    print("heard")
+"""
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("heard\n", "")
+
+
 def test_a_child_that_ignores_sigterm_is_gone_with_its_own_child() -> None:
     parent = start(sys.executable, "-c", STUBBORN_PARENT, STUBBORN + "time.sleep(100)")
     child = int(said(parent))

@@ -10,7 +10,7 @@ it are one block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from slurm_health.core.records import (
     RunFinished,
     VerdictReached,
 )
+from slurm_health.core.verdict import NodeVerdict
 
 Numbers = list[tuple[int, int]]
 """Nodes by their numbers, as ranges: first and last."""
@@ -68,8 +69,8 @@ class Stop(Order, frozen=True, kw_only=True, tag="stop"):
     timed_out: bool = False
 
 
-class Relieve(Order, frozen=True, kw_only=True, tag="relieve"):
-    """Agents of an earlier launch on these nodes are replaced."""
+class Launch(Order, frozen=True, kw_only=True, tag="launch"):
+    """Agents are started on these nodes; those of an earlier launch are replaced."""
 
     launch: int
     nodes: Numbers
@@ -83,10 +84,21 @@ class Leave(Order, frozen=True, kw_only=True, tag="leave"):
     """The run is over."""
 
 
-AnyOrder = Begin | BeginRound | Stop | Relieve | Stay | Leave
+class Train(Order, frozen=True, kw_only=True, tag="train"):
+    """These nodes go on to train together, none where nobody does.
+
+    A node that does not has the verdict on it as its part.
+    """
+
+    nodes: Numbers
+    reason: str
+
+
+AnyOrder = Begin | BeginRound | Stop | Launch | Stay | Leave | Train
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyOrder)
 _part_decoder = msgspec.json.Decoder(tuple[list[str], Rendezvous])
+_verdict_decoder = msgspec.json.Decoder(NodeVerdict)
 _NO_PART = b"-"
 
 
@@ -121,8 +133,8 @@ def blocks(records: Iterable[Record], numbers: Mapping[str, int]) -> bytes:
                 found += _round(record, numbers)
             case GroupAborted(round=index, group=group, timed_out=timed_out):
                 stopped.setdefault((index, timed_out), []).extend(group)
-            case AgentsLaunched(launch=launch, nodes=nodes) if launch:
-                found += _block(Relieve(launch=launch, nodes=_ranges(nodes, numbers)))
+            case AgentsLaunched(launch=launch, nodes=nodes):
+                found += _block(Launch(launch=launch, nodes=_ranges(nodes, numbers)))
             case MasterWaits():
                 found += _block(Stay())
             case VerdictReached() | RunFinished():
@@ -133,6 +145,23 @@ def blocks(records: Iterable[Record], numbers: Mapping[str, int]) -> bytes:
         ranges = _ranges(nodes, numbers)
         found += _block(Stop(round=index, nodes=ranges, timed_out=timed_out))
     return found
+
+
+def training(
+    verdict: VerdictReached, nodes: Collection[str], reason: str, numbers: Mapping[str, int]
+) -> bytes:
+    """Return what the processes of `slurm-health run` are to hear: who trains, and why others not.
+
+    Args:
+        verdict: of all nodes.
+        nodes: those that train; none where nobody does.
+        reason: why it is these.
+        numbers: of the nodes in the run's tables.
+    """
+    among = frozenset(nodes)
+    parts = [((each.node,), _encoder.encode(each)) for each in verdict.nodes]
+    left = [(members, part) for members, part in parts if members[0] not in among]
+    return _with_parts(Train(nodes=_ranges(nodes, numbers), reason=reason), left, numbers)
 
 
 def number_in(cells: int, cell: Callable[[int], bytes], node: str) -> int:
@@ -189,32 +218,48 @@ def round_of(order: BeginRound, part: bytes) -> RoundStarted:
     )
 
 
+def verdict_in(part: bytes) -> NodeVerdict | None:
+    """Return the verdict on a node that does not train, None where it has no part.
+
+    Raises:
+        ValueError: this is no part.
+    """
+    return _verdict_decoder.decode(part) if part else None
+
+
 def names(ranges: Numbers, number: int) -> bool:
     """Tell whether a node's number is among these."""
     return any(first <= number <= last for first, last in ranges)
 
 
 def _round(record: RoundStarted, numbers: Mapping[str, int]) -> bytes:
-    places: list[bytes] = [_NO_PART] * len(numbers)
-    parts, start = [], 0
-    for group, meeting in zip(record.groups, record.rendezvous, strict=True):
-        part = _encoder.encode((group, meeting)) + b"\n"
-        parts.append(part)
-        for node in group:
-            places[numbers[node]] = b"%d %d" % (start, len(part))
-        start += len(part)
-    table, width = _table(places)
     order = BeginRound(
         round=record.round,
         deadline_s=record.deadline_s,
         phase=record.phase,
         probes=record.probes,
         options=record.options,
-        cells=len(places),
-        width=width,
-        size=start,
     )
-    return _block(order, table, *parts)
+    groups = zip(record.groups, record.rendezvous, strict=True)
+    parts = [(group, _encoder.encode((group, meeting))) for group, meeting in groups]
+    return _with_parts(order, parts, numbers)
+
+
+def _with_parts(
+    order: Order, parts: Iterable[tuple[Sequence[str], bytes]], numbers: Mapping[str, int]
+) -> bytes:
+    """Return a block in which each of these nodes has its part, which it may share with others."""
+    places: list[bytes] = [_NO_PART] * len(numbers)
+    text, start = [], 0
+    for nodes, part in parts:
+        line = part + b"\n"
+        text.append(line)
+        for node in nodes:
+            places[numbers[node]] = b"%d %d" % (start, len(line))
+        start += len(line)
+    table, width = _table(places)
+    head = msgspec.structs.replace(order, cells=len(places), width=width, size=start)
+    return _block(head, table, *text)
 
 
 def _table(cells: Iterable[bytes]) -> tuple[bytes, int]:

@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check before a training that srun has started on every node already.
 
-Nobody starts agents here: each process runs that of its own node when the journal says so, and
-the first one runs the master beside it. All of them read the outcome from the journal.
+Nobody starts agents here: each process runs that of its own node when the orders say so, and the
+first one runs the master beside it. The others learn from the orders who trains: to read the whole
+journal on each node would take bytes by the square of their number.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
 
-from slurm_health import journal
+from slurm_health import journal, orders
 from slurm_health.core.expectations import Expectation
+from slurm_health.core.orders import names, numbers_of
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     Action,
@@ -48,7 +50,10 @@ SIGN_OFF_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class JointOutcome:
-    """What the check found, and the nodes training starts with, none where it does not."""
+    """What the check found, and the nodes training starts with, none where it does not.
+
+    What it found of other nodes is known to the first process alone.
+    """
 
     verdict: VerdictReached
     choice: NodeChoice
@@ -109,6 +114,7 @@ def lead(
         choice = choose(verdict, bounds, absent=absent, exclude_slow=exclude_slow)
         for record in _outcome_records(choice):
             master.append(record)
+        _tell(directory, started, verdict, choice)
     except (KeyboardInterrupt, SystemExit) as end:
         master.note_end(end)
         raise
@@ -140,6 +146,7 @@ def adopt(
     journal.create(directory, [journal.MASTER, *started.nodes])
     writer = journal.Writer(directory, journal.MASTER, time.time)
     writer.append(msgspec.structs.replace(started, settings=settings), *_outcome_records(choice))
+    _tell(directory, started, verdict, choice)
     return JointOutcome(verdict=verdict, choice=choice)
 
 
@@ -157,31 +164,48 @@ def follow(
     """
     # The file exists before anybody looks for it: no client of a network filesystem then
     # remembers that it did not.
-    journal.create(directory, [journal.MASTER, place.node])
-    reader = journal.Reader(directory, journal.MASTER)
+    journal.create(directory, [orders.ORDERS, place.node])
+    reader = orders.Reader(directory, place.node)
     poll_s = poll_interval_s(len(place.nodes))
-    heard: list[Entry] = []
     heard_at = monotonic()
-    while (outcome := outcome_of(heard, directory)) is None:
+    heard = False
+    while True:
         news = reader.read_new()
-        heard += news
-        heard_at = monotonic() if news else heard_at
-        if place.chosen_start and heard == news and outcome_of(heard, directory):
-            raise _used_before(directory)
+        if reader.training is not None:
+            break
+        if news:
+            heard, heard_at = True, monotonic()
+            agent.ring()
         if monotonic() - heard_at > (SILENCE_S if heard else BEGIN_S):
-            raise Unheard(reader.path, _silent(place, heard))
-        if outcome_of(heard, directory) is None:
-            serve(agent, directory, news)
-            sleep(poll_s)
+            raise Unheard(reader.path, _silent(place, heard=heard))
+        serve(agent, directory, news)
+        sleep(poll_s)
+    if place.chosen_start and not heard:
+        raise _used_before(directory)
     agent.stop()
-    return outcome
+    return _outcome(place.nodes, reader.training)
 
 
-def serve(agent: OwnAgent, directory: Path, news: Sequence[Entry]) -> None:
+def _outcome(nodes: Sequence[str], training: orders.Training) -> JointOutcome:
+    numbers = numbers_of(nodes)
+    chosen = tuple(node for node in nodes if names(training.nodes, numbers[node]))
+    found = [] if training.verdict is None else [training.verdict]
+    choice = NodeChoice(nodes=chosen, reason=training.reason)
+    return JointOutcome(verdict=VerdictReached(nodes=found), choice=choice)
+
+
+def _tell(
+    directory: Path, started: RunStarted, verdict: VerdictReached, choice: NodeChoice
+) -> None:
+    writer = orders.Writer(directory, started.run_id, started.nodes)
+    writer.conclude(verdict, choice.nodes, choice.reason)
+
+
+def serve(agent: OwnAgent, directory: Path, news: Iterable[Record | None]) -> None:
     """Start the agent when it is called for, and write its end where it could not itself."""
-    for entry in news:
-        if isinstance(entry.record, AgentsLaunched):
-            agent.start(entry.record.launch, entry.record.nodes)
+    for record in news:
+        if isinstance(record, AgentsLaunched):
+            agent.start(record.launch, record.nodes)
     for lost in agent.poll():
         (node,) = lost.nodes
         # The agent is gone, so its file still has one writer.
@@ -193,7 +217,7 @@ def _used_before(directory: Path) -> JournalError:
     return JournalError(directory, "belongs to an earlier start; give each start its own --rdzv-id")
 
 
-def _silent(place: TaskPlace, heard: Sequence[Entry]) -> str:
+def _silent(place: TaskPlace, *, heard: bool) -> str:
     first = place.nodes[0]
     if heard:
         return f"{first}, which runs the check, has written nothing for {SILENCE_S:.0f} s"
@@ -206,17 +230,18 @@ def _silent(place: TaskPlace, heard: Sequence[Entry]) -> str:
 def _await_sign_off(directory: Path, nodes: Sequence[str], agent: Launcher) -> list[str]:
     """Return the nodes whose processes do not answer: their last record is not an agent's end."""
     give_up = time.monotonic() + SIGN_OFF_S
-    readers = {node: journal.Reader(directory, node) for node in nodes}
-    while readers:
-        for node, reader in list(readers.items()):
-            news = reader.read_new()
-            if news and isinstance(news[-1].record, AgentEnded):
-                del readers[node]
-        if readers and time.monotonic() > give_up:
+    left = {node: journal.Reader(directory, node) for node in nodes}
+    while left:
+        last: dict[str, Record | None] = {}
+        for entry in journal.read_new_of(directory, list(left.values())):
+            last[entry.id.rpartition(":")[0]] = entry.record
+        for node, record in last.items():
+            if isinstance(record, AgentEnded):
+                left.pop(node, None)
+        if not left or time.monotonic() > give_up:
             break
-        if readers:
-            agent.wait(poll_interval_s(len(nodes)), 0.0)
-    return list(readers)
+        agent.wait(poll_interval_s(len(nodes)), 0.0)
+    return list(left)
 
 
 def _outcome_records(choice: NodeChoice) -> list[Record]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,16 +49,22 @@ def _master_host(place: TaskPlace, environ: Mapping[str, str]) -> str:
     return place.meeting.host if place.meeting else meeting.master({}, environ)[0]
 
 
-def addresses_in(directory: Path, place: TaskPlace) -> dict[str, str]:
-    """Return the addresses under which the nodes reached each other during the check."""
-    written = [entry for node in place.nodes for entry in journal.read_all(directory, node)]
+def addresses_in(directory: Path, nodes: Sequence[str], chosen: Sequence[str]) -> dict[str, str]:
+    """Return the addresses that training depends on, under which nodes were reached in the check.
+
+    These are the first node's of the `chosen` ones, and those of the nodes that are left out: if
+    each of them read the files of all, they would open the square of their number.
+    """
+    among = frozenset(chosen)
+    wanted = [chosen[0], *(node for node in nodes if node not in among)]
+    written = [entry for node in wanted for entry in journal.read_all(directory, node)]
     return unshared_check.addresses(written)
 
 
 def team_of(place: TaskPlace, starting: Starting, environ: Mapping[str, str]) -> Team | None:
     """Return the nodes that train, None where they can only meet as the user says."""
     nodes, known = starting.nodes, starting.addresses
-    left_out = {node for node in place.nodes if node not in nodes}
+    left_out = set(place.nodes).difference(nodes)
     host = known.get(nodes[0], "")
     if place.chosen_start:
         master = _master_host(place, environ)  # by custom the first node

@@ -117,7 +117,7 @@ def _checked(
     chosen = outcome.choice.nodes
     if place.node not in chosen:
         return _stay_out(place, outcome)
-    return Starting(nodes=chosen, addresses=addresses_in(directory, place))
+    return Starting(nodes=chosen, addresses=addresses_in(directory, place.nodes, chosen))
 
 
 def _check(

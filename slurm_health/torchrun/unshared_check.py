@@ -184,7 +184,7 @@ def _followed(
         agent.hear()
         if news and to_agent.append(*_trusted(news, place)):
             agent.ring()
-        joint_check.serve(agent, directory, news)
+        joint_check.serve(agent, directory, (entry.record for entry in news))
     agent.stop()
     return outcome, addresses(heard)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health import journal
+from slurm_health import journal, orders
 from slurm_health.core.records import (
     Action,
     ActionIntended,
@@ -33,7 +33,7 @@ from slurm_health.torchrun.joint_check import (
     follow,
     lead,
 )
-from slurm_health.torchrun.node_choice import Bounds
+from slurm_health.torchrun.node_choice import Bounds, NodeChoice
 from slurm_health.torchrun.own_agent import OwnAgent
 from slurm_health.torchrun.place import TaskPlace
 from tests.support.world import QUICK
@@ -52,10 +52,11 @@ STARTED = RunStarted(
 VERDICT = VerdictReached(
     nodes=[NodeVerdict(node="n1", level=Level.FAULTY), NodeVerdict(node="n2", level=Level.HEALTHY)]
 )
+REASON = "without n1"
 GO = (
     VERDICT,
-    ActionIntended(action=Action.PROCEED, nodes=["n2"], reason="without n1"),
-    RunFinished(disposition=Disposition.PROCEED, exit_code=0, reason="without n1"),
+    ActionIntended(action=Action.PROCEED, nodes=["n2"], reason=REASON),
+    RunFinished(disposition=Disposition.PROCEED, exit_code=0, reason=REASON),
 )
 BOUNDS = Bounds(least=1, most=2)
 
@@ -80,11 +81,17 @@ class Master:
 
     def __init__(self, directory: Path, words: Iterator[Callable[[], bool]]) -> None:
         self._writer = journal.Writer(directory, journal.MASTER, lambda: 0.0)
+        self._orders = orders.Writer(directory, STARTED.run_id, NODES)
         self._words = words
         self._word: Callable[[], bool] | None = None
 
     def says(self, *records: Record) -> bool:
         self._writer.append(*records)
+        self._orders.append(*records)
+        return True
+
+    def decides(self, *nodes: str) -> bool:
+        self._orders.conclude(VERDICT, nodes, REASON)
         return True
 
     def turn(self, _seconds: float) -> None:
@@ -110,25 +117,29 @@ def ends_of(directory: Path) -> list[AgentEnded]:
     return [entry.record for entry in entries if isinstance(entry.record, AgentEnded)]
 
 
-def test_the_outcome_is_what_the_journal_says(tmp_path: Path) -> None:
+def test_the_outcome_is_what_the_first_process_decides(tmp_path: Path) -> None:
     outcome = take_part(
         tmp_path,
         agent(),
         lambda master: master.says(STARTED),
-        lambda master: master.says(*GO),
+        lambda master: master.decides("n2"),
     )
-    assert outcome.choice.nodes == ("n2",)
-    assert outcome.choice.reason == "without n1"
-    assert outcome.verdict == VERDICT
+    assert outcome.choice == NodeChoice(nodes=("n2",), reason=REASON)
+
+
+def test_a_node_that_is_left_out_hears_why(tmp_path: Path) -> None:
+    outcome = take_part(tmp_path, agent(), lambda master: master.decides("n1"))
+    assert outcome.choice.nodes == ("n1",)
+    assert outcome.verdict == VerdictReached(nodes=VERDICT.nodes[1:])
 
 
 def test_a_stop_starts_nobody(tmp_path: Path) -> None:
-    stop = RunFinished(disposition=Disposition.STOP, exit_code=1, reason="n1 is faulty")
     outcome = take_part(
         tmp_path,
         agent(),
         lambda master: master.says(STARTED),
-        lambda master: master.says(VERDICT, stop),
+        lambda master: master.says(VERDICT),
+        lambda master: master.decides(),
     )
     assert outcome.choice.nodes == ()
 
@@ -147,7 +158,7 @@ def test_the_end_of_an_agent_is_written_for_it_and_the_next_one_is_started(tmp_p
         lambda _: len(ends_of(tmp_path)) == 1,
         launched(1),
         lambda _: len(ends_of(tmp_path)) == 2,
-        lambda master: master.says(*GO),
+        lambda master: master.decides("n2"),
     )
     first, second = ends_of(tmp_path)
     assert first.launch == 0
@@ -176,7 +187,7 @@ def test_a_first_process_that_says_nothing_is_named_after_a_while(
 ) -> None:
     journal.create(tmp_path, [journal.MASTER])
     if heard:
-        journal.Writer(tmp_path, journal.MASTER, lambda: 0.0).append(STARTED)
+        orders.Writer(tmp_path, STARTED.run_id, NODES)
     now_s = [0.0]
 
     def pass_time(_seconds: float) -> None:
@@ -190,6 +201,7 @@ def test_a_first_process_that_says_nothing_is_named_after_a_while(
 def test_a_name_that_was_used_before_is_refused_on_all_nodes(tmp_path: Path) -> None:
     journal.create(tmp_path, [journal.MASTER])
     journal.Writer(tmp_path, journal.MASTER, lambda: 0.0).append(STARTED, *GO)
+    orders.Writer(tmp_path, STARTED.run_id, NODES).conclude(VERDICT, ["n2"], REASON)
     with pytest.raises(JournalError, match="earlier start; give each start its own --rdzv-id"):
         follow(tmp_path, place(chosen_start=True), agent())
     with pytest.raises(JournalError, match="earlier start"):
@@ -198,8 +210,9 @@ def test_a_name_that_was_used_before_is_refused_on_all_nodes(tmp_path: Path) -> 
 
 def test_a_late_task_learns_what_was_decided_without_it(tmp_path: Path) -> None:
     journal.create(tmp_path, [journal.MASTER])
-    launch = AgentsLaunched(launch=0, nodes=list(NODES))
-    journal.Writer(tmp_path, journal.MASTER, lambda: 0.0).append(STARTED, launch, *GO)
+    writer = orders.Writer(tmp_path, STARTED.run_id, NODES)
+    writer.append(AgentsLaunched(launch=0, nodes=list(NODES)), VERDICT)
+    writer.conclude(VERDICT, ["n2"], REASON)
     assert follow(tmp_path, place(), agent("raise SystemExit(9)")).choice.nodes == ("n2",)
     assert ends_of(tmp_path) == []
 
