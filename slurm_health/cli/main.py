@@ -19,6 +19,7 @@ from slurm_health.errors import ExitCode, SlurmHealthError
 
 _COMMANDS = {
     "agent": "internal:agent",
+    "baselines": "baselines:baselines",
     "check": "check:check",
     "clean": "clean:clean",
     "completion": "completion:completion",
@@ -46,6 +47,7 @@ _COMMANDS = {
 # What each does, so that the help of all loads none of them; the hidden ones say nothing.
 SHORT_HELP = {
     "agent": "",
+    "baselines": "Print limits for devices, from what healthy ones have reached.",
     "check": "Check the nodes of this allocation, or this machine.",
     "clean": "Remove old journals.",
     "completion": "Print a script that completes commands in a shell.",
