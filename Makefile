@@ -21,7 +21,7 @@ ROOT   := $(filter 0,$(shell id -u))
 PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
 .PHONY: help demo test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
-.PHONY: reference site
+.PHONY: reference site packages
 .PHONY: bench bench-acting bench-diagnosis bench-history bench-hooks bench-localize bench-probes bench-scale gpu tools
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo 'make fmt             format the code'
 	@echo 'make reference       docs/reference/commands.md, from what each command says with --help'
 	@echo 'make site            the documentation for a browser, in build/site'
+	@echo 'make packages        the .deb and the .rpm, in dist, by dpkg-deb and rpmbuild where they are'
 	@echo 'make bench           how long a check takes, compared with its targets'
 	@echo 'make bench-acting    how soon a job continues after its verdict'
 	@echo 'make bench-diagnosis fifteen faults of a running training: are they named rightly (hours)'
@@ -76,7 +77,7 @@ lint: install
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run $(filter-out %.md,$(wildcard prolog/* epilog/*)); else echo 'shellcheck is not installed: shell scripts were not checked'; fi
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run distribution/*.sh $(filter-out %.md,$(wildcard prolog/* epilog/*)); else echo 'shellcheck is not installed: shell scripts were not checked'; fi
 
 fmt: install
 	$(RUN) -m ruff format
@@ -89,6 +90,10 @@ reference: install
 # The documentation as pages for a browser, in build/site.
 site: install
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+# A .deb and an .rpm for the distribution's Python of the version that makes them, in dist.
+packages: install
+	$(RUN) -m distribution.packages
 
 bench: install lab-packages
 	$(RUN) -m benchmarks.check

@@ -11,6 +11,7 @@ standard error; every error becomes one line and an exit code in `main`.
     report           `slurm-health report`
     watch            `slurm-health watch`
     history          `slurm-health history`, `slurm-health lemons`
+    baselines        `slurm-health baselines`
     clean            `slurm-health clean`
     metrics          `slurm-health metrics`
     sweep            `slurm-health sweep`

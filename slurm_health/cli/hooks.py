@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The administrator's commands: prolog, epilog, healthcheck, init-config, install-shims, nodes.
+"""The administrator's commands: prolog, epilog, healthcheck, init-config, init-hooks, nodes.
 
 slurmd does not call these but the shims, which start `slurm_health.hooks` without click.
 """
@@ -226,16 +226,13 @@ def init_config(shared: str) -> int:
 
 
 @click.command(short_help="Write the scripts that slurm.conf names.")
-@click.option(
-    "--directory",
-    type=click.Path(path_type=Path),
-    default=shims.DIRECTORY,
-    show_default=True,
-    help="Where Prolog, Epilog and HealthCheckProgram are.",
+@click.argument(
+    "directory", metavar="[DIR]", type=click.Path(path_type=Path), default=shims.DIRECTORY
 )
-def install_shims(directory: Path) -> int:
+def init_hooks(directory: Path) -> int:
     """Write the prolog, the epilog and the health check, and print their lines of slurm.conf.
 
+    They go below DIR, /etc/slurm-health unless another is named.
     They run this installation of slurm-health. Scripts of an earlier one keep what the site has
     set in them. Nothing else is changed.
     """
@@ -379,6 +376,6 @@ COMMANDS: tuple[click.Command, ...] = (
     epilog,
     healthcheck,
     init_config,
-    install_shims,
+    init_hooks,
     nodes,
 )

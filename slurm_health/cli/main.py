@@ -19,6 +19,7 @@ from slurm_health.errors import ExitCode, SlurmHealthError
 
 _COMMANDS = {
     "agent": "internal:agent",
+    "baselines": "baselines:baselines",
     "check": "check:check",
     "clean": "clean:clean",
     "completion": "completion:completion",
@@ -28,7 +29,7 @@ _COMMANDS = {
     "healthcheck": "hooks:healthcheck",
     "history": "history:history",
     "init-config": "hooks:init_config",
-    "install-shims": "hooks:install_shims",
+    "init-hooks": "hooks:init_hooks",
     "lemons": "history:lemons",
     "metrics": "metrics:metrics",
     "nodes": "hooks:nodes",
@@ -46,6 +47,7 @@ _COMMANDS = {
 # What each does, so that the help of all loads none of them; the hidden ones say nothing.
 SHORT_HELP = {
     "agent": "",
+    "baselines": "Print limits for devices, from what healthy ones have reached.",
     "check": "Check the nodes of this allocation, or this machine.",
     "clean": "Remove old journals.",
     "completion": "Print a script that completes commands in a shell.",
@@ -55,7 +57,7 @@ SHORT_HELP = {
     "healthcheck": "Run this node's checks and print what they find.",
     "history": "Print what all checks have found on a node.",
     "init-config": "Write a site's file for nodes like this one.",
-    "install-shims": "Write the scripts that slurm.conf names.",
+    "init-hooks": "Write the scripts that slurm.conf names.",
     "lemons": "List nodes that spoil one job after another.",
     "metrics": "Print metrics of all nodes for Prometheus.",
     "nodes": "List the nodes slurm-health has drained; release them.",

@@ -19,7 +19,7 @@ _COMMAND = "slurm-health"
 _TITLES = {
     Kind.BATCH_SCRIPT: "Batch scripts that check their nodes, for sbatch:",
     Kind.WRAPPER: "For programs that call sbatch by its name:",
-    Kind.HOOK: "For slurm.conf, as root (slurm-health install-shims writes all three):",
+    Kind.HOOK: "For slurm.conf, as root (slurm-health init-hooks writes all three):",
 }
 _WIDEST = 100
 

@@ -20,6 +20,7 @@ from typing import Annotated
 import msgspec
 
 from slurm_health.core.probe_catalog import Metric
+from slurm_health.core.text import one_line
 from slurm_health.errors import ConfigError
 
 # What a well device reaches of its peak at least, where the best measured rates are published:
@@ -44,7 +45,8 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
 
     `allgather_gb_per_s` is no peak, but the bus bandwidth that all-gathers between any two or more
     devices of every healthy node exceed. `port_fraction` is the fraction of its network ports' rate
-    that every healthy node reaches between GPUs. None: nothing is expected of that kind.
+    that every healthy node reaches between GPUs. None: nothing is expected of that kind. `basis`
+    says where a site has its figures from.
     """
 
     model: str
@@ -53,6 +55,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
     healthy_fraction: float = LEAST_KNOWN
     allgather_gb_per_s: float | None = None
     port_fraction: float | None = PORT_FRACTION
+    basis: str = ""
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +120,7 @@ class _SiteTable(msgspec.Struct, frozen=True, kw_only=True):
     healthy_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     allgather_gb_per_s: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None
     port_fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    basis: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 def expectation_of(model: str, known: Mapping[str, Expectation]) -> Expectation | None:
@@ -266,7 +270,18 @@ def _changed(
         healthy_fraction=read.healthy_fraction or base.healthy_fraction,
         allgather_gb_per_s=_chosen(read.allgather_gb_per_s, base.allgather_gb_per_s),
         port_fraction=_chosen(read.port_fraction, base.port_fraction),
+        basis=one_line(read.basis),
     )
+
+
+def bases(models: Mapping[str, str], known: Mapping[str, Expectation]) -> dict[str, str]:
+    """Return, for each node, what the limit of its devices is, where a site says where from."""
+    found = {node: expectation_of(model, known) for node, model in models.items()}
+    return {
+        node: f"limit of {each.model}: {each.healthy_fraction:g} of {each.basis}"
+        for node, each in found.items()
+        if each is not None and each.basis
+    }
 
 
 def _chosen(site: float | None, otherwise: float | None) -> float | None:

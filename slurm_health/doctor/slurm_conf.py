@@ -105,7 +105,7 @@ def _scripts(key: str, config: Mapping[str, str]) -> Iterator[Advice]:
     shim = f"{key}={DIRECTORY}/{SHIMS[key]}"
     if not paths:
         text = f"{key} is not set: {_WITHOUT[key]}"
-        yield look(text, f"slurm-health install-shims, then {shim}")
+        yield look(text, f"slurm-health init-hooks, then {shim}")
         return
     for entry in paths:
         if _GLOB.search(entry):

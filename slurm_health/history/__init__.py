@@ -17,5 +17,6 @@ to date first, and rebuilt from nothing where it is damaged, missing or older.
     answer       what is asked of it, and the values that it is answered with
     table        an answer as text
     export       an answer as JSON
+    site_limits  what healthy devices do, as tables for the site's file
     metrics      the standing of every node for Prometheus
 """

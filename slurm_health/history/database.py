@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # Changes with every change of the tables or of what is put into them.
-SCHEMA = 2
+SCHEMA = 3
 # Another process that brings the index up to date commits many times a second.
 PATIENCE_S = 10
 _TABLES = (

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -121,6 +121,12 @@ class Index:
             Seen(cluster=cluster, job=job, label=label, time_s=time_s, uid=uid, said=_decoded(data))
             for job, label, time_s, uid, data in rows
         ]
+
+    def observations(self, cluster: str, *, since_s: float) -> Iterator[Observation]:
+        """Yield what every check said of every node of a cluster."""
+        query = "SELECT data FROM slurm_health_seen WHERE cluster = ? AND time_s >= ?"
+        for (data,) in self._database.rows(query, (cluster, since_s)):
+            yield _decoded(data)
 
     def last_checks(self, cluster: str) -> dict[str, float]:
         """Return when each node of a cluster was checked last."""

@@ -19,6 +19,6 @@ ClusterShell and call no Slurm command, because the prolog stands between a user
     nodes          `slurm-health nodes`: what was drained, why, and how to resume it
     explain        `healthcheck --explain`: what runs here, and why
     init_config    `init-config`: drafts a site's file from this node
-    shims          `install-shims`: writes the scripts that slurm.conf names
+    shims          `init-hooks`: writes the scripts that slurm.conf names
     log            standard error and the system log
 """

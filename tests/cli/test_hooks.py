@@ -284,13 +284,13 @@ def test_a_busy_node_is_told_that_its_speed_was_left_out(tmp_path: Path) -> None
     assert "# cpu-speed, tested when" in ran.stdout
 
 
-# --- install-shims --------------------------------------------------
+# --- init-hooks --------------------------------------------------
 
 
 def installed(directory: Path) -> dict[str, str]:
     """Install the shims; return what slurm.conf is to name."""
-    words = ["--directory", str(directory)]
-    ran = CliRunner().invoke(hooks.install_shims, words, standalone_mode=False)
+    words = [str(directory)]
+    ran = CliRunner().invoke(hooks.init_hooks, words, standalone_mode=False)
     assert ran.return_value == 0, ran
     return dict(line.split("=") for line in ran.stdout.splitlines())
 
@@ -332,8 +332,8 @@ def test_installing_over_a_file_in_another_encoding_keeps_its_bytes(tmp_path: Pa
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "prolog").write_text("")
-    words = ["--directory", str(tmp_path)]
-    ran = CliRunner().invoke(hooks.install_shims, words, standalone_mode=False)
+    words = [str(tmp_path)]
+    ran = CliRunner().invoke(hooks.init_hooks, words, standalone_mode=False)
     assert "cannot write" in str(ran.exception)
 
 

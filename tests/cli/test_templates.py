@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from distribution import completion, man_pages
 from slurm_health import shipped, templates
 from slurm_health.templates import Kind
 from tests.support.command_line import Done, slurm_health
@@ -168,6 +169,10 @@ def test_a_wheel_has_all_that_is_copied_and_read(tmp_path: Path) -> None:
     pages = {path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")}
     assert {path.relative_to(package) for path in (package / "docs").rglob("*.md")} == pages
     assert (package / "sbatch" / "launcher.sbatch").exists()
+    assert (package / "grafana" / "slurm-health.json").exists()
+    (share,) = installed.glob("*.data/data/share")
+    made = {f"man/man1/{name}" for name in man_pages.pages()} | set(completion.files())
+    assert {str(each.relative_to(share)) for each in share.rglob("*") if each.is_file()} == made
     listed = slurm_health("templates", environ={"PYTHONPATH": str(installed)}).stdout
     assert listed == slurm_health("templates").stdout
 

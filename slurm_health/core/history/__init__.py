@@ -7,4 +7,5 @@ Pure, over values that `slurm_health.history` reads from journals.
     observe       the records of a check's journal to those values
     standing      whether a node spoils more jobs than others do: the score, and how sure it is
     trend         whether a figure rises or falls
+    baseline      what healthy devices of a model do, as limits for the next checks
 """

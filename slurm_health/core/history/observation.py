@@ -42,11 +42,13 @@ class Figure(msgspec.Struct, frozen=True, array_like=True):
 class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one check says of one node.
 
+    `model` is what its accelerators are; empty where it has none, or that is not known.
     `slowdown` is relative to the healthy nodes of that check. `said` is the verdict's reason, or
     what the signals are. `parts` says of devices what spoke against them, by UUID where known.
     """
 
     node: str
+    model: str = ""
     level: Level | None = None
     component: str = ""
     slowdown: float = 1.0

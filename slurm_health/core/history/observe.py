@@ -86,6 +86,7 @@ def observations(
         seen.append(
             Observation(
                 node=name,
+                model=_model(own),
                 level=verdict.level if verdict else None,
                 component=_text(verdict.component) if verdict else "",
                 slowdown=verdict.slowdown if verdict else 1.0,
@@ -137,6 +138,11 @@ def _device_events(records: Iterable[Record]) -> dict[str, str]:
                 name = _uuid(burn.uuid) or f"device {burn.index}"
                 said[name] = _text("; ".join(words))
     return said
+
+
+def _model(records: Sequence[Record]) -> str:
+    ready = _all(records, WorkersReady)
+    return _text(ready[-1].model) if ready and ready[-1].backend != "gloo" else ""
 
 
 def _device_figures(records: Sequence[Record]) -> list[Figure]:

@@ -188,6 +188,19 @@ def with_transports(verdict: Verdict, transports: Mapping[str, str]) -> Verdict:
     return changed(verdict, nodes=nodes)
 
 
+def with_limits(verdict: Verdict, limits: Mapping[str, str]) -> Verdict:
+    """Return the verdict with the limit that slow devices were held to, where a site has its own.
+
+    It is what they were compared with beside their peers; it changes no level.
+    """
+    nodes = dict(verdict.nodes)
+    for name, found in verdict.nodes.items():
+        slow = found.level is Level.SLOW and found.component.startswith(("compute", "memory"))
+        if slow and name in limits:
+            nodes[name] = replace(found, evidence=(*found.evidence, limits[name]))
+    return changed(verdict, nodes=nodes)
+
+
 def judged(
     nodes: Sequence[str], verdict: Verdict, others: Mapping[str, NodeVerdict]
 ) -> VerdictReached:

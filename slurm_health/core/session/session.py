@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from types import MappingProxyType
 
-from slurm_health.core.expectations import Expectation, expected_ms
+from slurm_health.core.expectations import Expectation, bases, expected_ms
 from slurm_health.core.localize.settings import settings_from
 from slurm_health.core.probe_catalog import GPT
 from slurm_health.core.records import (
@@ -34,6 +34,7 @@ from slurm_health.core.session.conclusion import (
     unmeasured,
     with_burns,
     with_interfaces,
+    with_limits,
     with_transports,
     with_wrong_results,
 )
@@ -161,6 +162,7 @@ class Session:
             verdict = with_wrong_results(verdict, state.wrong_results, state.exact)
             verdict = with_interfaces(verdict, self._failed_over())
             verdict = with_transports(verdict, state.transports())
+            verdict = with_limits(verdict, bases(state.models(), self._expectations))
             return Append(record=judged(state.nodes, verdict, self._unmeasured()))
         return self._step_to_round(planned, course.phase, now_s)
 

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed where there is nothing but a Python: the wheel, the `.deb`, the `.rpm`.
+
+The packages are installed over a copy of this machine that is thrown away: what is written goes to
+an overlay in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+PYTHON = f"python3.{sys.version_info.minor}"
+# Tells the copy from this machine: what runs there ends with it.
+OVERLAY = """
+set -e
+mount -t tmpfs none "$1"
+mkdir "$1/new" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/new,workdir=$1/work" "$1/root"
+mount -t proc proc "$1/root/proc"
+mount --bind /dev "$1/root/dev"
+mkdir -p "$1/root/packages"
+mount --bind "$2" "$1/root/packages"
+rm -rf "$1/root/etc/slurm-health" "$1/root/opt/slurm-health"
+exec chroot "$1/root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root sh -ec "$3"
+"""
+
+
+def run(*words: object, check: bool = True) -> str:
+    done = subprocess.run(
+        list(map(str, words)), cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 or not check, done
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory with what `make packages` makes here."""
+    output = tmp_path_factory.mktemp("packages")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "distribution.packages", "--output", str(output)]
+    subprocess.run(words, cwd=ROOT, env=environ, check=True, timeout=800)
+    return output
+
+
+@pytest.fixture
+def copy(tmp_path: Path, packages: Path) -> Callable[[str], str]:
+    """Run a script as root of a copy of this machine, and return what it prints."""
+    if os.getuid() != 0 or not Path(f"/usr/bin/{PYTHON}").exists():
+        pytest.skip(f"only root may mount, and the packages need /usr/bin/{PYTHON}")
+
+    def within(script: str) -> str:
+        words = ["unshare", "-m", "sh", "-c", OVERLAY, "copy", tmp_path, packages, script]
+        return run(*words)
+
+    return within
+
+
+IN_PLACE = """
+slurm-health --version
+slurm-health templates copy sweep /root/ | head -n 1
+slurm-health docs install | head -n 1
+slurm-health metrics --dashboard | grep -c '"title": "slurm-health"'
+ls /usr/share/man/man1/slurm-health-report.1.gz
+ls /usr/share/bash-completion/completions/slurm-health
+grep ^python= /etc/slurm-health/prolog/slurm-health
+slurm-health init-hooks /root/hooks
+slurm-health doctor | grep 'do: nothing, or as root: slurm-health docs install' || true
+/opt/slurm-health/bin/python -c 'import torch' 2>&1 | tail -n 1
+sed -i s/limit=120/limit=90/ /etc/slurm-health/prolog/slurm-health
+echo '[hooks]' > /etc/slurm-health/config.toml
+"""
+AFTERWARDS = """
+cat /etc/slurm-health/config.toml
+grep ^limit= /etc/slurm-health/prolog/slurm-health
+/etc/slurm-health/prolog/slurm-health && echo jobs start
+test ! -e /opt/slurm-health && echo gone
+"""
+
+
+def holds(said: str) -> None:
+    for line in (
+        "slurm-health 0.", "wrote /root/sweep.sbatch", "# Installing the hooks",
+        "/usr/share/man/man1/slurm-health-report.1.gz",
+        "/usr/share/bash-completion/completions/slurm-health",
+        "python=/opt/slurm-health/bin/python", "Prolog=/root/hooks/prolog/slurm-health",
+        "ModuleNotFoundError: No module named 'torch'",
+        "[hooks]\nlimit=90\n", "was not checked", "jobs start", "gone",
+    ):  # fmt: skip
+        assert line in said, (line, said)
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg here")
+def test_a_deb_is_installed_upgraded_and_removed_and_the_sites_files_stay(
+    copy: Callable[[str], str],
+) -> None:
+    install = "dpkg -i /packages/*.deb"
+    said = copy(f"{install}\n{IN_PLACE}\n{install}\ndpkg -V slurm-health\ndpkg -r slurm-health\n"
+                f"{AFTERWARDS}")  # fmt: skip
+    holds(said)
+
+
+@pytest.mark.skipif(
+    shutil.which("rpmbuild") is None, reason="no rpmbuild here: apt-get install rpm"
+)
+def test_an_rpm_is_installed_upgraded_and_removed_and_the_sites_files_stay(
+    copy: Callable[[str], str],
+) -> None:
+    # A database of its own: on Debian, rpm knows no package that has a Python.
+    rpm = "rpm --dbpath /root/rpm --nodeps"
+    said = copy(f"{rpm} -i /packages/*.rpm\n{IN_PLACE}\n{rpm} -U --force /packages/*.rpm\n"
+                f"{rpm} -e slurm-health\n{AFTERWARDS}")  # fmt: skip
+    holds(said)
+
+
+def test_an_environment_that_somebody_made_there_is_left_alone(
+    copy: Callable[[str], str], packages: Path
+) -> None:
+    if not list(packages.glob("*.deb")):
+        pytest.skip("no dpkg here")
+    said = copy("mkdir -p /opt/slurm-health; touch /opt/slurm-health/pyvenv.cfg\n"
+                "! dpkg -i /packages/*.deb\nls -A /opt/slurm-health")  # fmt: skip
+
+    assert "is a virtual environment already; move it away first" in said
+    assert said.endswith("pyvenv.cfg\n")
+
+
+def test_a_wheel_works_in_an_environment_without_torch(tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", environment)
+    run(environment / "bin/pip", "install", "--quiet", ROOT)
+    command = environment / "bin/slurm-health"
+
+    assert run(command, "templates", "copy", "sweep", f"{tmp_path}/").startswith("wrote ")
+    assert run(command, "docs", "install").startswith("# Installing the hooks")
+    assert '"title": "slurm-health"' in run(command, "metrics", "--dashboard")
+    assert f"Prolog={tmp_path}/prolog/" in run(command, "init-hooks", tmp_path)
+    assert f"\npython={environment}/bin/python" in (tmp_path / "prolog/slurm-health").read_text()
+    assert "has no torch" in run(command, "check", "--local", "2", check=False)
+    for name in (
+        "man/man1/slurm-health-report.1",
+        "bash-completion/completions/slurm-health",
+        "zsh/site-functions/_slurm-health",
+        "fish/vendor_completions.d/slurm-health.fish",
+    ):
+        assert (environment / "share" / name).is_file()
