@@ -13,9 +13,13 @@ from typing import TextIO
 
 
 def terminal() -> tuple[int | None, bool]:
-    """Return the width to fit, None where standard output is no terminal, and if it is Unicode."""
+    """Return the width to fit, None where standard output is no terminal, and if it is Unicode.
+
+    LC_ALL=C says that it is not, whatever Python makes of that.
+    """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return width, "utf" in (sys.stdout.encoding or "").lower()
+    plain = os.environ.get("LC_ALL") in {"C", "POSIX"}
+    return width, "utf" in (sys.stdout.encoding or "").lower() and not plain
 
 
 def takes_colour(environ: Mapping[str, str]) -> bool:

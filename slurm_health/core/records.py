@@ -165,11 +165,15 @@ class RoundEnded(Record, frozen=True, kw_only=True, tag="round_ended"):
 
 
 class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):
-    """The conclusion of the run."""
+    """The conclusion of the run.
+
+    `floors` are the smallest relative slowdowns that made a node slow in it, by metric.
+    """
 
     nodes: list[NodeVerdict]
     paths: list[LinkVerdict] = []
     leaves: list[LinkVerdict] = []
+    floors: dict[str, float] = {}
 
 
 class _Name(StrEnum):

@@ -100,11 +100,15 @@ class LinkVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The conclusion of a run: every node, and the paths and leaves that are not well."""
+    """The conclusion of a run: every node, and the paths and leaves that are not well.
+
+    `floors` are the smallest relative slowdowns that made a node slow in it, by metric.
+    """
 
     nodes: Mapping[str, NodeVerdict]
     paths: tuple[LinkVerdict, ...] = ()
     leaves: tuple[LinkVerdict, ...] = ()
+    floors: Mapping[str, float] = field(default_factory=dict)
 
     def named(self, level: Level) -> tuple[str, ...]:
         """Return the nodes at `level`, in the order of the run."""

@@ -11,6 +11,7 @@ while the job runs.
     build     the entries of a journal to a report
     timeline  what happened in it and when
     figures   samples to the figures that are shown
+    limits    how slow a node had to be to be called slow
     rounds    who was measured with whom, and how long that took
     hardware  the parts of a node that its journal names
     acts      intents and their results, put together
@@ -30,6 +31,7 @@ while the job runs.
     spreadsheet   what was measured as CSV
     web_page  a report as a page of HTML
     charts    its pictures, as numbers
+    span      the one of when a check did what
     latest    the caller's latest jobs
     elsewhere    where the journal is that another machine has
     nodes_now   which of a job's nodes are out of use now, and why

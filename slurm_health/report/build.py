@@ -104,6 +104,7 @@ def run_report(
         nodes=_node_reports(entries, start, verdict, samples),
         paths=tuple(verdict.paths) if verdict else (),
         leaves=tuple(verdict.leaves) if verdict else (),
+        floors=verdict.floors if verdict else {},
         acts=tuple(map(_took_effect, acts)) if requeued else acts,
         disposition=finished.disposition if finished else "",
         reason=finished.reason if finished else "",

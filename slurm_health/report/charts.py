@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from slurm_health.core.localize.settings import USUAL, Device
 from slurm_health.core.verdict import Level, Outcome
 from slurm_health.report.figures import ALLGATHER, MATMUL, figures_by_round, unit_of
+from slurm_health.report.limits import limit_of
 from slurm_health.report.model import NodeReport, RunReport
 from slurm_health.report.phrases import number_text
 
@@ -21,7 +21,7 @@ _LINE = 12.0  # pixels that a label needs
 # Shares of the middle, below which a pair's bandwidth has the next darker colour.
 _BINS = (0.5, 0.7, 0.85, 0.95)
 _CHART_WIDTH, _CHART_HEIGHT = 640.0, 200.0
-_SPAN_WIDTH, _ROW = 440.0, 18.0
+_NAMES, _ROOM = 8, 60.0  # nodes that are all named below a chart; pixels that a name takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,17 @@ class Label:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Named:
+    """The name of a node in a chart."""
+
+    at: float
+    y: float
+    text: str
+    style: str = ""
+    anchor: str = "middle"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Matrix:
     """Every pair that was measured together, the bandwidth of its last round as a colour."""
 
@@ -58,25 +69,21 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One figure of every node, as a dot each, with the limit below which a node is slow."""
+    """One figure of every node, as a dot each, with the limit below which a node is slow.
+
+    Nodes that are not well are named; all of them where there is room. `hollow`: some of the dots
+    stand for nodes that were not measured.
+    """
 
     title: str
     width: float
     height: float
     dots: tuple[Mark, ...]
+    labels: tuple[Named, ...]
+    hollow: bool
     scale: tuple[Label, ...]
     limit_y: float | None
     limit: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """When a check did what: a bar for each round and a mark for each event, in rows."""
-
-    width: float
-    height: float
-    bars: tuple[Mark, ...]
-    ticks: tuple[Label, ...]
 
 
 def matrix_of(run: RunReport) -> Matrix | None:
@@ -110,11 +117,12 @@ def matrix_of(run: RunReport) -> Matrix | None:
     # What is not well is drawn last and larger, or nobody would see it among hundreds of nodes.
     cells.sort(key=lambda mark: mark.style)
     cells = [_enlarged(mark) for mark in cells]
+    ends = frozenset(end for path in run.paths for end in path.ends)
     return Matrix(
         size=round(cell * len(place), 1),
         cell=cell,
         cells=tuple(cells),
-        labels=_labels(run.nodes, cell),
+        labels=_labels(run.nodes, cell, ends=ends),
         legend=_legend(middle),
     )
 
@@ -147,17 +155,24 @@ def _legend(middle: float) -> tuple[tuple[str, str], ...]:
     return (*named, ("c", "failed or timed out"), ("a", "not measured"))
 
 
-def _labels(nodes: Sequence[NodeReport], cell: float) -> tuple[Label, ...]:
-    """Return the names that have room beside a matrix; nodes that are not well come first."""
+def _labels(nodes: Sequence[NodeReport], cell: float, *, ends: frozenset[str]) -> tuple[Label, ...]:
+    """Return the names that have room beside a matrix.
+
+    Nodes that are not well come first, and the ends of bad paths.
+    """
     places = [round((number + 0.5) * cell, 1) for number in range(len(nodes))]
-    bad = [number for number, node in enumerate(nodes) if _is_unwell(node)]
+    bad = [number for number, node in enumerate(nodes) if _is_unwell(node) or node.node in ends]
     step = max(1, -(-len(nodes) // _LABELS))
     found: dict[int, float] = {}
     for number in (*bad, *range(0, len(nodes), step)):
         if all(abs(places[number] - place) >= _LINE for place in found.values()):
             found[number] = places[number]
     return tuple(
-        Label(at=place, text=nodes[number].node, style=_level_of(nodes[number]))
+        Label(
+            at=place,
+            text=nodes[number].node,
+            style=_level_of(nodes[number]) + (" end" if nodes[number].node in ends else ""),
+        )
         for number, place in sorted(found.items())
     )
 
@@ -172,28 +187,8 @@ def _level_of(node: NodeReport) -> str:
 
 def charts_of(run: RunReport) -> list[Chart]:
     """Return the charts of a check: bandwidth and matrix products of every node."""
-    device = _device(run)
-    usual = USUAL[device]
-    settings = run.started.settings if run.started else {}
-    found = []
-    for probe, name, floor in (
-        (ALLGATHER, "network_floor", usual.network_floor),
-        (MATMUL, "compute_floor", usual.compute_floor),
-    ):
-        chosen = settings.get(name)
-        least = chosen if isinstance(chosen, float) else floor
-        values = _values(run, probe)
-        if values:
-            found.append(_chart(run, probe, values, least))
-    return found
-
-
-def _device(run: RunReport) -> Device:
-    """Return what a check's nodes computed with: only accelerators have names of their own."""
-    watched = any(node.hardware and node.hardware.devices for node in run.nodes)
-    models = {node.hardware.model for node in run.nodes if node.hardware}
-    cpu = any("thread" in model for model in models)
-    return Device.ACCELERATOR if watched or not cpu else Device.CPU
+    measured = ((probe, _values(run, probe)) for probe in (ALLGATHER, MATMUL))
+    return [_chart(run, probe, values) for probe, values in measured if values]
 
 
 def _values(run: RunReport, probe: str) -> dict[str, float]:
@@ -206,10 +201,11 @@ def _values(run: RunReport, probe: str) -> dict[str, float]:
     }
 
 
-def _chart(run: RunReport, probe: str, values: Mapping[str, float], floor: float) -> Chart:
+def _chart(run: RunReport, probe: str, values: Mapping[str, float]) -> Chart:
+    allowed = limit_of(run, probe)
     healthy = [values[n.node] for n in run.nodes if n.level is Level.HEALTHY and n.node in values]
     middle = median(healthy or values.values())
-    limit = middle / (1 + floor)
+    limit = middle / (1 + allowed.floor)
     top = max(values.values()) * 1.08
     unit, per = unit_of(probe), 1.0
     if unit == "GFLOP/s" and top >= 1000:
@@ -219,7 +215,7 @@ def _chart(run: RunReport, probe: str, values: Mapping[str, float], floor: float
         Mark(
             x=round((number + 0.5) * step, 1),
             y=round(_CHART_HEIGHT * (1 - values.get(node.node, 0.0) / top), 1),
-            style=_level_of(node),
+            style=_level_of(node) + ("" if node.node in values else " hollow"),
             title=f"{node.node}: "
             + (
                 f"{number_text(values[node.node] / per)} {unit}"
@@ -230,6 +226,7 @@ def _chart(run: RunReport, probe: str, values: Mapping[str, float], floor: float
         for number, node in enumerate(run.nodes)
         if node.node in values or _is_unwell(node)
     ]
+    labels = _names(run.nodes, dots)
     dots.sort(key=lambda dot: dot.style not in ("healthy", "unjudged"))
     scale = tuple(
         Label(at=round(_CHART_HEIGHT * (1 - share), 1), text=number_text(share * top / per))
@@ -240,42 +237,44 @@ def _chart(run: RunReport, probe: str, values: Mapping[str, float], floor: float
         width=_CHART_WIDTH,
         height=_CHART_HEIGHT,
         dots=tuple(dots),
+        labels=tuple(labels),
+        hollow=any("hollow" in dot.style for dot in dots),
         scale=scale,
         limit_y=round(_CHART_HEIGHT * (1 - limit / top), 1),
         limit=(
-            f"{number_text(limit / per)} {unit}, for which it takes {100 * floor:.0f} % longer than"
-            f" at the healthy nodes' median of {number_text(middle / per)}"
+            f"{number_text(limit / per)} {unit}, the limit; healthy nodes have"
+            f" {number_text(middle / per)} in the middle, and a node is {allowed.text()}"
         ),
     )
 
 
-def span_of(run: RunReport) -> Span | None:
-    """Return when a check did what, None where nothing is known of it."""
-    rows = [
-        (each.after_s, each.duration_s, f"round {each.round} {each.phase}", "round")
-        for each in run.each_round
-    ]
-    if run.duration_s is not None:
-        rows.insert(0, (0.0, run.duration_s, "check, to its verdict", "check"))
-    acts = [event for event in run.timeline if event.what.startswith("action_done")]
-    rows += [(event.after_s, 0.0, f"{event.action} done", "act") for event in acts]
-    if not rows:
-        return None
-    end_s = max(after_s + (took_s or 0.0) for after_s, took_s, _, _ in rows) or 1.0
-    scale = _SPAN_WIDTH / end_s
-    bars = [
-        Mark(
-            x=round(max(0.0, after_s) * scale, 1),
-            y=number * _ROW,
-            width=round(max(3.0, (took_s or 0.0) * scale), 1),
-            height=_ROW - 4,
-            style=style,
-            title=f"{name}, {took_s:.1f} s" if took_s else f"{name}, at {after_s:.1f} s",
+def _names(nodes: Sequence[NodeReport], dots: Sequence[Mark]) -> list[Named]:
+    """Return the names below a chart, or beside the dots of nodes that are not well."""
+    if len(nodes) <= _NAMES:
+        step = _CHART_WIDTH / max(1, len(nodes))
+        return [
+            Named(
+                at=round((number + 0.5) * step, 1),
+                y=_CHART_HEIGHT + 14,
+                text=node.node,
+                style=_level_of(node),
+            )
+            for number, node in enumerate(nodes)
+        ]
+    found: list[Named] = []
+    for dot in dots:
+        style = dot.style.partition(" ")[0]
+        near = any(abs(each.at - dot.x) < _ROOM and abs(each.y - dot.y) < _LINE for each in found)
+        if style in {"healthy", "unjudged"} or near:
+            continue
+        left = dot.x > _CHART_WIDTH - _ROOM
+        found.append(
+            Named(
+                at=dot.x + (-8 if left else 8),
+                y=dot.y - 6,
+                text=dot.title.partition(":")[0],
+                style=style,
+                anchor="end" if left else "start",
+            )
         )
-        for number, (after_s, took_s, name, style) in enumerate(rows)
-    ]
-    ticks = [
-        Label(at=round(share * _SPAN_WIDTH, 1), text=f"{share * end_s:.1f} s")
-        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
-    ]
-    return Span(width=_SPAN_WIDTH, height=len(rows) * _ROW, bars=tuple(bars), ticks=tuple(ticks))
+    return found

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from slurm_health.core.verdict import Level, NodeVerdict, Outcome
 from slurm_health.report.hardware import DeviceReport, Hardware
 from slurm_health.report.layout import Page
+from slurm_health.report.limits import limit_of
 from slurm_health.report.model import JobReport, NodeReport, RunReport
 from slurm_health.report.phrases import (
     NOTHING,
@@ -48,10 +49,11 @@ def unwell(report: JobReport, page: Page, *, whole: bool) -> list[str]:
     ]
     told = bad if whole else bad[:_NODES]
     rows = [["EVIDENCE", "", ""]]
+    runs = {run.label: run for run in report.runs}
     for node in told:
         assert node.verdict is not None
         name = node.node
-        for title, text in _facts(node, node.verdict, whole=whole):
+        for title, text in _facts(node, node.verdict, runs[node.label], whole=whole):
             rows.append([name, title, text])
             name = ""
     for link in (*report.paths, *report.leaves)[: None if whole else _NODES]:
@@ -66,10 +68,20 @@ def unwell(report: JobReport, page: Page, *, whole: bool) -> list[str]:
     return [*lines, *(page.paragraph(f"and {rest}: --verbose tells all") if rest else [])]
 
 
-def _facts(node: NodeReport, verdict: NodeVerdict, *, whole: bool) -> list[tuple[str, str]]:
+def limits(node: NodeReport, run: RunReport) -> list[str]:
+    """Return the limits in which a slow node was measured, where the journal names them."""
+    reason = node.verdict.reason if node.verdict and node.level is Level.SLOW else ""
+    probes = dict.fromkeys(re.split(r" on |:", name)[0] for name in run.floors)
+    return [f"{probe}: {limit_of(run, probe).text()}" for probe in probes if probe in reason]
+
+
+def _facts(
+    node: NodeReport, verdict: NodeVerdict, run: RunReport, *, whole: bool
+) -> list[tuple[str, str]]:
     times = f", {verdict.slowdown:.2f} times slower than its peers" if verdict.slowdown > 1 else ""
     part = f"{part_text(node)}{times}"
     facts = [("part", part)] if part != _NO_PART else []
+    facts += [("limit", text) for text in limits(node, run)]
     facts += _tests(verdict.evidence, whole=whole)
     for device in node.hardware.devices if node.hardware else ():
         facts += [("device", said) for said in device.said]

@@ -134,6 +134,7 @@ class RunReport:
     nodes: tuple[NodeReport, ...] = ()
     paths: tuple[LinkVerdict, ...] = ()
     leaves: tuple[LinkVerdict, ...] = ()
+    floors: Mapping[str, float] = field(default_factory=dict)
     acts: tuple[Act, ...] = ()
     disposition: str = ""
     reason: str = ""

@@ -42,6 +42,8 @@ def read_run(directory: Path, *, of_nodes: bool = True) -> RunEntries:
                 raise RecordTooNew(
                     journal.path_of(directory, journal.MASTER), max(files.newer), VERSION
                 )
+            if not master:
+                files.expect(journal.MASTER)
             nodes = _nodes(master) if of_nodes else []
             return RunEntries(
                 label=directory.name,
@@ -93,12 +95,17 @@ class _Files:
         """Return the entries of a node, none where its file is not there or cannot be read."""
         try:
             found = self.entries(node)
-            if not found and not self._has_file(node):
-                self._note(_NO_FILE, node)
+            if not found:
+                self.expect(node)
         except OSError as err:
             self._note(f"cannot be read: {err.strerror or err}", node)
             return []
         return found
+
+    def expect(self, writer: str) -> None:
+        """Note it where a writer has no file."""
+        if not self._has_file(writer):
+            self._note(_NO_FILE, writer)
 
     def missing(self) -> tuple[str, ...]:
         """Return what is lacking, a sentence for all writers that lack the same."""

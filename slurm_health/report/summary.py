@@ -69,6 +69,8 @@ def _found(report: JobReport) -> Iterator[str]:
         told = f"{who}: {found_text(last)}" if who else found_text(last)
         seen = last.post_mortem or last.hangs or last.stragglers
         yield f"before the script started, {told}" if seen else told
+    if any(run.missing and not run.unchecked for run in report.runs):
+        yield "parts of the journal are missing or cannot be read, as said below"
     if last.post_mortem and outside and not _hangs(last):
         yield f"the script did not end by itself: {last.post_mortem.description}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jinja2
 
@@ -16,16 +17,21 @@ from slurm_health.core.diagnosis.explain import lines_of
 from slurm_health.core.text import one_line
 from slurm_health.core.verdict import Level
 from slurm_health.report import details, table, timeline_text
-from slurm_health.report.charts import Chart, Matrix, Span, charts_of, matrix_of, span_of
+from slurm_health.report.charts import Chart, Matrix, charts_of, matrix_of
 from slurm_health.report.figures import ALLGATHER, MATMUL
 from slurm_health.report.model import JobReport, NodeReport, RunReport
 from slurm_health.report.phrases import (
     NOTHING,
     WORST_FIRST,
     attempt_text,
+    effort_text,
+    moment_text,
     nodes_text,
     range_text,
 )
+from slurm_health.report.span import Span, span_of
+from slurm_health.report.summary import summary_of
+from slurm_health.report.while_training import lines_while_training
 
 _CARDS = 48  # nodes that get a card each; the rest is named
 _EVIDENCE = 40  # lines on a card
@@ -40,6 +46,7 @@ class _Card:
     level: str
     reason: str
     part: str
+    limits: tuple[str, ...]
     evidence: tuple[str, ...]
     more: int
 
@@ -55,6 +62,7 @@ class _Check:
     matrix: Matrix | None
     charts: tuple[Chart, ...]
     events: tuple[tuple[str, str], ...]
+    monitor: tuple[tuple[str, str], ...]
     post_mortem: tuple[tuple[str, str], ...]
 
 
@@ -83,8 +91,10 @@ def as_html(report: JobReport, *, made_at: str) -> str:
     return environment.get_template("page.html").render(
         report=report,
         place="/".join(part for part in (report.cluster, report.partition) if part),
+        when=_when(report.runs),
+        summary=summary_of(report).rows(),
         counts=_counts(report.nodes),
-        cards=[*_links(report), *map(_card, bad[:_CARDS])],
+        cards=[*map(partial(_card, report), bad[:_CARDS]), *_links(report)],
         others=nodes_text(node.node for node in bad[_CARDS:]),
         checks=[_check(run, pictured=run.label in pictured) for run in report.runs],
         nodes=[_row(node) for node in report.nodes],
@@ -102,7 +112,16 @@ def _counts(nodes: Sequence[NodeReport]) -> list[tuple[str, int]]:
     return [(level, count) for level, count in counts if count]
 
 
-def _card(node: NodeReport) -> _Card:
+def _when(runs: Sequence[RunReport]) -> list[str]:
+    """Return when a job was checked first, and where and how long it was if only once."""
+    began = [moment_text(runs[0].started_s)] if runs and runs[0].started_s else []
+    if len(runs) != 1:
+        return began
+    (run,) = runs
+    return [*began, *filter(None, (nodes_text(n.node for n in run.nodes), effort_text(run)))]
+
+
+def _card(report: JobReport, node: NodeReport) -> _Card:
     assert node.verdict is not None
     evidence = node.verdict.evidence
     devices = node.hardware.devices if node.hardware else ()
@@ -112,9 +131,14 @@ def _card(node: NodeReport) -> _Card:
         level=node.verdict.level.value,
         reason=node.verdict.reason,
         part=details.part_text(node),
+        limits=tuple(details.limits(node, _run_of(report, node))),
         evidence=(*said, *evidence[-_EVIDENCE:]),
         more=max(0, len(evidence) - _EVIDENCE),
     )
+
+
+def _run_of(report: JobReport, node: NodeReport) -> RunReport:
+    return next(run for run in report.runs if run.label == node.label)
 
 
 def _links(report: JobReport) -> list[_Card]:
@@ -124,6 +148,7 @@ def _links(report: JobReport) -> list[_Card]:
             level=link.level.value,
             reason=link.reason,
             part="the nodes at its ends are not at fault",
+            limits=(),
             evidence=link.evidence[-_EVIDENCE:],
             more=max(0, len(link.evidence) - _EVIDENCE),
         )
@@ -141,6 +166,7 @@ def _check(run: RunReport, *, pictured: bool) -> _Check:
         matrix=matrix_of(run) if pictured else None,
         charts=tuple(charts_of(run)) if pictured else (),
         events=tuple((f"{after_s:.1f}", text) for after_s, text in timeline_text.events_of(run)),
+        monitor=tuple(lines_while_training(run)),
         post_mortem=tuple(lines_of(run.post_mortem)) if run.post_mortem else (),
     )
 

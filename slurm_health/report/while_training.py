@@ -16,13 +16,14 @@ def while_training(runs: Sequence[RunReport], page: Page) -> list[str]:
     rows = [["MONITOR", "", "WHILE THE SCRIPT RAN"]]
     for run in runs:
         label = attempt_text(run)
-        for title, text in _lines(run):
+        for title, text in lines_while_training(run):
             rows.append([label, title, text])
             label = ""
     return page.table(rows) if len(rows) > 1 else []
 
 
-def _lines(run: RunReport) -> Iterator[tuple[str, str]]:
+def lines_while_training(run: RunReport) -> Iterator[tuple[str, str]]:
+    """Return what was seen while one script ran, each with a title."""
     for each in run.hangs:
         what = "line that counts steps" if each.hang.line else "step"
         yield "hang", f"no {what} for {each.hang.stalled_s:.0f} s after step {each.hang.step}"

@@ -228,3 +228,10 @@ def test_many_requeues_are_counted(tmp_path: Path) -> None:
     done = summary(tmp_path).done
 
     assert done.startswith("drained n3, requeued 2 times without n[3-4] onto n[1-2,5-6]; ")
+
+
+def test_what_a_journal_lacks_is_said_with_what_was_found(tmp_path: Path) -> None:
+    run = write_healthy_run(tmp_path)
+    journal.path_of(run.directory, "n2").unlink()
+
+    assert summary(tmp_path).found[1].startswith("parts of the journal are missing")

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TypedDict
 
 import numpy as np
+from msgspec.structs import replace
 
 from slurm_health.core.localize.conviction import Guilt
 from slurm_health.core.localize.evidence import Bearing, Ledger, Trial
@@ -42,7 +43,10 @@ def verdict_of(ledger: Ledger, findings: Findings, settings: LocalizeSettings) -
     """Return the verdict about every node, and about the paths and leaves that are not well."""
     words = _Words(ledger, findings, settings)
     nodes = {name: words.node(number) for number, name in enumerate(ledger.names)}
-    return Verdict(nodes=nodes, paths=tuple(words.paths()), leaves=tuple(words.leaves()))
+    # The parts of nodes are one population, and share a floor.
+    floors = {str(replace(metric.name, part="")): metric.floor for metric in findings.metrics}
+    paths, leaves = tuple(words.paths()), tuple(words.leaves())
+    return Verdict(nodes=nodes, paths=paths, leaves=leaves, floors=floors)
 
 
 class _FabricWords(TypedDict):

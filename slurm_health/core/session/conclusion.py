@@ -83,6 +83,7 @@ def merged(verdicts: Sequence[Verdict]) -> Verdict:
         nodes=nodes,
         paths=_worst_of_each(path for verdict in verdicts for path in verdict.paths),
         leaves=_worst_of_each(leaf for verdict in verdicts for leaf in verdict.leaves),
+        floors={name: floor for verdict in verdicts for name, floor in verdict.floors.items()},
     )
 
 
@@ -215,6 +216,7 @@ def judged(
         nodes=[_rounded(found[node]) for node in nodes],
         paths=[_rounded(path) for path in verdict.paths],
         leaves=[_rounded(leaf) for leaf in verdict.leaves],
+        floors={name: round(floor, 4) for name, floor in verdict.floors.items()},
     )
 
 
