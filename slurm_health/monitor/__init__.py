@@ -17,6 +17,7 @@ is `core.diagnosis`'s.
     silent_ranks  which processes are ranks without a heartbeat
     proc          what the kernel says of a process
     py_spy        stacks of ranks that do not say where they are
+    nccl_ras      live collector: how far each rank is by NCCL itself
     messages      what monitors tell the watch
 
     post_mortem   collect, diagnose, say, record

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -18,16 +19,25 @@ from slurm_health.core.diagnosis.seen import Standstill
 from slurm_health.core.records import HangFound, HangOver, Record
 from slurm_health.errors import JournalError
 from slurm_health.monitor import registry
-from slurm_health.monitor.containment import contained
+from slurm_health.monitor.containment import collect_live, contained
 
 _TITLE_WIDTH = 8
 
 
 class Findings:
-    """Says and records. `directory` is the run's in the journal, None where there is none."""
+    """Says and records.
 
-    def __init__(self, directory: Path | None, out: TextIO = sys.stderr) -> None:
+    Args:
+        directory: of the run in the journal, None where there is none.
+        environ: of the job.
+        out: where it is said.
+    """
+
+    def __init__(
+        self, directory: Path | None, environ: Mapping[str, str], out: TextIO = sys.stderr
+    ) -> None:
         self._directory = directory
+        self._environ = environ
         self._out = out
 
     def hang(
@@ -38,8 +48,12 @@ class Findings:
         `line` is the last line of output that counted, where that told of the standstill.
         """
         used = registry.registered()
-        missing = dict(standstill.not_seen)
-        data = Collected([standstill, flights], missing=missing, failed=used.failed)
+        live = collect_live(self._environ, registry.LIVE_COLLECTORS, [standstill, flights])
+        data = Collected(
+            live.all,
+            missing={**standstill.not_seen, **live.missing},
+            failed={**used.failed, **live.failed},
+        )
         chain = InferenceChain(used.operators, apply=contained())
         found = HangDiagnostician(chain).diagnose(data).diagnosed
         if found is None:

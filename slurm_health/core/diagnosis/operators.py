@@ -26,6 +26,7 @@ from slurm_health.core.diagnosis.ranks import (
     ProgramError,
     SameErrorEverywhere,
 )
+from slurm_health.core.diagnosis.ras import RasBehind
 from slurm_health.core.diagnosis.surroundings import (
     EndedFromOutside,
     GpuErrors,
@@ -49,6 +50,7 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     ConnectionsBroke(),
     RankGone(),
     RankStopped(),
+    RasBehind(),
     RankElsewhere(),
     WaitsDiffer(),
     NobodyLeaves(),
