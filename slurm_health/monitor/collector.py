@@ -75,3 +75,25 @@ class DataCollector(Protocol):
         Raises:
             NothingCollected: there is nothing, and why.
         """
+
+
+class LiveCollector(Protocol):
+    """Gathers one kind of data on the batch host while a training hangs, in a child, as above."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+
+    @property
+    def data(self) -> type[msgspec.Struct]:
+        """The kind of what it collects."""
+
+    def is_enabled(self, environ: Mapping[str, str], /) -> Enabled:
+        """Tell whether it can collect in a job with this environment, and why not."""
+
+    def collect_data(self, environ: Mapping[str, str], limit_s: float, /) -> msgspec.Struct:
+        """Return what there is, within `limit_s`.
+
+        Raises:
+            NothingCollected: there is nothing, and why.
+        """

@@ -27,7 +27,9 @@ An inference leads to others until nothing leads on; what is sure enough of them
     known_errors   exceptions whose cause is known by their words
     training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output
     consequences   what ranks report when another one has failed
+    ras            operators about what NCCL says of its ranks
     flight         where ranks parted, by PyTorch's Flight Recorder
+    flight_environ  what has PyTorch leave that record for a post-mortem
     names          names of inferences, and what is named of failures
     words          ranks, nodes and signals in a few words
 """

@@ -26,6 +26,7 @@ from slurm_health.core.diagnosis.ranks import (
     ProgramError,
     SameErrorEverywhere,
 )
+from slurm_health.core.diagnosis.ras import RasBehind
 from slurm_health.core.diagnosis.slow_network import SlowPaths
 from slurm_health.core.diagnosis.surroundings import (
     EndedFromOutside,
@@ -50,6 +51,7 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     ConnectionsBroke(),
     RankGone(),
     RankStopped(),
+    RasBehind(),
     RankElsewhere(),
     WaitsDiffer(),
     NobodyLeaves(),
