@@ -11,5 +11,6 @@ the agents; what happens next is decided in `core.session`.
     garbage             has Python look for garbage in cycles seldom, while a check runs
     launcher            starts one agent per node, as a Slurm step or as local processes
     setup_file          the environment of the probes, as a file of the user's makes it
+    verdict_log         writes the verdict into the machine's log, where the site wants it there
     unchecked           ends a check that never got to measure
 """
