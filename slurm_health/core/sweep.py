@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import combinations
 
 # Two nodes that disagree accuse each other; a third one tells.
@@ -21,26 +21,26 @@ def groups(
     idle: Mapping[str, float],
     meetings: Meetings,
     *,
-    due_before_s: float,
+    due: Set[str],
     size: int,
     room: int,
 ) -> list[tuple[str, ...]]:
     """Return groups of idle nodes to check now, the one that waits longest first.
 
     Args:
-        idle: idle nodes, and when each was checked last; 0 for never.
+        idle: idle nodes, and when the last check of each began; 0 for never.
         meetings: how often two nodes were in one check.
-        due_before_s: who was checked later than this is no reason for a check, only a partner.
+        due: who is to be checked; the others are no reason for a check, only partners.
         size: nodes of a group; the last one may have fewer.
         room: how many nodes there may be in all groups together.
     """
-    free = sorted(idle, key=lambda node: (idle[node], node))
+    free = sorted(idle, key=lambda node: (node not in due, idle[node], node))
     found: list[tuple[str, ...]] = []
     while True:
         count = min(size, room - sum(map(len, found)), len(free))
-        if count < _FEWEST or idle[free[0]] >= due_before_s:
+        if count < _FEWEST or free[0] not in due:
             return found
-        group = _group(free, meetings, due_before_s, idle, count)
+        group = _group(free, meetings, due, idle, count)
         free = [node for node in free if node not in group]
         found.append(group)
 
@@ -48,7 +48,7 @@ def groups(
 def _group(
     free: Sequence[str],
     meetings: Meetings,
-    due_before_s: float,
+    due: Set[str],
     idle: Mapping[str, float],
     count: int,
 ) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def _group(
             if node not in group
         }
         # One that is due before one that is not; then a stranger; then who waits longest.
-        group.append(min(met, key=lambda node: (idle[node] >= due_before_s, met[node], idle[node])))
+        group.append(min(met, key=lambda node: (node not in due, met[node], idle[node])))
     return tuple(sorted(group))
 
 

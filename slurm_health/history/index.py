@@ -136,6 +136,23 @@ class Index:
         )
         return dict(rows)
 
+    def last_verdicts(self, cluster: str) -> dict[str, float]:
+        """Return when the last check of each node began that came to a verdict on it."""
+        rows = self._database.rows(
+            "SELECT node, MAX(time_s) FROM slurm_health_seen"
+            " WHERE cluster = ? AND counted = 1 GROUP BY node",
+            (cluster,),
+        )
+        found: dict[str, float] = dict(rows)
+        undecided = self._database.rows(
+            "SELECT node, time_s, data FROM slurm_health_seen WHERE cluster = ? AND counted = 0",
+            (cluster,),
+        )
+        for node, time_s, data in undecided:
+            if _decoded(data).level is not None:
+                found[node] = max(time_s, found.get(node, 0.0))
+        return found
+
     def checks(self, cluster: str) -> list[list[str]]:
         """Return the nodes of each check of a cluster."""
         found: dict[tuple[str, str], list[str]] = {}

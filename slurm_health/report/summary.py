@@ -234,7 +234,7 @@ def _about_nodes(report: JobReport, last: RunReport) -> Iterator[str]:
     names = nodes_text(told)
     about = [f"{names} (slurm-health history {names} has all that is known)"] if told else []
     about += [f"the network between {' and '.join(path.ends)}" for path in report.paths]
-    for path in report.paths[:_ROWS]:
+    for path in [path for path in report.paths if len(path.ends) > 1][:_ROWS]:
         slow = "be slowed down" if path.level is Level.SLOW else "hang"
         both = " and ".join(path.ends)
         yield f"a job on both {both} may {slow}: to avoid that, --exclude={path.ends[-1]}"

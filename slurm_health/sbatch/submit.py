@@ -79,7 +79,14 @@ def submit(
     off = given.get("check") == OFF
     if line.components and not off:
         raise UsageError(_COMPONENTS)
-    job = _Job(line=line, given=given, environ=environ, stdin=stdin, sbatch=sbatch, now_s=now_s)
+    job = _Job(
+        line=line,
+        given=given,
+        environ=environ,
+        stdin=stdin,
+        sbatch=sbatch,
+        now_s=None if dry_run else now_s,
+    )
     if dry_run:
         return job.show(python)
     return job.plain() if off or line.seen & _NOT_OURS else job.checked(python)
@@ -110,14 +117,17 @@ class _Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """The job as it was given; `given` are our options in its words and in the environment."""
+    """The job as it was given; `given` are our options in its words and in the environment.
+
+    `now_s` is when it is submitted, None where it is only shown.
+    """
 
     line: CommandLine
     given: own_options.Settings
     environ: Mapping[str, str]
     stdin: BinaryIO
     sbatch: Sbatch
-    now_s: float
+    now_s: float | None
 
     def plain(self) -> int:
         """Call sbatch without us."""
@@ -221,7 +231,9 @@ class _Job:
             raise UsageError(f"{self._title()}: {_COMPONENTS}")
         asked = options_asked(self.line, lines, self.environ)
         counts = node_counts(asked, settings)
-        for_check = own_options.for_check(settings) | {"submit-time": int(self.now_s)}
+        for_check = own_options.for_check(settings)
+        if self.now_s is not None:
+            for_check |= {"submit-time": int(self.now_s)}
         keeps = bool(settings.get("keep-spares"))
         if keeps:
             if counts is None or not counts.spares:

@@ -72,18 +72,20 @@ def choose(client: Client, index: Index, wishes: Wishes, *, uid: int, now_s: flo
     in_checks = len(taken.intersection(partition.names))
     checked = index.last_checks(cluster)
     last_s = {name: checked.get(name, 0.0) for name in idle}
-    due_before_s = now_s - wishes.every_s
+    # A check that was cut short, as one that gave way to a job, leaves its nodes due.
+    judged = index.last_verdicts(cluster)
+    due = {name for name in idle if judged.get(name, 0.0) < now_s - wishes.every_s}
     most = sweep.at_once(len(partition.names), wishes.share)
     return Turn(
         groups=sweep.groups(
             last_s,
             sweep.met(index.checks(cluster), last_s),
-            due_before_s=due_before_s,
+            due=due,
             size=wishes.size,
             room=most - in_checks,
         ),
         idle=len(idle),
-        due=sum(time_s < due_before_s for time_s in last_s.values()),
+        due=len(due),
         in_checks=in_checks,
         most=most,
     )

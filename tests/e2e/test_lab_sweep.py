@@ -9,7 +9,8 @@ import shlex
 import pytest
 
 from tests.e2e.lab_support import Site, eventually
-from tests.e2e.played_nodes import FAKE_WORKER, FAULTY, play
+from tests.e2e.played_nodes import FAKE_WORKER, FAULTY, STUCK, play
+from tests.lab import Lab, missing
 from tests.lab.commands import Result
 
 pytestmark = pytest.mark.lab
@@ -64,3 +65,39 @@ def test_what_slurm_has_not_is_one_line(site: Site) -> None:
 
     assert result.returncode == 2
     assert result.stderr.startswith("slurm-health: Slurm has no partition 'nowhere'; it has ")
+
+
+# --- giving way ----------------------------------------------------------------------------------
+
+# As docs/admin/sweep.md has it: a partition over the same nodes that all others preempt.
+GIVES_WAY = """\
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=scavenger Nodes=ALL PriorityTier=0 PreemptMode=CANCEL
+"""
+
+
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+def test_a_sweep_gives_way_to_a_job_and_goes_on_where_it_stopped() -> None:
+    with Lab.start(nodes=6, slurm_conf_extra=GIVES_WAY) as lab:
+        site = Site(lab)
+        play(site, **dict.fromkeys(lab.nodes, STUCK))  # its check takes as long as it is let
+        (swept,) = submitted(sweep(site, "--", "--partition=scavenger"))
+        site.wait_record(swept, "round_started")
+        job = lab.sbatch("#!/bin/sh\nexec hostname", f"-N{len(lab.nodes)}", user="bob")
+
+        assert lab.wait_job(swept, {"PREEMPTED", "CANCELLED"}, 90)["JobState"] == "PREEMPTED"
+        assert site.ended(job)["JobState"] == "COMPLETED"
+        site.assert_nothing_left()
+        bad = lab.nodes[1]
+        play(site, **{bad: FAULTY})
+        while jobs := submitted(sweep(site, "--", "--partition=scavenger")):
+            site.ended(jobs[0])
+            eventually(site, lambda: not site.jobs(), "the end of a check")
+
+        history = json.loads(site.health("history", ",".join(lab.nodes), "--json").stdout)
+        found = {each["node"]: each["checks"][-1]["level"] for each in history["nodes"]}
+        assert found == {node: "faulty" if node == bad else "healthy" for node in lab.nodes}
+        (cluster,) = json.loads(site.health("lemons", "--json").stdout)["clusters"]
+        assert cluster["nodes"][0]["node"] == bad
+        assert site.drained() == {}

@@ -14,35 +14,44 @@ def nodes(count: int, checked_s: float = NEVER) -> dict[str, float]:
 
 
 def test_no_more_nodes_are_in_checks_than_there_is_room_for() -> None:
-    found = groups(nodes(20), {}, due_before_s=100.0, size=4, room=10)
+    found = groups(nodes(20), {}, due={*nodes(20)}, size=4, room=10)
 
     assert [len(group) for group in found] == [4, 4]
 
 
 def test_what_was_checked_lately_is_no_reason_for_a_check() -> None:
-    assert groups(nodes(20, 150.0), {}, due_before_s=100.0, size=4, room=20) == []
+    assert groups(nodes(20, 150.0), {}, due=set(), size=4, room=20) == []
 
 
 def test_a_single_node_that_is_due_gets_partners_that_are_not() -> None:
     idle = {**nodes(6, 150.0), "new": NEVER}
 
-    (group,) = groups(idle, {}, due_before_s=100.0, size=3, room=6)
+    (group,) = groups(idle, {}, due={"new"}, size=3, room=6)
 
     assert "new" in group
     assert len(group) == 3
 
 
+def test_a_node_whose_check_was_cut_short_is_due_and_waits_behind_the_others() -> None:
+    idle = {**nodes(3), "cut": 150.0, "done": 140.0}
+
+    found = groups(idle, {}, due={*nodes(3), "cut"}, size=3, room=6)
+
+    assert found == [("n00", "n01", "n02")]
+    assert groups({"cut": 150.0, "done": 140.0, "n": 145.0}, {}, due={"cut"}, size=3, room=6)
+
+
 def test_nodes_that_have_never_met_are_put_together() -> None:
     meetings = met([["n00", "n01", "n02"], ["n03", "n04", "n05"]] * 3, nodes(9))
 
-    found = groups(nodes(9), meetings, due_before_s=100.0, size=3, room=9)
+    found = groups(nodes(9), meetings, due={*nodes(9)}, size=3, room=9)
 
     together = met(found, nodes(9))
     assert not together.keys() & meetings.keys()
 
 
 def test_two_nodes_alone_are_not_checked_because_they_could_only_accuse_each_other() -> None:
-    assert groups(nodes(2), {}, due_before_s=100.0, size=4, room=4) == []
+    assert groups(nodes(2), {}, due={*nodes(2)}, size=4, room=4) == []
 
 
 def test_never_a_whole_partition() -> None:
@@ -58,10 +67,11 @@ def test_never_a_whole_partition() -> None:
 def test_every_group_is_of_different_idle_nodes_and_has_one_that_is_due(
     idle: dict[str, float], size: int, room: int
 ) -> None:
-    found = groups(idle, {}, due_before_s=100.0, size=size, room=room)
+    due = {node for node, checked_s in idle.items() if checked_s < 100.0}
+    found = groups(idle, {}, due=due, size=size, room=room)
 
     members = [node for group in found for node in group]
     assert len(set(members)) == len(members) <= room
     assert set(members) <= idle.keys()
     assert all(3 <= len(group) <= size for group in found)
-    assert all(any(idle[node] < 100.0 for node in group) for group in found)
+    assert all(due & {*group} for group in found)
