@@ -22,7 +22,7 @@ PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
 .PHONY: help demo test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site
-.PHONY: bench bench-acting bench-history bench-hooks bench-localize bench-probes bench-scale gpu tools
+.PHONY: bench bench-acting bench-diagnosis bench-history bench-hooks bench-localize bench-probes bench-scale gpu tools
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and avoids it, the report'
@@ -37,6 +37,7 @@ help:
 	@echo 'make site            the documentation for a browser, in build/site'
 	@echo 'make bench           how long a check takes, compared with its targets'
 	@echo 'make bench-acting    how soon a job continues after its verdict'
+	@echo 'make bench-diagnosis fifteen faults of a running training: are they named rightly (hours)'
 	@echo 'make bench-localize  how often the localisation is right, compared with a published rule'
 	@echo 'make bench-history   how fast journals are indexed, and their history answers'
 	@echo 'make bench-hooks     what the prolog and the health check cost on this node'
@@ -94,6 +95,9 @@ bench: install lab-packages
 
 bench-acting: install lab-packages
 	$(RUN) -m benchmarks.acting
+
+bench-diagnosis: install lab-packages
+	$(RUN) -m benchmarks.diagnosis $(DIAGNOSIS_ARGS)
 
 bench-localize: install
 	$(RUN) -m benchmarks.localize

@@ -486,5 +486,13 @@ class StragglerFound(Record, frozen=True, kw_only=True, tag="straggler_found"):
     usual_ms: float
 
 
+class SlowdownFound(Record, frozen=True, kw_only=True, tag="slowdown_found"):
+    """Steps take longer than before on all ranks, in minutes on end, and where that comes from."""
+
+    step_ms: float
+    usual_ms: float
+    found: Diagnosed
+
+
 # All of them, in the order in which they stand here.
 KINDS: tuple[type[Record], ...] = tuple(Record.__subclasses__())

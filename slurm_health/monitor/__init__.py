@@ -18,6 +18,7 @@ is `core.diagnosis`'s.
     proc          what the kernel says of a process
     py_spy        stacks of ranks that do not say where they are
     nccl_ras      live collector: how far each rank is by NCCL itself
+    tcp_info      how much TCP connections have sent, and in how long
     messages      what monitors tell the watch
 
     post_mortem   collect, diagnose, say, record

@@ -6,17 +6,23 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
 from slurm_health import journal
 from slurm_health.core.diagnosis.chain import InferenceChain
 from slurm_health.core.diagnosis.collected import Collected, FlightRecords
-from slurm_health.core.diagnosis.diagnostician import HangDiagnostician
+from slurm_health.core.diagnosis.diagnostician import (
+    Diagnostician,
+    observe_hang,
+    observe_slowdown,
+)
 from slurm_health.core.diagnosis.explain import lines_of
+from slurm_health.core.diagnosis.names import SLOWER_STEPS
 from slurm_health.core.diagnosis.seen import Standstill
-from slurm_health.core.records import HangFound, HangOver, Record
+from slurm_health.core.diagnosis.slow_network import Slowdown
+from slurm_health.core.records import Diagnosed, HangFound, HangOver, Record, SlowdownFound
 from slurm_health.errors import JournalError
 from slurm_health.monitor import registry
 from slurm_health.monitor.containment import collect_live, contained
@@ -55,7 +61,7 @@ class Findings:
             failed={**used.failed, **live.failed},
         )
         chain = InferenceChain(used.operators, apply=contained())
-        found = HangDiagnostician(chain).diagnose(data).diagnosed
+        found = Diagnostician(observe_hang, chain).diagnose(data).diagnosed
         if found is None:
             return None
         hang = HangFound(
@@ -71,10 +77,25 @@ class Findings:
                 f"no line that counts steps for {hang.stalled_s:.0f} s, the last was {line!r}, and"
                 " no process of the job works; the training seems to hang"
             )
-        titled = (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(found))
-        self.say(f"monitor: {said}", *titled)
+        self.say(f"monitor: {said}", *_titled(found))
         self.record(hang)
         return hang
+
+    def slowdown(self, slowdown: Slowdown) -> None:
+        """Infer why steps take longer, say and record it; nothing where nothing explains it."""
+        used = registry.registered()
+        chain = InferenceChain(used.operators, apply=contained())
+        data = Collected([slowdown], failed=used.failed)
+        found = Diagnostician(observe_slowdown, chain).diagnose(data).diagnosed
+        if found is None or found.cause == SLOWER_STEPS:
+            return  # longer batches, an evaluation: it may be as it should
+        self.say(
+            f"monitor: a step takes {slowdown.step_ms:.0f} ms instead of {slowdown.usual_ms:.0f}",
+            *_titled(found),
+        )
+        self.record(
+            SlowdownFound(step_ms=slowdown.step_ms, usual_ms=slowdown.usual_ms, found=found)
+        )
 
     def hang_over(self, stalled_s: float, step: int) -> None:
         """Say and record that a training that hung goes on."""
@@ -96,3 +117,7 @@ class Findings:
             journal.Writer(self._directory, journal.MONITOR, time.time).append(record)
         except JournalError as err:
             self.say(f"monitor: this is not recorded: {err}")
+
+
+def _titled(found: Diagnosed) -> Iterator[str]:
+    return (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(found))

@@ -34,7 +34,8 @@ class NodeLook(msgspec.Struct, frozen=True, tag="look"):
 
     `now` is how the ranks were when they had answered. `addresses` are this node's own; `broken`
     has the address at the other end of a connection, and how often was sent again. `not_seen` says
-    what could not be looked at on this node, and why.
+    what could not be looked at on this node, and why. `sent` is what was sent to each address so
+    far, in bytes, and the seconds that it took.
     """
 
     node: str
@@ -43,6 +44,7 @@ class NodeLook(msgspec.Struct, frozen=True, tag="look"):
     addresses: tuple[str, ...] = ()
     broken: tuple[tuple[str, int], ...] = ()
     not_seen: dict[str, str] = {}
+    sent: dict[str, tuple[int, float]] = {}
 
 
 Message = NodeNow | NodeLook

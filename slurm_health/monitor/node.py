@@ -16,6 +16,7 @@ import time
 from slurm_health.monitor.connections import broken, own_addresses
 from slurm_health.monitor.messages import LOOK, NOW, Message, NodeLook, NodeNow, lines_of
 from slurm_health.monitor.ranks import Ranks
+from slurm_health.monitor.tcp_info import sent
 
 INTERVAL_S = 10.0
 # New processes are looked for this often; that costs more than a look at those that are known.
@@ -83,7 +84,7 @@ class NodeMonitor:
         looks, why_not = self._ranks.with_stacks(self._ranks.look(_ANSWER_S), _STACKS_S)
         now = tuple(self._ranks.now(self._awake_since_s))
         not_seen = {f"stacks on {self._node}": why_not} if why_not else {}
-        self._say(NodeLook(self._node, looks, now, own_addresses(), broken(), not_seen))
+        self._say(NodeLook(self._node, looks, now, own_addresses(), broken(), not_seen, sent()))
 
     def _say(self, message: Message) -> None:
         """Write each line with one call: lines of several nodes do not mix."""

@@ -11,7 +11,7 @@ from typing import TextIO
 from slurm_health import journal
 from slurm_health.core.diagnosis.chain import InferenceChain
 from slurm_health.core.diagnosis.collected import Collected
-from slurm_health.core.diagnosis.diagnostician import FailureDiagnostician
+from slurm_health.core.diagnosis.diagnostician import Diagnostician, observe_failure
 from slurm_health.core.diagnosis.explain import lines_of
 from slurm_health.core.diagnosis.names import SCRIPT_FAILED
 from slurm_health.core.records import Diagnosed
@@ -50,7 +50,7 @@ def hold(
     data = collect(job, used.collectors, limit_s=limit_s)
     known = Collected(data.all, missing=data.missing, failed={**used.failed, **data.failed})
     chain = InferenceChain(used.operators, apply=contained())
-    found = FailureDiagnostician(chain).diagnose(known).diagnosed
+    found = Diagnostician(observe_failure, chain).diagnose(known).diagnosed
     if found is None:
         return None
     if found.cause != SCRIPT_FAILED or found.failed:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from slurm_health.core.diagnosis.pace import PATIENCE, Patience
+from slurm_health.core.diagnosis.slow_network import Slowdown, speeds_of
+from slurm_health.core.diagnosis.slow_steps import Longer
 from slurm_health.core.diagnosis.stragglers import Slower
 from slurm_health.core.diagnosis.watched import Program, Watched
 from slurm_health.core.records import HangFound, StragglerFound
@@ -16,7 +18,8 @@ from slurm_health.monitor.monitors import Monitors
 
 _TICK_S = 5.0
 _HERE_S = 10.0
-_WINDOW_S = 60.0  # of the comparison of ranks
+_WINDOW_S = 20.0  # of the comparison of ranks with each other, and of steps with earlier ones
+_PATHS_S = 15.0  # some steps of which each takes seconds
 _BETWEEN_S = 4.0  # two looks, in which whoever works can be seen to
 
 OnHang = Callable[[HangFound], None]
@@ -67,6 +70,8 @@ class Watch:
                 self._window_s = now_s
                 for node, slower in self._watched.window():
                     self._name_straggler(node, slower)
+                for _, longer in self._watched.slower():
+                    self._look_at_paths(longer)
             suspect = self._watched.suspect(now_s)
             if suspect is not None:
                 self._look_at(suspect)
@@ -81,13 +86,18 @@ class Watch:
         for program in self._watched.hear(message.node, now, now_s):
             self._name_end(program, now_s)
 
-    def _look_at(self, program: Program) -> None:
-        """See what the ranks of a program do, twice; say where it hangs, if it does."""
+    def _look(self) -> dict[str, NodeLook]:
+        """Ask all nodes for a closer look; return what they saw."""
         looked: dict[str, NodeLook] = {}
         for message in self._monitors.ask(LOOK):
             self._take(message)
             if isinstance(message, NodeLook):
                 looked[message.node] = message
+        return looked
+
+    def _look_at(self, program: Program) -> None:
+        """See what the ranks of a program do, twice; say where it hangs, if it does."""
+        looked = self._look()
         began_s = time.monotonic()
         self._hear(_BETWEEN_S)
         heard = set()
@@ -106,6 +116,29 @@ class Watch:
         hang = self._findings.hang(*judged)
         if hang is not None:
             self._on_hang(hang)
+
+    # --- slow steps ----------------------------------------------------------------------------
+
+    def _look_at_paths(self, longer: Longer) -> None:
+        """See how fast connections are, for a while; say which are slow, if that explains it."""
+        before = self._look()
+        self._hear(_PATHS_S)
+        after = self._look()
+        addresses = {address: n for n, each in after.items() for address in each.addresses}
+        self._findings.slowdown(
+            Slowdown(
+                step_ms=round(longer.now.step_ms, 1),
+                usual_ms=round(longer.usual.step_ms, 1),
+                own_ms=round(longer.now.own_ms, 1),
+                nodes=self._nodes,
+                speeds=speeds_of(
+                    {node: each.sent for node, each in before.items()},
+                    {node: each.sent for node, each in after.items()},
+                    addresses,
+                    self._nodes,
+                ),
+            )
+        )
 
     def _name_end(self, program: Program, now_s: float) -> None:
         assert program.hung_s is not None

@@ -28,6 +28,7 @@ from slurm_health.core.records import (
     Sampled,
     ScriptEnded,
     ScriptStarted,
+    SlowdownFound,
     StragglerFound,
     Unchecked,
     VerdictReached,
@@ -110,6 +111,7 @@ def run_report(
         post_mortem=_last(entries.post_mortem, Diagnosed),
         hangs=tuple(_hangs(entries.monitor)),
         stragglers=tuple(_all(entries.monitor, StragglerFound)),
+        slowdowns=tuple(_all(entries.monitor, SlowdownFound)),
         timeline=timeline(entries),
         samples=samples,
         missing=entries.missing,
@@ -321,6 +323,7 @@ def timeline(entries: RunEntries) -> tuple[Event, ...]:
             *entries.requeue,
             *entries.post_mortem,
             *entries.restart,
+            *entries.monitor,
         ],
         key=lambda entry: entry.time_s,
     )
@@ -350,12 +353,10 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return event(action=action, nodes=tuple(nodes), succeeded=succeeded, detail=detail)
         case RunFinished(disposition=disposition, nodes=nodes):
             return event(nodes=tuple(nodes), detail=disposition)
-        case Diagnosed(description=description):
-            return event(detail=description)
         case ScriptStarted() | ScriptEnded() | FailurePlanned() as record:
             return _script_event(record, event)
         case _:
-            return None
+            return _training_event(entry.record, event)
 
 
 def _in_short(unwell: Sequence[NodeVerdict]) -> str:
@@ -380,3 +381,17 @@ def _script_event(
             return event(detail=f"signal {number}" if number else f"exit {code}")
         case FailurePlanned(plan=plan, reason=reason, nodes=nodes):
             return event(detail=f"{plan}: {reason}", nodes=tuple(nodes))
+
+
+def _training_event(record: Record | None, event: Callable[..., Event]) -> Event | None:
+    match record:
+        case Diagnosed(description=description):
+            return event(detail=description)
+        case HangFound(found=found) | SlowdownFound(found=found):
+            return event(detail=found.description, nodes=tuple(found.nodes))
+        case HangOver(stalled_s=stalled_s):
+            return event(detail=f"it went on by itself after {stalled_s:.0f} s")
+        case StragglerFound(node=node, rank=rank):
+            return event(detail=f"rank {rank} is slower than the others", nodes=(node,))
+        case _:
+            return None

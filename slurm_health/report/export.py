@@ -98,6 +98,9 @@ def _run(run: RunReport, *, raw: bool) -> dict[str, object]:
         "post_mortem": _whole([run.post_mortem])[0] if run.post_mortem else None,
         "hangs": [_hang(each) for each in run.hangs],
         "stragglers": _whole(run.stragglers),
+        "slowdowns": [
+            {**_whole([each])[0], "found": _whole([each.found])[0]} for each in run.slowdowns
+        ],
         "timeline": [{**_fields(event), "action": event.action or None} for event in run.timeline],
         **({"samples": _whole(run.samples)} if raw else {}),
     }

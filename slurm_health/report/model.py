@@ -14,6 +14,7 @@ from slurm_health.core.records import (
     HangOver,
     RunStarted,
     Sampled,
+    SlowdownFound,
     StragglerFound,
     Unchecked,
 )
@@ -113,8 +114,8 @@ class RunReport:
     `duration_s` is from the master's first record to its verdict. `nodes` are in the order of
     the run. `note` says how far an unfinished check got. `superseded`: a later check exists.
     `unchecked` says why its nodes could not be checked, and what to do. `post_mortem` says why the
-    script failed. `hangs` and `stragglers` are what was seen while it ran. `missing` says what of
-    its journal is not there or cannot be read.
+    script failed. `hangs`, `stragglers` and `slowdowns` are what was seen while it ran. `missing`
+    says what of its journal is not there or cannot be read.
     """
 
     label: str
@@ -140,6 +141,7 @@ class RunReport:
     post_mortem: Diagnosed | None = None
     hangs: tuple[Hang, ...] = ()
     stragglers: tuple[StragglerFound, ...] = ()
+    slowdowns: tuple[SlowdownFound, ...] = ()
     timeline: tuple[Event, ...] = ()
     samples: tuple[Sampled, ...] = ()
     missing: tuple[str, ...] = ()

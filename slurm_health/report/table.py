@@ -308,6 +308,14 @@ def _script_event(event: Event, run: RunReport) -> str:
     match event.what:
         case "diagnosed":
             return f"post-mortem: {event.detail}"
+        case "hang_found":
+            return f"the training hangs: {event.detail}"
+        case "hang_over":
+            return f"the training goes on: {event.detail}"
+        case "slowdown_found":
+            return f"steps take longer: {event.detail}"
+        case "straggler_found":
+            return f"{event.detail}, on {nodes_text(event.nodes)}"
         case "script_started":
             on = f" on {nodes_text(event.nodes)}" if event.nodes else ""
             again = f" again{on}" if event.action else ""

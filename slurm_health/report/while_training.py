@@ -29,6 +29,9 @@ def _lines(run: RunReport) -> Iterator[tuple[str, str]]:
         yield from lines_of(each.hang.found)
         if each.over:
             yield "over", f"it went on by itself after {each.over.stalled_s:.0f} s"
+    for longer in run.slowdowns:
+        yield "slower", f"a step takes {longer.step_ms:.0f} ms instead of {longer.usual_ms:.0f}"
+        yield from lines_of(longer.found)
     for slow in run.stragglers:
         own, usual = f"{slow.own_ms:.0f} ms of its own per step", f"{slow.usual_ms:.0f} ms usual"
         yield "slow", f"rank {slow.rank} on {slow.node}: {own}, {usual}"

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import given
+from msgspec import Struct
 
 from slurm_health.core.diagnosis.chain import InferenceChain
 from slurm_health.core.diagnosis.collected import Collected, FlightRecords, ScriptEnd, SlurmView
-from slurm_health.core.diagnosis.diagnostician import FailureDiagnostician
+from slurm_health.core.diagnosis.diagnostician import Diagnostician, observe_failure
 from slurm_health.core.diagnosis.explain import lines_of
 from slurm_health.core.diagnosis.operators import OPERATORS
 from slurm_health.core.diagnosis.training_log import read_log
@@ -37,9 +38,10 @@ DUMPS = [pickle.dumps(dump("all_reduce", "barrier")), b'{"entries":[{"profiling_
 HEALTHY = SlurmView(node_states=dict.fromkeys(("n1", "n2"), "ALLOCATED"))
 
 
-def diagnosed(*data: object) -> Diagnosed:
+def diagnosed(*data: Struct) -> Diagnosed:
     end = ScriptEnd(exit_code=1, nodes=("n1", "n2"), script="train.sh")
-    found = FailureDiagnostician(InferenceChain(OPERATORS)).diagnose(Collected([end, *data]))  # type: ignore[list-item]
+    collected = Collected([end, *data])
+    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(collected)
     assert found.diagnosed is not None
     return found.diagnosed
 

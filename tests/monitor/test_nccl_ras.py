@@ -13,7 +13,7 @@ import pytest
 
 from slurm_health.core.diagnosis.chain import InferenceChain
 from slurm_health.core.diagnosis.collected import Collected
-from slurm_health.core.diagnosis.diagnostician import HangDiagnostician
+from slurm_health.core.diagnosis.diagnostician import Diagnostician, observe_hang
 from slurm_health.core.diagnosis.operators import OPERATORS
 from slurm_health.core.diagnosis.ras import RasStatus
 from slurm_health.core.diagnosis.seen import RankSeen, Standstill
@@ -119,7 +119,7 @@ def standstill() -> Standstill:
 
 def found(environ: dict[str, str]) -> Diagnosed:
     data = collect_live(environ, [NcclRas()], [standstill()], limit_s=LIMIT_S)
-    diagnosed = HangDiagnostician(InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    diagnosed = Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).diagnosed
     assert diagnosed is not None
     return diagnosed
 

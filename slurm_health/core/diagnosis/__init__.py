@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Symptom to cause: why a job's script failed, from what was collected after its end. Pure.
+"""Symptom to cause: why a job's script failed, hangs or is slow, from what was collected. Pure.
 
 An inference leads to others until nothing leads on; what is sure enough of them is said.
 
     inference      what is inferred, how sure it is, and the protocol of an operator
     collected      the kinds of data that collectors gather
     chain          the bounded walk from a symptom to its causes
-    diagnostician  observes a failed script, and resolves it into an action
+    diagnostician  observes a symptom, and resolves it into an action
     explain        a diagnosis in the words that a person reads
     operators      the operators that are built in, in their order
     surroundings   operators about Slurm's word, the kernel's and the driver's
@@ -22,6 +22,8 @@ An inference leads to others until nothing leads on; what is sure enough of them
     pace           how long a training may stand still, by its own steps
     stack          what a rank does, by its Python stack
     stragglers     ranks that are slower than the others, window by window
+    slow_steps     steps that take longer than before, window by window
+    slow_network   operator about the connections over which ranks then wait
     known_errors   exceptions whose cause is known by their words
     training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output
     consequences   what ranks report when another one has failed

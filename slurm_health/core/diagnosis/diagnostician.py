@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a failed script to what is said about it."""
+"""From a symptom, such as a failed script or a hang, to what is said about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from slurm_health.core.diagnosis.chain import InferenceChain, Walk
 from slurm_health.core.diagnosis.collected import Collected, ScriptEnd
 from slurm_health.core.diagnosis.inference import Inference
-from slurm_health.core.diagnosis.names import NO_PROGRESS, SCRIPT_FAILED
+from slurm_health.core.diagnosis.names import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS
 from slurm_health.core.diagnosis.seen import Standstill
+from slurm_health.core.diagnosis.slow_network import Slowdown
 from slurm_health.core.diagnosis.words import signal_text
 from slurm_health.core.records import Diagnosed
 
@@ -33,24 +34,14 @@ class DiagnosisAction:
     diagnosed: Diagnosed | None = None
 
 
-class FailureDiagnostician:
-    """Finds why a job's script failed, from what was collected when it had ended."""
+class Diagnostician:
+    """Finds what is behind a problem that `observe` sees in what was collected, if it sees one."""
 
-    def __init__(self, chain: InferenceChain) -> None:
+    def __init__(
+        self, observe: Callable[[Collected], Inference | None], chain: InferenceChain
+    ) -> None:
+        self.observe = observe
         self._chain = chain
-
-    def observe(self, data: Collected) -> Inference | None:
-        """Return the symptom, None where the script ended well or its end is not known."""
-        end = data.get(ScriptEnd)
-        if end is None or (end.exit_code == 0 and end.signal == 0):
-            return None
-        how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
-        return Inference(
-            name=SCRIPT_FAILED,
-            description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
-            " says why",
-            advice="look at the end of the job's output",
-        )
 
     def resolve(self, symptom: Inference, data: Collected) -> DiagnosisAction:
         """Walk from the symptom to a cause, and put it into words."""
@@ -65,36 +56,44 @@ class FailureDiagnostician:
         return self.resolve(symptom, data)
 
 
-class HangDiagnostician:
-    """Finds where a training hangs, from what was seen of its ranks while it stands still."""
+def observe_failure(data: Collected) -> Inference | None:
+    """Return the symptom of a failed script, None where it ended well or its end is not known."""
+    end = data.get(ScriptEnd)
+    if end is None or (end.exit_code == 0 and end.signal == 0):
+        return None
+    how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
+    return Inference(
+        name=SCRIPT_FAILED,
+        description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
+        " says why",
+        advice="look at the end of the job's output",
+    )
 
-    def __init__(self, chain: InferenceChain) -> None:
-        self._chain = chain
 
-    def observe(self, data: Collected) -> Inference | None:
-        """Return the symptom, None where nothing stands still."""
-        found = data.get(Standstill)
-        if found is None or found.stalled_s < found.allowance_s:
-            return None
-        return Inference(
-            name=NO_PROGRESS,
-            description=f"no step for {found.stalled_s:.0f} s, and nothing that was collected says"
-            " where it hangs",
-            evidence=(f"a pause of {found.allowance_s:.0f} s would be usual for this training",),
-            advice="look at the stacks of its ranks (py-spy dump --pid PID)",
-        )
+def observe_hang(data: Collected) -> Inference | None:
+    """Return the symptom of a training that hangs, None where nothing stands still."""
+    found = data.get(Standstill)
+    if found is None or found.stalled_s < found.allowance_s:
+        return None
+    return Inference(
+        name=NO_PROGRESS,
+        description=f"no step for {found.stalled_s:.0f} s, and nothing that was collected says"
+        " where it hangs",
+        evidence=(f"a pause of {found.allowance_s:.0f} s would be usual for this training",),
+        advice="look at the stacks of its ranks (py-spy dump --pid PID)",
+    )
 
-    def resolve(self, symptom: Inference, data: Collected) -> DiagnosisAction:
-        """Walk from the symptom to where it hangs, and put it into words."""
-        walk = self._chain.infer(symptom, data)
-        return DiagnosisAction(kind=ActionKind.EVENT, diagnosed=diagnosed(walk, data))
 
-    def diagnose(self, data: Collected) -> DiagnosisAction:
-        """Observe, and resolve what was observed."""
-        symptom = self.observe(data)
-        if symptom is None:
-            return DiagnosisAction(kind=ActionKind.NOTHING)
-        return self.resolve(symptom, data)
+def observe_slowdown(data: Collected) -> Inference | None:
+    """Return the symptom of steps that take longer than before, None where they do not."""
+    found = data.get(Slowdown)
+    if found is None or found.step_ms <= found.usual_ms:
+        return None
+    return Inference(
+        name=SLOWER_STEPS,
+        description=f"a step takes {found.step_ms:.0f} ms instead of {found.usual_ms:.0f} ms, and"
+        " nothing that was collected says why",
+    )
 
 
 def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
@@ -127,6 +126,7 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
 
 def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:
     """Return those that are nodes of the job: what a job prints may name any."""
-    told: list[ScriptEnd | Standstill | None] = [data.get(ScriptEnd), data.get(Standstill)]
+    told: list[ScriptEnd | Standstill | Slowdown | None]
+    told = [data.get(ScriptEnd), data.get(Standstill), data.get(Slowdown)]
     of_the_job = {node for each in told if each is not None for node in each.nodes}
     return [node for node in nodes if node in of_the_job]

@@ -108,6 +108,19 @@ KNOWN: tuple[KnownError, ...] = (
         sureness=Sureness.CERTAIN,
     ),
     KnownError(
+        name="disk-full",
+        # What torch.save says where the kernel said ENOSPC: the reason itself is lost in it.
+        pattern=re.compile(
+            r"basic_ios::clear: iostream error|PytorchStreamWriter failed writing"
+            r"|inline_container\.cc.*unexpected pos"
+        ),
+        means="torch could not write a file to its end: most likely its filesystem is full, or a"
+        " quota is used up",
+        advice="look at the space where checkpoints go, on this node (df); if that is the node's"
+        " own disk, tell your administrator which node it is",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
         name="filesystem-failed",
         pattern=re.compile(
             r"Input/output error|Stale file handle|Transport endpoint is not connected"

@@ -12,6 +12,7 @@ RANK_FAILED = "rank-failed"
 RANKS_WAITED = "ranks-waited"
 NO_PROGRESS = "no-progress"  # while the script runs
 NEVER_ENTERED = "never-entered"
+SLOWER_STEPS = "slower-steps"  # while the script runs
 
 MOST_LINES = 4  # of evidence of one kind; the output has the rest
 

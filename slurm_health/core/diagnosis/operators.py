@@ -4,7 +4,7 @@
 From `script-failed`, the symptom, to what Slurm, kernel and driver say, and to `rank-failed`, the
 first failure; from there to what it means. Where every failure is only a consequence, from
 `ranks-waited` to what the ranks waited in. From `no-progress`, the symptom of a script that still
-runs, to who does not come to what the others wait in.
+runs, to who does not come to what the others wait in; from `slower-steps` to a slow link.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from slurm_health.core.diagnosis.ranks import (
     SameErrorEverywhere,
 )
 from slurm_health.core.diagnosis.ras import RasBehind
+from slurm_health.core.diagnosis.slow_network import SlowPaths
 from slurm_health.core.diagnosis.surroundings import (
     EndedFromOutside,
     GpuErrors,
@@ -57,4 +58,5 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     NodeSilent(),
     FileAwaited(),
     ConnectionsUnanswered(),
+    SlowPaths(),
 )

@@ -43,6 +43,8 @@ class Stragglers:
 
     def window(self, now: Mapping[int, OwnTime]) -> list[Slower]:
         """Close a window with what the ranks have by now; return who is newly known as slower."""
+        if any(self._too_few(rank, time) for rank, time in now.items()):
+            return []  # too short a window for these steps: it goes on
         own_ms = {rank: ms for rank, time in now.items() if (ms := self._own_ms(rank, time))}
         self._before = dict(now)
         if len(own_ms) < FEWEST_RANKS:
@@ -55,9 +57,15 @@ class Stragglers:
         self._named = {each.rank for each in slower}
         return new
 
+    def _too_few(self, rank: int, time: OwnTime) -> bool:
+        before = self._before.get(rank)
+        if before is None or not time.steps:
+            return False
+        return 0 <= time.steps - before.steps < FEWEST_STEPS
+
     def _own_ms(self, rank: int, time: OwnTime) -> float:
         before = self._before.get(rank)
-        if before is None or time.steps - before.steps < FEWEST_STEPS:
+        if before is None or time.steps <= before.steps:
             return 0.0
         return 1e3 * (time.seconds - before.seconds) / (time.steps - before.steps)
 

@@ -118,6 +118,7 @@ class _Traceback(msgspec.Struct):
     place: str = ""
     waits_in: str = ""
     inside: bool = True
+    placed: bool = False  # of a chain the first traceback with a line of the user's counts
     original: bool = False
     chained: bool = False
 
@@ -285,12 +286,13 @@ def _continued(current: _Traceback, text: str) -> bool:
             current.chained = True
         return False
     if frame := _FRAME.match(text):
-        if not current.error:  # of a chain the first counts
+        if not current.placed:
             _see_frame(current, frame)
         return True
     if text[:1].isspace() or not text:
         return True
     current.inside = False
+    current.placed = bool(current.place)
     if _EXCEPTION.match(text) and (not current.error or current.original):
         current.error = one_line(text)[:300]
     current.chained = False

@@ -18,6 +18,7 @@ from slurm_health.core.diagnosis.seen import (
     Standstill,
     still_works,
 )
+from slurm_health.core.diagnosis.slow_steps import Longer, RankSteps, SlowSteps
 from slurm_health.core.diagnosis.stack import Doing, place_of
 from slurm_health.core.diagnosis.stragglers import OwnTime, Slower, Stragglers
 
@@ -134,6 +135,7 @@ class Program:
     name: str
     ranks: dict[int, _Last] = field(default_factory=dict)
     stragglers: Stragglers = field(default_factory=Stragglers)
+    slow_steps: SlowSteps = field(default_factory=SlowSteps)
     look_again_s: float = 0.0  # not before this, where it was no hang yet
     pause_s: float = 0.0
     hung_s: float | None = None  # since when, once that was said
@@ -246,9 +248,29 @@ class Watched:
             own = {
                 rank: OwnTime(seconds=last.now.own_s, steps=last.now.own_steps)
                 for rank, last in program.ranks.items()
+                if not last.gone
             }
             slow = program.stragglers.window(own)
             found += [(program.ranks[each.rank].node, each) for each in slow]
+        return found
+
+    def slower(self) -> list[tuple[Program, Longer]]:
+        """Close a window of time; return the programs whose steps take longer than before."""
+        found: list[tuple[Program, Longer]] = []
+        for program in self.programs.values():
+            steps = {
+                rank: RankSteps(
+                    steps=last.now.steps,
+                    last_s=last.heard_s - last.now.age_s,
+                    own_s=last.now.own_s,
+                    own_steps=last.now.own_steps,
+                )
+                for rank, last in program.ranks.items()
+                if not last.gone
+            }
+            longer = program.slow_steps.window(steps)
+            if longer is not None:
+                found.append((program, longer))
         return found
 
     def _goes_on(self, program: Program, now_s: float) -> bool:

@@ -13,7 +13,7 @@ from slurm_health.core.diagnosis.collected import (
     FlightRecords,
     Operation,
 )
-from slurm_health.core.diagnosis.diagnostician import ActionKind, HangDiagnostician
+from slurm_health.core.diagnosis.diagnostician import ActionKind, Diagnostician, observe_hang
 from slurm_health.core.diagnosis.operators import OPERATORS
 from slurm_health.core.diagnosis.pace import PATIENCE, Pace, allowance_s
 from slurm_health.core.diagnosis.seen import (
@@ -63,7 +63,7 @@ def standstill(*ranks: RankSeen, **more: object) -> Standstill:
 
 def found(seen: Standstill, *records: FlightRecord) -> Diagnosed:
     data = Collected([seen, FlightRecords(records=records)])
-    diagnosed = HangDiagnostician(InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    diagnosed = Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).diagnosed
     assert diagnosed is not None
     return diagnosed
 
@@ -205,7 +205,10 @@ def test_where_nothing_was_seen_nothing_is_said_but_that() -> None:
 def test_a_pause_within_the_allowance_is_no_symptom() -> None:
     data = Collected([standstill(rank(0), rank(1), stalled_s=20.0)])
 
-    assert HangDiagnostician(InferenceChain(OPERATORS)).diagnose(data).kind is ActionKind.NOTHING
+    assert (
+        Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).kind
+        is ActionKind.NOTHING
+    )
 
 
 # --- whether it does ------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from slurm_health.core.diagnosis.collected import (
     ScriptEnd,
     SlurmView,
 )
-from slurm_health.core.diagnosis.diagnostician import ActionKind, FailureDiagnostician
+from slurm_health.core.diagnosis.diagnostician import ActionKind, Diagnostician, observe_failure
 from slurm_health.core.diagnosis.explain import lines_of
 from slurm_health.core.diagnosis.operators import OPERATORS
 from slurm_health.core.diagnosis.training_log import RankFailure, TrainingLog, read_log
@@ -32,7 +32,7 @@ TIMED_OUT = "RuntimeError: Timed out waiting 20000ms for recv operation to compl
 
 def diagnose(*data: msgspec.Struct, end: ScriptEnd = END) -> Diagnosed:
     chain = InferenceChain(OPERATORS)
-    action = FailureDiagnostician(chain).diagnose(Collected([end, *data]))
+    action = Diagnostician(observe_failure, chain).diagnose(Collected([end, *data]))
     assert action.diagnosed is not None
     return action.diagnosed
 
@@ -64,6 +64,7 @@ def failed(rank: int, error: str = "", node: str = "", **rest: int | bool | str)
         ("mismatch", "collectives-differ", "user error", "possible", [0, 1]),
         ("memory", "host-out-of-memory", "user error", "likely", [1]),
         ("disk-full", "disk-full", "undecided", "certain", [1]),
+        ("checkpoint-disk-full", "disk-full", "undecided", "likely", [2]),
         ("kill", "killed", "undecided", "likely", [1]),
         ("segfault", "crashed", "undecided", "likely", [1]),
         ("exit", "rank-failed", "undecided", "likely", [1]),
@@ -85,8 +86,14 @@ def test_the_first_failure_wins_over_the_connections_that_broke_after_it() -> No
     assert found.first == "rank 1 raised RuntimeError first; 1 other failed after it"
 
 
+def test_the_place_is_the_users_line_where_the_first_of_a_chain_names_none() -> None:
+    found = of_text((DATA / "checkpoint-disk-full.txt").read_text())
+
+    assert found.evidence[0].endswith("iostream error (train.py:101)")
+
+
 def test_a_script_that_ended_well_needs_no_diagnosis() -> None:
-    action = FailureDiagnostician(InferenceChain(OPERATORS)).diagnose(
+    action = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(
         Collected([ScriptEnd(exit_code=0)])
     )
 
@@ -274,7 +281,7 @@ def test_what_was_not_looked_at_is_told_only_where_it_may_have_decided() -> None
 
     def titles(log: TrainingLog) -> set[str]:
         data = Collected([END, log], missing=missing)
-        found = FailureDiagnostician(chain).diagnose(data).diagnosed
+        found = Diagnostician(observe_failure, chain).diagnose(data).diagnosed
         assert found is not None
         return {title for title, _ in lines_of(found)}
 

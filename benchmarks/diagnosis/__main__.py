@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which faults of a real training are named rightly, and does any healthy node get accused?
+
+    python -m benchmarks.diagnosis                               every cause 20 times; hours
+    python -m benchmarks.diagnosis --runs 1 --labs 2
+    python -m benchmarks.diagnosis --only mount --seed 7 --runs 1    one run again
+
+Exits 0 if every run was right; 1 if one was not; 3 if a cause could not be injected.
+docs/performance.md says what the figures mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import queue
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.check_table import machine_facts, machine_line
+from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
+from benchmarks.diagnosis.causes import BY_NAME, CAUSES
+from benchmarks.diagnosis.judge import Judged, judge
+from benchmarks.diagnosis.perform import Interrupted, Run, keep, stage
+from benchmarks.diagnosis.plan import Plan, plans
+from benchmarks.diagnosis.table import table
+from tests.e2e.lab_support import Site
+from tests.lab import LabError
+
+
+class Bench:
+    """Runs plans, on several labs at once; says how each went."""
+
+    def __init__(self, wanted: Sequence[Plan], labs: int, evidence: Path) -> None:
+        self.judged: list[Judged] = []
+        self.failures: list[str] = []
+        self._evidence = evidence
+        self._labs = labs
+        self._wanted: queue.SimpleQueue[Plan] = queue.SimpleQueue()
+        for plan in wanted:
+            self._wanted.put(plan)
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Run all plans; an interrupt ends those that have begun."""
+        threads = [threading.Thread(target=self._on_a_lab) for _ in range(self._labs)]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+            raise
+
+    def _on_a_lab(self) -> None:
+        try:
+            with stage() as site:
+                while not self._stop.is_set():
+                    try:
+                        plan = self._wanted.get_nowait()
+                    except queue.Empty:
+                        return
+                    self._one(site, plan)
+        except LabError as err:
+            self._say(f"the lab: {err}")
+            self.failures.append(str(err))
+
+    def _one(self, site: Site, plan: Plan) -> None:
+        load = round(os.getloadavg()[0], 1)
+        try:
+            seen = Run(site, plan, self._stop.is_set).perform()
+        except Interrupted:
+            return
+        except (LabError, AssertionError) as err:  # a refused submission asserts
+            self.failures.append(f"{plan}: {err}")
+            self._say(f"{plan}: NOT INJECTED: {err}")
+            return
+        kept = keep(site, seen, self._evidence / f"{plan.cause.name}-{plan.seed}")
+        found = judge(
+            plan, seen.report, drained=seen.drained, fault_s=seen.fault_s, again_s=seen.again_s
+        )
+        found = dataclasses.replace(found, load=load, evidence=str(kept) if found.wrong else "")
+        self.judged.append(found)
+        self._say(_line(found))
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _line(found: Judged) -> str:
+    times = f"found after {found.found_s} s" if found.found_s is not None else "not found"
+    if found.again_s is not None:
+        times += f", training again after {found.again_s} s"
+    said = f"WRONG: {'; '.join(found.wrong)} {found.evidence}" if found.wrong else found.named
+    return f"{found.plan}: {said}; {times}; load average {found.load}"
+
+
+def main() -> int:
+    """Run, print the table, return the exit code."""
+    options = _parser().parse_args()
+    machine = machine_facts()
+    if not options.json:
+        print(machine_line(machine), end="\n\n", flush=True)
+    causes = [BY_NAME[name] for name in options.only] if options.only else CAUSES
+    evidence = options.evidence or Path(tempfile.mkdtemp(prefix="diagnosis-"))
+    bench = Bench(list(plans(causes, options.runs, options.seed)), options.labs, evidence)
+    end_as_on_interrupt()
+    interrupted = False
+    try:
+        bench.run()
+    except KeyboardInterrupt:
+        print("benchmarks.diagnosis: interrupted; the labs are down", file=sys.stderr)
+        interrupted = True
+    if options.json:
+        runs = [_as_object(each) for each in bench.judged]
+        text = {"machine": machine, "runs": runs, "failures": bench.failures}
+        print(json.dumps(text, indent=2, ensure_ascii=False))
+    else:
+        print(table(bench.judged))
+        print(*(f"not injected: {each}" for each in bench.failures), sep="\n")
+    if interrupted:
+        return INTERRUPTED
+    if any(each.wrong for each in bench.judged):
+        return 1
+    return 3 if bench.failures else 0
+
+
+def _as_object(run: Judged) -> dict[str, object]:
+    return {
+        "cause": run.plan.cause.name,
+        "seed": run.plan.seed,
+        "step": run.plan.step,
+        "rank": run.plan.rank,
+        "named": run.named,
+        "cause_right": run.cause_right,
+        "node_right": run.node_right,
+        "accused": run.accused,
+        "found_s": run.found_s,
+        "again_s": run.again_s,
+        "wrong": run.wrong,
+        "load_average": run.load,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {cause.name:9} {cause.title}" for cause in CAUSES)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.diagnosis",
+        description="Faults in a real training on the lab: is each named, and no healthy node?",
+        epilog=f"causes:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--runs", type=count, default=20, metavar="N", help="of each cause [20]")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[cause.name for cause in CAUSES],
+        metavar="CAUSE",
+        help="this cause; repeatable",
+    )
+    parser.add_argument("--labs", type=count, default=1, metavar="K", help="side by side [1]")
+    parser.add_argument("--seed", type=int, default=1, help="of the first run of each cause [1]")
+    parser.add_argument(
+        "--evidence", type=Path, metavar="DIR", help="keep report, output and journal of each here"
+    )
+    parser.add_argument("--json", action="store_true", help="print every run as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

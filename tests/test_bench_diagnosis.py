@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fault-injection benchmark plans the same run of a seed again, and judges by the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.diagnosis.causes import BY_NAME, CAUSES, Cause, Ends
+from benchmarks.diagnosis.judge import Judged, judge
+from benchmarks.diagnosis.plan import RANKS, Plan, plan_of, plans
+from benchmarks.diagnosis.table import table
+
+BEGAN_S = 1000.0
+
+
+def plan(name: str) -> Plan:
+    return Plan(cause=BY_NAME[name], seed=1, step=12, rank=1, workers=0)
+
+
+def run(**given: Any) -> dict[str, Any]:
+    """A check of a report, with what is given beside it."""
+    empty: dict[str, Any] = {
+        "hangs": [],
+        "stragglers": [],
+        "slowdowns": [],
+        "post_mortem": None,
+        "timeline": [],
+    }
+    return {"started_s": BEGAN_S, "nodes": [], **empty, **given}
+
+
+def event(
+    what: str, after_s: float, detail: str = "", nodes: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    return {"event": what, "after_s": after_s, "detail": detail, "nodes": list(nodes)}
+
+
+def diagnosed(cause: str, *nodes: str, accused: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"cause": cause, "nodes": list(nodes), "accused": list(accused)}
+
+
+def hung(cause: str, *nodes: str, **rest: Any) -> dict[str, Any]:
+    return run(
+        hangs=[{"found": diagnosed(cause, *nodes, **rest)}], timeline=[event("hang_found", 60.0)]
+    )
+
+
+def judged(
+    name: str, *runs: dict[str, Any], again_s: float | None = None, **drained: str
+) -> Judged:
+    report = {"runs": list(runs)}
+    fault_s = BEGAN_S + 30.0
+    return judge(plan(name), report, drained=drained, fault_s=fault_s, again_s=again_s)
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name)
+def test_a_seed_is_the_same_run_again_on_a_rank_that_there_is(cause: Cause) -> None:
+    planned = [plan_of(cause, seed) for seed in range(50)]
+
+    assert planned == [plan_of(cause, seed) for seed in range(50)]
+    ranks = {each.rank for each in planned}
+    assert ranks == set(range(1 if cause.spares_first_node else 0, RANKS))
+    assert len({each.step for each in planned}) > 10
+
+
+def test_each_cause_comes_once_before_any_comes_again() -> None:
+    planned = list(plans(CAUSES, 2, seed=7))
+
+    assert [each.cause for each in planned] == [*CAUSES, *CAUSES]
+    assert {each.seed for each in planned} == {7, 8}
+
+
+def test_the_right_cause_on_the_right_node_is_right() -> None:
+    found = judged("stopped", hung("rank-stopped", "n2"))
+
+    assert found.right
+    assert (found.named, found.found_s) == ("rank-stopped", 30.0)
+
+
+def test_another_cause_or_another_node_is_wrong() -> None:
+    assert judged("stopped", hung("network-of-group", "n2")).wrong == ("named network-of-group",)
+    assert judged("stopped", hung("rank-stopped", "n1")).wrong == ("shown on n1, it was n2",)
+    assert judged("stopped", run()).wrong == ("named nothing",)
+
+
+def test_a_healthy_node_that_anything_holds_at_fault_is_accused() -> None:
+    by_hang = judged("drop", hung("network-of-group", "n2", accused=("n2", "n3")))
+    by_verdict = judged("killed", run(nodes=[{"node": "n2", "level": "faulty"}]))
+    by_plan = judged("killed", run(timeline=[event("failure_planned", 1.0, "leave", ("n1",))]))
+    by_drain = judged("stopped", hung("rank-stopped", "n2"), n2="slurm-health: …")
+    by_name = judged("healthy", run(stragglers=[{"node": "n3"}]))
+
+    accused = [each.accused for each in (by_hang, by_verdict, by_plan, by_drain, by_name)]
+    assert accused == [("n3",), ("n2",), ("n1",), ("n2",), ("n3",)]
+
+
+def test_what_is_the_users_must_be_planned_to_stop() -> None:
+    found = {"post_mortem": diagnosed("wrong-shape", "n2")}
+    told = event("diagnosed", 31.0)
+    stops = run(**found, timeline=[told, event("failure_planned", 32.0, "stop: a user error")])
+    goes_on = run(**found, timeline=[told, event("failure_planned", 32.0, "check: who knows")])
+
+    assert judged("shape", stops).right
+    assert judged("shape", goes_on).wrong == ("it was not planned to stop: check: who knows",)
+    assert "started again" in judged("shape", stops, again_s=BEGAN_S + 50).wrong[0]
+
+
+def test_what_is_not_the_users_must_go_on() -> None:
+    killed = run(post_mortem=diagnosed("killed", "n2"), timeline=[event("diagnosed", 31.0)])
+
+    assert judged("killed", killed).wrong == ("the training did not go on",)
+    gone_on = judged("killed", killed, again_s=BEGAN_S + 50)
+    assert (gone_on.right, gone_on.found_s, gone_on.again_s) == (True, 1.0, 20.0)
+
+
+def test_nothing_is_right_where_nothing_is_wrong() -> None:
+    assert judged("healthy", run()).right
+    assert not judged("healthy", hung("no-progress")).right
+
+
+def test_the_table_counts_what_was_named_and_lists_what_was_wrong() -> None:
+    runs = [
+        judged("stopped", hung("rank-stopped", "n2")),
+        judged("stopped", hung("node-silent", "n3", accused=("n3",))),
+    ]
+    text = table(runs)
+
+    assert "rank-stopped 1, node-silent 1" in text
+    assert "stopped, seed 1: rank 1 at step 12: named node-silent; n3 is healthy" in text
+    assert "2 runs; cause and node right in 1 (50%); a healthy node accused in 1" in text
+    assert not any(cause.title in text for cause in CAUSES if cause.name != "stopped")
+
+
+def test_every_kind_of_end_has_a_cause_that_comes_to_it() -> None:
+    assert {cause.ends for cause in CAUSES} == set(Ends)
