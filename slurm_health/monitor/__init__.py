@@ -9,6 +9,7 @@ is `core.diagnosis`'s.
     watch         hears them, and says where a training hangs
     node          the monitor of one node
     ranks         the ranks on a node: their heartbeats, and what the kernel says of them
+    closer_look   what is looked at of them only while a training stands still
     connections   TCP connections that do not get through
     monitors      talks with the monitors of all nodes
     findings      says and records what was found
@@ -17,8 +18,9 @@ is `core.diagnosis`'s.
     silent_ranks  which processes are ranks without a heartbeat
     proc          what the kernel says of a process
     py_spy        stacks of ranks that do not say where they are
-    tcp_info      how much TCP connections have sent, and in how long
+    gpu_activity  whether the GPUs of ranks compute
     nccl_ras      live collector: how far each rank is by NCCL itself
+    tcp_info      how much TCP connections have sent, and in how long
     messages      what monitors tell the watch
 
     post_mortem   collect, diagnose, say, record
