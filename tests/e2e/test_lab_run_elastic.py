@@ -57,3 +57,5 @@ def test_training_goes_on_with_fewer_nodes_and_without_those_that_the_check_left
     assert re.search(r"2 processes begin at [1-9]", said()), said()
     assert "2 processes end at" in said()
     assert "n4 is LEFT OUT: faulty" in said()
+    assert "checking n[1-2] before the workers start (restart 1 of 3)" in said()
+    assert "UNCHECKED" not in said()
