@@ -86,9 +86,12 @@ def choose(
     """Choose the nodes to start with.
 
     A faulty node never trains. Doubt is no fault: an undecided node does, and so does one of which
-    nothing is heard (`absent`) where training cannot start without it.
+    nothing is heard (`absent`) where training cannot start without it. It does not join others,
+    who train well without it and would be interrupted.
     """
     unfit = {Level.FAULTY, Level.SLOW} if exclude_slow else {Level.FAULTY}
+    if bounds.joins:
+        unfit.add(Level.INCONCLUSIVE)
     fit = [node for node in verdict.nodes if node.level not in unfit]
     present = [node for node in fit if node.node not in absent]
     present.sort(key=lambda node: _PREFERENCE.index(node.level))

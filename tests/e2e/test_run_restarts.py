@@ -128,7 +128,7 @@ def test_training_goes_on_without_a_lost_node_and_lets_it_in_again_once_it_is_we
 
     elastic[2].plays("raises")
     train(elastic[2], ["--nnodes=2:3"], master)
-    elastic[2].says("the training is NOT joined: node2 is faulty")
+    elastic[2].says("the training is NOT joined: node2 is inconclusive: RuntimeError")
     assert codes(elastic[2:]) == [1]
     (elastic[2].played / "node2").unlink()
 
