@@ -21,6 +21,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+if __name__ == "__main__":
+    sys.path.pop(0)  # the modules beside this one must not hide others of the same name
+
 from torch.distributed import DistNetworkError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.rendezvous import (
@@ -37,6 +40,7 @@ NOTICE_S = 15.0
 STOP_S = 60.0
 # How long the others wait for a decision: as long as the leader waits, and for two of its commands.
 DECIDE_S = 120.0
+_HEAR_S = 5.0
 _LOOK_S = 0.2
 _WATCH_S = 1.0
 _TAIL_BYTES = 64 * 1024
@@ -165,15 +169,19 @@ class Round:
                 time.sleep(_LOOK_S)
         return sorted(found, key=lambda each: int(each["order"])), len(missing)
 
-    def decide(self, decision: dict[str, Any]) -> None:
-        """Tell the others what is to be done."""
+    def decide(self, decision: dict[str, Any], hearers: int) -> None:
+        """Tell the others what is to be done; the store may end with us, so let them hear it."""
         self._store.set(f"{_KEY}/decision", json.dumps(decision))
+        give_up_s = time.monotonic() + _HEAR_S
+        while self._store.add(f"{_KEY}/heard", 0) < hearers and time.monotonic() < give_up_s:
+            time.sleep(_LOOK_S)
 
     def decision(self) -> dict[str, Any]:
         """Wait for what is to be done."""
         key = f"{_KEY}/decision"
         self._store.wait([key], timedelta(seconds=DECIDE_S))
         found: dict[str, Any] = json.loads(self._store.get(key))
+        self._store.add(f"{_KEY}/heard", 1)
         return found
 
     def _there(self, key: str) -> bool:
@@ -295,9 +303,9 @@ class CheckedRendezvous(RendezvousHandler):
                 max_restarts=self._told.max_restarts,
             )
         except (OSError, RuntimeError, ValueError):
-            now.decide({"next": "restart"})
+            now.decide({"next": "restart"}, len(reports) - 1)
             raise
-        now.decide(decision)
+        now.decide(decision, len(reports) - 1)
         return decision
 
     def _ask(self, what: str, **told: Any) -> dict[str, Any]:

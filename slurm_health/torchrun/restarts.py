@@ -219,6 +219,8 @@ def _record(question: Question, found: Diagnosed | None, chosen: Plan, clock_s: 
     root = config.journal_root(question.context.arguments.text("journal"), os.environ)
     try:
         directory = joint_check.directory_of(root, place)
+        if not directory.is_dir():
+            return  # a node that trains alone among others: their check has one journal
         if found is not None:
             journal.Writer(directory, journal.POST_MORTEM, lambda: clock_s).append(found)
         journal.Writer(directory, journal.RESTART, lambda: clock_s).append(

@@ -69,7 +69,7 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
         if arguments.restarts:
             context = _context(here, within, found, arguments, python, environ, alone=alone)
             torchrun = (str(_CHECKING_TORCHRUN),)
-            own[_RESTARTS] = msgspec.json.encode(_told(context)).decode()
+            own[_RESTARTS] = msgspec.json.encode(_told(context, within)).decode()
     team = None
     if not alone and place is not None:
         team = team_of(place, starting, arguments.given, environ)
@@ -88,13 +88,13 @@ def _context(
 ) -> Context:
     """Return what is known now, and needed when workers have failed."""
     nodes = (place.node,) if alone else starting.nodes
-    least = within.least if within.least < within.most else len(nodes)
+    if alone and len(place.nodes) > 1:  # the others have failures of their own
+        place = replace(place, start=f"{place.start}.{place.node}")
+    least = within.least if within.least < within.most and not alone else len(nodes)
     if within.joins:
         least, _ = node_range(arguments.given["nnodes"])
     return Context(
-        place=replace(place, nodes=nodes, start=f"{place.start}.{place.node}")
-        if alone
-        else replace(place, nodes=nodes),
+        place=replace(place, nodes=nodes),
         arguments=arguments,
         python=python,
         least=least,
@@ -102,12 +102,12 @@ def _context(
     )
 
 
-def _told(context: Context) -> dict[str, object]:
+def _told(context: Context, within: Bounds) -> dict[str, object]:
     """Return what torchrun is told, to ask us by."""
     return {
         "command": own_module("slurm_health.torchrun.restarts"),
         "node": context.place.node,
-        "leads": context.place.node == context.place.nodes[0],
+        "leads": not within.joins and context.place.leads,
         "context": context,
     }
 

@@ -166,3 +166,15 @@ def test_with_fewer_nodes_than_are_needed_the_training_ends_and_says_so(
     assert "1 of 3 nodes do not answer any more, and --nnodes asks for at least 3" in (
         elastic[0].said
     )
+
+
+def test_a_training_on_one_machine_is_checked_before_its_restart(
+    machines: list[Machine], tmp_path: Path
+) -> None:
+    alone = machines[0]
+    given = (str(tmp_path / "ck.pt"), "6")
+    alone.run(*OPTIONS, "--standalone", program=str(TRAIN), given=given, FAIL="kill 3 0 1")
+    assert codes([alone]) == [0], alone
+    assert begun_at(alone) == [(1, 0), (1, 3)]
+    assert "before the workers start (restart 1 of 2)" in alone.said
+    assert "UNCHECKED" not in alone.said
