@@ -104,8 +104,9 @@ def test_the_same_error_on_all_ranks_is_the_users_and_is_not_tried_again(trainin
     assert training.drained() == {}
 
 
-def test_a_plain_srun_runs_on_all_nodes_but_the_kept_spare(training: Site) -> None:
-    job = submit(training, *KEPT, "--wrap", NODES.rpartition("[ ")[0], script="")
+@pytest.mark.parametrize("tasks", ["--ntasks-per-node=1", "--ntasks=3"])
+def test_a_plain_srun_runs_on_all_nodes_but_the_kept_spare(training: Site, tasks: str) -> None:
+    job = submit(training, "-N3", tasks, *KEPT[2:], "--wrap", NODES.rpartition("[ ")[0], script="")
 
     record = training.ended(job)
     assert record["JobState"] == "COMPLETED", output(training, job)
