@@ -79,8 +79,8 @@ class Cause:
     said: str
     inject: Callable[[Site, Hang], None] = lambda _site, _hang: None
     names_rank: bool = True
-    # What is said where no rank has a heartbeat, empty where it cannot be told then.
-    without_heartbeat: str = ""
+    # What may be said where no rank has a heartbeat: it depends on whether py-spy may look.
+    without_heartbeat: tuple[str, ...] = ()
 
 
 def _stop(site: Site, hang: Hang) -> None:
@@ -92,12 +92,14 @@ def _drop(site: Site, hang: Hang) -> None:
 
 
 CAUSES = {
-    "stopped": Cause("", "rank-stopped", _stop, without_heartbeat="rank-stopped"),
+    "stopped": Cause("", "rank-stopped", _stop, without_heartbeat=("rank-stopped",)),
     "mismatch": Cause("mismatch", "mismatched-collective"),
     "network": Cause(
-        "", "network-of-group", _drop, names_rank=False, without_heartbeat="network-of-group"
+        "", "network-of-group", _drop, names_rank=False, without_heartbeat=("network-of-group",)
     ),
-    "loader": Cause("loader", "data-loader-stuck", without_heartbeat="file-awaited"),
+    "loader": Cause(
+        "loader", "data-loader-stuck", without_heartbeat=("data-loader-stuck", "file-awaited")
+    ),
     "killed": Cause("kill", "rank-gone"),
 }
 
@@ -201,9 +203,9 @@ def _judged(hang: Hang, cause: Cause, record: dict[str, Any]) -> Located:
     found = record["found"]
     nodes, ranks = found.get("nodes", []), found.get("ranks", [])
     wrong = []
-    said = cause.said if hang.heartbeat else cause.without_heartbeat
-    if found["cause"] != said:
-        wrong.append(f"not {said}")
+    right = (cause.said,) if hang.heartbeat else cause.without_heartbeat
+    if found["cause"] not in right:
+        wrong.append(f"not {' or '.join(right)}")
     if nodes != [hang.node] or (cause.names_rank and ranks != [hang.rank]):
         wrong.append(f"not rank {hang.rank} on {hang.node}")
     if hang.heartbeat and record["stalled_s"] > _LIMIT_S:

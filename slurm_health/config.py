@@ -62,6 +62,15 @@ def history_index(environ: Mapping[str, str]) -> str | None:
     return _site(environ).document.get("index")
 
 
+def verdicts_to_machine_log(environ: Mapping[str, str]) -> bool:
+    """Tell whether the site wants verdicts in the machine's log.
+
+    Raises:
+        ConfigError: the site's file cannot be used.
+    """
+    return _site(environ).table("metrics").get("syslog_json") is True
+
+
 def expectations(environ: Mapping[str, str]) -> dict[str, Expectation]:
     """Return what a healthy device of each known model reaches, with the site's own figures.
 

@@ -16,6 +16,7 @@ from slurm_health import probe_choice
 from slurm_health.core import probe_catalog
 from slurm_health.core.acting.policy import (
     AtRequeueLimit,
+    FlightRecorder,
     Monitor,
     OnInconclusive,
     OnStraggler,
@@ -335,6 +336,15 @@ OPTIONS = (
         "Watch the script while it trains: say where it hangs and which rank is slow, or cancel a"
         " job that hangs, too, or watch nothing. Needs a heartbeat in the training loop.",
         otherwise=Monitor.REPORT.value,
+    ),
+    SharedOption(
+        "flight-recorder",
+        _one_of(FlightRecorder),
+        _SUBMITTED,
+        "Have PyTorch record the script's collectives, and leave them in the journal when they time"
+        " out, so that a post-mortem can tell which rank never came: sets variables in the script's"
+        " environment that it has not set itself.",
+        otherwise=FlightRecorder.OFF.value,
     ),
     SharedOption("dry-run", FLAG, Door.SBATCH, "Print the batch script without submitting it."),
 )

@@ -34,9 +34,14 @@ _ANEW_S = 0.01  # what an exception is dropped in takes far less
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(signal_number: int = signal.SIGKILL) -> Callable[[], None]:
-    """Return what a child calls for the kernel to signal it when its parent dies."""
-    parent = os.getpid()
+def die_with_parent(
+    signal_number: int = signal.SIGKILL, parent: int | None = None
+) -> Callable[[], None]:
+    """Return what a child calls for the kernel to signal it when its parent, this process, dies.
+
+    A child that was started by a stranger asks for it itself, and says who its `parent` is.
+    """
+    parent = parent or os.getpid()
 
     def tie() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal_number))

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 from collections.abc import Mapping, Sequence
 
 import click
@@ -11,7 +13,7 @@ import click
 from slurm_health.cli.hooks import config_option, site_if_any
 from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.config import site_file
-from slurm_health.doctor import machine, slurm_conf
+from slurm_health.doctor import large_cluster, machine, slurm_conf
 from slurm_health.doctor.advice import Advice, Level, Report, change, look
 from slurm_health.errors import ConfigError, ExitCode, SlurmCommandError, SlurmError
 from slurm_health.site_settings import Site
@@ -49,6 +51,7 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
     said = _slurm(advice)
     if said is not None:
         advice += slurm_conf.advise(said, site)
+        advice += _size(said)
     if site is not None:
         limit_s = slurm_conf.hook_limit_s(said or {})
         advice += machine.advise_machine(site, (said or {}).get("ClusterName", ""), limit_s)
@@ -60,19 +63,30 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
 
 def _slurm(advice: list[Advice]) -> Mapping[str, str] | None:
     """Return slurm.conf as slurmctld has it, None where it cannot be had; and how Slurm is read."""
-
-    def run(argv: Sequence[str]) -> str:
-        return command.run(argv, environ=command.clean_environ(os.environ))
-
     try:
-        config = slurm_conf.read_config(run(["scontrol", "show", "config"]))
+        config = slurm_conf.read_config(_run(["scontrol", "show", "config"]))
     except SlurmError as err:
         text = f"slurm.conf cannot be inspected: {err}"
         advice.append(change(text, "run doctor where scontrol reaches slurmctld"))
         return None
-    choice = proven(choose(run), run)
+    choice = proven(choose(_run), _run)
     advice.append(machine.reads_advice(choice.name, choice.why))
     return config
+
+
+def _size(config: Mapping[str, str]) -> list[Advice]:
+    """Return what this cluster's size asks for; nothing where nobody says how large it is."""
+    try:
+        names = set(_run(["sinfo", "--all", "--noheader", "--Node", "--format=%N"]).split())
+    except SlurmError:
+        return []
+    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = open_files == resource.RLIM_INFINITY
+    return large_cluster.advise(config, len(names), math.inf if unlimited else open_files)
+
+
+def _run(argv: Sequence[str]) -> str:
+    return command.run(argv, environ=command.clean_environ(os.environ))
 
 
 def _torch(python: str) -> Advice:

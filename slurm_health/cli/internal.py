@@ -60,7 +60,7 @@ def supervise(
 
     WORDS are options of the check, as `--name=value`, then the batch script and its arguments.
     """
-    from slurm_health.core.acting.policy import Monitor
+    from slurm_health.core.acting.policy import FlightRecorder, Monitor
     from slurm_health.processes import own_command
     from slurm_health.supervisor import supervisor
     from slurm_health.supervisor.script_runs import Restarts
@@ -69,6 +69,7 @@ def supervise(
     source, *arguments = words[len(options) :]
     options, max_restarts = _without("--max-restarts", options)
     options, monitor = _without("--monitor", options)
+    options, flight_recorder = _without("--flight-recorder", options)
     # One name for the run, at however many starts of its check.
     own_words = ("--act", "--for-supervisor", os.urandom(4).hex(), f"--script-name={script_name}")
     check_argv = own_command("check", *own_words, *options)
@@ -83,6 +84,7 @@ def supervise(
         environ=supervisor.original_environ(environ_fd),
         restarts=Restarts(most=int(max_restarts or 0), argv=check_argv),
         monitor=monitor or Monitor.REPORT.value,
+        flight_recorder=flight_recorder == FlightRecorder.ON.value,
         unchecked_runs=not {"--on-unchecked=stop", "--on-unchecked=hold"} & set(options),
     )
 

@@ -52,7 +52,7 @@ from slurm_health.options import Door
     help="The time limit of each check.",
 )
 @shared_options(Door.CHECK, "check", "python", "journal")
-@click.option("--index", metavar="FILE", help="The index of the journals, as of history.")
+@click.option("--index", metavar="FILE|URL", help="The index of the journals, as of history.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @click.argument("sbatch", nargs=-1, metavar="[-- SBATCH OPTIONS]")
 def sweep(

@@ -3,8 +3,9 @@
 
 Runs as whoever calls it, and changes nothing.
 
-    slurm_conf   slurm.conf as Slurm shows it, and the scripts that it names
-    ownership    who can change what these scripts run
-    machine      the site's file, and this machine
-    advice       what is said about it all
+    slurm_conf      slurm.conf as Slurm shows it, and the scripts that it names
+    large_cluster   whether one step can run on all its nodes
+    ownership       who can change what these scripts run
+    machine         the site's file, and this machine
+    advice          what is said about it all
 """

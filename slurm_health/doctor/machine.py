@@ -14,7 +14,7 @@ from slurm_health.doctor.advice import Advice, change, fine, look
 from slurm_health.draining.own_drain import LOCK_LIMIT_S
 from slurm_health.draining.shared_state import MARGIN_S
 from slurm_health.hooks.epilog import LEFTOVERS_LIMIT_S
-from slurm_health.hooks.log import SOCKET
+from slurm_health.machine_log import SOCKET
 from slurm_health.site_settings import Site
 
 # What is on a filesystem of these types, no other node can see.

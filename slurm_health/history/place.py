@@ -50,13 +50,13 @@ def choose(
         option: a file or a server's URL that the caller names.
         environ: it may name one in SLURM_HEALTH_INDEX.
         root: the journals'.
-        site: the one that the site names for all.
+        site: the one that the site names for all; our own is used where we may not read it.
 
     Raises:
         IndexUnusable: the file that was named is not to be trusted, or cannot be.
         UsageError: a URL names no server.
     """
-    chosen = option or environ.get(VARIABLE) or site
+    chosen = option or environ.get(VARIABLE) or (site if site and _is_for_us(site) else None)
     if chosen and server_url.is_url(chosen):
         return Place(path=None, server=server_url.parsed(chosen))
     path = Path(chosen).expanduser().absolute() if chosen else _default(environ, root)
@@ -71,6 +71,14 @@ def choose(
             raise _unusable(path, err) from err
         told = f"{path.parent}: {err.strerror}" if isinstance(err, OSError) else str(err)
         return Place(path=None, why_in_memory=told)
+
+
+def _is_for_us(site: str) -> bool:
+    """Tell whether we may read the site's index, or make it."""
+    path = Path(site).expanduser()
+    if server_url.is_url(site) or os.access(path, os.R_OK):
+        return True
+    return not os.access(path, os.F_OK) and os.access(path.parent, os.W_OK | os.X_OK)
 
 
 def _default(environ: Mapping[str, str], root: Path) -> Path | None:

@@ -58,10 +58,13 @@ def connected(server: Server) -> Database:
             autocommit=True,
             connect_timeout=PATIENCE_S,
             application_name="slurm-health",
-            options=f"-c lock_timeout={PATIENCE_S}s -c synchronous_commit=off"
-            " -c client_min_messages=error",
             **{key: value for key, value in named.items() if value},
         )
+        # What a crash of the server loses is indexed again. Not as options of the connection: a
+        # pooler between refuses those.
+        connection.execute(f"SET lock_timeout = '{PATIENCE_S}s'")
+        connection.execute("SET synchronous_commit = off")
+        connection.execute("SET client_min_messages = error")
     except psycopg.Error as err:
         raise problem(err) from err
     dialect = Dialect(

@@ -11,12 +11,10 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
+from slurm_health import machine_log
 from slurm_health.core.node.finding import CheckResult, Status
 from slurm_health.core.text import cut, one_line
 
-_DAEMON = 3 << 3
-_SEVERITY = {"error": 3, "warning": 4, "info": 6}
-SOCKET = "/dev/log"
 # JSON writes one character as up to six, and a line is cut at 2,000 bytes.
 _LENGTH = 250
 _LEVELS = {
@@ -30,8 +28,10 @@ _LEVELS = {
 class Log:
     """Says things for one hook on one node."""
 
-    def __init__(self, hook: str, node: str, job: str = "", *, machine_log: str = SOCKET) -> None:
-        self._machine_log = machine_log
+    def __init__(
+        self, hook: str, node: str, job: str = "", *, to: str = machine_log.SOCKET
+    ) -> None:
+        self._to = to
         # The system log takes a first word with a colon for the name of the program.
         self._facts = {"hook": hook, "node": node, "job": job}
         self._head = f"slurm-health: {hook}: node={node}" + (f" job={job}" if job else "")
@@ -81,9 +81,4 @@ class Log:
                 )
 
     def _send(self, level: str, line: str) -> None:
-        import socket  # not free, and a node that is well has nothing to say
-
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
-            to.setblocking(False)
-            data = f"<{_DAEMON | _SEVERITY[level]}>{line}".encode(errors="replace")
-            to.sendto(data[:2000], self._machine_log)
+        machine_log.send(level, line, to=self._to)

@@ -87,6 +87,7 @@ class _Started:
     process: Process
     pending: set[str] = field(default_factory=set)
     said: dict[str, str] = field(default_factory=dict)
+    short_of_files: bool = False
     buffer: bytes = b""
     last_line: str = ""
     ringers: Ringers = field(default_factory=Ringers)
@@ -172,6 +173,7 @@ class SlurmLauncher:
         for step in list(self._steps):
             returncode = step.process.poll()  # before reading: nothing is written after it
             lines = step.read_lines()
+            step.short_of_files |= any(_FEW_FILES.search(line) for line in lines)
             for line in lines:  # first: what an agent says often comes after srun's word of its end
                 _note_what_agent_says(step, line)
             for line in lines:
@@ -305,7 +307,9 @@ def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
 # What srun writes to standard error. The wording is the same from 22.05 to 26.05.
 _TASK_ENDED = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,-]+: (?P<how>.+)")
 _NOT_STARTED = re.compile(r"Task launch for \S+ failed on node (?P<nodes>\S+): (?P<how>.+)")
+_FEW_FILES = re.compile(r"srun: error: .*Too many open files")
 _NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
+_SHORT_OF_FILES = "srun may not open enough files for so many nodes; raise the limit (ulimit -Hn)"
 _JOB_ENDED = re.compile(r"job \d+ has expired")
 _AGENT_SAYS = re.compile(r"slurm-health agent: (?P<node>\S+): (?P<text>.+)")
 
@@ -326,6 +330,8 @@ def _heard(step: _Started, line: str) -> list[AgentsLost]:
     if found:
         return [_ended(step, node, found["how"]) for node in _names(found["nodes"], step)]
     found = _NOT_STARTED.search(line)
+    if found and step.short_of_files:  # which says nothing of any node
+        return [_lost(step, _names(found["nodes"], step), _SHORT_OF_FILES)]
     if found:
         return [_lost(step, _names(found["nodes"], step), found["how"], LossCause.NOT_STARTED)]
     found = _NODE_FAILED.search(line)

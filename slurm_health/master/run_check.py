@@ -40,7 +40,7 @@ from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import NodeVerdict
 from slurm_health.errors import ConfigError, ExitCode
-from slurm_health.master import earlier_findings
+from slurm_health.master import earlier_findings, verdict_log
 from slurm_health.master.launcher import (
     LEAVE_S,
     AgentCommand,
@@ -262,6 +262,8 @@ def _check(
         else:
             finished = _conclude(master, verdict, blind, started, directory, settings, environ)
             master.finish(finished)
+        if before is None and config.verdicts_to_machine_log(environ):
+            verdict_log.tell(verdict, started, finished)
     except (KeyboardInterrupt, SystemExit) as end:
         master.note_end(end)
         raise

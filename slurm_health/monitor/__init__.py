@@ -9,6 +9,7 @@ is `core.diagnosis`'s.
     watch         hears them, and says where a training hangs
     node          the monitor of one node
     ranks         the ranks on a node: their heartbeats, and what the kernel says of them
+    closer_look   what is looked at of them only while a training stands still
     connections   TCP connections that do not get through
     monitors      talks with the monitors of all nodes
     findings      says and records what was found
@@ -17,6 +18,8 @@ is `core.diagnosis`'s.
     silent_ranks  which processes are ranks without a heartbeat
     proc          what the kernel says of a process
     py_spy        stacks of ranks that do not say where they are
+    gpu_activity  whether the GPUs of ranks compute
+    nccl_ras      live collector: how far each rank is by NCCL itself
     tcp_info      how much TCP connections have sent, and in how long
     messages      what monitors tell the watch
 
@@ -28,5 +31,6 @@ is `core.diagnosis`'s.
     srun_output   which files the script had srun write
     slurm_word    collector: Slurm's own view of job and nodes
     kernel        collectors: kills for memory, and the kernel's log
+    findings_before  collector: a hang that the monitor saw before
     flight_dumps  collector: Flight Recorder dumps
 """

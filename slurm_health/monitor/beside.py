@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from slurm_health.core.records import HangFound
+    from slurm_health.monitor.findings import Findings
     from slurm_health.monitor.monitors import Monitors
 
 # How often the batch host is looked at for a heartbeat, and the output for lines that count steps.
@@ -53,6 +54,7 @@ def _watch(directory: Path | None, script: str, environ: Mapping[str, str], *, s
     # Only now: a script of seconds is not to wait for what it has no use for.
     from slurm_health.core.allocation import from_environ
     from slurm_health.errors import AllocationError
+    from slurm_health.monitor.findings import Findings
     from slurm_health.monitor.monitors import Ended, Monitors, MonitorsEnded
     from slurm_health.monitor.watch import Watch
     from slurm_health.processes import NOTHING, PIPE, start_tied
@@ -64,6 +66,7 @@ def _watch(directory: Path | None, script: str, environ: Mapping[str, str], *, s
         return
     job, nodes = allocation.job_id, allocation.nodes
     here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    findings = Findings(directory, environ)
     argv, its_environ = _monitors(job, nodes, here, environ)
 
     def start() -> Monitors:
@@ -73,7 +76,7 @@ def _watch(directory: Path | None, script: str, environ: Mapping[str, str], *, s
         return Monitors(process, nodes, 0)
 
     try:
-        if not _heartbeat_comes(str(job), here, nodes, start, directory, script, environ):
+        if not _heartbeat_comes(str(job), here, nodes, start, findings, script, environ):
             return
         monitors = start()
     except Ended:
@@ -83,7 +86,7 @@ def _watch(directory: Path | None, script: str, environ: Mapping[str, str], *, s
         return
     cancel = _cancel(job, environ) if stop else lambda _: None
     try:
-        Watch(monitors, nodes, directory, on_hang=cancel).run()
+        Watch(monitors, nodes, findings, on_hang=cancel).run()
     except Ended:
         pass
     except MonitorsEnded:
@@ -103,7 +106,7 @@ def _heartbeat_comes(
     here: str,
     nodes: Sequence[str],
     start: Callable[[], Monitors],
-    directory: Path | None,
+    findings: Findings,
     script: str,
     environ: Mapping[str, str],
 ) -> bool:
@@ -116,14 +119,13 @@ def _heartbeat_comes(
         Ended: it ends while processes are looked at.
     """
     from slurm_health.core.diagnosis.by_output import OutputProgress
-    from slurm_health.monitor.findings import Findings
     from slurm_health.monitor.output_watch import OutputWatch
     from slurm_health.monitor.ranks import Ranks
     from slurm_health.monitor.tails import Tails
 
     ranks = Ranks(job, here, "")
     tails = Tails(script, Path.cwd(), environ)
-    output = OutputWatch(tails, OutputProgress(), start, nodes, Findings(directory))
+    output = OutputWatch(tails, OutputProgress(), start, nodes, findings)
     while True:
         ranks.find()
         if any(each.steps for each in ranks.now()):

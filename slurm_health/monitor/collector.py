@@ -28,6 +28,7 @@ class EndedJob:
         script_text: the script itself, empty where it cannot be read.
         ended_s: when it ended, in seconds since the epoch, by this node's clock.
         duration_s: how long it ran.
+        run_directory: of the run in the journal, None where there is none.
     """
 
     end: ScriptEnd
@@ -39,6 +40,7 @@ class EndedJob:
     script_text: str = ""
     ended_s: float = 0.0
     duration_s: float = 0.0
+    run_directory: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,28 @@ class DataCollector(Protocol):
 
     def collect_data(self, job: EndedJob, /) -> msgspec.Struct:
         """Return what there is.
+
+        Raises:
+            NothingCollected: there is nothing, and why.
+        """
+
+
+class LiveCollector(Protocol):
+    """Gathers one kind of data on the batch host while a training hangs, in a child, as above."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+
+    @property
+    def data(self) -> type[msgspec.Struct]:
+        """The kind of what it collects."""
+
+    def is_enabled(self, environ: Mapping[str, str], /) -> Enabled:
+        """Tell whether it can collect in a job with this environment, and why not."""
+
+    def collect_data(self, environ: Mapping[str, str], limit_s: float, /) -> msgspec.Struct:
+        """Return what there is, within `limit_s`.
 
         Raises:
             NothingCollected: there is nothing, and why.

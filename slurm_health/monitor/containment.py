@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -14,11 +15,20 @@ from slurm_health.core.diagnosis.collected import Collected
 from slurm_health.core.diagnosis.inference import Inference, InferenceOperator
 from slurm_health.core.diagnosis.operators import OPERATORS
 from slurm_health.core.text import cut, one_line
-from slurm_health.monitor.collector import DataCollector, EndedJob, NothingCollected
+from slurm_health.monitor.collector import (
+    DataCollector,
+    Enabled,
+    EndedJob,
+    LiveCollector,
+    NothingCollected,
+)
+
+T = TypeVar("T")
 
 # What a person who looks at a failed job waits for without thinking of it; all together take what
 # the supervisor gives (POST_MORTEM_S) with room to say what was found.
 COLLECT_S = 8.0
+_ROOM_S = 1.0  # of these, to come to an end by itself
 OPERATOR_S = 2.0
 OPERATORS_S = 5.0
 
@@ -30,11 +40,36 @@ def collect(
     job: EndedJob, collectors: Sequence[DataCollector], *, limit_s: float = COLLECT_S
 ) -> Collected:
     """Run all collectors at once, each in a child; return what they collected in time."""
-    answers = killable.run_all({each.name: (_work(each, job), limit_s) for each in collectors})
-    data: list[msgspec.Struct] = [job.end]
+    work = [(each, _work(each.is_enabled, each.collect_data, job)) for each in collectors]
+    return _collected(work, [job.end], limit_s)
+
+
+def collect_live(
+    environ: Mapping[str, str],
+    collectors: Sequence[LiveCollector],
+    known: Sequence[msgspec.Struct],
+    *,
+    limit_s: float = COLLECT_S,
+) -> Collected:
+    """Run all live collectors at once, each in a child; return their data beside what is known."""
+
+    def until(collector: LiveCollector) -> Callable[[Mapping[str, str]], msgspec.Struct]:
+        return lambda told: collector.collect_data(told, limit_s - _ROOM_S)
+
+    work = [(each, _work(each.is_enabled, until(each), environ)) for each in collectors]
+    return _collected(work, known, limit_s)
+
+
+def _collected(
+    work: Sequence[tuple[DataCollector | LiveCollector, killable.Work]],
+    known: Sequence[msgspec.Struct],
+    limit_s: float,
+) -> Collected:
+    answers = killable.run_all({each.name: (does, limit_s) for each, does in work})
+    data = list(known)
     missing: dict[str, str] = {}
     failed: dict[str, str] = {}
-    for collector in collectors:
+    for collector, _ in work:
         answer = answers[collector.name]
         if isinstance(answer, killable.Hung):
             failed[collector.name] = f"did not answer within {answer.limit_s:g} s"
@@ -50,13 +85,15 @@ def collect(
     return Collected(data, missing=missing, failed=failed)
 
 
-def _work(collector: DataCollector, job: EndedJob) -> killable.Work:
+def _work(
+    is_enabled: Callable[[T], Enabled], collect_data: Callable[[T], msgspec.Struct], told: T
+) -> killable.Work:
     def work() -> bytes:
-        enabled = collector.is_enabled(job)
+        enabled = is_enabled(told)
         if not enabled:
             return _NOTHING + enabled.why_not.encode(errors="replace")
         try:
-            return _COLLECTED + msgspec.json.encode(collector.collect_data(job))
+            return _COLLECTED + msgspec.json.encode(collect_data(told))
         except NothingCollected as nothing:
             return _NOTHING + str(nothing).encode(errors="replace")
 

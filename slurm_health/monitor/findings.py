@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TextIO
 
 import msgspec
@@ -28,16 +29,25 @@ from slurm_health.core.diagnosis.slow_network import Slowdown
 from slurm_health.core.records import Diagnosed, HangFound, HangOver, Record, SlowdownFound
 from slurm_health.errors import JournalError
 from slurm_health.monitor import registry
-from slurm_health.monitor.containment import contained
+from slurm_health.monitor.containment import collect_live, contained
 
 _TITLE_WIDTH = 8
 
 
 class Findings:
-    """Says and records. `directory` is the run's in the journal, None where there is none."""
+    """Says and records.
 
-    def __init__(self, directory: Path | None, out: TextIO = sys.stderr) -> None:
+    Args:
+        directory: of the run in the journal, None where there is none.
+        environ: of the job.
+        out: where it is said.
+    """
+
+    def __init__(
+        self, directory: Path | None, environ: Mapping[str, str], out: TextIO = sys.stderr
+    ) -> None:
         self._directory = directory
+        self._environ = environ
         self._out = out
 
     def hang(
@@ -47,7 +57,9 @@ class Findings:
 
         `line` is the last line of output that counted, where that told of the standstill.
         """
-        found = _inferred(observe_hang, [standstill, flights], missing=standstill.not_seen)
+        live = collect_live(self._environ, registry.LIVE_COLLECTORS, [standstill, flights])
+        missing = {**standstill.not_seen, **live.missing}
+        found = _inferred(observe_hang, live.all, missing=missing, failed=live.failed)
         if found is None:
             return None
         hang = HangFound(
@@ -103,11 +115,13 @@ class Findings:
 def _inferred(
     observe: Callable[[Collected], Inference | None],
     seen: Iterable[msgspec.Struct],
-    missing: Mapping[str, str] | None = None,
+    *,
+    missing: Mapping[str, str] = MappingProxyType({}),
+    failed: Mapping[str, str] = MappingProxyType({}),
 ) -> Diagnosed | None:
     used = registry.registered()
     chain = InferenceChain(used.operators, apply=contained())
-    data = Collected(seen, missing=missing, failed=used.failed)
+    data = Collected(seen, missing=missing, failed={**used.failed, **failed})
     return Diagnostician(observe, chain).diagnose(data).diagnosed
 
 

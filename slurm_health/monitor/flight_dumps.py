@@ -44,7 +44,7 @@ class FlightDumps:
         """There must be files of this job."""
         if any(_files(job)):
             return Enabled()
-        return Enabled("no dump was found (TORCH_FR_DUMP_TEMP_FILE says where they go)")
+        return Enabled("no dump was found (--flight-recorder=on has NCCL leave them)")
 
     def collect_data(self, job: EndedJob) -> FlightRecords:
         """Read them.

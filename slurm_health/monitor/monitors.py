@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from slurm_health.monitor.messages import LOOK, Message, NodeLook, Reader
 from slurm_health.processes import Process, end_session
 
-_ANSWER_S = 8.0  # for all nodes to tell what they see
+# For all nodes to tell how their ranks are; a closer look takes longer by what it waits for.
+_NOW_S, _LOOK_S = 8.0, 12.0
 _MOST_LINE_BYTES = 1 << 20
 _LEAVE_S, _GRACE_S = 1.0, 0.5
 
@@ -67,11 +68,11 @@ class Monitors:
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._process.stdin.fileno(), word + b"\n")
 
-    def ask(self, word: bytes, wait_s: float = _ANSWER_S) -> Iterator[Message]:
+    def ask(self, word: bytes) -> Iterator[Message]:
         """Ask all monitors; yield what they say until each has answered, or the time is over."""
         self.tell(word)
         answered: set[str] = set()
-        until_s = time.monotonic() + wait_s
+        until_s = time.monotonic() + (_LOOK_S if word == LOOK else _NOW_S)
         while len(answered) < len(self._nodes) and time.monotonic() < until_s:
             for message in self.hear(min(0.2, max(0.0, until_s - time.monotonic()))):
                 if word != LOOK or isinstance(message, NodeLook):

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 
+from slurm_health.monitor.closer_look import look_closer
 from slurm_health.monitor.connections import broken, own_addresses
 from slurm_health.monitor.messages import LOOK, NOW, Message, NodeLook, NodeNow, lines_of
 from slurm_health.monitor.ranks import Ranks
@@ -21,8 +22,6 @@ from slurm_health.monitor.tcp_info import sent
 INTERVAL_S = 10.0
 # New processes are looked for this often; that costs more than a look at those that are known.
 _FIND_S = 30.0
-_ANSWER_S = 3.0
-_STACKS_S = 3.0  # of ranks that do not answer
 # The watch says so every interval that it is there. Counted in intervals in which we run ourselves:
 # a job that is suspended stands still as a whole.
 _LOST_INTERVALS = 12
@@ -81,9 +80,9 @@ class NodeMonitor:
 
     def _say_look(self) -> None:
         self._ranks.find()
-        looks, why_not = self._ranks.with_stacks(self._ranks.look(_ANSWER_S), _STACKS_S)
+        looks, why_not = look_closer(self._ranks)
         now = tuple(self._ranks.now(self._awake_since_s))
-        not_seen = {f"stacks on {self._node}": why_not} if why_not else {}
+        not_seen = {what: f"{why} ({self._node})" for what, why in why_not.items()}
         self._say(NodeLook(self._node, looks, now, own_addresses(), broken(), not_seen, sent()))
 
     def _say(self, message: Message) -> None:

@@ -17,7 +17,7 @@ from slurm_health.monitor.messages import LOOK, NodeLook, looked_at
 from slurm_health.monitor.monitors import Monitors, MonitorsEnded
 from slurm_health.monitor.tails import Tails
 
-_BETWEEN_S = 15.0  # two looks, in which whoever works can be seen to
+BETWEEN_S = 15.0  # two looks, in which whoever works can be seen to
 
 
 class OutputWatch:
@@ -29,6 +29,7 @@ class OutputWatch:
         start: starts the monitors of all nodes.
         nodes: those of the job.
         findings: says and records what is found.
+        between_s: two looks at the processes.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class OutputWatch:
         start: Callable[[], Monitors],
         nodes: Sequence[str],
         findings: Findings,
+        between_s: float = BETWEEN_S,
     ) -> None:
         self._tails = tails
         self._progress = progress
         self._start = start
         self._nodes = tuple(nodes)
         self._findings = findings
+        self._between_s = between_s
 
     def look(self) -> None:
         """Read what was written; look at the processes where that is due.
@@ -81,7 +84,7 @@ class OutputWatch:
         watched = Watched(self._nodes)
         first = self._looks(monitors, watched)
         began_s = time.monotonic()
-        for _ in monitors.hear(_BETWEEN_S):
+        for _ in monitors.hear(self._between_s):
             pass
         second = self._looks(monitors, watched)
         self._read()

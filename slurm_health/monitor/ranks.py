@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from slurm_health import heartbeat
 from slurm_health.core.diagnosis.collected import FlightRecord
 from slurm_health.core.diagnosis.seen import Frame
 from slurm_health.core.diagnosis.watched import RankLook, RankNow
-from slurm_health.monitor import py_spy
 from slurm_health.monitor.flight_dumps import latest, operations
 from slurm_health.monitor.proc import environ_of, io_bytes, kernel_waits, stat_fields, state_and_cpu
 from slurm_health.monitor.silent_ranks import SCRIPT, Process, silent_ranks
@@ -140,26 +139,9 @@ class Ranks:
                 looks.append(self._rank_look(each, answers.get(each.pid)))
         return looks
 
-    def with_stacks(
-        self, looks: Iterable[RankLook], wait_s: float
-    ) -> tuple[tuple[RankLook, ...], str]:
-        """Return the same with the stacks of those that did not answer; why some have none."""
-        looks = tuple(looks)
-        pids = {(each.program, self._number(each)): each.pid for each in self._ranks}
-        silent = [
-            pids[look.program, look.rank]
-            for look in looks
-            if not look.answered and (look.program, look.rank) in pids
-        ]
-        if not silent:
-            return looks, ""
-        read = py_spy.stacks(silent, wait_s=wait_s)
-        return tuple(
-            msgspec.structs.replace(
-                look, stack=read.by_pid.get(pids.get((look.program, look.rank), 0), look.stack)
-            )
-            for look in looks
-        ), read.why_not
+    def processes(self) -> dict[tuple[str, int], tuple[int, ...]]:
+        """Return the process of each rank, by program and number, and its children behind it."""
+        return {(r.program, self._number(r)): (r.pid, *r.children) for r in self._ranks}
 
     def _pids(self) -> Iterator[int]:
         """Yield those of this user."""

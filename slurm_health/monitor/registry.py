@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 from slurm_health.core.diagnosis.inference import InferenceOperator
 from slurm_health.core.diagnosis.operators import OPERATORS
 from slurm_health.core.text import one_line
-from slurm_health.monitor.collector import DataCollector
+from slurm_health.monitor.collector import DataCollector, LiveCollector
+from slurm_health.monitor.findings_before import MonitorFindings
 from slurm_health.monitor.flight_dumps import FlightDumps
 from slurm_health.monitor.job_output import JobOutput
 from slurm_health.monitor.kernel import KernelLog, MemoryKills
+from slurm_health.monitor.nccl_ras import NcclRas
 from slurm_health.monitor.slurm_word import SlurmWord
 
 COLLECTOR_POINTS = "slurm_health.collectors"
@@ -27,7 +29,10 @@ COLLECTORS: tuple[DataCollector, ...] = (
     MemoryKills(),
     KernelLog(),
     FlightDumps(),
+    MonitorFindings(),
 )
+# While the script runs; ranks and connections are the business of each node's monitor.
+LIVE_COLLECTORS: tuple[LiveCollector, ...] = (NcclRas(),)
 _OF_COLLECTORS = ("name", "data", "is_enabled", "collect_data")
 _OF_OPERATORS = ("name", "is_compatible", "infer")
 _LOAD_S = 3.0  # for all of them; a module that takes longer is loaded in vain

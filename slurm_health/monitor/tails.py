@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from slurm_health.monitor.srun_output import srun_files
 
 _MOST_BYTES = 64 << 10  # of a file, each time: what is skipped in between says the same
 _MOST_FILES = 8  # of a script's sruns
+_FIND_S = 60.0  # new files are looked for this often
+_SLACK_S = 900.0  # by so much may the clock of a file server be behind ours
 _OWN = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))  # Slurm opened them for the job
 
 
@@ -29,24 +31,38 @@ class Tails:
     """Follows the files of the job's own output and error, and those that its sruns write."""
 
     def __init__(
-        self, script: str, directory: Path, environ: Mapping[str, str], own: tuple[Path, ...] = _OWN
+        self,
+        script: str,
+        directory: Path,
+        environ: Mapping[str, str],
+        own: tuple[Path, ...] = _OWN,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._script, self._directory, self._environ = script, directory, environ
-        self._began_s = time.time()
+        self._since_s = time.time() - _SLACK_S
         self._own = own
+        self._monotonic = monotonic
         self._read: dict[tuple[int, int], int] = {}
-        for path in own:  # what stands there is of an earlier start
+        self._look_again_s = -_FIND_S
+        self._theirs: list[Path] = []
+        for path in self._paths():  # what stands there is of an earlier start
             self._take(path, from_end=True)
 
     def written(self) -> Iterator[Written]:
         """Yield what was written since the last time."""
-        theirs = srun_files(self._script, self._directory, self._environ, since_s=self._began_s)[
-            :_MOST_FILES
-        ]
-        for path in (*self._own, *theirs):
+        for path in self._paths():
             written = self._take(path)
             if written is not None:
                 yield written
+
+    def _paths(self) -> Iterator[Path]:
+        now_s = self._monotonic()
+        if now_s >= self._look_again_s:
+            self._look_again_s = now_s + _FIND_S
+            self._theirs = srun_files(
+                self._script, self._directory, self._environ, since_s=self._since_s
+            )[:_MOST_FILES]
+        yield from (*self._own, *self._theirs)
 
     def _take(self, path: Path, *, from_end: bool = False) -> Written | None:
         try:

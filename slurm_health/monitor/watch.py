@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TextIO
 
 from slurm_health.core.diagnosis.pace import PATIENCE, Patience
 from slurm_health.core.diagnosis.slow_network import Slowdown, speeds_of
@@ -35,25 +32,23 @@ class Watch:
     Args:
         monitors: of all nodes.
         nodes: those of the job.
-        directory: of the run in the journal, None where there is none.
+        findings: says and records what is found.
         on_hang: is called once a hang was said and recorded.
         patience: what a standstill is measured against.
-        out: where it is said.
     """
 
     def __init__(
         self,
         monitors: Monitors,
         nodes: Sequence[str],
-        directory: Path | None,
+        findings: Findings,
         *,
         on_hang: OnHang,
         patience: Patience = PATIENCE,
-        out: TextIO = sys.stderr,
     ) -> None:
         self._monitors = monitors
         self._nodes = tuple(nodes)
-        self._findings = Findings(directory, out)
+        self._findings = findings
         self._on_hang = on_hang
         self._watched = Watched(nodes, patience)
         self._here_s = self._window_s = time.monotonic()

@@ -23,4 +23,5 @@ through pipes.
     gpt_fit              the largest batch with which it fits the device
     gpt                  a pair of nodes that trains it: compute, communication, and both
     torchrun_arguments   a torchrun command line, read by torchrun's own parser
+    torchrun_restarts    torchrun, whose nodes are looked at before it starts workers again
 """

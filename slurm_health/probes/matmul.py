@@ -13,8 +13,8 @@ from slurm_health.probes.device import half_precision
 
 # A window must span several periods of a CPU quota (100 ms on Linux), or a starved CPU looks
 # healthy between two throttles; on a GPU it must outlast clock jitter.
-CPU_WINDOW_S = 0.1
-CPU_WINDOWS = 3
+CPU_WINDOW_S = 0.04
+CPU_WINDOWS = 5
 CPU_SIZE = 512
 CUDA_WINDOW_S = 0.25
 CUDA_WINDOWS = 4

@@ -24,8 +24,8 @@ class Option(NamedTuple):
     help: str
 
 
-# What is filled in from the surroundings where it is not given.
-FILLED = (
+# What we need to know of, or fill in where it is not given.
+READ = (
     "nnodes",
     "node_rank",
     "rdzv_backend",
@@ -34,13 +34,14 @@ FILLED = (
     "rdzv_conf",
     "master_addr",
     "master_port",
+    "max_restarts",
 )
 
 
 def read(argv: list[str], parser: argparse.ArgumentParser, options: list[Option]) -> dict[str, Any]:
     """Return what a command line says; `parser` is torchrun's, and ends the process on an error."""
     add_options(parser, options)
-    unset = argparse.Namespace(**dict.fromkeys(FILLED))
+    unset = argparse.Namespace(**dict.fromkeys(READ))
     known = vars(parser.parse_args(argv, unset))
     program = len(argv) - len(known["training_script_args"]) - 1
     if argv[program] != known["training_script"]:
@@ -53,7 +54,7 @@ def read(argv: list[str], parser: argparse.ArgumentParser, options: list[Option]
     return {
         "options": torchruns,
         "program": [*dashes, *argv[program:]],
-        "given": {name: value for name in FILLED if (value := _given(name, known, parser))},
+        "given": {name: value for name in READ if (value := _given(name, known, parser))},
         "standalone": bool(known.get("standalone")),
         "own": {each.name: value for each in options if (value := known[_dest(each)])},
     }

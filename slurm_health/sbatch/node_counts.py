@@ -33,12 +33,25 @@ _VARIABLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCounts:
-    """The nodes to ask Slurm for (`--nodes`), to run on, and to make do with."""
+    """The nodes to ask Slurm for (`--nodes`), to run on, and to make do with.
+
+    `tasks_per_node` is set where the job asked for a total, which counts its own nodes alone.
+    """
 
     request: str
     wanted: int
     needed: int
     spares: int = 0
+    tasks_per_node: int = 0
+
+    @property
+    def options(self) -> list[str]:
+        """What sbatch is given for them."""
+        if not self.tasks_per_node:
+            return [f"--nodes={self.request}"]
+        total = self.tasks_per_node * (self.wanted + self.spares)
+        per_node = f"--ntasks-per-node={self.tasks_per_node}"
+        return [f"--nodes={self.request}", f"--ntasks={total}", per_node]
 
 
 def node_counts(asked: Mapping[str, str], settings: Settings) -> NodeCounts | None:
@@ -60,11 +73,16 @@ def node_counts(asked: Mapping[str, str], settings: Settings) -> NodeCounts | No
             f"{option}: needs the number of nodes, as in --nodes=4 or --nodes=3-4"
             + (f", found --nodes={text}" if text else "")
         )
-    unsuited = next((name for name in _UNFIT if name in asked), None)
+    per_node = 0
+    if spares and least is None and not is_range:
+        per_node = _tasks_per_node(asked, int(found[1]))
+    unsuited = next((n for n in _UNFIT if n in asked and (n != "ntasks" or not per_node)), None)
     if unsuited is not None:
         if not spares and least is None:
             return None  # a plain range with totals is for Slurm alone to fit
         why, instead = _UNFIT[unsuited]
+        if unsuited == "ntasks" and (per_node := _tasks_per_node(asked, int(found[1]))):
+            instead = f"--ntasks-per-node={per_node}"
         raise UsageError(
             f"{option}: cannot be combined with --{unsuited}, which {why}; use {instead}"
         )
@@ -73,7 +91,18 @@ def node_counts(asked: Mapping[str, str], settings: Settings) -> NodeCounts | No
     if needed > high:
         raise UsageError(f"--min-nodes: {needed} is more than --nodes={text}")
     request = f"{low}-{high + spares}" if is_range else str(high + spares)
-    return NodeCounts(request=request, wanted=high, needed=needed, spares=spares)
+    return NodeCounts(
+        request=request, wanted=high, needed=needed, spares=spares, tasks_per_node=per_node
+    )
+
+
+def _tasks_per_node(asked: Mapping[str, str], nodes: int) -> int:
+    """Return how many tasks of a total are for each node; 0 where they are not the same for all."""
+    tasks, given = asked.get("ntasks", ""), asked.get("ntasks-per-node", "")
+    if not tasks.isdecimal() or not nodes or int(tasks) % nodes:
+        return 0
+    per_node = int(tasks) // nodes
+    return per_node if given in {"", str(per_node)} else 0
 
 
 def require_room(

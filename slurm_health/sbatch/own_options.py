@@ -89,7 +89,7 @@ def for_check(settings: Settings) -> dict[str, Value]:
     kept = {name for name, option in options_of(Door.CHECK).items() if option.kind.metavar}
     # The supervisor's alone: there is a script to run, to watch and to start again only where it
     # was submitted with one.
-    kept |= {"monitor", "on-unchecked", "max-restarts"}
+    kept |= {"monitor", "flight-recorder", "on-unchecked", "max-restarts"}
     return {name: settings[name] for name in _OPTIONS if name in kept and name in settings}
 
 

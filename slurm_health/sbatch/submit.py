@@ -152,7 +152,7 @@ class _Job:
             return code or self._warned(job, python)
         self._require_room(job.counts, job.asked)
         # The last of several wins, and the command line over the script.
-        more = [f"--nodes={job.counts.request}"]
+        more = job.counts.options
         if job.settings.get("keep-spares"):
             more.append("--no-kill")  # Slurm leaves the job alive when it loses a node
         code = self._feed(job.text, more)

@@ -78,6 +78,7 @@ def supervise(
     unchecked_runs: bool = True,
     restarts: Restarts = NO_RESTARTS,
     monitor: str = monitor_process.OFF,
+    flight_recorder: bool = False,
     clock: Clock = time.time,
     patience: Patience = PATIENCE,
 ) -> int:
@@ -87,8 +88,9 @@ def supervise(
     line that `check_argv` prints says what becomes of the job. Where it never does, `record_argv`
     with `--unchecked=HOW` behind it records that and how, and says it instead. `unchecked_runs`
     says whether the script runs where not even that could be done; `monitor` what is done about a
-    script that hangs. One that fails may be started again, as `restarts` says. Returns the exit
-    code; ends by a signal where the script alone would have.
+    script that hangs; `flight_recorder` whether its PyTorch is told to record collectives. One that
+    fails may be started again, as `restarts` says. Returns the exit code; ends by a signal where
+    the script alone would have.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
@@ -109,7 +111,7 @@ def supervise(
     runs = ScriptRuns(
         source=script_source,
         name=script_name,
-        environ=environ,
+        environ=_recording(environ, answer.run_directory) if flight_recorder else environ,
         mask=mask,
         directory=answer.run_directory,
         recorder=Recorder(answer.run_directory, clock, patience.journal_wait_s),
@@ -268,6 +270,17 @@ def _await_requeue(wait_s: float) -> int:
             raise check_process.Interrupted(info.si_signo)
     say(f"Slurm has not requeued the job within {wait_s:g} s; it ends here, submit it again")
     return 1
+
+
+def _recording(environ: Mapping[bytes, bytes], directory: str) -> Mapping[bytes, bytes]:
+    """Return the environment with what has PyTorch leave its flight record in the journal."""
+    if not directory:
+        return environ
+    from slurm_health.core.diagnosis import flight_environ
+
+    text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+    new = flight_environ.changes(text, directory)
+    return {**environ, **{os.fsencode(name): os.fsencode(value) for name, value in new.items()}}
 
 
 def _unpacked(source: Path, line: int) -> bytes:

@@ -2,13 +2,16 @@
 """`slurm-health run`: torchrun that takes its settings from Slurm and checks the nodes first.
 
 Runs in every task of a training step, as the job's user, and in the end becomes torchrun. It reads
-the environment, and the journal if there is a check.
+the environment, and the journal if there is a check. When workers have failed, torchrun asks
+`restarts` what to do before it starts them again.
 
     train           the command: read, check if told to, become torchrun
     parser          has the arguments read by the torchrun of the job's interpreter
     arguments       what torchrun gets besides the user's arguments
     place           which of the step's processes this one is
     meeting         where node 0 is, and which node this is, where Slurm does not say it
+    checking        a check of the nodes that are to train, as each takes part in it
+    restarts        what follows when workers have failed
     joint_check     the check, run by processes that srun has already started
     unshared_check  the same on nodes that share no directory
     channel         how those talk

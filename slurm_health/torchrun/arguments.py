@@ -16,6 +16,10 @@ from slurm_health.torchrun.meeting import bracketed, host_and_port, master
 _FIRST_PORT = 20000
 # A prime, so that none of the factors below divides it.
 _PORTS = 12007
+_SETS_NO_MEETING = {"nnodes", "node_rank", "max_restarts"}
+# How long torchrun waits for more nodes once there are enough. Its own 30 s are for nodes that are
+# still being started; ours come from a check together, and later ones are let in at any time.
+_LAST_CALL_S = 10
 _CHECKING = {"network-check", "straggler-detection", "exclude-straggler"}
 
 
@@ -54,6 +58,11 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         return "check-again" in self.own
 
     @property
+    def restarts(self) -> bool:
+        """Whether torchrun may start workers again that have failed."""
+        return self.given.get("max_restarts", "0") != "0"
+
+    @property
     def check(self) -> str:
         """What is checked, as `--check` of the other commands would say it."""
         if "straggler-detection" in self.own:
@@ -67,7 +76,7 @@ class Team:
 
     `host` is the first of them as the others can reach it; `rendezvous_id` and `port` are the
     same on all nodes and different for every start. `left_out` holds names and addresses of nodes
-    that were to take part and do not.
+    that were to take part and do not. `open`: others know where to meet, and may come later.
     """
 
     nodes: tuple[str, ...]
@@ -76,6 +85,7 @@ class Team:
     port: int
     rendezvous_id: str
     left_out: Collection[str] = ()
+    open: bool = False
 
 
 def node_range(nnodes: str) -> tuple[int, int]:
@@ -121,7 +131,8 @@ def _added(arguments: Arguments, team: Team, environ: Mapping[str, str]) -> list
     added = []
     if "nnodes" not in given or arguments.checks:
         added.append(f"--nnodes={_nnodes(given, team)}")
-    if len(team.nodes) == 1 and given.keys() <= {"nnodes", "node_rank"}:
+    may_grow = team.open and _is_range(given)
+    if len(team.nodes) == 1 and not may_grow and given.keys() <= _SETS_NO_MEETING:
         return added  # torchrun meets itself, on a port that is free
     backend = given.get("rdzv_backend") or ("static" if _wants_static(given) else "c10d")
     if backend == "static":
@@ -134,15 +145,25 @@ def _added(arguments: Arguments, team: Team, environ: Mapping[str, str]) -> list
 
 
 def _nnodes(given: Mapping[str, str], team: Team) -> str:
-    """Return how many nodes torchrun is to train on: those that are to, or a range up to them.
+    """Return how many nodes torchrun is to train on: those that are to, or a range.
 
-    Up to what the user wrote it would wait for nodes that do not come. Its static rendezvous knows
-    no range.
+    A range goes up to those that are to, because torchrun would wait for more that do not come;
+    where others may come it is as the user wrote it. The static rendezvous knows no range.
     """
     count = len(team.nodes)
-    least = node_range(given["nnodes"])[0] if "nnodes" in given else count
+    if not _is_range(given):
+        return str(count)
+    if team.open:
+        return given["nnodes"]
+    least, _ = node_range(given["nnodes"])
+    return f"{least}:{count}" if least < count else str(count)
+
+
+def _is_range(given: Mapping[str, str]) -> bool:
+    """Tell whether the number of nodes may change while they train."""
     backend = given.get("rdzv_backend") or ("static" if _wants_static(given) else "c10d")
-    return f"{least}:{count}" if least < count and backend != "static" else str(count)
+    least, most = node_range(given.get("nnodes", "1"))
+    return least < most and backend != "static"
 
 
 def _wants_static(given: Mapping[str, str]) -> bool:
@@ -173,7 +194,9 @@ def _c10d(given: Mapping[str, str], team: Team, environ: Mapping[str, str]) -> l
     added = [f"--rdzv-endpoint={bracketed(host)}:{number}"]
     if host == team.host and "rdzv_conf" not in given:
         # torchrun would compare names, which fails where a node is known by several.
-        added.append(f"--rdzv-conf=is_host={int(team.node == team.nodes[0])}")
+        is_host = f"is_host={int(team.node == team.nodes[0])}"
+        last_call = f",last_call_timeout={_LAST_CALL_S}" if _is_range(given) else ""
+        added.append(f"--rdzv-conf={is_host}{last_call}")
     return added
 
 

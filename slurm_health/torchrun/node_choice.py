@@ -19,10 +19,16 @@ _PREFERENCE = (Level.HEALTHY, Level.SLOW, Level.INCONCLUSIVE)
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """How many nodes training may start with."""
+    """How many nodes training may start with.
+
+    `joins`: they are to join a training that has begun without them. `host` is the node without
+    which it cannot go on, empty where there is none.
+    """
 
     least: int
     most: int
+    joins: bool = False
+    host: str = ""
 
     @property
     def fixed(self) -> bool:
@@ -43,8 +49,16 @@ class NodeChoice:
     reason: str
 
 
-def bounds(nnodes: str | None, available: int, *, alone: bool) -> Bounds:
-    """Return how many nodes may train; `alone` means each for itself.
+def bounds(
+    nnodes: str | None, available: int, *, alone: bool = False, joins: bool = False
+) -> Bounds:
+    """Return how many nodes may train.
+
+    Args:
+        nnodes: the option.
+        available: how many there are.
+        alone: each trains for itself.
+        joins: too few for a training of their own may join another one.
 
     Raises:
         UsageError: --nnodes is neither N nor MIN:MAX, or more than there are.
@@ -52,9 +66,14 @@ def bounds(nnodes: str | None, available: int, *, alone: bool) -> Bounds:
     if alone:
         return Bounds(least=1, most=available)
     least, most = node_range(nnodes) if nnodes else (available, available)
-    if least > available:
-        raise UsageError(f"--nnodes={nnodes}: there are only {available} nodes here")
-    return Bounds(least=least, most=most)
+    if least <= available:
+        return Bounds(least=least, most=most)
+    if joins and least < most:
+        return Bounds(least=1, most=available, joins=True)
+    raise UsageError(
+        f"--nnodes={nnodes}: there are only {available} nodes here; to have them join a training"
+        " that runs already, give a range (MIN:MAX), and its --rdzv-endpoint and --rdzv-id"
+    )
 
 
 def choose(
@@ -67,9 +86,12 @@ def choose(
     """Choose the nodes to start with.
 
     A faulty node never trains. Doubt is no fault: an undecided node does, and so does one of which
-    nothing is heard (`absent`) where training cannot start without it.
+    nothing is heard (`absent`) where training cannot start without it. It does not join others,
+    who train well without it and would be interrupted.
     """
     unfit = {Level.FAULTY, Level.SLOW} if exclude_slow else {Level.FAULTY}
+    if bounds.joins:
+        unfit.add(Level.INCONCLUSIVE)
     fit = [node for node in verdict.nodes if node.level not in unfit]
     present = [node for node in fit if node.node not in absent]
     present.sort(key=lambda node: _PREFERENCE.index(node.level))
@@ -78,6 +100,8 @@ def choose(
     chosen.update(missing[: max(0, bounds.least - len(chosen))])
     nodes = tuple(node.node for node in verdict.nodes if node.node in chosen)
     bad = [node for node in verdict.nodes if node.level in unfit]
+    if bounds.host and bounds.host not in chosen:
+        return NodeChoice(nodes=(), reason=_without_host(verdict, bounds.host))
     if len(nodes) < bounds.least:
         return NodeChoice(nodes=(), reason=_too_few(verdict, bad, bounds))
     left = [node for node in verdict.nodes if node.node not in chosen]
@@ -104,9 +128,18 @@ def _why_left(node: NodeVerdict, unfit: Collection[Level], absent: Collection[st
     return NOT_NEEDED
 
 
+def _without_host(verdict: VerdictReached, host: str) -> str:
+    return (
+        f"{host} is {why_left_out(verdict, host)}; the nodes meet on it, so they cannot go on"
+        f" without it: start the training again with --exclude={host}"
+    )
+
+
 def _too_few(verdict: VerdictReached, bad: list[NodeVerdict], bounds: Bounds) -> str:
     left = len(verdict.nodes) - len(bad)
     why = "; ".join(f"{node.node} is {node.level.value}: {node.reason}" for node in bad)
+    if bounds.joins:
+        return why
     names = fold(node.node for node in bad)
     fewer = f", or allow fewer with --nnodes={left}:{bounds.most}" if left else ""
     return (

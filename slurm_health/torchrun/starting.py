@@ -61,8 +61,13 @@ def addresses_in(directory: Path, nodes: Sequence[str], chosen: Sequence[str]) -
     return unshared_check.addresses(written)
 
 
-def team_of(place: TaskPlace, starting: Starting, environ: Mapping[str, str]) -> Team | None:
-    """Return the nodes that train, None where they can only meet as the user says."""
+def team_of(
+    place: TaskPlace, starting: Starting, given: Mapping[str, str], environ: Mapping[str, str]
+) -> Team | None:
+    """Return the nodes that train, None where they can only meet as the user says.
+
+    `given` are torchrun's options.
+    """
     nodes, known = starting.nodes, starting.addresses
     left_out = set(place.nodes).difference(nodes)
     host = known.get(nodes[0], "")
@@ -82,7 +87,13 @@ def team_of(place: TaskPlace, starting: Starting, environ: Mapping[str, str]) ->
         port=place.meeting.port if place.meeting else place.port,
         rendezvous_id="none" if place.meeting else place.start,
         left_out=left_out | {known[node] for node in left_out & known.keys()},
+        open=place.meeting is not None or may_be_joined(given),
     )
+
+
+def may_be_joined(given: Mapping[str, str]) -> bool:
+    """Tell whether the user has said where a training meets, so that another start can find it."""
+    return {"rdzv_endpoint", "rdzv_id"} <= given.keys()
 
 
 def _resolves(name: str) -> bool:

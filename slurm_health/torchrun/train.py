@@ -4,50 +4,32 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import getpass
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from slurm_health import __version__, config, journal
-from slurm_health.core.records import RunStarted
-from slurm_health.core.session.session import Limits
-from slurm_health.errors import ConfigError, ExitCode, JournalError, UsageError
-from slurm_health.master import journal_filesystem
-from slurm_health.master.launcher import AgentCommand, Launcher
-from slurm_health.master.run_check import agent_command
-from slurm_health.master.setup_file import environ_after
-from slurm_health.options import localize_choices
-from slurm_health.probe_choice import chosen_phases
-from slurm_health.processes import leaving_on
-from slurm_health.torchrun import earlier_check, joint_check, parser, unshared_check
-from slurm_health.torchrun.arguments import Arguments, command_line, trains_alone
-from slurm_health.torchrun.channel import secret
-from slurm_health.torchrun.channel.other_node import NobodyThere
-from slurm_health.torchrun.earlier_check import EarlierCheck
-from slurm_health.torchrun.joint_check import JointOutcome
-from slurm_health.torchrun.node_choice import Bounds, bounds, why_left_out
-from slurm_health.torchrun.own_agent import OwnAgent
-from slurm_health.torchrun.place import TaskPlace, find, single, speaks_for_step
-from slurm_health.torchrun.starting import Starting, addresses_in, agent_environ, all_of, team_of
-from slurm_health.torchrun.unshared_check import Terms
+import msgspec
 
-# What is wrong with a directory itself is the same on all nodes that share it, and one says it.
-_SAME_EVERYWHERE = {
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.EEXIST,
-    errno.ENOENT,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-}
+from slurm_health.errors import ConfigError, UsageError
+from slurm_health.processes import leaving_on, own_module
+from slurm_health.torchrun import parser, unshared_check
+from slurm_health.torchrun.arguments import Arguments, command_line, node_range, trains_alone
+from slurm_health.torchrun.channel import secret
+from slurm_health.torchrun.checking import checked
+from slurm_health.torchrun.node_choice import Bounds, bounds
+from slurm_health.torchrun.place import TaskPlace, find, single, speaks_for_step
+from slurm_health.torchrun.restarts import Context
+from slurm_health.torchrun.starting import Starting, all_of, may_be_joined, team_of
+
+_TORCHRUN = ("-m", "torch.distributed.run")
+# The same, with nodes looked at before workers are started again, and what it is told for that.
+_CHECKING_TORCHRUN = Path(__file__).parents[1] / "probes" / "torchrun_restarts.py"
+_RESTARTS = "SLURM_HEALTH_RESTARTS"
 
 
 def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -70,17 +52,64 @@ def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int:
     place = find(arguments, environ)
     alone = place is None or trains_alone(arguments)
+    own = secret.without(environ)
     starting = all_of(place)
+    torchrun: Sequence[str] = _TORCHRUN
     if arguments.checks:
         here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
+        if here.meeting is not None and here.leads:
+            here = unshared_check.named(here)
+        joins = "SLURM_JOB_ID" in environ and may_be_joined(arguments.given)
+        within = bounds(arguments.given.get("nnodes"), len(here.nodes), alone=alone, joins=joins)
         with _ended_in_order():
-            found = _checked(here, arguments, python, environ, alone=alone)
+            found = checked(here, within, arguments, python, environ)
         if isinstance(found, int):
             return found
         starting = found
-    team = None if alone or place is None else team_of(place, starting, environ)
-    own = secret.without(environ)
-    return _become_torchrun(python, command_line(arguments, team, environ), own)
+        if arguments.restarts:
+            context = _context(here, within, found, arguments, python, environ, alone=alone)
+            torchrun = (str(_CHECKING_TORCHRUN),)
+            own[_RESTARTS] = msgspec.json.encode(_told(context, within)).decode()
+    team = None
+    if not alone and place is not None:
+        team = team_of(place, starting, arguments.given, environ)
+    return _become(python, [*torchrun, *command_line(arguments, team, environ)], own)
+
+
+def _context(
+    place: TaskPlace,
+    within: Bounds,
+    starting: Starting,
+    arguments: Arguments,
+    python: str,
+    environ: Mapping[str, str],
+    *,
+    alone: bool,
+) -> Context:
+    """Return what is known now, and needed when workers have failed."""
+    nodes = (place.node,) if alone else starting.nodes
+    if alone and len(place.nodes) > 1:  # the others have failures of their own
+        place = replace(place, start=f"{place.start}.{place.node}")
+    least = within.least if within.least < within.most and not alone else len(nodes)
+    if within.joins:
+        least, _ = node_range(arguments.given["nnodes"])
+    return Context(
+        place=replace(place, nodes=nodes),
+        arguments=arguments,
+        python=python,
+        least=least,
+        shared_secret=environ.get(secret.VARIABLE, ""),
+    )
+
+
+def _told(context: Context, within: Bounds) -> dict[str, object]:
+    """Return what torchrun is told, to ask us by."""
+    return {
+        "command": own_module("slurm_health.torchrun.restarts"),
+        "node": context.place.node,
+        "leads": not within.joins and context.place.leads,
+        "context": context,
+    }
 
 
 @contextlib.contextmanager
@@ -92,199 +121,7 @@ def _ended_in_order() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def _checked(
-    place: TaskPlace, arguments: Arguments, python: str, environ: Mapping[str, str], *, alone: bool
-) -> Starting | int:
-    """Return the nodes that train, or the code this process ends with because its does not."""
-    root = config.journal_root(arguments.text("journal"), environ)
-    within = bounds(arguments.given.get("nnodes"), len(place.nodes), alone=alone)
-    if place.meeting is not None and not place.leads:
-        return _taken_part(place, root, within, arguments, python, environ)
-    place = place if place.meeting is None else unshared_check.named(place)
-    try:
-        journal_filesystem.await_answer(root)
-        directory = joint_check.directory_of(root, place)
-        started = _started(place, arguments, within.text, python)
-        if place.leads and place.array:
-            journal.link_array_task(root, started)
-        outcome = _check(directory, place, started, within, arguments, environ)
-    except JournalError as err:
-        if within.least < len(place.nodes):
-            raise  # the others may go on without this node
-        if _is_to_tell(err, place):
-            _say(f"{place.node}: UNCHECKED: {err}; starting the training anyway")
-        return all_of(place)
-    chosen = outcome.choice.nodes
-    if place.node not in chosen:
-        return _stay_out(place, outcome)
-    return Starting(nodes=chosen, addresses=addresses_in(directory, place.nodes, chosen))
-
-
-def _check(
-    directory: Path,
-    place: TaskPlace,
-    started: RunStarted,
-    within: Bounds,
-    arguments: Arguments,
-    environ: Mapping[str, str],
-) -> JointOutcome:
-    python = str(started.settings["python"])
-    command = agent_command(directory, run_id=place.start, nodes=len(place.nodes), python=python)
-    probe_environ = environ_after(arguments.text("setup"), environ)
-    agent = OwnAgent(place.node, command, agent_environ(place, probe_environ))
-    if not place.leads:
-        try:
-            return joint_check.follow(directory, place, agent)
-        finally:
-            agent.stop(0.0)
-    phases = chosen_phases(arguments.check)
-    earlier = None
-    if not arguments.checks_again:
-        probes = {probe.name for phase in phases for probe in phase.probes}
-        earlier = earlier_check.find(directory, place, probes, localize_choices(arguments.own))
-    if earlier is not None:
-        exclude_slow = arguments.exclude_straggler
-        outcome = joint_check.adopt(directory, started, earlier, within, exclude_slow=exclude_slow)
-        _say_adopted(earlier, outcome)
-        return outcome
-    expectations = config.expectations(environ)
-    localize = config.localize(environ) | localize_choices(arguments.own)
-    with _launcher(place, directory, within, agent, arguments, environ) as launcher:
-        outcome = joint_check.lead(
-            directory,
-            started,
-            launcher,
-            within,
-            exclude_slow=arguments.exclude_straggler,
-            limits=Limits(),
-            phases=phases,
-            expectations=expectations,
-            localize=localize,
-        )
-    _summarize(directory, outcome)
-    return outcome
-
-
-def _launcher(
-    place: TaskPlace,
-    directory: Path,
-    within: Bounds,
-    agent: OwnAgent,
-    arguments: Arguments,
-    environ: Mapping[str, str],
-) -> contextlib.AbstractContextManager[Launcher]:
-    """Return what starts the agents: the others' read the journal too, or are told of it."""
-    if place.meeting is None:
-        return contextlib.nullcontext(agent)
-    terms = _terms(arguments, environ)
-    return unshared_check.led(place, directory, terms, within.least, agent, _say)
-
-
-def _terms(arguments: Arguments, environ: Mapping[str, str]) -> Terms:
-    return Terms(
-        nnodes=arguments.given["nnodes"],
-        check=arguments.check,
-        rdzv_id=arguments.given.get("rdzv_id", ""),
-        secret=secret.read(arguments.text(secret.OPTION), environ),
-    )
-
-
-def _taken_part(
-    place: TaskPlace,
-    root: Path,
-    within: Bounds,
-    arguments: Arguments,
-    python: str,
-    environ: Mapping[str, str],
-) -> Starting | int:
-    """Take part in a check that node 0 leads, and end as `_checked` does."""
-    terms = _terms(arguments, environ)
-    probe_environ = environ_after(arguments.text("setup"), environ)
-
-    def command(directory: Path, run_id: str) -> AgentCommand:
-        return agent_command(directory, run_id=run_id, nodes=len(place.nodes), python=python)
-
-    def agents(host: str) -> Mapping[str, str]:
-        return {**secret.without(probe_environ), "SLURM_LAUNCH_NODE_IPADDR": host}
-
-    try:
-        outcome, addresses = unshared_check.take_part(place, terms, command, agents, root, _say)
-    except (JournalError, NobodyThere) as err:
-        if within.least < len(place.nodes):
-            raise
-        _say(f"{place.node}: UNCHECKED: {err}; starting the training anyway")
-        return all_of(place)
-    if place.node not in outcome.choice.nodes:
-        return _stay_out(place, outcome)
-    return Starting(nodes=outcome.choice.nodes, addresses=addresses)
-
-
-def _started(place: TaskPlace, arguments: Arguments, nnodes: str, python: str) -> RunStarted:
-    return RunStarted(
-        run_id=place.start,
-        job_id=place.job_id,
-        attempt=place.attempt,
-        cluster=place.cluster,
-        partition=place.partition,
-        nodes=list(place.nodes),
-        master_node=place.nodes[0],
-        user=getpass.getuser(),
-        script=arguments.program[0],
-        array=place.array,
-        start_time_s=place.start_time_s,
-        slurm_health=__version__,
-        settings={
-            "python": python,
-            "check": arguments.check,
-            **({"setup": str(arguments.own["setup"])} if "setup" in arguments.own else {}),
-            "nnodes": nnodes,
-            "exclude_straggler": arguments.exclude_straggler,
-            **{name: str(value) for name, value in localize_choices(arguments.own).items()},
-        },
-    )
-
-
-def _summarize(directory: Path, outcome: JointOutcome) -> None:
-    from slurm_health.report import find, table
-    from slurm_health.report.build import run_report
-
-    report = run_report(find.read_run(directory))
-    text = table.check_summary(report) if outcome.choice.reason else table.headline(report)
-    _say(text)
-
-
-def _is_to_tell(err: JournalError, place: TaskPlace) -> bool:
-    """Tell whether this process is the one of the step that says why nothing was checked."""
-    if isinstance(err, joint_check.Unheard):
-        return place.node == place.nodes[1]  # the first one cannot
-    shared = isinstance(err.__cause__, OSError) and err.__cause__.errno in _SAME_EVERYWHERE
-    return place.leads or not shared
-
-
-def _say_adopted(earlier: EarlierCheck, outcome: JointOutcome) -> None:
-    from slurm_health.report import find
-    from slurm_health.report.build import run_report
-    from slurm_health.report.phrases import duration_text, found_text
-
-    found = found_text(run_report(find.read_run(earlier.directory)), names=True)
-    ago = duration_text(max(0.0, time.time() - earlier.ended_s))
-    why = f"; {outcome.choice.reason}" if outcome.choice.nodes and outcome.choice.reason else ""
-    _say(f"the job's nodes were checked {ago} ago: {found}; not again (--check-again){why}")
-
-
-def _stay_out(place: TaskPlace, outcome: JointOutcome) -> int:
-    if not outcome.choice.nodes:
-        if place.leads:
-            _say(f"training does NOT start: {outcome.choice.reason}")
-        return ExitCode.BAD_NODES
-    _say(
-        f"{place.node} is LEFT OUT: {why_left_out(outcome.verdict, place.node)};"
-        f" training goes on with the other {len(outcome.choice.nodes)} nodes"
-    )
-    return ExitCode.HEALTHY
-
-
-def _become_torchrun(python: str, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+def _become(python: str, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Replace this process: signals and the exit code are torchrun's own from here on.
 
     Raises:
@@ -294,10 +131,6 @@ def _become_torchrun(python: str, arguments: Sequence[str], environ: Mapping[str
     sys.stderr.flush()
     try:
         # No shell is wanted: the arguments are the user's own, word by word.
-        os.execve(python, [python, "-m", "torch.distributed.run", *arguments], dict(environ))  # noqa: S606
+        os.execve(python, [python, *arguments], dict(environ))  # noqa: S606
     except OSError as err:
         raise ConfigError("--python", python, f"cannot be run: {err.strerror}") from err
-
-
-def _say(text: str) -> None:
-    print(f"slurm-health: {text}", file=sys.stderr, flush=True)

@@ -81,6 +81,7 @@ int nvmlDeviceGetFieldValues(int *gpu, int count, char *values) {
     uint action = (uint)ask(gpu, "recovery", 0); int code = (int)ask(gpu, "recovery_return", 0);
     memcpy(values + 28, &code, 4); memcpy(values + 32, &action, 4);
     return (int)ask(gpu, "error", 0); }
+int nvmlDeviceGetUtilizationRates(int *gpu, uint *rates) { ANSWER(gpu, "utilization", 0, rates); }
 int nvmlDeviceGetClockInfo(int *gpu, int type, uint *mhz) {
     if (type != 1) return 2;  // the clock of the multiprocessors only
     ANSWER(gpu, "clock", 1980, mhz); }

@@ -448,11 +448,9 @@ def test_a_file_in_the_place_of_the_journal_is_an_error_that_names_it(tmp_path: 
     assert f"{tmp_path}/j" in one_line(done.stderr)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_check_that_is_interrupted_leaves_no_process_behind(
-    tmp_path: Path, workers: Path, number: int, code: int
+    tmp_path: Path, workers: Path, number: int
 ) -> None:
     for node in ("local0", "local1", "local2"):
         (workers / node).write_text("deaf")
@@ -463,7 +461,9 @@ def test_a_check_that_is_interrupted_leaves_no_process_behind(
     os.killpg(process.pid, number)
 
     done = finish(process)
-    assert done.code == code
+    # By the signal itself where it came while a dataclass was made: Python remembers an interrupt
+    # of exec(). A shell shows both as the same.
+    assert done.code in (128 + number, -number)
     assert "Traceback" not in done.stderr
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "their end")
     (job,) = (tmp_path / "j" / "local").iterdir()

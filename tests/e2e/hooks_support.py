@@ -182,10 +182,13 @@ def install(directory: Path, library: Path | None = None) -> None:
 
 
 @contextmanager
-def hooked_site(directory: Path, nodes: int, library: Path | None = None) -> Iterator[HookedSite]:
+def hooked_site(
+    directory: Path, nodes: int, library: Path | None = None, slurm_conf_extra: str = ""
+) -> Iterator[HookedSite]:
     """Start a cluster with the hooks in place."""
     install(directory, library)
     write_site(directory / "etc", "")
     extra = SLURM_CONF.format(directory=directory) + "RebootProgram=/bin/true\n"
+    extra += slurm_conf_extra
     with Lab.start(nodes=nodes, slurm_conf_extra=extra, visible=[directory]) as lab:
         yield HookedSite(lab, directory)

@@ -57,3 +57,40 @@ def test_training_goes_on_with_fewer_nodes_and_without_those_that_the_check_left
     assert re.search(r"2 processes begin at [1-9]", said()), said()
     assert "2 processes end at" in said()
     assert "n4 is LEFT OUT: faulty" in said()
+    assert "checking n[1-2] before the workers start (restart 1 of 3)" in said()
+    assert "UNCHECKED" not in said()
+
+
+JOINED = f"""\
+#!/bin/bash
+#SBATCH -N3 --ntasks-per-node=1 --output=run-%j.out
+export OMP_NUM_THREADS=1
+touch joined.hold
+train() {{
+    srun --overlap --kill-on-bad-exit=0 --wait=0 "$@" {COMMAND} run --network-check \\
+        --nnodes=2:3 --max-restarts=3 --nproc-per-node=1 \\
+        --rdzv-endpoint=n1:29555 --rdzv-id=$SLURM_JOB_ID train.py joined.pt 5
+}}
+train -N2 -n2 -w n[1-2] &
+until [ -e later ]; do sleep 0.5; done
+train -N1 -n1 -w n3 &
+wait
+"""
+
+
+def test_a_step_that_comes_later_is_checked_and_joins_the_training(site: Site) -> None:
+    site.script("train.py", TRAIN.read_text())
+    site.script("joined.sh", JOINED)
+    job = int(site.lab.run(["sbatch", "--parsable", "joined.sh"], user="alice").stdout)
+
+    def said() -> str:
+        return site.read(f"run-{job}.out")
+
+    eventually(site, lambda: "2 processes begin at 0" in said(), "two nodes training", 200)
+    site.script("later", "")
+    eventually(site, lambda: "3 processes begin at" in said(), "three nodes training", 200)
+    (site.lab.home("alice") / "joined.hold").unlink()
+    site.ended(job)
+
+    assert re.search(r"3 processes begin at [1-9]", said()), said()
+    assert "n3: 1 round" in said()

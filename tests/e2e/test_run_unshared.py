@@ -100,7 +100,7 @@ def test_a_faulty_node_is_left_out_and_the_others_train(
     assert codes(machines) == [0, 0, 0], machines
     assert "node1 is LEFT OUT: faulty" in machines[1].said
     assert "TRAINS" not in machines[1].said
-    assert [trained(machines[each], "nnodes") for each in (0, 2)] == ["2", "2"]
+    assert [trained(machines[each], "nnodes") for each in (0, 2)] == ["2:3", "2:3"]
 
 
 def test_the_training_meets_elsewhere_where_node_0_is_left_out(

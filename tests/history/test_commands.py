@@ -107,6 +107,18 @@ def test_the_sites_index_serves_whoever_names_no_other(tmp_path: Path) -> None:
     assert (tmp_path / "mine.sqlite").exists()
 
 
+def test_a_sites_index_that_is_not_for_us_leaves_us_our_own(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+    site = tmp_path / "config.toml"
+    site.write_text('index = "/nowhere/at/all/sites.sqlite"\n')
+    environ = {"SLURM_HEALTH_CONFIG": str(site), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    done = slurm_health("lemons", LONG_AGO, f"--journal={tmp_path / 'journal'}", environ=environ)
+
+    assert (done.code, done.stderr) == (1, "")
+    assert list((tmp_path / "cache" / "slurm-health").glob("history-*.sqlite"))
+
+
 def test_an_unknown_node_is_answered_with_those_it_may_be(tmp_path: Path) -> None:
     write_healthy_run(tmp_path / "journal", nodes=("gpu01", "gpu02"))
 

@@ -204,6 +204,16 @@ def test_a_node_on_which_no_step_starts_is_told_from_those_that_merely_ended_wit
     assert "Application launch failed" in lost["n1"].reason
 
 
+def test_no_node_is_to_blame_where_srun_may_not_open_enough_files(srun: Srun) -> None:
+    launcher = srun.says("srun-few-files.txt", stays=True)
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, ["n1", "n2"])
+    assert {loss.cause for loss in lost.values()} == {LossCause.ENDED}
+    assert "ulimit -Hn" in lost["n1"].reason
+
+
 def test_thousands_of_agents_that_end_with_the_launch_of_three_are_lost_in_few_records(
     srun: Srun, tmp_path: Path
 ) -> None:

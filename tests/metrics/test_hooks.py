@@ -78,7 +78,7 @@ def test_each_conclusion_is_a_line_of_json_in_the_machines_log(tmp_path: Path) -
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslogd:
         syslogd.bind(path)
         syslogd.settimeout(20)
-        Log("prolog", "n3", "12", machine_log=path).verdicts(
+        Log("prolog", "n3", "12", to=path).verdicts(
             [
                 CheckResult(name="memory", finding=passed("512 GiB"), elapsed_ms=1.26),
                 CheckResult(name="gpu", finding=node_fault('"lost"\n\x1b[2J' + "é" * 3000)),

@@ -291,6 +291,32 @@ def test_the_dumps_of_ranks_are_read(tmp_path: Path) -> None:
     )
 
 
+RECORDS = """
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(5))
+open(sys.argv[1] + "/flight_0", "wb").write(torch._C._distributed_c10d._dump_fr_trace())
+"""
+
+
+@pytest.mark.torch
+def test_a_dump_that_torch_itself_made_is_read(tmp_path: Path) -> None:
+    environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
+    subprocess.run([sys.executable, "-c", RECORDS, str(tmp_path)], env=environ, check=True)
+    told = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
+    (record,) = FlightDumps().collect_data(job(tmp_path, environ=told)).records
+
+    last = record.operations[-1]
+    assert (last.group, last.what, last.sizes) == ("0 (gloo)", "all_reduce", "[[5]]")
+    assert [each.sequence for each in record.operations[-3:]] == [
+        last.sequence - 2,
+        last.sequence - 1,
+        last.sequence,
+    ]
+
+
 class Bomb:
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -313,6 +339,5 @@ def test_without_dumps_the_flight_recorder_says_how_to_get_them(tmp_path: Path) 
     environ = {"HOME": str(tmp_path), "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
 
     assert (
-        "TORCH_FR_DUMP_TEMP_FILE"
-        in FlightDumps().is_enabled(job(tmp_path, environ=environ)).why_not
+        "--flight-recorder=on" in FlightDumps().is_enabled(job(tmp_path, environ=environ)).why_not
     )

@@ -18,6 +18,7 @@ import pytest
 from slurm_health.core.diagnosis.stack import Doing, place_of
 from slurm_health.core.diagnosis.watched import RankLook
 from slurm_health.monitor import py_spy
+from slurm_health.monitor.closer_look import with_stacks
 from slurm_health.monitor.ranks import Ranks
 
 JOB = str(os.getpid())  # other processes that run these tests have jobs of their own
@@ -280,7 +281,7 @@ def test_a_rank_without_a_heartbeat_is_seen_where_it_is_by_py_spy(silent: Any) -
     seen: list[RankLook] = []
 
     def look() -> bool:
-        looks, _ = ranks.with_stacks(ranks.look(0.5), DEADLINE_S)
+        looks, _ = with_stacks(ranks.look(0.5), ranks.processes(), DEADLINE_S)
         seen[:] = looks
         return bool(looks[0].stack)
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ SCRIPT = "srun --output=task-%t.log python train.py\n"
 
 
 def follow(directory: Path, *own: Path, script: str = "") -> Tails:
-    return Tails(script, directory, {}, own)
+    looks = itertools.count(0.0, 100.0)  # each finds new files
+    return Tails(script, directory, {}, own, monotonic=lambda: next(looks))
 
 
 def texts(tails: Tails) -> list[tuple[str, bool]]:
@@ -78,6 +81,21 @@ def test_the_files_of_sruns_tasks_are_followed_when_they_come(tmp_path: Path) ->
     (tmp_path / "notes.log").write_text("somebody else's\n")
 
     assert sorted(texts(tails)) == [("task 0\n", False), ("task 1\n", False)]
+
+
+def test_a_file_server_whose_clock_is_minutes_behind_hides_no_output(tmp_path: Path) -> None:
+    tails = follow(tmp_path, script=SCRIPT)
+    append(tmp_path / "task-0.log", "step 1\n")
+    behind_s = time.time() - 600.0
+    os.utime(tmp_path / "task-0.log", (behind_s, behind_s))
+
+    assert texts(tails) == [("step 1\n", False)]
+
+
+def test_files_of_an_earlier_job_with_the_same_names_say_nothing(tmp_path: Path) -> None:
+    append(tmp_path / "task-0.log", "step 1\n")
+
+    assert texts(follow(tmp_path, script=SCRIPT)) == []
 
 
 @pytest.mark.parametrize("what", ["fifo", "directory", "nothing", "device"])

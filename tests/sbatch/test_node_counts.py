@@ -51,7 +51,18 @@ def test_a_range_with_a_total_is_left_to_slurm() -> None:
     assert node_counts(asked("-N3-4", "-n8"), {}) is None
 
 
-@pytest.mark.parametrize("total", ["--ntasks=8", "-n8", "--gpus=8", "--nodelist=n[1-5]", "-wn1"])
+def test_a_total_of_tasks_is_shared_out_among_nodes_and_spares() -> None:
+    counts = node_counts(asked("-N4", "-n8"), {"spares": "1"})
+    assert counts is not None
+    assert counts.options == ["--nodes=5", "--ntasks=10", "--ntasks-per-node=2"]
+
+
+def test_a_total_that_would_change_with_the_nodes_is_refused_with_what_to_write() -> None:
+    with pytest.raises(UsageError, match=r"--min-nodes: cannot .* use --ntasks-per-node=2"):
+        node_counts(asked("-N4", "-n8"), {"min-nodes": "3"})
+
+
+@pytest.mark.parametrize("total", ["--ntasks=9", "-n3", "--gpus=8", "--nodelist=n[1-5]", "-wn1"])
 def test_spares_are_refused_beside_counts_that_would_no_longer_fit(total: str) -> None:
     with pytest.raises(UsageError, match=r"--spares: cannot be combined with --.*use --"):
         node_counts(asked("-N4", total), {"spares": "1"})

@@ -49,7 +49,8 @@ def main(checkpoint: Path, steps: int, cause: str, fails_at: int, fails_on: int)
         saved = torch.load(checkpoint)
         model.load_state_dict(saved["model"])
         begin = saved["step"] + 1
-    print(f"rank {rank} on {socket.gethostname()} begins at {begin}, restart {restart}", flush=True)
+    where = f"rank {rank} on {socket.gethostname()}"
+    print(f"{where} begins at {begin}, restart {restart}, at {time.time():.1f}", flush=True)
     for step in range(begin, steps):
         if restart == 0 and step >= fails_at and fails_on in {rank, -1}:
             fail(cause)

@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--trap-wait-s", type=float, default=120.0)
     parser.add_argument("--max-restarts", type=int, default=0)
     parser.add_argument("--monitor", default="off")
+    parser.add_argument("--flight-recorder", action="store_true")
     parser.add_argument("--monitor-after-s", type=float, default=30.0)
     parser.add_argument("--unchecked-stops", action="store_true")
     parser.add_argument("source", type=Path)
@@ -49,6 +50,7 @@ def main() -> int:
         ),
         restarts=Restarts(most=options.max_restarts, argv=[f"{options.python}-after"]),
         monitor=options.monitor,
+        flight_recorder=options.flight_recorder,
         unchecked_runs=not options.unchecked_stops,
     )
 

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.supervised import eventually
@@ -22,11 +23,11 @@ FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 DEADLINE_S = 240
 
 # An interpreter: its torchrun's parser is real, its workers play, and its torchrun says how it was
-# called.
+# called, unless it is to train.
 _PYTHON = """\
 #!/bin/sh
-case "$*" in
-    *torch.distributed.run*) echo "TRAINS $*"; exit 0 ;;
+case "{trains} $*" in
+    False*torch.distributed.run*|False*torchrun_restarts.py*) echo "TRAINS $*"; exit 0 ;;
     */probes/worker.py*) exec {fake} "$@" ;;
 esac
 exec {real} "$@"
@@ -41,9 +42,12 @@ def free_port() -> int:
 
 
 class Machine:
-    """One node of a run, with nothing in common with the others but the loopback."""
+    """One node of a run, with nothing in common with the others but the loopback.
 
-    def __init__(self, root: Path, rank: int, *, real: bool = False) -> None:
+    Its probes and its training are played; the training is real if it `trains`, both if `real`.
+    """
+
+    def __init__(self, root: Path, rank: int, *, real: bool = False, trains: bool = False) -> None:
         self.rank = rank
         self.home = root / f"machine{rank}"
         self.temporary = self.home / "tmp"
@@ -51,7 +55,7 @@ class Machine:
         self.played = root / "played"
         self.played.mkdir(exist_ok=True)
         self.python = self.home / "python"
-        self.python.write_text(_PYTHON.format(fake=FAKE_WORKER, real=sys.executable))
+        self.python.write_text(_PYTHON.format(fake=FAKE_WORKER, real=sys.executable, trains=trains))
         self.python.chmod(0o755)
         self._chosen = [] if real else [f"--python={self.python}"]
         self.process: subprocess.Popen[bytes] | None = None
@@ -73,11 +77,13 @@ class Machine:
         """Have its workers behave so."""
         (self.played / f"node{self.rank}").write_text(behaviour)
 
-    def run(self, *words: str, program: str = "train.py", **environ: str) -> None:
-        """Start `slurm-health run --network-check` here."""
+    def run(
+        self, *words: str, program: str = "train.py", given: Sequence[str] = (), **environ: str
+    ) -> None:
+        """Start `slurm-health run --network-check` here, of a program with what it is given."""
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
-                [COMMAND, "run", "--network-check", *self._chosen, *words, program],
+                [COMMAND, "run", "--network-check", *self._chosen, *words, program, *given],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -136,6 +137,25 @@ def test_an_endpoint_on_no_node_of_the_job_is_left_alone() -> None:
 
 def test_the_first_node_hosts_the_rendezvous() -> None:
     assert "--rdzv-conf=is_host=1" in added({}, {}, node="n2")
+
+
+def test_the_nodes_of_a_range_are_not_waited_for_as_long_as_torchrun_would() -> None:
+    options = added({"nnodes": "2:4"}, {}, checks=True)
+    assert "--nnodes=2:3" in options
+    assert "--rdzv-conf=is_host=0,last_call_timeout=10" in options
+
+
+def test_where_others_may_come_later_the_range_stays_as_it_was_written() -> None:
+    members = replace(team(), open=True)
+    line = command_line(arguments(checks=True, nnodes="2:4"), members, {})
+    assert "--nnodes=2:4" in line
+
+
+def test_a_single_node_of_a_range_meets_where_others_may_come() -> None:
+    alone = Team(nodes=("n2",), node="n2", host="n2", port=20007, rendezvous_id="x", open=True)
+    line = command_line(arguments(checks=True, nnodes="1:4"), alone, {})
+    assert "--rdzv-endpoint=n2:20007" in line
+    assert "--nnodes=1:4" in line
 
 
 def test_an_address_of_ipv6_is_bracketed() -> None:

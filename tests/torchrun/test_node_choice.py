@@ -98,3 +98,26 @@ def test_a_node_learns_why_it_is_left_out() -> None:
 def test_bounds_read_as_torchrun_writes_them() -> None:
     assert Bounds(least=3, most=3).text == "3"
     assert Bounds(least=3, most=4).text == "3:4"
+
+
+def test_few_nodes_join_a_training_that_was_told_where_it_meets() -> None:
+    assert bounds("2:4", 1, joins=True) == Bounds(least=1, most=1, joins=True)
+    with pytest.raises(UsageError, match="--rdzv-endpoint and --rdzv-id"):
+        bounds("2:4", 1)
+    with pytest.raises(UsageError, match="there are only 1 nodes here"):
+        bounds("2", 1, joins=True)
+
+
+@pytest.mark.parametrize(("level", "joins"), [("h", True), ("s", True), ("i", False), ("f", False)])
+def test_an_undecided_node_does_not_join_those_who_train_well_without_it(
+    level: str, joins: bool
+) -> None:
+    within = Bounds(least=1, most=1, joins=True)
+    assert bool(choose(verdict(level), within, absent=(), exclude_slow=False).nodes) is joins
+
+
+def test_nobody_goes_on_without_the_node_on_which_they_meet() -> None:
+    within = Bounds(least=2, most=3, host="n1")
+    choice = choose(verdict("fhh"), within, absent=(), exclude_slow=False)
+    assert choice.nodes == ()
+    assert "n1 is faulty, because; the nodes meet on it" in choice.reason

@@ -40,6 +40,13 @@ class Monitor(Enum):
     OFF = "off"  # nothing looks at it
 
 
+class FlightRecorder(Enum):
+    """Whether the script's PyTorch is told to record collectives for a post-mortem."""
+
+    OFF = "off"
+    ON = "on"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """What the user and the site allow.

@@ -12,6 +12,7 @@ An inference leads to others until nothing leads on; what is sure enough of them
     surroundings   operators about Slurm's word, the kernel's and the driver's
     ranks          operators about the first rank that failed
     waits          operators about ranks that waited for each other
+    before_it_failed  operator about a hang that the monitor saw before
     hangs          operators about a training that hangs
     hangs_without_stacks  the same, whose ranks say nothing
     hang_words     what is said of ranks while a training hangs
@@ -27,7 +28,9 @@ An inference leads to others until nothing leads on; what is sure enough of them
     known_errors   exceptions whose cause is known by their words
     training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output
     consequences   what ranks report when another one has failed
+    ras            operators about what NCCL says of its ranks
     flight         where ranks parted, by PyTorch's Flight Recorder
+    flight_environ  what has PyTorch leave that record for a post-mortem
     names          names of inferences, and what is named of failures
     words          ranks, nodes and signals in a few words
 """

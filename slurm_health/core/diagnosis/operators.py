@@ -9,6 +9,7 @@ runs, to who does not come to what the others wait in; from `slower-steps` to a 
 
 from __future__ import annotations
 
+from slurm_health.core.diagnosis.before_it_failed import HungBefore
 from slurm_health.core.diagnosis.hangs import (
     NobodyLeaves,
     NodeSilent,
@@ -26,6 +27,7 @@ from slurm_health.core.diagnosis.ranks import (
     ProgramError,
     SameErrorEverywhere,
 )
+from slurm_health.core.diagnosis.ras import RasBehind
 from slurm_health.core.diagnosis.slow_network import SlowPaths
 from slurm_health.core.diagnosis.surroundings import (
     EndedFromOutside,
@@ -40,6 +42,7 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     LostNode(),
     KilledForMemory(),
     GpuErrors(),
+    HungBefore(),
     FlightDiffers(),
     FirstFailure(),
     KnownErrors(),
@@ -50,6 +53,7 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     ConnectionsBroke(),
     RankGone(),
     RankStopped(),
+    RasBehind(),
     RankElsewhere(),
     WaitsDiffer(),
     NobodyLeaves(),

@@ -37,6 +37,7 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
         kernel: where in the kernel it waits, and what its children do, where that can be seen.
         cpu_share: of one core, of it and its children while it was looked at.
         io_bytes: that they read and wrote meanwhile.
+        gpu_share: of time in which their GPU computed, 0 where that is not known.
         answered: whether it said where it is.
         stack: where its main thread is, outermost call first.
     """
@@ -50,13 +51,15 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = ""
     cpu_share: float = 0.0
     io_bytes: int = 0
+    gpu_share: float = 0.0
     answered: bool = False
     stack: tuple[Frame, ...] = ()
 
     @property
     def works(self) -> bool:
         """Whether it computes, reads or writes."""
-        return self.cpu_share > _IDLE_SHARE or self.io_bytes > _IDLE_BYTES
+        computes = max(self.cpu_share, self.gpu_share) > _IDLE_SHARE
+        return computes or self.io_bytes > _IDLE_BYTES
 
 
 class BrokenPath(msgspec.Struct, frozen=True, kw_only=True):

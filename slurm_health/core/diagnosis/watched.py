@@ -53,7 +53,10 @@ class RankNow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankLook(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank answered, and what it and its children wait for in the kernel."""
+    """What one rank answered, and what it and its children wait for in the kernel.
+
+    `gpu_share` is the share of time in which their GPU computed, 0 where that is not known.
+    """
 
     program: str
     rank: int
@@ -61,6 +64,7 @@ class RankLook(msgspec.Struct, frozen=True, array_like=True):
     kernel: str
     stack: tuple[Frame, ...] = ()
     flight: FlightRecord | None = None
+    gpu_share: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +303,7 @@ def _seen(
         kernel=look.kernel if look else "",
         cpu_share=round(share, 3),
         io_bytes=io_bytes,
+        gpu_share=look.gpu_share if look else 0.0,
         answered=look is not None and look.answered,
         stack=look.stack if look else (),
     )

@@ -117,7 +117,8 @@ class Metrics(_Table, frozen=True, kw_only=True):
 
     # node_exporter's --collector.textfile.directory; the health check writes a file there.
     directory: AbsolutePath | Literal[""] = ""
-    # One line of JSON in the machine's log for what each check of each hook concludes.
+    # One line of JSON in the machine's log for what each check of each hook concludes, and each
+    # check of a job's nodes.
     syslog_json: bool = False
 
 

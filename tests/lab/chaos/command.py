@@ -21,6 +21,7 @@ from .perform import Performance
 from .plan import NODES, Plan, plan_of
 
 _WRONG = "VIOLATION"
+_LOST_S = 15  # a node that is silent for so long is lost, where one may be
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +84,10 @@ def _said(run: Future[Outcome | None], seed: int) -> str:
 def run_one(plan: Plan, evidence: Path) -> Outcome:
     """Carry out one plan on a cluster of its own, and judge what it leaves."""
     began_s = time.monotonic()
+    extra = f"SlurmdTimeout={_LOST_S}\n" if plan.loses_a_node else ""
     with (
         tempfile.TemporaryDirectory(prefix="chaos-") as hooks,
-        hooked_site(Path(hooks), nodes=len(NODES)) as site,
+        hooked_site(Path(hooks), nodes=len(NODES), slurm_conf_extra=extra) as site,
     ):
         run = Performance(site, plan)
         run.play()

@@ -12,9 +12,14 @@ from .look import Check, Seen, Start
 from .plan import FAULTS, SLOW, Deed, Plan
 
 # What makes Slurm itself start a job again, or end it.
-_SLURMS_OWN = {Deed.KILL_SLURMCTLD, Deed.KILL_SLURMD}
+_SLURMS_OWN = {Deed.KILL_SLURMCTLD, Deed.KILL_SLURMD, Deed.LOSE_NODE}
 _UNCHECKED = "UNCHECKED"
-_EXPLAINED = ("the job stops:", "ended the check, so the script did not run", "submit it again")
+_EXPLAINED = (
+    "the job stops:",
+    "ended the check, so the script did not run",
+    "submit it again",
+    "is not started again:",
+)
 _OURS = "slurm-health:"
 
 
@@ -34,14 +39,15 @@ def violations(plan: Plan, seen: Seen) -> list[str]:
 
 
 def _hit(seen: Seen) -> set[str]:
-    """Return the nodes whose slurmd was killed: what is said of them meanwhile is true."""
-    return {each.node for each in seen.done if each.deed is Deed.KILL_SLURMD}
+    """Return the nodes that Slurm could not reach: what is said of them meanwhile is true."""
+    return {each.node for each in seen.done if each.deed in {Deed.KILL_SLURMD, Deed.LOSE_NODE}}
 
 
 def _drains(plan: Plan, seen: Seen) -> Iterator[str]:
     bad = plan.hidden | plan.flagged
     if plan.user == "root":
-        bad |= {*plan.played}
+        lost = {each.node for each in seen.done if each.deed is Deed.LOSE_NODE}
+        bad |= {*plan.played, *lost}
     for node, reason in seen.drained.items():
         ours = drain_note.is_ours(reason)
         if node not in bad and (ours or node not in _hit(seen) | {*seen.lost_prologs}):
@@ -71,13 +77,18 @@ def _journals(seen: Seen) -> Iterator[str]:
 
 
 def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
-    attempts = [start.attempt for start in seen.starts]
+    starts = [(start.attempt, start.restart) for start in seen.starts]
+    attempts = sorted({attempt for attempt, _ in starts})
     deeds = {each.deed for each in seen.done}
-    if len({*attempts}) < len(attempts):
-        yield f"the script ran more than once in one attempt: {attempts}"
+    if len({*starts}) < len(starts):
+        yield f"the script ran more than once in one start of it: {starts}"
+    elif any(restart > plan.restarts for _, restart in starts):
+        yield f"the script was started again more often than {plan.restarts} times: {starts}"
     elif len(attempts) > 1 and not deeds & {*_SLURMS_OWN, Deed.REQUEUE}:
         yield f"nobody asked for it, and the script ran again: attempts {attempts}"
     for start in seen.starts:
+        if start.beside:
+            yield f"start {start.restart} of attempt {start.attempt} ran beside another: {start}"
         check = _check_before(start, seen)
         if check is None or check.finished is None or not check.levels:
             if _UNCHECKED not in seen.output:
@@ -95,7 +106,13 @@ def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
 
 
 def _check_before(start: Start, seen: Seen) -> Check | None:
-    return next((each for each in seen.checks[::-1] if each.attempt == start.attempt), None)
+    """Return the check of the attempt, the latest one where the script was started again."""
+    checks = [each for each in seen.checks if each.attempt == start.attempt]
+    if start.restart or not any(
+        each.restart for each in seen.starts if each.attempt == start.attempt
+    ):
+        checks = checks[::-1]
+    return next(iter(checks), None)
 
 
 def _place(plan: Plan, start: Start, check: Check) -> Iterator[str]:

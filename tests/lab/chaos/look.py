@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,11 +33,16 @@ _LOST_PROLOG = "REQUEST_LAUNCH_PROLOG notification failed"
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One start of the script: on which attempt, where it says it runs, where its tasks ran."""
+    """One start of the script: on which attempt, where it says it runs, where its tasks ran.
+
+    `restart` counts the starts within the attempt; another start still ran at `beside`.
+    """
 
     attempt: int
     nodes: tuple[str, ...]
     count: int
+    restart: int = 0
+    beside: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     ended: bool = False
 
@@ -104,23 +109,26 @@ def _left(site: HookedSite) -> tuple[str, ...]:
 def starts_in(ran: str) -> tuple[Start, ...]:
     """Read what the script has written of itself, one start after another."""
     found: list[Start] = []
+    beside: tuple[str, ...] = ()
     for line in ran.splitlines():
         what, attempt, *more = line.split()
-        if what == "start":
-            nodes, count = expand(more[0]), int(more[1])
-            found.append(Start(attempt=int(attempt), nodes=nodes, count=count))
-            continue
-        last = found.pop()
-        tasks = (*last.tasks, *more)
-        found.append(
-            Start(
-                attempt=last.attempt,
-                nodes=last.nodes,
-                count=last.count,
-                tasks=tasks,
-                ended=what == "end",
-            )
-        )
+        match what:
+            case "start":
+                start = Start(
+                    attempt=int(attempt),
+                    nodes=expand(more[0]),
+                    count=int(more[1]),
+                    restart=int(more[2]),
+                )
+                found.append(start)
+            case "overlap":
+                beside += tuple(more)
+            case "task":
+                found[-1] = replace(found[-1], tasks=(*found[-1].tasks, *more))
+            case _:
+                found[-1] = replace(found[-1], ended=True)
+        if found and beside:
+            found[-1], beside = replace(found[-1], beside=found[-1].beside + beside), ()
     return tuple(found)
 
 
@@ -163,6 +171,8 @@ def _replay_problem(directory: Path) -> str:
     entries = journal.read_all(directory, journal.MASTER)
     began = [entry.record for entry in entries if isinstance(entry.record, RunStarted)]
     verdict = [entry for entry in entries if isinstance(entry.record, VerdictReached)]
+    if began and str(began[0].settings["check"]).startswith("none"):
+        return ""  # what a failure showed, acted on as on a check
     if not began or not verdict:
         return "" if len(began) == 1 or not entries else "it does not say how the run began"
     phases = chosen_phases(str(began[0].settings["check"]))

@@ -17,7 +17,7 @@ from tests.e2e.hooks_support import FLAG, HIDDEN, HookedSite
 from tests.e2e.lab_support import ENDED, kinds, records_in
 from tests.lab import LabError, processes, watcher
 
-from .plan import HELD, RUNNING, SUBMITTED, Deed, Plan, Trouble
+from .plan import HELD, RUNNING, SUBMITTED, WHILE_IT_TRAINS, Deed, Plan, Trouble
 
 # A job is settled once it has ended, or stood still for so long with nobody at work on it: held,
 # or able to start, which takes a slurmctld that has just come back some seconds.
@@ -30,12 +30,21 @@ _TYPING_S = 1.2
 _HELPER = "slurm-health-requeue-"
 _SAVED = ("state", "job_state")
 
-# Each attempt says where it runs, and which nodes its tasks have run on.
+# Nothing happens any more to a script that trains, if nothing has for so long.
+_TRAINS_S = 20.0
+
+# Each start says where it runs, which nodes its tasks have run on, and whether another start still
+# runs there. Tasks train until there is a file `go`.
 SCRIPT = """\
 say() { echo "$1 ${SLURM_RESTART_COUNT:-0} $2" >> ~/ran; }
-say start "$SLURM_JOB_NODELIST $SLURM_NNODES"
-srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 sh -c \\
-    'echo "task ${SLURM_RESTART_COUNT:-0} $SLURMD_NODENAME" >> ~/ran'
+exec 8>>~/lock
+flock -n 8 || say overlap batch
+say start "$SLURM_JOB_NODELIST $SLURM_NNODES ${SLURM_HEALTH_RESTART_COUNT:-0}"
+srun --kill-on-bad-exit=1 --ntasks=$SLURM_NNODES --ntasks-per-node=1 sh -c \\
+    'exec 9>>~/lock-$SLURMD_NODENAME
+    flock -n 9 || echo "overlap ${SLURM_RESTART_COUNT:-0} $SLURMD_NODENAME" >> ~/ran
+    echo "task ${SLURM_RESTART_COUNT:-0} $SLURMD_NODENAME" >> ~/ran
+    until [ -e ~/go ]; do sleep 0.2; done' 8>&- || exit 1
 say end
 """
 
@@ -52,6 +61,8 @@ class Performance:
         self._site = site
         self._lab = site.lab
         self._pending = list(plan.troubles)
+        self._seen: Counter[str] = Counter()
+        self._seen_s = 0.0
 
     def play(self) -> None:
         """Set the stage, submit the job, and follow it until it is settled."""
@@ -67,11 +78,33 @@ class Performance:
             now, now_s = self._state(), time.monotonic()
             if now != before or happened:
                 before, since_s = now, now_s
+            self._let_end(now_s)
             if self._is_over() or self._is_still(now_s - since_s):
+                self._bring_back()
                 return
             if now_s > give_up_s:
                 self.unsettled = f"{now}, for {now_s - since_s:.0f} s"
+                self._bring_back()
                 return
+
+    def _let_end(self, now_s: float) -> None:
+        """Let the script end, once nothing more is to happen while it trains."""
+        events = self._events()
+        if events != self._seen:
+            self._seen, self._seen_s = events, now_s
+        deaths = any(each.deed in WHILE_IT_TRAINS for each in self._pending)
+        began = events["script_started"] > 0
+        if not deaths or (began and now_s - self._seen_s > _TRAINS_S):
+            self._file("go").touch()
+
+    def _bring_back(self) -> None:
+        """Bring the nodes back that were lost, so that Slurm can end what runs there."""
+        for each in self.done:
+            if each.deed is Deed.LOSE_NODE:
+                self._lab.fault.clear(each.node)
+
+    def _file(self, name: str) -> Path:
+        return self._lab.home(self.plan.user) / name
 
     def _prepare(self) -> None:
         site, plan = self._site, self.plan
@@ -82,7 +115,8 @@ class Performance:
         for nodes, mark in ((plan.hidden, HIDDEN), (plan.flagged, FLAG)):
             for node in nodes:
                 site.on(node, "touch", mark)
-        (self._lab.home(plan.user) / "ran").unlink(missing_ok=True)
+        for name in ("ran", "go"):
+            self._file(name).unlink(missing_ok=True)
 
     # --- what is seen ----------------------------------------------------------------------------
 
@@ -147,6 +181,8 @@ class Performance:
             case Deed.HEALTH_CHECK:
                 self._site.health_check(trouble.node)
                 return True
+            case Deed.LOSE_NODE:
+                return self._lose(trouble.node)
             case Deed.KILL_SLURMCTLD:
                 return self._kill_slurmctld()
             case Deed.KILL_SLURMD if self.job.get("Reason") == "Prolog":
@@ -180,6 +216,14 @@ class Performance:
         self._lab.start_slurmctld()
         return True
 
+    def _lose(self, node: str) -> bool:
+        """Cut a node off on which the script trains; tell whether it does."""
+        there = processes.on_node(self._lab.pid(node))
+        trains = any(is_rank(list(process.argv)) for process in there)
+        if trains:
+            self._lab.fault.drop(node, everything=True)
+        return trains
+
     def _stay_away(self) -> None:
         """Return once the journal goes on, or after a while."""
         known = self._events()
@@ -200,11 +244,17 @@ class Performance:
         return bool(found)
 
 
+def is_rank(argv: list[str]) -> bool:
+    """Tell whether a process is a task of the script."""
+    return argv[:2] == ["sh", "-c"] and "~/go" in argv[2]
+
+
 _VICTIMS: dict[Deed, Callable[[list[str]], bool]] = {
     Deed.KILL_MASTER: lambda argv: "--for-supervisor" in argv,
     Deed.KILL_AGENT: watcher.is_agent,
     Deed.KILL_WORKER: watcher.is_worker,
     Deed.KILL_SRUN: lambda argv: argv[:1] == ["srun"] and "agent" in argv,
     Deed.KILL_SUPERVISOR: lambda argv: "supervise" in argv,
+    Deed.KILL_RANK: is_rank,
     Deed.KILL_HELPER: lambda argv: "requeue-helper" in argv,
 }

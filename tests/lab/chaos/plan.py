@@ -8,7 +8,7 @@ a machine of another speed. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 from typing import TypeVar
@@ -33,11 +33,20 @@ class Deed(StrEnum):
     HOLD = "hold"
     RELEASE = "release"
     HEALTH_CHECK = "health check"
+    KILL_RANK = "kill rank"
+    LOSE_NODE = "lose"  # slurmd and all that the script has there; it does not come back
 
 
-ON_A_NODE = frozenset({Deed.KILL_AGENT, Deed.KILL_WORKER, Deed.KILL_SLURMD, Deed.HEALTH_CHECK})
+WHILE_IT_TRAINS = (Deed.KILL_RANK, Deed.LOSE_NODE)
+ON_A_NODE = frozenset(
+    {*WHILE_IT_TRAINS, Deed.KILL_AGENT, Deed.KILL_WORKER, Deed.KILL_SLURMD, Deed.HEALTH_CHECK}
+)
 # How often each is chosen. What ends the job ends the run, too.
-_DEEDS = dict.fromkeys(Deed, 3) | {Deed.KILL_MASTER: 5, Deed.CANCEL: 1, Deed.KILL_SUPERVISOR: 1}
+_DEEDS = dict.fromkeys([deed for deed in Deed if deed not in WHILE_IT_TRAINS], 3) | {
+    Deed.KILL_MASTER: 5,
+    Deed.CANCEL: 1,
+    Deed.KILL_SUPERVISOR: 1,
+}
 
 # What Slurm shows of the job, and kinds of record in the journals of all its checks. Only a job
 # with a bad node moves.
@@ -97,7 +106,8 @@ class Plan:
     """One run.
 
     `played` says how bad nodes behave in the check. A `hidden` fault shows in a retest only, so the
-    epilog confirms what the check found; a `flagged` node fails its prolog.
+    epilog confirms what the check found; a `flagged` node fails its prolog. `restarts` is how often
+    an attempt may start the script again.
     """
 
     seed: int
@@ -110,6 +120,12 @@ class Plan:
     hidden: frozenset[str]
     flagged: frozenset[str]
     troubles: tuple[Trouble, ...]
+    restarts: int = 0
+
+    @property
+    def loses_a_node(self) -> bool:
+        """Whether a node may be lost."""
+        return any(each.deed is Deed.LOSE_NODE for each in self.troubles)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -142,18 +158,42 @@ def plan_of(seed: int) -> Plan:
     played = {node: _chosen(random, suited) for node in sorted(bad)}
     faulty = [node for node, how in played.items() if how in FAULTS]
     well = [node for node in near if node not in played]
-    return Plan(
+    # Drawn apart from the rest, which stays what it was.
+    training = Random(f"{seed} training")
+    restarts = training.choice((0, 1, 1, 2))
+    going_on = [f"--max-restarts={restarts}"] if restarts else []
+    if restarts and spares and training.random() < 0.7:
+        going_on.append("--keep-spares")
+    plan = Plan(
         seed=seed,
         user="root" if random.random() < 0.25 else "alice",
         nodes=nodes,
         least=least,
         spares=spares,
-        options=_options(random),
+        options=(*_options(random), *going_on),
         played=played,
         hidden=frozenset(node for node in faulty if random.random() < 0.4),
         flagged=frozenset(random.sample(well, 1)) if random.random() < 0.15 else frozenset(),
         troubles=_troubles(random, near, moves=bool(faulty)),
+        restarts=restarts,
     )
+    return replace(plan, troubles=plan.troubles + _deaths(training, tuple(well[1:nodes]), restarts))
+
+
+def _deaths(random: Random, nodes: tuple[str, ...], restarts: int) -> tuple[Trouble, ...]:
+    """Choose what dies while the script trains, once in a start or not; never the first node."""
+    starts = range(1, random.randint(0, restarts + 1) + 1) if restarts and nodes else ()
+    deaths = [
+        Trouble(
+            deed=random.choice(WHILE_IT_TRAINS),
+            event="script_started",
+            nth=nth,
+            node=random.choice(nodes),
+        )
+        for nth in starts
+    ]
+    # A node can be lost once.
+    return tuple({(each.deed, each.node): each for each in deaths}.values())
 
 
 def _suits(how: str, nodes: int) -> bool:

@@ -61,7 +61,7 @@ def test_a_plan_can_be_carried_out(plan: Plan) -> None:
 
 PLAN = replace(
     plan_of(0), user="alice", nodes=2, least=2, spares=0, played={"n3": DIES},
-    hidden=frozenset(), flagged=frozenset(), troubles=(),
+    hidden=frozenset(), flagged=frozenset(), troubles=(), restarts=1,
 )  # fmt: skip
 DONE = RunFinished(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY, reason="")
 WELL = Check(attempt=0, levels={"n1": Level.HEALTHY, "n2": Level.HEALTHY}, finished=DONE)
@@ -91,6 +91,7 @@ def job(**fields: str) -> Mapping[str, str]:
         replace(RIGHT, drained={"n1": "Not responding"}, done=killed(Deed.KILL_SLURMD, "n1")),
         replace(RIGHT, starts=(START, replace(START, attempt=1)), done=killed(Deed.REQUEUE),
                 checks=(WELL, replace(WELL, attempt=1))),
+        replace(RIGHT, starts=(replace(START, ended=False), replace(START, restart=1))),
         replace(RIGHT, checks=(), output="the job runs UNCHECKED"),
         replace(RIGHT, starts=(replace(START, tasks=()),), done=killed(Deed.KILL_SUPERVISOR)),
     ],
@@ -105,7 +106,9 @@ def test_what_is_right_is_no_violation(seen: Seen) -> None:
         (replace(RIGHT, drained={"n1": "slurm-health: x"}), "n1 is well and was drained"),
         (replace(RIGHT, left=("n1: srun",)), "left running: n1: srun"),
         (replace(RIGHT, starts=()), "its script did not run"),
-        (replace(RIGHT, starts=(START, START)), "more than once in one attempt"),
+        (replace(RIGHT, starts=(START, START)), "more than once in one start"),
+        (replace(RIGHT, starts=(START, replace(START, restart=2))), "again more often than 1"),
+        (replace(RIGHT, starts=(replace(START, beside=("batch",)),)), "ran beside another"),
         (replace(RIGHT, starts=(START, replace(START, attempt=1))), "nobody asked for it"),
         (replace(RIGHT, checks=()), "nothing says so"),
         (replace(RIGHT, starts=(replace(START, nodes=("n1",), count=1),)), "were asked for"),
@@ -134,7 +137,8 @@ def test_a_script_whose_job_slurm_ended_over_a_prolog_may_have_no_tasks() -> Non
 
 
 def test_what_the_script_writes_of_itself_is_read_by_start() -> None:
-    ran = "start 0 n[1-2] 2\ntask 0 n2\ntask 0 n1\nend 0\nstart 1 n4 1\n"
+    ran = "start 0 n[1-2] 2 0\ntask 0 n2\ntask 0 n1\nend 0\noverlap 1 batch\nstart 1 n4 1 2\n"
     first, second = starts_in(ran)
     assert first == START
     assert (second.attempt, second.nodes, second.ended) == (1, ("n4",), False)
+    assert (second.restart, second.beside) == (2, ("batch",))

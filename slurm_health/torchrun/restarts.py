@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows when workers of a training have failed: decided by one node, done by all.
+
+The torchrun of each node (`probes/torchrun_restarts.py`) starts this with what `run` told it, and a
+question: on the node that leads, what is to be done; on all of them, to take part in a check. The
+answer is the last line of standard output, the user is told on standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from slurm_health import config, journal
+from slurm_health.core.acting.after_failure import Failure, Next, Plan, plan
+from slurm_health.core.diagnosis.chain import InferenceChain
+from slurm_health.core.diagnosis.collected import Collected, ScriptEnd, TrainingLog
+from slurm_health.core.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.core.diagnosis.names import SCRIPT_FAILED
+from slurm_health.core.diagnosis.training_log import read_log
+from slurm_health.core.nodeset import fold
+from slurm_health.core.records import Diagnosed, FailurePlanned
+from slurm_health.errors import ExitCode, JournalError, SlurmHealthError
+from slurm_health.monitor import registry
+from slurm_health.monitor.containment import contained
+from slurm_health.monitor.post_mortem import text_of
+from slurm_health.processes import die_with_parent, leaving_on
+from slurm_health.torchrun import joint_check
+from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.channel import secret
+from slurm_health.torchrun.checking import checked, say
+from slurm_health.torchrun.node_choice import Bounds
+from slurm_health.torchrun.place import TaskPlace
+
+# What torchrun says of the worker that fails first: `failed (exitcode: -9) local_rank: 0 (pid: 12)`
+_WORKER_ENDED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """What `run` tells torchrun for later: this node's place among those that train.
+
+    `least` is with how few nodes they go on; `shared_secret` is empty where there is none.
+    """
+
+    place: TaskPlace
+    arguments: Arguments
+    python: str
+    least: int
+    shared_secret: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node says of its workers' end: the node's rank, and what they wrote at last."""
+
+    node: str
+    rank: int
+    processes: int
+    text: str
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What all nodes are to do; for a check, who takes part in it and where they meet."""
+
+    next: str
+    nodes: list[str] = []
+    place: TaskPlace | None = None
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What torchrun asks: `decide`, with the nodes' reports, or `check`, with the decision.
+
+    `silent` nodes have not reported. It would be restart number `restart` of `max_restarts`.
+    """
+
+    what: str
+    context: Context
+    reports: list[Report] = []
+    silent: int = 0
+    restart: int = 0
+    max_restarts: int = 0
+    decision: Decision | None = None
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """The code to end with, None to go on; the others go on where this node `leaves`."""
+
+    exit_code: int | None
+    leaves: bool = False
+
+
+def decide(question: Question, clock_s: float) -> Decision:
+    """Return what follows a failure, and have it said and recorded."""
+    context, place = question.context, question.context.place
+    names = tuple(dict.fromkeys([place.node, *(each.node for each in question.reports)]))
+    found = _diagnosed(question)
+    chosen = _plan(question, found, names)
+    if found is not None and found.cause != SCRIPT_FAILED:
+        say(text_of(found, context.arguments.program[0]).removeprefix("slurm-health: "))
+    times = f"restart {question.restart} of {question.max_restarts}"
+    match chosen.next:
+        case Next.STOP | Next.LEAVE:
+            say(f"the training ends: {chosen.reason}")
+        case Next.RESTART:
+            say(f"{chosen.reason}; starting the workers again ({times})")
+        case Next.CHECK:
+            say(
+                f"{chosen.reason}; checking {fold(chosen.check)} before the workers start ({times})"
+            )
+    _record(question, found, chosen, clock_s)
+    if chosen.next is not Next.CHECK:
+        return Decision(next="restart" if chosen.next is Next.RESTART else "stop")
+    here = replace(place, start=f"{place.start}.{question.restart}")
+    if here.meeting is not None:
+        # torchrun's own store is at the port where the training meets.
+        here = replace(here, meeting=replace(here.meeting, port=_free_port()))
+    return Decision(next="check", nodes=list(chosen.check), place=here)
+
+
+def check(context: Context, decision: Decision, environ: Mapping[str, str]) -> Checked:
+    """Take part in the check of the nodes that may go on, and say whether this one does.
+
+    Raises:
+        SlurmHealthError: this node cannot take part.
+    """
+    assert decision.place is not None
+    own = context.place.node
+    nodes = tuple(decision.nodes)
+    if own not in nodes:
+        say(
+            f"{own} is LEFT OUT: it is at fault; training goes on with the other {len(nodes)} nodes"
+        )
+        return Checked(exit_code=ExitCode.HEALTHY, leaves=True)
+    place = replace(decision.place, nodes=nodes, node=own)
+    within = Bounds(least=context.least, most=len(nodes), host=nodes[0] if nodes[1:] else "")
+    options = {k: v for k, v in context.arguments.own.items() if k != "straggler-detection"}
+    options |= {"network-check": True, "check-again": True}
+    quick = msgspec.structs.replace(context.arguments, own=options)
+    if context.shared_secret:
+        environ = {**environ, secret.VARIABLE: context.shared_secret}
+    starting = checked(place, within, quick, context.python, environ)
+    if isinstance(starting, int):
+        return Checked(exit_code=starting, leaves=starting == ExitCode.HEALTHY)
+    return Checked(exit_code=None)
+
+
+def _diagnosed(question: Question) -> Diagnosed | None:
+    """Return what the workers' last words say of the cause."""
+    log = _log_of(question.reports)
+    nodes = tuple(each.node for each in question.reports)
+    end = ScriptEnd(exit_code=1, nodes=nodes, script=question.context.arguments.program[0])
+    chain = InferenceChain(registry.registered().operators, apply=contained())
+    return Diagnostician(observe_failure, chain).diagnose(Collected([log, end])).diagnosed
+
+
+def _log_of(reports: Sequence[Report]) -> TrainingLog:
+    """Return what all nodes' workers wrote, in the order of their ends, with torchrun's summaries.
+
+    torchrun itself prints one only when it gives up.
+    """
+    texts = []
+    for each in reports:
+        ended = {int(local): code for code, local in _WORKER_ENDED.findall(each.text)}
+        summary = "".join(
+            f"  host      : {each.node}\n"
+            f"  rank      : {each.rank * each.processes + local}\n"
+            f"  exitcode  : {code}\n"
+            for local, code in ended.items()
+        )
+        texts.append((each.node, f"{each.text}\n{summary}"))
+    log = read_log(texts)
+    nodes = {
+        each.rank * each.processes + local: each.node
+        for each in reports
+        for local in range(each.processes)
+    }
+    named = [
+        each if each.rank is None else msgspec.structs.replace(each, node=nodes.get(each.rank, ""))
+        for each in log.failures
+    ]
+    return msgspec.structs.replace(log, failures=tuple(named))
+
+
+def _plan(question: Question, found: Diagnosed | None, names: tuple[str, ...]) -> Plan:
+    """Return what is to be done: as for a failed script, and within what torchrun may."""
+    least = question.context.least
+    silent = f"{question.silent} of {len(names) + question.silent} nodes do not answer any more"
+    if question.restart > question.max_restarts:
+        reason = f"its workers were started again {question.max_restarts} times (--max-restarts)"
+        return Plan(next=Next.STOP, reason=reason)
+    failure = Failure(
+        diagnosed=found,
+        batch_node=question.context.place.node,
+        nodes=names,
+        restarted_unchecked=question.restart > 1,
+        least=least,
+    )
+    chosen = plan(failure)
+    if chosen.next is Next.STOP or not question.silent:
+        return chosen
+    if len(names) < least:
+        reason = f"{silent}, and --nnodes asks for at least {least}"
+        return Plan(next=Next.STOP, reason=reason, evidence=chosen.evidence)
+    if chosen.next is Next.RESTART:
+        chosen = replace(chosen, next=Next.CHECK, check=names)
+    return replace(chosen, reason=f"{silent}; {chosen.reason}")
+
+
+def _record(question: Question, found: Diagnosed | None, chosen: Plan, clock_s: float) -> None:
+    place = question.context.place
+    root = config.journal_root(question.context.arguments.text("journal"), os.environ)
+    try:
+        directory = joint_check.directory_of(root, place)
+        if not directory.is_dir():
+            return  # a node that trains alone among others: their check has one journal
+        if found is not None:
+            journal.Writer(directory, journal.POST_MORTEM, lambda: clock_s).append(found)
+        journal.Writer(directory, journal.RESTART, lambda: clock_s).append(
+            FailurePlanned(
+                plan=chosen.next.value,
+                reason=chosen.reason,
+                restart=question.restart,
+                max_restarts=question.max_restarts,
+                evidence=list(chosen.evidence),
+                nodes=[verdict.node for verdict in chosen.at_fault],
+            )
+        )
+    except JournalError as err:
+        say(f"the failure is not recorded: {err}")
+
+
+def _free_port() -> int:
+    """Return a port that nobody uses at the moment."""
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def main() -> int:
+    """Answer the question on standard input."""
+    die_with_parent(signal.SIGTERM, os.getppid())()
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    answer: Decision | Checked
+    try:
+        with leaving_on(signal.SIGTERM):
+            if question.decision is None:
+                answer = decide(question, time.time())
+            else:
+                answer = check(question.context, question.decision, os.environ)
+    except SlurmHealthError as err:
+        say(f"{question.context.place.node}: {err}")
+        return err.exit_code
+    with contextlib.suppress(BrokenPipeError):
+        print(msgspec.json.encode(answer).decode(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health run --max-restarts`: what comes before workers are started again, without Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.supervised import eventually
+from tests.support.unshared import DEADLINE_S, Machine, free_port
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+
+TRAIN = Path(__file__).parents[1] / "support" / "elastic_training.py"
+OPTIONS = ("--nproc_per_node=1", "--max-restarts=2")
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[list[Machine]]:
+    """Two machines, whose processes end with the test."""
+    found = [Machine(tmp_path, rank, real=True) for rank in range(2)]
+    yield found
+    for each in found:
+        if each.process is not None and each.process.poll() is None:
+            lose(each)
+
+
+@pytest.fixture
+def master() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+def train(machine: Machine, words: Sequence[str], master: str, fails: str = "") -> None:
+    given = (str(machine.home.parent / "ck.pt"), "6")
+    failing = {"FAIL": fails} if fails else {}
+    machine.run(*OPTIONS, *words, program=str(TRAIN), given=given, MASTER_ADDR=master, **failing)
+
+
+def codes(machines: list[Machine]) -> list[int]:
+    """Return how they end; their workers' tracebacks are their own affair."""
+    found = []
+    for each in machines:
+        assert each.process is not None
+        found.append(each.process.wait(DEADLINE_S))
+        assert "slurm_health/" not in each.said, each.said  # a traceback of ours
+    return found
+
+
+def begun_at(machine: Machine) -> list[tuple[int, int]]:
+    """Return with how many processes training began, and at which step, each time."""
+    found = re.findall(r"(\d) processes begin at (\d+)", machine.said)
+    return [(int(count), int(step)) for count, step in found]
+
+
+def test_the_nodes_are_checked_before_workers_are_started_again(
+    machines: list[Machine], master: str
+) -> None:
+    for each in machines:
+        train(each, ["--nnodes=2"], master, fails="kill 3 1 1")
+    assert codes(machines) == [0, 0], machines
+    assert begun_at(machines[0]) == [(2, 0), (2, 3)]
+    assert "checking node[0-1] before the workers start (restart 1 of 2)" in machines[0].said
+    assert machines[0].said.count("all healthy") == 2
+    assert "UNCHECKED" not in machines[0].said + machines[1].said
+
+
+def test_an_error_of_the_user_is_not_tried_again(machines: list[Machine], master: str) -> None:
+    for each in machines:
+        train(each, ["--nnodes=2"], master, fails="key-error 3 -1 9")
+    assert codes(machines) == [1, 1], machines
+    assert begun_at(machines[0]) == [(2, 0)]
+    assert "the training ends: the same KeyError on ranks 0-1" in machines[0].said
+    assert "before the workers start" not in machines[0].said
+
+
+@pytest.fixture
+def elastic(tmp_path: Path) -> Iterator[list[Machine]]:
+    """Three machines that train for real, and whose probes are played."""
+    found = [Machine(tmp_path, rank, trains=True) for rank in range(3)]
+    (tmp_path / "ck.hold").touch()
+    yield found
+    for each in found:
+        if each.process is not None and each.process.poll() is None:
+            lose(each)
+
+
+def trains_from(machine: Machine, count: int, least_step: int = 0) -> None:
+    """Wait until so many processes train, from a checkpoint of this step or a later one."""
+
+    def found() -> bool:
+        return any(n == count and step >= least_step for n, step in begun_at(machine))
+
+    eventually(found, f"{count} processes train: {machine.said}")
+
+
+def checkpointed(machine: Machine) -> None:
+    path = machine.home.parent / "ck.pt"
+    eventually(path.exists, "a checkpoint")
+
+
+def lose(machine: Machine) -> None:
+    """Kill everything on a machine."""
+    assert machine.process is not None
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"HOME={machine.home}\0" in path.read_text():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+    machine.process.wait()
+
+
+def test_training_goes_on_without_a_lost_node_and_lets_it_in_again_once_it_is_well(
+    elastic: list[Machine], master: str
+) -> None:
+    for each in elastic:
+        train(each, ["--nnodes=2:3"], master)
+    trains_from(elastic[0], 3)
+    checkpointed(elastic[0])
+    lose(elastic[2])
+    trains_from(elastic[0], 2, 1)
+    assert "1 of 3 nodes do not answer any more" in elastic[0].said
+    assert "checking node[0-1] before the workers start (restart 1 of 2)" in elastic[0].said
+
+    elastic[2].plays("raises")
+    train(elastic[2], ["--nnodes=2:3"], master)
+    elastic[2].says("the training is NOT joined: node2 is inconclusive: RuntimeError")
+    assert codes(elastic[2:]) == [1]
+    (elastic[2].played / "node2").unlink()
+
+    train(elastic[2], ["--nnodes=2:3"], master)
+    elastic[2].says("node2: the training has begun; checking this node alone before it joins")
+    eventually(
+        lambda: begun_at(elastic[0])[-1][0] == 3 and len(begun_at(elastic[0])) > 2,
+        f"three train again: {elastic}",
+    )
+    (elastic[0].home.parent / "ck.hold").unlink()
+    assert codes(elastic) == [0, 0, 0], elastic
+
+
+def test_a_node_that_fails_the_check_before_a_restart_is_left_out(
+    elastic: list[Machine], master: str
+) -> None:
+    for each in elastic:
+        train(each, ["--nnodes=2:3"], master, fails="kill 3 1 1")
+    trains_from(elastic[0], 3)
+    elastic[2].plays("raises")
+    trains_from(elastic[0], 2, 3)
+    elastic[2].says("node2 is LEFT OUT: faulty")
+    (elastic[0].home.parent / "ck.hold").unlink()
+    assert codes(elastic) == [0, 0, 0], elastic
+
+
+def test_with_fewer_nodes_than_are_needed_the_training_ends_and_says_so(
+    elastic: list[Machine], master: str
+) -> None:
+    for each in elastic:
+        train(each, ["--nnodes=3"], master)
+    trains_from(elastic[0], 3)
+    lose(elastic[2])
+    assert codes(elastic[:2]) == [1, 1], elastic
+    assert "1 of 3 nodes do not answer any more, and --nnodes asks for at least 3" in (
+        elastic[0].said
+    )
+
+
+def test_a_training_on_one_machine_is_checked_before_its_restart(
+    machines: list[Machine], tmp_path: Path
+) -> None:
+    alone = machines[0]
+    given = (str(tmp_path / "ck.pt"), "6")
+    alone.run(*OPTIONS, "--standalone", program=str(TRAIN), given=given, FAIL="kill 3 0 1")
+    assert codes([alone]) == [0], alone
+    assert begun_at(alone) == [(1, 0), (1, 3)]
+    assert "before the workers start (restart 1 of 2)" in alone.said
+    assert "UNCHECKED" not in alone.said

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done when workers have failed, decided from what they wrote at last."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slurm_health import journal
+from slurm_health.core.records import Diagnosed, FailurePlanned
+from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.joint_check import directory_of
+from slurm_health.torchrun.meeting import Meeting
+from slurm_health.torchrun.place import TaskPlace
+from slurm_health.torchrun.restarts import Context, Decision, Question, Report, decide
+
+KILLED = (
+    "E1122 10:00:00.0 12 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: py"
+)
+RAISED = """\
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/home/a/train.py", line 35, in main
+[rank{rank}]:     rate = config["lr"]
+[rank{rank}]: KeyError: 'lr'
+failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: py
+"""
+BROKE = """\
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/home/a/train.py", line 40, in main
+[rank{rank}]: RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.3]:25483
+failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: py
+"""
+ECC = """\
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/home/a/train.py", line 40, in main
+[rank{rank}]: RuntimeError: CUDA error: uncorrectable ECC error encountered
+failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: py
+"""
+
+
+def place(meeting: Meeting | None = None) -> TaskPlace:
+    return TaskPlace(nodes=("n1", "n2", "n3"), node="n1", start="7.0.1", job_id=7, meeting=meeting)
+
+
+def question(
+    root: Path,
+    *texts: str,
+    least: int = 2,
+    restart: int = 1,
+    silent: int = 0,
+    meeting: Meeting | None = None,
+) -> Question:
+    """What the first node asks when those from n1 on have written these texts."""
+    arguments = Arguments(options=[], program=["train.py"], given={}, own={"journal": str(root)})
+    reports = [
+        Report(node=f"n{rank + 1}", rank=rank, processes=1, text=text.format(rank=rank))
+        for rank, text in enumerate(texts)
+    ]
+    context = Context(place=place(meeting), arguments=arguments, python="python3", least=least)
+    return Question(
+        what="decide",
+        context=context,
+        reports=reports,
+        silent=silent,
+        restart=restart,
+        max_restarts=2,
+    )
+
+
+def decided(root: Path, *texts: str, **options: int) -> Decision:
+    return decide(question(root, *texts, **options), 0.0)  # type: ignore[arg-type]
+
+
+def test_the_same_exception_on_all_ranks_ends_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert decided(tmp_path, RAISED, RAISED, RAISED).next == "stop"
+    said = capsys.readouterr().err
+    assert "the training ends: the same KeyError on ranks 0-2 of n" in said
+
+
+def test_a_killed_rank_has_the_nodes_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decision = decided(tmp_path, BROKE, KILLED, BROKE)
+    assert (decision.next, decision.nodes) == ("check", ["n1", "n2", "n3"])
+    assert decision.place is not None
+    assert decision.place.start == "7.0.1.1"
+    assert "rank 1 on n2 was killed by SIGKILL" in capsys.readouterr().err
+
+
+def test_broken_connections_are_tried_again_once_and_checked_the_next_time(tmp_path: Path) -> None:
+    assert decided(tmp_path, BROKE, BROKE, BROKE).next == "restart"
+    assert decided(tmp_path, BROKE, BROKE, BROKE, restart=2).next == "check"
+
+
+def test_without_a_node_that_is_silent_the_others_are_checked(tmp_path: Path) -> None:
+    decision = decided(tmp_path, BROKE, BROKE, silent=1)
+    assert (decision.next, decision.nodes) == ("check", ["n1", "n2"])
+
+
+def test_with_too_few_nodes_left_the_training_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert decided(tmp_path, BROKE, BROKE, silent=1, least=3).next == "stop"
+    assert "1 of 3 nodes do not answer any more, and --nnodes asks for at least 3" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_node_whose_gpu_is_broken_is_left(tmp_path: Path) -> None:
+    decision = decided(tmp_path, BROKE, ECC, BROKE)
+    assert (decision.next, decision.nodes) == ("check", ["n1", "n3"])
+
+
+def test_a_training_whose_first_node_is_at_fault_ends(tmp_path: Path) -> None:
+    assert decided(tmp_path, ECC, BROKE, BROKE).next == "stop"
+
+
+def test_no_more_restarts_are_made_than_are_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert decided(tmp_path, BROKE, KILLED, BROKE, restart=3).next == "stop"
+    assert "started again 2 times (--max-restarts)" in capsys.readouterr().err
+
+
+def test_nodes_that_share_no_directory_meet_at_a_port_of_their_own(tmp_path: Path) -> None:
+    meeting = Meeting(host="10.0.0.1", port=29500)
+    decision = decide(question(tmp_path, BROKE, KILLED, BROKE, meeting=meeting), 0.0)
+    assert decision.place is not None
+    assert decision.place.meeting is not None
+    assert decision.place.meeting.host == "10.0.0.1"
+    assert decision.place.meeting.port != 29500
+
+
+def test_what_was_found_and_decided_is_recorded(tmp_path: Path) -> None:
+    directory = directory_of(tmp_path, place())
+    journal.create(directory, [journal.MASTER])
+    decided(tmp_path, BROKE, KILLED, BROKE)
+    (found,) = [each.record for each in journal.read_all(directory, journal.POST_MORTEM)]
+    (planned,) = [each.record for each in journal.read_all(directory, journal.RESTART)]
+    assert isinstance(found, Diagnosed)
+    assert found.cause == "killed"
+    assert isinstance(planned, FailurePlanned)
+    assert (planned.plan, planned.restart, planned.max_restarts) == ("check", 1, 2)
+    assert re.search("SIGKILL", planned.reason)
