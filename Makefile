@@ -131,7 +131,7 @@ tools: $(VENV)/.tools
 install: $(VENV)/.installed
 
 $(VENV)/.installed: $(VENV)/.tools
-	@echo 'installing torch into $(VENV)'
+	@echo 'installing torch into $(VENV): gigabytes, and minutes'
 	@$(PYTHON) -c 'import torch' 2>/dev/null || $(PYTHON) -m pip install -q $(TORCH)
 	@touch $@
 

@@ -79,7 +79,7 @@ def run_report(
     verdict = _last(entries.master, VerdictReached)
     finished = _last(entries.master, RunFinished)
     state, note = _state(entries, superseded=superseded, now_s=now_s)
-    queued_s = _queued_s(start, queued_from_s)
+    queued_s = _queued_s(entries.master, start, queued_from_s)
     acts = acts_of([*entries.master, *entries.requeue])
     void = _void_rounds(entries.master)
     samples = tuple(
@@ -122,11 +122,16 @@ def run_report(
     )
 
 
-def _queued_s(start: RunStarted | None, queued_from_s: float | None) -> float | None:
-    """Return how long an attempt waited in the queue, None where clocks disagree on it."""
-    if start is None or start.start_time_s is None or queued_from_s is None:
+def _queued_s(
+    master: Sequence[Entry], start: RunStarted | None, queued_from_s: float | None
+) -> float | None:
+    """Return how long an attempt waited in the queue, None where clocks disagree on it.
+
+    Until Slurm started it or, where Slurm did not tell (before 23.02), until its check began.
+    """
+    if start is None or queued_from_s is None:
         return None
-    waited_s = start.start_time_s - queued_from_s
+    waited_s = (start.start_time_s or master[0].time_s) - queued_from_s
     return round(max(0.0, waited_s), 1) if waited_s > -_CLOCK_S else None
 
 
@@ -134,10 +139,11 @@ def _start_events(
     entries: RunEntries, start: RunStarted | None, queued_s: float | None
 ) -> list[Event]:
     """Return the start of an attempt by Slurm, before the check began."""
-    if start is None or start.start_time_s is None or queued_s is None:
+    if start is None or queued_s is None:
         return []
-    after_s = round(start.start_time_s - entries.master[0].time_s, 3)
-    return [Event(after_s=min(0.0, after_s), what="job_started", detail=f"{queued_s:.0f}")]
+    began_s = entries.master[0].time_s
+    after_s = round((start.start_time_s or began_s) - began_s, 3)
+    return [Event(after_s=min(0.0, after_s), what="job_started", detail=f"{queued_s}")]
 
 
 def _hangs(monitor: Sequence[Entry]) -> list[Hang]:

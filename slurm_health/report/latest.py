@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 from slurm_health import journal
 from slurm_health.core.text import cut
-from slurm_health.core.verdict import Level
 from slurm_health.errors import JournalError, SlurmError
 from slurm_health.report.build import job_report
 from slurm_health.report.find import JOB, directories
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport
-from slurm_health.report.phrases import NOTHING, found_text, moment_text, outcome_texts
+from slurm_health.report.phrases import NOTHING, found_text, left_texts, moment_text, outcome_texts
 from slurm_health.report.read import read_run
 from slurm_health.report.same_id import jobs_in
 from slurm_health.slurm.client import Client
@@ -176,13 +175,7 @@ def _from_journal(
 def _in_short(report: JobReport) -> str:
     """Return what the last check found, and which nodes the job has left behind."""
     last = report.runs[-1]
-    here = {node.node for node in last.nodes}
-    left = [
-        f"without {node.node} ({node.level.value})"
-        for node in report.nodes
-        if node.node not in here and node.level not in (Level.HEALTHY, None)
-    ]
-    parts = [found_text(last, names=True), *left, *outcome_texts(last)]
+    parts = [found_text(last, names=True), *left_texts(report), *outcome_texts(last)]
     return cut(", ".join(part for part in parts if part), _MOST_SAID)
 
 

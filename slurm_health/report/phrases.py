@@ -15,7 +15,7 @@ from slurm_health.core.nodeset import fold
 from slurm_health.core.verdict import Level, LinkVerdict
 from slurm_health.processes import signal_name
 from slurm_health.report.acts import Act, Progress
-from slurm_health.report.model import RunReport, ScriptOutcome, State
+from slurm_health.report.model import JobReport, RunReport, ScriptOutcome, State
 
 NOTHING = "\N{EN DASH}"  # stands for a figure or a verdict that is not there
 WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, None, Level.HEALTHY)
@@ -128,6 +128,16 @@ def found_text(run: RunReport, *, names: bool = False) -> str:
     nodes_well = not parts
     parts += links_text(run.paths, run.leaves)
     return ", ".join(["all healthy", *parts] if nodes_well else parts)
+
+
+def left_texts(report: JobReport) -> list[str]:
+    """Return each bad node that a job has left behind: `without n3 (faulty)`."""
+    here = {node.node for node in report.runs[-1].nodes}
+    return [
+        f"without {node.node} ({node.level.value})"
+        for node in report.nodes
+        if node.node not in here and node.level not in (Level.HEALTHY, None)
+    ]
 
 
 def links_text(paths: Iterable[LinkVerdict], leaves: Iterable[LinkVerdict]) -> list[str]:

@@ -18,6 +18,7 @@ from slurm_health.report.phrases import (
     attempt_text,
     effort_text,
     found_text,
+    left_texts,
     moment_text,
     nodes_text,
     outcome_texts,
@@ -80,7 +81,8 @@ def tasks_text(
 
 def _task(report: JobReport) -> list[str]:
     last = report.runs[-1]
-    found = [_node_list(last.nodes), found_text(last, names=True), *outcome_texts(last)]
+    found = [_node_list(last.nodes), found_text(last, names=True), *left_texts(report)]
+    found += outcome_texts(last)
     return [attempt_text(last), *found] if len(report.runs) > 1 else found
 
 

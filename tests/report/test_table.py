@@ -346,3 +346,11 @@ def test_the_tasks_of_an_array_have_a_line_each(tmp_path: Path) -> None:
     assert second.startswith("14")
     assert "1 faulty (n3)" in second
     assert last == "slurm-health report 12_1 shows one task whole."
+
+
+def test_a_task_says_which_bad_nodes_it_has_left(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path)
+
+    (line, *_) = tasks_text([load(tmp_path, "12")]).splitlines()
+
+    assert "all healthy   without n3 (faulty)   train.sh ran 41 s" in line
