@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.check_table import machine_facts, machine_line
@@ -61,28 +62,27 @@ class Bench:
             raise
 
     def _on_a_lab(self) -> None:
+        """Run plans one after another; on a new lab, where one could not be carried out."""
         try:
-            with stage() as site:
-                while not self._stop.is_set():
-                    try:
-                        plan = self._wanted.get_nowait()
-                    except queue.Empty:
-                        return
-                    self._one(site, plan)
+            while not (self._stop.is_set() or self._wanted.empty()):
+                with stage() as site, suppress(queue.Empty):
+                    while self._one(site, self._wanted.get_nowait()):
+                        pass
         except LabError as err:
             self._say(f"the lab: {err}")
             self.failures.append(str(err))
 
-    def _one(self, site: Site, plan: Plan) -> None:
+    def _one(self, site: Site, plan: Plan) -> bool:
+        """Carry out a plan; tell whether the lab is good for another."""
         load = round(os.getloadavg()[0], 1)
         try:
             seen = Run(site, plan, self._stop.is_set).perform()
         except Interrupted:
-            return
+            return False
         except (LabError, AssertionError) as err:  # a refused submission asserts
             self.failures.append(f"{plan}: {err}")
             self._say(f"{plan}: NOT INJECTED: {err}")
-            return
+            return False
         kept = keep(site, seen, self._evidence / f"{plan.cause.name}-{plan.seed}")
         found = judge(
             plan, seen.report, drained=seen.drained, fault_s=seen.fault_s, again_s=seen.again_s
@@ -90,6 +90,7 @@ class Bench:
         found = dataclasses.replace(found, load=load, evidence=str(kept) if found.wrong else "")
         self.judged.append(found)
         self._say(_line(found))
+        return True
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -120,7 +120,12 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="slurm-health", message="%(prog)s %(version)s")
-@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is being waited for.")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Say on stderr what is being waited for, and how long rounds took.",
+)
 def commands(verbose: bool) -> None:
     """Find the bad node of a training job before the job starts, and run without it.
 

@@ -9,6 +9,7 @@ the agents; what happens next is decided in `core.session`.
     journal_filesystem  asks whether the journal's filesystem answers
     master              the loop: read the journal, ask the session what to do, do it
     garbage             has Python look for garbage in cycles seldom, while a check runs
+    round_log           what the log says of a round that has ended
     launcher            starts one agent per node, as a Slurm step or as local processes
     setup_file          the environment of the probes, as a file of the user's makes it
     unchecked           ends a check that never got to measure

@@ -26,6 +26,7 @@ from slurm_health.core.records import (
     MasterWaits,
     NodesAdmitted,
     Record,
+    RoundEnded,
     RoundStarted,
     RunFinished,
     RunStarted,
@@ -46,6 +47,7 @@ from slurm_health.core.session.session import (
 from slurm_health.errors import JournalBusy, JournalError
 from slurm_health.master.garbage import seldom_collected
 from slurm_health.master.launcher import Launcher
+from slurm_health.master.round_log import took_text
 from slurm_health.processes import signal_behind
 
 log = logging.getLogger(__name__)
@@ -249,8 +251,15 @@ class Master:
             self._launcher.ring()
         self._alive()
         for record in records:
+            if isinstance(record, RoundEnded) and log.isEnabledFor(logging.DEBUG):
+                self._log_end_of(record)
             self.session.state.fold(Entry(id="", time_s=now_s, kind="", record=record))
             _log_record(record)
+
+    def _log_end_of(self, ended: RoundEnded) -> None:
+        current = self.session.state.round
+        if current is not None and not ended.void:
+            log.debug("round %d: %s", ended.round, took_text(current.reports, ended.silent))
 
     def _read_news(self) -> None:
         """Read what is new where somebody rang, and elsewhere what may be new."""

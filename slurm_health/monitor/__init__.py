@@ -31,5 +31,6 @@ is `core.diagnosis`'s.
     srun_output   which files the script had srun write
     slurm_word    collector: Slurm's own view of job and nodes
     kernel        collectors: kills for memory, and the kernel's log
+    findings_before  collector: a hang that the monitor saw before
     flight_dumps  collector: Flight Recorder dumps
 """

@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--script-source", type=Path)
     parser.add_argument("--output-from", default="")
     options = parser.parse_args()
+    directory = Path(options.directory) if options.directory else None
     end = ScriptEnd(
         exit_code=options.exit_code,
         signal=options.signal,
@@ -46,8 +47,8 @@ def main() -> int:
         script_text=script_text(options.script_source),
         ended_s=time.time(),
         duration_s=options.duration_s,
+        run_directory=directory,
     )
-    directory = Path(options.directory) if options.directory else None
     post_mortem.hold(job, directory, clock=time.time)
     return 0
 

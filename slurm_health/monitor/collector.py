@@ -28,6 +28,7 @@ class EndedJob:
         script_text: the script itself, empty where it cannot be read.
         ended_s: when it ended, in seconds since the epoch, by this node's clock.
         duration_s: how long it ran.
+        run_directory: of the run in the journal, None where there is none.
     """
 
     end: ScriptEnd
@@ -39,6 +40,7 @@ class EndedJob:
     script_text: str = ""
     ended_s: float = 0.0
     duration_s: float = 0.0
+    run_directory: Path | None = None
 
 
 @dataclass(frozen=True)

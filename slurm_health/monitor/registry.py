@@ -14,6 +14,7 @@ from slurm_health.core.diagnosis.inference import InferenceOperator
 from slurm_health.core.diagnosis.operators import OPERATORS
 from slurm_health.core.text import one_line
 from slurm_health.monitor.collector import DataCollector, LiveCollector
+from slurm_health.monitor.findings_before import MonitorFindings
 from slurm_health.monitor.flight_dumps import FlightDumps
 from slurm_health.monitor.job_output import JobOutput
 from slurm_health.monitor.kernel import KernelLog, MemoryKills
@@ -28,6 +29,7 @@ COLLECTORS: tuple[DataCollector, ...] = (
     MemoryKills(),
     KernelLog(),
     FlightDumps(),
+    MonitorFindings(),
 )
 # While the script runs; ranks and connections are the business of each node's monitor.
 LIVE_COLLECTORS: tuple[LiveCollector, ...] = (NcclRas(),)

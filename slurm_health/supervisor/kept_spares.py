@@ -21,6 +21,7 @@ from slurm_health.slurm.command import clean_environ
 _HELD = b"held"
 _HELD_S = 30.0  # as long as a step may take to start on a busy cluster
 _END_S = 5.0
+_MOST_SAID = 1 << 16
 
 
 class KeptSpares:
@@ -34,17 +35,25 @@ class KeptSpares:
         clean = {os.fsencode(k): os.fsencode(v) for k, v in clean_environ(text).items()}
         self._steps: dict[str, Process] = {}
         self.not_held: dict[str, str] = {}
+        # Not in the job's output, where `srun: error: n4: task 0: Killed` at its end would be taken
+        # for the end of the script's own task 0.
+        self._said = os.memfd_create("slurm-health-spares", os.MFD_CLOEXEC)
         for node in nodes:
             try:
                 self._steps[node] = start_tied(
-                    srun_argv(node, text), environ=clean, stdout=PIPE, stderr=None, signal_mask=mask
+                    srun_argv(node, text),
+                    environ=clean,
+                    stdout=PIPE,
+                    stderr=self._said,
+                    signal_mask=mask,
                 )
             except OSError as err:
                 self.not_held[node] = str(err)
         deadline = time.monotonic() + _HELD_S
         for node, step in self._steps.items():
             if not _says_held(step, deadline):
-                self.not_held[node] = "the step that is to hold it did not start"
+                said = _last_line(self._said)
+                self.not_held[node] = f"the step that is to hold it did not start: {said}"
 
     def end(self) -> None:
         """Let go of the nodes."""
@@ -52,6 +61,7 @@ class KeptSpares:
         for step in self._steps.values():
             close_pipes(step)
         self._steps = {}
+        os.close(self._said)
 
 
 def srun_argv(node: str, environ: Mapping[str, str]) -> list[str]:
@@ -82,6 +92,11 @@ def cpus_of(node: str, environ: Mapping[str, str]) -> int:
     nodes = expand(nodelist) if nodelist else ()
     counts = unpacked(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     return counts[nodes.index(node)] if node in nodes and len(counts) == len(nodes) else 1
+
+
+def _last_line(file: int) -> str:
+    lines = os.pread(file, _MOST_SAID, 0).decode(errors="replace").splitlines()
+    return lines[-1] if lines else "srun does not say why"
 
 
 def _says_held(step: Process, deadline: float) -> bool:

@@ -18,9 +18,10 @@ from slurm_health.core.diagnosis.collected import Collected, ScriptEnd, Training
 from slurm_health.core.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.core.diagnosis.operators import OPERATORS
 from slurm_health.core.diagnosis.training_log import RankFailure
-from slurm_health.core.records import Diagnosed
+from slurm_health.core.records import Diagnosed, HangFound, HangOver
 from slurm_health.monitor import post_mortem, registry
 from slurm_health.monitor.collector import Enabled, EndedJob, NothingCollected
+from slurm_health.monitor.findings_before import MonitorFindings
 from slurm_health.monitor.registry import COLLECTORS, Registered, registered
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "post-mortem.md"
@@ -81,15 +82,24 @@ class Forecaster:
         ]
 
 
-def ended(directory: Path, *, exit_code: int = 1, outputs: Sequence[Path] = ()) -> EndedJob:
+def ended(
+    directory: Path,
+    *,
+    exit_code: int = 1,
+    outputs: Sequence[Path] = (),
+    run_directory: Path | None = None,
+    ended_s: float = 2e9,
+    duration_s: float = 2e9,
+) -> EndedJob:
     return EndedJob(
         end=ScriptEnd(exit_code=exit_code, nodes=("n1",), script="train.sh"),
         environ={"HOME": str(directory)},
         node="n1",
         directory=directory,
         outputs=tuple(outputs),
-        ended_s=2e9,
-        duration_s=2e9,
+        ended_s=ended_s,
+        duration_s=duration_s,
+        run_directory=run_directory,
     )
 
 
@@ -266,3 +276,42 @@ def test_an_operator_that_cannot_be_loaded_is_named(
 
     assert used.operators == OPERATORS
     assert said in used.failed["too-few-files"]
+
+
+HUNG = HangFound(
+    stalled_s=33.0,
+    allowance_s=25.0,
+    step=45,
+    found=Diagnosed(
+        cause="rank-stopped",
+        description="rank 1 on n1 has been stopped",
+        attribution="undecided",
+        sureness="certain",
+        nodes=["n1"],
+    ),
+)
+
+
+def test_a_hang_that_the_monitor_recorded_explains_a_failure_that_nothing_else_does(
+    tmp_path: Path, run_directory: Path
+) -> None:
+    journal.Writer(run_directory, journal.MONITOR, lambda: 1e9).append(HUNG)
+    job = ended(tmp_path, run_directory=run_directory)
+    found, said = held(job, collectors=[MonitorFindings()])
+
+    assert (found.cause, found.sureness) == ("rank-stopped", "certain")
+    assert "the training hung before it failed: rank 1 on n1 has been stopped" in said
+
+
+@pytest.mark.parametrize("over", ["it went on", "it was of an earlier start"])
+def test_a_hang_that_was_over_explains_nothing(
+    tmp_path: Path, run_directory: Path, over: str
+) -> None:
+    writer = journal.Writer(run_directory, journal.MONITOR, lambda: 1e9)
+    writer.append(HUNG)
+    if over == "it went on":
+        writer.append(HangOver(stalled_s=40.0, step=46))
+    duration_s = 2e9 if over == "it went on" else 100.0
+    job = ended(tmp_path, run_directory=run_directory, duration_s=duration_s)
+
+    assert held(job, collectors=[MonitorFindings()])[0].cause == "script-failed"

@@ -12,6 +12,7 @@ An inference leads to others until nothing leads on; what is sure enough of them
     surroundings   operators about Slurm's word, the kernel's and the driver's
     ranks          operators about the first rank that failed
     waits          operators about ranks that waited for each other
+    before_it_failed  operator about a hang that the monitor saw before
     hangs          operators about a training that hangs
     hangs_without_stacks  the same, whose ranks say nothing
     hang_words     what is said of ranks while a training hangs

@@ -10,6 +10,7 @@ import msgspec
 
 from slurm_health.core.diagnosis.training_log import TrainingLog as TrainingLog
 from slurm_health.core.diagnosis.words import SIGKILL, SIGTERM
+from slurm_health.core.records import HangFound
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -77,6 +78,12 @@ class FlightRecords(msgspec.Struct, frozen=True, kw_only=True):
     """The Flight Recorder dumps that were found."""
 
     records: tuple[FlightRecord, ...] = ()
+
+
+class MonitorSaw(msgspec.Struct, frozen=True, kw_only=True):
+    """What the monitor found while the script ran: the hang that was not over when it ended."""
+
+    hang: HangFound | None = None
 
 
 class Collected:

@@ -9,6 +9,7 @@ runs, to who does not come to what the others wait in; from `slower-steps` to a 
 
 from __future__ import annotations
 
+from slurm_health.core.diagnosis.before_it_failed import HungBefore
 from slurm_health.core.diagnosis.hangs import (
     NobodyLeaves,
     NodeSilent,
@@ -41,6 +42,7 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     LostNode(),
     KilledForMemory(),
     GpuErrors(),
+    HungBefore(),
     FlightDiffers(),
     FirstFailure(),
     KnownErrors(),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from slurm_health.core.diagnosis.before_it_failed import hang_at_the_end, line_of
 from slurm_health.core.diagnosis.collected import (
     Collected,
     KernelMessages,
@@ -55,16 +56,20 @@ class EndedFromOutside:
             states += [state for words, state in _DUE_TO.items() if words in note]
             if "DUE TO" not in note:
                 states.append("CANCELLED")
+        hang = hang_at_the_end(data)
         for state, (means, advice) in _OUTSIDE.items():
             if state in states:
                 return [
                     Inference(
                         name="ended-from-outside",
-                        description=means,
+                        description=means + (" while the training hung" if hang else ""),
                         attribution=Attribution.OUTSIDE,
                         sureness=Sureness.CERTAIN,
-                        evidence=tuple(notes[-1:]) or (f"Slurm: the job's state is {state}",),
-                        advice=advice,
+                        evidence=(
+                            *(notes[-1:] or [f"Slurm: the job's state is {state}"]),
+                            *((line_of(hang), hang.found.description) if hang else ()),
+                        ),
+                        advice=hang.found.advice if hang else advice,
                     )
                 ]
         return ()

@@ -152,3 +152,21 @@ def test_the_words_for_a_peer_that_is_gone_are_a_consequence(error: str) -> None
 )
 def test_an_exception_with_a_cause_of_its_own_is_none(error: str) -> None:
     assert not is_consequence(error)
+
+
+def test_the_first_failure_is_told_by_what_ranks_wrote_and_not_by_the_clocks_of_their_nodes() -> (
+    None
+):
+    # The clock of n1, whose rank only lost its peer, is five minutes behind that of n2.
+    lost = TRACEBACK.replace(
+        "ValueError: batch 7 is empty", "RuntimeError: Connection closed by peer"
+    )
+    summaries = "".join(
+        f"  time      : 2026-11-22_10:{minute}:00\n  host      : {node}\n  rank      : {rank}"
+        f" (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n"
+        for rank, node, minute in ((0, "n1", "45"), (1, "n2", "50"))
+    )
+    log = read(labelled("[rank0]: ", lost) + labelled("[rank1]: ") + summaries)
+
+    (first,) = log.of_their_own
+    assert (first.rank, first.node) == (1, "n2")
