@@ -22,7 +22,8 @@ PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
 .PHONY: help demo test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site packages
-.PHONY: bench bench-acting bench-diagnosis bench-history bench-hooks bench-localize bench-probes bench-scale gpu tools
+.PHONY: bench bench-acting bench-diagnosis bench-hangs bench-history bench-hooks bench-localize
+.PHONY: bench-monitor bench-probes bench-scale gpu tools
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and avoids it, the report'
@@ -41,6 +42,8 @@ help:
 	@echo 'make bench-diagnosis fifteen faults of a running training: are they named rightly (hours)'
 	@echo 'make bench-localize  how often the localisation is right, compared with a published rule'
 	@echo 'make bench-history   how fast journals are indexed, and their history answers'
+	@echo 'make bench-hangs     five hangs of a training at random ranks and steps: are they located (half an hour)'
+	@echo 'make bench-monitor   what the monitor beside a training costs on each node, and per step'
 	@echo 'make bench-hooks     what the prolog and the health check cost on this node'
 	@echo 'make bench-probes    how much repeated runs of each probe differ on this machine'
 	@echo 'make bench-scale     what a check of up to 16,384 simulated nodes costs; SCALE_ARGS=--nodes=512'
@@ -109,6 +112,12 @@ bench-localize: install
 
 bench-history: install
 	$(PYTHON) -m benchmarks.history
+
+bench-hangs: install lab-packages
+	$(RUN) -m benchmarks.hangs $(HANGS_ARGS)
+
+bench-monitor: install lab-packages
+	$(RUN) -m benchmarks.monitor_cost
 
 bench-hooks: install
 	$(RUN) -m benchmarks.hooks

@@ -80,8 +80,9 @@ def main() -> int:
                 failed += 1
                 print(f"run {number + 1}: {err}", file=sys.stderr, flush=True)
                 continue
-            total = sum(runs[-1])
-            print(f"run {number + 1}: {total:.1f} s, load average {load:.1f}", file=sys.stderr)
+            spans = " + ".join(f"{each:.1f}" for each in runs[-1])
+            said = f"run {number + 1}: {sum(runs[-1]):.1f} s = {spans}, load average {load:.1f}"
+            print(said, file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         return INTERRUPTED
     print(table(runs))

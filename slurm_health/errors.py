@@ -31,6 +31,8 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
+_MOST_SHOWN = 200  # of one word of a command
+
 
 class ExitCode(IntEnum):
     """Exit codes of every command except a wrapped job, which ends with its script's own code."""
@@ -109,8 +111,15 @@ class SlurmCommandError(SlurmError):
         self.stderr = stderr
         said = " / ".join(line.strip() for line in stderr.splitlines() if line.strip())
         super().__init__(
-            f"{' '.join(argv)} failed with code {returncode}: {said or '(it said nothing)'}"
+            f"{_shown(argv)} failed with code {returncode}: {said or '(it said nothing)'}"
         )
+
+
+def _shown(argv: Sequence[str]) -> str:
+    """Return a command to read: the list of a thousand nodes is cut."""
+    return " ".join(
+        word if len(word) <= _MOST_SHOWN else f"{word[:_MOST_SHOWN]}..." for word in argv
+    )
 
 
 class UnknownJob(SlurmError):
@@ -131,7 +140,7 @@ class SlurmTimeoutError(SlurmError):
         self.argv = tuple(argv)
         self.deadline_s = deadline_s
         super().__init__(
-            f"{' '.join(argv)} did not answer within {deadline_s:g} s;"
+            f"{_shown(argv)} did not answer within {deadline_s:g} s;"
             " see whether slurmctld is up with: scontrol ping"
         )
 

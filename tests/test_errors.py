@@ -122,3 +122,11 @@ def test_exit_codes_are_those_of_the_documentation() -> None:
         "UNAVAILABLE": 4,
         "INTERNAL": 70,
     }
+
+
+def test_a_command_that_names_thousands_of_nodes_is_not_shown_whole() -> None:
+    nodes = "n[" + ",".join(str(number) for number in range(1, 9999, 2)) + "]"
+    text = str(SlurmCommandError(["scontrol", "update", f"NodeName={nodes}"], 1, "no such node"))
+    assert "NodeName=n[1,3,5" in text
+    assert "no such node" in text
+    assert len(text) < 400

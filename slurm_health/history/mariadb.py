@@ -67,11 +67,16 @@ def connected(server: Server) -> Database:
             read_default_file=str(file) if file.is_file() else None,
             **{key: value for key, value in named.items() if value},
         )
+        # Of rows, and of whole tables, for which it would wait a day.
+        connection.cursor().execute(
+            f"SET SESSION innodb_lock_wait_timeout = {PATIENCE_S},"
+            f" SESSION lock_wait_timeout = {PATIENCE_S}"
+        )
     except (pymysql.Error, OSError) as err:
         raise problem(err) from err
     dialect = Dialect(
         value="%s",
-        begin=(f"SET innodb_lock_wait_timeout = {PATIENCE_S}", "BEGIN", _WRITERS_LOCK),
+        begin=("BEGIN", _WRITERS_LOCK),
         text="TEXT",
         binary="MEDIUMBLOB",
         # Names are compared byte by byte, as everywhere else.

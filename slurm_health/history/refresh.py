@@ -50,19 +50,28 @@ def opened(
     """
     if place.why_in_memory:
         _log.warning("the history is indexed anew, and kept nowhere: %s", place.why_in_memory)
-    if rebuild and not place.only_read:
-        _remove(place)
-    index = _open_and_refresh(place, root, now_s, progress)
+    with _told(place):
+        if rebuild and not place.only_read:
+            _remove(place)
+        with contextlib.closing(_open_and_refresh(place, root, now_s, progress)) as index:
+            yield index
+
+
+@contextlib.contextmanager
+def _told(place: Place) -> Iterator[None]:
+    """Make an error for a person of what a database says."""
     try:
-        yield index
+        yield
     except Damaged as err:
         raise IndexUnusable(
             str(place), f"is damaged: {err}", fix="--rebuild makes it anew"
         ) from err
-    except (Busy, Denied) as err:
-        raise IndexUnusable(str(place), str(err), fix="try again, or name another") from err
-    finally:
-        index.close()
+    except Busy as err:
+        told = f"another process works on it: {err}"
+        raise IndexUnusable(str(place), told, fix="try again when that has ended") from err
+    except Denied as err:
+        fix = "ask whoever runs the database for that right, or name another with --index"
+        raise IndexUnusable(str(place), str(err), fix=fix) from err
 
 
 def _open_and_refresh(place: Place, root: Path, now_s: float, progress: Progress) -> Index:

@@ -110,7 +110,7 @@ def _heartbeat_comes(
     script: str,
     environ: Mapping[str, str],
 ) -> bool:
-    """Wait until a rank on this node has a heartbeat, and follow the output until then.
+    """Wait until a rank on this node has a heartbeat, or had one; follow the output until then.
 
     Returns:
         False where the script ends before.
@@ -128,7 +128,8 @@ def _heartbeat_comes(
     output = OutputWatch(tails, OutputProgress(), start, nodes, findings)
     while True:
         ranks.find()
-        if any(each.steps for each in ranks.now()):
+        # Where the one here has ended, those on other nodes may wait for it.
+        if ranks.outlived or any(each.steps for each in ranks.now()):
             return True
         output.look()
         if _script_ends_within(_LOOK_S):

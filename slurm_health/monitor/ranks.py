@@ -20,7 +20,7 @@ from slurm_health.core.diagnosis.seen import Frame
 from slurm_health.core.diagnosis.watched import RankLook, RankNow
 from slurm_health.monitor.flight_dumps import latest, operations
 from slurm_health.monitor.proc import environ_of, io_bytes, kernel_waits, stat_fields, state_and_cpu
-from slurm_health.monitor.silent_ranks import SCRIPT, Process, silent_ranks
+from slurm_health.monitor.silent_ranks import SCRIPT, Process, outlived, silent_ranks
 
 _MARK = f"/memfd:{heartbeat.NAME} "  # how /proc shows it; the kernel adds "(deleted)"
 _MOST_FRAMES = 40
@@ -59,6 +59,7 @@ class Ranks:
         self._root = root
         self._ranks: list[Rank] = []
         self._beaten: set[tuple[str, int]] = set()
+        self.outlived = False  # a rank has ended here and left something behind
 
     def find(self) -> None:
         """Look at all processes of this user's; takes some ms on a full node."""
@@ -77,6 +78,7 @@ class Ranks:
                     # A forked child has its parent's file too, and a later start.
                     found.setdefault(file, _beating(process, number))
         self._beaten |= {(each.program, each.rank) for each in found.values()}
+        self.outlived = outlived(processes)
         known = {(each.pid, each.beat): each for each in self._ranks}
         ranks = [*found.values(), *self._silent(processes, [each.pid for each in found.values()])]
         self._ranks = [known.get((each.pid, each.beat), each) for each in ranks]

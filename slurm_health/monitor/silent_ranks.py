@@ -74,6 +74,22 @@ def silent_ranks(
                 yield SilentRank(pid, program, rank, processes[root].world)
 
 
+def outlived(processes: Mapping[int, Process]) -> bool:
+    """Tell whether a step has left something behind here: a rank that nobody saw has ended."""
+    return any(
+        each.program != SCRIPT and each.task is not None and _is_orphan(each, processes)
+        for each in processes.values()
+    )
+
+
+def _is_orphan(process: Process, processes: Mapping[int, Process]) -> bool:
+    """Tell whether a process has outlived its rank, as a data loader's worker may.
+
+    What srun starts leads a process group.
+    """
+    return process.parent not in processes and process.group != process.pid
+
+
 def _roots(
     members: list[Process],
     processes: Mapping[int, Process],
@@ -90,9 +106,7 @@ def _roots(
         number = each.rank if by_torchrun else each.task
         above = processes.get(each.parent)
         same = above is not None and number == (above.rank if by_torchrun else above.task)
-        # A data loader's worker may outlive its rank; what srun starts leads a process group.
-        orphan = above is None and each.group != each.pid
-        if number is not None and not same and not orphan:
+        if number is not None and not same and not _is_orphan(each, processes):
             yield each.pid, number
 
 

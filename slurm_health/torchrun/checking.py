@@ -93,7 +93,8 @@ def _check(
     environ: Mapping[str, str],
 ) -> JointOutcome:
     python = str(started.settings["python"])
-    command = agent_command(directory, run_id=place.start, nodes=len(place.nodes), python=python)
+    looked_for = len(place.nodes) * (1 if place.meeting else joint_check.AGENTS_SHARE)
+    command = agent_command(directory, run_id=place.start, nodes=looked_for, python=python)
     probe_environ = environ_after(arguments.text("setup"), environ)
     agent = OwnAgent(place.node, command, agent_environ(place, probe_environ))
     if not place.leads:

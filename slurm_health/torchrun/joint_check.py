@@ -44,6 +44,10 @@ from slurm_health.torchrun.place import TaskPlace
 
 # How long the first process may take to begin: it may still be loading torch from a cold disk.
 BEGIN_S = 180.0
+# How often orders are looked for, as multiples of the usual interval: the two together ask no more
+# of the filesystem than agents alone do. A process rings for its agent, which looks the less often.
+LOOK_SHARE = 1.25
+AGENTS_SHARE = 5
 # How long processes may take to say that they have seen the verdict.
 SIGN_OFF_S = 10.0
 
@@ -166,7 +170,7 @@ def follow(
     # remembers that it did not.
     journal.create(directory, [orders.ORDERS, place.node])
     reader = orders.Reader(directory, place.node)
-    poll_s = poll_interval_s(len(place.nodes))
+    poll_s = LOOK_SHARE * poll_interval_s(len(place.nodes))
     heard_at = monotonic()
     heard = False
     while True:

@@ -126,6 +126,22 @@ def test_tables_that_are_harmed_are_made_anew(server: Started, tmp_path: Path, h
     assert len(json.loads(done.stdout)["nodes"][0]["checks"]) == 1
 
 
+def test_an_index_that_another_keeps_locked_is_said_to_be_busy(
+    server: Started, tmp_path: Path
+) -> None:
+    write_healthy_run(tmp_path / "journal", job=12, nodes=("n1", "n2"))
+    called(tmp_path, server.url("writer"), "lemons")
+    write_healthy_run(tmp_path / "journal", job=13, nodes=("n1", "n2"))
+    with server.holding("UPDATE slurm_health_index SET version = version", database="health"):
+        answered = called(tmp_path, server.url("writer"), "history", "n1", "--json")
+        refused = called(tmp_path, server.url("writer"), "lemons", "--rebuild")
+
+    assert "another process works on the index" in one_line(answered)
+    assert [each["job"] for each in json.loads(answered.stdout)["nodes"][0]["checks"]] == ["12"]
+    assert refused.code == 4
+    assert "try again when that has ended" in one_line(refused)
+
+
 def test_tables_of_a_newer_version_are_left_alone(server: Started, tmp_path: Path) -> None:
     called(tmp_path, server.url("writer"), "lemons")
     server.execute("UPDATE slurm_health_index SET version = 999", database="health")

@@ -167,10 +167,10 @@ class Lab(Inside):
         return parse_record(self.ask("scontrol", "show", "node", "-o", node).stdout.strip())
 
     def node_states(self) -> dict[str, dict[str, str]]:
-        """The same for every node."""
+        """The same for every node of the lab, and for none that is only in its slurm.conf."""
         lines = self.ask("scontrol", "show", "nodes", "-o").stdout.splitlines()
         records = [parse_record(line) for line in lines if line.startswith("NodeName=")]
-        return {record["NodeName"]: record for record in records}
+        return {each["NodeName"]: each for each in records if each["NodeName"] in self.nodes}
 
     def job(self, job_id: int | str) -> dict[str, str]:
         """`scontrol show job` as field → value."""

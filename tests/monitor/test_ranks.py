@@ -226,6 +226,7 @@ def test_a_rank_without_a_heartbeat_is_what_the_shell_of_its_task_runs(
     shell = silent(how, SLURM_PROCID="2")
     (now,) = found().now()
 
+    assert not found().outlived
     assert (now.program, now.rank, now.steps, now.age_s) == ("3", 2, 0, 0.0)
     assert now.pid != shell.pid
 
@@ -246,6 +247,7 @@ def test_what_outlives_a_rank_is_none_when_nobody_saw_the_rank(silent: Any) -> N
     eventually(lambda: not any(now.pid == rank.pid for now in found().now()))
 
     assert found().now() == []
+    assert found().outlived
 
 
 def test_the_one_training_of_a_script_is_its_rank(silent: Any) -> None:

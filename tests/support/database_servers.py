@@ -28,7 +28,22 @@ class Started:
 
     kind: str
     socket: Path
-    execute: Callable[..., list[Any]]
+    connect: Callable[[str], Any]
+
+    def execute(self, *statements: str, database: str = "") -> list[Any]:
+        """Return what each statement answers."""
+        with contextlib.closing(self.connect(database)) as connection:
+            cursor = connection.cursor()
+            return [_answer(cursor, each) for each in statements]
+
+    @contextlib.contextmanager
+    def holding(self, *statements: str, database: str) -> Iterator[None]:
+        """Keep a transaction with these statements open."""
+        with contextlib.closing(self.connect(database)) as connection:
+            for each in ("BEGIN", *statements):
+                connection.cursor().execute(each)
+            yield
+            connection.cursor().execute("ROLLBACK")
 
     def url(self, user: str, password: str = "", database: str = "health") -> str:
         """Return the URL of a database on it."""
@@ -57,13 +72,11 @@ def postgresql() -> Iterator[Started]:
         words = ["-D", data, "-k", directory, "-c", "listen_addresses=", "-c", "fsync=off"]
         with _running([str(programs / "postgres"), *map(str, words)], directory):
 
-            def execute(*statements: str, database: str = "postgres") -> list[Any]:
-                with psycopg.connect(
-                    host=str(directory), user="owner", dbname=database, autocommit=True
-                ) as connection:
-                    return [_answer(connection.execute(each)) for each in statements]
+            def connect(database: str) -> Any:
+                where = {"host": str(directory), "dbname": database or "postgres"}
+                return psycopg.connect(user="owner", autocommit=True, **where)
 
-            yield Started("postgresql", directory, execute)
+            yield Started("postgresql", directory, connect)
 
 
 @contextlib.contextmanager
@@ -84,17 +97,15 @@ def mariadb() -> Iterator[Started]:
         words = [f"--socket={socket}", f"--pid-file={directory / 'pid'}", "--skip-networking"]
         with _running([*program, *words], directory):
 
-            def execute(*statements: str, database: str = "mysql") -> list[Any]:
-                with pymysql.connect(
-                    unix_socket=str(socket), user="root", database=database, autocommit=True
-                ) as connection:
-                    cursor = connection.cursor()
-                    return [cursor.execute(each) and cursor.fetchall() for each in statements]
+            def connect(database: str) -> Any:
+                where = {"unix_socket": str(socket), "database": database or "mysql"}
+                return pymysql.connect(user="root", autocommit=True, **where)
 
-            yield Started("mariadb", socket, execute)
+            yield Started("mariadb", socket, connect)
 
 
-def _answer(cursor: Any) -> list[Any]:
+def _answer(cursor: Any, statement: str) -> list[Any]:
+    cursor.execute(statement)
     return list(cursor.fetchall()) if cursor.description else []
 
 

@@ -44,8 +44,8 @@ class RankGone:
             Inference(
                 name="rank-gone",
                 description=f"{who(gone)} {have(gone)} ended, and the others still wait",
-                # One that nobody has seen may be hidden, as in a container.
-                sureness=Sureness.CERTAIN if all(each.pid for each in gone) else Sureness.LIKELY,
+                # One that nobody has seen may be hidden, as in a container, or have done its part.
+                sureness=Sureness.CERTAIN if all(each.pid for each in gone) else Sureness.POSSIBLE,
                 nodes=nodes_of(gone),
                 ranks=ranks_of(gone),
                 evidence=tuple(map(gone_line, gone[:MOST_LINES])),

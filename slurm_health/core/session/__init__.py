@@ -5,8 +5,8 @@ The master calls it: it replays what it has read, asks for the next step, and ta
 
     session        the state machine: from what is known to what the master does next
     run_state      what is known: the fold of a run's journal
-    node_state     of one node
-    round_state    of one round
+    node_state     what is known of one node's agent and its workers
+    round_state    what is known of the round in progress
     phases         what a check consists of: probes, and the phases that run them
     phase_runner   takes the phases in order: the next round, and what all of them conclude
     node_round     one node's part in one round: its groups, its results, how it ended

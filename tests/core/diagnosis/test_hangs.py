@@ -245,6 +245,9 @@ def test_storage_gets_more_time_than_a_rank_that_just_sleeps() -> None:
     dead = standstill(rank(0, IN_CHECKPOINT, state="D"), rank(1), stalled_s=PATIENCE.storage_s)
 
     assert "waits for storage" in still_works(slow, [1])
+    read = standstill(rank(0, IN_LOADER, state="D"), rank(1), stalled_s=PATIENCE.reading_s)
+    assert still_works(read, [1], loading=[0]) == ""
+    assert "waits for storage" in still_works(read, [1])
     assert still_works(dead, [1]) == ""
 
 
@@ -357,12 +360,20 @@ def test_a_stopped_rank_among_silent_ones_is_named_alone() -> None:
     assert (cause.cause, cause.ranks) == ("rank-stopped", [1])
 
 
-def test_a_rank_that_had_ended_before_anybody_looked_is_likely_gone() -> None:
+def test_a_rank_that_had_ended_before_anybody_looked_may_be_gone() -> None:
     gone = RankSeen(rank=1, node="n2", gone=True)
     cause = found(standstill(rank(0), gone, rank(2)))
 
     assert (cause.cause, cause.ranks, cause.nodes) == ("rank-gone", [1], ["n2"])
-    assert cause.sureness == "likely"
+    assert cause.sureness == "possible"
+
+
+def test_what_is_likely_comes_before_a_rank_that_nobody_has_seen() -> None:
+    """A task of the step that had its part done and ended is not what the others wait for."""
+    done = RankSeen(rank=3, node="n4", gone=True)
+    cause = found(standstill(rank(0), rank(1, IN_LOADER), rank(2), done))
+
+    assert (cause.cause, cause.ranks) == ("data-loader-stuck", [1])
 
 
 def test_a_rank_of_which_not_even_the_node_is_known_may_be_gone() -> None:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import random
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slurm_health.core.diagnosis.seen import Frame
 from slurm_health.core.diagnosis.stragglers import OwnTime, Stragglers
@@ -31,11 +34,14 @@ class Training:
             self.ends.append(at_s)
             step += 1
 
+        gaps = [after - before for before, after in itertools.pairwise(self.ends[2:])]
+        self._longest_s = [0.0, 0.0, 0.0, *itertools.accumulate(gaps, max)]
+
     def now(self, rank: int, now_s: float, *, cpu_s: float = 0.0) -> RankNow | None:
-        done = [each for each in self.ends if each <= now_s]
+        done = bisect.bisect_right(self.ends, now_s)
         if not done:
             return None
-        later = list(itertools.pairwise(done[2:]))
+        last_s = self.ends[done - 1]
         return RankNow(
             program="0",
             rank=rank,
@@ -43,11 +49,11 @@ class Training:
             state="S",
             cpu_s=cpu_s,
             io_bytes=0,
-            step=len(done) - 1,
-            steps=len(done),
-            age_s=now_s - done[-1],
-            typical_s=(done[-1] - done[2]) / max(1, len(done) - 3) if len(done) > 2 else 0.0,
-            longest_s=max((after - before for before, after in later), default=0.0),
+            step=done - 1,
+            steps=done,
+            age_s=now_s - last_s,
+            typical_s=(last_s - self.ends[2]) / max(1, done - 3) if done > 2 else 0.0,
+            longest_s=self._longest_s[done - 1],
         )
 
 
@@ -94,6 +100,22 @@ def test_an_hour_of_uneven_steps_with_short_checkpoints_has_no_hang(seed: int) -
     training = Training(uneven(seed, pause_s=15.0, every=300), 3600.0)
 
     assert suspected(training, 3500.0) == []
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    step_s=st.sampled_from([0.2, 1.0, 5.0, 60.0, 600.0]),
+    every=st.integers(10, 500),
+    pause_s=st.floats(0.0, 1500.0),
+)
+@settings(max_examples=20, deadline=None)
+def test_hours_of_healthy_steps_and_checkpoints_that_a_rank_writes_have_no_hang(
+    seed: int, step_s: float, every: int, pause_s: float
+) -> None:
+    until_s = max(4 * 3600.0, 40 * step_s)
+    training = Training(uneven(seed, pause_s, every, step_s), until_s)
+
+    assert suspected(training, until_s - 1600.0, cpu_share=0.2) == []
 
 
 def test_long_checkpoints_in_which_one_rank_writes_are_no_hang() -> None:
