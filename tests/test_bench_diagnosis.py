@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ from benchmarks.diagnosis.causes import BY_NAME, CAUSES, Cause, Ends
 from benchmarks.diagnosis.judge import Judged, judge
 from benchmarks.diagnosis.plan import RANKS, Plan, plan_of, plans
 from benchmarks.diagnosis.table import table
+from tests.lab import missing
 
 BEGAN_S = 1000.0
 
@@ -135,3 +140,22 @@ def test_the_table_counts_what_was_named_and_lists_what_was_wrong() -> None:
 
 def test_every_kind_of_end_has_a_cause_that_comes_to_it() -> None:
     assert {cause.ends for cause in CAUSES} == set(Ends)
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+@pytest.mark.timeout(600)
+def test_a_fault_in_a_real_training_is_injected_and_named() -> None:
+    words = ["--only=shape", "--runs=1", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.diagnosis", *words],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["runs"]
+    assert (row["named"], row["node_right"], row["accused"]) == ("wrong-shape", True, [])

@@ -6,7 +6,7 @@
     python -m benchmarks.diagnosis --only mount --seed 7 --runs 1    one run again
 
 Exits 0 if every run was right; 1 if one was not; 3 if a cause could not be injected.
-docs/performance.md says what the figures mean.
+docs/explanation/diagnosis-figures.md says what the figures mean.
 """
 
 from __future__ import annotations

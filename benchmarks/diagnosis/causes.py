@@ -148,7 +148,7 @@ CAUSES = (
     ),
     Cause(
         name="starved",
-        title="a node has a tenth of a core",
+        title="a node has a twenty-fifth of a core",
         named=(STRAGGLER,),
         ends=Ends.SLOWS,
         of_the_node=True,

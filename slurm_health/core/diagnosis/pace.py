@@ -19,7 +19,9 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
         steps: a training may pause for so many of its usual steps,
         pauses: or for so many times its longest pause since it began, as for a checkpoint.
         first_s: before it has a pace of its own: compilation, loading of a model and of data.
-        storage_s: where a rank waits for storage in the kernel, which may be slow and well.
+        storage_s: where a rank waits for storage in the kernel, which may be slow and well, as it
+            is while all that was written to a checkpoint goes to disks,
+        reading_s: and where its data loader does: nothing that is read takes so long.
         working_s: where others wait for a rank that still computes, reads or writes.
     """
 
@@ -28,6 +30,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     pauses: float = 1.5
     first_s: float = 1800.0
     storage_s: float = 120.0
+    reading_s: float = 40.0
     working_s: float = 1800.0
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -92,12 +92,17 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def still_works(
-    standstill: Standstill, waiting: Iterable[int], patience: Patience = PATIENCE
+    standstill: Standstill,
+    waiting: Iterable[int],
+    patience: Patience = PATIENCE,
+    *,
+    loading: Collection[int] = (),
 ) -> str:
     """Say which rank may still get on, so that this is no hang yet; empty where none does.
 
     `waiting` are the ranks that are known to wait for others, and may spin while they do. Where
     some wait, one that works keeps this from being a hang no longer than `patience.working_s`.
+    `loading` are those that wait for their data loader.
     """
     known = set(waiting)
     working = [each for each in standstill.ranks if each.works and each.rank not in known]
@@ -106,10 +111,10 @@ def still_works(
         return f"rank {working[0].rank} on {working[0].node} still works"
     if any(each.gone for each in standstill.ranks) and not known:
         return "some ranks have ended, and no other is known to wait for them"
-    if standstill.stalled_s < max(patience.storage_s, standstill.allowance_s):
-        for each in standstill.ranks:
-            if each.state == IN_KERNEL:
-                return f"rank {each.rank} on {each.node} waits for storage or a device"
+    for each in standstill.ranks:
+        limit_s = patience.reading_s if each.rank in loading else patience.storage_s
+        if each.state == IN_KERNEL and standstill.stalled_s < max(limit_s, standstill.allowance_s):
+            return f"rank {each.rank} on {each.node} waits for storage or a device"
     return ""
 
 

@@ -236,11 +236,19 @@ class Watched:
             window_s=window_s,
         )
         reason = "it goes on" if standstill.stalled_s < standstill.allowance_s else ""
-        waiting = waiting_ranks(standstill.ranks, flights)
-        reason = reason or still_works(standstill, waiting, self._patience)
+        reason = reason or still_works(
+            standstill,
+            waiting_ranks(standstill.ranks, flights),
+            self._patience,
+            loading=loading_ranks(standstill.ranks),
+        )
         if reason:
             program.pause_s = min(max(_FIRST_PAUSE_S, 2 * program.pause_s), _LONGEST_PAUSE_S)
-            program.look_again_s = now_s + program.pause_s
+            # Sooner where it is known when more will be known.
+            limits_s = (self._patience.reading_s, self._patience.storage_s)
+            left_s = [limit_s - standstill.stalled_s for limit_s in limits_s]
+            soon_s = min((each for each in left_s if each > 0), default=program.pause_s)
+            program.look_again_s = now_s + min(program.pause_s, soon_s)
             return reason
         program.hung_s = now_s - standstill.stalled_s
         return standstill, flights
@@ -321,6 +329,11 @@ def _never_seen(ranks: Sequence[RankSeen], world: int, nodes: Sequence[str]) -> 
     fewer = [node for node, count in on_node.items() if count < max(on_node.values(), default=0)]
     node = fewer[0] if len(fewer) == 1 else ""
     return [RankSeen(rank=number, node=node, gone=True) for number in missing]
+
+
+def loading_ranks(ranks: Iterable[RankSeen]) -> set[int]:
+    """Return the ranks that wait for their data loader, by stack."""
+    return {each.rank for each in ranks if place_of(each.stack).doing is Doing.LOADING}
 
 
 def waiting_ranks(ranks: Iterable[RankSeen], flights: FlightRecords) -> set[int]:

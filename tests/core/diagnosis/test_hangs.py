@@ -245,6 +245,9 @@ def test_storage_gets_more_time_than_a_rank_that_just_sleeps() -> None:
     dead = standstill(rank(0, IN_CHECKPOINT, state="D"), rank(1), stalled_s=PATIENCE.storage_s)
 
     assert "waits for storage" in still_works(slow, [1])
+    read = standstill(rank(0, IN_LOADER, state="D"), rank(1), stalled_s=PATIENCE.reading_s)
+    assert still_works(read, [1], loading=[0]) == ""
+    assert "waits for storage" in still_works(read, [1])
     assert still_works(dead, [1]) == ""
 
 
