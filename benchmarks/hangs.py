@@ -196,10 +196,11 @@ def _run(site: Site, hang: Hang) -> Located:
         f"a hang of job {job}",
         deadline_s,
     )
-    return _judged(hang, cause, records[0])
+    return judged(hang, cause, records[0])
 
 
-def _judged(hang: Hang, cause: Cause, record: dict[str, Any]) -> Located:
+def judged(hang: Hang, cause: Cause, record: dict[str, Any]) -> Located:
+    """Return what was said of a hang, by the record of it, and what was wrong with that."""
     found = record["found"]
     nodes, ranks = found.get("nodes", []), found.get("ranks", [])
     wrong = []

@@ -334,7 +334,7 @@ OPTIONS = (
         _one_of(Monitor),
         _SUBMITTED,
         "Watch the script while it trains: say where it hangs and which rank is slow, or cancel a"
-        " job that hangs, too, or watch nothing. Needs a heartbeat in the training loop.",
+        " job that hangs, too, or watch nothing. Sees most with a heartbeat in the training loop.",
         otherwise=Monitor.REPORT.value,
     ),
     SharedOption(

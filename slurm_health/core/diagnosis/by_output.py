@@ -13,7 +13,7 @@ from slurm_health.core.diagnosis.collected import FlightRecords
 from slurm_health.core.diagnosis.pace import Patience, allowance_s
 from slurm_health.core.diagnosis.seen import Standstill, still_works
 from slurm_health.core.diagnosis.step_lines import StepLines
-from slurm_health.core.diagnosis.watched import Looked, Watched, waiting_ranks
+from slurm_health.core.diagnosis.watched import Looked, Watched, loading_ranks, waiting_ranks
 
 # Against the times between looks at which lines had counted.
 OUTPUT_PATIENCE = Patience(at_least_s=200.0, steps=10.0, pauses=2.0)
@@ -114,7 +114,12 @@ class OutputProgress:
         if self.stalled_s(now_s) < self.allowance_s:
             return "it goes on"
         reasons = [
-            still_works(still, waiting_ranks(still.ranks, flights), self._patience)
+            still_works(
+                still,
+                waiting_ranks(still.ranks, flights),
+                self._patience,
+                loading=loading_ranks(still.ranks),
+            )
             for still, flights in stills
         ]
         if not reasons:

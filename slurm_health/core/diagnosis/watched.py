@@ -236,8 +236,12 @@ class Watched:
             window_s=window_s,
         )
         reason = "it goes on" if standstill.stalled_s < standstill.allowance_s else ""
-        waiting, loading = waiting_ranks(standstill.ranks, flights), _loading(standstill.ranks)
-        reason = reason or still_works(standstill, waiting, self._patience, loading=loading)
+        reason = reason or still_works(
+            standstill,
+            waiting_ranks(standstill.ranks, flights),
+            self._patience,
+            loading=loading_ranks(standstill.ranks),
+        )
         if reason:
             program.pause_s = min(max(_FIRST_PAUSE_S, 2 * program.pause_s), _LONGEST_PAUSE_S)
             # Sooner where it is known when more will be known.
@@ -313,11 +317,6 @@ def _seen(
     )
 
 
-def _loading(ranks: Iterable[RankSeen]) -> set[int]:
-    """Return the ranks that wait for their data loader, by stack."""
-    return {each.rank for each in ranks if place_of(each.stack).doing is Doing.LOADING}
-
-
 def _never_seen(ranks: Sequence[RankSeen], world: int, nodes: Sequence[str]) -> list[RankSeen]:
     """Return the ranks that had ended before anybody looked.
 
@@ -330,6 +329,11 @@ def _never_seen(ranks: Sequence[RankSeen], world: int, nodes: Sequence[str]) -> 
     fewer = [node for node, count in on_node.items() if count < max(on_node.values(), default=0)]
     node = fewer[0] if len(fewer) == 1 else ""
     return [RankSeen(rank=number, node=node, gone=True) for number in missing]
+
+
+def loading_ranks(ranks: Iterable[RankSeen]) -> set[int]:
+    """Return the ranks that wait for their data loader, by stack."""
+    return {each.rank for each in ranks if place_of(each.stack).doing is Doing.LOADING}
 
 
 def waiting_ranks(ranks: Iterable[RankSeen], flights: FlightRecords) -> set[int]:
