@@ -81,7 +81,7 @@ def test_a_job_that_gave_nodes_back_is_as_one_submitted_for_those_it_kept(
 
 @pytest.mark.parametrize(
     ("total", "instead"),
-    [("--ntasks=4", "--ntasks-per-node"), ("--gpus=4", "--gpus-per-node"), ("-wn1", "--exclude")],
+    [("--ntasks=3", "--ntasks-per-node"), ("--gpus=4", "--gpus-per-node"), ("-wn1", "--exclude")],
 )
 def test_what_would_not_fit_fewer_nodes_is_refused_with_what_to_use(
     site: Site, total: str, instead: str

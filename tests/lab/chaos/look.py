@@ -119,16 +119,18 @@ def starts_in(ran: str) -> tuple[Start, ...]:
                     nodes=expand(more[0]),
                     count=int(more[1]),
                     restart=int(more[2]),
+                    beside=beside,
                 )
                 found.append(start)
+                beside = ()
+            case "overlap" if more == ["batch"]:
+                beside = ("batch",)  # it is said before the start that it is of
             case "overlap":
-                beside += tuple(more)
+                found[-1] = replace(found[-1], beside=(*found[-1].beside, *more))
             case "task":
                 found[-1] = replace(found[-1], tasks=(*found[-1].tasks, *more))
             case _:
                 found[-1] = replace(found[-1], ended=True)
-        if found and beside:
-            found[-1], beside = replace(found[-1], beside=found[-1].beside + beside), ()
     return tuple(found)
 
 
