@@ -17,9 +17,9 @@ MAIN = Path(__file__).with_name("supervise_main.py")
 DEADLINE_S = 60.0
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
+def eventually(condition: Callable[[], object], what: str, *, within_s: float = DEADLINE_S) -> None:
     """Wait until a condition holds; fail with `what` when it does not in time."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"in vain: {what}"
         time.sleep(0.02)
