@@ -245,8 +245,8 @@ class Performance:
 
 
 def is_rank(argv: list[str]) -> bool:
-    """Tell whether a process is a task of the script."""
-    return argv[:2] == ["sh", "-c"] and "~/go" in argv[2]
+    """Tell whether a process is a task of the script; srun may spell out where its program is."""
+    return len(argv) > 2 and Path(argv[0]).name == "sh" and argv[1] == "-c" and "~/go" in argv[2]
 
 
 _VICTIMS: dict[Deed, Callable[[list[str]], bool]] = {
