@@ -29,7 +29,7 @@ PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 _PR_SET_PDEATHSIG = 1
 # Signals that would end us while a command is in the foreground.
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_HEARD_AFTER_FORK = (signal.SIGINT, signal.SIGTERM)
+_HEARD_AFTERWARDS = (signal.SIGINT, signal.SIGTERM)
 _ANEW_S = 0.01  # what an exception is dropped in takes far less
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -67,6 +67,17 @@ def fork(work: Callable[[], int]) -> int:
         os._exit(code)
 
 
+@contextlib.contextmanager
+def heard_afterwards() -> Iterator[set[int]]:
+    """Have Ctrl-C and SIGTERM wait until this is done; provide the signal mask from before."""
+    ours = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD_AFTERWARDS)
+        yield set(ours)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ours)
+
+
 def start_tied(
     argv: Sequence[str],
     *,
@@ -85,27 +96,25 @@ def start_tied(
     """
     tie = die_with_parent()
     # Python drops what a signal raises while it forks, and with it the user's Ctrl-C.
-    ours = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD_AFTER_FORK)
-    mask = ours if signal_mask is None else signal_mask
+    with heard_afterwards() as ours:
+        mask = ours if signal_mask is None else signal_mask
 
-    def prepare() -> None:
-        tie()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        def prepare() -> None:
+            tie()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    try:
-        process = subprocess.Popen(
-            list(argv),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            env=environ,
-            start_new_session=True,
-            preexec_fn=prepare,  # noqa: PLW1509 - callers start children from one thread
-        )
-    except subprocess.SubprocessError as err:
-        raise OSError(str(err)) from err
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ours)
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=environ,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509 - callers start children from one thread
+            )
+        except subprocess.SubprocessError as err:
+            raise OSError(str(err)) from err
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             os.set_blocking(pipe.fileno(), False)

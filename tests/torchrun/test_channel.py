@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import threading
 import time
@@ -32,6 +34,7 @@ from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import ChannelError, ConfigError, UsageError
 from slurm_health.report import elsewhere
 from slurm_health.torchrun.channel import messages, routing, secret
+from slurm_health.torchrun.channel.connection import Connection
 from slurm_health.torchrun.channel.messages import Hello
 from slurm_health.torchrun.channel.node_zero import NodeZero
 from slurm_health.torchrun.channel.other_node import NobodyThere, OtherNode
@@ -81,9 +84,13 @@ class Hall:
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
-    def close(self) -> None:
+    def pause(self) -> None:
+        """Have it serve nobody any more."""
         self._over.set()
         self._thread.join()
+
+    def close(self) -> None:
+        self.pause()
         self.zero.close()
 
     def written(self, node: str) -> bytes:
@@ -147,6 +154,21 @@ class Visitor:
             if isinstance(message, messages.Told):
                 found.append(message)
         return found
+
+
+class Interrupted(socket.socket):
+    """A socket in whose first sending Ctrl-C falls."""
+
+    def __init__(self, other: socket.socket) -> None:
+        super().__init__(other.family, other.type, fileno=other.detach())
+        self._interrupted = False
+
+    def send(self, data: bytes, flags: int = 0, /) -> int:  # type: ignore[override] # lines only
+        count = super().send(data, flags)
+        if not self._interrupted:
+            self._interrupted = True
+            os.kill(os.getpid(), signal.SIGINT)
+        return count
 
 
 def line_of(record: Record, writer: str = "node1") -> str:
@@ -309,6 +331,24 @@ def test_a_node_that_was_there_from_the_beginning_or_late_hears_the_same(hall: H
         late.comes_in()
         (told,) = late.hears_records(1)
         assert "for nodes" in told.line
+
+
+def test_a_last_word_arrives_though_the_node_was_speaking_itself(hall: Hall) -> None:
+    with Visitor(hall) as visitor:
+        visitor.comes_in()
+        hall.pause()
+        visitor.says(messages.Lines(at_bytes=0, text=line_of(AgentEnded(node="node1", launch=0))))
+        hall.zero.end("node0 was ended by SIGINT")
+        assert visitor.hears() == messages.Ended(why="node0 was ended by SIGINT")
+
+
+def test_what_an_interrupt_came_into_is_not_sent_twice() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, contextlib.closing(Connection(Interrupted(ours), 100)) as connection:
+        with pytest.raises(KeyboardInterrupt):
+            connection.send(b"once\n")
+        connection.send(b"the last word\n")
+        assert theirs.recv(100) == b"once\nthe last word\n"
 
 
 def test_a_port_that_another_has_is_named(hall: Hall) -> None:

@@ -8,6 +8,8 @@ import select
 import socket
 import time
 
+from slurm_health.processes import heard_afterwards
+
 _READ_BYTES = 1 << 16
 # What may wait for an end that does not read.
 _MOST_WAITING_BYTES = 64 << 20
@@ -89,7 +91,9 @@ class Connection:
         """
         try:
             while self._leaving:
-                self._leaving = self._leaving[self._socket.send(self._leaving) :]
+                # What has left and still stands here would be sent twice: a last word comes next.
+                with heard_afterwards():
+                    self._leaving = self._leaving[self._socket.send(self._leaving) :]
         except BlockingIOError:
             pass
         except OSError as err:

@@ -25,6 +25,8 @@ ALIVE_S = 10.0
 SILENT_S = 45.0
 # From the first byte to the welcome.
 HANDSHAKE_S = 10.0
+# What a last word is given to arrive.
+LINGER_S = 1.0
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="say"):

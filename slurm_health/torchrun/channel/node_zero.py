@@ -148,8 +148,7 @@ class NodeZero:
 
     def end(self, why: str, *, unchecked: bool = False) -> None:
         """Tell all nodes that the run is over, and close."""
-        for peer in self._peers:
-            self._peers.send(peer, messages.Ended(why=why, unchecked=unchecked))
+        self._peers.part(messages.Ended(why=why, unchecked=unchecked))
         self.close()
 
     def close(self) -> None:

@@ -33,7 +33,6 @@ CUT_S = 30.0
 _ATTEMPT_S = 5.0
 _PAUSE_S = 0.25
 _SAY_AFTER_S = 5.0
-_LINGER_S = 1.0  # for a last word
 
 
 class Ended(ChannelError):
@@ -148,7 +147,7 @@ class OtherNode:
     def close(self) -> None:
         """Close the connection, once what was said has gone out."""
         if self._connection is not None:
-            self._connection.close(_LINGER_S if self._left else 0.0)
+            self._connection.close(messages.LINGER_S if self._left else 0.0)
             self._connection = None
 
     # --- one connection -----------------------------------------------------------------------

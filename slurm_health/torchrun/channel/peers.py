@@ -97,6 +97,14 @@ class Peers:
         for peer in self:
             self._drop(peer)
 
+    def part(self, message: messages.Message) -> None:
+        """Close all connections with a last word, which each node has heard if it could be."""
+        for peer in self:
+            self.send(peer, message)
+        until_s = time.monotonic() + messages.LINGER_S
+        for peer in self:
+            self._drop(peer, max(0.0, until_s - time.monotonic()))
+
     def attend(self, peer: Peer, connection: object, events: int) -> None:
         """Handle what arrives on a connection, and send what waits."""
         if peer.connection is None or connection is not peer.connection:
@@ -265,10 +273,10 @@ class Peers:
         if not (self._over and peer.heard == len(peer.told)):
             self._say(f"{peer.node} ({peer.host}): {why}")
 
-    def _drop(self, peer: Peer) -> None:
+    def _drop(self, peer: Peer, linger_s: float = 0.0) -> None:
         if peer.connection is not None:
             self._selector.unregister(peer.connection)
-            peer.connection.close()
+            peer.connection.close(linger_s)
             peer.connection = None
 
 
