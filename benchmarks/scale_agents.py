@@ -31,7 +31,8 @@ from slurm_health.core.records import AgentsLaunched, RoundEnded, VerdictReached
 from slurm_health.core.session.phases import phases
 from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import Level
-from slurm_health.master.run_check import CheckSettings, check_local
+from slurm_health.master.check_settings import CheckSettings
+from slurm_health.master.run_check import check_local
 
 NODES = (16, 64, 128)
 _WORKER = Path(__file__).parents[1] / "tests" / "support" / "fake_worker.py"

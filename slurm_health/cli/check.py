@@ -25,13 +25,9 @@ from slurm_health.core.records import Disposition, RunFinished, Unchecked
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ConfigError, ExitCode, JournalError, SlurmHealthError
 from slurm_health.master import journal_filesystem
-from slurm_health.master.run_check import (
-    CheckSettings,
-    FinishedCheck,
-    check_allocation,
-    check_local,
-    find_python,
-)
+from slurm_health.master.check_settings import CheckSettings
+from slurm_health.master.interpreter import find_python
+from slurm_health.master.run_check import FinishedCheck, check_allocation, check_local
 from slurm_health.master.setup_file import environ_after
 from slurm_health.options import Door, localize_choices, what_to_check
 from slurm_health.processes import leaving_on

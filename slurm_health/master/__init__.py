@@ -5,6 +5,9 @@ Runs as the job's user. It writes the journal's master file, reads the agents' f
 the agents; what happens next is decided in `core.session`.
 
     run_check           one check from end to end
+    check_settings      what it is told
+    interpreter         finds the interpreter that runs the probes
+    after_verdict       what becomes of the job once the verdict stands
     earlier_findings    what earlier checks and failures of the job found
     journal_filesystem  asks whether the journal's filesystem answers
     master              the loop: read the journal, ask the session what to do, do it

@@ -28,7 +28,8 @@ from slurm_health.core.records import (
 )
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import ExitCode
-from slurm_health.master.run_check import CheckSettings, check_allocation, run_started
+from slurm_health.master.check_settings import CheckSettings
+from slurm_health.master.run_check import check_allocation, run_started
 from slurm_health.processes import own_command
 from slurm_health.restart.known import FailedScript, failure_of
 from slurm_health.slurm.client import Client

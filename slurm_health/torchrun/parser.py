@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.errors import ConfigError, ExitCode
-from slurm_health.master.run_check import find_python
+from slurm_health.master.interpreter import find_python
 from slurm_health.options import Door, options_of
 from slurm_health.processes import run_in_foreground
 from slurm_health.torchrun.arguments import Arguments

@@ -17,7 +17,8 @@ from slurm_health.core.records import AgentsLost, RunStarted, VerdictReached
 from slurm_health.core.session.phases import phases
 from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import Level, NodeVerdict
-from slurm_health.master.run_check import CheckSettings, _check
+from slurm_health.master.check_settings import CheckSettings
+from slurm_health.master.run_check import _check
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
 from tests.support.sites import let_root_drain

@@ -21,7 +21,7 @@ from slurm_health.core.records import (
     VerdictReached,
 )
 from slurm_health.core.session.session import Limits
-from slurm_health.master.run_check import CheckSettings
+from slurm_health.master.check_settings import CheckSettings
 from slurm_health.restart.after_failure import after_failure
 from slurm_health.restart.known import FailedScript
 from tests.support.fake_slurm import FakeSlurm
