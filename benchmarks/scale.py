@@ -36,7 +36,7 @@ from slurm_health.core.session.phases import phases
 from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import Level
 from slurm_health.master.master import SILENCE_S, Master, poll_interval_s
-from slurm_health.master.run_check import make_localizer
+from slurm_health.master.run_check import load_ahead, make_localizer
 
 NODES = (64, 512, 1024, 4096, 16384)
 BAD_PERCENT = (0.0, 1.0)
@@ -128,6 +128,7 @@ def measure(nodes: int, bad: float, options: argparse.Namespace) -> dict[str, ob
         limits=Limits(),
         phases=phases([options.check]),
         make_localizer=make_localizer,
+        load_ahead=load_ahead,
         clock=clock,
     )
     files.watch()

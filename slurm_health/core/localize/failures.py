@@ -18,7 +18,8 @@ from slurm_health.core.localize.evidence import Bearing, Trial
 from slurm_health.core.localize.fabric import Sources
 
 _FAILS = np.array([0.002, 0.9, 0.999])  # probability to fail when well, flaky, dead
-_TURNS, _TURNS_WITHOUT_PATHS = 12, 2
+_TURNS, _TURNS_WITHOUT_PATHS = 12, 2  # at most, and of them at first
+_SETTLED = 1e-7  # probabilities that change by less change no verdict
 _NEVER = -60.0  # log odds
 _FLAKY, _FLAKY_PRIOR_NODES = 0.3, 4.0  # share of the bad ones that are flaky, and its weight
 
@@ -45,11 +46,13 @@ def infer_hard(
         if turn < _TURNS_WITHOUT_PATHS:  # a bad leaf looks like as many bad paths; it must win
             logit[nodes + sources.leaves :] = _NEVER
         logit[:nodes] += np.log(share / (1 - share))
-        good, bad = -np.logaddexp(0, logit), -np.logaddexp(0, -logit)
-        prior = np.stack([good, bad + np.log(flaky), bad + np.log(1 - flaky)])[None]
+        log_good, log_bad = -np.logaddexp(0, logit), -np.logaddexp(0, -logit)
+        prior = np.stack([log_good, log_bad + np.log(flaky), log_bad + np.log(1 - flaky)])[None]
         beliefs = propagate(graph, likelihood, prior, sweeps=4, messages=messages)
         messages = beliefs.messages
-        bad = beliefs.states[0, 1:].sum(axis=0)
+        before, bad = bad, beliefs.states[0, 1:].sum(axis=0)
+        if turn > _TURNS_WITHOUT_PATHS and float(np.abs(bad - before).max()) < _SETTLED:
+            break
         unsteady = float(beliefs.states[0, 1, :nodes].sum()) + _FLAKY * _FLAKY_PRIOR_NODES
         flaky = unsteady / (float(bad[:nodes].sum()) + _FLAKY_PRIOR_NODES)
         share = min(max((0.05 + float(bad[:nodes].sum())) / (nodes + 1), 1e-6), 0.9)

@@ -101,7 +101,7 @@ class RunState:
 
     def fold(self, entry: Entry) -> None:
         """Take in one journal entry, of any writer; one that names a stranger says nothing."""
-        if any(name not in self.agents for name in _named(entry.record)):
+        if not self.agents.keys() >= {*_named(entry.record)}:
             return
         match entry.record:
             case Sampled() | NodeReported() as record:
