@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -30,6 +30,8 @@ AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 _MOST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 16
 _NAMED = 5
+
+_Seen = TypeVar("_Seen")
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +65,7 @@ class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
         now_s: seconds since the epoch.
         state: where a check keeps what it must remember until its next run, None for nowhere.
         context: for which it looks: prolog, epilog, healthcheck or retest.
+        looked: what checks that share a child have looked at; None where each looks for itself.
     """
 
     root: Path = Path("/")
@@ -70,6 +73,7 @@ class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
     now_s: float = 0.0
     state: Path | None = None
     context: str = "healthcheck"
+    looked: dict[str, Any] | None = None
 
     def path(self, absolute: str) -> Path:
         """Return where a path of the machine is found."""
@@ -100,6 +104,15 @@ class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
         except OSError:
             return []
 
+    def once(self, what: str, look: Callable[[], _Seen]) -> _Seen:
+        """Return what `look` returns; of the checks that share a child the first looks for all."""
+        if self.looked is None:
+            return look()
+        if what not in self.looked:
+            self.looked[what] = look()
+        seen: _Seen = self.looked[what]
+        return seen
+
     def _place(self, absolute: str) -> str:
         """Return the same as `path`: a node has thousands of processes with a file each."""
         return f"{self.root}/{absolute.lstrip('/')}"
@@ -125,6 +138,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     SEVERITY: ClassVar[Status] = Status.NODE_FAULT
     # Looks at a few files and is done, so that it shares a child with others like it.
     TOGETHER: ClassVar[bool] = False
+    # What takes it long to look at: with `TOGETHER`, those that look at the same share one child.
+    LOOKS_AT: ClassVar[str] = ""
     # What of a node the check tests: which accusations it can confirm.
     COMPONENTS: ClassVar[tuple[str, ...]] = ()
     # It takes so much of the node that other jobs on it would notice.

@@ -12,6 +12,7 @@ import msgspec
 from slurm_health.checks.check import Check, CheckContext, require_patterns
 from slurm_health.core.node.finding import Finding, Unmeasured, joined, node_fault, passed, warned
 
+KERNEL_LOG = "kernel log"
 _MESSAGE_BYTES = 8192  # /dev/kmsg gives one record a read, and none is longer
 _MOST_MESSAGES = 100_000
 _KEPT_MESSAGES = 200
@@ -36,7 +37,7 @@ def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[
     now_s = float(machine.read("/proc/uptime").split()[0])
     wanted = re.compile(pattern)
     found: list[Message] = []
-    for record in _records(machine):
+    for record in machine.once(KERNEL_LOG, lambda: _records(machine)):
         head, _, text = record.partition(";")
         fields = head.split(",")
         if len(fields) < 3 or not fields[0].isdigit() or not fields[2].isdigit():
@@ -78,6 +79,7 @@ class KernelLog(Check, frozen=True, kw_only=True):
 
     SEEN = list[Message]
     TOGETHER = True
+    LOOKS_AT = KERNEL_LOG
     COMPONENTS = ("node", "compute", "storage")
 
     # From the beginning of a message: the kernel writes names of programs into others, and a user

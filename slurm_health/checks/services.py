@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from slurm_health.checks.check import Check, CheckContext, Seen
-from slurm_health.checks.tasks import owner, processes
+from slurm_health.checks.tasks import PROCESSES, owner, processes
 from slurm_health.core.node.finding import Finding, Unmeasured, node_fault, passed, warned
 
 _COMM_LENGTH = 15  # the kernel cuts names there
@@ -22,6 +22,7 @@ class Daemon(Check, frozen=True, kw_only=True):
 
     SEEN = int
     TOGETHER = True
+    LOOKS_AT = PROCESSES
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     user: str = ""

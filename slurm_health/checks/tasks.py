@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -32,7 +32,15 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     start_ticks: int
 
 
-def processes(machine: CheckContext) -> Iterator[Process]:
+PROCESSES = "processes"
+
+
+def processes(machine: CheckContext) -> Sequence[Process]:
+    """Return every process, as the first check of a child has seen them."""
+    return machine.once(PROCESSES, lambda: list(_processes_now(machine)))
+
+
+def _processes_now(machine: CheckContext) -> Iterator[Process]:
     """Yield every process; those that end meanwhile are left out."""
     for entry in machine.entries("/proc"):
         if entry.isdigit():
@@ -128,6 +136,7 @@ class Zombies(Check, frozen=True, kw_only=True):
 
     SEEN = list[Process]
     TOGETHER = True
+    LOOKS_AT = PROCESSES
     SEVERITY = Status.WARN
 
     max_count: Count = 50
@@ -153,6 +162,7 @@ class Uninterruptible(Check, frozen=True, kw_only=True):
 
     SEEN = list[Process]
     TOGETHER = True
+    LOOKS_AT = PROCESSES
     SEVERITY = Status.WARN
 
     max_count: Count = 10
@@ -166,7 +176,8 @@ class Uninterruptible(Check, frozen=True, kw_only=True):
         if len(first) <= self.max_count:
             return []
         time.sleep(self.apart_s)
-        return [each for each in processes(machine) if each.state == "D" and each.pid in first]
+        now = _processes_now(machine)
+        return [each for each in now if each.state == "D" and each.pid in first]
 
     def judge(self, seen: list[Process]) -> Finding:
         """Many that stay are a sign."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from slurm_health.checks.check import Check, CheckContext
-from slurm_health.checks.kernel_log import Message, read_messages
+from slurm_health.checks.kernel_log import KERNEL_LOG, Message, read_messages
 from slurm_health.core.node.finding import Finding, Status, joined, node_fault, passed, warned
 from slurm_health.core.node.xid import judge_sxid, judge_xid
 
@@ -32,6 +32,7 @@ class Xid(Check, frozen=True, kw_only=True):
 
     SEEN = list[Message]
     TOGETHER = True
+    LOOKS_AT = KERNEL_LOG
     COMPONENTS = ("node", "compute", "memory", "links", "network")
 
     window_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0

@@ -7,6 +7,7 @@ otherwise, and with anything else for an error of its own, which the shim logs a
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from slurm_health.hooks.hook import Hook
@@ -81,5 +82,12 @@ def _log(name: str, text: str) -> None:
     Log(name, node_name(os.environ), os.environ.get("SLURM_JOB_ID", "")).error(text)
 
 
+def _leave(code: int) -> NoReturn:
+    """End at once: to take apart what was loaded takes a quarter as long as loading it did."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _leave(main(sys.argv[1:]))

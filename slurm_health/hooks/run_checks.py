@@ -68,10 +68,24 @@ def _run(planned: Sequence[Planned], place: CheckContext) -> dict[str, WorkResul
     return outcomes | run_all(again)
 
 
-def _groups(shared: Sequence[Planned]) -> list[Sequence[Planned]]:
-    """Divide checks among as many children as can run at once."""
-    count = min(_MOST_SHARED, os.cpu_count() or 1, len(shared))
-    return [shared[number::count] for number in range(count)]
+def _groups(shared: Sequence[Planned]) -> list[list[Planned]]:
+    """Divide checks among as many children as can run at once; what looks at the same goes to one.
+
+    To look at all processes, or at the kernel's log, takes longer than all else together.
+    """
+    heavy: dict[str, list[Planned]] = {}
+    light: list[list[Planned]] = []
+    for each in shared:
+        if each.check.LOOKS_AT:
+            heavy.setdefault(each.check.LOOKS_AT, []).append(each)
+        else:
+            light.append([each])
+    families = [*heavy.values(), *light]
+    count = min(_MOST_SHARED, os.cpu_count() or 1, len(families))
+    groups: list[list[Planned]] = [[] for _ in range(count)]
+    for family in families:
+        min(groups, key=len).extend(family)
+    return groups
 
 
 def _shared_name(number: int) -> str:
@@ -89,11 +103,12 @@ def _work(check: Check, place: CheckContext) -> Work:
 
 def _shared_work(shared: Sequence[Planned], place: CheckContext) -> Work:
     def work() -> bytes:
+        machine = msgspec.structs.replace(place, looked={})
         parts: list[Answered | Broke] = []
         for each in shared:
             began_s = time.monotonic()
             try:
-                data = _encoder.encode(each.check.collect(place))
+                data = _encoder.encode(each.check.collect(machine))
                 parts.append(Answered(data, time.monotonic() - began_s))
             except Exception as err:  # told by the parent, as for a child of its own
                 reason = str(err) or type(err).__name__
