@@ -6,6 +6,9 @@
     for step, batch in enumerate(loader):
         heartbeat.step(step)
 
+With `heartbeat.loading(loader)` in the place of `loader`, it also tells how long the rank waits for
+its data, and when that ends.
+
 The heartbeat is an anonymous file in the memory of the rank itself, which the monitor finds through
 /proc: no path, nothing to clean up, gone with the process. A step costs some microseconds. A thread
 that sleeps until the monitor asks answers, when training stands still, where the main thread is and
@@ -26,14 +29,16 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 # What the monitor looks for among a rank's open files, and what stands there: serial, rank, step,
 # steps so far; in seconds by CLOCK_MONOTONIC the third and the latest step, the longest pause
-# between two since the third; what steps took by themselves in seconds, and how many; the open
+# between two since the third; what steps took by themselves in seconds, and how many; the seconds
+# that the rank waited for its data, how many batches that gave, and whether it has ended; the open
 # files by which to ask and to be answered; the serial again, which differs while it is written.
 NAME = "slurm-health-heartbeat"
-LAYOUT = struct.Struct("<8sQqqQddddQiiQ")
+LAYOUT = struct.Struct("<8sQqqQddddQdQ?iiQ")
 MAGIC = b"shbeat1\0"
 UNKNOWN_RANK = -1
 
@@ -42,13 +47,23 @@ _FRAMES = 40
 _RECORD_S = 2.0  # a second question is not to wait for longer than this
 _MOST_ENTRIES = 2000  # of the Flight Recorder; what torch keeps unless told otherwise
 
+_T = TypeVar("_T")
+
+
+class _Data:
+    """What this process has waited for its data so far: it may load some before its first step."""
+
+    waited_s = 0.0
+    batches = 0
+    ended = False
+
 
 class _Heartbeat:
     """This process's heartbeat."""
 
     def __init__(self) -> None:
         self._serial = 0
-        self._count = 0
+        self._number = self._count = 0
         self._first_s = self._last_s = self._longest_s = 0.0
         self._own_s, self._own_steps = 0.0, 0
         self._file = os.memfd_create(NAME)
@@ -58,6 +73,7 @@ class _Heartbeat:
 
     def step(self, number: int, own_s: float | None) -> None:
         now_s = time.monotonic()
+        self._number = number
         self._count += 1
         if self._count <= WARM_UP_STEPS + 1:
             self._first_s = now_s
@@ -67,18 +83,25 @@ class _Heartbeat:
         if own_s is not None:
             self._own_s += own_s
             self._own_steps += 1
+        self.tell()
+
+    def tell(self) -> None:
+        """Write what is known."""
         self._serial += 1
         data = LAYOUT.pack(
             MAGIC,
             self._serial,
             _rank(),
-            number,
+            self._number,
             self._count,
             self._first_s,
             self._last_s,
             self._longest_s,
             self._own_s,
             self._own_steps,
+            _data.waited_s,
+            _data.batches,
+            _data.ended,
             self._ask,
             self._answer,
             self._serial,
@@ -117,6 +140,7 @@ class _Heartbeat:
 
 
 _mine: _Heartbeat | None = None
+_data = _Data()
 _broken = False
 
 
@@ -126,8 +150,8 @@ def step(number: int, own_s: float | None = None) -> None:
     Args:
         number: the step.
         own_s: what the rank spent in this step by itself, in seconds, without waiting for others:
-            forward and backward pass without communication. With it, ranks that are slower than
-            the others are found. Optional.
+            forward and backward pass without communication, and without what `loading` counts.
+            With it, ranks that are slower than the others are found. Optional.
     """
     global _mine, _broken  # noqa: PLW0603 - one heartbeat per process
     if _broken:
@@ -139,6 +163,33 @@ def step(number: int, own_s: float | None = None) -> None:
     except Exception as err:  # training is worth more than its heartbeat
         _broken = True
         print(f"slurm-health: no heartbeat: {err}", file=sys.stderr, flush=True)
+
+
+def loading(batches: Iterable[_T]) -> Iterator[_T]:
+    """Yield what a data loader gives, and tell how long this rank waits for it.
+
+    A rank that is slow because of its data, or whose data ends earlier or later than that of the
+    others, is then known as that.
+    """
+    given = iter(batches)
+    while True:
+        began_s = time.monotonic()
+        try:
+            batch = next(given)
+        except StopIteration:
+            _loaded(began_s, ended=True)
+            return
+        _loaded(began_s, ended=False)
+        yield batch
+
+
+def _loaded(began_s: float, *, ended: bool) -> None:
+    _data.waited_s += time.monotonic() - began_s
+    _data.batches += not ended
+    _data.ended = ended
+    if _mine is not None:
+        with contextlib.suppress(Exception):  # training is worth more than its heartbeat
+            _mine.tell()
 
 
 def _forget() -> None:

@@ -52,6 +52,10 @@ def hung(cause: str, *nodes: str, **rest: Any) -> dict[str, Any]:
     )
 
 
+def slow(node: str, cause: str) -> dict[str, Any]:
+    return {"node": node, "found": diagnosed(cause, node)}
+
+
 def judged(
     name: str, *runs: dict[str, Any], again_s: float | None = None, **drained: str
 ) -> Judged:
@@ -90,12 +94,20 @@ def test_another_cause_or_another_node_is_wrong() -> None:
     assert judged("stopped", run()).wrong == ("named nothing",)
 
 
+def test_a_slow_rank_is_right_if_why_it_is_slow_is() -> None:
+    told = {"timeline": [event("straggler_found", 60.0)]}
+
+    assert judged("loader", run(stragglers=[slow("n2", "slow-data-loader")], **told)).right
+    wrong = judged("loader", run(stragglers=[slow("n2", "no-processor")], **told))
+    assert wrong.wrong == ("named no-processor",)
+
+
 def test_a_healthy_node_that_anything_holds_at_fault_is_accused() -> None:
     by_hang = judged("drop", hung("network-of-group", "n2", accused=("n2", "n3")))
     by_verdict = judged("killed", run(nodes=[{"node": "n2", "level": "faulty"}]))
     by_plan = judged("killed", run(timeline=[event("failure_planned", 1.0, "leave", ("n1",))]))
     by_drain = judged("stopped", hung("rank-stopped", "n2"), n2="slurm-health: …")
-    by_name = judged("healthy", run(stragglers=[{"node": "n3"}]))
+    by_name = judged("healthy", run(stragglers=[slow("n3", "slower-rank")]))
 
     accused = [each.accused for each in (by_hang, by_verdict, by_plan, by_drain, by_name)]
     assert accused == [("n3",), ("n2",), ("n1",), ("n2",), ("n3",)]

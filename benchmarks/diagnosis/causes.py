@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-STRAGGLER = "straggler"  # what a report has of a slow rank has no cause of its own
 NOTHING = "nothing"
 
 
@@ -70,7 +69,7 @@ CAUSES = (
     Cause(
         name="behind",
         title="a rank is a step behind: its data ends later than that of the others",
-        named=("mismatched-collective",),
+        named=("rank-out-of-step",),
         ends=Ends.HANGS,
     ),
     Cause(
@@ -143,13 +142,13 @@ CAUSES = (
     Cause(
         name="loader",
         title="the data loader of a rank is slow",
-        named=(STRAGGLER,),
+        named=("slow-data-loader",),
         ends=Ends.SLOWS,
     ),
     Cause(
         name="starved",
         title="a node has a twenty-fifth of a core",
-        named=(STRAGGLER,),
+        named=("no-processor",),
         ends=Ends.SLOWS,
         of_the_node=True,
         outside=True,

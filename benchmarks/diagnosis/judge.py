@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.diagnosis.causes import NOTHING, STRAGGLER, Ends, Where
+from benchmarks.diagnosis.causes import NOTHING, Ends, Where
 from benchmarks.diagnosis.plan import RANKS, Plan
 
 _BAD_LEVELS = {"faulty", "slow"}
@@ -100,7 +100,7 @@ def findings_of(report: Mapping[str, Any]) -> Iterator[Finding]:
             found = longer["found"]
             yield Finding(cause=found["cause"], nodes=tuple(found["nodes"]), at_s=time_s)
         for slow, time_s in zip(run["stragglers"], at_s["straggler_found"], strict=False):
-            yield Finding(cause=STRAGGLER, nodes=(slow["node"],), at_s=time_s)
+            yield Finding(cause=slow["found"]["cause"], nodes=(slow["node"],), at_s=time_s)
         if run["post_mortem"]:
             found = run["post_mortem"]
             nodes = tuple(found["nodes"])

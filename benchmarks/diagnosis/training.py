@@ -118,14 +118,15 @@ def main() -> None:
     matrix = torch.rand(512, 512)
     # Its data is as long as that of the others plus a batch, from the planned step on.
     longer = CAUSE == "behind" and MINE
-    step, waited_s = begin, time.monotonic()
-    for batch in batches:
+    step = begin
+    for batch in heartbeat.loading(batches):
+        began_s = time.monotonic()
         time.sleep(STEP_S * (1 + 0.3 * (step % 3)) / 1.3)  # the device's part, uneven
         for _ in range(PRODUCTS):
             matrix @ matrix
         given = happen(step, batch)
         loss = model(given).square().mean()
-        own_s = time.monotonic() - waited_s
+        own_s = time.monotonic() - began_s
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -143,7 +144,6 @@ def main() -> None:
         dist.broadcast(go_on, 0)
         if not go_on.item():
             break
-        waited_s = time.monotonic()
     dist.destroy_process_group()
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from slurm_health import journal
 from slurm_health.core.acting.facts import JobFacts
 from slurm_health.core.acting.policy import Policy
-from slurm_health.core.records import Action, ActionDone, ActionIntended, RunStarted
+from slurm_health.core.records import Action, ActionDone, ActionIntended, Record, RunStarted
+from slurm_health.core.same_job import is_of_another_job
 from slurm_health.errors import JournalError, SlurmCommandError, SlurmError
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Job
@@ -51,7 +52,7 @@ def read_facts(
     partitions = client.partitions()
     partition = job.value("Partition")
     names = frozenset(partitions[partition].names) if partition in partitions else frozenset()
-    earlier = earlier_runs(directory.parent, exclude=directory)
+    earlier = earlier_runs(directory, started)
     return JobFacts(
         job_id=started.job_id,
         batch_node=started.master_node,
@@ -86,12 +87,16 @@ def placement(job: Job) -> dict[str, str]:
     return {option: value for option, value in found.items() if value}
 
 
-def earlier_runs(job_directory: Path, *, exclude: Path) -> Earlier:
-    """Return what each other run of the job set out to do."""
-    if not job_directory.is_dir():
+def earlier_runs(own: Path, started: RunStarted) -> Earlier:
+    """Return what each other run of the job set out to do; a run has its own directory.
+
+    An older job that had the same id is passed over.
+    """
+    if not own.parent.is_dir():
         return []
-    runs = [run for run in job_directory.iterdir() if run.is_dir() and run != exclude]
-    return [_intents(run) for run in runs]
+    runs = [run for run in own.parent.iterdir() if run.is_dir() and run != own]
+    told = [_records(run) for run in runs]
+    return [_intents(records) for records in told if not _of_another_job(records, started)]
 
 
 def requeues(earlier: Earlier) -> int:
@@ -120,13 +125,25 @@ def drained(run: Path) -> frozenset[str]:
     )
 
 
-def _intents(run: Path) -> list[ActionIntended] | None:
+def _records(run: Path) -> list[Record | None] | None:
+    """Return what a run has recorded, None for what is of an unknown kind."""
     try:
-        entries = journal.read_all(run, journal.MASTER)
+        return [entry.record for entry in journal.read_all(run, journal.MASTER)]
     except JournalError as err:
         log.warning("%s; counted as a requeue", err)
         return None
-    return [entry.record for entry in entries if isinstance(entry.record, ActionIntended)]
+
+
+def _of_another_job(records: Sequence[Record | None] | None, started: RunStarted) -> bool:
+    """Tell whether a run is known to be of a job that had this one's id before it."""
+    begun = next((each for each in records or () if isinstance(each, RunStarted)), None)
+    return begun is not None and is_of_another_job(begun, started)
+
+
+def _intents(records: Sequence[Record | None] | None) -> list[ActionIntended] | None:
+    if records is None:
+        return None
+    return [record for record in records if isinstance(record, ActionIntended)]
 
 
 def cause(err: SlurmError) -> str:

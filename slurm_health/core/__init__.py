@@ -10,6 +10,7 @@ process may call them.
     attribution     whose doing a failure is, and how sure that is
     verdict         rounds, what came out of them, and what is concluded about each node
     allocation      a job's allocation, from its SLURM_ variables
+    same_job        which checks below one job id belong to one job
     nodeset         node lists as Slurm writes them, to names and back
     probe_catalog   which probes there are, who runs each, which part of a node it is about
     played_nodes    which devices each node has that processes of one machine play

@@ -483,13 +483,17 @@ class HangOver(Record, frozen=True, kw_only=True, tag="hang_over"):
 
 
 class StragglerFound(Record, frozen=True, kw_only=True, tag="straggler_found"):
-    """A rank takes longer for its own part of a step than the others do, in minutes on end."""
+    """A rank takes longer for its own part of a step than the others do, in minutes on end.
+
+    `found` says why, as far as is known; None in the journals of the first versions.
+    """
 
     node: str
     rank: int
     ratio: float
     own_ms: float
     usual_ms: float
+    found: Diagnosed | None = None
 
 
 class SlowdownFound(Record, frozen=True, kw_only=True, tag="slowdown_found"):

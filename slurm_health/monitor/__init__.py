@@ -17,6 +17,7 @@ is `core.diagnosis`'s.
     tails         what was written to the output since the last look
     silent_ranks  which processes are ranks without a heartbeat
     proc          what the kernel says of a process
+    cpu_limits    how long a CPU limit held back the cgroup of a process
     py_spy        stacks of ranks that do not say where they are
     gpu_activity  whether the GPUs of ranks compute
     nccl_ras      live collector: how far each rank is by NCCL itself

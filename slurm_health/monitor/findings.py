@@ -15,7 +15,7 @@ import msgspec
 
 from slurm_health import journal
 from slurm_health.core.diagnosis.chain import InferenceChain
-from slurm_health.core.diagnosis.collected import Collected, FlightRecords
+from slurm_health.core.diagnosis.collected import Collected, FlightRecords, MonitorSaw
 from slurm_health.core.diagnosis.diagnostician import (
     Diagnostician,
     observe_hang,
@@ -26,7 +26,15 @@ from slurm_health.core.diagnosis.inference import Inference
 from slurm_health.core.diagnosis.names import SLOWER_STEPS
 from slurm_health.core.diagnosis.seen import Standstill
 from slurm_health.core.diagnosis.slow_network import Slowdown
-from slurm_health.core.records import Diagnosed, HangFound, HangOver, Record, SlowdownFound
+from slurm_health.core.diagnosis.slow_rank import SlowRank, observe_slow_rank
+from slurm_health.core.records import (
+    Diagnosed,
+    HangFound,
+    HangOver,
+    Record,
+    SlowdownFound,
+    StragglerFound,
+)
 from slurm_health.errors import JournalError
 from slurm_health.monitor import registry
 from slurm_health.monitor.containment import collect_live, contained
@@ -49,6 +57,7 @@ class Findings:
         self._directory = directory
         self._environ = environ
         self._out = out
+        self._slow: list[Diagnosed] = []
 
     def hang(
         self, standstill: Standstill, flights: FlightRecords, line: str = ""
@@ -57,7 +66,8 @@ class Findings:
 
         `line` is the last line of output that counted, where that told of the standstill.
         """
-        live = collect_live(self._environ, registry.LIVE_COLLECTORS, [standstill, flights])
+        seen = [standstill, flights, MonitorSaw(slow=tuple(self._slow))]
+        live = collect_live(self._environ, registry.LIVE_COLLECTORS, seen)
         missing = {**standstill.not_seen, **live.missing}
         found = _inferred(observe_hang, live.all, missing=missing, failed=live.failed)
         if found is None:
@@ -88,7 +98,29 @@ class Findings:
             f"monitor: a step takes {seen.step_ms:.0f} ms instead of {seen.usual_ms:.0f}",
             *_titled(found),
         )
+        self._slow.append(found)
         self.record(SlowdownFound(step_ms=seen.step_ms, usual_ms=seen.usual_ms, found=found))
+
+    def slow_rank(self, slow: SlowRank, ratio: float) -> None:
+        """Infer why a rank is slower than the others; say it and record it."""
+        found = _inferred(observe_slow_rank, [slow])
+        self._slow += [found] if found else []
+        own_ms, usual_ms = slow.spent.own_ms, slow.usual.own_ms
+        self.say(
+            f"monitor: rank {slow.rank} on {slow.node} is slower than the others:"
+            f" {own_ms:.0f} ms of its own per step, {usual_ms:.0f} ms usual",
+            *(_titled(found) if found else ()),
+        )
+        self.record(
+            StragglerFound(
+                node=slow.node,
+                rank=slow.rank,
+                ratio=round(ratio, 3),
+                own_ms=round(own_ms, 1),
+                usual_ms=round(usual_ms, 1),
+                found=found,
+            )
+        )
 
     def hang_over(self, stalled_s: float, step: int) -> None:
         """Say and record that a training that hung goes on."""

@@ -5,13 +5,19 @@ from __future__ import annotations
 
 from slurm_health import journal
 from slurm_health.core.diagnosis.collected import MonitorSaw
-from slurm_health.core.records import HangFound, HangOver
+from slurm_health.core.records import (
+    Diagnosed,
+    HangFound,
+    HangOver,
+    SlowdownFound,
+    StragglerFound,
+)
 from slurm_health.errors import JournalError
 from slurm_health.monitor.collector import Enabled, EndedJob, NothingCollected
 
 
 class MonitorFindings:
-    """A hang that was not over when the script ended."""
+    """A hang that was not over when the script ended, and what was slow before."""
 
     name = "monitor"
     data = MonitorSaw
@@ -29,6 +35,7 @@ class MonitorFindings:
         assert job.run_directory is not None
         began_s = job.ended_s - job.duration_s
         hang: HangFound | None = None
+        slow: list[Diagnosed] = []
         try:
             for entry in journal.read_all(job.run_directory, journal.MONITOR):
                 if entry.time_s < began_s:
@@ -37,8 +44,10 @@ class MonitorFindings:
                     hang = entry.record
                 elif isinstance(entry.record, HangOver):
                     hang = None
+                elif isinstance(entry.record, StragglerFound | SlowdownFound):
+                    slow += [entry.record.found] if entry.record.found else []
         except JournalError as err:
             raise NothingCollected(str(err)) from err
-        if hang is None:
-            raise NothingCollected("the monitor saw no hang")
-        return MonitorSaw(hang=hang)
+        if hang is None and not slow:
+            raise NothingCollected("the monitor saw no hang, and nothing that was slow")
+        return MonitorSaw(hang=hang, slow=tuple(slow))

@@ -41,6 +41,18 @@ def io_bytes(process: Path) -> int:
     return sum(int(line.split()[1]) for line in lines[:2])
 
 
+def scheduled(process: Path) -> tuple[float, float]:
+    """Return how long the main thread ran, and was ready to without a processor, in seconds.
+
+    Both are 0 where the kernel does not count it (Documentation/scheduler/sched-stats.rst).
+    """
+    try:
+        ran_ns, unserved_ns, _ = map(int, (process / "schedstat").read_bytes().split())
+    except (FileNotFoundError, PermissionError, ValueError):
+        return 0.0, 0.0
+    return ran_ns / 1e9, unserved_ns / 1e9
+
+
 def kernel_waits(root: Path, pid: int, children: Sequence[int]) -> str:
     """Return the functions of the kernel in which a process and its children wait."""
     said = []

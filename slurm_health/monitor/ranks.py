@@ -18,13 +18,21 @@ from slurm_health import heartbeat
 from slurm_health.core.diagnosis.collected import FlightRecord
 from slurm_health.core.diagnosis.seen import Frame
 from slurm_health.core.diagnosis.watched import RankLook, RankNow
+from slurm_health.monitor.cpu_limits import CpuLimits
 from slurm_health.monitor.flight_dumps import latest, operations
-from slurm_health.monitor.proc import environ_of, io_bytes, kernel_waits, stat_fields, state_and_cpu
+from slurm_health.monitor.proc import (
+    environ_of,
+    io_bytes,
+    kernel_waits,
+    scheduled,
+    stat_fields,
+    state_and_cpu,
+)
 from slurm_health.monitor.silent_ranks import SCRIPT, Process, outlived, silent_ranks
 
 _MARK = f"/memfd:{heartbeat.NAME} "  # how /proc shows it; the kernel adds "(deleted)"
 _MOST_FRAMES = 40
-_MOST_OPERATIONS = 16
+_MOST_OPERATIONS = 64  # of a group: some steps, by which a step's own are known
 _MOST_ANSWER_BYTES = 16 << 20
 _POLL_S = 0.05
 _NO_BEAT = -1
@@ -57,6 +65,7 @@ class Ranks:
         self._job, self._node, self._own_step = job, node, own_step
         self._monotonic = monotonic
         self._root = root
+        self._limits = CpuLimits()
         self._ranks: list[Rank] = []
         self._beaten: set[tuple[str, int]] = set()
         self.outlived = False  # a rank has ended here and left something behind
@@ -204,6 +213,7 @@ class Ranks:
             with contextlib.suppress(OSError, ValueError):
                 cpu_s += state_and_cpu(self._root / str(child))[1]
                 moved_bytes += io_bytes(self._root / str(child))
+        ran_s, unserved_s = scheduled(self._root / str(rank.pid))
         now = RankNow(
             program=rank.program,
             rank=rank.rank,
@@ -212,14 +222,17 @@ class Ranks:
             cpu_s=round(cpu_s, 2),
             io_bytes=moved_bytes,
             world=rank.world,
+            ran_s=round(ran_s, 3),
+            unserved_s=round(unserved_s, 3),
+            throttled_s=round(self._limits.throttled_s(self._root / str(rank.pid)), 3),
         )
         # One without a heartbeat tells no more.
         return now if rank.beat == _NO_BEAT else self._with_beat(now, rank, not_before_s)
 
     def _with_beat(self, now: RankNow, rank: Rank, not_before_s: float) -> RankNow:
-        _, _, number, step, steps, first_s, last_s, longest_s, own_s, own_steps, *_ = self._beat(
-            rank
-        )
+        beat = self._beat(rank)
+        number, step, steps, first_s, last_s, longest_s, own_s, own_steps = beat[2:10]
+        loading_s, batches, data_ended = beat[10:13]
         timed = max(1, steps - heartbeat.WARM_UP_STEPS - 1)
         return msgspec.structs.replace(
             now,
@@ -229,13 +242,17 @@ class Ranks:
             age_s=round(max(0.0, self._monotonic() - max(last_s, not_before_s)), 1),
             typical_s=round((last_s - first_s) / timed, 4),
             longest_s=round(longest_s, 2),
-            own_s=round(own_s, 4),
+            # What a rank waits for its data is its own, too.
+            own_s=round(own_s + (loading_s if own_steps else 0.0), 4),
             own_steps=own_steps,
+            loading_s=round(loading_s, 4),
+            batches=batches,
+            data_ended=data_ended,
         )
 
     def _ask(self, rank: Rank) -> None:
         with contextlib.suppress(OSError, ValueError):
-            asks = self._beat(rank)[10]
+            asks = self._beat(rank)[-3]
             rank.asked = rank.asked % 255 + 1
             pipe = os.open(
                 self._root / str(rank.pid) / "fd" / str(asks), os.O_WRONLY | os.O_NONBLOCK
@@ -247,7 +264,7 @@ class Ranks:
 
     def _answer(self, rank: Rank) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, ValueError):
-            path = self._root / str(rank.pid) / "fd" / str(self._beat(rank)[11])
+            path = self._root / str(rank.pid) / "fd" / str(self._beat(rank)[-2])
             with path.open("rb") as file:
                 answer = json.loads(file.read(_MOST_ANSWER_BYTES))
             if isinstance(answer, dict) and answer.get("asked") == rank.asked:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from slurm_health.core.diagnosis.pace import PATIENCE, Patience
 from slurm_health.core.diagnosis.slow_network import Slowdown, speeds_of
 from slurm_health.core.diagnosis.slow_steps import Longer
-from slurm_health.core.diagnosis.stragglers import Slower
 from slurm_health.core.diagnosis.watched import Program, Watched
-from slurm_health.core.records import HangFound, StragglerFound
+from slurm_health.core.records import HangFound
 from slurm_health.monitor.findings import Findings
 from slurm_health.monitor.messages import HERE, LOOK, NOW, Message, NodeLook, looked_at
 from slurm_health.monitor.monitors import Monitors
@@ -68,8 +67,8 @@ class Watch:
                 self._monitors.tell(HERE)
             if now_s - self._window_s >= _WINDOW_S:
                 self._window_s = now_s
-                for node, slower in self._watched.window():
-                    self._name_straggler(node, slower)
+                for slow, ratio in self._watched.window():
+                    self._findings.slow_rank(slow, ratio)
                 for _, longer in self._watched.slower():
                     self._look_at_paths(longer)
             suspect = self._watched.suspect(now_s)
@@ -138,21 +137,6 @@ class Watch:
         stalled_s = now_s - program.stalled_s(now_s) - program.hung_s
         program.hung_s = None
         self._findings.hang_over(stalled_s, program.step)
-
-    def _name_straggler(self, node: str, slower: Slower) -> None:
-        self._findings.say(
-            f"monitor: rank {slower.rank} on {node} is slower than the others:"
-            f" {slower.own_ms:.0f} ms of its own per step, {slower.usual_ms:.0f} ms usual"
-        )
-        self._findings.record(
-            StragglerFound(
-                node=node,
-                rank=slower.rank,
-                ratio=round(slower.ratio, 3),
-                own_ms=round(slower.own_ms, 1),
-                usual_ms=round(slower.usual_ms, 1),
-            )
-        )
 
 
 def _sent(looked: Mapping[str, NodeLook]) -> dict[str, dict[str, tuple[int, float]]]:

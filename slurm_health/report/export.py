@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from slurm_health.core.records import Diagnosed
 from slurm_health.report.figures import ALLGATHER, MATMUL, Figure, unit_of
 from slurm_health.report.latest import LatestJob
 from slurm_health.report.model import Event, Hang, JobReport, NodeReport, RunReport
@@ -99,10 +100,8 @@ def _run(run: RunReport, *, raw: bool) -> dict[str, object]:
         "leaves": _whole(run.leaves),
         "post_mortem": _whole([run.post_mortem])[0] if run.post_mortem else None,
         "hangs": [_hang(each) for each in run.hangs],
-        "stragglers": _whole(run.stragglers),
-        "slowdowns": [
-            {**_whole([each])[0], "found": _whole([each.found])[0]} for each in run.slowdowns
-        ],
+        "stragglers": [_with_found(each, each.found) for each in run.stragglers],
+        "slowdowns": [_with_found(each, each.found) for each in run.slowdowns],
         "timeline": [{**_fields(event), "action": event.action or None} for event in run.timeline],
         **({"samples": _whole(run.samples)} if raw else {}),
     }
@@ -110,8 +109,11 @@ def _run(run: RunReport, *, raw: bool) -> dict[str, object]:
 
 def _hang(hang: Hang) -> dict[str, object]:
     over_after_s = hang.over.stalled_s if hang.over else None
-    found = _whole([hang.hang.found])[0]
-    return {**_whole([hang.hang])[0], "found": found, "over_after_s": over_after_s}
+    return {**_with_found(hang.hang, hang.hang.found), "over_after_s": over_after_s}
+
+
+def _with_found(record: msgspec.Struct, found: Diagnosed | None) -> dict[str, object]:
+    return {**_whole([record])[0], "found": _whole([found])[0] if found else None}
 
 
 def _whole(records: Sequence[msgspec.Struct]) -> list[dict[str, object]]:

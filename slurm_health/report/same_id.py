@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from slurm_health import journal
 from slurm_health.core.records import RunStarted
+from slurm_health.core.same_job import is_of_another_job
 from slurm_health.report.model import RunEntries
 
 
 def jobs_in(runs: Sequence[RunEntries]) -> list[list[RunEntries]]:
     """Return the runs below one job id as those of each job, the oldest job first, at least one.
 
-    Runs of one job were submitted at one time; where that is not known, its attempts count upwards
-    and each of them has one start.
+    A run that nothing is known of belongs to the job before it.
     """
     jobs: list[list[RunEntries]] = []
     for run in sorted(runs, key=began_s):
@@ -33,13 +33,7 @@ def began_s(run: RunEntries) -> float:
 def _is_another(before: RunEntries, run: RunEntries) -> bool:
     """Tell whether a run belongs to another job than the run before it."""
     old, new = _start(before), _start(run)
-    if old is None or new is None:
-        return False
-    if old.submit_time_s is not None and new.submit_time_s is not None:
-        return old.submit_time_s != new.submit_time_s
-    if old.attempt == new.attempt and None not in (old.start_time_s, new.start_time_s):
-        return old.start_time_s != new.start_time_s
-    return new.attempt < old.attempt
+    return old is not None and new is not None and is_of_another_job(old, new)
 
 
 def _start(run: RunEntries) -> RunStarted | None:

@@ -58,6 +58,7 @@ def _found(report: JobReport) -> Iterator[str]:
     outside = last.post_mortem is not None and last.post_mortem.attribution == _FROM_OUTSIDE
     if not outside or _hangs(last):
         yield from _of_script(last)
+    yield from _slow(last)
     yield from _of_nodes(report.nodes)
     for kind, links in (("path", report.paths), ("leaf", report.leaves)):
         for link in links[:_ROWS]:
@@ -67,7 +68,7 @@ def _found(report: JobReport) -> Iterator[str]:
     if not last.judged or not (unwell or report.paths or report.leaves):
         who = nodes_text(node.node for node in last.nodes)
         told = f"{who}: {found_text(last)}" if who else found_text(last)
-        seen = last.post_mortem or last.hangs or last.stragglers
+        seen = last.post_mortem or last.hangs or last.stragglers or last.slowdowns
         yield f"before the script started, {told}" if seen else told
     if any(run.missing and not run.unchecked for run in report.runs):
         yield "parts of the journal are missing or cannot be read, as said below"
@@ -86,9 +87,17 @@ def _of_script(run: RunReport) -> Iterator[str]:
         hung = "hung for a while" if each.over else "hangs" if _still_runs(run) else "hung"
         end = f"; then {run.post_mortem.description}" if run.post_mortem else ""
         yield f"the script {hung} ({after}): {_diagnosis(each.hang.found)}{over}{end}"
+
+
+def _slow(run: RunReport) -> Iterator[str]:
+    """Return what was slow while the script ran, the latest of a kind."""
     for slow in run.stragglers[-1:]:
         times = f"{slow.own_ms:.0f} ms of its own per step, {slow.usual_ms:.0f} ms usual"
-        yield f"rank {slow.rank} on {slow.node} was slow while the script ran: {times}"
+        what = f"rank {slow.rank} on {slow.node} was slow"
+        yield f"while the script ran, {_diagnosis(slow.found) if slow.found else what}: {times}"
+    for longer in run.slowdowns[-1:]:
+        times = f"a step took {longer.step_ms:.0f} ms, {longer.usual_ms:.0f} ms before"
+        yield f"while the script ran, {_diagnosis(longer.found)}: {times}"
 
 
 def _diagnosis(found: Diagnosed) -> str:
@@ -202,7 +211,8 @@ def _asked_of_user(run: RunReport) -> str:
 def _next(report: JobReport) -> str:
     last = report.runs[-1]
     if _still_runs(last) and not _hangs(last):
-        return f"slurm-health watch {report.job} follows it"
+        steps = [f"slurm-health watch {report.job} follows it", *_about_slow(last)]
+        return "; ".join(dict.fromkeys(steps))
     return "; ".join(dict.fromkeys(text for text in _steps(report, last) if text))
 
 
@@ -218,10 +228,17 @@ def _steps(report: JobReport, last: RunReport) -> Iterator[str]:
         yield f"{again}{last.hangs[-1].hang.found.advice}"
     elif failed and not last.post_mortem:
         yield "the job's output says why the script failed"
+    yield from _about_slow(last)
     if any(act.action == "hold" and act.progress is not Progress.FAILED for act in last.acts):
         yield f"to run it anyway: scontrol release {report.job}"
     yield _asked_of_user(last)
     yield from _about_nodes(report, last)
+
+
+def _about_slow(run: RunReport) -> Iterator[str]:
+    found = [each.found for each in run.stragglers[-1:]]
+    found += [each.found for each in run.slowdowns[-1:]]
+    yield from (each.advice for each in found if each and each.advice)
 
 
 def _about_nodes(report: JobReport, last: RunReport) -> Iterator[str]:

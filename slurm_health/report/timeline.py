@@ -119,5 +119,7 @@ def _monitor_event(
             return event(detail=f"{stalled_s:.0f} s")
         case SlowdownFound(found=found):
             return event(nodes=tuple(found.nodes), detail=found.description)
+        case StragglerFound(node=node, found=Diagnosed(description=description)):
+            return event(nodes=(node,), detail=description)
         case StragglerFound(node=node, rank=rank):
-            return event(nodes=(node,), detail=f"rank {rank} on {node}")
+            return event(nodes=(node,), detail=f"rank {rank} on {node} is slower than the others")

@@ -133,6 +133,6 @@ def _monitor_text(event: Event) -> str:
         case "slowdown_found":
             return f"monitor: steps take longer: {event.detail}"
         case "straggler_found":
-            return f"monitor: {event.detail} is slower than the others"
+            return f"monitor: {event.detail}"
         case _:
             return f"{event.what.replace('_', ' ')} {event.detail}".rstrip()

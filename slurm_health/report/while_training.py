@@ -36,3 +36,4 @@ def lines_while_training(run: RunReport) -> Iterator[tuple[str, str]]:
     for slow in run.stragglers:
         own, usual = f"{slow.own_ms:.0f} ms of its own per step", f"{slow.usual_ms:.0f} ms usual"
         yield "slow", f"rank {slow.rank} on {slow.node}: {own}, {usual}"
+        yield from lines_of(slow.found) if slow.found else ()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -388,13 +389,44 @@ def test_where_slurm_does_not_answer_the_job_stops_rather_than_run_on_a_bad_node
     assert "something is wrong" in finished.reason
 
 
+def started(attempt: int, **more: Any) -> RunStarted:
+    return RunStarted(
+        run_id=f"{JOB}.{attempt}",
+        job_id=JOB,
+        attempt=attempt,
+        cluster="c",
+        partition="main",
+        nodes=["n1"],
+        master_node="n1",
+        user="ml",
+        **more,
+    )
+
+
 def test_requeues_are_counted_from_the_earlier_attempts(tmp_path: Path) -> None:
     first, second = write_requeued_job(tmp_path, job=JOB)
     (first.directory.parent / "2").mkdir()
 
-    assert requeues(earlier_runs(first.directory.parent, exclude=second.directory)) == 1
-    assert requeues(earlier_runs(first.directory.parent, exclude=first.directory)) == 0
-    assert requeues(earlier_runs(tmp_path / "nowhere", exclude=first.directory)) == 0
+    assert requeues(earlier_runs(second.directory, started(1))) == 1
+    assert requeues(earlier_runs(first.directory, started(0))) == 0
+    assert requeues(earlier_runs(tmp_path / "nowhere" / "0", started(0))) == 0
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [({}, started(0)), ({"submit_time_s": 5}, started(2, submit_time_s=9))],
+    ids=["attempts that begin anew", "another time of submission"],
+)
+def test_requeues_of_an_older_job_with_the_same_id_do_not_count(
+    tmp_path: Path, older: dict[str, Any], newer: RunStarted
+) -> None:
+    intended = ActionIntended(action=Action.REQUEUE, nodes=["n1"])
+    run = RunJournal(tmp_path, job=JOB, label="1")
+    run.start(**older)
+    run.master(intended)
+
+    assert requeues(earlier_runs(run.directory.parent / "0-2", newer)) == 0
+    assert requeues(earlier_runs(run.directory.parent / "2", started(2))) == 1
 
 
 def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: Path) -> None:
@@ -402,7 +434,7 @@ def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: P
     newer.mkdir(parents=True)
     (newer / "master.jsonl").write_text('{"v":99,"id":"master:0","time_s":0,"kind":"x"}\n')
 
-    assert requeues(earlier_runs(tmp_path / "job", exclude=tmp_path / "job" / "1")) == 1
+    assert requeues(earlier_runs(tmp_path / "job" / "1", started(1))) == 1
 
 
 @pytest.mark.parametrize("flag", ["1", "2"])

@@ -18,7 +18,7 @@ from slurm_health.core.diagnosis.collected import Collected, ScriptEnd, Training
 from slurm_health.core.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.core.diagnosis.operators import OPERATORS
 from slurm_health.core.diagnosis.training_log import RankFailure
-from slurm_health.core.records import Diagnosed, HangFound, HangOver
+from slurm_health.core.records import Diagnosed, HangFound, HangOver, StragglerFound
 from slurm_health.monitor import post_mortem, registry
 from slurm_health.monitor.collector import Enabled, EndedJob, NothingCollected
 from slurm_health.monitor.findings_before import MonitorFindings
@@ -301,6 +301,24 @@ def test_a_hang_that_the_monitor_recorded_explains_a_failure_that_nothing_else_d
 
     assert (found.cause, found.sureness) == ("rank-stopped", "certain")
     assert "the training hung before it failed: rank 1 on n1 has been stopped" in said
+
+
+def test_what_was_slow_before_a_failure_is_told_with_it(
+    tmp_path: Path, run_directory: Path
+) -> None:
+    why = Diagnosed(
+        cause="no-processor",
+        description="rank 1 on n1 is slow because it waits for a processor",
+        attribution="undecided",
+        sureness="likely",
+        nodes=["n1"],
+    )
+    slow = StragglerFound(node="n1", rank=1, ratio=1.5, own_ms=150.0, usual_ms=100.0, found=why)
+    journal.Writer(run_directory, journal.MONITOR, lambda: 1e9).append(slow)
+    found, _ = held(ended(tmp_path, run_directory=run_directory), collectors=[MonitorFindings()])
+
+    assert found.cause == "script-failed"
+    assert found.evidence == [f"monitor, before that: {why.description}"]
 
 
 @pytest.mark.parametrize("over", ["it went on", "it was of an earlier start"])

@@ -99,6 +99,47 @@ def test_without_torchrun_the_rank_is_that_of_sruns_task(start: Any) -> None:
     assert [now.rank for now in found().now()] == [2]
 
 
+LOADING = """
+import os, sys, time
+from pathlib import Path
+from slurm_health import heartbeat
+def batches():
+    for step in range(int(sys.argv[2])):
+        time.sleep(0.02)
+        yield step
+    if sys.argv[3] == "more":
+        (Path(sys.argv[1]) / "there").touch()
+        time.sleep(600)
+for step in heartbeat.loading(batches()):
+    heartbeat.step(step, 0.25)
+(Path(sys.argv[1]) / "there").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("how", "ended"), [("", True), ("more", False)])
+def test_a_rank_tells_how_long_it_waited_for_its_data_and_whether_that_ended(
+    start: Any, how: str, ended: bool
+) -> None:
+    start(how=how, script=LOADING, RANK="0")
+    (now,) = found().now()
+
+    assert (now.step, now.batches, now.data_ended) == (4, 5, ended)
+    assert now.loading_s >= 0.1
+    # What it waited for its data is its own.
+    assert now.own_s == pytest.approx(1.25 + now.loading_s, abs=1e-3)
+
+
+def test_the_kernel_counts_how_long_a_rank_ran(start: Any) -> None:
+    start(RANK="0")
+    (now,) = found().now()
+
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not count it")
+    assert now.ran_s > 0
+    assert now.unserved_s >= 0
+
+
 @pytest.mark.parametrize(
     "environ",
     [{"SLURM_JOB_ID": "1"}, {"SLURMD_NODENAME": "n2"}, {"SLURM_STEP_ID": "9"}],

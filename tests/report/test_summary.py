@@ -14,6 +14,7 @@ from slurm_health.core.records import (
     HangFound,
     HangOver,
     ScriptStarted,
+    SlowdownFound,
     StragglerFound,
 )
 from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
@@ -167,8 +168,56 @@ def test_a_hang_that_is_over_and_a_slow_rank_are_told(tmp_path: Path) -> None:
 
     assert "hung for a while" in told.found[0]
     assert told.found[0].endswith("it went on by itself after 80 s")
-    assert told.found[1].startswith("rank 3 on n4 was slow while the script ran")
+    assert told.found[1].startswith("while the script ran, rank 3 on n4 was slow: 150 ms")
     assert told.next == ""
+
+
+SLOW_LOADER = Diagnosed(
+    cause="slow-data-loader",
+    description="rank 3 on n4 is slow because it waits for its data loader",
+    attribution="undecided",
+    sureness="likely",
+    nodes=["n4"],
+    ranks=[3],
+    advice="look at the filesystem of its data as n4 sees it",
+)
+SLOW_LINK = Diagnosed(
+    cause="slow-network",
+    description="the network link of n2 is slow",
+    attribution="undecided",
+    sureness="likely",
+    nodes=["n2"],
+    advice="check these nodes' connections",
+)
+
+
+def test_what_was_slow_before_a_failure_is_told_with_what_to_do_about_it(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    run.write(
+        journal.MONITOR,
+        StragglerFound(
+            node="n4", rank=3, ratio=1.5, own_ms=150.0, usual_ms=100.0, found=SLOW_LOADER
+        ),
+        SlowdownFound(step_ms=900.0, usual_ms=400.0, found=SLOW_LINK),
+    )
+    runs = summary(tmp_path)
+    run.run_script(exit_code=1)
+    run.write(journal.POST_MORTEM, LOST)
+    failed = summary(tmp_path)
+
+    assert (
+        runs.next == f"slurm-health watch 12 follows it; {SLOW_LOADER.advice}; {SLOW_LINK.advice}"
+    )
+    assert failed.found[0].startswith("the script failed: Slurm lost n2")
+    assert failed.found[1] == (
+        "while the script ran, rank 3 on n4 is slow because it waits for its data loader"
+        " (fault undecided, likely): 150 ms of its own per step, 100 ms usual"
+    )
+    assert failed.found[2] == (
+        "while the script ran, the network link of n2 is slow (fault undecided, likely):"
+        " a step took 900 ms, 400 ms before"
+    )
+    assert failed.next.startswith(f"{LOST.advice}; {SLOW_LOADER.advice}; {SLOW_LINK.advice}")
 
 
 def test_a_script_that_was_started_again_tells_where(tmp_path: Path) -> None:

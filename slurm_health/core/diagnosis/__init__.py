@@ -15,6 +15,7 @@ An inference leads to others until nothing leads on; what is sure enough of them
     before_it_failed  operator about a hang that the monitor saw before
     hangs          operators about a training that hangs
     hangs_without_stacks  the same, whose ranks say nothing
+    out_of_step    ranks that are not at the same step: the data of some ended before that of others
     hang_words     what is said of ranks while a training hangs
     seen           what the monitor sees of ranks, and whether that is a standstill
     watched        all ranks of a job as its monitors tell them, and whether they stand still
@@ -23,6 +24,7 @@ An inference leads to others until nothing leads on; what is sure enough of them
     pace           how long a training may stand still, by its own steps
     stack          what a rank does, by its Python stack
     stragglers     ranks that are slower than the others, window by window
+    slow_rank      operators about why one of them is slower
     slow_steps     steps that take longer than before, window by window
     slow_network   operator about the connections over which ranks then wait
     known_errors   exceptions whose cause is known by their words

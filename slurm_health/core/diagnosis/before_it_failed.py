@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the monitor saw before the script failed: a training that hangs is ended by a timeout later.
 
-Ranks then say only that they waited, or were killed; the monitor saw who kept them waiting.
+Ranks then say only that they waited, or were killed; the monitor saw who kept them waiting. What
+was slow before a hang or a failure is told with it where it may belong to it.
 """
 
 from __future__ import annotations
@@ -58,3 +59,11 @@ def hang_at_the_end(data: Collected) -> HangFound | None:
 def line_of(hang: HangFound) -> str:
     """Return when it hung, as a line of evidence."""
     return f"monitor: no step after step {hang.step}, for {hang.stalled_s:.0f} s when it was said"
+
+
+def slow_before(cause: Inference, data: Collected) -> list[str]:
+    """Return what was slow before, as lines of evidence: on the nodes of a cause, if it has any."""
+    saw = data.get(MonitorSaw)
+    found = saw.slow if saw else ()
+    here = [each for each in found if not cause.nodes or {*cause.nodes} & {*each.nodes}]
+    return list(dict.fromkeys(f"monitor, before that: {each.description}" for each in here))

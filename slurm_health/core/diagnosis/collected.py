@@ -10,7 +10,7 @@ import msgspec
 
 from slurm_health.core.diagnosis.training_log import TrainingLog as TrainingLog
 from slurm_health.core.diagnosis.words import SIGKILL, SIGTERM
-from slurm_health.core.records import HangFound
+from slurm_health.core.records import Diagnosed, HangFound
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -81,9 +81,13 @@ class FlightRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MonitorSaw(msgspec.Struct, frozen=True, kw_only=True):
-    """What the monitor found while the script ran: the hang that was not over when it ended."""
+    """What the monitor found while the script ran: the hang that was not over when it ended.
+
+    `slow` are ranks and connections that were found to be slow before, oldest first.
+    """
 
     hang: HangFound | None = None
+    slow: tuple[Diagnosed, ...] = ()
 
 
 class Collected:

@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from slurm_health.core.diagnosis.before_it_failed import slow_before
 from slurm_health.core.diagnosis.chain import InferenceChain, Walk
 from slurm_health.core.diagnosis.collected import Collected, ScriptEnd
 from slurm_health.core.diagnosis.inference import Inference
 from slurm_health.core.diagnosis.names import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS
 from slurm_health.core.diagnosis.seen import Standstill
 from slurm_health.core.diagnosis.slow_network import Slowdown
+from slurm_health.core.diagnosis.slow_rank import SlowRank
 from slurm_health.core.diagnosis.words import signal_text
 from slurm_health.core.records import Diagnosed
 
 _MOST_EVIDENCE = 6
+_MOST_BEFORE = 2  # of these: what had been slow before
 
 
 class ActionKind(Enum):
@@ -103,6 +106,7 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
     evidence = dict.fromkeys(
         line for each in (cause, *(step.after for step in way)) for line in each.evidence
     )
+    before = slow_before(cause, data)[-_MOST_BEFORE:]
     return Diagnosed(
         cause=cause.name,
         description=cause.description,
@@ -113,7 +117,7 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
         nodes=_of_the_job(cause.nodes, data),
         ranks=list(cause.ranks),
         accused=_of_the_job(cause.accused, data),
-        evidence=list(evidence)[:_MOST_EVIDENCE],
+        evidence=[*list(evidence)[: _MOST_EVIDENCE - len(before)], *before],
         advice=cause.advice,
         chain=[f"{step.operator}: {step.after.name}" for step in way],
         not_collected=[f"{name}: {why}" for name, why in data.missing.items()],
@@ -129,4 +133,6 @@ def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:
     told: list[ScriptEnd | Standstill | Slowdown | None]
     told = [data.get(ScriptEnd), data.get(Standstill), data.get(Slowdown)]
     of_the_job = {node for each in told if each is not None for node in each.nodes}
+    slow = data.get(SlowRank)
+    of_the_job |= {slow.node} if slow else set()
     return [node for node in nodes if node in of_the_job]

@@ -16,16 +16,19 @@ from slurm_health.core.diagnosis.words import ranks_text
 
 _OVER = {"completed", "retired"}
 _SHOWN = 4
+_REPEATED = 2  # a collective that all ranks have called so often is one that their steps have
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """The first collective in which ranks differ; `ranks` are the fewer.
 
-    `mismatched`: they called something else. Otherwise they never entered it.
+    `mismatched`: they called something else. Otherwise they never entered it. `of_a_step`: what
+    they called, all ranks had called again and again, so that they may only be at another step.
     """
 
     mismatched: bool
+    of_a_step: bool = False
     ranks: tuple[int, ...]
     description: str
     evidence: tuple[str, ...]
@@ -56,6 +59,7 @@ def _mismatch(group: str, by_rank: Mapping[int, Mapping[int, Operation]]) -> Dif
         other = called[ranks[0]]
         return Difference(
             mismatched=True,
+            of_a_step=len(kinds) == 2 and _repeated(other, by_rank, sequence),
             ranks=ranks,
             description=f"{ranks_text(ranks)} called {_named(other)} as collective {sequence} of"
             f" group {group}, while {ranks_text([r for r in called if r not in ranks])} called"
@@ -63,6 +67,23 @@ def _mismatch(group: str, by_rank: Mapping[int, Mapping[int, Operation]]) -> Dif
             evidence=_evidence(called, ranks),
         )
     return None
+
+
+def _repeated(
+    called: Operation, by_rank: Mapping[int, Mapping[int, Operation]], sequence: int
+) -> bool:
+    """Tell whether every rank has called it again and again, about as often as anything else.
+
+    What only the end of an epoch has is called more seldom.
+    """
+    for operations in by_rank.values():
+        kinds = Counter(
+            (each.what, each.sizes) for number, each in operations.items() if number < sequence
+        )
+        most = max(kinds.values(), default=0)
+        if kinds[called.what, called.sizes] < max(_REPEATED, most / 2):
+            return False
+    return True
 
 
 def _absence(group: str, by_rank: Mapping[int, Mapping[int, Operation]]) -> Difference | None:

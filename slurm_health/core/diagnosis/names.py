@@ -13,6 +13,8 @@ RANKS_WAITED = "ranks-waited"
 NO_PROGRESS = "no-progress"  # while the script runs
 NEVER_ENTERED = "never-entered"
 SLOWER_STEPS = "slower-steps"  # while the script runs
+SLOWER_RANK = "slower-rank"
+OUT_OF_STEP = "rank-out-of-step"
 
 MOST_LINES = 4  # of evidence of one kind; the output has the rest
 

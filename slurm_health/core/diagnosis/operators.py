@@ -4,7 +4,8 @@
 From `script-failed`, the symptom, to what Slurm, kernel and driver say, and to `rank-failed`, the
 first failure; from there to what it means. Where every failure is only a consequence, from
 `ranks-waited` to what the ranks waited in. From `no-progress`, the symptom of a script that still
-runs, to who does not come to what the others wait in; from `slower-steps` to a slow link.
+runs, to who does not come to what the others wait in; from `slower-steps` to a slow link; from
+`slower-rank` to what takes its time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from slurm_health.core.diagnosis.hangs import (
 )
 from slurm_health.core.diagnosis.hangs_without_stacks import ConnectionsUnanswered, FileAwaited
 from slurm_health.core.diagnosis.inference import InferenceOperator
+from slurm_health.core.diagnosis.out_of_step import DataEndedBefore
 from slurm_health.core.diagnosis.ranks import (
     FirstFailure,
     Killed,
@@ -29,6 +31,7 @@ from slurm_health.core.diagnosis.ranks import (
 )
 from slurm_health.core.diagnosis.ras import RasBehind
 from slurm_health.core.diagnosis.slow_network import SlowPaths
+from slurm_health.core.diagnosis.slow_rank import ComputesLonger, NoProcessor, SlowData
 from slurm_health.core.diagnosis.surroundings import (
     EndedFromOutside,
     GpuErrors,
@@ -43,6 +46,7 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     KilledForMemory(),
     GpuErrors(),
     HungBefore(),
+    DataEndedBefore(),
     FlightDiffers(),
     FirstFailure(),
     KnownErrors(),
@@ -61,4 +65,7 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     FileAwaited(),
     ConnectionsUnanswered(),
     SlowPaths(),
+    NoProcessor(),
+    SlowData(),
+    ComputesLonger(),
 )

@@ -32,6 +32,8 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
         node: where it runs, empty where that is not known.
         pid: its process there, 0 of one that had ended before anybody looked.
         step: at which it is, by its heartbeat.
+        batches: that its data has given so far, 0 where it does not tell.
+        data_ended: its data has no more.
         gone: its process has ended.
         state: of its main thread, one letter of proc(5).
         kernel: where in the kernel it waits, and what its children do, where that can be seen.
@@ -46,6 +48,8 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     pid: int = 0
     step: int = 0
+    batches: int = 0
+    data_ended: bool = False
     gone: bool = False
     state: str = ""
     kernel: str = ""

@@ -16,6 +16,7 @@ from slurm_health.core.diagnosis.names import (
     SCRIPT_FAILED,
     ranks_of,
 )
+from slurm_health.core.diagnosis.out_of_step import out_of_step
 from slurm_health.core.diagnosis.seen import Standstill
 from slurm_health.core.diagnosis.training_log import RankFailure
 from slurm_health.core.diagnosis.words import ranks_text
@@ -72,6 +73,8 @@ class FlightDiffers:
         ended = inference.name != NO_PROGRESS
         if ended and (inference.name == SCRIPT_FAILED) != difference.mismatched:
             return ()
+        if difference.of_a_step:
+            return [out_of_step(difference, _nodes_of(difference.ranks, data))]
         if difference.mismatched:
             return [
                 Inference(
@@ -83,7 +86,7 @@ class FlightDiffers:
                     ranks=difference.ranks,
                     evidence=difference.evidence,
                     advice="have all ranks call the same collectives with the same sizes in the"
-                    " same order",
+                    " same order, and give all as many batches",
                 )
             ]
         return [

@@ -18,6 +18,7 @@ from slurm_health.core.diagnosis.seen import (
     Standstill,
     still_works,
 )
+from slurm_health.core.diagnosis.slow_rank import SlowRank
 from slurm_health.core.diagnosis.slow_steps import Longer, RankSteps, SlowSteps
 from slurm_health.core.diagnosis.stack import Doing, place_of
 from slurm_health.core.diagnosis.stragglers import OwnTime, Slower, Stragglers
@@ -27,8 +28,11 @@ class RankNow(msgspec.Struct, frozen=True, array_like=True):
     """One rank at this moment; the program it belongs to is a step of the job, or its script.
 
     Of its heartbeat: the step, how many so far, seconds since the last, what one takes, the longest
-    pause, seconds of its own in so many steps: all 0 of a rank without one. `cpu_s` and `io_bytes`
-    are of it and its children. `world` is how many ranks there are, 0 where that is not told.
+    pause, seconds of its own in so many steps, of which it waited `loading_s` for its data, which
+    has given so many batches, and may have ended: all 0 of a rank without one. `cpu_s` and
+    `io_bytes` are of it and its children. `world` is how many ranks there are, 0 where that is not
+    told. Its main thread ran for `ran_s`, and was ready to for `unserved_s` without a processor;
+    `throttled_s` is how long its cgroup was held back by a CPU limit. 0 where that is not known.
     """
 
     program: str
@@ -45,6 +49,12 @@ class RankNow(msgspec.Struct, frozen=True, array_like=True):
     own_s: float = 0.0
     own_steps: int = 0
     world: int = 0
+    loading_s: float = 0.0
+    batches: int = 0
+    data_ended: bool = False
+    ran_s: float = 0.0
+    unserved_s: float = 0.0
+    throttled_s: float = 0.0
 
     @property
     def pace(self) -> Pace:
@@ -253,17 +263,15 @@ class Watched:
         program.hung_s = now_s - standstill.stalled_s
         return standstill, flights
 
-    def window(self) -> list[tuple[str, Slower]]:
-        """Close a window of time; return by node the ranks newly known to be slower than others."""
-        found: list[tuple[str, Slower]] = []
+    def window(self) -> list[tuple[SlowRank, float]]:
+        """Close a window of time; return the ranks newly known to be slower, and how many times."""
+        found: list[tuple[SlowRank, float]] = []
         for program in self.programs.values():
             own = {
-                rank: OwnTime(seconds=last.now.own_s, steps=last.now.own_steps)
-                for rank, last in program.ranks.items()
-                if not last.gone
+                rank: _own_time(last.now) for rank, last in program.ranks.items() if not last.gone
             }
             slow = program.stragglers.window(own)
-            found += [(program.ranks[each.rank].node, each) for each in slow]
+            found += [(_slow_rank(each, program.ranks[each.rank]), each.ratio) for each in slow]
         return found
 
     def slower(self) -> list[tuple[Program, Longer]]:
@@ -293,6 +301,27 @@ class Watched:
         return program.stalled_s(now_s) < hung_for_s
 
 
+def _slow_rank(slower: Slower, last: _Last) -> SlowRank:
+    return SlowRank(
+        rank=slower.rank,
+        node=last.node,
+        spent=slower.spent,
+        usual=slower.usual,
+        tells_loading=last.now.batches > 0,
+    )
+
+
+def _own_time(now: RankNow) -> OwnTime:
+    return OwnTime(
+        seconds=now.own_s,
+        steps=now.own_steps,
+        loading_s=now.loading_s,
+        ran_s=now.ran_s,
+        unserved_s=now.unserved_s,
+        throttled_s=now.throttled_s,
+    )
+
+
 def _seen(
     rank: int, last: _Last, before: RankNow | None, look: RankLook | None, window_s: float
 ) -> RankSeen:
@@ -306,6 +335,8 @@ def _seen(
         node=last.node,
         pid=last.now.pid,
         step=last.now.step,
+        batches=last.now.batches,
+        data_ended=last.now.data_ended,
         gone=last.gone,
         state=last.now.state,
         kernel=look.kernel if look else "",

@@ -77,3 +77,32 @@ def test_a_job_that_was_cancelled_while_it_hung_is_told_where_it_hung() -> None:
     assert found.description == "the job was cancelled while the training hung"
     assert "rank 1 on n2 waits for the data loader" in found.evidence
     assert found.advice == STUCK.advice
+
+
+SLOW = Diagnosed(
+    cause="slow-data-loader",
+    description="rank 1 on n2 is slow because it waits for its data loader",
+    attribution="undecided",
+    sureness="likely",
+    nodes=["n2"],
+    ranks=[1],
+)
+BEFORE = "monitor, before that: rank 1 on n2 is slow because it waits for its data loader"
+
+
+def test_a_failure_or_hang_on_a_node_that_was_slow_before_says_so() -> None:
+    killed = RankFailure(rank=1, signal=9, node="n2", line="srun: error: n2: task 1: Killed")
+    elsewhere = RankFailure(rank=2, signal=9, node="n3", line="srun: error: n3: task 2: Killed")
+    saw = MonitorSaw(slow=(SLOW,))
+
+    assert diagnose(TrainingLog(failures=(killed,)), saw).evidence[-1] == BEFORE
+    assert BEFORE not in diagnose(TrainingLog(failures=(elsewhere,)), saw).evidence
+    hung = diagnose(TrainingLog(failures=(TIMED_OUT,)), MonitorSaw(hang=SAW.hang, slow=(SLOW,)))
+    assert hung.evidence[-1] == BEFORE
+
+
+def test_a_failure_that_names_no_node_tells_what_was_slow_before() -> None:
+    found = diagnose(TrainingLog(failures=(TIMED_OUT,)), MonitorSaw(slow=(SLOW,)))
+
+    assert found.cause == "connections-broke"
+    assert found.evidence[-1] == BEFORE
