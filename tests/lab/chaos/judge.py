@@ -87,7 +87,7 @@ def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
     elif len(attempts) > 1 and not deeds & {*_SLURMS_OWN, Deed.REQUEUE}:
         yield f"nobody asked for it, and the script ran again: attempts {attempts}"
     for start in seen.starts:
-        if start.beside:
+        if start.beside and not _of_lost_batch_node(start, seen):
             yield f"start {start.restart} of attempt {start.attempt} ran beside another: {start}"
         check = _check_before(start, seen)
         if check is None or check.finished is None or not check.levels:
@@ -103,6 +103,13 @@ def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
         )
         if undisturbed and sorted(start.tasks) != sorted(start.nodes):
             yield f"the script had {start.nodes}, and its tasks ran on {start.tasks}"
+
+
+def _of_lost_batch_node(start: Start, seen: Seen) -> bool:
+    """Tell whether only a batch script that nobody could end still ran: its node was lost."""
+    lost = {each.node for each in seen.done if each.deed is Deed.LOSE_NODE}
+    earlier = {each.nodes[0] for each in seen.starts if each.attempt < start.attempt and each.nodes}
+    return start.beside == ("batch",) and bool(lost & earlier)
 
 
 def _check_before(start: Start, seen: Seen) -> Check | None:
