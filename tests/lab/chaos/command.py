@@ -37,7 +37,7 @@ class Outcome:
 
     def __str__(self) -> str:
         state = self.seen.job.get("JobState", "forgotten")
-        never = [str(each) for each in self.plan.troubles if each not in self.seen.done]
+        never = [str(each) for each in self.seen.pending]
         text = f"seed {self.plan.seed}: {self.duration_s:.1f} s, {state}, {self.plan}"
         text += f" (which never came: {', '.join(never)})" if never else ""
         if not self.violations:
@@ -66,8 +66,8 @@ def run_many(seeds: Iterable[int], *, labs: int, evidence: Path, minutes: float)
                 return None
             return run_one(plan_of(seed), evidence, Path(hooks))
 
-        runs = {pool.submit(in_time, seed): seed for seed in seeds}
         try:
+            runs = {pool.submit(in_time, seed): seed for seed in seeds}
             for run in as_completed(runs):
                 said = tally.add(run, runs[run])
                 if said:

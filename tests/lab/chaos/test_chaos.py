@@ -115,6 +115,7 @@ def job(**fields: str) -> Mapping[str, str]:
         replace(RIGHT, starts=(START, replace(START, attempt=1)), done=killed(Deed.REQUEUE),
                 checks=(WELL, replace(WELL, attempt=1))),
         replace(RIGHT, starts=(replace(START, ended=False), replace(START, restart=1))),
+        replace(RIGHT, checks=(WELL, replace(WELL, levels={}, finished=None))),
         replace(RIGHT, checks=(), output="the job runs UNCHECKED"),
         replace(RIGHT, starts=(START, replace(START, attempt=1, beside=("batch",))),
                 done=killed(Deed.LOSE_NODE, "n1"), checks=(WELL, replace(WELL, attempt=1))),
