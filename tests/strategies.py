@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 from hypothesis import strategies as st
 
 from slurm_health.core.records import KINDS, Record, VerdictReached
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
 
 node_names = st.from_regex(
     r"[a-z]{1,3}(0{0,2}[0-9]{1,3})?([-_][a-z]{1,2}[0-9]{0,2})?", fullmatch=True
@@ -55,11 +57,16 @@ def _as_record(value: object) -> Record:
 
 @st.composite
 def verdicts(draw: st.DrawFn) -> VerdictReached:
-    """Draw a verdict about up to eight nodes."""
+    """Draw a verdict about up to eight nodes, and about paths between those that are well."""
     names = draw(st.lists(node_names, unique=True, min_size=1, max_size=8))
+    nodes = [
+        NodeVerdict(node=name, level=draw(st.sampled_from(Level)), reason=draw(st.text()))
+        for name in names
+    ]
+    well = [node.node for node in nodes if node.level is Level.HEALTHY]
+    pairs = list(itertools.combinations(well, 2))
+    bad = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3)) if pairs else []
+    levels = st.sampled_from([Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE])
     return VerdictReached(
-        nodes=[
-            NodeVerdict(node=name, level=draw(st.sampled_from(Level)), reason=draw(st.text()))
-            for name in names
-        ]
+        nodes=nodes, paths=[LinkVerdict(ends=ends, level=draw(levels)) for ends in bad]
     )

@@ -67,7 +67,7 @@ def act(
     Raises:
         JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
     """
-    avoid = unwanted(verdict, policy)
+    avoid = unwanted(verdict, policy, batch_node=started.master_node)
     # Where all is well there is nothing to ask Slurm about.
     facts = JobFacts(job_id=started.job_id, batch_node=started.master_node)
     if avoid:

@@ -18,6 +18,7 @@ from .lab import Lab
 from .layout import BASE
 
 DEFAULT_NAME = "lab"
+_INTERRUPTED = 130  # as a shell calls what SIGINT ended
 
 _DESCRIPTION = """\
 A disposable, real Slurm cluster on this machine, with real faults.
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         print("lab: interrupted", file=sys.stderr)
-        return 130
+        return _INTERRUPTED
 
 
 @contextlib.contextmanager
@@ -135,9 +136,14 @@ def _chaos(options: argparse.Namespace) -> int:
     from .chaos import command  # it loads slurm-health, which the other commands do without
 
     seeds = range(options.seed, options.seed + options.runs)
-    well = command.run_many(
-        seeds, labs=options.labs, evidence=options.evidence, minutes=options.minutes
-    )
+    try:
+        well = command.run_many(
+            seeds, labs=options.labs, evidence=options.evidence, minutes=options.minutes
+        )
+    except KeyboardInterrupt:
+        print("lab: interrupted", file=sys.stderr, flush=True)
+        # Threads wait for Slurm, for minutes perhaps. Their labs end with this process.
+        os._exit(_INTERRUPTED)
     return 0 if well else 1
 
 
@@ -264,6 +270,13 @@ def _add_faults(fault: argparse.ArgumentParser, named: argparse.ArgumentParser) 
     )
     drop.add_argument("--fraction", type=float, default=1.0, help="default: %(default)g, all")
     drop.add_argument("--everything", action="store_true", help="Slurm's own traffic too")
+
+    cut = add(
+        "cut-path",
+        "drop packets between two nodes",
+        lambda lab, o: lab.fault.cut_path(o.node, o.other),
+    )
+    cut.add_argument("other", metavar="OTHER", help="the other end; to clear NODE mends it")
 
     starve = add(
         "starve-cpu",

@@ -35,6 +35,16 @@ class Faults:
         """
         network_faults.drop(self._lab, node, fraction, everything=everything)
 
+    def cut_path(self, node: str, other: str) -> None:
+        """Drop the packets between two nodes, which reach all others; Slurm's ports are spared.
+
+        To `clear` the first one mends it. On one node, this and `drop` replace each other.
+
+        Raises:
+            LabError: both are the same node.
+        """
+        network_faults.cut(self._lab, node, other)
+
     # -- CPU ----------------------------------------------------------------------------------
 
     def starve_cpu(self, node: str, share: float = 0.2) -> None:

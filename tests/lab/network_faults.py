@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slow links (tc tbf) and dropped packets (iptables) on a node's link."""
+"""Slow links (tc tbf), dropped packets and cut paths (iptables) on a node's link."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .inside import Inside
 
 _CHAIN = "LAB-DROP"
+_SLURMS_PORTS = f"{SLURMCTLD_PORT},{SLURMD_PORT},{SRUN_PORTS[0]}:{SRUN_PORTS[1]}"
 # One full-sized offloaded packet: tbf would drop what is larger than its bucket.
 _BURST = "64kb"
 _LATENCY = "50ms"
@@ -37,13 +38,34 @@ def drop(lab: "Inside", node: str, fraction: float, *, everything: bool) -> None
     lab.run(["iptables-restore"], node=node, cwd="/", stdin=rules.encode())
 
 
+def cut(lab: "Inside", node: str, other: str) -> None:
+    """Drop the packets between two nodes, in both directions; the rules are the first one's."""
+    if node == other:
+        raise LabError(f"a path has two ends, and {node} is one node")
+    lab.pid(other)  # an unknown name is refused
+    lab.paths.network_fault(node).touch()
+    rules = _table(cut_rules(lab.spec.address(other)))
+    lab.run(["iptables-restore"], node=node, cwd="/", stdin=rules.encode())
+
+
+def cut_rules(address: str) -> str:
+    """The rules against one other node that spare Slurm, as iptables-restore reads them."""
+    rules = [
+        f":{_CHAIN} - [0:0]",
+        f"-A INPUT -s {address} -j {_CHAIN}",
+        f"-A OUTPUT -d {address} -j {_CHAIN}",
+        f"-A {_CHAIN} -p tcp -m multiport --ports {_SLURMS_PORTS} -j RETURN",
+        f"-A {_CHAIN} -j DROP",
+    ]
+    return "\n".join(rules)
+
+
 def drop_rules(fraction: float, *, everything: bool) -> str:
     """The rules, as iptables-restore reads them."""
-    ports = f"{SLURMCTLD_PORT},{SLURMD_PORT},{SRUN_PORTS[0]}:{SRUN_PORTS[1]}"
     spared = [
         f"-A {_CHAIN} -s {CONTROLLER_ADDRESS} -j RETURN",
         f"-A {_CHAIN} -d {CONTROLLER_ADDRESS} -j RETURN",
-        f"-A {_CHAIN} -p tcp -m multiport --ports {ports} -j RETURN",
+        f"-A {_CHAIN} -p tcp -m multiport --ports {_SLURMS_PORTS} -j RETURN",
     ]
     chance = "" if fraction == 1 else f" -m statistic --mode random --probability {fraction:g}"
     rules = [

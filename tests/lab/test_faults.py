@@ -90,6 +90,19 @@ def test_dropped_packets_spare_slurm(lab: Lab) -> None:
     assert transfer_s(lab, "n1", "n3", 10) is not None
 
 
+def test_a_cut_path_is_between_two_nodes_and_spares_slurm(lab: Lab) -> None:
+    lab.fault.cut_path("n3", "n1")
+    assert transfer_s(lab, "n1", "n3", 10, timeout_s=1) is None
+    assert transfer_s(lab, "n3", "n1", 10, timeout_s=1) is None
+    assert transfer_s(lab, "n2", "n3", 10) is not None
+    assert transfer_s(lab, "n1", "n2", 10) is not None
+    job_id = lab.sbatch("#!/bin/sh\nsrun -N1 -n1 -w n3 hostname", "-N2", "-w", "n1,n3")
+    lab.wait_job(job_id)
+    assert lab.job_output(job_id) == "n3\n"
+    lab.fault.clear("n3")
+    assert transfer_s(lab, "n1", "n3", 10) is not None
+
+
 def test_dropping_everything_cuts_the_node_off(lab: Lab) -> None:
     reach = [*PYTHON, "import socket; socket.create_connection(('ctl', 6817), timeout=1)"]
     assert lab.run(reach, node="n3", check=False).returncode == 0

@@ -9,6 +9,7 @@ in ~/played where a job is given no such variable:
     slow                so, with times ten times longer
     lagging             so, with times a third longer
     unreachable         measures alone, but no partner hears of it
+    apart               so with another one that is apart, and well with all others
     no-torch            ends at once as Python does without torch
     never-ready         starts and says nothing, for as long as it is told so
     broken-device       its device says that it is broken, and it ends
@@ -96,14 +97,15 @@ def meet(command: dict[str, Any], how: str, aborted: set[int]) -> str:
     place = HOME / "meetings" / group["prefix"].replace("/", "_")
     place.mkdir(parents=True, exist_ok=True)
     cut = place / "cut"
-    (cut if how == "unreachable" else place / str(group["rank"])).touch()
+    arrived = place / (f"{group['rank']} apart" if how == "apart" else str(group["rank"]))
+    (cut if how == "unreachable" else arrived).touch()
     while len(list(place.iterdir())) < group["world_size"] or cut.exists():
         if cut.exists():
             return "failed"
         if command["round"] in aborted:
             return "timed_out"
         time.sleep(0.005)
-    return ""
+    return "failed" if len(list(place.glob("* apart"))) > 1 else ""
 
 
 def serve(command: dict[str, Any], aborted: set[int]) -> None:

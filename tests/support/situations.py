@@ -39,4 +39,5 @@ def job_facts(
 
 def decided(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Decision:
     """Return what is decided about a verdict, with the unwanted nodes that the policy makes."""
-    return decide(verdict, unwanted(verdict, policy), policy, facts)
+    avoid = unwanted(verdict, policy, batch_node=facts.batch_node)
+    return decide(verdict, avoid, policy, facts)

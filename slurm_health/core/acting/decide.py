@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from slurm_health.core.acting.decision import Decision, Ending, Question, Shrink
 from slurm_health.core.acting.drains import Drain, LeaveAlone, drains
 from slurm_health.core.acting.facts import JobFacts, requeue_obstacle
+from slurm_health.core.acting.paths import PathEnd, ends_to_leave
 from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.core.nodeset import fold
 from slurm_health.core.records import Disposition, VerdictReached
@@ -26,14 +27,22 @@ def exit_code(verdict: VerdictReached) -> ExitCode:
     return ExitCode.INCONCLUSIVE if Level.INCONCLUSIVE in nodes else ExitCode.HEALTHY
 
 
-def unwanted(verdict: VerdictReached, policy: Policy) -> tuple[NodeVerdict, ...]:
-    """Return the nodes the job should not run on, bad or, by the policy, in doubt."""
+def unwanted(
+    verdict: VerdictReached, policy: Policy, *, batch_node: str
+) -> tuple[NodeVerdict, ...]:
+    """Return the nodes the job should not run on: bad ones and, by the policy, those in doubt.
+
+    Of two nodes with a bad path between them it is one, as a `PathEnd`.
+    """
     levels = {Level.FAULTY}
     if policy.on_straggler is not OnStraggler.REPORT:
         levels.add(Level.SLOW)
     if policy.on_inconclusive is not OnInconclusive.PROCEED:
         levels.add(Level.INCONCLUSIVE)
-    return tuple(node for node in verdict.nodes if node.level in levels)
+    found = tuple(node for node in verdict.nodes if node.level in levels)
+    slow = policy.on_straggler is not OnStraggler.REPORT
+    left = _names(found)
+    return (*found, *ends_to_leave(verdict, left=left, batch_node=batch_node, slow=slow))
 
 
 def decide(
@@ -41,10 +50,10 @@ def decide(
 ) -> Decision:
     """Decide what is done about a verdict with these unwanted nodes.
 
-    Guarantees: only proven faults, and on request proven slowness, are to be drained; a job that is
-    made smaller goes on; neither slowness nor doubt ends a job, unless it was to be held for doubt
-    and cannot be; a job leaves a slow node only for nodes that it has, or can have at once, unless
-    it was asked to wait.
+    Guarantees: only proven faults of nodes, and on request proven slowness, are to be drained; a
+    job that is made smaller goes on; neither slowness, nor doubt, nor a bad path ends a job, unless
+    it was to be held for doubt and cannot be; a job leaves what is slow only for nodes that it has,
+    or can have at once, unless it was asked to wait.
     """
     case = _case(verdict, unwanted, policy, facts)
     shrink, ending = _chosen(case)
@@ -61,7 +70,7 @@ def question(
         return None
     if requeue_obstacle(facts, _names(left)) or _at_limit(case):
         return None
-    keep = tuple(node.node for node in verdict.nodes if node not in left)
+    keep = tuple(node.node for node in verdict.nodes if node.node not in _names(left))
     full = len(verdict.nodes) if policy.nodes_wanted is None else policy.nodes_wanted
     needed = full if policy.nodes_needed is None else policy.nodes_needed
     slow_first = sorted(left, key=lambda node: node.level is not Level.SLOW)
@@ -130,7 +139,11 @@ def _drains(case: _Case) -> tuple[Drain | LeaveAlone, ...]:
     if not case.facts.may_drain:
         return ()
     wanted = drains(
-        [node for node in case.avoided if node.level is not Level.INCONCLUSIVE],
+        [
+            node
+            for node in case.avoided
+            if node.level is not Level.INCONCLUSIVE and not isinstance(node, PathEnd)
+        ],
         total=len(case.verdict.nodes),
         drain_slow=case.policy.on_straggler is OnStraggler.DRAIN,
         max_bad_share=case.policy.max_bad_share,
@@ -295,7 +308,7 @@ def _proceed(case: _Case) -> Ending:
         f"the connection {'-'.join(link.ends)} is bad, no node is to blame"
         f"{_at_worst(link.slowdown, 'network')}"
         for link in (*verdict.paths, *verdict.leaves)
-        if link.level is not Level.INCONCLUSIVE
+        if link.level is not Level.INCONCLUSIVE and not {*link.ends} & {*_names(case.avoided)}
     ]
     if slow:
         said.append(f"{fold(_names(slow))} slow, reported only{_cost(slow)}")

@@ -72,7 +72,8 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
     decision = decided(verdict, policy, known)
 
     at = {level: set(verdict_nodes(verdict, level)) for level in Level}
-    avoided = {node.node for node in unwanted(verdict, policy)}
+    unfit = unwanted(verdict, policy, batch_node=known.batch_node)
+    avoided = {node.node for node in unfit}
     drains = [each for each in decision.drains if isinstance(each, Drain)]
     drained = [each.node for each in drains]
     may_go = at[Level.FAULTY] | (
@@ -102,7 +103,8 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
             assert known.requeues < policy.max_requeues
             assert not requeue_obstacle(known, ending.nodes)
             waits = policy.on_straggler in {OnStraggler.REQUEUE, OnStraggler.DRAIN}
-            assert waits or not known.wait or not at[Level.SLOW] & set(ending.nodes)
+            slow = {node.node for node in unfit if node.level is Level.SLOW}  # or their paths
+            assert waits or not known.wait or not slow & set(ending.nodes)
             return
         case Disposition.HOLD:
             assert ending.nodes
@@ -142,7 +144,7 @@ def test_slurm_is_asked_for_other_nodes_only_where_its_answer_decides(data: st.D
     policy = data.draw(POLICIES)
     known = data.draw(facts_of(verdict))
 
-    asked = question(verdict, unwanted(verdict, policy), policy, known)
+    asked = question(verdict, unwanted(verdict, policy, batch_node=known.batch_node), policy, known)
     could, would_wait = (
         decided(verdict, policy, replace(known, wait=wait)) for wait in ("", "it would have to")
     )

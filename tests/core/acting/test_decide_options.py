@@ -288,7 +288,9 @@ def test_where_slurm_cannot_be_asked_only_a_faulty_node_or_a_wish_to_hold_ends_a
 ) -> None:
     policy = Policy(on_inconclusive=choice)
 
-    last = decide_unasked(found, unwanted(found, policy), policy, "it does not answer")
+    last = decide_unasked(
+        found, unwanted(found, policy, batch_node="n1"), policy, "it does not answer"
+    )
 
     assert last.disposition is expected
     assert "it does not answer" in last.reason
@@ -339,7 +341,9 @@ def test_healthy_nodes_that_are_not_needed_are_kept_where_the_job_keeps_its_spar
     )
     facts = JobFacts(job_id=1, batch_node="n1")
 
-    shrink = decide(verdict, unwanted(verdict, policy), policy, facts).shrink
+    shrink = decide(
+        verdict, unwanted(verdict, policy, batch_node=facts.batch_node), policy, facts
+    ).shrink
 
     assert shrink is not None
     assert (shrink.keep, shrink.spares, shrink.drop) == (("n1", "n3", "n4"), ("n5",), ("n2", "n6"))

@@ -6,9 +6,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from pprint import pformat
 
@@ -18,7 +19,7 @@ from tests.lab import LabError
 from .judge import violations
 from .look import Seen, look
 from .perform import Performance
-from .plan import NODES, Plan, plan_of
+from .plan import NODES, WHILE_IT_TRAINS, Deed, Plan, Trouble, plan_of
 
 _WRONG = "VIOLATION"
 _LOST_S = 15  # a node that is silent for so long is lost, where one may be
@@ -36,7 +37,7 @@ class Outcome:
 
     def __str__(self) -> str:
         state = self.seen.job.get("JobState", "forgotten")
-        never = [str(each) for each in self.plan.troubles if each not in self.seen.done]
+        never = [str(each) for each in self.seen.pending]
         text = f"seed {self.plan.seed}: {self.duration_s:.1f} s, {state}, {self.plan}"
         text += f" (which never came: {', '.join(never)})" if never else ""
         if not self.violations:
@@ -48,52 +49,86 @@ class Outcome:
 def run_many(seeds: Iterable[int], *, labs: int, evidence: Path, minutes: float) -> bool:
     """Run the plans of these seeds, print how each went; tell whether nothing was wrong.
 
-    After so many minutes, and once it is interrupted, no further run is begun.
+    After so many minutes no further run is begun.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted. What has ended by then is summed up; the threads of
+            the other runs are still at work.
     """
     end_s = time.monotonic() + minutes * 60
-    well: list[int] = []
-    wrong: list[int] = []
-
-    def in_time(seed: int) -> Outcome | None:
-        return None if time.monotonic() > end_s else run_one(plan_of(seed), evidence)
-
+    tally = _Tally()
     pool = ThreadPoolExecutor(labs)
-    try:
-        runs = {pool.submit(in_time, seed): seed for seed in seeds}
-        for run in as_completed(runs):
-            said = _said(run, runs[run])
-            if said:
-                print(said, flush=True)
-                (wrong if said.startswith(_WRONG) else well).append(runs[run])
-    finally:
-        pool.shutdown(cancel_futures=True)
-    which = f": seeds {' '.join(map(str, wrong))}" if wrong else ""
-    print(f"{len(well) + len(wrong)} runs, {len(wrong)} with violations{which}")
-    return not wrong
+    # Made here, so that it is removed here whatever becomes of the threads.
+    with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as hooks:
+
+        def in_time(seed: int) -> Outcome | None:
+            if time.monotonic() > end_s:
+                return None
+            return run_one(plan_of(seed), evidence, Path(hooks))
+
+        try:
+            runs = {pool.submit(in_time, seed): seed for seed in seeds}
+            for run in as_completed(runs):
+                said = tally.add(run, runs[run])
+                if said:
+                    print(said, flush=True)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            print(tally, flush=True)
+    return not tally.wrong
 
 
-def _said(run: Future[Outcome | None], seed: int) -> str:
-    """Return what there is to say of a run; nothing of one for which there was no time."""
-    try:
-        outcome = run.result()
-    except LabError as err:
-        return f"{_WRONG} seed {seed}: the lab: {err}"
-    return str(outcome or "")
+@dataclass
+class _Tally:
+    """What came of all runs that have ended."""
+
+    well: list[int] = field(default_factory=list)
+    wrong: list[int] = field(default_factory=list)
+    deaths_planned: int = 0
+    deaths: Counter[Deed] = field(default_factory=Counter)
+    started_again: int = 0
+
+    def add(self, run: Future[Outcome | None], seed: int) -> str:
+        """Count a run; return what there is to say of it, nothing if there was no time for it."""
+        try:
+            outcome = run.result()
+        except LabError as err:
+            self.wrong.append(seed)
+            return f"{_WRONG} seed {seed}: the lab: {err}"
+        if outcome is None:
+            return ""
+        (self.wrong if outcome.violations else self.well).append(seed)
+        self.deaths_planned += len(_deaths(outcome.plan.troubles))
+        self.deaths.update(_deaths(outcome.seen.done))
+        self.started_again += sum(start.restart > 0 for start in outcome.seen.starts)
+        return str(outcome)
+
+    def __str__(self) -> str:
+        which = f": seeds {' '.join(map(str, self.wrong))}" if self.wrong else ""
+        came = ", ".join(f"{deed} {self.deaths[deed]}" for deed in WHILE_IT_TRAINS)
+        return (
+            f"{len(self.well) + len(self.wrong)} runs, {len(self.wrong)} with violations{which}\n"
+            f"while scripts trained: {came} (of {self.deaths_planned} planned);"
+            f" {self.started_again} starts again"
+        )
 
 
-def run_one(plan: Plan, evidence: Path) -> Outcome:
+def _deaths(troubles: Iterable[Trouble]) -> list[Deed]:
+    return [each.deed for each in troubles if each.deed in WHILE_IT_TRAINS]
+
+
+def run_one(plan: Plan, evidence: Path, scratch: Path) -> Outcome:
     """Carry out one plan on a cluster of its own, and judge what it leaves."""
     began_s = time.monotonic()
     extra = f"SlurmdTimeout={_LOST_S}\n" if plan.loses_a_node else ""
-    with (
-        tempfile.TemporaryDirectory(prefix="chaos-") as hooks,
-        hooked_site(Path(hooks), nodes=len(NODES), slurm_conf_extra=extra) as site,
-    ):
+    hooks = Path(tempfile.mkdtemp(dir=scratch))
+    with hooked_site(hooks, nodes=len(NODES), slurm_conf_extra=extra) as site:
         run = Performance(site, plan)
         run.play()
         seen = look(site, run)
         found = violations(plan, seen)
         kept = _keep(site, plan, seen, evidence / str(plan.seed)) if found else None
+    shutil.rmtree(hooks)
     duration_s = time.monotonic() - began_s
     return Outcome(plan=plan, seen=seen, violations=found, duration_s=duration_s, evidence=kept)
 

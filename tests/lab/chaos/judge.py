@@ -87,7 +87,7 @@ def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
     elif len(attempts) > 1 and not deeds & {*_SLURMS_OWN, Deed.REQUEUE}:
         yield f"nobody asked for it, and the script ran again: attempts {attempts}"
     for start in seen.starts:
-        if start.beside:
+        if start.beside and not _of_lost_batch_node(start, seen):
             yield f"start {start.restart} of attempt {start.attempt} ran beside another: {start}"
         check = _check_before(start, seen)
         if check is None or check.finished is None or not check.levels:
@@ -105,14 +105,24 @@ def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
             yield f"the script had {start.nodes}, and its tasks ran on {start.tasks}"
 
 
+def _of_lost_batch_node(start: Start, seen: Seen) -> bool:
+    """Tell whether only a batch script that nobody could end still ran: its node was lost."""
+    lost = {each.node for each in seen.done if each.deed is Deed.LOSE_NODE}
+    earlier = {each.nodes[0] for each in seen.starts if each.attempt < start.attempt and each.nodes}
+    return start.beside == ("batch",) and bool(lost & earlier)
+
+
 def _check_before(start: Start, seen: Seen) -> Check | None:
-    """Return the check of the attempt, the latest one where the script was started again."""
+    """Return the check of the attempt, the latest one where the script was started again.
+
+    Of a script that was not, it is the latest that came to its end: what follows a failure may
+    have been cut short, and a job that Slurm forgot comes back with the same attempt.
+    """
     checks = [each for each in seen.checks if each.attempt == start.attempt]
-    if start.restart or not any(
-        each.restart for each in seen.starts if each.attempt == start.attempt
-    ):
-        checks = checks[::-1]
-    return next(iter(checks), None)
+    again = any(each.restart for each in seen.starts if each.attempt == start.attempt)
+    if not again:
+        checks = [each for each in checks if each.finished] or checks
+    return next(iter(checks if again and not start.restart else checks[::-1]), None)
 
 
 def _place(plan: Plan, start: Start, check: Check) -> Iterator[str]:

@@ -63,6 +63,7 @@ class Check:
 class Seen:
     """All that a run is judged by. `job` is empty where Slurm has forgotten it.
 
+    `done` is what happened, with the nodes that it happened to; `pending` never did.
     On the nodes of `lost_prologs`, slurmd waited in vain for the prolog of a job that soon started
     again, and Slurm drained them (22.05.8, on a busy machine).
     """
@@ -77,6 +78,7 @@ class Seen:
     left: tuple[str, ...] = ()
     unsettled: str = ""
     report_problem: str = ""
+    pending: tuple[Trouble, ...] = ()
 
 
 def look(site: HookedSite, run: Performance) -> Seen:
@@ -87,6 +89,7 @@ def look(site: HookedSite, run: Performance) -> Seen:
     output = site.lab.home(user) / f"slurm-{job_id}.out"
     return Seen(
         done=tuple(run.done),
+        pending=tuple(run.pending),
         job=run.job,
         output=output.read_text(errors="replace") if output.exists() else "",
         starts=starts_in(site.read("ran", user)),

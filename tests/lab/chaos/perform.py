@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -60,7 +61,7 @@ class Performance:
         self.unsettled = ""
         self._site = site
         self._lab = site.lab
-        self._pending = list(plan.troubles)
+        self.pending = list(plan.troubles)
         self._seen: Counter[str] = Counter()
         self._seen_s = 0.0
 
@@ -92,7 +93,7 @@ class Performance:
         events = self._events()
         if events != self._seen:
             self._seen, self._seen_s = events, now_s
-        deaths = any(each.deed in WHILE_IT_TRAINS for each in self._pending)
+        deaths = any(each.deed in WHILE_IT_TRAINS for each in self.pending)
         began = events["script_started"] > 0
         if not deaths or (began and now_s - self._seen_s > _TRAINS_S):
             self._file("go").touch()
@@ -165,11 +166,30 @@ class Performance:
     def _let_happen(self) -> bool:
         """Let happen what is due; tell whether anything did."""
         events = self._events()
-        due = [each for each in self._pending if events[each.event] >= each.nth]
-        happened = [each for each in due if self._happens(each)]
-        self.done += happened
-        self._pending = [each for each in self._pending if each not in happened]
+        due = [each for each in self.pending if events[each.event] >= each.nth]
+        happened = []
+        for each in due:
+            what = self._on_a_training_node(each) if each.deed in WHILE_IT_TRAINS else each
+            if self._happens(what):
+                self.done.append(what)
+                happened.append(each)
+        self.pending = [each for each in self.pending if each not in happened]
         return bool(happened)
+
+    def _on_a_training_node(self, trouble: Trouble) -> Trouble:
+        """Let it happen to another node if the job has come to run without the planned one.
+
+        Never to its first: without the batch script there is nothing left to see.
+        """
+        training = [node for node in self._lab.nodes if self._trains(node)]
+        others = [node for node in training if node != self.job.get("BatchHost")]
+        if trouble.node in training or not others:
+            return trouble
+        return replace(trouble, node=others[-1])
+
+    def _trains(self, node: str) -> bool:
+        there = processes.on_node(self._lab.pid(node))
+        return any(is_rank(list(process.argv)) for process in there)
 
     def _happens(self, trouble: Trouble) -> bool:
         """Let it happen; tell whether it did: whoever is not there yet cannot be killed."""
@@ -218,8 +238,7 @@ class Performance:
 
     def _lose(self, node: str) -> bool:
         """Cut a node off on which the script trains; tell whether it does."""
-        there = processes.on_node(self._lab.pid(node))
-        trains = any(is_rank(list(process.argv)) for process in there)
+        trains = self._trains(node)
         if trains:
             self._lab.fault.drop(node, everything=True)
         return trains

@@ -73,6 +73,8 @@ _MOVED = frozenset({Deed.KILL_HELPER, Deed.RELEASE})
 DIES, RAISES, UNREACHABLE, SLOW = "dies", "raises", "unreachable", "slow"
 _PLAYED = {DIES: 4, UNREACHABLE: 3, RAISES: 2, SLOW: 2, "cannot": 1, "no-torch": 1, "stuck": 1}
 FAULTS = frozenset({DIES, RAISES, UNREACHABLE})
+# How often nothing dies of a script that may be started again.
+_NO_DEATH = 0.15
 # With fewer nodes nobody can tell who does not reach whom.
 _TELLING = 3
 
@@ -145,11 +147,14 @@ class Plan:
 
 def plan_of(seed: int) -> Plan:
     """Return what the run of a seed does: always the same."""
-    random = Random(seed)
+    # What concerns a script that is started again is drawn apart from the rest.
+    random, training = Random(seed), Random(f"{seed} training")
+    restarts = training.choice((0, 1, 1, 2))
     nodes = random.randint(2, 5)
     fits = random.random() < 0.5  # spares and ranges go with neither of the other kinds of request
     spares = random.choice((0, 1, 1, 2)) if fits else 0
-    spares = min(spares, len(NODES) - nodes)
+    # Whoever may start again has use for one.
+    spares = min(max(spares, 1) if fits and restarts else spares, len(NODES) - nodes)
     least = random.randint(max(2, nodes - 1), nodes) if fits else nodes
     # Slurm gives out the first ones first.
     near = NODES[: min(nodes + spares + 1, len(NODES))]
@@ -158,11 +163,8 @@ def plan_of(seed: int) -> Plan:
     played = {node: _chosen(random, suited) for node in sorted(bad)}
     faulty = [node for node, how in played.items() if how in FAULTS]
     well = [node for node in near if node not in played]
-    # Drawn apart from the rest, which stays what it was.
-    training = Random(f"{seed} training")
-    restarts = training.choice((0, 1, 1, 2))
     going_on = [f"--max-restarts={restarts}"] if restarts else []
-    if restarts and spares and training.random() < 0.7:
+    if restarts and spares and training.random() < 0.8:
         going_on.append("--keep-spares")
     plan = Plan(
         seed=seed,
@@ -177,23 +179,26 @@ def plan_of(seed: int) -> Plan:
         troubles=_troubles(random, near, moves=bool(faulty)),
         restarts=restarts,
     )
-    return replace(plan, troubles=plan.troubles + _deaths(training, tuple(well[1:nodes]), restarts))
+    mortal = tuple(node for node in well[1:nodes] if node not in plan.flagged)
+    return replace(plan, troubles=plan.troubles + _deaths(training, mortal, restarts))
 
 
 def _deaths(random: Random, nodes: tuple[str, ...], restarts: int) -> tuple[Trouble, ...]:
-    """Choose what dies while the script trains, once in a start or not; never the first node."""
-    starts = range(1, random.randint(0, restarts + 1) + 1) if restarts and nodes else ()
-    deaths = [
-        Trouble(
-            deed=random.choice(WHILE_IT_TRAINS),
-            event="script_started",
-            nth=nth,
-            node=random.choice(nodes),
-        )
-        for nth in starts
-    ]
-    # A node can be lost once.
-    return tuple({(each.deed, each.node): each for each in deaths}.values())
+    """Choose what dies while the script trains, once in each of its first starts.
+
+    Never the first node, and nothing on a node that is lost by then.
+    """
+    if not restarts or random.random() < _NO_DEATH:
+        return ()
+    deaths: list[Trouble] = []
+    left = list(nodes)
+    for nth in range(1, random.randint(1, restarts + 1) + 1):
+        if left:
+            deed, node = random.choice(WHILE_IT_TRAINS), random.choice(left)
+            deaths.append(Trouble(deed=deed, event="script_started", nth=nth, node=node))
+            if deed is Deed.LOSE_NODE:
+                left.remove(node)
+    return tuple(deaths)
 
 
 def _suits(how: str, nodes: int) -> bool:

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +16,8 @@ import pytest
 from slurm_health.core.records import Disposition, RunFinished
 from slurm_health.core.verdict import Level
 from slurm_health.errors import ExitCode
-from tests.lab import missing
+from tests.lab import directory, missing
+from tests.support.supervised import eventually
 
 from .command import run_many
 from .judge import violations
@@ -33,6 +38,24 @@ def test_a_run_of_chaos_violates_nothing(
 ) -> None:
     well = run_many([seed], labs=1, evidence=tmp_path, minutes=5)
     assert well, capsys.readouterr().out
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+def test_interrupted_it_sums_up_and_leaves_no_lab(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "tests.lab", "chaos", f"--evidence={tmp_path}", "--labs=2"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as chaos:
+        own = f"t{chaos.pid}-"
+        eventually(lambda: any(name.startswith(own) for name in directory.living()), "a lab")
+        chaos.send_signal(signal.SIGINT)
+        out, err = chaos.communicate(timeout=30)
+    assert (chaos.returncode, err) == (130, "lab: interrupted\n")
+    assert out.startswith("0 runs, 0 with violations\n")
+    eventually(lambda: not any(name.startswith(own) for name in directory.living()), "no lab")
+    assert [*tmp_path.iterdir()] == []
 
 
 # --- plans -------------------------------------------------------------------------------------
@@ -92,7 +115,10 @@ def job(**fields: str) -> Mapping[str, str]:
         replace(RIGHT, starts=(START, replace(START, attempt=1)), done=killed(Deed.REQUEUE),
                 checks=(WELL, replace(WELL, attempt=1))),
         replace(RIGHT, starts=(replace(START, ended=False), replace(START, restart=1))),
+        replace(RIGHT, checks=(WELL, replace(WELL, levels={}, finished=None))),
         replace(RIGHT, checks=(), output="the job runs UNCHECKED"),
+        replace(RIGHT, starts=(START, replace(START, attempt=1, beside=("batch",))),
+                done=killed(Deed.LOSE_NODE, "n1"), checks=(WELL, replace(WELL, attempt=1))),
         replace(RIGHT, starts=(replace(START, tasks=()),), done=killed(Deed.KILL_SUPERVISOR)),
     ],
 )  # fmt: skip

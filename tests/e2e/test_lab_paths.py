@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bad path between two nodes: the job leaves one of them where it can, and neither is accused."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.core.nodeset import expand
+from tests.e2e.lab_support import DEADLINE_S, Site
+from tests.e2e.played_nodes import APART, RAN, play, submit
+from tests.lab import missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(300),
+]
+
+# Those that are apart below are the second pair of the first round.
+
+
+def assert_well(site: Site, job: int) -> str:
+    """The job completed, and no node was accused or drained; its output."""
+    record = site.ended(job)
+    output = site.lab.job_output(job)
+    assert record["JobState"] == "COMPLETED", output
+    assert site.drained() == {}
+    accused = [
+        node
+        for each in site.records(job)
+        if each["kind"] == "verdict_reached"
+        for node in each["nodes"]
+        if node["level"] != "healthy"
+    ]
+    assert accused == []
+    return output
+
+
+def test_a_spare_replaces_one_of_two_nodes_that_do_not_reach_each_other(site: Site) -> None:
+    play(site, n3=APART, n4=APART)
+    job = submit(site, "-N3", "--spares=1", "-x", "n[5-6]")
+    output = assert_well(site, job)
+    assert "ran on n[1-3]" in output
+    assert "without n4: n4: the path to n3 fails" in output
+    assert site.ended(job)["Restarts"] == "0"
+
+
+def test_a_job_without_a_spare_is_requeued_without_one_of_them(site: Site) -> None:
+    play(site, n3=APART, n4=APART)
+    job = submit(site, "-N4")
+    assert_well(site, job)
+    record = site.ended(job)
+    assert (record["Restarts"], record["ExcNodeList"]) == ("1", "n4")
+    assert not {"n3", "n4"} <= {*expand(record["NodeList"])}
+
+
+def test_a_job_that_can_do_neither_runs_and_says_what_may_come(site: Site) -> None:
+    play(site, n3=APART, n4=APART)
+    job = submit(site, "-N4", "--no-requeue")
+    output = assert_well(site, job)
+    assert "ran on n[1-4]" in output
+    assert "n4: the path to n3 fails, a job on both may hang" in output
+    assert "continuing with n4 anyway" in output
+    assert "a job on both n3 and n4 may hang" in " ".join(site.table(job).split())
+
+
+@pytest.mark.slow
+def test_a_path_that_is_cut_is_found_and_one_of_its_nodes_is_left(site: Site) -> None:
+    site.lab.fault.cut_path("n3", "n4")
+    job = site.submit("-N3", "--spares=1", "-x", "n[5-6]", "--wrap", RAN)
+    site.lab.wait_job(job, deadline_s=DEADLINE_S)
+    output = assert_well(site, job)
+    assert "ran on n[1-3]" in output
+    assert "the path to n3 fails" in output
