@@ -8,8 +8,8 @@ import curses
 import logging
 import os
 import sys
-import time
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import NodeVerdict
 from slurm_health.errors import ConfigError, ExitCode
-from slurm_health.master import earlier_findings, verdict_log
+from slurm_health.master import earlier_findings, site_history, verdict_log
 from slurm_health.master.launcher import (
     LEAVE_S,
     AgentCommand,
@@ -118,10 +119,7 @@ def check_allocation(
         submit_time_s=settings.submit_time_s,
         settings=_recorded(settings),
     )
-    found = earlier_findings.prior(root, wanted.cluster, wanted.job_id, os.geteuid())
-    wanted = msgspec.structs.replace(
-        wanted, prior={node: found[node] for node in wanted.nodes if node in found}
-    )
+    wanted = msgspec.structs.replace(wanted, prior=_prior(root, wanted, environ))
     directory, started = journal.directory_of_check(root, wanted)
     if started.array:
         journal.link_array_task(root, started)
@@ -162,6 +160,14 @@ def run_started(
         slurm_health=__version__,
         settings=settings,
     )
+
+
+def _prior(root: Path, run: RunStarted, environ: Mapping[str, str]) -> dict[str, float]:
+    """Return how likely the nodes of a run are to be bad, by their history and this job's."""
+    own = earlier_findings.prior(root, run.cluster, run.job_id, os.geteuid())
+    sites = site_history.prior(config.standings(environ), run.cluster, run.nodes, now_s=time.time())
+    known = {node: max(own.get(node, 0.0), sites.get(node, 0.0)) for node in run.nodes}
+    return {node: likely for node, likely in known.items() if likely}
 
 
 def check_local(
