@@ -62,6 +62,16 @@ def history_index(environ: Mapping[str, str]) -> str | None:
     return _site(environ).document.get("index")
 
 
+def standings(environ: Mapping[str, str]) -> Path | None:
+    """Return the file in which the site publishes what its history says of nodes, if it does.
+
+    Raises:
+        ConfigError: the site's file cannot be used.
+    """
+    chosen = _site(environ).document.get("standings")
+    return Path(chosen) if chosen else None
+
+
 def verdicts_to_machine_log(environ: Mapping[str, str]) -> bool:
     """Tell whether the site wants verdicts in the machine's log.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site's file as TOML: read in one way by every command and by the hooks.
 
-Four keys are for everybody; the tables are the administrator's, and what runs as root checks them
+Five keys are for everybody; the tables are the administrator's, and what runs as root checks them
 to the last key (`slurm_health.site_settings`). A mistake is an error that names its line.
 """
 
@@ -20,7 +20,12 @@ from slurm_health.errors import ConfigError
 SITE_FILE = "/etc/slurm-health/config.toml"
 _ADMIN_TABLES = ("hooks", "breaker", "recovery", "marks", "accusations", "metrics", "checks")
 _HEADER, _QUOTES = re.compile(r"\s*\[\s*([^]]+?)\s*\]"), re.compile(r"[\"'\s]")
-_KEYS = ("journal", "index", "expectations", "localize", *_ADMIN_TABLES)
+_KEYS = ("journal", "index", "standings", "expectations", "localize", *_ADMIN_TABLES)
+_TEXTS = {
+    "journal": "a directory",
+    "index": "a file or a URL",
+    "standings": "a file, with its whole path",
+}
 
 
 class SiteFile:
@@ -36,9 +41,10 @@ class SiteFile:
         for key in self.document:
             if key not in _KEYS:
                 raise self.error((), key, "unknown setting", valid=_KEYS)
-        for key, wanted in {"journal": "a directory", "index": "a file or a URL"}.items():
-            found = self.document.get(key, "~")
-            if not isinstance(found, str) or not found:
+        for key, wanted in _TEXTS.items():
+            found = self.document.get(key, "/")
+            usable = isinstance(found, str) and found
+            if not usable or (key == "standings" and not found.startswith("/")):
                 raise self.error((), key, f"expected {wanted}, found {found!r}")
 
     def table(self, *where: str) -> dict[str, Any]:

@@ -57,7 +57,8 @@ def _on_a_cluster() -> int:
 def _without_root() -> int:
     _say(
         "Without root there is no lab: this shows a check of this machine, four processes playing"
-        " nodes. Left out: Slurm, the fault, the requeue, the report of a job."
+        " nodes. Left out: Slurm, the fault, the requeue, the report of a job. As root, as"
+        " with sudo make demo, it shows them too."
     )
     argv = [sys.executable, "-m", "slurm_health", "check", "--local", "4"]
     print("$ slurm-health check --local 4", flush=True)

@@ -13,6 +13,7 @@ from slurm_health.config import (
     expectations,
     journal_root,
     localize,
+    standings,
 )
 from slurm_health.core.expectations import expectation_of
 from slurm_health.errors import ConfigError, ExitCode
@@ -38,6 +39,22 @@ def test_the_option_wins_over_the_variable_over_the_site(environ: dict[str, str]
     environ[JOURNAL_VARIABLE] = "/variable"
     assert journal_root(None, environ) == Path("/variable")
     assert journal_root("/option", environ) == Path("/option")
+
+
+@pytest.mark.parametrize("text", ["standings = 3", 'standings = ""', 'standings = "here.json"'])
+def test_a_sites_standings_are_a_file_with_its_whole_path(
+    text: str, environ: dict[str, str]
+) -> None:
+    write_site(environ, text)
+
+    with pytest.raises(ConfigError, match="expected a file, with its whole path"):
+        standings(environ)
+
+
+def test_a_site_may_name_no_standings(environ: dict[str, str]) -> None:
+    assert standings(environ) is None
+    write_site(environ, 'standings = "/shared/standings.json"')
+    assert standings(environ) == Path("/shared/standings.json")
 
 
 def test_an_empty_variable_is_no_choice(environ: dict[str, str]) -> None:

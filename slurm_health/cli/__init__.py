@@ -23,5 +23,6 @@ standard error; every error becomes one line and an exit code in `main`.
     docs             `slurm-health docs`
     internal         what only slurm-health itself calls: agent, supervise, requeue-helper
     shared_options   the options of `slurm_health.options`, as click has them
+    replaced_file    a file that a command writes for others
     terminal         how results are printed
 """

@@ -9,11 +9,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from slurm_health import config
+from slurm_health.cli.replaced_file import replace_file
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import ProgressLine, print_result, terminal
 from slurm_health.errors import ExitCode
@@ -99,6 +101,11 @@ def history(
 @click.command(short_help="List nodes that spoil one job after another.")
 @index_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--publish",
+    is_flag=True,
+    help="Also replace the file that the site's `standings` names, which checks read.",
+)
 def lemons(
     journal: str | None,
     cluster: str | None,
@@ -106,6 +113,7 @@ def lemons(
     index: str | None,
     rebuild: bool,
     as_json: bool,
+    publish: bool,
 ) -> int:
     """List nodes that spoil one job after another, though no single check proves them faulty.
 
@@ -115,13 +123,18 @@ def lemons(
 
     The exit code is 1 where there is a lemon.
     """
+    from slurm_health.core.history.published import published
     from slurm_health.core.history.standing import Level
     from slurm_health.history import answer, export, table
     from slurm_health.report.layout import Page
 
+    path = _to_publish(cluster) if publish else None
     with opened_index(journal, index, rebuild=rebuild) as found:
         told = answer.lemons(found, cluster=cluster, now_s=time.time(), days=days)
         unread = found.troubles()
+    if path is not None:
+        standings = {each.cluster: each.standings for each in told}
+        replace_file(path, published(standings, now_s=time.time()))
     if as_json:
         print_result(export.lemons_json(told, unread))
     else:
@@ -131,6 +144,19 @@ def lemons(
         click.echo(table.unread_text(unread, page), err=True, nl=False)
     bad = any(each.level is Level.LEMON for cluster_ in told for each in cluster_.standings)
     return int(ExitCode.BAD_NODES if bad else ExitCode.HEALTHY)
+
+
+def _to_publish(cluster: str | None) -> Path:
+    """Return where the site publishes the standings of all nodes."""
+    if cluster is not None:
+        raise click.UsageError("--publish is for all clusters: leave out --cluster")
+    path = config.standings(os.environ)
+    if path is None:
+        raise click.UsageError(
+            f'no file to publish in: set standings = "/shared/FILE" in'
+            f" {config.site_file(os.environ)}"
+        )
+    return path
 
 
 @contextlib.contextmanager

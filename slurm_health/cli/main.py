@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import logging
 import sys
 import traceback
@@ -150,6 +151,9 @@ def commands(verbose: bool) -> None:
 
 def main() -> None:
     """Run a command; turn every error into one line on stderr and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name or a page may hold what the terminal's encoding does not have.
+        sys.stdout.reconfigure(errors="replace")
     try:
         result = commands.main(prog_name="slurm-health", standalone_mode=False)
     except SlurmHealthError as err:

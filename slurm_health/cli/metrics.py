@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import click
 
 from slurm_health import shipped
 from slurm_health.cli.history import index_options, opened_index
+from slurm_health.cli.replaced_file import replace_file
 from slurm_health.cli.terminal import print_result
 from slurm_health.errors import ExitCode
 
@@ -53,20 +53,5 @@ def metrics(
     if output is None:
         print_result(exposed(gauges))
     else:
-        _replace(output, exposed(gauges))
+        replace_file(output, exposed(gauges).encode())
     return int(ExitCode.HEALTHY)
-
-
-def _replace(path: Path, text: str) -> None:
-    from slurm_health.draining.shared_state import publish
-
-    try:
-        publish(path, text.encode())
-    except OSError as err:
-        why = err.strerror or str(err)
-        raise click.UsageError(f"{path} cannot be written: {why}{_hint(path)}") from err
-
-
-def _hint(path: Path) -> str:
-    parent = path.absolute().parent
-    return "" if os.access(parent, os.W_OK) else f"; {parent} must be a directory you may write"

@@ -8,6 +8,7 @@ import curses
 import logging
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from slurm_health.report.same_id import jobs_in
 _LOOK_S = 1.0
 # Slurm is asked only about a job without a journal, and seldom: it is others' too.
 _ASK_SLURM_S = 10.0
+_SILENT = "no journal of it yet, and Slurm cannot be asked about it here"
 _QUIT = {ord("q"), ord("Q"), 27}
 
 
@@ -47,10 +49,17 @@ def watch(job: str, journal: str | None, cluster: str | None) -> int:
             f"watch needs a terminal; slurm-health report {job} prints what is known now"
         )
     root = config.journal_root(journal, os.environ)
-    find.tasks_of(root, job, cluster)  # says what is no job id before the screen is taken
+    tasks = find.tasks_of(root, job, cluster)
+    if tasks:
+        raise click.UsageError(
+            f"{job} is an array; follow one of its tasks: {', '.join(tasks[:5])}"
+        )
     look = _Look(root, job, cluster)
     logging.disable(logging.WARNING)  # every look would say the same, across the screen
     try:
+        look.again(time.time())  # what is wrong is said before the screen is taken
+        if look.report is None and look.state.over:
+            raise RunNotFound(job, root, reason=look.state.text)
         curses.wrapper(lambda screen: _follow(screen, look))
     except curses.error as err:
         raise click.UsageError(f"this terminal cannot be drawn on: {err}") from None
@@ -82,7 +91,8 @@ class _Look:
         except RunNotFound:
             if now_s - self._asked_s >= _ASK_SLURM_S:
                 self._asked_s = now_s
-                self.state = Progress(without_journal.reason(self._job, os.environ))
+                said = without_journal.word(self._job, os.environ)
+                self.state = Progress(said.text or _SILENT, over=said.final)
             return
         runs = jobs_in([find.read_run(path) for path in paths])[-1]
         self.report = job_report(runs, now_s=now_s)
@@ -109,15 +119,20 @@ def _draw(screen: curses.window, look: _Look) -> None:
     """Fill the screen: the state, the report as far as it fits, and what q does."""
     height, width = screen.getmaxyx()
     _, unicode = terminal()
+    heads = textwrap.wrap(look.state.text, max(1, width - 1))
     lines = []
     if look.report is not None:
-        lines = table.job_text(look.report, width=width - 1, unicode=unicode).splitlines()
-    room = max(0, height - 3)
+        told = table.job_text(look.report, width=width - 1, unicode=unicode, followed=True)
+        lines = told.splitlines()
+    room = max(0, height - len(heads) - 2)
     if len(lines) > room > 0:
-        lines = [*lines[: room - 1], f"{len(lines) - room + 1} more lines: a higher terminal"]
+        lines = [
+            *lines[: room - 1],
+            f"{len(lines) - room + 1} more lines; make the terminal taller",
+        ]
     screen.erase()
-    rows = [(0, look.state.text, curses.A_BOLD)]
-    rows += [(row, text, curses.A_NORMAL) for row, text in enumerate(lines, start=2)]
+    rows = [(row, text, curses.A_BOLD) for row, text in enumerate(heads)]
+    rows += [(row, text, curses.A_NORMAL) for row, text in enumerate(lines, len(heads) + 1)]
     rows.append((height - 1, "q quits; the job is not touched", curses.A_DIM))
     for row, text, style in rows:
         if row < height:

@@ -10,6 +10,7 @@ the agents; what happens next is decided in `core.session`.
     after_verdict       what becomes of the job once the verdict stands
     earlier_findings    what earlier checks and failures of the job found
     journal_filesystem  asks whether the journal's filesystem answers
+    site_history        what the site's history says of the nodes, from one small file
     master              the loop: read the journal, ask the session what to do, do it
     garbage             has Python look for garbage in cycles seldom, while a check runs
     round_log           what the log says of a round that has ended

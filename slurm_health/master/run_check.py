@@ -8,6 +8,7 @@ import getpass
 import os
 import secrets
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from slurm_health.core.localize.settings import USUAL, Device, LocalizeSettings
 from slurm_health.core.played_nodes import share_devices
 from slurm_health.core.records import RunFinished, RunStarted, VerdictReached
 from slurm_health.core.session.phase_runner import Localizer
-from slurm_health.master import earlier_findings, verdict_log
+from slurm_health.master import earlier_findings, site_history, verdict_log
 from slurm_health.master.after_verdict import conclude, job_ended
 from slurm_health.master.check_settings import CheckSettings
 from slurm_health.master.launcher import (
@@ -68,10 +69,7 @@ def check_allocation(
         submit_time_s=settings.submit_time_s,
         settings=settings.recorded(),
     )
-    found = earlier_findings.prior(root, wanted.cluster, wanted.job_id, os.geteuid())
-    wanted = msgspec.structs.replace(
-        wanted, prior={node: found[node] for node in wanted.nodes if node in found}
-    )
+    wanted = msgspec.structs.replace(wanted, prior=_prior(root, wanted, environ))
     directory, started = journal.directory_of_check(root, wanted)
     if started.array:
         journal.link_array_task(root, started)
@@ -112,6 +110,14 @@ def run_started(
         slurm_health=__version__,
         settings=settings,
     )
+
+
+def _prior(root: Path, run: RunStarted, environ: Mapping[str, str]) -> dict[str, float]:
+    """Return how likely the nodes of a run are to be bad, by their history and this job's."""
+    own = earlier_findings.prior(root, run.cluster, run.job_id, os.geteuid())
+    sites = site_history.prior(config.standings(environ), run.cluster, run.nodes, now_s=time.time())
+    known = {node: max(own.get(node, 0.0), sites.get(node, 0.0)) for node in run.nodes}
+    return {node: likely for node, likely in known.items() if likely}
 
 
 def check_local(

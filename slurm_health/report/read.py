@@ -45,12 +45,14 @@ def read_run(directory: Path, *, of_nodes: bool = True) -> RunEntries:
             if not master:
                 files.expect(journal.MASTER)
             nodes = _nodes(master) if of_nodes else []
+            # The master makes the nodes' files once it has said who they are.
+            begun = len(master) > 1
             return RunEntries(
                 label=directory.name,
                 job=directory.parent.name,
                 cluster=directory.parent.parent.name,
                 master=master,
-                nodes={node: files.entries_of_node(node) for node in nodes},
+                nodes={node: files.entries_of_node(node, expected=begun) for node in nodes},
                 supervisor=files.entries(journal.SUPERVISOR),
                 requeue=files.entries(journal.REQUEUE),
                 post_mortem=files.entries(journal.POST_MORTEM),
@@ -91,11 +93,11 @@ class _Files:
                 self._note("damaged lines", writer)
         return found
 
-    def entries_of_node(self, node: str) -> list[Entry]:
+    def entries_of_node(self, node: str, *, expected: bool) -> list[Entry]:
         """Return the entries of a node, none where its file is not there or cannot be read."""
         try:
             found = self.entries(node)
-            if not found:
+            if expected and not found:
                 self.expect(node)
         except OSError as err:
             self._note(f"cannot be read: {err.strerror or err}", node)

@@ -44,12 +44,12 @@ class Summary:
         return [*rows, *([("next", self.next)] if self.next else [])]
 
 
-def summary_of(report: JobReport) -> Summary:
-    """Return a job's report in a few sentences."""
+def summary_of(report: JobReport, *, followed: bool = False) -> Summary:
+    """Return a job's report in a few sentences; `followed`: the reader sees it go on."""
     return Summary(
         found=tuple(_found(report)),
         done=_done(report),
-        next=_next(report),
+        next=_next(report, followed=followed),
     )
 
 
@@ -208,11 +208,11 @@ def _asked_of_user(run: RunReport) -> str:
     return words if run.disposition == "stop" and words.startswith("submit ") else ""
 
 
-def _next(report: JobReport) -> str:
+def _next(report: JobReport, *, followed: bool) -> str:
     last = report.runs[-1]
     if _still_runs(last) and not _hangs(last):
-        steps = [f"slurm-health watch {report.job} follows it", *_about_slow(last)]
-        return "; ".join(dict.fromkeys(steps))
+        steps = [] if followed else [f"slurm-health watch {report.job} follows it"]
+        return "; ".join(dict.fromkeys([*steps, *_about_slow(last)]))
     return "; ".join(dict.fromkeys(text for text in _steps(report, last) if text))
 
 

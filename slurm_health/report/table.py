@@ -36,7 +36,12 @@ _NOTED = 3  # healthy nodes that are slower than most: the slowest, before the r
 
 
 def job_text(
-    report: JobReport, *, width: int | None = None, unicode: bool = True, verbose: bool = False
+    report: JobReport,
+    *,
+    width: int | None = None,
+    unicode: bool = True,
+    verbose: bool = False,
+    followed: bool = False,
 ) -> str:
     """Return the report of a job, without a newline at its end.
 
@@ -45,10 +50,12 @@ def job_text(
         width: columns of the terminal, None to break no line.
         unicode: whether the output can show more than ASCII.
         verbose: tell all evidence, every group of every round, and every sample.
+        followed: it is drawn anew while the job runs.
     """
     page = Page(width=width, unicode=unicode)
+    told = summary_of(report, followed=followed).rows()
     return _blocks(
-        [*page.phrases(_title(report)), *_summary(report, page)],
+        [*page.phrases(_title(report)), *_summary(told, page)],
         _checks(report.runs, page),
         _missing(report.runs, page),
         _nodes(report, page),
@@ -111,8 +118,8 @@ def _node_list(nodes: Sequence[NodeReport]) -> str:
     return nodes_text(node.node for node in nodes)
 
 
-def _summary(report: JobReport, page: Page) -> list[str]:
-    return page.titled([(title.upper(), text) for title, text in summary_of(report).rows()])
+def _summary(rows: Sequence[tuple[str, str]], page: Page) -> list[str]:
+    return page.titled([(title.upper(), text) for title, text in rows])
 
 
 def _checks(runs: Sequence[RunReport], page: Page) -> list[str]:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_health.core.acting import unchecked
 from slurm_health.errors import SlurmError, UnknownJob
@@ -18,23 +19,40 @@ _ASKED = 20  # tasks of which Slurm is asked, a call each
 _OWNER = re.compile(r"(\S+)\((\d{1,10})\)", re.ASCII)
 # In every script that slurm-health submits.
 _OURS = "-m slurm_health supervise"
+_NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED"})
+
+
+class Word(NamedTuple):
+    """What Slurm says of a job without a journal, and whether it will never have one.
+
+    `text` is empty where Slurm cannot be asked.
+    """
+
+    text: str
+    final: bool = False
 
 
 def reason(job: JobId, environ: Mapping[str, str]) -> str:
     """Ask Slurm about a job without a journal; say nothing where Slurm cannot be asked."""
+    return word(job, environ).text
+
+
+def word(job: JobId, environ: Mapping[str, str]) -> Word:
+    """Ask Slurm about a job without a journal, and whether it is to have one."""
     client = Client(environ, patience_s=0)
     try:
         found = client.job(job)
     except UnknownJob:
-        return f"Slurm knows no job {job}, or no longer."
+        return Word(f"Slurm knows no job {job}, or no longer.", final=True)
     except SlurmError:
-        return ""
+        return Word("")
     script = comment = ""
     with contextlib.suppress(SlurmError):
         comment = client.comment(job)
     with contextlib.suppress(SlurmError):  # somebody else's, an interactive job's
         script = client.batch_script(job)
-    return explain(found, script, comment, uid=os.geteuid())
+    told = explain(found, script, comment, uid=os.geteuid())
+    return Word(told, final=not found.states & _NOT_ENDED)
 
 
 def of_tasks(

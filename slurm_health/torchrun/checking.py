@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from slurm_health import __version__, config, journal
 from slurm_health.core.records import RunStarted
 from slurm_health.core.session.session import Limits
 from slurm_health.errors import ExitCode, JournalError
-from slurm_health.master import journal_filesystem
+from slurm_health.master import journal_filesystem, site_history
 from slurm_health.master.launcher import AgentCommand, Launcher
 from slurm_health.master.run_check import agent_command
 from slurm_health.master.setup_file import environ_after
@@ -114,6 +116,10 @@ def _check(
         return outcome
     expectations = config.expectations(environ)
     localize = config.localize(environ) | localize_choices(arguments.own)
+    known = site_history.prior(
+        config.standings(environ), started.cluster, started.nodes, now_s=time.time()
+    )
+    started = msgspec.structs.replace(started, prior=known)
     with _launcher(place, directory, within, agent, arguments, environ) as launcher:
         outcome = joint_check.lead(
             directory,

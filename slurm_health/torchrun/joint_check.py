@@ -8,6 +8,7 @@ journal on each node would take bytes by the square of their number.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def lead(
         phases=phases,
         expectations=expectations,
         localize_options=localize,
-        make_localizer=make_localizer,
+        make_localizer=functools.partial(make_localizer, prior=started.prior),
     )
     try:
         master.open(started)

@@ -5,6 +5,7 @@ import io
 import logging
 
 from slurm_health.cli.terminal import ProgressLine
+from tests.support.command_line import slurm_health
 
 
 def test_the_line_gives_way_to_what_is_logged_and_leaves_nothing() -> None:
@@ -33,3 +34,10 @@ def test_the_line_is_not_drawn_faster_than_anybody_reads() -> None:
         line.show(text)
 
     assert terminal.getvalue() == "\r\x1b[Ka\r\x1b[Kc"
+
+
+def test_what_the_encoding_of_the_output_does_not_have_is_replaced() -> None:
+    done = slurm_health("docs", "tutorial", environ={"PYTHONIOENCODING": "ascii"})
+
+    assert (done.code, done.stderr) == (0, "")
+    assert "0.55 ? 0.61" in done.stdout

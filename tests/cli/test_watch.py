@@ -8,11 +8,12 @@ import pty
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support.command_line import COMMAND, slurm_health
+from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock, RunJournal, write_healthy_run
 
 DEADLINE_S = 60.0
@@ -45,9 +46,11 @@ class Terminal:
 
 
 @contextmanager
-def watching(root: Path, job: str = "12", kind: str = "xterm") -> Iterator[Terminal]:
+def watching(
+    root: Path, job: str = "12", kind: str = "xterm", slurm: Mapping[str, str] | None = None
+) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
-    environ = {**os.environ, "TERM": kind, "COLUMNS": "100", "LINES": "30"}
+    environ = {**os.environ, **(slurm or {}), "TERM": kind, "COLUMNS": "100", "LINES": "30"}
     argv = [*COMMAND, "watch", "--journal", str(root), job]
     process = subprocess.Popen(
         argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True
@@ -89,6 +92,43 @@ def test_q_ends_it_before_the_job(tmp_path: Path) -> None:
         terminal.type(b"q")
         terminal.read_until("")
         assert terminal.process.wait(DEADLINE_S) == 0
+
+
+def test_it_does_not_advise_to_watch_whoever_does(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time()))
+    run.start()
+    with watching(tmp_path) as terminal:
+        drawn = terminal.read_until("still running")
+        terminal.type(b"q")
+    assert "follows it" not in drawn
+
+
+def test_where_slurm_cannot_be_asked_it_waits_for_a_journal_and_says_so(tmp_path: Path) -> None:
+    with watching(tmp_path, slurm={"PATH": "/nonexistent"}) as terminal:
+        terminal.read_until("no journal of it yet, and Slurm cannot be asked")
+        run = RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time()))
+        run.start()
+        terminal.read_until("nodes ready")
+        terminal.type(b"q")
+
+
+def test_a_job_that_slurm_does_not_know_is_not_waited_for(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm").environ()
+    with watching(tmp_path / "journal", slurm=slurm) as terminal:
+        drawn = terminal.read_until("")
+        assert terminal.process.wait(DEADLINE_S) == 4
+    assert "no journal of job 12" in drawn
+    assert "Slurm knows no job 12" in drawn
+
+
+def test_of_an_array_it_asks_for_a_task(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, job=14, nodes=["n1", "n2"])
+    run.start(array="12_3")
+    (run.directory.parent.parent / "12_3").symlink_to("14")
+    with watching(tmp_path) as terminal:
+        drawn = terminal.read_until("")
+        assert terminal.process.wait(DEADLINE_S) == 2
+    assert "12 is an array; follow one of its tasks: 12_3" in drawn
 
 
 def test_a_terminal_that_cannot_hide_its_cursor_will_do(tmp_path: Path) -> None:

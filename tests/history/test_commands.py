@@ -119,6 +119,32 @@ def test_a_sites_index_that_is_not_for_us_leaves_us_our_own(tmp_path: Path) -> N
     assert list((tmp_path / "cache" / "slurm-health").glob("history-*.sqlite"))
 
 
+def test_standings_are_published_where_the_site_says(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+    site = tmp_path / "config.toml"
+    site.write_text(f'standings = "{tmp_path}/standings.json"\n')
+    environ = {"SLURM_HEALTH_CONFIG": str(site), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    words = ("lemons", LONG_AGO, f"--journal={tmp_path / 'journal'}", "--publish")
+    done = slurm_health(*words, environ=environ)
+
+    assert done.code == 1, done
+    told = json.loads((tmp_path / "standings.json").read_text())
+    assert told["clusters"] == {
+        "lab": {"n3": {"level": "lemon", "score": 28.2, "jobs": 12, "spoiled": 6}}
+    }
+    part = slurm_health(*words, "--cluster=lab", environ=environ)
+    assert (part.code, part.stdout) == (2, "")
+    assert "leave out --cluster" in part.stderr
+
+
+def test_without_a_file_to_publish_in_it_says_which_setting_names_one(tmp_path: Path) -> None:
+    done = called(tmp_path, "lemons", "--publish")
+
+    assert (done.code, done.stdout) == (2, "")
+    assert 'set standings = "/shared/FILE" in' in done.stderr
+
+
 def test_an_unknown_node_is_answered_with_those_it_may_be(tmp_path: Path) -> None:
     write_healthy_run(tmp_path / "journal", nodes=("gpu01", "gpu02"))
 

@@ -7,5 +7,6 @@ Pure, over values that `slurm_health.history` reads from journals.
     observe       the records of a check's journal to those values
     standing      whether a node spoils more jobs than others do: the score, and how sure it is
     trend         whether a figure rises or falls
+    published     what speaks against nodes, as a file for every check and as its prior
     baseline      what healthy devices of a model do, as limits for the next checks
 """
