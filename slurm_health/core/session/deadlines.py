@@ -85,7 +85,7 @@ class Deadlines:
         return blind_s + limits.patience * extra_s
 
     def end_of_s(self, current: RoundState) -> float:
-        """Return when the round in progress has taken too long, from what its groups took so far."""
+        """Return when the round in progress has taken too long, by what its groups took so far."""
         limits, measured_ms = self._limits, self._state.measured_ms(current.record.phase)
         if not measured_ms:
             return current.started_s + current.record.deadline_s
