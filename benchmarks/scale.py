@@ -32,8 +32,8 @@ from slurm_health import journal
 from slurm_health.agent.agent import AgentSettings
 from slurm_health.core.probe_catalog import SETS
 from slurm_health.core.records import RunStarted
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phases import phases
-from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import Level
 from slurm_health.master.master import SILENCE_S, Master, poll_interval_s
 from slurm_health.master.run_check import load_ahead, make_localizer

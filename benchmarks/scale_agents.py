@@ -28,8 +28,8 @@ from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
 from slurm_health import journal
 from slurm_health.core.acting.policy import Policy
 from slurm_health.core.records import AgentsLaunched, RoundEnded, VerdictReached
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phases import phases
-from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import Level
 from slurm_health.master.check_settings import CheckSettings
 from slurm_health.master.run_check import check_local

@@ -25,8 +25,9 @@ from slurm_health.core.node import drain_note
 from slurm_health.core.node.accusations import from_journal
 from slurm_health.core.record_codec import Entry, decode, encode
 from slurm_health.core.records import Record
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phases import phases
-from slurm_health.core.session.session import Limits, Session
+from slurm_health.core.session.session import Session
 from slurm_health.doctor.slurm_conf import advise, read_config
 from slurm_health.errors import SlurmHealthError
 from slurm_health.history import answer, refresh

@@ -5,6 +5,7 @@ Started by the master with one `srun`, as the job's user. It loads no torch; its
 reads the master's file of the journal and writes its own, and calls nothing of Slurm.
 
     agent            the process: runs the rounds that the master writes, records what happened
+    lookout          when it looks for orders, and whether the master is still there
     worker_process   one worker: started, sent to, listened to, killed
     standstill       whether a worker's process stands still, as the kernel shows it
     node_facts       what an agent has to know about its node

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from slurm_health import journal, orders
+from slurm_health import journal
 from slurm_health.agent import node_facts
+from slurm_health.agent.lookout import Lookout
 from slurm_health.agent.standstill import Standstill
 from slurm_health.agent.worker_process import Worker, Workers
 from slurm_health.bell import Bell
@@ -44,17 +45,10 @@ from slurm_health.core.verdict import Outcome
 if TYPE_CHECKING:
     from slurm_health.agent.gpu_monitor import BurnWatch
 
-# How long a client of a network filesystem may take to show the master's file.
-JOURNAL_VISIBLE_S = 15.0
 # From an abort to the kill of a worker that is stuck inside a collective.
 ABORT_GRACE_S = 0.3
 # A sample waits so long for the rest of its round, to be written with it.
 TOGETHER_S = 1.0
-# How often an agent looks that hears a bell: so often, or half as often.
-BELL_POLL_S = 1.0
-# A ring makes all look; in a large run within this time, which is this share of a poll's interval.
-SPREAD_S = 1.0
-SPREAD_SHARE = 1 / 16
 STARTS_PER_LAUNCH = 2  # a worker that ends before it is ready gets one more try
 # Eight GPUs whose driver keeps no state between processes are opened within this.
 OPEN_S = 20.0
@@ -78,10 +72,6 @@ class AgentSettings:
     gpus: int = 0
 
 
-class JournalNotVisible(Exception):
-    """This node does not see the master's journal."""
-
-
 class Agent:
     """The agent of one node; `run` serves until the master is done."""
 
@@ -98,18 +88,21 @@ class Agent:
         self._settings = settings
         self._environ = environ
         self._monotonic = monotonic
-        self._orders = orders.Reader(settings.directory, settings.node)
         self._writer = journal.Writer(settings.directory, settings.node, clock)
         self._bell = Bell(settings.node) if bell is None else bell
-        self._bell_works = False
-        self._random = random
+        self._lookout = Lookout(
+            settings.directory,
+            self._bell,
+            node=settings.node,
+            poll_s=settings.poll_s,
+            monotonic=monotonic,
+            random=random,
+        )
         self._starts = 0
         self._device_failures = 0
         self._loaded_s: float | None = None
         self._round: NodeRound | None = None
         self._end: str | None = None
-        self._heard_s = self._looked_s = self._next_look_s = 0.0
-        self._rung = False
         self._unsaid: list[Record] = []
         self._unsaid_since_s = 0.0
         self._watch: BurnWatch | None = None
@@ -149,9 +142,7 @@ class Agent:
             JournalNotVisible: this node does not see the master's journal.
             JournalError: the journal cannot be read or written.
         """
-        backlog = self._wait_for_journal()
-        self._heard_s = self._looked_s = self._monotonic()
-        self._next_look_s = self._looked_s + self._settings.poll_s
+        backlog = self._lookout.first_orders(self._settings.run_id)
         self._say(
             AgentStarted(
                 node=self._settings.node,
@@ -171,7 +162,7 @@ class Agent:
 
     def wait_s(self) -> float:
         """Return how long there is nothing to do unless a worker says something."""
-        due_s = self._next_look_s
+        due_s = self._lookout.next_s
         if self._round is not None and self._round.kill_at_s is not None:
             due_s = min(due_s, self._round.kill_at_s)
         return max(0.0, due_s - self._monotonic())
@@ -182,12 +173,8 @@ class Agent:
         Raises:
             JournalError: the journal cannot be read or written.
         """
-        if self._bell.heard():
-            self._rung = True
-            # All hear it at the same time, and a filesystem serves only so many of them at once.
-            spread_s = min(SPREAD_S, self._settings.poll_s * SPREAD_SHARE) * self._random()
-            self._next_look_s = min(self._next_look_s, self._monotonic() + spread_s)
-        if self._monotonic() >= self._next_look_s:
+        self._lookout.listen()
+        if self._monotonic() >= self._lookout.next_s:
             self._look()
         self._check_workers()
         self._start_due_workers()
@@ -199,21 +186,11 @@ class Agent:
 
     def _look(self) -> None:
         """Read the orders, and carry them out."""
-        news = self._orders.read_new()
-        looked_before_s, self._looked_s = self._looked_s, self._monotonic()
-        rung, self._rung = self._rung, False
-        self._bell_works = rung or (self._bell_works and not news)
-        poll_s = self._settings.poll_s
-        if self._bell_works:
-            poll_s = max(poll_s, BELL_POLL_S) * (1.0 + self._random())
-        self._next_look_s = self._looked_s + poll_s
-        silence_s = self._settings.silence_s
-        # What held us up, as a filesystem that hung, may have held up the master as well.
-        if news or self._looked_s - looked_before_s > silence_s / 2:
-            self._heard_s = self._looked_s
-        if self._looked_s - self._heard_s > silence_s:
-            self._end = f"the master has said nothing for {silence_s:.0f} s"
-        self._heed(news)
+        news = self._lookout.look(self._settings.silence_s)
+        if news is None:
+            self._end = f"the master has said nothing for {self._settings.silence_s:.0f} s"
+        else:
+            self._heed(news)
 
     def _say(self, *records: Record) -> None:
         """Write records, after those that waited for others to be written with."""
@@ -232,17 +209,6 @@ class Agent:
         self._writer.append(*self._unsaid, last)  # the master may not be listening any more
 
     # --- the master's words ----------------------------------------------------------------------
-
-    def _wait_for_journal(self) -> list[Record]:
-        """Return the master's first orders, which must be those of this run."""
-        give_up = self._monotonic() + JOURNAL_VISIBLE_S
-        backlog: list[Record] = []
-        while self._monotonic() < give_up:
-            backlog += self._orders.read_new()
-            if self._orders.run_id == self._settings.run_id:
-                return backlog
-            time.sleep(self._settings.poll_s)
-        raise JournalNotVisible(str(self._orders.path))
 
     def _heed(self, news: Sequence[Record]) -> None:
         for record in news:

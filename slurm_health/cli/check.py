@@ -22,7 +22,7 @@ from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnSt
 from slurm_health.core.acting.unchecked import OnUnchecked, unchecked_by
 from slurm_health.core.allocation import from_environ
 from slurm_health.core.records import Disposition, RunFinished, Unchecked
-from slurm_health.core.session.session import Limits
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.errors import ConfigError, ExitCode, JournalError, SlurmHealthError
 from slurm_health.master import journal_filesystem
 from slurm_health.master.check_settings import CheckSettings

@@ -28,7 +28,8 @@ from slurm_health.errors import ExitCode, SlurmHealthError
 @click.option("--node", default=None)
 def agent(node: str | None, **settings: Any) -> int:
     """Serve one node of a check. Started by the master, which hears on stderr why it cannot."""
-    from slurm_health.agent.agent import Agent, AgentSettings, JournalNotVisible
+    from slurm_health.agent.agent import Agent, AgentSettings
+    from slurm_health.agent.lookout import JournalNotVisible
     from slurm_health.supervisor.script_process import FOR_SCRIPT
 
     for number in FOR_SCRIPT:  # `sbatch --signal` sends them to every step

@@ -8,7 +8,7 @@ that all three understand.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from typing import Any
 SCHEMA = 3
 # Another process that brings the index up to date commits many times a second.
 PATIENCE_S = 10
+# With which a transaction on a server begins, that no other change runs beside.
+BEGIN = ("BEGIN", "SELECT version FROM slurm_health_index WHERE id = 1 FOR UPDATE")
 _TABLES = (
     """CREATE TABLE slurm_health_jobs (
         cluster VARCHAR(255), job VARCHAR(20), uid BIGINT, stamp {text},
@@ -44,6 +46,23 @@ class Busy(Exception):
 
 class Denied(Exception):
     """The account may not do this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codes:
+    """The codes of a server's errors, by what they mean."""
+
+    damaged: Collection[object]  # no such table or column
+    busy: Collection[object]  # a lock not given, a deadlock
+    denied: Collection[object]  # no right to a command, a server that only answers
+
+    def meaning(self, code: object, said: str) -> Exception | None:
+        """Return what an error means for the index, None where it is about the server."""
+        if code in self.damaged:
+            return Damaged(said)
+        if code in self.busy:
+            return Busy(said)
+        return Denied(said) if code in self.denied else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,19 +4,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from slurm_health.errors import IndexUnusable, PackageMissing
-from slurm_health.history.database import PATIENCE_S, Busy, Damaged, Database, Denied, Dialect
+from slurm_health.history.database import BEGIN, PATIENCE_S, Codes, Database, Dialect
 from slurm_health.history.server_url import Server
 
 _LOCK = f"SELECT GET_LOCK('slurm_health', {PATIENCE_S})"
 _UNLOCK = "SELECT RELEASE_LOCK('slurm_health')"
-_WRITERS_LOCK = "SELECT version FROM slurm_health_index WHERE id = 1 FOR UPDATE"
-# No such table or column; a lock not given, a deadlock; no right to a command, a replica.
-_DAMAGED = {1146, 1054}
-_BUSY = {1205, 1213}
-_DENIED = {1142, 1143, 1290}
+_CODES = Codes(damaged={1146, 1054}, busy={1205, 1213}, denied={1142, 1143, 1290})
 _WRONG_PASSWORD = {1045, 1698}
 _PASSWORD_FILE = Path("~/.my.cnf")
 
@@ -35,27 +30,14 @@ def connected(server: Server) -> Database:
 
     def problem(err: Exception) -> Exception:
         code = err.args[0] if err.args else 0
-        said = " ".join(str(err.args[-1] if err.args else err).split())
-        if server.password:
-            said = said.replace(server.password, "***")
-        if code in _DAMAGED:
-            return Damaged(said)
-        if code in _BUSY:
-            return Busy(said)
-        if code in _DENIED:
-            return Denied(said)
+        said = server.hidden(str(err.args[-1] if err.args else err))
+        if meaning := _CODES.meaning(code, said):
+            return meaning
         fix = "name another index with --index or SLURM_HEALTH_INDEX"
         if code in _WRONG_PASSWORD:
             fix = "give the account's password under [client] in ~/.my.cnf"
         return IndexUnusable(str(server), said, fix=fix)
 
-    named: dict[str, Any] = {
-        "host": server.host,
-        "port": server.port,
-        "user": server.user,
-        "password": server.password,
-        **server.options,
-    }
     file = _PASSWORD_FILE.expanduser()
     try:
         connection = pymysql.connect(
@@ -65,7 +47,7 @@ def connected(server: Server) -> Database:
             connect_timeout=PATIENCE_S,
             init_command="SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
             read_default_file=str(file) if file.is_file() else None,
-            **{key: value for key, value in named.items() if value},
+            **server.named,
         )
         # Of rows, and of whole tables, for which it would wait a day.
         connection.cursor().execute(
@@ -76,7 +58,7 @@ def connected(server: Server) -> Database:
         raise problem(err) from err
     dialect = Dialect(
         value="%s",
-        begin=("BEGIN", _WRITERS_LOCK),
+        begin=BEGIN,
         text="TEXT",
         binary="MEDIUMBLOB",
         # Names are compared byte by byte, as everywhere else.

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from slurm_health.errors import IndexUnusable, PackageMissing
-from slurm_health.history.database import PATIENCE_S, Busy, Damaged, Database, Denied, Dialect
+from slurm_health.history.database import BEGIN, PATIENCE_S, Codes, Database, Dialect
 from slurm_health.history.server_url import Server
 
 # Any number that nothing else in the database takes: "shlt".
 _LOCK = "SELECT pg_advisory_lock(1936223348)"
 _UNLOCK = "SELECT pg_advisory_unlock(1936223348)"
-_WRITERS_LOCK = "SELECT version FROM slurm_health_index WHERE id = 1 FOR UPDATE"
-# SQLSTATE: no such table or column; a lock not given, a deadlock; no right, a standby.
-_DAMAGED = {"42P01", "42703"}
-_BUSY = {"55P03", "40P01", "40001"}
-_DENIED = {"42501", "25006"}
+# By SQLSTATE.
+_CODES = Codes(
+    damaged={"42P01", "42703"}, busy={"55P03", "40P01", "40001"}, denied={"42501", "25006"}
+)
 
 
 def connected(server: Server) -> Database:
@@ -33,32 +30,17 @@ def connected(server: Server) -> Database:
 
     def problem(err: Exception) -> Exception:
         state = getattr(err, "sqlstate", None) or ""
-        said = " ".join(str(err).split())
-        if server.password:
-            said = said.replace(server.password, "***")
-        if state in _DAMAGED:
-            return Damaged(said)
-        if state in _BUSY:
-            return Busy(said)
-        if state in _DENIED:
-            return Denied(said)
-        return IndexUnusable(str(server), said, fix=_fix(said))
+        said = server.hidden(str(err))
+        return _CODES.meaning(state, said) or IndexUnusable(str(server), said, fix=_fix(said))
 
-    # Without a host, the driver looks where PGHOST or the distribution says.
-    named: dict[str, Any] = {
-        "host": server.host,
-        "port": server.port,
-        "user": server.user,
-        "password": server.password,
-        **server.options,
-    }
     try:
         connection = psycopg.connect(
             dbname=server.database,
             autocommit=True,
             connect_timeout=PATIENCE_S,
             application_name="slurm-health",
-            **{key: value for key, value in named.items() if value},
+            # Without a host, the driver looks where PGHOST or the distribution says.
+            **server.named,
         )
         # What a crash of the server loses is indexed again. Not as options of the connection: a
         # pooler between refuses those.
@@ -69,7 +51,7 @@ def connected(server: Server) -> Database:
         raise problem(err) from err
     dialect = Dialect(
         value="%s",
-        begin=("BEGIN", _WRITERS_LOCK),
+        begin=BEGIN,
         text="TEXT",
         binary="BYTEA",
         options="",

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from slurm_health.errors import UsageError
@@ -42,6 +43,17 @@ class Server:
     user: str = ""
     password: str = field(default="", repr=False)
     options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What a driver is to be told, by the names that it has for it, but for the database."""
+        named = {"host": self.host, "port": self.port, "user": self.user, "password": self.password}
+        return {key: value for key, value in {**named, **self.options}.items() if value}
+
+    def hidden(self, text: str) -> str:
+        """Return a text in one line and without the password."""
+        line = " ".join(text.split())
+        return line.replace(self.password, "***") if self.password else line
 
     def __str__(self) -> str:
         user = f"{self.user}@" if self.user else ""

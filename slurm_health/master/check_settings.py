@@ -10,8 +10,8 @@ from pathlib import Path
 from slurm_health.core.acting.policy import Policy
 from slurm_health.core.acting.unchecked import OnUnchecked
 from slurm_health.core.records import RunFinished
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phases import Phase
-from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import NodeVerdict
 
 

@@ -32,18 +32,11 @@ from slurm_health.core.records import (
     RunStarted,
     VerdictReached,
 )
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phase_runner import MakeLocalizer
 from slurm_health.core.session.phases import Phase
-from slurm_health.core.session.session import (
-    Abort,
-    Append,
-    Conclude,
-    Launch,
-    Limits,
-    Session,
-    Step,
-    Wait,
-)
+from slurm_health.core.session.session import Session
+from slurm_health.core.session.steps import Abort, Append, Conclude, Launch, Step, Wait
 from slurm_health.errors import JournalBusy, JournalError
 from slurm_health.master.garbage import seldom_collected
 from slurm_health.master.launcher import Launcher

@@ -17,7 +17,7 @@ import msgspec
 
 from slurm_health import __version__, config, journal
 from slurm_health.core.records import RunStarted
-from slurm_health.core.session.session import Limits
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.errors import ExitCode, JournalError
 from slurm_health.master import journal_filesystem, site_history
 from slurm_health.master.launcher import AgentCommand, Launcher

@@ -32,8 +32,8 @@ from slurm_health.core.records import (
     RunStarted,
     VerdictReached,
 )
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phases import Phase
-from slurm_health.core.session.session import Limits
 from slurm_health.errors import ExitCode, JournalError
 from slurm_health.master.launcher import Launcher
 from slurm_health.master.master import SILENCE_S, Master, poll_interval_s

@@ -17,7 +17,8 @@ from typing import TypeVar
 import pytest
 
 from slurm_health import journal, orders
-from slurm_health.agent.agent import OPEN_S, Agent, AgentSettings, JournalNotVisible
+from slurm_health.agent.agent import OPEN_S, Agent, AgentSettings
+from slurm_health.agent.lookout import JournalNotVisible
 from slurm_health.agent.worker_process import UNKILLABLE_S
 from slurm_health.bell import Ringers, ring_all
 from slurm_health.core.records import (

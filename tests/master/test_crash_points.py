@@ -14,8 +14,8 @@ import pytest
 from slurm_health import journal
 from slurm_health.core.acting.policy import Policy
 from slurm_health.core.records import AgentsLost, RunStarted, VerdictReached
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phases import phases
-from slurm_health.core.session.session import Limits
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.master.check_settings import CheckSettings
 from slurm_health.master.run_check import _check

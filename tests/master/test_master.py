@@ -31,7 +31,7 @@ from slurm_health.core.records import (
     RunStarted,
     VerdictReached,
 )
-from slurm_health.core.session.session import Limits
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import JournalBusy, JournalError
 from slurm_health.master.master import (

@@ -20,7 +20,7 @@ from slurm_health.core.records import (
     ScriptStarted,
     VerdictReached,
 )
-from slurm_health.core.session.session import Limits
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.master.check_settings import CheckSettings
 from slurm_health.restart.after_failure import after_failure
 from slurm_health.restart.known import FailedScript

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_health.core.records import Disposition, RunFinished, RunStarted, VerdictReached
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phases import phases
-from slurm_health.core.session.session import Limits
 from slurm_health.master.launcher import LocalLauncher
 from slurm_health.master.master import Master
 from slurm_health.master.run_check import make_localizer

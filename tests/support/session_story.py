@@ -16,8 +16,10 @@ from slurm_health.core.records import (
     VerdictReached,
     WorkersReady,
 )
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phases import Phase
-from slurm_health.core.session.session import Abort, Append, Launch, Limits, Session, Step
+from slurm_health.core.session.session import Session
+from slurm_health.core.session.steps import Abort, Append, Launch, Step
 from slurm_health.core.verdict import Level, Outcome
 from tests.support.world import QUICK, CountingLocalizer
 

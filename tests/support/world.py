@@ -30,9 +30,11 @@ from slurm_health.core.records import (
     WorkersReady,
     WorkersStarting,
 )
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phase_runner import MakeLocalizer
 from slurm_health.core.session.phases import Phase, phases
-from slurm_health.core.session.session import Abort, Append, Conclude, Launch, Limits, Session, Wait
+from slurm_health.core.session.session import Session
+from slurm_health.core.session.steps import Abort, Append, Conclude, Launch, Wait
 from slurm_health.core.verdict import GroupResult, Level, NodeVerdict, Outcome, Round, Verdict
 
 STRANGER = "stranger"

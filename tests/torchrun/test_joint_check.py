@@ -22,7 +22,7 @@ from slurm_health.core.records import (
     RunStarted,
     VerdictReached,
 )
-from slurm_health.core.session.session import Limits
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.verdict import Level, NodeVerdict
 from slurm_health.errors import JournalError
 from slurm_health.master.master import SILENCE_S

@@ -66,16 +66,16 @@ def _tests(
 
     Of groups with fewer than `least` nodes only crashes count.
     """
-    rows: list[Ints] = []
-    failed: list[bool] = []
-    for trial, row in zip(trials, sources, strict=True):
-        if trial.bearing is not Bearing.UNKNOWN and len(trial.nodes) >= least:
-            rows.append(row)
-            failed.append(trial.bearing is Bearing.FAILED)
-        for node in trial.crashed:
-            alone = np.full_like(row, NONE)
-            alone[0] = node
-            rows.append(alone)
-            failed.append(True)
-    width = sources.shape[1]
-    return np.array(rows, dtype=np.int64).reshape(-1, width), np.array(failed, dtype=np.bool_)
+    tested = [
+        number
+        for number, trial in enumerate(trials)
+        if trial.bearing is not Bearing.UNKNOWN and len(trial.nodes) >= least
+    ]
+    crashed = [node for trial in trials for node in trial.crashed]
+    alone = np.full((len(crashed), sources.shape[1]), NONE, dtype=np.int64)
+    alone[:, 0] = crashed
+    failed = [trials[number].bearing is Bearing.FAILED for number in tested]
+    return (
+        np.concatenate([sources[np.array(tested, dtype=np.int64)], alone]),
+        np.array(failed + [True] * len(crashed), dtype=np.bool_),
+    )

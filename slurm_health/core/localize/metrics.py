@@ -19,7 +19,7 @@ from slurm_health.core import probe_catalog
 from slurm_health.core.localize.belief_propagation import Floats, Ints
 from slurm_health.core.localize.evidence import Trial
 from slurm_health.core.localize.fabric import Fabric, Sources
-from slurm_health.core.localize.population import Population, middle, population_of
+from slurm_health.core.localize.population import Population, middle_of_each, population_of
 from slurm_health.core.localize.settings import LocalizeSettings
 from slurm_health.core.localize.slowness import Observations, Slowness, infer
 
@@ -52,12 +52,9 @@ class MetricEvidence:
 
     @cached_property
     def _typical(self) -> dict[int, float]:
-        """The median of every node, in one pass: run by run, many of them have the same number."""
-        nodes = self.data.sources[:, 0]
-        order = np.argsort(nodes, kind="stable")
-        present, starts = np.unique(nodes[order], return_index=True)
-        own = np.split(self.found.excess[order], starts[1:])
-        return {int(node): middle(excess) for node, excess in zip(present, own, strict=True)}
+        """The median of every node, in one pass."""
+        nodes, medians = middle_of_each(self.found.excess, self.data.sources[:, 0])
+        return dict(zip(nodes.tolist(), medians.tolist(), strict=True))
 
 
 def metrics_of(

@@ -47,9 +47,7 @@ def _typical(log_ms: Floats, devices: Ints, rounds: Ints) -> Floats:
     above = log_ms.copy()
     for number in np.unique(rounds):
         above[rounds == number] -= middle(log_ms[rounds == number])
-    order = np.argsort(devices, kind="stable")
-    starts = np.unique(devices[order], return_index=True)[1]
-    return np.array([middle(own) for own in np.split(above[order], starts[1:])])
+    return middle_of_each(above, devices)[1]
 
 
 def _deviation(values: Floats) -> float:
@@ -59,3 +57,10 @@ def _deviation(values: Floats) -> float:
 def middle(values: Floats) -> float:
     """Return the median; of an even number the lower one, so that half of them may be high."""
     return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def middle_of_each(values: Floats, owners: Ints) -> tuple[Ints, Floats]:
+    """Return who has any of these values, and the median of each one's own, as `middle` has it."""
+    order = np.lexsort((values, owners))
+    present, starts, counts = np.unique(owners[order], return_index=True, return_counts=True)
+    return present, values[order][starts + (counts - 1) // 2]

@@ -285,10 +285,10 @@ class _Model:
             logit[:, self.data.first_path :] = _NEVER
         slow = 1 / (1 + np.exp(-logit))
         prior = np.empty((len(share), len(self.states), variables))
-        prior[:, 0] = (1 - slow) * (1 - _TOLERATED)
-        prior[:, 1:FIRST_SLOW] = ((1 - slow) * _TOLERATED / (FIRST_SLOW - 1))[:, None]
-        prior[:, FIRST_SLOW:] = (slow / (len(self.states) - FIRST_SLOW))[:, None]
-        return np.log(prior)
+        prior[:, 0] = np.log((1 - slow) * (1 - _TOLERATED))
+        prior[:, 1:FIRST_SLOW] = np.log((1 - slow) * _TOLERATED / (FIRST_SLOW - 1))[:, None]
+        prior[:, FIRST_SLOW:] = np.log(slow / (len(self.states) - FIRST_SLOW))[:, None]
+        return prior
 
     def _log_likelihood(self, estimate: _Estimate, rows: Ints) -> Numbers:
         precision = np.float64 if self.data.few else np.float32

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slurm_health.core.records import (
@@ -107,3 +108,8 @@ class NodeState:
                     self.device_failure = DeviceFailure(words=f"{reason}, twice", torch=torch)
             case AgentEnded(reason=reason):
                 self.lost = self.lost or f"its agent left: {reason}"
+
+
+def on_cpus(ready: Iterable[WorkersReady]) -> bool:
+    """Tell whether these workers compute with CPUs."""
+    return all(each.backend == "gloo" for each in ready)

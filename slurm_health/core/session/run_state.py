@@ -95,6 +95,10 @@ class RunState:
             if not self.agents[node].gone
         ]
 
+    def ready(self, nodes: Iterable[str]) -> list[WorkersReady]:
+        """Return what those of these nodes said that have workers ready."""
+        return [each for node in nodes if (each := self.agents[node].ready) is not None]
+
     def measured_ms(self, phase: str) -> list[float]:
         """Return how long each measured group of a phase took, for the deadlines of the others."""
         return [*self._ended_ms[phase], *(self.round.took_ms if self.round else ())]

@@ -6,11 +6,9 @@ It holds no clock and touches nothing.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
 from types import MappingProxyType
 
 from slurm_health.core.expectations import Expectation, bases, expected_ms
@@ -22,11 +20,9 @@ from slurm_health.core.records import (
     GroupAborted,
     NodesAdmitted,
     ProbeUsed,
-    Record,
     Rendezvous,
     RoundEnded,
     RoundStarted,
-    WorkersReady,
 )
 from slurm_health.core.session import gpt_sizing
 from slurm_health.core.session.conclusion import (
@@ -38,83 +34,14 @@ from slurm_health.core.session.conclusion import (
     with_transports,
     with_wrong_results,
 )
-from slurm_health.core.session.node_state import NodeState
+from slurm_health.core.session.deadlines import Deadlines, Limits
+from slurm_health.core.session.node_state import NodeState, on_cpus
 from slurm_health.core.session.phase_runner import Course, MakeLocalizer
 from slurm_health.core.session.phases import Phase
 from slurm_health.core.session.round_state import RoundState
 from slurm_health.core.session.run_state import RunState
+from slurm_health.core.session.steps import Abort, Append, Conclude, Launch, Step, Wait
 from slurm_health.core.verdict import NodeVerdict, Outcome, Round, Verdict
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How long the session waits. Every wait is measured from a record of the master's.
-
-    A round's deadline adapts once half of its groups have reported: `adaptive_factor` times the
-    median of what groups took so far, plus a margin. Before that it is `patience` times as long.
-    The margin is what it took the nodes to load torch, from `least_margin_s` to `most_margin_s`:
-    that shows how busy these machines are before any round does.
-
-    While nothing was measured at all, that start stands in for what groups take: a round of short
-    probes may take `round_deadline_s`, or less than that, down to half of it, where it was quick;
-    `patience` times what the phase's longer probes take comes on top.
-
-    Likewise a node may take `ready_s` to get ready, until half of the nodes have shown how long it
-    takes. It is not given up then while others still get ready, until for `next_ready_s` none has:
-    to start thousands of agents, or hundreds on one machine, takes longer than torch to load.
-    `start_s` is for the first agent of all to show up.
-    """
-
-    start_s: float = 60.0
-    ready_s: float = 180.0
-    ready_extra_s: float = 20.0  # an agent looks for the journal for 15 s of it
-    next_ready_s: float = 10.0
-    round_deadline_s: float = 60.0
-    adaptive_factor: float = 4.0
-    least_margin_s: float = 2.0
-    most_margin_s: float = 6.0
-    patience: float = 2.5
-    abort_grace_s: float = 5.0
-    settle_s: float = 0.3
-    launches_per_node: int = 3
-    failed_starts_per_node: int = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Append:
-    """Write this record; nothing else."""
-
-    record: Record
-
-
-@dataclass(frozen=True, kw_only=True)
-class Abort:
-    """Write these records: all that is to be stopped now, however many groups that are."""
-
-    records: tuple[GroupAborted, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """Write this record, then start an agent on each of its nodes."""
-
-    record: AgentsLaunched
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wait:
-    """Nothing to do before `until_s`, unless the journal says more. `reason` says for what."""
-
-    until_s: float
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conclude:
-    """The verdict stands; act on it."""
-
-
-Step = Append | Abort | Launch | Wait | Conclude
 
 
 class Session:
@@ -134,6 +61,7 @@ class Session:
     ) -> None:
         self.state = RunState(nodes)
         self.limits = limits
+        self._deadlines = Deadlines(limits, self.state)
         self._make_localizer = make_localizer
         self._phases = phases
         self._expectations = expectations
@@ -141,7 +69,6 @@ class Session:
         self._course: Course | None = None
         self._awaited_s: dict[str, float] = {}  # since when nodes are waited for between rounds
         self._unready = (len(nodes), 0.0)  # how many are to get ready, and since when so many
-        self._margins_s: dict[int, float] = {}  # of the round in progress
 
     def next_step(self, now_s: float) -> Step:
         """Say what to do now. `now_s` is the clock that stamps the master's records."""
@@ -189,7 +116,7 @@ class Session:
         """Return the options of a round: the phase's, and the GPT that all its nodes can train."""
         if not any(probe.name in GPT for probe in phase.probes):
             return dict(phase.options)
-        free_bytes = [each.free_bytes for each in self._ready(nodes) if each.backend != "gloo"]
+        free_bytes = [each.free_bytes for each in self.state.ready(nodes) if each.backend != "gloo"]
         batches = [
             int(figures["micro_batch"])
             for figures in self.state.figures("gpt_fit", nodes)
@@ -241,7 +168,7 @@ class Session:
         launched_s = self.state.launched_s
         if not any_started:
             return launched_s + self.limits.start_s
-        until_s = launched_s + self._ready_allowance_s()
+        until_s = launched_s + self._deadlines.to_get_ready_s()
         still_coming_s = self._unready[1] + self.limits.next_ready_s
         return max(until_s, min(still_coming_s, launched_s + self.limits.ready_s))
 
@@ -254,19 +181,6 @@ class Session:
                 return {}
             leaves.setdefault(started.leaf, []).append(name)
         return leaves
-
-    def _ready_allowance_s(self) -> float:
-        """Return how long a node may take to get its workers ready.
-
-        Loading torch from a cold network filesystem can take minutes; once half of the nodes
-        have done it, the others are measured against them.
-        """
-        limits = self.limits
-        alive = [node for node in self.state.agents.values() if not node.gone]
-        took_s = [node.ready.start_ms / 1e3 for node in alive if node.ready]
-        if not took_s or 2 * len(took_s) < len(alive):
-            return limits.ready_s
-        return min(limits.adaptive_factor * median(took_s) + limits.ready_extra_s, limits.ready_s)
 
     def _comparable(self) -> list[str]:
         """Return the usable nodes that are equipped as most are.
@@ -334,7 +248,7 @@ class Session:
         pending = [node for node in members if agents[node].pending]
         # Whoever did not come back in time is not waited for again in the next round.
         self._awaited_s = {node: self._awaited_s.get(node, now_s) for node in pending}
-        until_s = max(self._awaited_s.values(), default=now_s) + self._ready_allowance_s()
+        until_s = max(self._awaited_s.values(), default=now_s) + self._deadlines.to_get_ready_s()
         if pending and now_s < until_s:
             return Wait(until_s=until_s, reason=f"workers of {len(pending)} nodes to come back")
         return Append(
@@ -342,7 +256,7 @@ class Session:
                 round=planned.index,
                 groups=[list(group) for group in planned.groups],
                 rendezvous=[self._rendezvous(group) for group in planned.groups],
-                deadline_s=self._deadline_s(phase, members),
+                deadline_s=self._deadlines.at_most_s(phase, members),
                 absent=[node for node in members if not agents[node].usable],
                 phase=phase.name,
                 probes=self._probes(phase, members),
@@ -351,27 +265,10 @@ class Session:
         )
 
     def _probes(self, phase: Phase, nodes: Sequence[str]) -> list[ProbeUsed]:
-        ready = self._ready(nodes)
+        ready = self.state.ready(nodes)
         return phase.used(
-            several_devices=any(len(each.devices) > 1 for each in ready), on_cpus=_on_cpus(ready)
+            several_devices=any(len(each.devices) > 1 for each in ready), on_cpus=on_cpus(ready)
         )
-
-    def _deadline_s(self, phase: Phase, nodes: Sequence[str]) -> float:
-        """Return how long a round may take while nothing is known of how long it takes here."""
-        ready = self._ready(nodes)
-        extra_s = phase.extra_s(
-            on_cpus=_on_cpus(ready),
-            devices=min((len(each.devices) for each in ready), default=1),
-            adapters=max((len(each.ports_gbit_per_s) for each in ready), default=1),
-        )
-        limits = self.limits
-        start_ms = median([each.start_ms for each in ready]) if ready else math.inf
-        short_s = limits.patience * self._allowed_s(start_ms, nodes)
-        blind_s = min(max(short_s, limits.round_deadline_s / 2), limits.round_deadline_s)
-        return blind_s + limits.patience * extra_s
-
-    def _ready(self, nodes: Sequence[str]) -> list[WorkersReady]:
-        return [each for node in nodes if (each := self.state.agents[node].ready) is not None]
 
     def _rendezvous(self, group: Sequence[str]) -> Rendezvous:
         agents = [self.state.agents[node] for node in group]
@@ -384,7 +281,7 @@ class Session:
         index = current.record.round
         if current.void:
             return Append(record=RoundEnded(round=index, void=True))
-        deadline_s = self._round_deadline_s(current)
+        deadline_s = self._deadlines.end_of_s(current)
         awaited = current.awaited
         wake_s, aborts = [], []
         for group, failure in awaited.items():
@@ -403,34 +300,6 @@ class Session:
         done = f"{total - len(awaited)} of {total} groups done"
         return Wait(until_s=min(wake_s), reason=f"round {index} ({current.record.phase}): {done}")
 
-    def _round_deadline_s(self, current: RoundState) -> float:
-        measured_ms = self.state.measured_ms(current.record.phase)
-        if not measured_ms:
-            return current.started_s + current.record.deadline_s
-        margin_s = self._margin_of_round_s(current)
-        allowed_s = self.limits.adaptive_factor * median(measured_ms) / 1e3 + margin_s
-        if 2 * current.reported < current.running:
-            allowed_s *= self.limits.patience  # earlier rounds were quick, this one shows nothing
-        return current.started_s + min(allowed_s, current.record.deadline_s)
-
-    def _allowed_s(self, typical_ms: float, nodes: Sequence[str]) -> float:
-        """Return how long a group of these nodes may take where one typically takes so long."""
-        return self.limits.adaptive_factor * typical_ms / 1e3 + self._margin_s(nodes)
-
-    def _margin_of_round_s(self, current: RoundState) -> float:
-        """Return the margin as it was when the round began: to find it goes through all nodes."""
-        index = current.record.round
-        if index not in self._margins_s:
-            members = [node for group in current.groups for node in group]
-            self._margins_s = {index: self._margin_s(members)}
-        return self._margins_s[index]
-
-    def _margin_s(self, nodes: Sequence[str]) -> float:
-        limits = self.limits
-        took_s = [each.start_ms / 1e3 for each in self._ready(nodes)]
-        start_s = median(took_s) if took_s else math.inf
-        return min(max(start_s, limits.least_margin_s), limits.most_margin_s)
-
 
 def _abort(index: int, group: tuple[str, ...], failure: str) -> GroupAborted:
     """Tell a group to stop: because of the failure of a member, else of the deadline."""
@@ -440,10 +309,6 @@ def _abort(index: int, group: tuple[str, ...], failure: str) -> GroupAborted:
         reason=failure or "the deadline of the round has passed",
         timed_out=not failure,
     )
-
-
-def _on_cpus(ready: Sequence[WorkersReady]) -> bool:
-    return all(each.backend == "gloo" for each in ready)
 
 
 def _stack(node: NodeState) -> str:

@@ -14,8 +14,10 @@ import pytest
 from slurm_health import journal
 from slurm_health.core.record_codec import Entry, decode
 from slurm_health.core.records import VerdictReached
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phases import phases
-from slurm_health.core.session.session import Append, Conclude, Limits, Session
+from slurm_health.core.session.session import Session
+from slurm_health.core.session.steps import Append, Conclude
 from slurm_health.core.verdict import Level
 from slurm_health.master.run_check import make_localizer
 

@@ -30,9 +30,11 @@ from slurm_health.core.records import (
     WorkersFailed,
     WorkersStarting,
 )
+from slurm_health.core.session.deadlines import Limits
 from slurm_health.core.session.phase_runner import Localizer
 from slurm_health.core.session.phases import phases
-from slurm_health.core.session.session import Abort, Append, Conclude, Limits, Session, Wait
+from slurm_health.core.session.session import Session
+from slurm_health.core.session.steps import Abort, Append, Conclude, Wait
 from slurm_health.core.verdict import Level, Outcome
 from slurm_health.master.run_check import make_localizer
 from tests.support.session_story import (

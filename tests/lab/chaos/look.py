@@ -15,7 +15,9 @@ from slurm_health import journal
 from slurm_health.core.expectations import expectations_from
 from slurm_health.core.nodeset import expand
 from slurm_health.core.records import ActionDone, RunFinished, RunStarted, VerdictReached
-from slurm_health.core.session.session import Append, Limits, Session
+from slurm_health.core.session.deadlines import Limits
+from slurm_health.core.session.session import Session
+from slurm_health.core.session.steps import Append
 from slurm_health.core.verdict import Level
 from slurm_health.errors import SlurmHealthError
 from slurm_health.master.run_check import make_localizer
