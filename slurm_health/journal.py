@@ -46,11 +46,6 @@ _MANY = 64  # fewer files than this take less than starting threads would
 _NEXT_START = 1000
 
 
-def default_root(home: Path) -> Path:
-    """Return where journals go when nobody says otherwise."""
-    return home / ".slurm-health" / "journal"
-
-
 def job_directory(root: Path, cluster: str, job: int | str) -> Path:
     """Return the directory of one job's attempts."""
     return root / cluster / str(job)
