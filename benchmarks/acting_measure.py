@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.check_measure import Stage, Unmeasured
-from slurm_health import journal
+from slurm_health import config, journal
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import RunStarted, VerdictReached
 from slurm_health.core.verdict import Level
@@ -155,7 +155,7 @@ def _await_first_line(lab: Lab, case: Case, job: int) -> re.Match[str]:
 
 
 def _entries(lab: Lab, case: Case, job: int, attempt: int) -> list[Entry]:
-    root = journal.default_root(lab.home(case.user))
+    root = config.default_root(lab.home(case.user))
     for directory in root.glob(f"*/{job}/{attempt}"):
         return [
             *journal.read_all(directory, journal.MASTER, of_anybody=True),

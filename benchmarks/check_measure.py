@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from slurm_health import journal
+from slurm_health import config, journal
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import RoundEnded, RoundStarted, VerdictReached
 from slurm_health.core.verdict import Level
@@ -240,7 +240,7 @@ def _await_verdict(lab: Lab, job: int, fault: Fault) -> Entry:
 
 
 def _first_reader(lab: Lab, job: int) -> journal.Reader | None:
-    root = journal.default_root(lab.home(USER))
+    root = config.default_root(lab.home(USER))
     for directory in root.glob(f"*/{job}/0"):
         return journal.Reader(directory, journal.MASTER, of_anybody=True)
     return None
@@ -263,7 +263,7 @@ def _rounds(entries: Iterable[Entry]) -> tuple[int, float, float]:
 
 
 def _master_records(lab: Lab, job: int, attempt: int = 0) -> Iterator[Entry]:
-    root = journal.default_root(lab.home(USER))
+    root = config.default_root(lab.home(USER))
     for directory in root.glob(f"*/{job}/{attempt}"):
         yield from journal.read_all(directory, journal.MASTER, of_anybody=True)
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_health import __version__
@@ -131,7 +132,12 @@ def _deb(tree: Path, output: Path) -> Path:
     control.mkdir()
     (control / "md5sums").write_text("".join(sums))
     size_kib = sum(each.stat().st_size for each in files) // 1024
-    filled = _filled("control.in", architecture=architecture, size_kib=size_kib)
+    filled = _filled(
+        "control.in",
+        architecture=architecture,
+        size_kib=size_kib,
+        maintainer=maintainer(os.environ),
+    )
     (control / "control").write_text(filled)
     for name, script in _SCRIPTS.items():
         (control / name).write_text((_HERE / f"{script}.sh").read_text())
@@ -139,6 +145,15 @@ def _deb(tree: Path, output: Path) -> Path:
     path = output / f"slurm-health_{__version__}-1_{architecture}.deb"
     _run("dpkg-deb", "--root-owner-group", "--build", tree, path)
     return path
+
+
+def maintainer(environ: Mapping[str, str]) -> str:
+    """Return whom a package of ours names: who builds it, by the variables of Debian's own tools.
+
+    The project has no address for it, and a .deb must name one.
+    """
+    name = environ.get("DEBFULLNAME", "whoever built it")
+    return f"{name} <{environ.get('DEBEMAIL', 'root@localhost')}>"
 
 
 def _rpm(tree: Path, output: Path) -> Path:

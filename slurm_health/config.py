@@ -8,7 +8,6 @@ import pwd
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from slurm_health import journal
 from slurm_health.core.expectations import Expectation, expectations_from
 from slurm_health.core.localize.settings import OPTIONS, Device, settings_from
 from slurm_health.errors import ConfigError
@@ -24,6 +23,11 @@ def _home_in_passwd() -> str:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         return ""
+
+
+def default_root(home: Path) -> Path:
+    """Return where journals go when nobody says otherwise."""
+    return home / ".slurm-health" / "journal"
 
 
 def journal_root(
@@ -47,7 +51,7 @@ def journal_root(
             "not set, and no home in passwd for this user; name a directory with --journal DIR"
         )
         raise ConfigError("HOME", "journal", problem)
-    path = Path(chosen) if chosen else journal.default_root(Path(str(home)))
+    path = Path(chosen) if chosen else default_root(Path(str(home)))
     if path.parts[:1] == ("~",) and home:
         path = Path(home).joinpath(*path.parts[1:])
     return path.absolute()

@@ -102,6 +102,10 @@ class SlurmCommandMissing(SlurmError):
         )
 
 
+# As Slurm's commands say where they are installed and nothing else is.
+_NO_CLUSTER = "Could not establish a configuration source"
+
+
 class SlurmCommandError(SlurmError):
     """A Slurm command ended with a non-zero code."""
 
@@ -110,6 +114,8 @@ class SlurmCommandError(SlurmError):
         self.returncode = returncode
         self.stderr = stderr
         said = " / ".join(line.strip() for line in stderr.splitlines() if line.strip())
+        if _NO_CLUSTER in stderr:  # and lines about DNS, which tell less
+            said = "no slurm.conf here; run this on a node of the cluster, or set SLURM_CONF"
         super().__init__(
             f"{_shown(argv)} failed with code {returncode}: {said or '(it said nothing)'}"
         )

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_health.core.probe_catalog import BUILT_IN, SETS, Probe, Scope
-from slurm_health.core.session.phases import Phase, phases
 from slurm_health.errors import ConfigError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from slurm_health.core.session.phases import Phase
 
 OFF = "off"
 # What an interpreter runs to say whether it finds torch, without loading it: it ends with 0 or 1.
@@ -33,6 +34,8 @@ def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
     Raises:
         ConfigError: an item is no set, no probe, and no program that can be run.
     """
+    from slurm_health.core.session.phases import phases  # commands that check nothing do without
+
     items = [item.strip() for item in value.split(",") if item.strip()]
     if not items:
         valid = ", ".join([*SETS, OFF])

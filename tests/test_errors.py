@@ -107,6 +107,17 @@ def test_what_a_command_said_is_in_the_message() -> None:
     assert str(silent).endswith("failed with code 1: (it said nothing)")
 
 
+def test_where_there_is_no_cluster_it_is_said_where_there_is_one() -> None:
+    said = (
+        "scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+        "scontrol: fatal: Could not establish a configuration source\n"
+    )
+
+    text = str(SlurmCommandError(["scontrol", "show", "nodes"], 1, said))
+
+    assert text.endswith("no slurm.conf here; run this on a node of the cluster, or set SLURM_CONF")
+
+
 def test_a_near_miss_is_suggested_and_otherwise_everything_valid_is_named() -> None:
     assert str(SAMPLES["ConfigError"]).endswith("did you mean journal?")
     far = ConfigError("site.toml", "zebra", "unknown setting", valid=["journal", "python"])

@@ -82,13 +82,15 @@ def history(
     NODE is a node, or several as gpu[01-04]. Goes through all jobs whose journals you may read:
     your own, and with a shared root those that others let you read. Root may read all.
     """
-    from slurm_health.history import answer, export, table
+    from slurm_health.history import answer, table
     from slurm_health.report.layout import Page
 
     with opened_index(journal, index, rebuild=rebuild) as found:
         told = answer.histories(found, nodes, cluster=cluster, now_s=time.time(), days=days)
         unread = found.troubles()
     if as_json:
+        from slurm_health.history import export
+
         print_result(export.histories_json(told, unread))
         return int(ExitCode.HEALTHY)
     width, unicode = terminal()

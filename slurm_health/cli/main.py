@@ -6,7 +6,6 @@ Each command has a module, which is loaded when the command is called or describ
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import logging
@@ -112,6 +111,8 @@ class Commands(click.Group):
             UsageError: there is no such command.
         """
         name = args[0]
+        import difflib  # not free, and few names are mistaken
+
         near = difflib.get_close_matches(name, _COMMANDS, n=1)
         if near and name not in _COMMANDS:
             ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")

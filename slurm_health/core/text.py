@@ -12,7 +12,9 @@ _MOST_DIGITS = 18  # of what fits into 64 bits; Python refuses some thousands
 
 def one_line(text: str) -> str:
     """Return text in one line, without characters that act on a terminal."""
-    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else " " for each in text)
+    return " ".join(text.split())
 
 
 def whole_number(text: str) -> int | None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -133,6 +132,8 @@ def _series(checks: Iterable[Seen]) -> list[Series]:
 
 
 def _unknown(index: Index, node: str, cluster: str | None) -> str:
+    import difflib  # an answer does without
+
     near = difflib.get_close_matches(node, index.nodes(), n=3)
     where = f" on cluster {cluster}" if cluster else ""
     hint = f"; did you mean {' or '.join(near)}?" if near else ""

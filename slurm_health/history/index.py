@@ -45,15 +45,15 @@ class Index:
         """Close it; what was not committed is lost."""
         self._database.close()
 
-    def jobs(self) -> dict[tuple[str, str], float]:
-        """Return from when on what is known of each job is final, by cluster and id."""
-        rows = self._database.rows("SELECT cluster, job, final_s FROM slurm_health_jobs")
-        return {(cluster, job): final_s for cluster, job, final_s in rows}
+    def jobs(self, root: Path) -> dict[tuple[str, str], tuple[float, bool]]:
+        """Return what is known of each job, by cluster and id.
 
-    def jobs_below(self, root: Path) -> set[tuple[str, str]]:
-        """Return the jobs whose journals were below a directory, by cluster and id."""
-        query = "SELECT cluster, job FROM slurm_health_jobs WHERE root = ?"
-        return {(cluster, job) for cluster, job in self._database.rows(query, (_text(root),))}
+        From when on that is final, and whether its journal was below `root`.
+        """
+        rows = self._database.rows(
+            "SELECT cluster, job, final_s, root = ? FROM slurm_health_jobs", (_text(root),)
+        )
+        return {(cluster, job): (final_s, bool(ours)) for cluster, job, final_s, ours in rows}
 
     def stamp(self, cluster: str, job: str) -> str | None:
         """Return the stamp that a job's journal had, None for one that is not known."""

@@ -140,15 +140,15 @@ def bring_up_to_date(
         Damaged: it cannot be used.
         JournalError: the journals cannot be listed.
     """
-    known = index.jobs()
+    known = index.jobs(root)
     try:
         found = set(_jobs(root))
     except OSError as err:
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
-    gone = index.jobs_below(root) - found
+    gone = [each for each, (_, ours) in known.items() if ours and each not in found]
     if gone:
         index.forget(gone)
-    open_ = sorted(each for each in found if each not in known or now_s <= known[each])
+    open_ = sorted(each for each in found if each not in known or now_s <= known[each][0])
     for done, (cluster, job) in enumerate(open_):
         progress(done, len(open_))
         seen = _read_if_changed(root, cluster, job, index.stamp(cluster, job))

@@ -17,7 +17,6 @@ that user's alone, wherever the root lies: `private_files` opens them.
 
 from slurm_health.journal.directories import (
     attempt_and_check,
-    default_root,
     directory_of_check,
     directory_of_start,
     job_directory,
@@ -53,7 +52,6 @@ __all__ = [
     "Writer",
     "attempt_and_check",
     "create",
-    "default_root",
     "directory_of_check",
     "directory_of_start",
     "job_directory",

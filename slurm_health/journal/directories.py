@@ -21,11 +21,6 @@ _JOB_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
 _NEXT_START = 1000
 
 
-def default_root(home: Path) -> Path:
-    """Return where journals go when nobody says otherwise."""
-    return home / ".slurm-health" / "journal"
-
-
 def job_directory(root: Path, cluster: str, job: int | str) -> Path:
     """Return the directory of one job's attempts."""
     return root / cluster / str(job)

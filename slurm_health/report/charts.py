@@ -21,6 +21,8 @@ _LINE = 12.0  # pixels that a label needs
 # Shares of the middle, below which a pair's bandwidth has the next darker colour.
 _BINS = (0.5, 0.7, 0.85, 0.95)
 _CHART_WIDTH, _CHART_HEIGHT = 640.0, 200.0
+_LEAST_WIDTH = 270.0  # fits a window of 400 pixels
+_CHARACTER, _MOST_CHARACTERS = 7.5, 18  # of a node's name: its width, and how many are shown
 _NAMES, _ROOM = 8, 60.0  # nodes that are all named below a chart; pixels that a name takes
 
 
@@ -210,7 +212,8 @@ def _chart(run: RunReport, probe: str, values: Mapping[str, float]) -> Chart:
     unit, per = unit_of(probe), 1.0
     if unit == "GFLOP/s" and top >= 1000:
         unit, per = "TFLOP/s", 1000.0
-    step = _CHART_WIDTH / max(1, len(run.nodes))
+    width = _width(run.nodes)
+    step = width / max(1, len(run.nodes))
     dots = [
         Mark(
             x=round((number + 0.5) * step, 1),
@@ -226,7 +229,7 @@ def _chart(run: RunReport, probe: str, values: Mapping[str, float]) -> Chart:
         for number, node in enumerate(run.nodes)
         if node.node in values or _is_unwell(node)
     ]
-    labels = _names(run.nodes, dots)
+    labels = _names(run.nodes, dots, width)
     dots.sort(key=lambda dot: dot.style not in ("healthy", "unjudged"))
     scale = tuple(
         Label(at=round(_CHART_HEIGHT * (1 - share), 1), text=number_text(share * top / per))
@@ -234,7 +237,7 @@ def _chart(run: RunReport, probe: str, values: Mapping[str, float]) -> Chart:
     )
     return Chart(
         title=f"{probe}, {unit}: the lowest of each node",
-        width=_CHART_WIDTH,
+        width=width,
         height=_CHART_HEIGHT,
         dots=tuple(dots),
         labels=tuple(labels),
@@ -248,10 +251,19 @@ def _chart(run: RunReport, probe: str, values: Mapping[str, float]) -> Chart:
     )
 
 
-def _names(nodes: Sequence[NodeReport], dots: Sequence[Mark]) -> list[Named]:
+def _width(nodes: Sequence[NodeReport]) -> float:
+    """Return the width of a chart: of few nodes no more than their names need."""
+    if len(nodes) > _NAMES:
+        return _CHART_WIDTH
+    longest = min(_MOST_CHARACTERS, max((len(node.node) for node in nodes), default=0))
+    needed = len(nodes) * (longest + 2) * _CHARACTER
+    return min(_CHART_WIDTH, max(_LEAST_WIDTH, needed))
+
+
+def _names(nodes: Sequence[NodeReport], dots: Sequence[Mark], width: float) -> list[Named]:
     """Return the names below a chart, or beside the dots of nodes that are not well."""
     if len(nodes) <= _NAMES:
-        step = _CHART_WIDTH / max(1, len(nodes))
+        step = width / max(1, len(nodes))
         return [
             Named(
                 at=round((number + 0.5) * step, 1),
@@ -267,7 +279,7 @@ def _names(nodes: Sequence[NodeReport], dots: Sequence[Mark]) -> list[Named]:
         near = any(abs(each.at - dot.x) < _ROOM and abs(each.y - dot.y) < _LINE for each in found)
         if style in {"healthy", "unjudged"} or near:
             continue
-        left = dot.x > _CHART_WIDTH - _ROOM
+        left = dot.x > width - _ROOM
         found.append(
             Named(
                 at=dot.x + (-8 if left else 8),

@@ -101,7 +101,9 @@ def latest_text(
     """
     page = Page(width=width, unicode=unicode)
     if not jobs:
-        return "\n".join(page.paragraph(f"no jobs of yours under {root}, and none that wait"))
+        return "\n".join(
+            page.paragraph(f"no jobs of yours under {root}, and Slurm names none that wait")
+        )
     several = len({job.cluster for job in jobs if job.cluster}) > 1
     rows = [["JOB", "SCRIPT", "CHECKED", "NODES", "STATE", "LAST CHECK"]]
     rows += [

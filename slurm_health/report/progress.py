@@ -9,6 +9,8 @@ from typing import NamedTuple, TypeVar
 from slurm_health.core.record_codec import Entry
 from slurm_health.core.records import (
     Disposition,
+    HangFound,
+    HangOver,
     NodeReported,
     Record,
     RoundEnded,
@@ -48,7 +50,9 @@ def progress(run: RunEntries, now_s: float) -> Progress:
         )
     if script is not None:
         since_s = next(e.time_s for e in run.supervisor if e.record is script)
-        return Progress(f"the script runs for {duration_text(now_s - since_s)}")
+        return Progress(
+            f"the script {_stands(run, now_s)}runs for {duration_text(now_s - since_s)}"
+        )
     finished = _last(run.master, RunFinished)
     if finished is not None:
         if finished.disposition.leaves:
@@ -61,6 +65,17 @@ def progress(run: RunEntries, now_s: float) -> Progress:
         return Progress("waiting for the check to begin")
     began_s = next(e.time_s for e in run.master if e.record is start)
     return Progress(f"{_step(run, start)}, {duration_text(now_s - began_s)} since the check began")
+
+
+def _stands(run: RunEntries, now_s: float) -> str:
+    """Return for how long a script has stood still that hangs, as the monitor saw it last."""
+    last = next(
+        (e for e in reversed(run.monitor) if isinstance(e.record, HangFound | HangOver)), None
+    )
+    if last is None or not isinstance(last.record, HangFound):
+        return ""
+    stalled_s = last.record.stalled_s + now_s - last.time_s
+    return f"hangs, no step for {duration_text(stalled_s)}; it "
 
 
 def _step(run: RunEntries, start: RunStarted) -> str:

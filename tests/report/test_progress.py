@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from slurm_health import journal
-from slurm_health.core.records import ScriptStarted, WorkersFailed
+from slurm_health.core.records import (
+    Diagnosed,
+    HangFound,
+    HangOver,
+    ScriptStarted,
+    WorkersFailed,
+)
 from slurm_health.report.find import read_run
 from slurm_health.report.progress import Progress, progress
 from tests.support.journals import RunJournal, write_healthy_run
@@ -72,3 +78,20 @@ def test_a_job_is_followed_until_its_script_has_ended(tmp_path: Path) -> None:
 
     ended = write_healthy_run(tmp_path, job=13)
     assert seen(ended) == Progress("the script ended after 41 s, exit 0", over=True)
+
+
+def test_a_script_that_hangs_is_said_to_until_it_goes_on(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    run.start()
+    run.finish("proceed")
+    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
+    stopped = Diagnosed(
+        cause="stopped", description="it is stopped", attribution="undecided", sureness="certain"
+    )
+    run.write(journal.MONITOR, HangFound(stalled_s=33.0, allowance_s=25.0, step=8, found=stopped))
+    hangs = seen(run, after_s=60)
+    assert hangs.text.startswith("the script hangs, no step for 93 s; it runs for ")
+    assert not hangs.over
+
+    run.write(journal.MONITOR, HangOver(stalled_s=60.0, step=9))
+    assert seen(run).text.startswith("the script runs for ")

@@ -153,25 +153,26 @@ def _device_figures(records: Sequence[Record]) -> list[Figure]:
     for sample in _all(records, Sampled):
         if sample.scope != "solo" or not 1 < len(sample.iteration_ms) <= _MOST_DEVICES:
             continue
+        metric = _text(str(sample.metric))
         for rank, elapsed_ms in enumerate(typical_ms(sample)):
-            metric, value = _measured(sample, elapsed_ms)
+            unit, value = _measured(sample, elapsed_ms)
             if value is not None:
                 name = (names[rank] if rank < len(names) else "") or f"device {rank}"
-                values.setdefault((name, metric), []).append(value)
+                values.setdefault((name, f"{metric} {unit}"), []).append(value)
     return [Figure(name, metric, median(each)) for (name, metric), each in values.items()]
 
 
 def _measured(sample: Sampled, elapsed_ms: float | None) -> tuple[str, float | None]:
-    name = _text(str(sample.metric))
+    """Return the unit and the value of what a device did; None where it did nothing."""
     if elapsed_ms is None:
-        return name, None
+        return "", None
     unit, value = "ms", elapsed_ms
     if sample.flop > 0:
         unit, value = "GFLOP/s", rate_gflop_per_s(flop=sample.flop, elapsed_ms=elapsed_ms)
     elif sample.total_bytes > 0:
         copied = min(sample.total_bytes, _IMPOSSIBLE_BYTES)
         unit, value = "GB/s", copied / (elapsed_ms * 1e6)
-    return f"{name} {unit}", value if isfinite(value) else None
+    return unit, value if isfinite(value) else None
 
 
 def _said(verdict: NodeVerdict | None, parts: Mapping[str, str]) -> str:

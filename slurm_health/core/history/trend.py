@@ -34,16 +34,22 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     """Return the trend of (seconds, value), in the order of time; None where none is proven."""
     latest = points[-_MOST_POINTS:]
     count = len(latest)
-    pairs = [(later[0] - first[0], later[1] - first[1]) for first, later in combinations(latest, 2)]
-    slopes = [rise / run_s for run_s, rise in pairs if run_s > 0]
-    middle = median(value for _, value in latest) if latest else 0.0
-    if count < _LEAST_POINTS or not slopes or middle <= 0:
+    if count < _LEAST_POINTS:
         return None
-    balance = sum((rise > 0) - (rise < 0) for _, rise in pairs)
+    values = [value for _, value in latest]
+    balance = sum((later > first) - (later < first) for first, later in combinations(values, 2))
     deviation = sqrt(count * (count - 1) * (2 * count + 5) / 18)
     chance = erfc(max(0, abs(balance) - 1) / deviation / sqrt(2))
+    middle = median(values)
+    if chance >= _SIGNIFICANCE or middle <= 0:
+        return None
+    slopes = [
+        (later[1] - first[1]) / (later[0] - first[0])
+        for first, later in combinations(latest, 2)
+        if later[0] > first[0]
+    ]
     span_s = latest[-1][0] - latest[0][0]
-    change = median(slopes) * span_s / middle
-    if chance >= _SIGNIFICANCE or not _LEAST_CHANGE <= abs(change) < inf:
+    change = median(slopes) * span_s / middle if slopes else 0.0
+    if not _LEAST_CHANGE <= abs(change) < inf:
         return None
     return Trend(change=change, days=span_s / 86400)
