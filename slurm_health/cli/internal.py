@@ -83,7 +83,11 @@ def supervise(
         # Without the options that it does not need: one of them may be why there was no check.
         record_argv=own_command("check", *own_words, *filter(_is_for_record, options)),
         environ=supervisor.original_environ(environ_fd),
-        restarts=Restarts(most=int(max_restarts or 0), argv=check_argv),
+        restarts=Restarts(
+            most=int(max_restarts or 0),
+            argv=check_argv,
+            survives="--keep-spares=yes" in options,
+        ),
         monitor=monitor or Monitor.REPORT.value,
         flight_recorder=flight_recorder == FlightRecorder.ON.value,
         unchecked_runs=not {"--on-unchecked=stop", "--on-unchecked=hold"} & set(options),

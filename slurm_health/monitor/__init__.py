@@ -24,6 +24,8 @@ is `core.diagnosis`'s.
     tcp_info      how much TCP connections have sent, and in how long
     messages      what monitors tell the watch
 
+    batch_node    on another node: gives a job back whose batch node is lost
+
     post_mortem   collect, diagnose, say, record
     containment   collectors and operators of others, run so that they can raise and hang
     registry      the collectors and operators there are, other distributions' too

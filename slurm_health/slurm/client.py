@@ -266,6 +266,10 @@ class Client:
         """Requeue a job and hold it. Ends the caller when it runs in that job."""
         self._run("scontrol", "requeuehold", str(job_id))
 
+    def requeue(self, job_id: JobId) -> None:
+        """Requeue a job, which Slurm starts again after two minutes at the earliest."""
+        self._run("scontrol", "requeue", str(job_id))
+
     def release(self, job_id: JobId) -> None:
         """Release a held job."""
         self._run("scontrol", "release", str(job_id))

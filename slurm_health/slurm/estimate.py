@@ -11,7 +11,8 @@ from slurm_health.errors import SlurmError
 
 # The environment in which Slurm's commands print a time as seconds since the epoch.
 PRINT_EPOCH = {"SLURM_TIME_FORMAT": "%s"}
-_START = re.compile(r"to start at (\d{1,18}) using \d+ processors on nodes (\S+)")
+# 26.05.5 says `at 1795383392 a using 1 processors`.
+_START = re.compile(r"to start at (\d{1,18})(?: a)? using \d+ processors on nodes (\S+)")
 _PREEMPTS = re.compile(r"Preempts: ")
 
 

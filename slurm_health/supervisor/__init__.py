@@ -11,6 +11,7 @@ touches processes and signals, and records the script's start and end in the jou
     monitor_process  the monitor beside the script: started and ended with it
     post_mortem      after a failure: waits for the process that says why, and not for long
     kept_spares      steps of ours that keep the script's steps off spare nodes
+    batch_node_watch  a step elsewhere that gives the job back if this node is lost
     recorder         what the supervisor writes to the journal, and says
     signal_witness   tells a signal to one process from one to a whole group
 """

@@ -43,11 +43,13 @@ class Watched(Protocol):
 class Restarts:
     """How often the script may be started again after a failure, and what decides about it.
 
-    `argv` is the command, without what it is told of the failure.
+    `argv` is the command, without what it is told of the failure. With `survives` the job was
+    submitted so that it survives the loss of a node.
     """
 
     most: int = 0
     argv: Sequence[str] = ()
+    survives: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,11 @@ class ScriptRuns:
         restart = 0
         while True:
             environ = self._environ_of(answer, restart)
-            with self._spares_kept(answer.spares), self.watched(environ=environ):
+            with (
+                self._spares_kept(answer.spares),
+                self._batch_node_watched((*answer.nodes, *answer.spares)),
+                self.watched(environ=environ),
+            ):
                 status, command = self._run_once(argv, environ, answer, restart)
             if status == 0:
                 return Over(status=status)
@@ -138,6 +144,17 @@ class ScriptRuns:
             yield
         finally:
             spares.end()
+
+    @contextlib.contextmanager
+    def _batch_node_watched(self, nodes: Sequence[str]) -> Iterator[None]:
+        """Have another node listen whether this one lives, if the job survives its loss."""
+        if not self.restarts.survives:
+            yield
+            return
+        from slurm_health.supervisor import batch_node_watch
+
+        with batch_node_watch.beside(nodes, self.environ, self.mask):
+            yield
 
     def _run_once(
         self, argv: list[bytes], environ: Mapping[bytes, bytes], answer: Answer, restart: int

@@ -143,7 +143,29 @@ def test_a_lost_node_is_replaced_by_the_spare_without_a_requeue(training: Site, 
     assert_checked_for(training, job, "n3")
     table = training.table(job)
     assert "nodes.sh started again on n[1-2,4]" in table
-    assert re.search(r"^n3 +faulty", table, re.MULTILINE)
+    assert re.search(r"^n3 +(faulty|inconclusive)", table, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("requeue", ["--requeue", "--no-requeue"])
+def test_a_job_whose_batch_host_is_lost_does_not_run_on_without_it(
+    training: Site, requeue: str
+) -> None:
+    job = submit(training, *KEPT, requeue, "nodes.sh", script="")
+    begun(training, job)
+    training.lab.fault.drop("n1", everything=True)
+
+    # Slurm itself takes the node out, and lets the job run on.
+    left = training.lab.wait_until(
+        lambda: training.lab.job(job), lambda now: now["NodeList"] == "n[2-4]", "a lost node", 60
+    )
+    assert left["JobState"] == "RUNNING"
+    over = training.lab.wait_until(
+        lambda: training.lab.job(job), lambda now: now["JobState"] != "RUNNING", "its end", 200
+    )
+    assert over["Restarts"] == ("1" if requeue == "--requeue" else "0")
+    if requeue == "--no-requeue":
+        assert over["JobState"] in {"CANCELLED", "COMPLETING"}
 
 
 def test_a_node_that_the_check_finds_faulty_is_replaced_by_the_spare(training: Site) -> None:
@@ -178,10 +200,13 @@ def test_a_spare_that_is_bad_itself_is_not_used(training: Site) -> None:
 
 
 def sleeping(site: Site, job: int) -> str:
-    """The step of the script that sleeps."""
-    lines = site.lab.ask("squeue", "-hs", "-o", "%i %j").stdout.splitlines()
-    found = [line.split() for line in lines]
-    return next(step.split(".")[1] for step, name in found if name == "sleep")
+    """The step of the script that sleeps, once it does."""
+
+    def steps() -> list[str]:
+        lines = site.lab.ask("squeue", "-hs", "-o", "%i %j").stdout.splitlines()
+        return [step for step, name in map(str.split, lines) if name == "sleep"]
+
+    return site.lab.wait_until(steps, bool, "a step that sleeps")[0].split(".")[1]
 
 
 def test_without_a_spare_the_job_goes_on_elsewhere_without_the_faulty_node(training: Site) -> None:

@@ -185,7 +185,7 @@ def test_a_script_that_ends_while_it_is_looked_at_is_not_held_up(bench: Bench) -
 
 def test_five_scripts_one_after_another_are_well_until_one_hangs(bench: Bench) -> None:
     for _ in range(4):
-        process = bench.train("ends")
+        process = bench.train("ends", steps=15)
         bench.look_until(lambda ended=process: ended.poll() is not None)  # type: ignore[misc]
     assert bench.said.getvalue() == ""
     bench.train("sleeps")

@@ -13,6 +13,10 @@ from slurm_health.slurm.job_gres import options_on
 STARTS = (
     "sbatch: Job 5 to start at 1795344695 using 3 processors on nodes n[4-6] in partition main\n"
 )
+# By 26.05.5.
+WITH_ANOTHER_WORD = (
+    "sbatch: Job 2 to start at 1795383304 a using 2 processors on nodes n5 in partition main\n"
+)
 
 
 def test_a_start_is_read_with_its_nodes_and_whom_it_would_end() -> None:
@@ -21,6 +25,7 @@ def test_a_start_is_read_with_its_nodes_and_whom_it_would_end() -> None:
     assert estimate_of(STARTS) == start
     assert estimate_of(f"sbatch: lua: hello\n{STARTS}") == start
     assert estimate_of(f"{STARTS}sbatch:   Preempts: 12,13\n").preempts
+    assert estimate_of(WITH_ANOTHER_WORD) == Estimate(start_s=1795383304.0, nodes=("n5",))
 
 
 @pytest.mark.parametrize("text", ["", "sbatch: hello", STARTS.replace("1795344695", "soon")])

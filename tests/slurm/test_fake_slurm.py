@@ -194,7 +194,7 @@ def test_a_job_that_is_only_asked_about_is_told_when_and_where_it_would_start(
     words = ("--nodes=1", "--ntasks=1", "--exclude=n3", "--wrap=true")
     asked = slurm.ask("sbatch", "--test-only", *words)
     assert (asked.code, asked.stdout) == (0, "")
-    start = r"sbatch: Job \d+ to start at \S+ using 1 processors on nodes n4 in partition main"
+    start = r"sbatch: Job \d+ to start at \S+( a)? using 1 processors on nodes n4 in partition main"
     assert re.fullmatch(start, asked.stderr)
     shown = slurm.ask("scontrol", "show", "job", "-d", "-o", job)
     assert options_on("n2", shown.stdout)[0].startswith("--cpus-per-task=")
