@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # How often the batch host is looked at for a heartbeat, and the output for lines that count steps.
 _LOOK_S = 20.0
+_SLURM_S = 5.0  # to say which nodes the job has
 _END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
 
 
@@ -55,8 +56,7 @@ def _watch(directory: Path | None, script: str, environ: Mapping[str, str], *, s
     from slurm_health.core.allocation import from_environ
     from slurm_health.errors import AllocationError
     from slurm_health.monitor.findings import Findings
-    from slurm_health.monitor.monitors import Ended, Monitors, MonitorsEnded
-    from slurm_health.monitor.watch import Watch
+    from slurm_health.monitor.monitors import Ended, Monitors
     from slurm_health.processes import NOTHING, PIPE, start_tied
 
     try:
@@ -64,37 +64,87 @@ def _watch(directory: Path | None, script: str, environ: Mapping[str, str], *, s
     except AllocationError as err:
         _say(f"monitor: not running: {err}")
         return
-    job, nodes = allocation.job_id, allocation.nodes
+    job = allocation.job_id
     here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     findings = Findings(directory, environ)
-    argv, its_environ = _monitors(job, nodes, here, environ)
 
-    def start() -> Monitors:
+    def start(nodes: Sequence[str]) -> Monitors:
+        argv, its_environ = _monitors(job, nodes, here, environ)
         process = start_tied(
             argv, environ=its_environ, stdin=PIPE, stdout=PIPE, stderr=NOTHING, signal_mask=()
         )
         return Monitors(process, nodes, 0)
 
+    nodes = allocation.nodes
     try:
-        if not _heartbeat_comes(str(job), here, nodes, start, findings, script, environ):
-            return
-        monitors = start()
-    except Ended:
-        return
-    except OSError as err:
-        _say(f"monitor: not running: {argv[0]}: {err}")
-        return
-    cancel = _cancel(job, environ) if stop else lambda _: None
-    try:
-        Watch(monitors, nodes, findings, on_hang=cancel).run()
+        if _heartbeat_comes(str(job), here, nodes, lambda: start(nodes), findings, script, environ):
+            _watch_nodes(
+                nodes,
+                start,
+                findings,
+                on_hang=_cancel(job, environ) if stop else lambda _: None,
+                left_of=lambda had: _nodes_left(had, allocation.array or str(job), environ),
+            )
     except Ended:
         pass
-    except MonitorsEnded:
+    except OSError as err:
+        _say(f"monitor: not running: {err}")
+
+
+def _watch_nodes(
+    nodes: Sequence[str],
+    start: Callable[[Sequence[str]], Monitors],
+    findings: Findings,
+    *,
+    on_hang: Callable[[HangFound], None],
+    left_of: Callable[[Sequence[str]], Sequence[str]],
+) -> None:
+    """Watch; where Slurm takes a node out of the job, and its step ends, on those that are left.
+
+    Raises:
+        Ended: the script has ended.
+        OSError: the monitors could not be started.
+    """
+    from slurm_health.core.nodeset import fold
+    from slurm_health.monitor.monitors import MonitorsEnded
+    from slurm_health.monitor.watch import Watch
+
+    while nodes:
+        monitors = start(nodes)
+        try:
+            Watch(monitors, nodes, findings, on_hang=on_hang).run()
+        except MonitorsEnded:
+            pass
+        finally:
+            monitors.end()
         # At a job's end its steps may end before its script does: that is no news.
-        if not _script_ends_within(_END_OF_STEPS_S):
+        if _script_ends_within(_END_OF_STEPS_S):
+            return
+        left = left_of(nodes)
+        lost = [node for node in nodes if node not in left]
+        if not lost:
             _say("monitor: its processes have ended; nothing watches this job any more")
-    finally:
-        monitors.end()
+            return
+        if left:
+            _say(f"monitor: Slurm took {fold(lost)} out of the job; it watches the rest")
+        nodes = left
+
+
+def _nodes_left(nodes: Sequence[str], job: str, environ: Mapping[str, str]) -> Sequence[str]:
+    """Return those of its nodes that the job still has, none where it has ended.
+
+    All of them where Slurm does not say.
+    """
+    from slurm_health.errors import SlurmError
+    from slurm_health.slurm.client import Client
+
+    try:
+        shown = Client.for_hook(environ, limit_s=_SLURM_S).job(job)
+    except SlurmError:
+        return nodes
+    if shown.states != {"RUNNING"}:
+        return ()
+    return [node for node in nodes if node in shown.nodes]
 
 
 def _script_ends_within(wait_s: float) -> bool:
