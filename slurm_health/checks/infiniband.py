@@ -30,7 +30,6 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     physical: str
     rate_gbit_per_s: float | None
-    link_layer: str
     counters: dict[str, int]
 
 
@@ -127,7 +126,6 @@ def _read_port(machine: CheckContext, base: str) -> Port:
         state=_word(machine.read(f"{base}/state")),
         physical=_word(machine.read_or_none(f"{base}/phys_state") or ""),
         rate_gbit_per_s=float(rate.group(1)) if rate else None,
-        link_layer=machine.read_or_none(f"{base}/link_layer") or "",
         counters=counters,
     )
 

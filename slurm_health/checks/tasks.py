@@ -28,7 +28,6 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     name: str
     state: str
-    ppid: int
     start_ticks: int
 
 
@@ -57,9 +56,7 @@ def parse_stat(text: str) -> Process:
     head, _, tail = text.rpartition(")")
     pid, _, name = head.partition(" (")
     words = tail.split()
-    return Process(
-        pid=int(pid), name=name, state=words[0], ppid=int(words[1]), start_ticks=int(words[19])
-    )
+    return Process(pid=int(pid), name=name, state=words[0], start_ticks=int(words[19]))
 
 
 def owner(machine: CheckContext, pid: int) -> int | None:

@@ -17,7 +17,7 @@ from slurm_health import journal
 from slurm_health.core.diagnosis.collected import Collected, ScriptEnd, TrainingLog
 from slurm_health.core.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.core.diagnosis.operators import OPERATORS
-from slurm_health.core.diagnosis.training_log import RankFailure
+from slurm_health.core.diagnosis.rank_failures import RankFailure
 from slurm_health.core.records import Diagnosed, HangFound, HangOver, StragglerFound
 from slurm_health.monitor import post_mortem, registry
 from slurm_health.monitor.collector import Enabled, EndedJob, NothingCollected

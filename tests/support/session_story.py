@@ -12,6 +12,7 @@ from slurm_health.core.records import (
     NodeReported,
     NodesAdmitted,
     Record,
+    RoundEnded,
     RoundStarted,
     VerdictReached,
     WorkersReady,
@@ -71,6 +72,12 @@ class Story:
         self.is_ready(*self.session.state.nodes)
         self.does(NodesAdmitted)
         self.does(RoundStarted)
+
+    def measures(self, *nodes: str, rounds: int) -> None:
+        for index in range(rounds):
+            self.does(RoundStarted)
+            self.says(*measured(*nodes, index=index))
+            self.does(RoundEnded)
 
     def verdict(self) -> dict[str, tuple[Level, str]]:
         record = self.does(VerdictReached)

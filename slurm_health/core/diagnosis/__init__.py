@@ -29,6 +29,7 @@ An inference leads to others until nothing leads on; what is sure enough of them
     slow_network   operator about the connections over which ranks then wait
     known_errors   exceptions whose cause is known by their words
     training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output
+    rank_failures  how each rank failed, from all that tell of it
     consequences   what ranks report when another one has failed
     ras            operators about what NCCL says of its ranks
     flight         where ranks parted, by PyTorch's Flight Recorder

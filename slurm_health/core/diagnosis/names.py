@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurm_health.core.diagnosis.training_log import RankFailure
+from slurm_health.core.diagnosis.rank_failures import RankFailure
 
 SCRIPT_FAILED = "script-failed"
 RANK_FAILED = "rank-failed"

@@ -22,7 +22,7 @@ from slurm_health.core.diagnosis.names import (
     nodes_of,
     ranks_of,
 )
-from slurm_health.core.diagnosis.training_log import RankFailure
+from slurm_health.core.diagnosis.rank_failures import RankFailure
 from slurm_health.core.diagnosis.words import SIGKILL, listed, ranks_text, signal_text
 
 

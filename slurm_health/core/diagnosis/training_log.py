@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from slurm_health.core.diagnosis.consequences import is_consequence
+from slurm_health.core.diagnosis.rank_failures import SIGNALS, RankFailure, Traceback, merged
 from slurm_health.core.nodeset import expand
 from slurm_health.core.text import one_line
 
@@ -20,7 +20,6 @@ _LINE_CHARACTERS = 2000  # of a line; an exception may hold a whole tensor
 _MOST_FAILURES = 16_384  # that are read; a job of that many ranks is not known to us
 _KEPT = 500  # of each kind, the first ones: enough to tell all ranks from some
 _MOST_NOTES = 200
-_MOST_FRAMES = 200
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(
@@ -49,44 +48,7 @@ _NOTE = re.compile(
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
 _OF_A_LIBRARY = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
-# Names of signals as strsignal(3) words them, with which srun tells of a task's end.
-_SIGNALS = {
-    "Aborted": 6,
-    "Bus error": 7,
-    "Killed": 9,
-    "Out Of Memory": 9,
-    "Segmentation fault": 11,
-    "Terminated": 15,
-}
 _NOT_WAITS = frozenset({"wrapper", "_wait", "wait"})
-
-
-class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank, or one task whose rank is not known, failed.
-
-    Args:
-        rank: its number in the training, None where nothing says it.
-        node: where it ran, as whoever tells calls it; empty where nobody does.
-        error: the exception with its text, `KeyError: 'lr'`; of a chain, the first.
-        place: the deepest line of the user's own code in its traceback.
-        waits_in: the collective that it was in, `all_gather`, or `backward`.
-        exit_code: 0 where none is told.
-        signal: by which it was killed, 0 for none.
-        at: the place of the first line about it in the output, to tell which was first.
-        line: what the output says of it, in a line.
-        consequence: it is what ranks do when another one has failed.
-    """
-
-    rank: int | None = None
-    node: str = ""
-    error: str = ""
-    place: str = ""
-    waits_in: str = ""
-    exit_code: int = 0
-    signal: int = 0
-    at: int = 0
-    line: str = ""
-    consequence: bool = False
 
 
 class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,27 +70,12 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(each for each in self.failures if not each.consequence)
 
 
-class _Traceback(msgspec.Struct):
-    """A traceback that is being read, and those it is chained to."""
-
-    at: int
-    rank: int | None
-    task: int | None
-    error: str = ""
-    place: str = ""
-    waits_in: str = ""
-    inside: bool = True
-    placed: bool = False  # of a chain the first traceback with a line of the user's counts
-    original: bool = False
-    chained: bool = False
-
-
 class _Reading:
     """Reads lines one by one, each rank's apart from the others."""
 
     def __init__(self) -> None:
-        self.open: dict[str, _Traceback] = {}
-        self.done: list[_Traceback] = []
+        self.open: dict[str, Traceback] = {}
+        self.done: list[Traceback] = []
         self.ended: list[RankFailure] = []
         self.tasks: dict[int, RankFailure] = {}
         self.notes: list[str] = []
@@ -159,14 +106,14 @@ class _Reading:
             original = begun["original"] is not None
             if current is None or not (current.chained or original):
                 self._finish(stream)
-                self.open[stream] = _Traceback(at=at, rank=rank, task=task, original=original)
+                self.open[stream] = Traceback(at=at, rank=rank, task=task, original=original)
             else:
                 current.inside, current.original = True, original
             return True
         if terminated := _TERMINATED.search(text):
             self._finish(stream)
             error = terminated["type"]
-            self.open[stream] = _Traceback(at=at, rank=rank, task=task, error=error, inside=False)
+            self.open[stream] = Traceback(at=at, rank=rank, task=task, error=error, inside=False)
             return True
         if current is None:
             return False
@@ -218,7 +165,7 @@ class _Reading:
                 rank=task,
                 node=nodes[0] if len(nodes) == 1 else "",
                 exit_code=int(exited[1]) % 256 if exited else 0,
-                signal=0 if exited else _SIGNALS.get(how, 0),
+                signal=0 if exited else SIGNALS.get(how, 0),
                 at=at,
                 line=one_line(text)[:300],
             )
@@ -226,7 +173,7 @@ class _Reading:
     def failures(self) -> tuple[RankFailure, ...]:
         for stream in list(self.open):
             self._finish(stream)
-        return _merged(self.done, self.ended, self.tasks)
+        return merged(self.done, self.ended, self.tasks)
 
 
 def read_log(
@@ -275,7 +222,7 @@ def _lines(text: str) -> Iterator[str]:
             yield (_ANSI.sub("", short) if "\x1b" in short else short).rstrip()
 
 
-def _continued(current: _Traceback, text: str) -> bool:
+def _continued(current: Traceback, text: str) -> bool:
     """Read a line that may belong to a traceback that has begun; tell whether it does."""
     if what := _WHAT.match(text):
         if current.error and not current.inside and "what():" not in current.error:
@@ -299,7 +246,7 @@ def _continued(current: _Traceback, text: str) -> bool:
     return True
 
 
-def _see_frame(current: _Traceback, frame: re.Match[str]) -> None:
+def _see_frame(current: Traceback, frame: re.Match[str]) -> None:
     file, function = frame["file"], frame["function"] or ""
     if not any(mark in file for mark in _OF_A_LIBRARY):
         current.place = f"{file.rpartition('/')[2]}:{frame['line']}"
@@ -308,78 +255,3 @@ def _see_frame(current: _Traceback, frame: re.Match[str]) -> None:
         current.waits_in = "backward"
     elif file.endswith("torch/distributed/distributed_c10d.py") and function not in _NOT_WAITS:
         current.waits_in = current.waits_in or function
-
-
-def _merged(
-    tracebacks: list[_Traceback], ended: list[RankFailure], tasks: dict[int, RankFailure]
-) -> tuple[RankFailure, ...]:
-    """Return one failure per rank from what its traceback, torchrun and srun say of it."""
-    by_torchrun = {each.rank: each for each in ended}
-    # Without torchrun a task of srun is a rank.
-    known = by_torchrun or {each.rank: each for each in tasks.values()}
-    raised: dict[int, RankFailure] = {}
-    unnamed: list[RankFailure] = []
-    for each in tracebacks:
-        if not each.error or "ChildFailedError" in each.error:
-            continue
-        rank = each.rank if each.rank is not None or by_torchrun else each.task
-        end = known.get(rank) if rank is not None else None
-        failure = _raised(each, rank, end)
-        if rank is None:
-            unnamed.append(failure)
-        else:
-            raised[rank] = failure  # a rank that was restarted: its last one counts
-    if not raised and unnamed:
-        return tuple(_of_unnamed(unnamed, known))
-    rest = [_ended(each) for rank, each in known.items() if rank not in raised]
-    if by_torchrun:
-        rest += [_ended(each) for each in _killed_launchers(tasks)]
-    return tuple(sorted([*raised.values(), *rest], key=lambda each: each.at))
-
-
-def _killed_launchers(tasks: dict[int, RankFailure]) -> list[RankFailure]:
-    """Return the tasks that were killed where a task is a torchrun, which then told nothing."""
-    return [msgspec.structs.replace(each, rank=None) for each in tasks.values() if each.signal]
-
-
-def _raised(traceback: _Traceback, rank: int | None, end: RankFailure | None) -> RankFailure:
-    who = f"rank {rank}: " if rank is not None else ""
-    return RankFailure(
-        rank=rank,
-        node=end.node if end else "",
-        error=traceback.error,
-        place=traceback.place,
-        waits_in=traceback.waits_in,
-        exit_code=end.exit_code if end else 0,
-        signal=end.signal if end and end.signal != _SIGNALS["Terminated"] else 0,
-        at=traceback.at,
-        line=f"{who}{traceback.error}" + (f" ({traceback.place})" if traceback.place else ""),
-        consequence=is_consequence(traceback.error),
-    )
-
-
-def _ended(end: RankFailure) -> RankFailure:
-    # torchrun and srun end the other ranks with SIGTERM.
-    return msgspec.structs.replace(end, consequence=end.signal == _SIGNALS["Terminated"])
-
-
-def _of_unnamed(
-    unnamed: list[RankFailure], known: dict[int | None, RankFailure]
-) -> Iterator[RankFailure]:
-    """Yield failures whose tracebacks name no rank, with the ranks that can only have been theirs.
-
-    A program may print tracebacks of what it got over, so an exception counts once.
-    """
-    errors = {each.error: each for each in reversed(unnamed)}
-    alike = [rank for rank, end in known.items() if end.exit_code and not end.signal]
-    if len(errors) == 1 and alike:
-        for rank in alike:
-            end = known[rank]
-            yield msgspec.structs.replace(
-                unnamed[0], rank=rank, node=end.node, exit_code=end.exit_code
-            )
-    else:
-        yield from sorted(errors.values(), key=lambda each: each.at)
-    for rank, end in known.items():
-        if rank not in alike:
-            yield _ended(end)

@@ -17,8 +17,8 @@ from slurm_health.core.diagnosis.names import (
     ranks_of,
 )
 from slurm_health.core.diagnosis.out_of_step import out_of_step
+from slurm_health.core.diagnosis.rank_failures import RankFailure
 from slurm_health.core.diagnosis.seen import Standstill
-from slurm_health.core.diagnosis.training_log import RankFailure
 from slurm_health.core.diagnosis.words import ranks_text
 
 

@@ -13,7 +13,7 @@ from slurm_health.core.diagnosis.collected import (
 )
 from slurm_health.core.diagnosis.diagnostician import Diagnostician, observe_failure
 from slurm_health.core.diagnosis.operators import OPERATORS
-from slurm_health.core.diagnosis.training_log import RankFailure
+from slurm_health.core.diagnosis.rank_failures import RankFailure
 from slurm_health.core.records import Diagnosed, HangFound
 
 END = ScriptEnd(exit_code=1, nodes=("n1", "n2", "n3"), script="train.sh")

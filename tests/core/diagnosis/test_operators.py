@@ -22,7 +22,8 @@ from slurm_health.core.diagnosis.collected import (
 from slurm_health.core.diagnosis.diagnostician import ActionKind, Diagnostician, observe_failure
 from slurm_health.core.diagnosis.explain import lines_of
 from slurm_health.core.diagnosis.operators import OPERATORS
-from slurm_health.core.diagnosis.training_log import RankFailure, TrainingLog, read_log
+from slurm_health.core.diagnosis.rank_failures import RankFailure
+from slurm_health.core.diagnosis.training_log import TrainingLog, read_log
 from slurm_health.core.records import Diagnosed
 
 DATA = Path(__file__).parents[2] / "data" / "diagnosis"

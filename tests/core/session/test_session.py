@@ -659,10 +659,7 @@ def test_a_new_master_keeps_what_is_known_of_a_node_that_was_left_out() -> None:
     story.says(MasterResumed(pid=7))
     story.does(AgentsLaunched)
     story.is_ready("n1", "n2", "n3", launch=1)
-    for index in range(3):
-        story.does(RoundStarted)
-        story.says(*measured("n1", "n2", "n3", index=index))
-        story.does(RoundEnded)
+    story.measures("n1", "n2", "n3", rounds=3)
 
     level, reason = story.verdict()["n4"]
 
@@ -678,10 +675,7 @@ def test_a_node_that_is_ready_too_late_is_not_said_to_be_unlike_the_others() -> 
     admitted = story.does(NodesAdmitted, at_s=story.now_s + LIMITS.ready_s)
     assert admitted == NodesAdmitted(nodes=["n1", "n2", "n3"])
     story.is_ready("n4")
-    for index in range(3):
-        story.does(RoundStarted)
-        story.says(*measured("n1", "n2", "n3", index=index))
-        story.does(RoundEnded)
+    story.measures("n1", "n2", "n3", rounds=3)
 
     level, reason = story.verdict()["n4"]
 
