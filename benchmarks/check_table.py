@@ -154,8 +154,10 @@ def _version_of(package: str) -> str:
 
 def _slurm_version() -> str:
     # Slurm's own commands want a configuration before they tell their version; the daemon does not.
-    daemon = shutil.which("slurmctld", path=CLEAN_PATH)
+    release = os.environ.get("LAB_RELEASE")
+    daemon = "/usr/sbin/slurmctld" if release else shutil.which("slurmctld", path=CLEAN_PATH)
     if daemon is None:
         return "not installed"
-    done = subprocess.run([daemon, "-V"], check=False, capture_output=True, text=True, timeout=10)
+    argv = [*(("chroot", release) if release else ()), daemon, "-V"]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=10)
     return done.stdout.strip().rpartition(" ")[2] or "unknown"

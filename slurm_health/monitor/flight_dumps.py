@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,10 @@ _OF_OLD = "/tmp/nccl_trace_rank_"  # noqa: S108 - files of other users are passe
 _MOST_RANKS = 2048
 _MOST_BYTES = 64 << 20
 _MOST_OPERATIONS = 8192  # of all ranks together: what a child answers has a limit
+# A pickle of ten bytes may have its reader lay out gigabytes. What is in one takes up to 64 times
+# its size: an empty dictionary is one byte there.
+_LEAST_MEMORY_BYTES = 64 << 20
+_MEMORY_PER_BYTE = 64
 # The collectives whose input has the same size on all ranks.
 _SAME_SIZES = {"all_reduce", "allreduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"}
 
@@ -102,12 +108,28 @@ def _operations(path: Path) -> tuple[Operation, ...]:
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES)
     try:
-        dump = msgspec.json.decode(data) if data[:1] == b"{" else _Plain(io.BytesIO(data)).load()
-        return operations(dump["entries"])
+        with _memory_within(_LEAST_MEMORY_BYTES + _MEMORY_PER_BYTE * len(data)):
+            plain = data[:1] == b"{"
+            dump = msgspec.json.decode(data) if plain else _Plain(io.BytesIO(data)).load()
+            return operations(dump["entries"])
     except (pickle.UnpicklingError, OSError):
         raise
     except Exception as err:  # a damaged pickle raises anything
         raise ValueError(f"is no dump of the Flight Recorder: {err!r}") from err
+
+
+@contextlib.contextmanager
+def _memory_within(more_bytes: int) -> Iterator[None]:
+    """While active, this process can have so much more memory; more is a MemoryError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limits = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
+    limit = min([pages * resource.getpagesize() + more_bytes, *limits])
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def operations(entries: Sequence[Mapping[str, Any]]) -> tuple[Operation, ...]:

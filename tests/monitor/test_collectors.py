@@ -335,6 +335,31 @@ def test_a_dump_that_would_run_something_is_refused(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
+READS_A_DUMP = """
+import resource, sys
+from pathlib import Path
+from slurm_health.monitor.collector import NothingCollected
+from slurm_health.monitor.flight_dumps import FlightDumps
+from tests.monitor.test_collectors import job
+told = {"TORCH_FR_DUMP_TEMP_FILE": sys.argv[1] + "/flight_"}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    FlightDumps().collect_data(job(Path(sys.argv[1]), environ=told))
+except NothingCollected as err:
+    print("MemoryError" in str(err))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_damaged_dump_takes_no_gigabytes(tmp_path: Path) -> None:
+    # None, to be remembered under the number 2^26: the reader makes a list of twice as many.
+    (tmp_path / "flight_0").write_bytes(b"\x80\x02Nr" + (1 << 26).to_bytes(4, "little") + b".")
+    argv = [sys.executable, "-c", READS_A_DUMP, str(tmp_path)]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    assert said[0] == "True"
+    assert int(said[1]) < 256 << 10  # kB
+
+
 def test_without_dumps_the_flight_recorder_says_how_to_get_them(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
 
