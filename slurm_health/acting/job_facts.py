@@ -4,14 +4,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from slurm_health import journal
 from slurm_health.core.acting.facts import JobFacts
 from slurm_health.core.acting.policy import Policy
-from slurm_health.core.records import Action, ActionDone, ActionIntended, Record, RunStarted
+from slurm_health.core.records import (
+    Action,
+    ActionDone,
+    ActionIntended,
+    Record,
+    RunStarted,
+    VerdictReached,
+)
 from slurm_health.core.same_job import is_of_another_job
+from slurm_health.core.verdict import Level
 from slurm_health.errors import JournalError, SlurmCommandError, SlurmError
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Job
@@ -53,6 +61,7 @@ def read_facts(
     partition = job.value("Partition")
     names = frozenset(partitions[partition].names) if partition in partitions else frozenset()
     earlier = earlier_runs(directory, started)
+    behind = left_behind(directory, started, job.nodes)
     return JobFacts(
         job_id=started.job_id,
         batch_node=started.master_node,
@@ -61,12 +70,13 @@ def read_facts(
         named=frozenset(job.required),
         partition=partition,
         neighbours=tuple(name for name, each in partitions.items() if names & {*each.names}),
-        candidates=names - {*job.excluded} if names else None,
+        candidates=names - {*job.excluded, *behind} if names else None,
         asked=len(job.nodes) if policy.nodes_needed is None else policy.nodes_needed,
         held_for=held_for(earlier),
         may_drain=client.may_drain(uid),
         drained=drained(directory),
         excluded=job.excluded,
+        left_behind=behind,
         placement=placement(job),
     )
 
@@ -97,6 +107,20 @@ def earlier_runs(own: Path, started: RunStarted) -> Earlier:
     runs = [run for run in own.parent.iterdir() if run.is_dir() and run != own]
     told = [_records(run) for run in runs]
     return [_intents(records) for records in told if not _of_another_job(records, started)]
+
+
+def left_behind(own: Path, started: RunStarted, held: Collection[str]) -> tuple[str, ...]:
+    """Return the nodes that earlier checks of this attempt found faulty, and it no longer holds."""
+    faulty = {
+        node.node
+        for run in (own.parent.iterdir() if own.parent.is_dir() else ())
+        if run != own and (journal.attempt_and_check(run.name) or (-1,))[0] == started.attempt
+        for record in _of_this_job(_records(run), started)
+        if isinstance(record, VerdictReached)
+        for node in record.nodes
+        if node.level is Level.FAULTY
+    }
+    return tuple(sorted(faulty - {*held}))
 
 
 def requeues(earlier: Earlier) -> int:
@@ -138,6 +162,12 @@ def _of_another_job(records: Sequence[Record | None] | None, started: RunStarted
     """Tell whether a run is known to be of a job that had this one's id before it."""
     begun = next((each for each in records or () if isinstance(each, RunStarted)), None)
     return begun is not None and is_of_another_job(begun, started)
+
+
+def _of_this_job(
+    records: Sequence[Record | None] | None, started: RunStarted
+) -> Sequence[Record | None]:
+    return () if _of_another_job(records, started) else records or ()
 
 
 def _intents(records: Sequence[Record | None] | None) -> list[ActionIntended] | None:

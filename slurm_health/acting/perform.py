@@ -91,6 +91,9 @@ def act(
         helper=helper,
         site_file=site_file,
         clock=clock,
+        without_giving_back=lambda why: decide(
+            verdict, avoid, policy, replace(facts, give_back_obstacle=why)
+        ),
     )
     finished = performer.perform(decide(verdict, avoid, policy, facts))
     smaller = policy.nodes_wanted is not None and len(verdict.nodes) < policy.nodes_wanted
@@ -115,6 +118,7 @@ class _Performer:
     helper: Helper
     site_file: Path
     clock: Callable[[], float]
+    without_giving_back: Callable[[str], Decision]
 
     @property
     def job(self) -> str:
@@ -163,7 +167,7 @@ class _Performer:
             log.warning("drained %s: %s", drain.node, drain.reason)
 
     def _shrink(self, shrink: Shrink, ending: Ending) -> RunFinished:
-        """Give nodes back; a job that cannot leave a faulty one stops, others go on."""
+        """Give nodes back; a job that cannot leaves faulty ones in another way, or stops."""
         if not shrink.drop:
             finished = _finished(ending)
             return msgspec.structs.replace(
@@ -173,11 +177,12 @@ class _Performer:
         self._intend(Action.DROP, shrink.drop, shrink.reason)
         problem = self._given_back(shrink)
         self._done(Action.DROP, shrink.drop, problem=problem)
-        if problem and not ending.may_stay:
-            reason = f"{shrink.reason}; could not give {nodes} back: {problem}; {_again(nodes)}"
-            return _finished(replace(ending, disposition=Disposition.STOP, reason=reason))
         if problem:
             log.warning("could not give %s back: %s", nodes, problem)
+        if problem and not ending.may_stay:
+            # What is to be drained has been.
+            return self.perform(replace(self.without_giving_back(problem), drains=()))
+        if problem:
             return _finished(ending)
         reason = f"continuing on {fold(shrink.keep)}, without {nodes}: {shrink.reason}"
         finished = _finished(replace(ending, reason=reason))
@@ -217,7 +222,7 @@ class _Performer:
             move = Move(
                 job=self.job,
                 attempt=self.started.attempt,
-                exclude=ending.nodes,
+                exclude=tuple(dict.fromkeys((*ending.nodes, *self.facts.left_behind))),
                 comment=comment,
                 least=self.policy.nodes_needed,
                 keep_size=ending.keep_size,

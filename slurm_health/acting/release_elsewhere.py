@@ -21,6 +21,7 @@ from slurm_health.acting.requeue_helper import Move
 from slurm_health.core.acting import job_comment
 from slurm_health.core.nodeset import fold
 from slurm_health.core.records import Action, ActionDone
+from slurm_health.core.text import whole_number
 from slurm_health.errors import JournalError, SlurmError, UnknownJob
 from slurm_health.slurm.client import Client
 from slurm_health.slurm.parsing import Job, Node, Size
@@ -151,8 +152,10 @@ class _Release:
     def _count_to_ask(self, least: int) -> int:
         """Let the job ask for fewer nodes if too few are there; return how many, 0 for as is."""
         job = self._waiting()
-        size = self.client.size(self.move.job)
-        if not job.pending or size.nodes <= least:
+        if not job.pending:
+            return 0
+        size = self._size_that_fits(job)
+        if size.nodes <= least:
             return 0
         partitions = self.client.partitions()
         chosen = [each for each in job.value("Partition").split(",") if each in partitions]
@@ -165,6 +168,23 @@ class _Release:
             return 0
         self.client.update_job(self.move.job, **_fewer(size, count))
         return count
+
+    def _size_that_fits(self, job: Job) -> Size:
+        """Return the size of the job, with no more tasks than its nodes may have.
+
+        One that was made smaller while it ran keeps the tasks and processors of its former nodes
+        when it is requeued (Slurm 22.05), and then fits on no such number of nodes.
+        """
+        size = self.client.size(self.move.job)
+        per_node = whole_number(job.value("NtasksPerN:B:S:C").partition(":")[0]) or 0
+        most = per_node * size.nodes
+        if not per_node or size.tasks <= most:
+            return size
+        cpus = -(-size.cpus * most // size.tasks)
+        fitting = Size(nodes=size.nodes, tasks=most, cpus=cpus)
+        # Its node count is told again: until then Slurm asks for memory on its former nodes.
+        self.client.update_job(self.move.job, **_fields(fitting), NumNodes=str(size.nodes))
+        return fitting
 
     def _available(self, states: Mapping[str, Node], taken: frozenset[str]) -> int:
         """Count the nodes that the job can wait for, or start on at once if it is to do that."""
@@ -255,11 +275,13 @@ def _fewer(size: Size, nodes: int) -> dict[str, str]:
     Slurm takes the nodes down by itself, but not the tasks and processors that follow from them:
     the job would then ask for more of each node than it has.
     """
-    return {
-        "NumTasks": str(-(-size.tasks * nodes // size.nodes)),
-        "NumCPUs": str(-(-size.cpus * nodes // size.nodes)),
-        "NumNodes": f"{nodes}-{size.nodes}",
-    }
+    tasks, cpus = -(-size.tasks * nodes // size.nodes), -(-size.cpus * nodes // size.nodes)
+    smaller = Size(nodes=nodes, tasks=tasks, cpus=cpus)
+    return {**_fields(smaller), "NumNodes": f"{nodes}-{size.nodes}"}
+
+
+def _fields(size: Size) -> dict[str, str]:
+    return {"NumTasks": str(size.tasks), "NumCPUs": str(size.cpus)}
 
 
 def _record(directory: Path, clock: Callable[[], float], *, succeeded: bool, detail: str) -> None:

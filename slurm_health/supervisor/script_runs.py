@@ -202,7 +202,8 @@ class ScriptRuns:
             names = ", ".join(map(signal_name, sorted(self._told)))
             why = f"the job was sent {names}"
         elif restart >= self.restarts.most:
-            why = f"it has been {restart} times (--max-restarts)"
+            times = "once" if restart == 1 else f"{restart} times"
+            why = f"it has been {times} (--max-restarts)"
         elif not self.directory:
             why = "there is no journal of the job, in which its failure would be recorded"
         if why:

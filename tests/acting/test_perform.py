@@ -10,7 +10,7 @@ import pytest
 
 from slurm_health import journal
 from slurm_health.acting import requeue_helper
-from slurm_health.acting.job_facts import earlier_runs, hold_obstacle, requeues
+from slurm_health.acting.job_facts import earlier_runs, hold_obstacle, left_behind, requeues
 from slurm_health.acting.perform import RecordAppender, act
 from slurm_health.core.acting.policy import OnInconclusive, OnStraggler, Policy
 from slurm_health.core.node import drain_note
@@ -427,6 +427,19 @@ def test_requeues_of_an_older_job_with_the_same_id_do_not_count(
 
     assert requeues(earlier_runs(run.directory.parent / "0-2", newer)) == 0
     assert requeues(earlier_runs(run.directory.parent / "2", started(2))) == 1
+
+
+def test_a_faulty_node_that_was_given_back_in_this_attempt_is_left_behind(tmp_path: Path) -> None:
+    for label, node in (("0", "n2"), ("1", "n3"), ("1-2", "n4")):
+        run = RunJournal(tmp_path, job=JOB, label=label)
+        run.start()
+        run.judge(NodeVerdict(node=node, level=Level.FAULTY, reason="no allgather"))
+        run.judge(NodeVerdict(node="n5", level=Level.SLOW, reason="slow"))
+    own = run.directory.parent / "1-3"
+
+    assert left_behind(own, started(1), held=["n1"]) == ("n3", "n4")
+    assert left_behind(own, started(1), held=["n1", "n4"]) == ("n3",)
+    assert left_behind(own, started(2), held=["n1"]) == ()
 
 
 def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: Path) -> None:

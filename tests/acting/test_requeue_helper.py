@@ -303,6 +303,19 @@ def test_a_job_that_makes_do_with_fewer_nodes_asks_for_those_there_are(
     assert scene.recorded() == (True, f"without n2{said}")
 
 
+def test_a_job_that_was_made_smaller_while_it_ran_asks_for_the_tasks_of_the_nodes_it_has(
+    scene: Scene,
+) -> None:
+    scene.slurm.set(partition_nodes="n[1-4]")
+    scene.slurm.change_job(JOB, size=[3, 8, 4], tasks_per_node=1)
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2", least=3)
+
+    job = scene.slurm.job(JOB)
+    assert [job.get(key) for key in ("NumNodes", "NumTasks", "NumCPUs")] == ["3", "3", "6"]
+
+
 @pytest.mark.parametrize(
     ("busy", "state", "keep_size", "asked"),
     [

@@ -73,7 +73,7 @@ def test_restarts_that_are_used_up_leave_the_code_of_the_script(bench: Bench) ->
     code, _, err = bench.finish(bench.supervised(FAILS_TWICE, options=["--max-restarts", "1"]))
 
     assert code == 7
-    assert b"train.sh is not started again: it has been 1 times (--max-restarts)" in err
+    assert b"train.sh is not started again: it has been once (--max-restarts)" in err
 
 
 @pytest.mark.parametrize("answer", ["stop", "nothing"])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_health.core.acting.decision import Decision, Ending, Question, Shrink
@@ -219,6 +219,8 @@ def _shrink(case: _Case, left: Sequence[NodeVerdict], least: int | None) -> Shri
     drop = tuple(name for name in names if name not in kept and name not in spares)
     if not (drop or spares) or batch_node not in kept:
         return None
+    if drop and case.facts.give_back_obstacle:
+        return None
     staying = [node for node in case.avoided if node.node in kept]
     said = [_because(node for node in case.avoided if node.node not in kept) or "not needed"]
     said += [_running_on(case, staying)] if staying else []
@@ -271,8 +273,11 @@ def _start_anyway(case: _Case) -> tuple[Shrink | None, Ending]:
 
 def _stop(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
     """End a job that can neither leave faulty nodes nor run on them."""
-    because = f"{fold(_names(nodes))} cannot be used: {_because(nodes)}"
-    return _end(Disposition.STOP, case.verdict, f"{because}; {why}; {_submit_without(nodes)}")
+    said = [f"{fold(_names(nodes))} cannot be used: {_because(nodes)}"]
+    if case.facts.give_back_obstacle:
+        said.append(f"could not give nodes back: {case.facts.give_back_obstacle}")
+    said += [why, _submit_without({*_names(nodes), *case.facts.left_behind})]
+    return _end(Disposition.STOP, case.verdict, "; ".join(said))
 
 
 def _hold(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
@@ -355,5 +360,5 @@ def _at_worst(slowdown: float, part: str) -> str:
     return f": each step may take up to {times} times as long ({part})"
 
 
-def _submit_without(nodes: Sequence[NodeVerdict]) -> str:
-    return f"submit the job again with --exclude={fold(_names(nodes))}"
+def _submit_without(nodes: Collection[str]) -> str:
+    return f"submit the job again with --exclude={fold(nodes)}"

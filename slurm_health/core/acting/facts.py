@@ -31,6 +31,8 @@ class JobFacts:
         may_drain: the user is root, SlurmUser or an administrator.
         drained: nodes that this run has drained, before its master was replaced.
         excluded: nodes that it excludes already.
+        left_behind: faulty nodes that it gave back in this attempt; it is not to come back to them.
+        give_back_obstacle: why it cannot give nodes back, empty where that has not been refused.
         placement: sbatch's options for a job that is to start where this one starts.
     """
 
@@ -48,6 +50,8 @@ class JobFacts:
     may_drain: bool = False
     drained: frozenset[str] = frozenset()
     excluded: tuple[str, ...] = ()
+    left_behind: tuple[str, ...] = ()
+    give_back_obstacle: str = ""
     placement: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -68,6 +72,7 @@ def requeue_obstacle(facts: JobFacts, nodes: Collection[str]) -> str:
     if left >= facts.asked:
         return ""
     return (
-        f"partition {facts.partition} has {left} nodes without {fold(nodes)}, and the job needs"
+        f"partition {facts.partition} has {left} nodes without"
+        f" {fold({*nodes, *facts.left_behind})}, and the job needs"
         f" {facts.asked}: ask for fewer (--nodes, --min-nodes)"
     )

@@ -358,3 +358,18 @@ def test_a_job_without_a_bad_node_gives_none_back_where_it_keeps_its_spares() ->
 
     assert shrink is not None
     assert (shrink.spares, shrink.drop) == (("n3",), ())
+
+
+def test_a_job_that_may_not_give_nodes_back_leaves_a_faulty_one_by_a_requeue() -> None:
+    policy = Policy(nodes_wanted=2, nodes_needed=2, keep_spares=True)
+    found = verdict(n2=Level.FAULTY)
+    refused = replace(job_facts(), give_back_obstacle="the DB index is being set")
+    stuck = replace(refused, hold_obstacle="no --requeue")
+
+    assert decided(found, policy, job_facts()).shrink is not None
+    moved = decided(found, policy, refused)
+    assert (moved.shrink, moved.ending.disposition) == (None, Disposition.REQUEUE)
+    assert moved.ending.nodes == ("n2",)
+    stopped = decided(found, policy, stuck).ending
+    assert stopped.disposition is Disposition.STOP
+    assert "could not give nodes back: the DB index is being set; no --requeue" in stopped.reason

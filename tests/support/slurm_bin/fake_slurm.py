@@ -99,6 +99,7 @@ def show_job(job_id: str) -> str:
         "Reason": job["Reason"],
         "Requeue": job["Requeue"],
         "Restarts": job["Restarts"],
+        "NtasksPerN:B:S:C": f"{job.get('tasks_per_node', 0)}:0:*:*",
         "BatchFlag": job["BatchFlag"],
         "StartTime": job["StartTime"],
         "Partition": "main",
