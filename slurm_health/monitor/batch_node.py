@@ -43,7 +43,7 @@ def is_lost(node: str, states: Collection[str], nodes: Collection[str]) -> bool:
 
 def _given_back(job: str, node: str, environ: Mapping[str, str]) -> bool:
     """Ask Slurm, and give the job back if its batch node is lost; tell whether it was."""
-    from slurm_health.errors import SlurmCommandError, SlurmError
+    from slurm_health.errors import SlurmError
     from slurm_health.slurm.client import Client
 
     client = Client(environ)
@@ -51,10 +51,10 @@ def _given_back(job: str, node: str, environ: Mapping[str, str]) -> bool:
         found = client.job(job)
         if not is_lost(node, found.states, found.nodes):
             return False
-        try:
-            client.requeue(job)
-        except SlurmCommandError:  # --no-requeue, or JobRequeue=0
+        if found.value("Requeue") == "0":  # --no-requeue, or JobRequeue=0
             client.cancel(job)
+        else:
+            client.requeue(job)
     except SlurmError:  # it does not answer, or not now: asked again after the next pulse
         return False
     return True

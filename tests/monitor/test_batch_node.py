@@ -39,13 +39,16 @@ class Listening:
     def __init__(self, directory: Path) -> None:
         self.calls = directory / "calls"
         self.nodes = directory / "nodes"
+        self.requeue = directory / "requeue"
         self.calls.touch()
         self.nodes.write_text("n[1-2]")
+        self.requeue.write_text("1")
         scontrol = f"""#!/bin/sh
 echo "$*" >> {self.calls}
 case $1 in
-    show) echo "JobId=7 JobState=RUNNING NodeList=$(cat {self.nodes}) NumNodes=2" ;;
-    requeue) [ ! -e {directory}/refuse ] || {{ echo refused >&2; exit 1; }} ;;
+    show) echo "JobId=7 JobState=RUNNING Requeue=$(cat {self.requeue})" \
+        "NodeList=$(cat {self.nodes}) NumNodes=2" ;;
+    requeue) [ ! -e {directory}/refuse ] || {{ echo "Job is completing" >&2; exit 1; }} ;;
 esac
 """
         write_executable(directory / "scontrol", scontrol)
@@ -78,14 +81,22 @@ def test_a_job_that_still_has_its_batch_node_is_left_alone(listening: Listening)
     assert "requeue" not in listening.calls.read_text()
 
 
-@pytest.mark.parametrize("refused", [False, True])
-def test_one_that_has_lost_it_is_requeued_or_else_cancelled(
-    listening: Listening, *, refused: bool
+@pytest.mark.parametrize(("requeue", "call"), [("1", "requeue 7"), ("0", "scancel 7")])
+def test_one_that_has_lost_it_is_requeued_if_it_may_be_and_else_cancelled(
+    listening: Listening, requeue: str, call: str
 ) -> None:
-    if refused:
-        (listening.calls.parent / "refuse").touch()
+    listening.requeue.write_text(requeue)
     listening.nodes.write_text("n[2-3]")
     assert listening.process.wait(30) == 0
     calls = listening.calls.read_text().splitlines()
-    assert "requeue 7" in calls
-    assert ("scancel 7" in calls) is refused
+    assert [each for each in calls if not each.startswith("show")] == [call]
+
+
+def test_one_that_cannot_be_requeued_at_the_moment_is_not_cancelled(listening: Listening) -> None:
+    refuse = listening.calls.parent / "refuse"
+    refuse.touch()
+    listening.nodes.write_text("n[2-3]")
+    eventually(lambda: listening.calls.read_text().count("requeue 7") > 1, "a second try")
+    refuse.unlink()
+    assert listening.process.wait(30) == 0
+    assert "scancel" not in listening.calls.read_text()
