@@ -90,12 +90,12 @@ def opened(
         os.close(file)
 
 
-def _accepted(file: int, handle: int, name: str) -> os.stat_result:
+def _accepted(file: int, handle: int, name: str, owner: int | None = None) -> os.stat_result:
     """Return what an open file is, which must be plain and of the same owner as its directory."""
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         raise PermissionError(errno.EPERM, f"{name} is not a plain file with one name")
-    _refuse(found, os.fstat(handle).st_uid, name)
+    _refuse(found, os.fstat(handle).st_uid if owner is None else owner, name)
     return found
 
 
@@ -107,8 +107,17 @@ def _made(handle: int, name: str, flags: int) -> int | None:
         return None
 
 
-def read(handle: int, name: str, *, offset: int = 0, most_bytes: int = MOST_BYTES) -> bytes:
+def read(
+    handle: int,
+    name: str,
+    *,
+    offset: int = 0,
+    most_bytes: int = MOST_BYTES,
+    owner: int | None = None,
+) -> bytes:
     """Return what a file in a directory that is held open has from `offset` on.
+
+    Whoever reads thousands says whose the directory is, which is asked for each file otherwise.
 
     Raises:
         PermissionError: it is refused.
@@ -116,7 +125,7 @@ def read(handle: int, name: str, *, offset: int = 0, most_bytes: int = MOST_BYTE
     """
     file = os.open(name, _FILE, dir_fd=handle)  # not `opened`: thousands are read one after another
     try:
-        size = _accepted(file, handle, name).st_size
+        size = _accepted(file, handle, name, owner).st_size
         if size > most_bytes:
             raise OSError(errno.EFBIG, f"{name} has {size} bytes, limit {most_bytes}")
         data = b""

@@ -49,7 +49,7 @@ class Reader:
             JournalError: the file is there and cannot be read, or is not to be trusted.
         """
         try:
-            return private_files.read(run, self.path.name, offset=self._offset)
+            return private_files.read(run, self.path.name, offset=self._offset, owner=self._owner)
         except FileNotFoundError:
             return b""
         except OSError as err:
