@@ -58,9 +58,13 @@ class Used:
 def main() -> int:
     """Measure, print, return the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks.monitor_cost")
-    parser.add_argument("--pairs", type=count, default=4)
-    parser.add_argument("--seconds", type=float, default=_SKIP_S + 120.0)
+    parser.add_argument("--pairs", type=count, default=4, metavar="N", help="[%(default)s]")
+    parser.add_argument(
+        "--seconds", type=float, default=_SKIP_S + 120.0, help="of each training [%(default)g]"
+    )
     options = parser.parse_args()
+    if options.seconds <= _SKIP_S:
+        parser.error(f"--seconds: the first {_SKIP_S:g} do not count, until the monitors run")
     print(machine_line(machine_facts()), flush=True)
     end_as_on_interrupt()
     ratios: list[float] = []
