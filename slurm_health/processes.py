@@ -69,7 +69,10 @@ def fork(work: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def heard_afterwards() -> Iterator[set[int]]:
-    """Have Ctrl-C and SIGTERM wait until this is done; provide the signal mask from before."""
+    """Have Ctrl-C and SIGTERM wait until this is done; provide the signal mask from before.
+
+    Only this thread's: where there are others, one of them may take a signal of the process.
+    """
     ours = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD_AFTERWARDS)

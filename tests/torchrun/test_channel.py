@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import threading
@@ -167,7 +166,7 @@ class Interrupted(socket.socket):
         count = super().send(data, flags)
         if not self._interrupted:
             self._interrupted = True
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # to this thread, whatever others there are
         return count
 
 
