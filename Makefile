@@ -20,15 +20,24 @@ ROOT   := $(filter 0,$(shell id -u))
 # pyslurm is not packaged for most releases of Slurm; this is the one for Debian 12's.
 PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
+# PyTorch's CUDA build, for played GPUs: in a venv of its own and without NVIDIA's packages, so that
+# no real GPU is ever reached. `===` because a local version, as 2.13.0+cpu, counts as newer.
+PLAYED       := .venv-played
+PLAYED_TORCH ?= torch===2.13.0
+
 .PHONY: help demo test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site packages
 .PHONY: bench bench-acting bench-diagnosis bench-hangs bench-history bench-hooks bench-localize
 .PHONY: bench-monitor bench-probes bench-scale gpu tools
+.PHONY: played-gpu test-played-gpu
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and avoids it, the report'
+	@echo '                     GPUS=2: on nodes with played GPUs, of which one falls off its bus'
 	@echo 'make test            every test that this machine can run in minutes; lists what it skipped'
 	@echo 'make test-slow       the faults and time limits that take minutes each'
+	@echo 'make played-gpu      PyTorch for CUDA on played GPUs, in .venv-played (0.5 GB to download)'
+	@echo 'make test-played-gpu the tests on played GPUs: NCCL process groups, checks, faults (minutes)'
 	@echo 'make test-releases   the lab tests on Slurm 22.05, 24.11 and 26.05 (downloads the last two)'
 	@echo 'make chaos           300 jobs with random bad nodes and kills, each on a Slurm of its own (hours)'
 	@echo 'make fuzz            100,000 damaged inputs for everything that is read (hours)'
@@ -51,8 +60,8 @@ help:
 	@echo 'make pyslurm         build pyslurm for Slurm 22.05, so that its tests run too'
 	@echo 'make clean           remove what these commands created here'
 
-demo: install lab-packages
-	@$(RUN) -m tests.demo
+demo: install lab-packages $(if $(GPUS),played-gpu)
+	@$(RUN) -m tests.demo $(if $(GPUS),--gpus=$(GPUS))
 
 test: install lab-packages
 	$(RUN) $(PYTEST) -m 'not slow' $(PYTEST_ARGS)
@@ -66,11 +75,27 @@ test-releases: install lab-packages $(RELEASES:%=$(LAB_ROOTS)/%)
 		LAB_RELEASE=$(LAB_ROOTS)/$$release $(RUN) $(PYTEST) -m lab $(PYTEST_ARGS) || exit; \
 	done
 
+# The build is made again by whichever test comes first after a change to it.
+played-gpu: $(PLAYED)/.installed
+	@$(BASE) -m tests.played_gpu.build $(PLAYED)
+
+test-played-gpu: install played-gpu
+	$(RUN) -m pytest -n 2 --dist worksteal -m played_gpu $(PYTEST_ARGS)
+
+$(PLAYED)/.installed: pyproject.toml
+	@echo 'installing PyTorch for CUDA into $(PLAYED): 0.5 GB'
+	@test -x $(PLAYED)/bin/python || $(BASE) -m venv $(PLAYED)
+	@PIP_FIND_LINKS= $(PLAYED)/bin/python -m pip install -q --no-deps '$(PLAYED_TORCH)'
+	@PIP_FIND_LINKS= $(PLAYED)/bin/python -m pip install -q filelock fsspec jinja2 networkx numpy sympy \
+		typing_extensions
+	@$(PLAYED)/bin/python -m pip install -q -e '.[gpu]'
+	@touch $@
+
 chaos: install lab-packages
 	$(RUN) -m tests.lab chaos --runs 300 --labs $$((($$(nproc) + 1) / 2)) $(CHAOS_ARGS)
 
 fuzz: install
-	$(RUN) $(PYTEST) tests/test_fuzz.py tests/monitor/test_fuzz.py --hypothesis-profile=fuzz -o timeout=7200 $(PYTEST_ARGS)
+	$(RUN) $(PYTEST) tests/test_fuzz.py tests/training/monitor/test_fuzz.py --hypothesis-profile=fuzz -o timeout=7200 $(PYTEST_ARGS)
 
 $(LAB_ROOTS)/%:
 	@command -v debootstrap >/dev/null || apt-get install -yq --no-install-recommends debootstrap
@@ -191,4 +216,4 @@ pyslurm: install
 		$(PYTHON) -m pip install --no-deps '$(PYSLURM)'
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis gpu.json
+	rm -rf $(VENV) $(PLAYED) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis gpu.json

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.check_measure import Stage, Unmeasured
-from slurm_health import config, journal
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import RunStarted, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.preflight import config
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import RunStarted, VerdictReached
+from slurm_health.records.verdict import Level
+from slurm_health.system import journal
 from tests.lab import Lab
 from tests.support.sites import let_root_drain
 

@@ -15,7 +15,7 @@ from benchmarks.check_measure import (
     measure_requeue,
 )
 from benchmarks.dlrover import Scene
-from slurm_health.core.verdict import Level
+from slurm_health.records.verdict import Level
 from tests.lab import Lab
 
 FAULTY = (Level.FAULTY,)

@@ -18,10 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from slurm_health import config, journal
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import RoundEnded, RoundStarted, VerdictReached
-from slurm_health.core.verdict import Level
+from slurm_health.preflight import config
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import RoundEnded, RoundStarted, VerdictReached
+from slurm_health.records.verdict import Level
+from slurm_health.system import journal
 from tests.lab import Lab, LabError
 
 USER = "alice"

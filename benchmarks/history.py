@@ -25,8 +25,9 @@ from statistics import median
 
 from tabulate import tabulate
 
-from slurm_health.core.record_codec import encode
-from slurm_health.core.records import (
+from slurm_health.fleet.history import place, refresh
+from slurm_health.records.record_codec import encode
+from slurm_health.records.records import (
     Disposition,
     NodeReported,
     Record,
@@ -41,8 +42,7 @@ from slurm_health.core.records import (
     VerdictReached,
     WorkersReady,
 )
-from slurm_health.core.verdict import Level, NodeVerdict, Outcome
-from slurm_health.history import place, refresh
+from slurm_health.records.verdict import Level, NodeVerdict, Outcome
 
 _ANSWER_S = 0.2
 _RUNS_PER_MIN = 2000

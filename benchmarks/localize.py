@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from tabulate import tabulate
 
-from slurm_health.core.localize.localizer import (
+from slurm_health.preflight.localize.localizer import (
     Level,
     Localizer,
     LocalizeSettings,
@@ -30,9 +30,9 @@ from slurm_health.core.localize.localizer import (
     Round,
     Verdict,
 )
-from slurm_health.core.localize.settings import Device, settings_from
-from slurm_health.core.localize.simulate import Faults, SimulatedCluster, Weather
-from slurm_health.core.nodeset import fold
+from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather
+from slurm_health.records.nodeset import fold
 
 _FAILED_S = 3600.0  # what DLRover takes as the time of a failed check
 _STRAGGLER_FACTOR = 2.0

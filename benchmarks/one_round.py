@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 from tabulate import tabulate
 
-from slurm_health.core.localize.localizer import Localizer, LocalizeSettings
-from slurm_health.core.localize.settings import Device, settings_from
-from slurm_health.core.localize.simulate import Faults, SimulatedCluster, Weather, play
-from slurm_health.core.verdict import Level, Verdict
+from slurm_health.preflight.localize.localizer import Localizer, LocalizeSettings
+from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
+from slurm_health.records.verdict import Level, Verdict
 
 NODES = (4, 6, 16)
 ROUNDS = (1, 2)

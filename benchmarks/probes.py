@@ -27,12 +27,19 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.command import count
-from slurm_health.agent import node_facts
-from slurm_health.agent.worker_process import Worker, end_together
-from slurm_health.core.probe_catalog import BUILT_IN, Probe, Scope
-from slurm_health.core.records import Sampled
-from slurm_health.core.session.gpt_sizing import CPU, GptModel, TooLittleMemory, choose, to_options
-from slurm_health.core.session.measurement import reduced_ms
+from slurm_health.preflight.agent import node_facts
+from slurm_health.preflight.agent.worker_process import Worker, end_together
+from slurm_health.preflight.session.gpt_sizing import (
+    CPU,
+    GptModel,
+    TooLittleMemory,
+    choose,
+    to_options,
+)
+from slurm_health.preflight.session.measurement import reduced_ms
+from slurm_health.preflight.session.work_sizing import work_for
+from slurm_health.records.probe_catalog import BUILT_IN, Probe, Scope
+from slurm_health.records.records import Sampled, WorkersReady
 
 START_LIMIT_S = 120.0
 ROUND_LIMIT_S = 300.0
@@ -83,6 +90,8 @@ class Bench:
             for descriptor in worker.descriptors:
                 self._selector.register(descriptor, selectors.EVENT_READ)
         self.ready = [found[-1] for found in self._events("ready", START_LIMIT_S)]
+        # Each worker alone, as if it were a node: so much work as a check would give them.
+        self.work = work_for([_as_node(each) for each in self.ready])
 
     def run(self, probe: Probe, options: Mapping[str, object]) -> list[list[dict[str, Any]]]:
         """Return the samples that each worker takes of one probe.
@@ -118,7 +127,7 @@ class Bench:
             "round": self._round,
             "timeout_s": ROUND_LIMIT_S,
             "local_size": len(self.workers),
-            "options": dict(options),
+            "options": {**self.work.options(), **options},
             "probes": [{"name": probe.name, "scope": probe.scope.value, "path": probe.path}],
             "groups": {scope.value: group for scope in Scope if scope is not Scope.SOLO},
         }
@@ -180,11 +189,26 @@ def measure(bench: Bench, probes: Sequence[Probe], runs: int) -> tuple[list[Row]
     return rows, missing
 
 
+def _as_node(ready: Mapping[str, Any]) -> WorkersReady:
+    return WorkersReady(
+        node="",
+        launch=0,
+        store_port=0,
+        torch=ready["torch"],
+        backend=ready["backend"],
+        devices=[ready["device"]],
+        free_bytes=ready["free_bytes"],
+        gflop_per_s=ready["gflop_per_s"],
+        memory_gb_per_s=ready["memory_gb_per_s"],
+    )
+
+
 def model_options(bench: Bench) -> dict[str, object]:
     """Return the options of the GPT that these devices would get in a check."""
     if bench.ready[0]["backend"] == "gloo":
         return dict(to_options(CPU))
-    chosen = choose(min(int(each["free_bytes"]) for each in bench.ready))
+    free_bytes = min(int(each["free_bytes"]) for each in bench.ready)
+    chosen = choose(free_bytes, min(float(each["gflop_per_s"]) for each in bench.ready))
     if isinstance(chosen, TooLittleMemory):
         raise NotMeasured(str(chosen))
     assert isinstance(chosen, GptModel)

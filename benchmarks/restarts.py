@@ -26,7 +26,7 @@ from tabulate import tabulate
 
 from benchmarks.check_table import machine_facts, machine_line
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
-from slurm_health import journal
+from slurm_health.system import journal
 from tests.e2e.lab_support import ENDED, Site
 from tests.lab import Lab, LabError
 

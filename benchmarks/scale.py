@@ -28,15 +28,15 @@ from tabulate import tabulate
 
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
 from benchmarks.scale_world import Clock, Cluster, Filesystem
-from slurm_health import journal
-from slurm_health.agent.agent import AgentSettings
-from slurm_health.core.probe_catalog import SETS
-from slurm_health.core.records import RunStarted
-from slurm_health.core.session.deadlines import Limits
-from slurm_health.core.session.phases import phases
-from slurm_health.core.verdict import Level
-from slurm_health.master.master import SILENCE_S, Master, poll_interval_s
-from slurm_health.master.run_check import load_ahead, make_localizer
+from slurm_health.preflight.agent.agent import AgentSettings
+from slurm_health.preflight.master.master import SILENCE_S, Master, poll_interval_s
+from slurm_health.preflight.master.run_check import load_ahead, make_localizer
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.phases import phases
+from slurm_health.records.probe_catalog import SETS
+from slurm_health.records.records import RunStarted
+from slurm_health.records.verdict import Level
+from slurm_health.system import journal
 
 NODES = (64, 512, 1024, 4096, 16384)
 BAD_PERCENT = (0.0, 1.0)

@@ -25,14 +25,14 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
-from slurm_health import journal
-from slurm_health.core.acting.policy import Policy
-from slurm_health.core.records import AgentsLaunched, RoundEnded, VerdictReached
-from slurm_health.core.session.deadlines import Limits
-from slurm_health.core.session.phases import phases
-from slurm_health.core.verdict import Level
-from slurm_health.master.check_settings import CheckSettings
-from slurm_health.master.run_check import check_local
+from slurm_health.preflight.decide.policy import Policy
+from slurm_health.preflight.master.check_settings import CheckSettings
+from slurm_health.preflight.master.run_check import check_local
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.phases import phases
+from slurm_health.records.records import AgentsLaunched, RoundEnded, VerdictReached
+from slurm_health.records.verdict import Level
+from slurm_health.system import journal
 
 NODES = (16, 64, 128)
 _WORKER = Path(__file__).parents[1] / "tests" / "support" / "fake_worker.py"

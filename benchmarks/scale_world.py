@@ -24,12 +24,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from slurm_health import orders
-from slurm_health.agent.agent import Agent, AgentSettings
-from slurm_health.agent.standstill import Standstill
-from slurm_health.agent.worker_process import Worker, Workers
-from slurm_health.bell import Bell
-from slurm_health.core.records import AgentsLost
+from slurm_health.preflight import orders
+from slurm_health.preflight.agent.agent import Agent, AgentSettings
+from slurm_health.preflight.agent.standstill import Standstill
+from slurm_health.preflight.agent.worker_process import Worker, Workers
+from slurm_health.preflight.bell import Bell
+from slurm_health.records.records import AgentsLost
 
 LAUNCH_S = 0.3  # from srun's start to the agents'
 LOAD_S, LOAD_SPREAD_S = 2.5, 0.3  # a worker loads torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small data-parallel training: one process per node, gloo, synthetic data.
+"""A small data-parallel training: one process per node, on its first GPU if it has one.
 
 Started by `srun` once per node; prints the loss of each epoch from rank 0.
 """
@@ -21,15 +21,15 @@ def main() -> None:
     arguments = parser.parse_args()
 
     rank, world_size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    device, backend = ("cuda", "nccl") if torch.cuda.is_available() else ("cpu", "gloo")
+    dist.init_process_group(backend, rank=rank, world_size=world_size)
     torch.manual_seed(rank)
-    model = DistributedDataParallel(
-        torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-    )
+    layers = torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)
+    model = DistributedDataParallel(torch.nn.Sequential(*layers).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for epoch in range(arguments.epochs):
         for _ in range(20):
-            inputs = torch.randn(128, 64)
+            inputs = torch.randn(128, 64, device=device)
             loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
             optimizer.zero_grad()
             loss.backward()

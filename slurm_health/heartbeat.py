@@ -221,8 +221,10 @@ def _flight_record() -> dict[str, Any]:
     """Return what the Flight Recorders of a torch that is loaded have; NCCL has one of its own."""
     c10d = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
     entries = []
+    groups: dict[str, Any] = {}
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         with contextlib.suppress(Exception):  # a build without NCCL, another version
             record = json.loads(getattr(c10d, name)())
             entries += record.get("entries", [])[-_MOST_ENTRIES:]
-    return {"entries": entries}
+            groups |= record.get("pg_config") or {}
+    return {"entries": entries, "pg_config": groups}

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.played_gpu import build
 from tests.support.supervised import with_variable
 
-_FOREIGN = ("SLURM_", "SLURMD_", "NCCL_", "MASTER_", "SLURM_HEALTH_")
+_FOREIGN = ("SLURM_", "SLURMD_", "NCCL_", "MASTER_", "SLURM_HEALTH_", "PLAYED_GPUS_", "CUDA_")
 _LAB = Path(__file__).parent / "lab"
+_PLAYED = Path(__file__).parents[1] / ".venv-played"
 # Every process a test starts inherits this, unless it is given an environment of its own.
 _TAG = "STARTED_BY_TEST_RUN"
 _REAP_S = 20.0
@@ -52,6 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {
         "torch": "" if importlib.util.find_spec("torch") else "no torch beside this interpreter",
         "root": "" if os.getuid() == 0 else "not root",
+        "played_gpu": build.why_not(_PLAYED),
     }
     for item in items:
         for name, reason in missing.items():
@@ -62,8 +65,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if config.option.markexpr == "not slow":
+    if config.option.markexpr.startswith("not slow"):
         terminalreporter.line("left out: tests marked slow, minutes each (make test-slow)")
+
+
+@pytest.fixture(scope="session")
+def played_python() -> Path:
+    """Return the interpreter whose PyTorch has played GPUs; they are built if they have changed."""
+    build.ready(_PLAYED)
+    return _PLAYED / "bin/python"
 
 
 @pytest.fixture(scope="session", autouse=True)

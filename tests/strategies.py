@@ -8,8 +8,8 @@ import itertools
 import msgspec
 from hypothesis import strategies as st
 
-from slurm_health.core.records import KINDS, Record, VerdictReached
-from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.records.records import KINDS, Record, VerdictReached
+from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 
 node_names = st.from_regex(
     r"[a-z]{1,3}(0{0,2}[0-9]{1,3})?([-_][a-z]{1,2}[0-9]{0,2})?", fullmatch=True

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurm_health.master.master import OPENS_PER_S
+from slurm_health.preflight.master.master import OPENS_PER_S
 
 
 def test_the_simulation_of_many_nodes_comes_to_the_right_verdict() -> None:

@@ -19,32 +19,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health import config, site_settings
-from slurm_health.core.allocation import from_environ
-from slurm_health.core.node import drain_note
-from slurm_health.core.node.accusations import from_journal
-from slurm_health.core.record_codec import Entry, decode, encode
-from slurm_health.core.records import Record
-from slurm_health.core.session.deadlines import Limits
-from slurm_health.core.session.phases import phases
-from slurm_health.core.session.session import Session
-from slurm_health.doctor.slurm_conf import advise, read_config
-from slurm_health.errors import SlurmHealthError
-from slurm_health.history import answer, refresh
-from slurm_health.history.export import histories_json, lemons_json
-from slurm_health.history.place import Place
-from slurm_health.history.table import history_text, lemons_text
-from slurm_health.master.run_check import make_localizer
+from slurm_health.fleet.history import answer, refresh
+from slurm_health.fleet.history.export import histories_json, lemons_json
+from slurm_health.fleet.history.place import Place
+from slurm_health.fleet.history.table import history_text, lemons_text
+from slurm_health.node import site_settings
+from slurm_health.node.doctor.slurm_conf import advise, read_config
+from slurm_health.node.rules import drain_note
+from slurm_health.node.rules.accusations import from_journal
+from slurm_health.preflight import config
+from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.sbatch import own_options
+from slurm_health.preflight.sbatch.arguments import listed_options, parse
+from slurm_health.preflight.sbatch.node_counts import node_counts, options_asked, require_room
+from slurm_health.preflight.sbatch.script import header, read_template, refusal, render
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.phases import phases
+from slurm_health.preflight.session.session import Session
+from slurm_health.records.allocation import from_environ
+from slurm_health.records.errors import SlurmHealthError
+from slurm_health.records.record_codec import Entry, decode, encode
+from slurm_health.records.records import Record
 from slurm_health.report.build import job_report
 from slurm_health.report.export import as_json
 from slurm_health.report.layout import Page
 from slurm_health.report.model import RunEntries
 from slurm_health.report.table import job_text
-from slurm_health.sbatch import own_options
-from slurm_health.sbatch.arguments import listed_options, parse
-from slurm_health.sbatch.node_counts import node_counts, options_asked, require_room
-from slurm_health.sbatch.script import header, read_template, refusal, render
-from slurm_health.slurm.parsing import Job, job_fields, job_of, node_of, parse_pairs, partition_of
+from slurm_health.system.slurm.parsing import (
+    Job,
+    job_fields,
+    job_of,
+    node_of,
+    parse_pairs,
+    partition_of,
+)
 from tests.strategies import records
 from tests.support import accusing
 from tests.support.sites import write_site

@@ -16,13 +16,15 @@ LIGHT = {
     "the report": (
         "slurm_health.report.find, slurm_health.report.table, slurm_health.report.export"
     ),
-    "the agent": "slurm_health.agent.agent, slurm_health.agent.worker_process",
-    "the supervisor": "slurm_health.supervisor.supervisor",
-    "the check before its first round": "slurm_health.cli.check, slurm_health.master.run_check",
-    "the monitor of a node": "slurm_health.monitor.node",
-    "the watch before there is a heartbeat": "slurm_health.monitor.beside",
+    "the agent": "slurm_health.preflight.agent.agent, slurm_health.preflight.agent.worker_process",
+    "the supervisor": "slurm_health.preflight.supervisor.supervisor",
+    "the check before its first round": (
+        "slurm_health.cli.check, slurm_health.preflight.master.run_check"
+    ),
+    "the monitor of a node": "slurm_health.training.monitor.node",
+    "the watch before there is a heartbeat": "slurm_health.training.monitor.beside",
     "the heartbeat": "slurm_health.heartbeat",
-    "the requeue helper": "slurm_health.acting.release_elsewhere",
+    "the requeue helper": "slurm_health.preflight.acting.release_elsewhere",
 }
 # Prints which files were opened, which sockets made and which processes started by an import.
 WATCH = """
@@ -59,7 +61,9 @@ def test_it_loads_neither_torch_nor_numpy(modules: str) -> None:
 
 
 def test_the_supervisor_which_lives_for_days_loads_no_command_line() -> None:
-    loaded = run("import sys, slurm_health.supervisor.supervisor; print(*sys.modules)").split()
+    loaded = run(
+        "import sys, slurm_health.preflight.supervisor.supervisor; print(*sys.modules)"
+    ).split()
 
     assert not {name.partition(".")[0] for name in loaded} & {"click", "tabulate", "ClusterShell"}
 
@@ -84,7 +88,7 @@ def test_the_command_line_is_there_in_a_moment() -> None:
         env=environ,
     )
 
-    assert "slurm_health.core.localize.localizer" not in done.stderr
+    assert "slurm_health.preflight.localize.localizer" not in done.stderr
     assert "ClusterShell" not in done.stderr
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports point towards the core, and the core touches nothing."""
+"""Imports point down the house, and what decides touches nothing."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ MODULES = {
     ): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-CORE = [module for module in MODULES if module.startswith(f"{NAME}.core")]
-CORE_MAY_IMPORT = {"msgspec", "ClusterShell"}
-# What would let the core reach the world.
+PURE_MAY_IMPORT = {"msgspec", "ClusterShell"}
+# What would let a decision reach the world.
 IMPURE = {
     "asyncio",
     "click",
@@ -42,40 +41,85 @@ IMPURE = {
     "time",
     "urllib",
 }
-NUMPY_USERS = f"{NAME}.core.localize."
-# Who may import whom: a room imports itself and the rows above its own, never a row below and never
-# another room of its row. A package that is no room of its own belongs to the room around it.
-ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "private_files", "probes", "heartbeat"),
-    ("core",),
-    ("core.localize", "core.acting", "core.node"),
-    ("core.diagnosis",),
-    ("core.session",),
-    ("core.history",),
-    (
-        "processes",
-        "killable",
-        "nvml",
-        "journal",
-        "machine_log",
-        "site_file",
-        "probe_choice",
-        "shipped",
+NUMPY_USERS = f"{NAME}.preflight.localize."
+# The house from the ground up: each quarter with its rooms, row by row. A room imports itself, the
+# rows below its own in its quarter, and the quarters below: never a quarter above, never another
+# room of its row. A module that is no room of its own belongs to the room around it.
+HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
+    "records": (),
+    "system": (
+        (
+            "exposition",
+            "killable",
+            "machine_log",
+            "nvml",
+            "private_files",
+            "processes",
+            "shipped",
+            "site_file",
+        ),
+        ("journal", "slurm", "templates"),
     ),
-    ("slurm", "checks", "config", "orders", "bell"),
-    ("site_settings", "options", "stuck", "templates"),
-    ("draining",),
-    ("agent", "acting", "supervisor", "sbatch", "report", "hooks", "monitor"),
-    ("master", "doctor", "history", "retention"),
-    ("torchrun", "restart", "sweep"),
-    ("cli",),
+    "node": (
+        ("rules",),
+        ("checks",),
+        ("site_settings", "stuck"),
+        ("draining",),
+        ("hooks",),
+        ("doctor",),
+    ),
+    "preflight": (
+        ("expectations", "order_lines", "played_nodes", "probes"),
+        ("decide", "localize"),
+        ("session",),
+        ("bell", "config", "orders", "probe_choice"),
+        ("options",),
+        ("acting", "agent", "sbatch", "supervisor"),
+        ("master",),
+    ),
+    "report": (),
+    "training": (("diagnosis",), ("monitor",), ("restart",)),
+    "fleet": (("standing",), ("history", "retention"), ("sweep",)),
+    "torchrun": (),
+    "cli": (),
+}
+# Beside the quarters: what users import, and the old names of modules.
+AT_THE_TOP = ("aliases", "heartbeat")
+ROWS: tuple[tuple[str, ...], ...] = (
+    AT_THE_TOP,
+    *(
+        tuple(f"{quarter}.{room}" for room in row)
+        for quarter, rows in HOUSE.items()
+        for row in rows
+    ),
 )
+# What only decides: no files, clock, environment, network or logging; randomness from a given seed.
+PURE_ROOMS = (
+    "records",
+    "node.rules",
+    "preflight.decide",
+    "preflight.expectations",
+    "preflight.localize",
+    "preflight.order_lines",
+    "preflight.played_nodes",
+    "preflight.session",
+    "training.diagnosis",
+    "fleet.retention.rules",
+    "fleet.standing",
+    "fleet.sweep.choice",
+)
+ERRORS = f"{NAME}.records.errors"  # which may carry a path
+PURE = [
+    module
+    for module in MODULES
+    if f"{module}.".startswith(tuple(f"{NAME}.{each}." for each in PURE_ROOMS)) and module != ERRORS
+]
 # The only modules that load these.
 ONLY_IN = {
-    "grpc": f"{NAME}.hooks.serve",
+    "grpc": f"{NAME}.node.hooks.serve",
     "jinja2": f"{NAME}.report.web_page",
-    "pyslurm": f"{NAME}.slurm.pyslurm_client",
-    "torch": f"{NAME}.probes",
+    "pyslurm": f"{NAME}.system.slurm.pyslurm_client",
+    "torch": f"{NAME}.preflight.probes",
 }
 
 
@@ -106,14 +150,20 @@ def graph() -> dict[str, set[str]]:
 
 
 def room(module: str) -> str:
-    """Return the room a module stands in."""
+    """Return the room a module stands in: the quarter itself for one that has no room."""
     inside = module.removeprefix(NAME).removeprefix(".")
-    fitting = [each for row in ROWS for each in row if f"{inside}.".startswith(f"{each}.")]
+    rooms = [*AT_THE_TOP, *HOUSE, *(each for row in ROWS for each in row)]
+    fitting = [each for each in rooms if f"{inside}.".startswith(f"{each}.")]
     return max(fitting, key=len, default="")
 
 
-def row_of(room: str) -> int:
-    return next(number for number, row in enumerate(ROWS) if room in row)
+def floor(room: str) -> tuple[int, int]:
+    """Return the number of a room's quarter, and of its row there."""
+    quarter, _, inside = room.partition(".")
+    if quarter not in HOUSE:
+        return -1, 0
+    rows = [number for number, row in enumerate(HOUSE[quarter]) if inside in row]
+    return list(HOUSE).index(quarter), rows[0] if rows else -1
 
 
 def test_every_module_stands_in_a_room() -> None:
@@ -121,26 +171,26 @@ def test_every_module_stands_in_a_room() -> None:
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if room(m)])
-def test_a_room_imports_only_what_stands_above_it(module: str) -> None:
+def test_a_room_imports_only_what_stands_below_it(module: str) -> None:
     own = room(module)
     for name in sorted(graph()[module] - {NAME}):
-        assert room(name) == own or row_of(room(name)) < row_of(own), name
+        assert room(name) == own or floor(room(name)) < floor(own), name
 
 
-@pytest.mark.parametrize("module", CORE)
-def test_the_core_imports_nothing_that_touches_the_world(module: str) -> None:
+@pytest.mark.parametrize("module", PURE)
+def test_what_decides_imports_nothing_that_touches_the_world(module: str) -> None:
     for name in imported(module):
         if top(name) == NAME:
-            assert name.startswith((f"{NAME}.core", f"{NAME}.errors")), name
+            assert name in {NAME, ERRORS, *PURE}, name
         elif top(name) == "numpy":
             assert module.startswith(NUMPY_USERS), name
         else:
-            assert top(name) in sys.stdlib_module_names | CORE_MAY_IMPORT, name
+            assert top(name) in sys.stdlib_module_names | PURE_MAY_IMPORT, name
             assert top(name) not in IMPURE, name
 
 
-@pytest.mark.parametrize("module", CORE)
-def test_the_core_opens_and_prints_nothing(module: str) -> None:
+@pytest.mark.parametrize("module", PURE)
+def test_what_decides_opens_and_prints_nothing(module: str) -> None:
     called = {
         node.func.id
         for node in ast.walk(ast.parse(MODULES[module].read_text()))
@@ -188,7 +238,7 @@ def test_nothing_is_run_through_a_shell() -> None:
 
 # Besides the one place: a hook has no time to load that one; what a check of a node or a probe runs
 # ends with it, and probes are run by an interpreter that has nothing of ours.
-STARTERS = {"processes", "killable", "checks.external"}
+STARTERS = {"system.processes", "system.killable", "node.checks.external"}
 STARTING = {"subprocess", "os.fork", "os.posix_spawn", "multiprocessing", "asyncio"}
 
 
@@ -198,6 +248,6 @@ def test_processes_are_started_in_one_place() -> None:
         tree = ast.parse(path.read_text())
         names = {top(name) for name in imported(module)}
         names |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        if names & STARTING and room(module) != "probes":
+        if names & STARTING and room(module) != "preflight.probes":
             users.add(module.removeprefix(f"{NAME}."))
     assert users == STARTERS

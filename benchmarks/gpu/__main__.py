@@ -26,7 +26,7 @@ from benchmarks.gpu.machine import Unusable, describe, find_python
 from benchmarks.gpu.plan import Plan, exit_code, measure_left, table, title, would_do
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.step import SMALL, Amount
-from slurm_health.agent.node_facts import device_count
+from slurm_health.preflight.agent.node_facts import device_count
 
 BUDGET_S = 540.0
 DEFAULT_FILE = Path("gpu.json")

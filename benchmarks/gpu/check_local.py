@@ -16,11 +16,11 @@ from pathlib import Path
 
 from benchmarks.gpu.machine import ROOT, Machine
 from benchmarks.gpu.step import NotMeasured
-from slurm_health import journal
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import NodeReported, RoundStarted, VerdictReached
-from slurm_health.core.verdict import NodeVerdict
-from slurm_health.processes import Process, end_session, start_tied
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import NodeReported, RoundStarted, VerdictReached
+from slurm_health.records.verdict import NodeVerdict
+from slurm_health.system import journal
+from slurm_health.system.processes import Process, end_session, start_tied
 
 VICTIM = "local1"
 _LIMIT_S = 240.0

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.gpu.machine import ROOT, Machine
 from benchmarks.gpu.step import NotMeasured
-from slurm_health.processes import (
+from slurm_health.system.processes import (
     PIPE,
     abandon_session,
     ends_within,

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import json
+
 from benchmarks.gpu.child import Child, running
 from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.probe_spread import workers
 from benchmarks.gpu.step import Amount, Figure, NotMeasured, Section, Step
 
 _LIMIT_S = 120.0
@@ -21,7 +24,10 @@ SECTION = Section(number=7, title="one flipped bit", steps=steps)
 
 
 def _measured(machine: Machine) -> list[Figure]:
-    child = Child(machine, "flip", 0 if machine.on_cpus else 1, environ=machine.environ)
+    with workers(machine) as bench:
+        options = json.dumps(bench.work.options())
+    devices = 0 if machine.on_cpus else 1
+    child = Child(machine, "flip", devices, options, environ=machine.environ)
     with running([child]):
         clean = child.event(_LIMIT_S)
         bits = int(clean["bits"])

@@ -12,8 +12,7 @@ from benchmarks import probes
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.probe_spread import workers
 from benchmarks.gpu.step import Amount, Figure, NotMeasured, Section, Step
-from slurm_health.core.probe_catalog import BUILT_IN
-from slurm_health.core.session.gpt_sizing import (
+from slurm_health.preflight.session.gpt_sizing import (
     CPU,
     TABLE,
     GptModel,
@@ -21,6 +20,7 @@ from slurm_health.core.session.gpt_sizing import (
     least_free_bytes,
     to_options,
 )
+from slurm_health.records.probe_catalog import BUILT_IN
 
 _PROBES = {each.name: each for each in BUILT_IN}
 # Activations of so many sequences fit no device, and no machine's memory either.
@@ -48,22 +48,23 @@ SECTION = Section(number=5, title="memory of the GPTs", steps=steps)
 
 
 def _sized(model: GptModel, machine: Machine) -> list[Figure]:
-    if machine.on_cpus:
-        model = replace(CPU, batch=2)  # what estimates are for is not there: see that it runs
     with workers(machine) as bench:
+        small = machine.on_cpus or bool(bench.work.reduced())
+        if small:
+            model = replace(CPU, batch=2)  # what estimates are for is not there: see that it runs
         free_bytes = min(int(each["free_bytes"]) for each in bench.ready)
         if least_free_bytes(model) > free_bytes:
             text = f"needs {least_free_bytes(model) / 1e9:.0f} GB, {free_bytes / 1e9:.0f} are free"
             return [Figure(name="left out", value=text)]
         (sample,) = _run(bench, "gpt_fit", to_options(model))
-    return compared(model, sample["figures"], on_cpus=machine.on_cpus)
+    return compared(model, sample["figures"], small=small)
 
 
-def compared(model: GptModel, fit: Mapping[str, int], *, on_cpus: bool) -> list[Figure]:
+def compared(model: GptModel, fit: Mapping[str, int], *, small: bool) -> list[Figure]:
     """Return the peak beside the estimate by which the model was chosen."""
     peak_bytes, batch = fit["peak_bytes"], fit["micro_batch"]
     wrong = ""
-    if batch < model.batch and not on_cpus:
+    if batch < model.batch and not small:
         wrong = f"only {batch} fit, though the estimate says that {model.batch} do"
     return [
         Figure(name="estimate", value=round(bytes_needed(model) / 1e9, 2), unit="GB"),

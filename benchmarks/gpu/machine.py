@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.agent.node_facts import visible_devices
-from slurm_health.core.expectations import Expectation, expectation_of, expectations_from
-from slurm_health.core.played_nodes import VisibleDevices, environ_of_each, share_devices
-from slurm_health.processes import run
+from slurm_health.preflight.agent.node_facts import visible_devices
+from slurm_health.preflight.expectations import Expectation, expectation_of, expectations_from
+from slurm_health.preflight.played_nodes import VisibleDevices, environ_of_each, share_devices
+from slurm_health.system.processes import run
 
 ROOT = Path(__file__).parents[2]
 _FIND_LIMIT_S = 30.0

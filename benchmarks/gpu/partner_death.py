@@ -10,7 +10,7 @@ from itertools import product
 from benchmarks.gpu.check_local import VICTIM, Course, Fault, check_local
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.step import Amount, Figure, NotMeasured, Section, Step
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.records.verdict import Level, NodeVerdict
 
 # With fewer nodes nobody can tell which of two partners is to blame.
 _LEAST_TO_CONVICT = 4

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from benchmarks import probes
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.step import Amount, Figure, NotMeasured, Section, Step
-from slurm_health.core.probe_catalog import BUILT_IN
+from slurm_health.records.probe_catalog import BUILT_IN
 
 _PROBES = {each.name: each for each in BUILT_IN}
 # The probe matmul warms up for 3 s before a burn of this length, else for 0.5 s.

@@ -22,7 +22,7 @@ standard error; every error becomes one line and an exit code in `main`.
     templates        `slurm-health templates`
     docs             `slurm-health docs`
     internal         what only slurm-health itself calls: agent, supervise, requeue-helper
-    shared_options   the options of `slurm_health.options`, as click has them
+    shared_options   the options of `slurm_health.preflight.options`, as click has them
     replaced_file    a file that a command writes for others
     terminal         how results are printed
 """

@@ -11,7 +11,7 @@ import click
 
 from slurm_health.cli.history import index_options, opened_index
 from slurm_health.cli.terminal import print_result
-from slurm_health.errors import ExitCode
+from slurm_health.records.errors import ExitCode
 
 _DAY_S = 86400.0
 
@@ -27,9 +27,9 @@ def baselines(
     narrower: 0.8 of the median of at least 32 devices on 8 nodes that checks found healthy. Nothing
     uses them until they are in /etc/slurm-health/config.toml.
     """
-    from slurm_health.core.expectations import expectations_from
-    from slurm_health.core.history.baseline import baselines as found_in
-    from slurm_health.history import site_limits
+    from slurm_health.fleet.history import site_limits
+    from slurm_health.fleet.standing.baseline import baselines as found_in
+    from slurm_health.preflight.expectations import expectations_from
 
     now_s = time.time()
     with opened_index(journal, index, rebuild=rebuild) as opened:

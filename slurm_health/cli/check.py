@@ -15,22 +15,23 @@ from typing import Any
 
 import click
 
-from slurm_health import config, probe_choice
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import ProgressLine, print_result, terminal
-from slurm_health.core.acting.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
-from slurm_health.core.acting.unchecked import OnUnchecked, unchecked_by
-from slurm_health.core.allocation import from_environ
-from slurm_health.core.records import Disposition, RunFinished, Unchecked
-from slurm_health.core.session.deadlines import Limits
-from slurm_health.errors import ConfigError, ExitCode, JournalError, SlurmHealthError
-from slurm_health.master import journal_filesystem
-from slurm_health.master.check_settings import CheckSettings
-from slurm_health.master.interpreter import find_python
-from slurm_health.master.run_check import FinishedCheck, check_allocation, check_local
-from slurm_health.master.setup_file import environ_after
-from slurm_health.options import Door, localize_choices, what_to_check
-from slurm_health.processes import leaving_on
+from slurm_health.preflight import config, probe_choice
+from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
+from slurm_health.preflight.decide.unchecked import OnUnchecked, unchecked_by
+from slurm_health.preflight.master import journal_filesystem
+from slurm_health.preflight.master.check_settings import CheckSettings
+from slurm_health.preflight.master.interpreter import find_python
+from slurm_health.preflight.master.run_check import FinishedCheck, check_allocation, check_local
+from slurm_health.preflight.master.setup_file import environ_after
+from slurm_health.preflight.options import Door, localize_choices, what_to_check
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.records.allocation import from_environ
+from slurm_health.records.decoding import from_json
+from slurm_health.records.errors import ConfigError, ExitCode, JournalError, SlurmHealthError
+from slurm_health.records.records import Disposition, RunFinished, Unchecked
+from slurm_health.system.processes import leaving_on
 
 # What is checked before a failed script is started again: training waits for it.
 _AFTER_FAILURE = "quick"
@@ -116,7 +117,7 @@ def _answer_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -
     What cannot be measured does not stop a job, unless its user wants that. With `--unchecked` the
     check has failed already, for that reason.
     """
-    from slurm_health.supervisor.check_process import heartbeat, tell
+    from slurm_health.preflight.supervisor.check_process import heartbeat, tell
 
     if options["unchecked"] is not None:
         return _unchecked(_died(options["unchecked"]), options, environ, tell)
@@ -140,12 +141,10 @@ def _after_failure(
 
     Where that cannot be decided the job ends as the script did: it says so, and does nothing.
     """
-    import msgspec
+    from slurm_health.training.restart.after_failure import after_failure
+    from slurm_health.training.restart.known import FailedScript
 
-    from slurm_health.restart.after_failure import after_failure
-    from slurm_health.restart.known import FailedScript
-
-    failed = msgspec.json.decode(options["after_failure"], type=FailedScript, dec_hook=_path)
+    failed = from_json(options["after_failure"], FailedScript, dec_hook=_path)
     flags = {"network_check": False, "straggler_detection": False}
     quick = {**options, **flags, "check": _AFTER_FAILURE}
     try:
@@ -179,7 +178,7 @@ def _unchecked(
     journal_fails: bool = False,
 ) -> int:
     """End a check that could not measure."""
-    from slurm_health.master import unchecked
+    from slurm_health.preflight.master import unchecked
 
     root = None
     if not journal_fails:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from slurm_health import config
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import print_result, terminal
-from slurm_health.errors import ExitCode
-from slurm_health.options import Door
+from slurm_health.preflight import config
+from slurm_health.preflight.options import Door
+from slurm_health.records.errors import ExitCode
 
 if TYPE_CHECKING:
-    from slurm_health.core.retention import Cleaning, JobJournal
+    from slurm_health.fleet.retention.rules import Cleaning, JobJournal
 
 _T = TypeVar("_T")
 _FEW = 5  # jobs that are named of those that are left
@@ -42,13 +42,13 @@ def reading(
 
 def read_age(text: str) -> float:
     """Return the seconds that an age stands for; ValueError where it is none."""
-    from slurm_health.core import retention
+    from slurm_health.fleet.retention import rules as retention
 
     return retention.age_s(text)
 
 
 def _size(text: str) -> int:
-    from slurm_health.core import retention
+    from slurm_health.fleet.retention import rules as retention
 
     return retention.size_bytes(text)
 
@@ -98,9 +98,9 @@ def clean(
         raise click.UsageError("--all-users is for root: others can remove their own journals only")
     if not (dry_run or yes or sys.stdin.isatty()):
         raise click.UsageError("nobody can be asked here: say --yes, or --dry-run to see")
-    from slurm_health.core import retention
-    from slurm_health.master.run_check import LOCAL_CLUSTER
-    from slurm_health.retention import found
+    from slurm_health.fleet.retention import found
+    from slurm_health.fleet.retention import rules as retention
+    from slurm_health.preflight.master.run_check import LOCAL_CLUSTER
 
     root = config.journal_root(journal, os.environ)
     uid = None if all_users else os.geteuid()
@@ -132,7 +132,7 @@ def clean(
 
 
 def _remove(root: Path, journals: Sequence[JobJournal], uid: int | None) -> int:
-    from slurm_health.retention import remove as removing
+    from slurm_health.fleet.retention import remove as removing
 
     failed = 0
     for each in journals:
@@ -165,7 +165,7 @@ def _explain(chosen: Cleaning, why_not_asked: str, width: int | None) -> None:
 
 
 def _list_text(journals: Sequence[JobJournal], width: int | None) -> str:
-    from slurm_health.core.retention import size_text
+    from slurm_health.fleet.retention.rules import size_text
     from slurm_health.report.layout import Page
 
     if not journals:
@@ -179,7 +179,7 @@ def _list_text(journals: Sequence[JobJournal], width: int | None) -> str:
 
 
 def _summary(journals: Sequence[JobJournal], there: Sequence[JobJournal]) -> str:
-    from slurm_health.core.retention import size_text, total_bytes
+    from slurm_health.fleet.retention.rules import size_text, total_bytes
 
     if not journals:
         return f"nothing to remove: {len(there)} journals, {size_text(total_bytes(there))}"

@@ -7,7 +7,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from slurm_health.cli.terminal import print_result
-from slurm_health.errors import ExitCode
+from slurm_health.records.errors import ExitCode
 
 _NAME = "slurm-health"
 _VARIABLE = "_SLURM_HEALTH_COMPLETE"  # as click derives it from the name

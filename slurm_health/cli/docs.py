@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from slurm_health import shipped
 from slurm_health.cli.terminal import print_result
-from slurm_health.errors import ExitCode
+from slurm_health.records.errors import ExitCode
+from slurm_health.system import shipped
 
 
 @click.command(short_help="Print a page of the documentation.")

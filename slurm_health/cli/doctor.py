@@ -12,13 +12,14 @@ import click
 
 from slurm_health.cli.hooks import config_option, site_if_any
 from slurm_health.cli.terminal import print_result, terminal
-from slurm_health.config import site_file
-from slurm_health.doctor import large_cluster, machine, slurm_conf
-from slurm_health.doctor.advice import Advice, Level, Report, change, look
-from slurm_health.errors import ConfigError, ExitCode, SlurmCommandError, SlurmError
-from slurm_health.site_settings import Site
-from slurm_health.slurm import command
-from slurm_health.slurm.pyslurm_client import choose, proven
+from slurm_health.node.doctor import large_cluster, machine, slurm_conf
+from slurm_health.node.doctor.advice import Advice, Level, Report, change, look
+from slurm_health.node.site_settings import Site
+from slurm_health.preflight.config import site_file
+from slurm_health.records.errors import ConfigError, ExitCode, SlurmError
+from slurm_health.system.processes import ask_python
+from slurm_health.system.slurm import command
+from slurm_health.system.slurm.pyslurm_client import choose, proven
 
 _TORCH_LIMIT_S = 120.0
 
@@ -53,8 +54,8 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
         advice += slurm_conf.advise(said, site)
         advice += _size(said)
     if site is not None:
-        limit_s = slurm_conf.hook_limit_s(said or {})
-        advice += machine.advise_machine(site, (said or {}).get("ClusterName", ""), limit_s)
+        limits_s = slurm_conf.hook_limits_s(said or {})
+        advice += machine.advise_machine(site, (said or {}).get("ClusterName", ""), limits_s)
     advice.append(_torch(python))
     report = Report(advice=tuple(advice))
     print_result(report.json() if as_json else report.text(terminal()[0]))
@@ -90,12 +91,11 @@ def _run(argv: Sequence[str]) -> str:
 
 
 def _torch(python: str) -> Advice:
-    argv = [python, "-c", machine.TORCH_QUESTION]
+    environ = dict(os.environ)
+    question = machine.TORCH_QUESTION
     try:
-        said = command.run(argv, environ=dict(os.environ), deadline_s=_TORCH_LIMIT_S)
-    except SlurmCommandError as err:
-        return machine.torch_advice("", err.returncode, python)
-    except SlurmError:
+        ended = ask_python(python, question, environ=environ, deadline_s=_TORCH_LIMIT_S)
+    except (OSError, TimeoutError):
         text = f"{python} cannot be asked for torch: it is not on the PATH, or does not answer"
         return look(text, "slurm-health doctor --python PATH, with the one that jobs train with")
-    return machine.torch_advice(said, 0, python)
+    return machine.torch_advice(ended.stdout.decode(errors="replace"), ended.returncode, python)

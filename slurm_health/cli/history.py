@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from slurm_health import config
 from slurm_health.cli.replaced_file import replace_file
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import ProgressLine, print_result, terminal
-from slurm_health.errors import ExitCode
-from slurm_health.options import Door
+from slurm_health.preflight import config
+from slurm_health.preflight.options import Door
+from slurm_health.records.errors import ExitCode, JournalError, SlurmError
 
 if TYPE_CHECKING:
-    from slurm_health.history.index import Index
+    from slurm_health.fleet.history.index import Index
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MANY = 100  # fewer jobs are indexed before a person could read it
@@ -82,14 +82,16 @@ def history(
     NODE is a node, or several as gpu[01-04]. Goes through all jobs whose journals you may read:
     your own, and with a shared root those that others let you read. Root may read all.
     """
-    from slurm_health.history import answer, table
+    from slurm_health.fleet.history import answer, table
     from slurm_health.report.layout import Page
 
     with opened_index(journal, index, rebuild=rebuild) as found:
-        told = answer.histories(found, nodes, cluster=cluster, now_s=time.time(), days=days)
+        told = answer.histories(
+            found, nodes, cluster=cluster, now_s=time.time(), days=days, known=nodes_of_slurm()
+        )
         unread = found.troubles()
     if as_json:
-        from slurm_health.history import export
+        from slurm_health.fleet.history import export
 
         print_result(export.histories_json(told, unread))
         return int(ExitCode.HEALTHY)
@@ -123,19 +125,23 @@ def lemons(
     compared with the other nodes of its cluster. A suspect is a node that something spoke against
     and no more. The score is how many of its next 100 jobs a node is expected to spoil.
 
-    The exit code is 1 where there is a lemon.
+    The exit code is 1 where there is a lemon, and 4 where there is nothing to publish.
     """
-    from slurm_health.core.history.published import published
-    from slurm_health.core.history.standing import Level
-    from slurm_health.history import answer, export, table
+    from slurm_health.fleet.history import answer, export, table
+    from slurm_health.fleet.standing.standing import published
+    from slurm_health.records.standings import Level
     from slurm_health.report.layout import Page
 
     path = _to_publish(cluster) if publish else None
     with opened_index(journal, index, rebuild=rebuild) as found:
-        told = answer.lemons(found, cluster=cluster, now_s=time.time(), days=days)
+        told = answer.lemons(
+            found, cluster=cluster, now_s=time.time(), days=days, known=nodes_of_slurm()
+        )
         unread = found.troubles()
     if path is not None:
         standings = {each.cluster: each.standings for each in told}
+        if not any(standings.values()):
+            raise JournalError(config.journal_root(journal, os.environ), _nothing_to_publish(path))
         replace_file(path, published(standings, now_s=time.time()))
     if as_json:
         print_result(export.lemons_json(told, unread))
@@ -146,6 +152,14 @@ def lemons(
         click.echo(table.unread_text(unread, page), err=True, nl=False)
     bad = any(each.level is Level.LEMON for cluster_ in told for each in cluster_.standings)
     return int(ExitCode.BAD_NODES if bad else ExitCode.HEALTHY)
+
+
+def _nothing_to_publish(path: Path) -> str:
+    return (
+        f"no check is in the journals here, so {path} was left as it is; where journals are in"
+        " users' homes, a fleet has no common one: set journal = a shared directory in"
+        f" {config.site_file(os.environ)} (slurm-health docs install)"
+    )
 
 
 def _to_publish(cluster: str | None) -> Path:
@@ -161,10 +175,21 @@ def _to_publish(cluster: str | None) -> Path:
     return path
 
 
+def nodes_of_slurm() -> dict[str, frozenset[str]]:
+    """Return the nodes that Slurm has, by its cluster's name; nothing where it cannot be asked."""
+    from slurm_health.system.slurm.client import Client
+
+    client = Client(os.environ, patience_s=0)
+    try:
+        return {client.cluster_name(): frozenset(client.nodes())}
+    except SlurmError:
+        return {}
+
+
 @contextlib.contextmanager
 def opened_index(journal: str | None, index: str | None, *, rebuild: bool) -> Iterator[Index]:
     """Hold open the index that the options name, up to date."""
-    from slurm_health.history import place, refresh
+    from slurm_health.fleet.history import place, refresh
 
     root = config.journal_root(journal, os.environ)
     site = config.history_index(os.environ)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The administrator's commands: prolog, epilog, healthcheck, init-config, init-hooks, nodes.
 
-slurmd does not call these but the shims, which start `slurm_health.hooks` without click.
+slurmd does not call these but the shims, which start `slurm_health.node.hooks` without click.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from slurm_health.cli.terminal import print_result
-from slurm_health.errors import ConfigError, ExitCode
-from slurm_health.hooks import shims
+from slurm_health.node.hooks import shims
+from slurm_health.records.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from slurm_health.checks.check import CheckContext
-    from slurm_health.core.node.finding import CheckResult
-    from slurm_health.site_settings import Site
-    from slurm_health.slurm.client import Client
+    from slurm_health.node.checks.check import CheckContext
+    from slurm_health.node.rules.finding import CheckResult
+    from slurm_health.node.site_settings import Site
+    from slurm_health.system.slurm.client import Client
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 # A person waits longer than a hook may.
@@ -46,8 +46,8 @@ def load_site(config: str | None) -> Site:
     Raises:
         ConfigError: it cannot be read or trusted, or says something impossible.
     """
-    from slurm_health.config import site_file
-    from slurm_health.site_settings import load
+    from slurm_health.node.site_settings import load
+    from slurm_health.preflight.config import refuse_unreadable, site_file
 
     path = Path(config) if config else site_file(os.environ)
     if not os.path.lexists(path):
@@ -57,7 +57,7 @@ def load_site(config: str | None) -> Site:
             f"does not exist; on a healthy, idle node: slurm-health init-config > {path}"
             " (see slurm-health docs install), or name another file with --config",
         )
-    return load(path)
+    return load(path, refuse_unreadable)
 
 
 def site_if_any(config: str | None) -> Site | None:
@@ -66,30 +66,41 @@ def site_if_any(config: str | None) -> Site | None:
     Raises:
         ConfigError: as `load_site`.
     """
-    from slurm_health.config import site_file
+    from slurm_health.preflight.config import site_file
 
     if config is None and not site_file(os.environ).exists():
         return None
     return load_site(config)
 
 
-def _place(context: str) -> CheckContext:
-    from slurm_health.checks.check import CheckContext
+def _place(context: str, site: Site) -> CheckContext:
+    import msgspec
+
+    from slurm_health.node.checks.check import CheckContext
+    from slurm_health.node.draining.own_drain import returned_uptime_s
 
     # What checks remember belongs to the hooks; a person who looks must not move it.
-    return CheckContext(environ=dict(os.environ), now_s=time.time(), context=context)
+    place = CheckContext(environ=dict(os.environ), now_s=time.time(), context=context)
+    returned_s = returned_uptime_s(site.state, place.boot_time())
+    return msgspec.structs.replace(place, returned_uptime_s=returned_s)
 
 
 def _controller() -> Client:
-    from slurm_health.slurm.client import Client
+    from slurm_health.system.slurm.client import Client
 
     return Client.for_hook(os.environ, limit_s=_PATIENCE_S)
 
 
 def _hook(name: str, config: str | None) -> int:
-    from slurm_health.hooks.__main__ import run
+    from slurm_health.node.hooks.__main__ import run
 
-    return int(ExitCode.BAD_NODES if run(name, load_site(config), os.environ) else ExitCode.HEALTHY)
+    site = load_site(config)
+    try:
+        return int(ExitCode.BAD_NODES if run(name, site, os.environ) else ExitCode.HEALTHY)
+    except PermissionError as err:
+        look = f"slurm-health healthcheck --context {name} runs its checks and changes nothing"
+        problem = f"{name} is for root: {err.filename}: {err.strerror}; {look}"
+        raise click.UsageError(problem) from err
 
 
 @click.command(short_help="Check this node before a job, as slurmd's Prolog does.")
@@ -148,9 +159,9 @@ def healthcheck(
         return _serve(socket, config, context, act=act)
     if act:
         return _act(config, as_json=as_json)
-    from slurm_health.core.node.settings import CONTEXTS
-    from slurm_health.hooks import explain as texts
-    from slurm_health.hooks.run_checks import choose, node_name, run_checks, running
+    from slurm_health.node.hooks import explain as texts
+    from slurm_health.node.hooks.run_checks import choose, node_name, run_checks, running
+    from slurm_health.node.rules.settings import CONTEXTS
 
     site = load_site(config)
     node = node_name(os.environ)
@@ -161,14 +172,14 @@ def healthcheck(
     if explain:
         print_result(texts.explain(site, choices, node))
         return int(ExitCode.HEALTHY)
-    results = run_checks(running(choices[context]), _place(context))
+    results = run_checks(running(choices[context]), _place(context, site))
     print_result(_results_json(results) if as_json else texts.results_text(results))
     return int(_exit_code(results))
 
 
 def _act(config: str | None, *, as_json: bool) -> int:
-    from slurm_health.hooks import healthcheck as hook
-    from slurm_health.hooks.__main__ import frame
+    from slurm_health.node.hooks import healthcheck as hook
+    from slurm_health.node.hooks.__main__ import frame
 
     this = frame("healthcheck", load_site(config), os.environ)
     faulty = hook.run(this)
@@ -178,9 +189,9 @@ def _act(config: str | None, *, as_json: bool) -> int:
 
 
 def _serve(socket: Path, config: str | None, context: str, *, act: bool) -> int:
-    from slurm_health.hooks.run_checks import node_name
-    from slurm_health.hooks.serve import serve
-    from slurm_health.processes import own_command
+    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.hooks.serve import serve
+    from slurm_health.system.processes import own_command
 
     path = load_site(config).path  # mistakes in it are told now, not to a job that asks
     words = ["healthcheck", "--json", f"--config={path}", f"--context={context}"]
@@ -196,7 +207,7 @@ def _results_json(results: list[CheckResult]) -> str:
 
 
 def _exit_code(results: list[CheckResult]) -> ExitCode:
-    from slurm_health.core.node.finding import Status, node_faults
+    from slurm_health.node.rules.finding import Status, node_faults
 
     if node_faults(results):
         return ExitCode.BAD_NODES
@@ -213,9 +224,9 @@ def init_config(shared: str) -> int:
     Run it on a node that is known to be healthy, while nothing else runs there. Every check that
     could drain begins in shadow. What cannot be measured is left out, and told.
     """
-    from slurm_health.checks.check import CheckContext
-    from slurm_health.hooks.init_config import draft
-    from slurm_health.hooks.run_checks import node_name
+    from slurm_health.node.checks.check import CheckContext
+    from slurm_health.node.hooks.init_config import draft
+    from slurm_health.node.hooks.run_checks import node_name
 
     place = CheckContext(environ=dict(os.environ), now_s=time.time())
     text, left_out = draft(place, node=node_name(os.environ), shared=shared)
@@ -249,32 +260,27 @@ def init_hooks(directory: Path) -> int:
     short_help="List the nodes slurm-health has drained; release them.",
 )
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print it all as JSON.")
 @click.pass_context
 def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
-    """List the nodes that slurm-health has drained, since when and why."""
+    """List the nodes that slurm-health has drained, since when and why.
+
+    And what it has not drained: the exit code is 1 where a breaker has tripped, its ledger cannot
+    be used, or a node that its last health check found faulty is in the pool.
+    """
     context.obj = config
     if context.invoked_subcommand is not None:
         return int(ExitCode.HEALTHY)
     import msgspec
 
-    from slurm_health.hooks import last_check
-    from slurm_health.hooks import nodes as listing
+    from slurm_health.node.hooks import nodes as listing
 
-    site = site_if_any(config)
-    known, alarms = listing.ledger_and_alarms(site)
-    checked = last_check.read_all(site) if site is not None else {}
-    names = _controller().nodes()
-    if site is not None:
-        last_check.forget_others(site, names)
-    found = listing.drained(names, known, checked)
+    found = listing.listing(site_if_any(config), _controller().nodes(), time.time())
     if as_json:
-        click.echo("".join(f"{each}\n" for each in alarms), err=True, nl=False)
         print_result(json.dumps(msgspec.to_builtins(found), indent=2) + "\n")
     else:
-        print_result(listing.table(found, alarms, time.time()))
-        print_result(listing.silent_text(names, checked, site, time.time()))
-    return int(ExitCode.HEALTHY)
+        print_result(listing.text(found, time.time()))
+    return int(ExitCode.BAD_NODES if found.needs_a_person else ExitCode.HEALTHY)
 
 
 @nodes.command()
@@ -287,13 +293,13 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
     the same, and named: on the node itself its checks run first, elsewhere its last health check
     tells.
     """
-    from slurm_health.hooks import last_check
-    from slurm_health.hooks import nodes as listing
-    from slurm_health.hooks.run_checks import node_name
+    from slurm_health.node.hooks import last_check
+    from slurm_health.node.hooks import nodes as listing
+    from slurm_health.node.hooks.run_checks import node_name
 
     wanted, site = _expanded(names), load_site(config)
     checked, here = last_check.read_all(site), node_name(os.environ)
-    doubts = listing.doubts(site, wanted, checked, here, _place("retest"))
+    doubts = listing.doubts(site, wanted, checked, here, _place("retest", site))
     came = listing.release(site, wanted, _controller(), doubts)
     print_result("".join(f"{name}: {text}\n" for name, text in came.items()))
     failed = any(not text.startswith(listing.RELEASED) for text in came.values())
@@ -301,7 +307,7 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
 
 
 def _expanded(names: tuple[str, ...]) -> tuple[str, ...]:
-    from slurm_health.core.nodeset import expand
+    from slurm_health.records.nodeset import expand
 
     try:
         return tuple(name for each in names for name in expand(each))
@@ -314,8 +320,8 @@ def _expanded(names: tuple[str, ...]) -> tuple[str, ...]:
 @click.pass_obj
 def checked(config: str | None, names: tuple[str, ...]) -> int:
     """List when each node's last health check ran, and how it ended."""
-    from slurm_health.hooks import last_check
-    from slurm_health.hooks import nodes as listing
+    from slurm_health.node.hooks import last_check
+    from slurm_health.node.hooks import nodes as listing
 
     found = last_check.read_all(load_site(config))
     print_result(listing.checked_text(found, _expanded(names), time.time()))
@@ -326,16 +332,16 @@ def checked(config: str | None, names: tuple[str, ...]) -> int:
 @click.pass_obj
 def retest(config: str | None) -> int:
     """Run again, on this node, the checks that it was drained for. Nothing else is done."""
-    from slurm_health.draining import own_drain
-    from slurm_health.hooks import explain as texts
-    from slurm_health.hooks import nodes as listing
+    from slurm_health.node.draining import own_drain
+    from slurm_health.node.hooks import explain as texts
+    from slurm_health.node.hooks import nodes as listing
 
     site = load_site(config)
     kept = own_drain.recall(site.state)
     if kept is None:
         print_result("this node was not drained by its hooks\n")
         return int(ExitCode.HEALTHY)
-    results = listing.repeat(site, kept, _place("retest"))
+    results = listing.repeat(site, kept, _place("retest", site))
     needed = site.recovery.passes
     print_result(f"{kept.reason}\npasses so far: {kept.passes} of {needed}\n\n")
     print_result(texts.results_text(results))
@@ -347,8 +353,8 @@ def retest(config: str | None) -> int:
 @click.pass_obj
 def marks_command(config: str | None, names: tuple[str, ...]) -> int:
     """List accusations by users' jobs that no check of the node has confirmed."""
-    from slurm_health.draining.shared_state import Unusable
-    from slurm_health.hooks import nodes as listing
+    from slurm_health.node.draining.shared_state import Unusable
+    from slurm_health.node.hooks import nodes as listing
 
     try:
         print_result(listing.marks_text(load_site(config), names, time.time()))
@@ -361,8 +367,8 @@ def marks_command(config: str | None, names: tuple[str, ...]) -> int:
 @click.pass_obj
 def reset(config: str | None) -> int:
     """Let the breaker allow drains again, once the common cause is found."""
-    from slurm_health.draining.shared_state import Unusable
-    from slurm_health.hooks import nodes as listing
+    from slurm_health.node.draining.shared_state import Unusable
+    from slurm_health.node.hooks import nodes as listing
 
     try:
         print_result(listing.reset(load_site(config)))

@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from slurm_health.errors import ExitCode, SlurmHealthError
+from slurm_health.records.decoding import from_json
+from slurm_health.records.errors import ExitCode, SlurmHealthError
 
 
 @click.command(hidden=True)
@@ -28,9 +29,9 @@ from slurm_health.errors import ExitCode, SlurmHealthError
 @click.option("--node", default=None)
 def agent(node: str | None, **settings: Any) -> int:
     """Serve one node of a check. Started by the master, which hears on stderr why it cannot."""
-    from slurm_health.agent.agent import Agent, AgentSettings
-    from slurm_health.agent.lookout import JournalNotVisible
-    from slurm_health.supervisor.script_process import FOR_SCRIPT
+    from slurm_health.preflight.agent.agent import Agent, AgentSettings
+    from slurm_health.preflight.agent.lookout import JournalNotVisible
+    from slurm_health.preflight.supervisor.script_process import FOR_SCRIPT
 
     for number in FOR_SCRIPT:  # `sbatch --signal` sends them to every step
         signal.signal(number, signal.SIG_IGN)
@@ -61,10 +62,10 @@ def supervise(
 
     WORDS are options of the check, as `--name=value`, then the batch script and its arguments.
     """
-    from slurm_health.core.acting.policy import FlightRecorder, Monitor
-    from slurm_health.processes import own_command
-    from slurm_health.supervisor import supervisor
-    from slurm_health.supervisor.script_runs import Restarts
+    from slurm_health.preflight.decide.policy import FlightRecorder, Monitor
+    from slurm_health.preflight.supervisor import supervisor
+    from slurm_health.preflight.supervisor.script_runs import Restarts
+    from slurm_health.system.processes import own_command
 
     options = list(itertools.takewhile(lambda word: word.startswith("--"), words))
     source, *arguments = words[len(options) :]
@@ -109,13 +110,11 @@ def _is_for_record(word: str) -> bool:
 @click.option("--move", required=True)
 def requeue_helper(directory: Path, move: str) -> int:
     """Release a requeued job without its bad nodes. Runs as a job of its own."""
-    import msgspec
+    from slurm_health.preflight.acting.release_elsewhere import Here, release_elsewhere
+    from slurm_health.preflight.acting.requeue_helper import Move
+    from slurm_health.system.slurm.client import Client
 
-    from slurm_health.acting.release_elsewhere import Here, release_elsewhere
-    from slurm_health.acting.requeue_helper import Move
-    from slurm_health.slurm.client import Client
-
-    told = msgspec.json.decode(move, type=Move)
+    told = from_json(move, Move)
     job, node = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURMD_NODENAME", "")
     here = Here(int(job), node) if job.isdecimal() and node else None
     client = Client(os.environ)

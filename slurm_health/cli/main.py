@@ -15,7 +15,7 @@ import traceback
 import click
 
 from slurm_health import __version__
-from slurm_health.errors import ExitCode, SlurmHealthError
+from slurm_health.records.errors import ExitCode, SlurmHealthError
 
 _COMMANDS = {
     "agent": "internal:agent",
@@ -44,33 +44,43 @@ _COMMANDS = {
     "templates": "templates:templates",
     "watch": "watch:watch",
 }
-# What each does, so that the help of all loads none of them; the hidden ones say nothing.
+# What each does, for whom, so that the help of all loads none of them.
+GROUPS = {
+    "For a job": {
+        "sbatch": "Submit a batch job that is checked first; a drop-in for sbatch.",
+        "check": "Check the nodes of this allocation, or this machine.",
+        "run": "torchrun that knows Slurm and can check the nodes first.",
+        "templates": "List, show and copy batch scripts and other scripts to edit.",
+    },
+    "To look at what happened": {
+        "report": "Print what was measured, concluded and done for a job.",
+        "watch": "Follow a check or a job on the terminal while it runs.",
+        "history": "Print what all checks have found on a node.",
+        "lemons": "List nodes that spoil one job after another.",
+        "clean": "Remove old journals.",
+    },
+    "For administrators": {
+        "doctor": "Say what of this site's slurm.conf and machine should be changed.",
+        "init-config": "Write a site's file for nodes like this one.",
+        "init-hooks": "Write the scripts that slurm.conf names.",
+        "prolog": "Check this node before a job, as slurmd's Prolog does.",
+        "epilog": "Clean up and check this node after a job, as slurmd's Epilog does.",
+        "healthcheck": "Run this node's checks and print what they find.",
+        "nodes": "List the nodes slurm-health has drained; release them.",
+        "sweep": "Check idle nodes, a few at a time.",
+        "metrics": "Print metrics of all nodes for Prometheus.",
+        "baselines": "Print limits for devices, from what healthy ones have reached.",
+    },
+    "Besides": {
+        "docs": "Print a page of the documentation.",
+        "plan": "Show the rounds, the evidence and the verdict, without a cluster.",
+        "completion": "Print a script that completes commands in a shell.",
+    },
+}
+_HIDDEN = ("agent", "requeue-helper", "supervise")
 SHORT_HELP = {
-    "agent": "",
-    "baselines": "Print limits for devices, from what healthy ones have reached.",
-    "check": "Check the nodes of this allocation, or this machine.",
-    "clean": "Remove old journals.",
-    "completion": "Print a script that completes commands in a shell.",
-    "docs": "Print a page of the documentation.",
-    "doctor": "Say what of this site's slurm.conf and machine should be changed.",
-    "epilog": "Clean up and check this node after a job, as slurmd's Epilog does.",
-    "healthcheck": "Run this node's checks and print what they find.",
-    "history": "Print what all checks have found on a node.",
-    "init-config": "Write a site's file for nodes like this one.",
-    "init-hooks": "Write the scripts that slurm.conf names.",
-    "lemons": "List nodes that spoil one job after another.",
-    "metrics": "Print metrics of all nodes for Prometheus.",
-    "nodes": "List the nodes slurm-health has drained; release them.",
-    "plan": "Show the rounds, the evidence and the verdict, without a cluster.",
-    "prolog": "Check this node before a job, as slurmd's Prolog does.",
-    "report": "Print what was measured, concluded and done for a job.",
-    "requeue-helper": "",
-    "run": "torchrun that knows Slurm and can check the nodes first.",
-    "sbatch": "Submit a batch job that is checked first; a drop-in for sbatch.",
-    "supervise": "",
-    "sweep": "Check idle nodes, a few at a time.",
-    "templates": "List, show and copy batch scripts and other scripts to edit.",
-    "watch": "Follow a check or a job on the terminal while it runs.",
+    **dict.fromkeys(_HIDDEN, ""),
+    **{name: text for group in GROUPS.values() for name, text in group.items()},
 }
 
 
@@ -92,9 +102,17 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each command does, without loading those of which that is known."""
-        rows = [(name, self._short_help(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl([row for row in rows if row[1]])
+        known = {name for group in GROUPS.values() for name in group}
+        others = {
+            name: self._short_help(ctx, name)
+            for name in self.list_commands(ctx)
+            if name not in known
+        }
+        for title, group in (*GROUPS.items(), ("Others", others)):
+            rows = [row for row in group.items() if row[1]]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def _short_help(self, ctx: click.Context, name: str) -> str:
         if name in SHORT_HELP:
@@ -164,7 +182,7 @@ def main() -> None:
         if not sys.argv[1:]:
             err.show()  # the help, which nobody asked for by name
             sys.exit(int(ExitCode.USAGE))
-        click.echo(f"slurm-health: {err.format_message()}{_where_to_look(err)}", err=True)
+        click.echo(f"slurm-health: {_message(err)}{_where_to_look(err)}", err=True)
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
@@ -173,6 +191,21 @@ def main() -> None:
         traceback.print_exc()
         sys.exit(int(ExitCode.INTERNAL))
     sys.exit(int(result) if isinstance(result, int) else 0)
+
+
+def _message(err: click.ClickException) -> str:
+    """Return what is wrong; of an option that lacks its value, what that would be."""
+    said = err.format_message()
+    name = next((word for word in sys.argv[1:] if word in _COMMANDS), "")
+    if not isinstance(err, click.BadOptionUsage) or not name:
+        return said
+    command = commands.get_command(click.Context(commands), name)
+    for each in command.params if command else ():
+        if isinstance(each, click.Option) and err.option_name in each.opts and each.metavar:
+            return (
+                f"{said.rstrip('.')}: {err.option_name} {each.metavar}. {each.help or ''}".rstrip()
+            )
+    return said
 
 
 def _where_to_look(err: click.ClickException) -> str:

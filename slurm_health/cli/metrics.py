@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from slurm_health import shipped
-from slurm_health.cli.history import index_options, opened_index
+from slurm_health.cli.history import index_options, nodes_of_slurm, opened_index
 from slurm_health.cli.replaced_file import replace_file
 from slurm_health.cli.terminal import print_result
-from slurm_health.errors import ExitCode
+from slurm_health.records.errors import ExitCode
+from slurm_health.system import shipped
 
 
 @click.command(short_help="Print metrics of all nodes for Prometheus.")
@@ -42,13 +42,13 @@ def metrics(
         text = shipped.path("grafana").joinpath("slurm-health.json").read_text(encoding="utf-8")
         print_result(text)
         return int(ExitCode.HEALTHY)
-    from slurm_health.core.exposition import text as exposed
-    from slurm_health.history import answer
-    from slurm_health.history import metrics as of_history
+    from slurm_health.fleet.history import answer
+    from slurm_health.fleet.history import metrics as of_history
+    from slurm_health.system.exposition import text as exposed
 
     now_s = time.time()
     with opened_index(journal, index, rebuild=rebuild) as found:
-        told = answer.lemons(found, cluster=cluster, now_s=now_s, days=days)
+        told = answer.lemons(found, cluster=cluster, now_s=now_s, days=days, known=nodes_of_slurm())
         gauges = of_history.gauges(told, found.troubles(), now_s=now_s)
     if output is None:
         print_result(exposed(gauges))

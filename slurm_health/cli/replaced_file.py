@@ -15,7 +15,7 @@ def replace_file(path: Path, data: bytes) -> None:
     Raises:
         click.UsageError: it cannot be written.
     """
-    from slurm_health.draining.shared_state import publish
+    from slurm_health.system.private_files import publish
 
     try:
         publish(path, data)

@@ -6,15 +6,17 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from slurm_health import config
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import print_result, takes_colour, terminal
-from slurm_health.errors import ExitCode, NotWritten, PackageMissing, RunNotFound
-from slurm_health.options import Door
+from slurm_health.preflight import config
+from slurm_health.preflight.options import Door
+from slurm_health.records.errors import ExitCode, NotWritten, PackageMissing, RunNotFound
 from slurm_health.report import (
     colour,
     elsewhere,
@@ -31,7 +33,7 @@ from slurm_health.report.model import JobReport
 
 
 @click.command(short_help="Print what was measured, concluded and done for a job.")
-@click.argument("job", metavar="[JOBID]", required=False)
+@click.argument("jobs", metavar="[JOBID]...", nargs=-1)
 @shared_options(Door.CHECK, "journal")
 @click.option("--cluster", metavar="NAME", help="The cluster, where several share the journal.")
 @click.option(
@@ -56,8 +58,9 @@ from slurm_health.report.model import JobReport
     show_default=True,
     help="Without JOBID: how many jobs to list.",
 )
+@click.option("--name", "-n", metavar="NAME", help="Without JOBID: only jobs of this name.")
 def report(
-    job: str | None,
+    jobs: tuple[str, ...],
     journal: str | None,
     cluster: str | None,
     earlier: int,
@@ -67,62 +70,110 @@ def report(
     verbose: bool,
     html: Path | None,
     last: int,
+    name: str | None,
 ) -> int:
-    """Print what was measured, concluded and done for a job.
+    """Print what was measured, concluded and done for a job, or for several.
 
     JOBID is a job id, or 12_3 for a task of an array. An array's own id, or 12_[1-4], lists its
     tasks. Without JOBID your latest jobs are listed. Reads the journal's files: any time later, on
     any machine that sees them. Slurm is asked about jobs that have none.
     """
-    _refuse_what_does_not_go_together(
-        job, as_json=as_json, raw=raw, as_csv=as_csv, verbose=verbose, html=html
+    asked = _Asked(
+        root=config.journal_root(journal, os.environ),
+        cluster=cluster,
+        earlier=earlier,
+        as_json=as_json,
+        raw=raw,
+        as_csv=as_csv,
+        verbose=verbose,
+        html=html,
     )
+    _refuse_what_does_not_go_together(jobs, asked, name)
     gc.disable()  # nothing here is garbage before the end, and looking takes half of the time
-    root = config.journal_root(journal, os.environ)
-    width, unicode = terminal()
-    if job is None:
-        jobs = latest.latest_jobs(
-            root, last, cluster=cluster, now_s=time.time(), environ=os.environ
-        )
-        if as_json:
-            print_result(export.latest_as_json(jobs))
-        else:
-            _print(latest.latest_text(jobs, root, width=width, unicode=unicode))
-        return int(ExitCode.HEALTHY)
-    tasks, found = _load(root, job, cluster, earlier)
-    if html is not None:
-        if tasks:
-            raise click.UsageError(f"--html is about one job: {', '.join(tasks[:5])}")
-        _write_page(found[0], html)
-        return int(ExitCode.HEALTHY)
-    if as_csv:
-        print_result(spreadsheet.as_csv(found))
-        return int(ExitCode.HEALTHY)
-    others = _without_journal(job, tasks) if tasks else {}
-    if as_json and tasks:
-        print_result(export.tasks_as_json(found, others=others, raw=raw))
-    elif as_json:
-        print_result(export.as_json(*found, raw=raw))
-    elif tasks:
-        _print(table.tasks_text(found, others=others, width=width, unicode=unicode))
-    else:
-        _print_job(found[0], width, unicode=unicode, verbose=verbose)
+    if not jobs:
+        _list(asked, last, name or "")
+    for number, job in enumerate(jobs):
+        if number:
+            print_result("\n")
+        _show(job, asked)
     return int(ExitCode.HEALTHY)
 
 
-def _refuse_what_does_not_go_together(
-    job: str | None, *, as_json: bool, raw: bool, as_csv: bool, verbose: bool, html: Path | None
-) -> None:
-    if raw and not as_json:
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """How jobs are to be shown, and where their journals are."""
+
+    root: Path
+    cluster: str | None
+    earlier: int
+    as_json: bool
+    raw: bool
+    as_csv: bool
+    verbose: bool
+    html: Path | None
+
+    @property
+    def for_programs(self) -> bool:
+        return self.as_json or self.as_csv or self.html is not None
+
+
+def _refuse_what_does_not_go_together(jobs: Sequence[str], asked: _Asked, name: str | None) -> None:
+    if name is not None and jobs:
+        raise click.UsageError("--name lists jobs, and goes with no JOBID")
+    if len(jobs) > 1 and asked.for_programs:
+        raise click.UsageError("--json, --csv and --html are about one job: name one JOBID")
+    if asked.raw and not asked.as_json:
         raise click.UsageError("--raw goes with --json")
-    if as_csv and as_json:
+    if asked.as_csv and asked.as_json:
         raise click.UsageError("--csv and --json: choose one")
-    if verbose and (as_json or as_csv):
+    if asked.verbose and (asked.as_json or asked.as_csv):
         raise click.UsageError("--verbose goes with the table; with --json, --raw has every sample")
-    if html is not None and (as_json or as_csv or verbose):
+    if asked.html is not None and (asked.as_json or asked.as_csv or asked.verbose):
         raise click.UsageError("--html goes with none of --json, --csv and --verbose")
-    if job is None and (raw or as_csv or verbose or html is not None):
+    if not jobs and (asked.raw or asked.as_csv or asked.verbose or asked.html is not None):
         raise click.UsageError("--raw, --csv, --html and --verbose need a job: name its JOBID")
+
+
+def _list(asked: _Asked, last: int, name: str) -> None:
+    """Print the caller's latest jobs, of one name where one is given."""
+    listed = latest.latest_jobs(
+        asked.root, last, cluster=asked.cluster, now_s=time.time(), environ=os.environ, name=name
+    )
+    if asked.as_json:
+        print_result(export.latest_as_json(listed))
+    else:
+        width, unicode = terminal()
+        _print(latest.latest_text(listed, asked.root, name=name, width=width, unicode=unicode))
+
+
+def _show(job: str, asked: _Asked) -> None:
+    """Print one job, or the tasks of an array."""
+    width, unicode = terminal()
+    try:
+        tasks, found = _load(asked.root, job, asked.cluster, asked.earlier)
+    except RunNotFound:
+        word = without_journal.word(job, os.environ) if find.JOB.fullmatch(job) else None
+        if asked.for_programs or word is None or not word.waits:
+            raise
+        _print(f"Job {job}: {word.text}")
+        return
+    if not tasks and not asked.earlier:
+        found = [nodes_now.waiting_again(found[0], now_s=time.time(), environ=os.environ)]
+    others = _without_journal(job, tasks) if tasks and not asked.as_csv else {}
+    if asked.html is not None:
+        if tasks:
+            raise click.UsageError(f"--html is about one job: {', '.join(tasks[:5])}")
+        _write_page(found[0], asked.html)
+    elif asked.as_csv:
+        print_result(spreadsheet.as_csv(found))
+    elif asked.as_json and tasks:
+        print_result(export.tasks_as_json(found, others=others, raw=asked.raw))
+    elif asked.as_json:
+        print_result(export.as_json(*found, raw=asked.raw))
+    elif tasks:
+        _print(table.tasks_text(found, others=others, width=width, unicode=unicode))
+    else:
+        _print_job(found[0], width, unicode=unicode, verbose=asked.verbose)
 
 
 def _print_job(job: JobReport, width: int | None, *, unicode: bool, verbose: bool) -> None:

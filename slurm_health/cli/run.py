@@ -8,7 +8,7 @@ import os
 import click
 
 from slurm_health.cli.shared_options import PassesOn, files
-from slurm_health.options import Door, options_of
+from slurm_health.preflight.options import Door, options_of
 
 _FILLED = (
     ("--nnodes", "the number of nodes of the step"),

@@ -10,8 +10,8 @@ import time
 import click
 
 from slurm_health.cli.shared_options import PassesOn, files
-from slurm_health.options import Door
-from slurm_health.sbatch.submit import submit
+from slurm_health.preflight.options import Door
+from slurm_health.preflight.sbatch.submit import submit
 
 
 class _SbatchCommand(PassesOn):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives click's commands the options of `slurm_health.options`, which other doors read too."""
+"""Gives click's commands the options of `preflight.options`, which other doors read too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from slurm_health.options import Door, SharedOption, Value, ValueKind, options_of
+from slurm_health.preflight.options import Door, SharedOption, Value, ValueKind, options_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -4,17 +4,25 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from slurm_health import config
 from slurm_health.cli.clean import read_age, reading
 from slurm_health.cli.history import opened_index
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import print_result
-from slurm_health.errors import ExitCode, SlurmError
-from slurm_health.options import Door
+from slurm_health.preflight import config
+from slurm_health.preflight.options import Door, options_of
+from slurm_health.records.errors import ConfigError, ExitCode, SlurmError
+
+if TYPE_CHECKING:
+    from slurm_health.fleet.sweep.turn import Turn, Wishes
+    from slurm_health.system.slurm.client import Client
 
 
 @click.command(short_help="Check idle nodes, a few at a time.")
@@ -73,16 +81,22 @@ def sweep(
     One turn, for cron: it submits a job for each group of nodes and ends. The jobs have the lowest
     priority; name a QOS or partition that others preempt behind --, as: -- --qos=scavenger. Nodes
     that have never been in one check are put together first. The next turn goes on where this one
-    stopped; slurm-health lemons and history say what was found.
-    """
-    from slurm_health.core.nodeset import fold
-    from slurm_health.processes import own_command
-    from slurm_health.slurm.client import Client
-    from slurm_health.sweep import turn
+    stopped, and says what became of its jobs; slurm-health lemons and history say what was found.
 
-    root = config.journal_root(journal, os.environ)
-    given = {"journal": str(root), "check": check, "python": python}
+    The exit code is 2 where no interpreter with torch is found here, 3 where jobs of the last turns
+    checked nothing, and 4 where Slurm refuses.
+    """
+    from slurm_health.fleet.sweep import outcome, turn
+    from slurm_health.system.processes import own_command
+    from slurm_health.system.slurm.client import Client
+
+    root, uid = config.journal_root(journal, os.environ), os.geteuid()
+    interpreter = _interpreter(python)
+    given = {"journal": str(root), "check": check, "python": interpreter}
     words = own_command("check", *(f"--{name}={text}" for name, text in given.items() if text))
+    client = Client(os.environ, patience_s=0)
+    # Asked first: a job that ends meanwhile is told of in the next turn.
+    unended = client.unended(uid)
     wishes = turn.Wishes(
         partition=partition,
         share=share,
@@ -91,25 +105,80 @@ def sweep(
         limit_min=limit_min,
         check=words,
         sbatch=sbatch,
+        output=_output(root, uid, dry_run=dry_run),
     )
-    client = Client(os.environ, patience_s=0)
     with opened_index(str(root), index, rebuild=False) as found:
-        chosen = turn.choose(client, found, wishes, uid=os.geteuid(), now_s=time.time())
+        chosen = turn.choose(client, found, wishes, uid=uid, now_s=time.time())
     if dry_run:
         for group in chosen.groups:
             print_result(f"sbatch {' '.join(turn.options(group, wishes))}\n")
-    failed: SlurmError | None = None
-    for group in () if dry_run else chosen.groups:
+        ended: list[outcome.Outcome] = []
+        refused = False
+    else:
+        ended = outcome.ended(root, uid, unended)
+        refused = _submit(client, chosen, wishes)
+    _say(outcome.told(ended))
+    _say(
+        f"{chosen.due} of {chosen.idle} idle nodes are due; at most {chosen.most} of {partition} at"
+        f" one time, {chosen.in_checks} are in checks already"
+    )
+    if refused:
+        return int(ExitCode.UNAVAILABLE)
+    wrong = outcome.checks_nothing(ended)
+    return int(ExitCode.INCONCLUSIVE if wrong else ExitCode.HEALTHY)
+
+
+def _interpreter(chosen: str | None) -> str | None:
+    """Return the interpreter that the jobs are told to use, None where they look for one.
+
+    Raises:
+        ConfigError: none of those that are on this machine has torch.
+    """
+    from slurm_health.preflight.sbatch.foresight import may_have_torch
+
+    option = options_of(Door.SCRIPT)["python"]
+    if chosen is None and (text := os.environ.get(option.variable)):
+        chosen = str(option.parsed(text, "environment", option.variable))
+    names = [chosen] if chosen else ["python3", sys.executable]
+    tried = [path for name in names if (path := shutil.which(name))]
+    if tried and not any(may_have_torch(path, os.environ) for path in tried):
+        problem = (
+            f"not found by {' or '.join(dict.fromkeys(tried))}: a check would measure nothing, so"
+            f" none is submitted; name the interpreter that jobs train with: --python=PATH, or"
+            f" {option.variable}"
+        )
+        raise ConfigError("--python", "torch", problem)
+    return chosen
+
+
+def _output(root: Path, uid: int, *, dry_run: bool) -> str:
+    """Return where the jobs write, as sbatch names it; it is made unless nothing is submitted."""
+    from slurm_health.fleet.sweep import outcome
+
+    trouble = "" if dry_run else outcome.prepare(root, uid)
+    if not trouble:
+        return f"{outcome.directory(root, uid)}/%j.out"
+    _say(f"what becomes of the jobs will not be told: {outcome.directory(root, uid)}: {trouble}")
+    return "/dev/null"
+
+
+def _submit(client: Client, chosen: Turn, wishes: Wishes) -> bool:
+    """Submit a job for each group; tell whether Slurm refused one."""
+    from slurm_health.fleet.sweep import turn
+    from slurm_health.records.nodeset import fold
+
+    refused = False
+    for group in chosen.groups:
         try:
             job = turn.submit(client, group, wishes, os.environ)
         except SlurmError as err:  # a group that Slurm refuses must not keep the others from it
-            click.echo(f"slurm-health: {fold(group)} is not checked: {err}", err=True)
-            failed = err
+            _say(f"{fold(group)} is not checked: {err}")
+            refused = True
         else:
             print_result(f"{job}  {fold(group)}\n")
-    click.echo(
-        f"slurm-health: {chosen.due} of {chosen.idle} idle nodes are due; at most {chosen.most} of"
-        f" {partition} at one time, {chosen.in_checks} are in checks already",
-        err=True,
-    )
-    return int(ExitCode.UNAVAILABLE if failed else ExitCode.HEALTHY)
+    return refused
+
+
+def _say(text: str) -> None:
+    if text:
+        click.echo(f"slurm-health: {text}", err=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from slurm_health import templates as shelf
 from slurm_health.cli.terminal import print_result, terminal
-from slurm_health.errors import ExitCode
-from slurm_health.templates import Kind
+from slurm_health.records.errors import ExitCode
+from slurm_health.system import templates as shelf
+from slurm_health.system.templates import Kind
 
 _COMMAND = "slurm-health"
 _TITLES = {

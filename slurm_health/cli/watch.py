@@ -11,16 +11,17 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from slurm_health import config
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import print_result, terminal
-from slurm_health.errors import ExitCode, RunNotFound
-from slurm_health.options import Door
-from slurm_health.report import find, table, without_journal
+from slurm_health.preflight import config
+from slurm_health.preflight.options import Door
+from slurm_health.records.errors import ExitCode, RunNotFound
+from slurm_health.report import find, nodes_now, table, without_journal
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
 from slurm_health.report.progress import Progress, progress
@@ -28,7 +29,8 @@ from slurm_health.report.same_id import jobs_in
 
 # Each look reads the journal's files once; a person sees no more than one change in a second.
 _LOOK_S = 1.0
-# Slurm is asked only about a job without a journal, and seldom: it is others' too.
+# Slurm is asked only about a job without a journal, or whose script has ended, and seldom: it is
+# others' too.
 _ASK_SLURM_S = 10.0
 _SILENT = "no journal of it yet, and Slurm cannot be asked about it here"
 _QUIT = {ord("q"), ord("Q"), 27}
@@ -81,6 +83,7 @@ class _Look:
     def __init__(self, root: Path, job: str, cluster: str | None) -> None:
         self._root, self._job, self._cluster = root, job, cluster
         self._asked_s = float("-inf")
+        self._waits = ""
         self.report: JobReport | None = None
         self.state = Progress("looking")
 
@@ -97,6 +100,24 @@ class _Look:
         runs = jobs_in([find.read_run(path) for path in paths])[-1]
         self.report = job_report(runs, now_s=now_s)
         self.state = progress(runs[-1], now_s)
+        if not self.state.over:
+            self._waits = ""
+            return
+        if now_s - self._asked_s >= _ASK_SLURM_S:
+            self._asked_s = now_s
+            self._waits = self._waits_again(self.report, now_s)
+        if self._waits:
+            self.report = replace(self.report, waits=self._waits)
+            self.state = Progress(f"{self.state.text}; the job is {self._waits}")
+
+    def _waits_again(self, report: JobReport, now_s: float) -> str:
+        """Return what Slurm says of a job that was requeued, empty where it has ended."""
+        waits = nodes_now.waiting_again(report, now_s=now_s, environ=os.environ).waits
+        if waits or not self._waits:
+            return waits
+        # It waited before: its next attempt may have begun, and written nothing yet.
+        ended = without_journal.word(self._job, os.environ).final
+        return "" if ended else "about to start again"
 
 
 def _follow(

@@ -17,6 +17,7 @@ while the job runs.
     acts      intents and their results, put together
     model     the values that a report consists of
     summary   what was found, what was done, what to do next
+    no_exchange   no two nodes could exchange data: one finding, and what to look at
     table     a report as text
     timeline_text   what happened, in that text
     details   evidence, rounds and samples in that text

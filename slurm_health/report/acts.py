@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import ActionDone, ActionIntended
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import ActionDone, ActionIntended
 
 
 class Progress(Enum):

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
 
-from slurm_health import journal
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import (
+from slurm_health.records.attribution import Attribution
+from slurm_health.records.inference_names import REQUEUED
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
     Diagnosed,
     HangFound,
     HangOver,
@@ -29,7 +30,7 @@ from slurm_health.core.records import (
     Unchecked,
     VerdictReached,
 )
-from slurm_health.core.verdict import Level, LinkVerdict
+from slurm_health.records.verdict import Level, LinkVerdict
 from slurm_health.report.acts import Act, Progress, acts_of
 from slurm_health.report.figures import figures_by_node
 from slurm_health.report.hardware import hardware_of
@@ -43,8 +44,10 @@ from slurm_health.report.model import (
     ScriptOutcome,
     State,
 )
+from slurm_health.report.progress import so_far
 from slurm_health.report.rounds import rounds_of
 from slurm_health.report.timeline import timeline, written
+from slurm_health.system import journal
 
 # How long a master may be silent before it is taken for dead: one that waits says so every ten
 # seconds, by its own clock; one that acts waits for Slurm.
@@ -52,6 +55,8 @@ _SILENCE_S = 120.0
 _ACTING_S = 900.0
 # Slurm tells whole seconds, and clocks of two machines differ by as much and more.
 _CLOCK_S = 5.0
+
+_OUTSIDE = Attribution.OUTSIDE.value
 
 _R = TypeVar("_R", bound=Record)
 
@@ -81,6 +86,8 @@ def run_report(
     state, note = _state(entries, superseded=superseded, now_s=now_s)
     queued_s = _queued_s(entries.master, start, queued_from_s)
     acts = acts_of([*entries.master, *entries.requeue])
+    post_mortem = _last(_since_start(entries.post_mortem, entries), Diagnosed)
+    back = post_mortem is not None and post_mortem.cause == REQUEUED
     void = _void_rounds(entries.master)
     samples = tuple(
         sample
@@ -111,15 +118,29 @@ def run_report(
         unchecked=_last(entries.master, Unchecked),
         exit_code=finished.exit_code if finished else None,
         script=_script(entries, start),
-        post_mortem=_last(entries.post_mortem, Diagnosed),
-        hangs=tuple(_hangs(entries.monitor)),
+        post_mortem=None if back else post_mortem,
+        hangs=tuple(_hangs(_since_start(entries.monitor, entries))),
         stragglers=tuple(_all(entries.monitor, StragglerFound)),
         slowdowns=tuple(_all(entries.monitor, SlowdownFound)),
         timeline=(*_start_events(entries, start, queued_s), *timeline(entries)),
         samples=samples,
         missing=entries.missing,
+        so_far="" if superseded or now_s is None else so_far(entries, now_s),
+        requeued=_requeued(post_mortem, acts, later=requeued),
         each_round=rounds_of(entries.master, entries.nodes, void=frozenset(void)),
     )
+
+
+def _requeued(post_mortem: Diagnosed | None, acts: Sequence[Act], *, later: bool) -> str:
+    """Return how others put the job back into the queue, empty where this check did, or nobody."""
+    if any(act.action == "requeue" and act.progress is not Progress.FAILED for act in acts):
+        return ""
+    if post_mortem and post_mortem.cause == REQUEUED:
+        return post_mortem.description.removeprefix("the job was ")
+    if not later:
+        return ""
+    why = post_mortem.description if post_mortem and post_mortem.attribution == _OUTSIDE else ""
+    return f"requeued ({why})" if why else "requeued by Slurm or by a person"
 
 
 def _queued_s(
@@ -144,6 +165,12 @@ def _start_events(
     began_s = entries.master[0].time_s
     after_s = round((start.start_time_s or began_s) - began_s, 3)
     return [Event(after_s=min(0.0, after_s), what="job_started", detail=f"{queued_s}")]
+
+
+def _since_start(of_script: Sequence[Entry], entries: RunEntries) -> Sequence[Entry]:
+    """Return what was written since the script was started last: on one node, by one clock."""
+    starts = [e.time_s for e in entries.supervisor if isinstance(e.record, ScriptStarted)]
+    return [entry for entry in of_script if entry.time_s >= starts[-1]] if starts else of_script
 
 
 def _hangs(monitor: Sequence[Entry]) -> list[Hang]:

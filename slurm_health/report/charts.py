@@ -7,21 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from slurm_health.core.verdict import Level, Outcome
+from slurm_health.records.verdict import Level, Outcome
 from slurm_health.report.figures import ALLGATHER, MATMUL, figures_by_round, unit_of
 from slurm_health.report.limits import limit_of
 from slurm_health.report.model import NodeReport, RunReport
 from slurm_health.report.phrases import number_text
 
 _MATRIX = 640.0  # pixels that a matrix takes, as long as its cells are no larger or smaller than:
-_LEAST_CELL, _LARGEST_CELL = 1.5, 28.0
+_LEAST_CELL, _LARGEST_CELL = 1.5, 56.0
+_LARGE = 400.0  # pixels of a matrix that takes the room of two pictures
 _DRAWN, _SEEN = 2.0, 6.0  # pixels of a cell at least; of one that is to be found
 _LABELS = 24  # of an axis
 _LINE = 12.0  # pixels that a label needs
 # Shares of the middle, below which a pair's bandwidth has the next darker colour.
 _BINS = (0.5, 0.7, 0.85, 0.95)
 _CHART_WIDTH, _CHART_HEIGHT = 640.0, 200.0
-_LEAST_WIDTH = 270.0  # fits a window of 400 pixels
+_LEAST_WIDTH = 400.0  # at its least scale it fits a window of 400 pixels
 _CHARACTER, _MOST_CHARACTERS = 7.5, 18  # of a node's name: its width, and how many are shown
 _NAMES, _ROOM = 8, 60.0  # nodes that are all named below a chart; pixels that a name takes
 
@@ -62,8 +63,10 @@ class Named:
 class Matrix:
     """Every pair that was measured together, the bandwidth of its last round as a colour."""
 
+    nodes: int
     size: float
     cell: float
+    large: bool
     cells: tuple[Mark, ...]
     labels: tuple[Label, ...]
     legend: tuple[tuple[str, str], ...]
@@ -120,9 +123,12 @@ def matrix_of(run: RunReport) -> Matrix | None:
     cells.sort(key=lambda mark: mark.style)
     cells = [_enlarged(mark) for mark in cells]
     ends = frozenset(end for path in run.paths for end in path.ends)
+    size = round(cell * len(place), 1)
     return Matrix(
-        size=round(cell * len(place), 1),
+        nodes=len(place),
+        size=size,
         cell=cell,
+        large=size > _LARGE,
         cells=tuple(cells),
         labels=_labels(run.nodes, cell, ends=ends),
         legend=_legend(middle),

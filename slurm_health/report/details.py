@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from slurm_health.core.verdict import Level, NodeVerdict, Outcome
+from slurm_health.records.verdict import Level, NodeVerdict, Outcome
 from slurm_health.report.hardware import DeviceReport, Hardware
 from slurm_health.report.layout import Page
 from slurm_health.report.limits import limit_of

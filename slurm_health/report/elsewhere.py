@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health import private_files
-from slurm_health.core.text import one_line
+from slurm_health.records.decoding import from_json
+from slurm_health.records.text import one_line
+from slurm_health.system import journal, private_files
 
 _NAME = "elsewhere.json"
 _MOST_BYTES = 1 << 16
@@ -39,9 +40,9 @@ def note(root: Path, cluster: str, job: int, elsewhere: Elsewhere) -> None:
 
 
 def of(root: Path, job: str) -> str:
-    """Say where a job's journal is, nothing where this machine does not know."""
+    """Say where a job's journal is, nothing where no note of the caller's own says it."""
     with contextlib.suppress(OSError):
-        for cluster in sorted(path.name for path in root.iterdir() if path.is_dir()):
+        for cluster in sorted(journal.clusters_in(root)):
             with contextlib.suppress(OSError, ValueError):
                 found = _noted(root, cluster, job)
                 host, directory = one_line(found.host), one_line(found.directory)
@@ -50,6 +51,6 @@ def of(root: Path, job: str) -> str:
 
 
 def _noted(root: Path, cluster: str, job: str) -> Elsewhere:
-    with private_files.directory(root, cluster, job, owner=None) as handle:
+    with private_files.directory(root, cluster, job, owner=os.geteuid()) as handle:
         data = private_files.read(handle, _NAME, most_bytes=_MOST_BYTES)
-    return msgspec.json.decode(data, type=Elsewhere)
+    return from_json(data, Elsewhere)

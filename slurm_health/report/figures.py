@@ -9,19 +9,19 @@ from math import isfinite
 
 from msgspec.structs import replace
 
-from slurm_health.core.probe_catalog import Metric
-from slurm_health.core.records import Sampled
-from slurm_health.core.session.measurement import (
+from slurm_health.preflight.session.measurement import (
     allgather_busbw_gb_per_s,
     group_times,
     rate_gflop_per_s,
 )
+from slurm_health.records.probe_catalog import Metric
+from slurm_health.records.records import Sampled
 
 ALLGATHER = "allgather"
 MATMUL = "matmul"
 _ALLGATHERS = frozenset({ALLGATHER, "rail_allgather", "node_allgather"})
-_MEMORY_COPY = "memory_copy"
-_UNITS = {MATMUL: "GFLOP/s", _MEMORY_COPY: "GB/s", **dict.fromkeys(_ALLGATHERS, "GB/s")}
+_COPIES = frozenset({"memory_copy", "host_copy"})
+_UNITS = {MATMUL: "GFLOP/s", **dict.fromkeys(_COPIES | _ALLGATHERS, "GB/s")}
 # More bytes than any machine has: such a record is foreign, and could not become a float.
 _IMPOSSIBLE_BYTES = 2**63
 
@@ -30,9 +30,9 @@ _IMPOSSIBLE_BYTES = 2**63
 class Figure:
     """What one probe measured on one node, one value per group the node was in, by round.
 
-    An all-gather is its bus bandwidth in GB/s, a copy what it reads and writes in GB/s, matmul
-    the rate in GFLOP/s, any other probe its time in ms. A value that was not measured is not
-    there.
+    An all-gather is its bus bandwidth in GB/s, a copy within a device what it reads and writes in
+    GB/s, one from or to the host what it brings, matmul the rate in GFLOP/s, any other probe its
+    time in ms. A value that was not measured is not there.
     """
 
     probe: str
@@ -46,7 +46,7 @@ class Figure:
 
 def unit_of(probe: str) -> str:
     """Return the unit a probe's figures have."""
-    return _UNITS.get(probe, "ms")
+    return _UNITS.get(probe.partition(" ")[0], "ms")  # a quantity's name may follow
 
 
 def figures_by_node(
@@ -139,7 +139,7 @@ def _value(sample: Sampled, elapsed_ms: float) -> float | None:
         value = allgather_busbw_gb_per_s(
             total_bytes=sample.total_bytes, ranks=sample.world_size, elapsed_ms=elapsed_ms
         )
-    elif sample.probe == _MEMORY_COPY:
+    elif sample.probe in _COPIES:
         value = min(sample.total_bytes, _IMPOSSIBLE_BYTES) / (elapsed_ms * 1e6)
     elif sample.probe == MATMUL:
         value = rate_gflop_per_s(flop=sample.flop, elapsed_ms=elapsed_ms)

@@ -8,16 +8,16 @@ import logging
 import os
 import pwd
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from slurm_health import journal
-from slurm_health.errors import JournalError, RunNotFound, UsageError
+from slurm_health.records.errors import JournalError, RunNotFound, UsageError
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
 from slurm_health.report.phrases import moment_text
 from slurm_health.report.read import read_run as read_run  # for those who know a directory
 from slurm_health.report.same_id import began_s, jobs_in
+from slurm_health.system import journal
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def tasks_of(root: Path, job: str, cluster: str | None = None) -> list[str]:
     else:
         raise _no_job_id(job)
     try:
-        numbers = _task_numbers(root, array, [cluster] if cluster else directories(root))
+        numbers = _task_numbers(root, array, [cluster] if cluster else journal.clusters_in(root))
     except OSError as err:
         if wanted is None:
             return []  # a job can be read where the list of all jobs cannot
@@ -74,12 +74,23 @@ def tasks_asked_for(job: str) -> tuple[str, frozenset[int] | None]:
 
 
 def _task_numbers(root: Path, array: str, clusters: Iterable[str]) -> set[int]:
-    return {
-        int(name.removeprefix(f"{array}_"))
-        for cluster in clusters
-        for name in directories(root / cluster)
-        if name.startswith(f"{array}_") and JOB.fullmatch(name)
-    }
+    """Return the numbers of an array's tasks that have a journal.
+
+    Where users share a root, anybody can lay a link beside a job: it makes no array of one's own.
+    """
+    numbers: set[int] = set()
+    for cluster in clusters:
+        owners: dict[int, int] = {}
+        for name in directories(root / cluster):
+            if name.startswith(f"{array}_") and JOB.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):  # it is being removed
+                    uid = (root / cluster / name).lstat().st_uid
+                    owners[int(name.removeprefix(f"{array}_"))] = uid
+        if owners:
+            known = {*owners.values(), *journal.owners_of(root, cluster, array)}
+            own = os.geteuid() if os.geteuid() in known else None
+            numbers |= {number for number, uid in owners.items() if own in {None, uid}}
+    return numbers
 
 
 def _ranges(text: str) -> list[tuple[int, int]]:
@@ -129,11 +140,11 @@ def load(
 def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
     """Return the directories of a job's checks, oldest first, at least one.
 
-    Where several clusters have a job of this id, `cluster` is preferred, else the one where it
-    ran last; a log line says which.
+    Where several clusters have a job of this id, `cluster` is preferred, else that of the caller's
+    own job, of several the one that ran last; a log line says which.
 
     Raises:
-        UsageError: `job` is no job id.
+        UsageError: `job` is no job id, or of several clusters and on none the caller's.
         RunNotFound: there is no journal of it.
         JournalError: the directories cannot be read.
     """
@@ -148,15 +159,36 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
         if owner is not None and isinstance(err, PermissionError):
             raise JournalError(root, _ask(job, owner)) from err
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
-    newest = max(found, key=lambda name: changed_s(found[name][-1]))
-    chosen = cluster if cluster in found else newest
+    chosen = cluster if cluster in found else _cluster_of(found, job)
     uid = found[chosen][0].parent.lstat().st_uid
     if uid != os.geteuid():
         _log.warning("the journal of job %s was written by user %s", job, user_name(uid))
+        _tell_of_others(root, chosen, job, uid)
     if len(found) > 1:
         others = ", ".join(sorted(set(found) - {chosen}))
         _log.warning("job %s of cluster %s; there is also one of %s", job, chosen, others)
     return found[chosen]
+
+
+def _tell_of_others(root: Path, cluster: str, job: str, shown: int) -> None:
+    """Say whose else a journal of this job is: nothing in one tells who had the job."""
+    with contextlib.suppress(OSError):
+        for uid in sorted(journal.owners_of(root, cluster, job) - {shown}):
+            text = "user %s has one of job %s too: sudo -u %s slurm-health report %s"
+            name = user_name(uid) if user_name(uid) != str(uid) else f"#{uid}"
+            _log.warning(text, name, job, f"'{name}'" if name.startswith("#") else name, job)
+
+
+def _cluster_of(found: Mapping[str, list[Path]], job: str) -> str:
+    """Return the cluster that is meant where none is named.
+
+    Whoever may make a directory in a shared root can make the newest of any cluster.
+    """
+    own = [name for name, runs in found.items() if runs[0].parent.lstat().st_uid == os.geteuid()]
+    if not own and len(found) > 1:
+        several = ", ".join(sorted(found))
+        raise UsageError(f"several clusters have a job {job}: name one, --cluster={several}")
+    return max(own or found, key=lambda name: changed_s(found[name][-1]))
 
 
 def user_name(uid: int) -> str:
@@ -169,7 +201,10 @@ def user_name(uid: int) -> str:
 
 def _somebody_else(root: Path, job: str) -> str | None:
     """Return whose a job's directory is, None where it is the caller's or is not there."""
-    for cluster in directories(root):
+    clusters: list[str] = []
+    with contextlib.suppress(OSError):
+        clusters = journal.clusters_in(root)
+    for cluster in clusters:
         with contextlib.suppress(OSError):
             uid = journal.job_directory(root, cluster, job).stat().st_uid
             if uid != os.geteuid():
@@ -187,9 +222,10 @@ def _ask(job: str, owner: str) -> str:
 def _runs_by_cluster(root: Path, job: str) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     refused: OSError | None = None
-    for cluster in directories(root):
+    for cluster in journal.clusters_in(root):
         try:
-            found[cluster] = journal.runs_of(root, cluster, job)
+            own = journal.name_of(root, cluster, job, os.geteuid())
+            found[cluster] = journal.runs_of(root, cluster, own)
         except OSError as err:  # another user's, where several share the root
             refused = err
     found = {cluster: runs for cluster, runs in found.items() if runs}
@@ -211,7 +247,7 @@ def _near(root: Path, job: str) -> list[str]:
     """Return jobs that may have been meant: tasks of this array, else the newest ones."""
     jobs = [
         root / cluster / name
-        for cluster in directories(root)
+        for cluster in journal.clusters_in(root)
         for name in directories(root / cluster)
         if JOB.fullmatch(name)
     ]

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_health.core.gpu_load import Burn, words
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import DevicesWatched, WorkersReady
+from slurm_health.records.gpu_load import Burn, words
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import DevicesWatched, WorkersReady
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import stat
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_health import journal
-from slurm_health.core.text import cut
-from slurm_health.errors import JournalError, SlurmError
+import msgspec
+
+from slurm_health.records.decoding import from_msgpack
+from slurm_health.records.errors import JournalError, SlurmError
+from slurm_health.records.text import cut, one_line
 from slurm_health.report.build import job_report
 from slurm_health.report.find import JOB, directories
 from slurm_health.report.layout import Page
@@ -21,12 +27,20 @@ from slurm_health.report.model import JobReport
 from slurm_health.report.phrases import NOTHING, found_text, left_texts, moment_text, outcome_texts
 from slurm_health.report.read import read_run
 from slurm_health.report.same_id import jobs_in
-from slurm_health.slurm.client import Client
-from slurm_health.slurm.parsing import ListedJob
+from slurm_health.report.summary import why_in_short
+from slurm_health.system import journal
+from slurm_health.system.killable import Answered, Broke, Hung, run_one
+from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import ListedJob
 
 # Slurm is asked about a list that can be printed without it.
 _PATIENCE_S = 5.0
+_LOOKED_AT = 200  # for those of a name
 _MOST_SAID = 160  # of one job in the list: its own report says it all
+# What reading other users' journals may take: one's job, and all of one user's together.
+_MEMORY_BYTES = 2 << 30
+_ANSWER_BYTES = 1 << 20
+_MOST_OF_A_USER_S = 15.0
 _NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING"})
 
 
@@ -55,22 +69,33 @@ class _Found(NamedTuple):
     array: str
     directory: Path
     tasks: int
+    uid: int
 
 
 def latest_jobs(
-    root: Path, count: int, *, cluster: str | None, now_s: float, environ: Mapping[str, str]
+    root: Path,
+    count: int,
+    *,
+    cluster: str | None,
+    now_s: float,
+    environ: Mapping[str, str],
+    name: str = "",
 ) -> list[LatestJob]:
     """Return the caller's latest jobs, newest first: those that wait, and so many with a journal.
+
+    With a `name` they are those whose script or job is called so, of the latest `_LOOKED_AT`.
 
     Raises:
         JournalError: the directory of all journals cannot be read.
     """
     try:
-        found = _newest(root, count, [cluster] if cluster else directories(root))
+        most = max(count, _LOOKED_AT) if name else count
+        found = _newest(root, most, [cluster] if cluster else journal.clusters_in(root))
     except OSError as err:
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
     listed = _asked(environ)
-    jobs = [_from_journal(each, listed, now_s) for each in found]
+    others = _Others()
+    jobs = [others.read(each, partial(_from_journal, each, listed, now_s)) for each in found]
     told = {job.job.partition("_")[0] for job in jobs if job.state}
     waiting = [
         LatestJob(
@@ -85,24 +110,33 @@ def latest_jobs(
         if each.state in _NOT_ENDED and array not in told
     ]
     waiting.sort(key=lambda job: int(job.job.partition("_")[0]), reverse=True)
-    return [*waiting[:count], *jobs]
+    if name:
+        waiting, jobs = ([j for j in each if j.script == name] for each in (waiting, jobs))
+    return [*waiting[:count], *jobs[:count]]
 
 
 def latest_text(
-    jobs: Sequence[LatestJob], root: Path, *, width: int | None = None, unicode: bool = True
+    jobs: Sequence[LatestJob],
+    root: Path,
+    *,
+    name: str = "",
+    width: int | None = None,
+    unicode: bool = True,
 ) -> str:
     """Return the jobs as a table, a row each.
 
     Args:
         jobs: what to show, newest first.
         root: where their journals are.
+        name: what they were asked for by, empty for all.
         width: columns of the terminal, None to break no line.
         unicode: whether the output can show more than ASCII.
     """
     page = Page(width=width, unicode=unicode)
     if not jobs:
+        called = f" called {name}" if name else ""
         return "\n".join(
-            page.paragraph(f"no jobs of yours under {root}, and Slurm names none that wait")
+            page.paragraph(f"no jobs of yours{called} under {root}, and Slurm names none that wait")
         )
     several = len({job.cluster for job in jobs if job.cluster}) > 1
     rows = [["JOB", "SCRIPT", "CHECKED", "NODES", "STATE", "LAST CHECK"]]
@@ -125,24 +159,66 @@ def _newest(root: Path, count: int, clusters: Sequence[str]) -> list[_Found]:
 
     They are the caller's, or anybody's where the caller is root.
     """
-    arrays: dict[tuple[str, str], list[Path]] = {}
+    arrays: dict[tuple[str, str, int], list[tuple[float, Path]]] = {}
     for cluster in clusters:
-        names = [name for name in directories(root / cluster) if JOB.fullmatch(name)]
-        array_of = {
-            str(task.readlink()): task.name.partition("_")[0]
-            for name in names
-            if (task := root / cluster / name).is_symlink()
-        }
-        for name in names:
-            path = journal.job_directory(root, cluster, name)
-            if not path.is_symlink() and os.geteuid() in (0, path.lstat().st_uid):
-                arrays.setdefault((cluster, array_of.get(name, name)), []).append(path)
+        known: dict[str, os.stat_result] = {}
+        links: dict[tuple[str, int], str] = {}
+        for name in directories(root / cluster):
+            path = root / cluster / name
+            with contextlib.suppress(OSError):  # it is being removed
+                found = path.lstat()
+                if stat.S_ISDIR(found.st_mode) and journal.JOURNAL_NAME.fullmatch(name):
+                    known[name] = found
+                elif stat.S_ISLNK(found.st_mode) and JOB.fullmatch(name):
+                    # Where users share a root, anybody can link to anybody's.
+                    links[str(path.readlink()), found.st_uid] = name.partition("_")[0]
+        for name, found in known.items():
+            if os.geteuid() in (0, found.st_uid):
+                array = links.get((name, found.st_uid), journal.job_of(name))
+                path = journal.job_directory(root, cluster, name)
+                of_array = arrays.setdefault((cluster, array, found.st_uid), [])
+                of_array.append((found.st_mtime, path))
     # A directory changes with each check of its job: only of a few are the files looked at.
-    found = []
-    for (_, array), paths in arrays.items():
-        changed = sorted((path.lstat().st_mtime, path) for path in paths)
-        found.append(_Found(changed[-1][0], array, changed[-1][1], len(paths)))
-    return sorted(found, key=lambda job: job.changed_s, reverse=True)[:count]
+    newest = [
+        _Found(*max((changed_s, array, path) for changed_s, path in paths), len(paths), uid)
+        for (_, array, uid), paths in arrays.items()
+    ]
+    return sorted(newest, key=lambda job: job.changed_s, reverse=True)[:count]
+
+
+class _Others:
+    """Reads the journals of other users, for root, each in a child with limits.
+
+    Whoever fills theirs with what takes long to read holds up the list for so long, and no longer.
+    """
+
+    def __init__(self) -> None:
+        self._spent_s: dict[int, float] = {}
+
+    def read(self, found: _Found, work: Callable[[], LatestJob]) -> LatestJob:
+        """Return what a job's journal says; why not, where that is another's beyond limits."""
+        if found.uid == os.geteuid():
+            return work()
+        left_s = _MOST_OF_A_USER_S - self._spent_s.get(found.uid, 0.0)
+        why = f"user {found.uid} has others that take too long to read"
+        if left_s > 0.0:
+            began_s = time.monotonic()
+            outcome = run_one(lambda: _limited(work), left_s, most_bytes=_ANSWER_BYTES)
+            self._spent_s[found.uid] = _MOST_OF_A_USER_S - left_s + time.monotonic() - began_s
+            match outcome:
+                case Answered(data=data):
+                    return from_msgpack(data, LatestJob)
+                case Broke(reason=reason):
+                    why = cut(one_line(reason), _MOST_SAID)
+                case Hung(limit_s=limit_s):
+                    why = f"not within {limit_s:.0f} s"
+        why = f"its journal is not read: {why}"
+        return LatestJob(job=found.array, cluster=found.directory.parent.name, found=why)
+
+
+def _limited(work: Callable[[], LatestJob]) -> bytes:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    return msgspec.msgpack.encode(work())
 
 
 def _from_journal(
@@ -175,9 +251,14 @@ def _from_journal(
 
 
 def _in_short(report: JobReport) -> str:
-    """Return what the last check found, and which nodes the job has left behind."""
+    """Return why the script failed, what the last check found, and which nodes the job has left."""
     last = report.runs[-1]
-    parts = [found_text(last, names=True), *left_texts(report), *outcome_texts(last)]
+    parts = [
+        *why_in_short(report),
+        found_text(last, names=True),
+        *left_texts(report),
+        *outcome_texts(last),
+    ]
     return cut(", ".join(part for part in parts if part), _MOST_SAID)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from slurm_health.core.text import one_line
+from slurm_health.records.text import one_line
 
 _GAP = 2  # columns between cells, as tabulate's "plain" has them
 _INDENT = "    "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_health.core.localize.settings import USUAL, Device
+from slurm_health.preflight.localize.settings import USUAL, Device
 from slurm_health.report.figures import ALLGATHER, MATMUL
 from slurm_health.report.model import RunReport
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import (
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
     Diagnosed,
     HangFound,
     HangOver,
@@ -18,7 +18,7 @@ from slurm_health.core.records import (
     StragglerFound,
     Unchecked,
 )
-from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.acts import Act
 from slurm_health.report.figures import Figure
 from slurm_health.report.hardware import Hardware
@@ -115,8 +115,10 @@ class RunReport:
     from the master's first record to its verdict. `nodes` are in the order of the run. `note` says
     how far an unfinished check got. `superseded`: a later check exists. `unchecked` says why its
     nodes could not be checked, and what to do. `post_mortem` says why the script failed. `hangs`,
-    `stragglers` and `slowdowns` are what was seen while it ran. `missing` says what of its journal
-    is not there or cannot be read.
+    `stragglers` and `slowdowns` are what was seen while it ran. `requeued` says how others
+    than this check put its job back into the queue. `so_far` says how far a script without a
+    heartbeat is that still runs. `missing` says what of its journal is not there
+    or cannot be read.
     """
 
     label: str
@@ -145,6 +147,8 @@ class RunReport:
     hangs: tuple[Hang, ...] = ()
     stragglers: tuple[StragglerFound, ...] = ()
     slowdowns: tuple[SlowdownFound, ...] = ()
+    requeued: str = ""
+    so_far: str = ""
     timeline: tuple[Event, ...] = ()
     samples: tuple[Sampled, ...] = ()
     missing: tuple[str, ...] = ()
@@ -160,13 +164,15 @@ class JobReport:
     """All checks of one job, oldest first, and what they say together about each node.
 
     A node's row is its latest decisive verdict: a node that was left behind keeps its own, and
-    *inconclusive* never replaces what an earlier check had decided.
+    *inconclusive* never replaces what an earlier check had decided. `waits` is what Slurm says of a
+    job that waits for its next attempt, where it was asked.
     """
 
     job: str
     cluster: str
     partition: str = ""
     script: str = ""
+    waits: str = ""
     runs: tuple[RunReport, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
     paths: tuple[LinkVerdict, ...] = ()

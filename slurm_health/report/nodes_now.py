@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a job's nodes are out of use now, and why: what hooks and administrators did to them.
+"""What Slurm says today of a job and its nodes: whether it waits again, and who took nodes away.
 
 The journal ends with the job, and an epilog drains after it. Only Slurm's notes on the nodes tell.
 """
@@ -7,16 +7,40 @@ The journal ends with the job, and an epilog drains after it. Only Slurm's notes
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from slurm_health.errors import SlurmError
+from slurm_health.records.errors import SlurmError
 from slurm_health.report.layout import Page
-from slurm_health.report.model import JobReport
-from slurm_health.slurm.client import Client
-from slurm_health.slurm.parsing import Node
+from slurm_health.report.model import JobReport, State
+from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import Node
 
 _PATIENCE_S = 3.0
 # Of an older job nobody asks what its nodes do today, and Slurm is left alone.
 _RECENT_S = 7 * 86400.0
+
+
+def waiting_again(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -> JobReport:
+    """Return the report with what Slurm says of a job that waits for its next attempt.
+
+    As it is where the journal shows that it runs, where it is old, or where Slurm is silent.
+    """
+    last = report.runs[-1]
+    over = last.script is not None and last.script.exit_code is not None
+    recent = last.started_s is not None and 0 <= now_s - last.started_s < _RECENT_S
+    if not recent or not (over or last.requeued or last.state is State.STOPPED):
+        return report
+    client = Client(environ, patience_s=0, deadline_s=_PATIENCE_S)
+    try:
+        if client.cluster() != report.cluster:
+            return report
+        job = client.job(report.job)
+    except SlurmError:
+        return report
+    if "PENDING" not in job.states:
+        return report
+    why = f" ({job.reason})" if job.reason not in {"", "None"} else ""
+    return replace(report, waits=f"pending again{why}")
 
 
 def out_of_use(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -> list[Node]:

@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable, Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from slurm_health import journal
-from slurm_health.core.acting import unchecked
-from slurm_health.core.nodeset import fold
-from slurm_health.core.verdict import Level, LinkVerdict
-from slurm_health.processes import signal_name
+from slurm_health.preflight.decide import unchecked
+from slurm_health.records.nodeset import fold
+from slurm_health.records.verdict import Level, LinkVerdict
 from slurm_health.report.acts import Act, Progress
 from slurm_health.report.model import JobReport, RunReport, ScriptOutcome, State
+from slurm_health.system import journal
+from slurm_health.system.processes import signal_name
 
 NOTHING = "\N{EN DASH}"  # stands for a figure or a verdict that is not there
 WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, None, Level.HEALTHY)
@@ -156,8 +156,9 @@ def outcome_texts(run: RunReport) -> list[str]:
     if run.judged and run.state is not State.FINISHED:
         parts.append(run.note)
     if run.script:
-        parts.append(_script_text(run.script, superseded=run.superseded))
-    return parts
+        ended = run.superseded or bool(run.requeued)
+        parts.append(_script_text(run.script, superseded=ended, requeued=bool(run.requeued)))
+    return [*parts, run.requeued] if run.requeued else parts
 
 
 def _unjudged_text(run: RunReport) -> str:
@@ -233,8 +234,10 @@ def _disposition_texts(run: RunReport) -> list[str]:
     return []
 
 
-def _script_text(script: ScriptOutcome, *, superseded: bool) -> str:
+def _script_text(script: ScriptOutcome, *, superseded: bool, requeued: bool) -> str:
     name = script.name or "the script"
+    if requeued and script.signal and script.duration_s is not None:
+        return f"{name} ran {duration_text(script.duration_s)}"  # the signal is the requeue's
     if script.exit_code is None:
         return f"{name} started, end not recorded" + ("" if superseded else " yet")
     how = f"killed by {signal_name(script.signal)}" if script.signal else f"exit {script.exit_code}"

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What post-mortems found, as a block of the report."""
+"""What a diagnosis says: in the words that a person reads, and as a block of the report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.core.diagnosis.explain import lines_of
+from slurm_health.records.attribution import Attribution
+from slurm_health.records.records import Diagnosed
+from slurm_health.records.text import cut, one_line
 from slurm_health.report.layout import Page
 from slurm_health.report.model import RunReport
 from slurm_health.report.phrases import attempt_text
+
+_EVIDENCE_CHARACTERS = 240
 
 
 def post_mortems(runs: Sequence[RunReport], page: Page) -> list[str]:
@@ -20,3 +24,35 @@ def post_mortems(runs: Sequence[RunReport], page: Page) -> list[str]:
             rows.append([label, title, text])
             label = ""
     return page.table(rows) if len(rows) > 1 else []
+
+
+def lines_of(found: Diagnosed) -> list[tuple[str, str]]:
+    """Return titles and sentences, in the order in which a person needs them.
+
+    What was not looked at, or failed, is told only where it may have decided otherwise.
+    """
+    undecided = is_undecided(found)
+    lines = [("first", found.first)] if found.first else []
+    lines.append(("cause", f"{found.description} ({whose_text(found)})"))
+    lines += [("evidence", cut(line, _EVIDENCE_CHARACTERS)) for line in found.evidence]
+    if found.accused:
+        lines.append(("at fault", ", ".join(found.accused)))
+    if found.advice:
+        lines.append(("advice", found.advice))
+    certain = found.sureness == "certain"
+    lines += [("failed", cut(text, _EVIDENCE_CHARACTERS)) for text in found.failed if not certain]
+    if undecided and found.not_collected and not certain:
+        lines.append(("not seen", "; ".join(found.not_collected)))
+    return [(title, one_line(text)) for title, text in lines]
+
+
+def whose_text(found: Diagnosed) -> str:
+    """Return whose doing it is, and how sure the cause is: one that is need not tell whose."""
+    if is_undecided(found):
+        return f"{found.sureness}; whose fault is undecided"
+    return f"{found.attribution}, {found.sureness}"
+
+
+def is_undecided(found: Diagnosed) -> bool:
+    """Tell whether nothing says whose doing it is."""
+    return found.attribution == Attribution.UNDECIDED.value

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import (
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
     Disposition,
     HangFound,
     HangOver,
     NodeReported,
+    ProgressSeen,
     Record,
     RoundEnded,
     RoundStarted,
@@ -23,6 +24,7 @@ from slurm_health.core.records import (
     WorkersFailed,
     WorkersReady,
 )
+from slurm_health.records.text import cut
 from slurm_health.report.model import RunEntries
 from slurm_health.report.phrases import duration_text
 
@@ -30,6 +32,7 @@ R = TypeVar("R", bound=Record)
 # The script of a job that was submitted begins within this of the check's end. A check by hand has
 # none that this knows of.
 _SCRIPT_S = 10.0
+_LINE_CHARACTERS = 80  # of a line of output
 
 
 class Progress(NamedTuple):
@@ -52,6 +55,7 @@ def progress(run: RunEntries, now_s: float) -> Progress:
         since_s = next(e.time_s for e in run.supervisor if e.record is script)
         return Progress(
             f"the script {_stands(run, now_s)}runs for {duration_text(now_s - since_s)}"
+            + "".join(f"; {text}" for text in [so_far(run, now_s)] if text)
         )
     finished = _last(run.master, RunFinished)
     if finished is not None:
@@ -65,6 +69,27 @@ def progress(run: RunEntries, now_s: float) -> Progress:
         return Progress("waiting for the check to begin")
     began_s = next(e.time_s for e in run.master if e.record is start)
     return Progress(f"{_step(run, start)}, {duration_text(now_s - began_s)} since the check began")
+
+
+def so_far(run: RunEntries, now_s: float) -> str:
+    """Return how far a script without a heartbeat is that runs, empty where nothing is known."""
+    begun_s = max(
+        (e.time_s for e in run.supervisor if isinstance(e.record, ScriptStarted)), default=None
+    )
+    if begun_s is None or _last(run.supervisor, ScriptEnded) is not None:
+        return ""
+    seen = [e for e in run.monitor if isinstance(e.record, ProgressSeen) and e.time_s >= begun_s]
+    if not seen or not isinstance(last := seen[-1].record, ProgressSeen) or last.beating:
+        return ""
+    ago_s = max(0.0, now_s - seen[-1].time_s)
+    counted = "no line of the output counts steps so far"
+    if last.line:
+        age = duration_text(last.age_s + ago_s) if ago_s + last.age_s >= 1 else "a moment"
+        counted = f"step {last.step}, seen {age} ago ({cut(last.line, _LINE_CHARACTERS)!r})"
+    held = [f"rank {rank}" for rank in last.stopped]
+    are = "is" if len(held) == 1 else "are"
+    stopped = [f"{', '.join(held)} on {last.node} {are} stopped"] if held else []
+    return "; ".join(["no heartbeat", counted, *stopped])
 
 
 def _stands(run: RunEntries, now_s: float) -> str:

@@ -11,12 +11,12 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from slurm_health import journal, private_files
-from slurm_health.core.nodeset import fold
-from slurm_health.core.record_codec import VERSION, Entry, NewerVersion, decode
-from slurm_health.core.records import RunStarted
-from slurm_health.errors import RecordTooNew
+from slurm_health.records.errors import RecordTooNew
+from slurm_health.records.nodeset import fold
+from slurm_health.records.record_codec import VERSION, Entry, NewerVersion, decode
+from slurm_health.records.records import RunStarted
 from slurm_health.report.model import RunEntries
+from slurm_health.system import journal, private_files
 
 # A node's name becomes a file's name. Anything else in a journal did not come from Slurm.
 _NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)

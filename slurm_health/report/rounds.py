@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import (
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
     GroupAborted,
     NodeReported,
     RoundEnded,
     RoundStarted,
     RunStarted,
 )
-from slurm_health.core.verdict import Outcome
+from slurm_health.records.verdict import Outcome
 
 # What is said of a group of which members say different things: the first of these.
 _WORST_FIRST = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.NOT_RUN, Outcome.MEASURED)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health import journal
-from slurm_health.core.records import RunStarted
-from slurm_health.core.same_job import is_of_another_job
+from slurm_health.records.records import RunStarted
+from slurm_health.records.same_job import is_of_another_job
 from slurm_health.report.model import RunEntries
+from slurm_health.system import journal
 
 
 def jobs_in(runs: Sequence[RunEntries]) -> list[list[RunEntries]]:

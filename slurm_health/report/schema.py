@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from slurm_health.core.records import Diagnosed, Sampled, Unchecked
-from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.records.records import Diagnosed, Sampled, Unchecked
+from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.export import LEFT_OUT, RENAMED, SCHEMA
 from slurm_health.report.hardware import Hardware
 from slurm_health.report.latest import LatestJob

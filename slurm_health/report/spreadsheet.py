@@ -11,7 +11,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
-from slurm_health.core.text import one_line
+from slurm_health.records.text import one_line
 from slurm_health.report.export import figure_key
 from slurm_health.report.figures import figures_by_round
 from slurm_health.report.model import JobReport, RunReport
@@ -68,7 +68,7 @@ def _rows(report: JobReport, run: RunReport) -> Iterator[list[object]]:
             for node, elapsed_s in zip(group.nodes, group.elapsed_s, strict=True):
                 measured = figures.get((each.round, node), {})
                 verdict = judged.get(node)
-                yield [
+                row = [
                     report.cluster,
                     report.job,
                     run.attempt,
@@ -77,8 +77,9 @@ def _rows(report: JobReport, run: RunReport) -> Iterator[list[object]]:
                     *(_number(measured.get(name)) for name in _FIGURES),
                     verdict.level.value if verdict else "",
                     verdict.component if verdict else "",
-                    _text(verdict.reason if verdict else ""),
+                    verdict.reason if verdict else "",
                 ]
+                yield [_text(cell) if isinstance(cell, str) else cell for cell in row]
 
 
 def _where(
@@ -87,8 +88,8 @@ def _where(
     return [
         each.round,
         each.phase,
-        _text(node),
-        _text(" ".join(other for other in group.nodes if other != node)),
+        node,
+        " ".join(other for other in group.nodes if other != node),
         group.outcome.value if group.outcome else "",
         round((run.started_s or 0.0) + each.after_s, 3),
         "" if elapsed_s is None else elapsed_s,

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from slurm_health.core.attribution import Attribution
-from slurm_health.core.records import Diagnosed
-from slurm_health.core.text import cut
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.records.attribution import Attribution
+from slurm_health.records.inference_names import SCRIPT_FAILED
+from slurm_health.records.records import Diagnosed
+from slurm_health.records.text import cut
+from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.records.words import advice_afterwards, ranks_text
 from slurm_health.report.acts import Progress
 from slurm_health.report.details import part_text
 from slurm_health.report.model import JobReport, NodeReport, RunReport, State
+from slurm_health.report.no_exchange import no_exchange
 from slurm_health.report.phrases import (
     NOTHING,
     WORST_FIRST,
@@ -21,6 +24,7 @@ from slurm_health.report.phrases import (
     nodes_text,
     outcome_texts,
 )
+from slurm_health.report.post_mortem import whose_text
 
 _ROWS = 3  # of what was found with the nodes: the rest is only named
 _REASON = 160  # characters of one reason: the table below has all of it
@@ -53,13 +57,38 @@ def summary_of(report: JobReport, *, followed: bool = False) -> Summary:
     )
 
 
-def _found(report: JobReport) -> Iterator[str]:
+def _latest(report: JobReport) -> RunReport:
+    """Return the last check with what became of the script of its attempt.
+
+    A script that is started again, or that runs a check itself, is told of in the journal of the
+    check that it was started after.
+    """
     last = report.runs[-1]
+    here = [run for run in report.runs if run.attempt == last.attempt]
+    its = next((run for run in reversed(here) if _has_script(run)), last)
+    return replace(
+        last,
+        script=its.script,
+        post_mortem=its.post_mortem,
+        hangs=its.hangs,
+        stragglers=its.stragglers,
+        slowdowns=its.slowdowns,
+        requeued=its.requeued,
+    )
+
+
+def _has_script(run: RunReport) -> bool:
+    return bool(run.script or run.post_mortem or run.hangs)
+
+
+def _found(report: JobReport) -> Iterator[str]:
+    last = _latest(report)
     outside = last.post_mortem is not None and last.post_mortem.attribution == _FROM_OUTSIDE
     if not outside or _hangs(last):
         yield from _of_script(last)
     yield from _slow(last)
-    yield from _of_nodes(report.nodes)
+    apart = no_exchange(last)
+    yield from [apart.found] if apart else _of_nodes(report.nodes)
     for kind, links in (("path", report.paths), ("leaf", report.leaves)):
         for link in links[:_ROWS]:
             name = f"{kind} {NOTHING.join(link.ends)} {link.level.value}"
@@ -74,6 +103,18 @@ def _found(report: JobReport) -> Iterator[str]:
         yield "parts of the journal are missing or cannot be read, as said below"
     if last.post_mortem and outside and not _hangs(last):
         yield f"the script did not end by itself: {last.post_mortem.description}"
+
+
+def why_in_short(report: JobReport) -> list[str]:
+    """Return why the script failed, or that it hangs, for a list; nothing where it is well."""
+    last = _latest(report)
+    if last.post_mortem and last.post_mortem.cause != SCRIPT_FAILED:
+        return [f"{last.post_mortem.description} ({whose_text(last.post_mortem)})"]
+    if _hangs(last):
+        return [
+            f"{'hangs' if _still_runs(last) else 'hung'}: {last.hangs[-1].hang.found.description}"
+        ]
+    return []
 
 
 def _of_script(run: RunReport) -> Iterator[str]:
@@ -103,11 +144,10 @@ def _slow(run: RunReport) -> Iterator[str]:
 def _diagnosis(found: Diagnosed) -> str:
     named = all(re.search(rf"\b{re.escape(node)}\b", found.description) for node in found.nodes)
     where = "" if named else f" on {nodes_text(found.nodes)}"
-    ranks = f"rank {', '.join(map(str, found.ranks))}"
+    ranks = ranks_text(found.ranks) if found.ranks else ""
     tell = 0 < len(found.ranks) <= _ROWS and ranks not in found.description
     whom = f", {ranks}" if tell else ""
-    whose = found.attribution if found.attribution != "undecided" else "fault undecided"
-    return f"{found.description}{where}{whom} ({whose}, {found.sureness})"
+    return f"{found.description}{where}{whom} ({whose_text(found)})"
 
 
 def _of_nodes(nodes: Sequence[NodeReport]) -> Iterator[str]:
@@ -151,7 +191,7 @@ def _done(report: JobReport) -> str:
     moved = f"{_moves(left)}{onto}" if left else ""
     here = [run for run in report.runs if run.attempt == last.attempt]
     after = ", ".join(dict.fromkeys(text for run in reversed(here) for text in _outcome(run)))
-    return "; ".join(text for text in (moved, _starts(here), after) if text)
+    return "; ".join(text for text in (moved, _starts(here), after, report.waits) if text)
 
 
 def _outcome(run: RunReport) -> list[str]:
@@ -173,6 +213,8 @@ def _moves(left: Sequence[RunReport]) -> str:
     """Return how a job came to its last attempt."""
     if len(left) == 1:
         return ", ".join(_outcome(left[0])) or "requeued"
+    if any(run.requeued for run in left):
+        return "; ".join(", ".join(_outcome(run)) for run in left)
     drained, excluded = (nodes_text(_nodes_of(left, act)) for act in ("drain", "exclude"))
     texts = [f"drained {drained}"] if drained else []
     without = f" without {excluded}" if excluded else ""
@@ -209,26 +251,32 @@ def _asked_of_user(run: RunReport) -> str:
 
 
 def _next(report: JobReport, *, followed: bool) -> str:
-    last = report.runs[-1]
+    last = _latest(report)
     if _still_runs(last) and not _hangs(last):
-        steps = [] if followed else [f"slurm-health watch {report.job} follows it"]
+        apart = no_exchange(last)
+        steps = [apart.advice(report.job, runs=_has_begun(last))] if apart else []
+        steps += [] if followed else [f"slurm-health watch {report.job} follows it"]
         return "; ".join(dict.fromkeys([*steps, *_about_slow(last)]))
     return "; ".join(dict.fromkeys(text for text in _steps(report, last) if text))
 
 
 def _steps(report: JobReport, last: RunReport) -> Iterator[str]:
     """Return what there is to do, the job first."""
-    failed = last.script is not None and last.script.exit_code not in (0, None)
+    ended = last.script is not None and last.script.exit_code not in (0, None)
+    failed = ended and not last.requeued
     if last.unchecked:
         yield last.unchecked.remedy
     if last.post_mortem:
         yield last.post_mortem.advice
     if _hangs(last):
-        again = "" if _still_runs(last) else "should it hang again: "
-        yield f"{again}{last.hangs[-1].hang.found.advice}"
+        found = last.hangs[-1].hang.found
+        yield found.advice if _still_runs(last) else advice_afterwards(found)
     elif failed and not last.post_mortem:
         yield "the job's output says why the script failed"
     yield from _about_slow(last)
+    apart = no_exchange(last)
+    if apart:
+        yield apart.advice(report.job, runs=_has_begun(last) and _still_runs(last))
     if any(act.action == "hold" and act.progress is not Progress.FAILED for act in last.acts):
         yield f"to run it anyway: scontrol release {report.job}"
     yield _asked_of_user(last)
@@ -247,7 +295,8 @@ def _about_nodes(report: JobReport, last: RunReport) -> Iterator[str]:
     kept = [node for node in _going_on(last) if node in bad and last.disposition == "proceed"]
     told = [node for node in bad if node not in drained]
     if kept:
-        yield f"to run without {nodes_text(kept)}: submit again with --exclude={nodes_text(kept)}"
+        option = f"submit again with --exclude={nodes_text(kept)}"
+        yield f"to run without {nodes_text(kept)}: {option}{_if_there_are_nodes(last)}"
     names = nodes_text(told)
     about = [f"{names} (slurm-health history {names} has all that is known)"] if told else []
     about += [f"the network between {' and '.join(path.ends)}" for path in report.paths]
@@ -263,12 +312,23 @@ def _about_nodes(report: JobReport, last: RunReport) -> Iterator[str]:
         yield f"{nodes_text(drained)} {stay} repaired"
 
 
+def _if_there_are_nodes(run: RunReport) -> str:
+    """Return what else it takes to run without nodes, where Slurm has no others at once."""
+    if "ask for fewer (" in run.reason:
+        return " and fewer nodes (--nodes): its partition has no others"
+    return ", which waits for other nodes" if "have to wait for" in run.reason else ""
+
+
 def _hangs(run: RunReport) -> bool:
     return bool(run.hangs) and run.hangs[-1].over is None
+
+
+def _has_begun(run: RunReport) -> bool:
+    return run.script is not None
 
 
 def _still_runs(run: RunReport) -> bool:
     """Tell whether the check or the script has not ended, as far as the journal tells."""
     script = run.script is not None and run.script.exit_code is None
-    ended = run.superseded or run.post_mortem is not None
+    ended = run.superseded or run.post_mortem is not None or bool(run.requeued)
     return run.state is State.RUNNING or (script and not ended)

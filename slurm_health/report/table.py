@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from slurm_health.core.verdict import Level
+from slurm_health.records.verdict import Level
 from slurm_health.report import details
 from slurm_health.report.figures import ALLGATHER, MATMUL, unit_of
 from slurm_health.report.layout import Page

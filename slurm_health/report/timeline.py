@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import (
+from slurm_health.records.inference_names import REQUEUED
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
     ActionDone,
     ActionIntended,
     Diagnosed,
@@ -24,7 +25,7 @@ from slurm_health.core.records import (
     StragglerFound,
     VerdictReached,
 )
-from slurm_health.core.verdict import Level
+from slurm_health.records.verdict import Level
 from slurm_health.report.model import Event, RunEntries
 from slurm_health.report.phrases import links_text, nodes_text
 
@@ -103,6 +104,8 @@ def _script_event(
             return event(detail=script, nodes=tuple(nodes), action="restart")
         case ScriptEnded(exit_code=code, signal=number):
             return event(detail=f"signal {number}" if number else f"exit {code}")
+        case Diagnosed(description=description, cause=cause) if cause == REQUEUED:
+            return event(what=REQUEUED, detail=description)
         case Diagnosed(description=description):
             return event(detail=description)
         case FailurePlanned(plan=plan, reason=reason, nodes=nodes):

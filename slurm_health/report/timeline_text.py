@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from slurm_health.core.verdict import Level
+from slurm_health.records.verdict import Level
 from slurm_health.report import details
 from slurm_health.report.layout import Page
 from slurm_health.report.model import Event, RunReport
@@ -111,6 +111,8 @@ def _script_text(event: Event, run: RunReport) -> str:
     match event.what:
         case "diagnosed":
             return f"post-mortem: {event.detail}"
+        case "requeued":
+            return event.detail
         case "script_started":
             on = f" on {nodes_text(event.nodes)}" if event.nodes else ""
             again = f" again{on}" if event.action else ""

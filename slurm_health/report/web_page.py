@@ -13,9 +13,8 @@ from functools import partial
 import jinja2
 
 from slurm_health import __version__
-from slurm_health.core.diagnosis.explain import lines_of
-from slurm_health.core.text import one_line
-from slurm_health.core.verdict import Level
+from slurm_health.records.text import one_line
+from slurm_health.records.verdict import Level
 from slurm_health.report import details, table, timeline_text
 from slurm_health.report.charts import Chart, Matrix, charts_of, matrix_of
 from slurm_health.report.figures import ALLGATHER, MATMUL
@@ -29,13 +28,14 @@ from slurm_health.report.phrases import (
     nodes_text,
     range_text,
 )
+from slurm_health.report.post_mortem import lines_of
 from slurm_health.report.span import Span, span_of
 from slurm_health.report.summary import summary_of
 from slurm_health.report.while_training import lines_while_training
 
 _CARDS = 48  # nodes that get a card each; the rest is named
 _EVIDENCE = 40  # lines on a card
-_PICTURED = 3  # checks, the last ones
+_PICTURED = 3  # checks: the last one, and the last of those that found something
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,7 @@ class _Check:
     matrix: Matrix | None
     charts: tuple[Chart, ...]
     events: tuple[tuple[str, str], ...]
+    opened: bool
     monitor: tuple[tuple[str, str], ...]
     post_mortem: tuple[tuple[str, str], ...]
 
@@ -87,7 +88,11 @@ def as_html(report: JobReport, *, made_at: str) -> str:
         for node in report.nodes
         if node.level is level and level not in (Level.HEALTHY, None)
     ]
-    pictured = {run.label for run in report.runs[-_PICTURED:]}
+    last = report.runs[-1:]
+    unwell = [run for run in report.runs if _is_unwell(run)]
+    worth = sorted(report.runs, key=lambda run: run in last or run in unwell)
+    pictured = {run.label for run in worth[-_PICTURED:]}
+    opened = {run.label for run in unwell[-1:] or last}
     return environment.get_template("page.html").render(
         report=report,
         place="/".join(part for part in (report.cluster, report.partition) if part),
@@ -96,7 +101,10 @@ def as_html(report: JobReport, *, made_at: str) -> str:
         counts=_counts(report.nodes),
         cards=[*map(partial(_card, report), bad[:_CARDS]), *_links(report)],
         others=nodes_text(node.node for node in bad[_CARDS:]),
-        checks=[_check(run, pictured=run.label in pictured) for run in report.runs],
+        checks=[
+            _check(run, pictured=run.label in pictured, opened=run.label in opened)
+            for run in report.runs
+        ],
         nodes=[_row(node) for node in report.nodes],
         probes=[ALLGATHER, MATMUL],
         version=__version__,
@@ -157,7 +165,12 @@ def _links(report: JobReport) -> list[_Card]:
     ]
 
 
-def _check(run: RunReport, *, pictured: bool) -> _Check:
+def _is_unwell(run: RunReport) -> bool:
+    links = any(link.level is not Level.HEALTHY for link in (*run.paths, *run.leaves))
+    return links or any(node.level not in (Level.HEALTHY, None) for node in run.nodes)
+
+
+def _check(run: RunReport, *, pictured: bool, opened: bool) -> _Check:
     return _Check(
         name=attempt_text(run),
         facts=tuple(table.facts_of(run)),
@@ -166,6 +179,7 @@ def _check(run: RunReport, *, pictured: bool) -> _Check:
         matrix=matrix_of(run) if pictured else None,
         charts=tuple(charts_of(run)) if pictured else (),
         events=tuple((f"{after_s:.1f}", text) for after_s, text in timeline_text.events_of(run)),
+        opened=opened,
         monitor=tuple(lines_while_training(run)),
         post_mortem=tuple(lines_of(run.post_mortem)) if run.post_mortem else (),
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from slurm_health.core.diagnosis.explain import lines_of
 from slurm_health.report.layout import Page
 from slurm_health.report.model import RunReport
 from slurm_health.report.phrases import attempt_text
+from slurm_health.report.post_mortem import lines_of
 
 
 def while_training(runs: Sequence[RunReport], page: Page) -> list[str]:
@@ -24,6 +24,8 @@ def while_training(runs: Sequence[RunReport], page: Page) -> list[str]:
 
 def lines_while_training(run: RunReport) -> Iterator[tuple[str, str]]:
     """Return what was seen while one script ran, each with a title."""
+    if run.so_far:
+        yield "so far", run.so_far
     for each in run.hangs:
         what = "line that counts steps" if each.hang.line else "step"
         yield "hang", f"no {what} for {each.hang.stalled_s:.0f} s after step {each.hang.step}"

@@ -9,12 +9,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from slurm_health.core.acting import unchecked
-from slurm_health.errors import SlurmError, UnknownJob
-from slurm_health.slurm.client import Client
-from slurm_health.slurm.parsing import Job, JobId
+from slurm_health.preflight.decide import unchecked
+from slurm_health.records.errors import SlurmError, UnknownJob
+from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import Job, JobId
 
 UNKNOWN = "no journal"
+_WAITS = "it is pending"
 _ASKED = 20  # tasks of which Slurm is asked, a call each
 _OWNER = re.compile(r"(\S+)\((\d{1,10})\)", re.ASCII)
 # In every script that slurm-health submits.
@@ -25,11 +26,12 @@ _NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEU
 class Word(NamedTuple):
     """What Slurm says of a job without a journal, and whether it will never have one.
 
-    `text` is empty where Slurm cannot be asked.
+    `text` is empty where Slurm cannot be asked. `waits`: it is pending, and nothing is wrong.
     """
 
     text: str
     final: bool = False
+    waits: bool = False
 
 
 def reason(job: JobId, environ: Mapping[str, str]) -> str:
@@ -52,7 +54,8 @@ def word(job: JobId, environ: Mapping[str, str]) -> Word:
     with contextlib.suppress(SlurmError):  # somebody else's, an interactive job's
         script = client.batch_script(job)
     told = explain(found, script, comment, uid=os.geteuid())
-    return Word(told, final=not found.states & _NOT_ENDED)
+    waits = found.pending and told.startswith(_WAITS)
+    return Word(told, final=not found.states & _NOT_ENDED, waits=waits)
 
 
 def of_tasks(
@@ -110,9 +113,9 @@ def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None)
         return f"it was not submitted with slurm-health sbatch, so nothing was checked ({state})."
     if job.pending:
         why = f" ({job.reason})" if job.reason not in {"", "None"} else ""
-        return f"it is pending{why}: its nodes are checked when it starts."
-    output = job.value("StdOut")
-    see = f" Its output says why: {output}" if output else ""
+        return f"{_WAITS}{why}: its nodes are checked when it starts."
+    output = job.value("StdOut") if job.nodes else ""  # it has never started
+    see = f" Its output, {output}, says why." if output else ""
     if "RUNNING" in job.states:
         return f"it is running, and its check has not begun, or could not.{see}"
     return f"it ended before a check began ({state}).{see}"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from slurm_health.errors import UsageError
-from slurm_health.options import Value, what_to_check
+from slurm_health.preflight.options import Value, what_to_check
+from slurm_health.records.errors import UsageError
 from slurm_health.torchrun.meeting import bracketed, host_and_port, master
 
 # Below the ports that Linux hands out by itself, so that nobody sits on one by chance.

@@ -15,16 +15,18 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health import __version__, config, journal
-from slurm_health.core.records import RunStarted
-from slurm_health.core.session.deadlines import Limits
-from slurm_health.errors import ExitCode, JournalError
-from slurm_health.master import journal_filesystem, site_history
-from slurm_health.master.launcher import AgentCommand, Launcher
-from slurm_health.master.run_check import agent_command
-from slurm_health.master.setup_file import environ_after
-from slurm_health.options import localize_choices
-from slurm_health.probe_choice import chosen_phases
+from slurm_health import __version__
+from slurm_health.preflight import config
+from slurm_health.preflight.master import journal_filesystem, site_history
+from slurm_health.preflight.master.launcher import AgentCommand, Launcher
+from slurm_health.preflight.master.run_check import agent_command
+from slurm_health.preflight.master.setup_file import environ_after
+from slurm_health.preflight.options import localize_choices
+from slurm_health.preflight.probe_choice import chosen_phases
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.records.errors import ExitCode, JournalError
+from slurm_health.records.records import RunStarted
+from slurm_health.system import journal
 from slurm_health.torchrun import earlier_check, joint_check, unshared_check
 from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.channel import secret

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health import journal
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import Disposition, RunFinished, RunStarted, VerdictReached
-from slurm_health.errors import ExitCode
+from slurm_health.records.errors import ExitCode
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import Disposition, RunFinished, RunStarted, VerdictReached
+from slurm_health.system import journal
 from slurm_health.torchrun.place import TaskPlace
 
 # A check that was adopted and not run again names the one it stands for under this setting.
@@ -45,7 +45,7 @@ def find(
     if place.chosen_start:
         return None
     try:
-        runs = journal.runs_of(own.parents[2], place.cluster, str(place.job_id))
+        runs = journal.runs_of(own.parents[2], place.cluster, own.parent.name)
     except OSError:
         return None
     this_attempt = [run for run in runs if run != own and _attempt(run) == place.attempt]

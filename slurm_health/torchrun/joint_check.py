@@ -9,6 +9,7 @@ journal on each node would take bytes by the square of their number.
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,17 @@ from types import MappingProxyType
 
 import msgspec
 
-from slurm_health import journal, orders
-from slurm_health.core.expectations import Expectation
-from slurm_health.core.orders import names, numbers_of
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import (
+from slurm_health.preflight import orders
+from slurm_health.preflight.expectations import Expectation
+from slurm_health.preflight.master.launcher import Launcher
+from slurm_health.preflight.master.master import SILENCE_S, Master, poll_interval_s
+from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.order_lines import names, numbers_of
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.phases import Phase
+from slurm_health.records.errors import ExitCode, JournalError
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
     Action,
     ActionIntended,
     AgentEnded,
@@ -32,12 +39,7 @@ from slurm_health.core.records import (
     RunStarted,
     VerdictReached,
 )
-from slurm_health.core.session.deadlines import Limits
-from slurm_health.core.session.phases import Phase
-from slurm_health.errors import ExitCode, JournalError
-from slurm_health.master.launcher import Launcher
-from slurm_health.master.master import SILENCE_S, Master, poll_interval_s
-from slurm_health.master.run_check import make_localizer
+from slurm_health.system import journal
 from slurm_health.torchrun.earlier_check import ADOPTED, EarlierCheck, verdict_of
 from slurm_health.torchrun.node_choice import Bounds, NodeChoice, choose
 from slurm_health.torchrun.own_agent import OwnAgent
@@ -74,7 +76,11 @@ def directory_of(root: Path, place: TaskPlace) -> Path:
     Raises:
         JournalError: an older journal cannot be read.
     """
-    job = journal.job_directory(root, place.cluster, place.job_id)
+    try:
+        name = journal.name_of(root, place.cluster, str(place.job_id), os.geteuid(), make=True)
+    except OSError as err:
+        raise journal.unusable(root, "written", err) from err
+    job = journal.job_directory(root, place.cluster, name)
     return journal.directory_of_start(
         job, attempt=place.attempt, step=place.step, run_id=place.start
     )

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slurm_health.core.text import whole_number
-from slurm_health.errors import UsageError
+from slurm_health.records.errors import UsageError
+from slurm_health.records.text import whole_number
 
 # In this order. What trains reads the first of them too; the second is DLRover's.
 _ADDRESSES = ("MASTER_ADDR", "DLROVER_MASTER_ADDR")

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from slurm_health.core.nodeset import fold
-from slurm_health.core.records import VerdictReached
-from slurm_health.core.verdict import Level, NodeVerdict
-from slurm_health.errors import UsageError
+from slurm_health.records.errors import UsageError
+from slurm_health.records.nodeset import fold
+from slurm_health.records.records import VerdictReached
+from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.torchrun.arguments import node_range
 
 NOT_NEEDED = "not needed"

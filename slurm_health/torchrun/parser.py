@@ -14,14 +14,15 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.errors import ConfigError, ExitCode
-from slurm_health.master.interpreter import find_python
-from slurm_health.options import Door, options_of
-from slurm_health.processes import run_in_foreground
+from slurm_health.preflight.master.interpreter import find_python
+from slurm_health.preflight.options import Door, options_of
+from slurm_health.records.decoding import from_json
+from slurm_health.records.errors import ConfigError, ExitCode
+from slurm_health.system.processes import run_in_foreground
 from slurm_health.torchrun.arguments import Arguments
 
 _OPTIONS = options_of(Door.RUN)
-_READER = Path(__file__).parents[1] / "probes" / "torchrun_arguments.py"
+_READER = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_arguments.py"
 # Loading torch from a cold network filesystem can take minutes.
 _DEADLINE_S = 600.0
 # The help, and a command line that is refused; with any other code the trouble is this node's own.
@@ -105,4 +106,4 @@ def _ask(
             sys.stderr.buffer.write(said.read())
     if code != 0 or not found:
         raise ParserEnded(code)
-    return msgspec.json.decode(found, type=Arguments)
+    return from_json(found, Arguments)

@@ -7,12 +7,12 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from slurm_health.core import allocation
-from slurm_health.core.allocation import Allocation
-from slurm_health.core.nodeset import expand
-from slurm_health.core.text import whole_number
-from slurm_health.errors import AllocationError, UsageError
-from slurm_health.master.run_check import LOCAL_CLUSTER
+from slurm_health.preflight.master.run_check import LOCAL_CLUSTER
+from slurm_health.records import allocation
+from slurm_health.records.allocation import Allocation
+from slurm_health.records.errors import AllocationError, UsageError
+from slurm_health.records.nodeset import expand
+from slurm_health.records.text import whole_number
 from slurm_health.torchrun import meeting
 from slurm_health.torchrun.arguments import Arguments, node_range, port, trains_alone
 

@@ -20,26 +20,28 @@ from dataclasses import replace
 
 import msgspec
 
-from slurm_health import config, journal
-from slurm_health.core.acting.after_failure import Failure, Next, Plan, plan
-from slurm_health.core.diagnosis.chain import InferenceChain
-from slurm_health.core.diagnosis.collected import Collected, ScriptEnd, TrainingLog
-from slurm_health.core.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.core.diagnosis.names import SCRIPT_FAILED
-from slurm_health.core.diagnosis.training_log import read_log
-from slurm_health.core.nodeset import fold
-from slurm_health.core.records import Diagnosed, FailurePlanned
-from slurm_health.errors import ExitCode, JournalError, SlurmHealthError
-from slurm_health.monitor import registry
-from slurm_health.monitor.containment import contained
-from slurm_health.monitor.post_mortem import text_of
-from slurm_health.processes import die_with_parent, leaving_on
+from slurm_health.preflight import config
+from slurm_health.preflight.decide.after_failure import Failure, Next, Plan, plan
+from slurm_health.records.decoding import from_json
+from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
+from slurm_health.records.inference_names import SCRIPT_FAILED
+from slurm_health.records.nodeset import fold
+from slurm_health.records.records import Diagnosed, FailurePlanned
+from slurm_health.system import journal
+from slurm_health.system.processes import die_with_parent, leaving_on
 from slurm_health.torchrun import joint_check
 from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.channel import secret
 from slurm_health.torchrun.checking import checked, say
 from slurm_health.torchrun.node_choice import Bounds
 from slurm_health.torchrun.place import TaskPlace
+from slurm_health.training.diagnosis.chain import InferenceChain
+from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
+from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.monitor import registry
+from slurm_health.training.monitor.containment import contained
+from slurm_health.training.monitor.post_mortem import text_of
 
 # What torchrun says of the worker that fails first: `failed (exitcode: -9) local_rank: 0 (pid: 12)`
 _WORKER_ENDED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
@@ -246,7 +248,7 @@ def _free_port() -> int:
 def main() -> int:
     """Answer the question on standard input."""
     die_with_parent(signal.SIGTERM, os.getppid())()
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    question = from_json(sys.stdin.buffer.read(), Question)
     answer: Decision | Checked
     try:
         with leaving_on(signal.SIGTERM):

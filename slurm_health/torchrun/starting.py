@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_health import journal
+from slurm_health.system import journal
 from slurm_health.torchrun import meeting, unshared_check
 from slurm_health.torchrun.arguments import Team
 from slurm_health.torchrun.channel import secret

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.errors import ConfigError, UsageError
-from slurm_health.processes import leaving_on, own_module
+from slurm_health.records.errors import ConfigError, UsageError
+from slurm_health.system.processes import leaving_on, own_module
 from slurm_health.torchrun import parser, unshared_check
 from slurm_health.torchrun.arguments import Arguments, command_line, node_range, trains_alone
 from slurm_health.torchrun.channel import secret
@@ -28,7 +28,7 @@ from slurm_health.torchrun.starting import Starting, all_of, may_be_joined, team
 
 _TORCHRUN = ("-m", "torch.distributed.run")
 # The same, with nodes looked at before workers are started again, and what it is told for that.
-_CHECKING_TORCHRUN = Path(__file__).parents[1] / "probes" / "torchrun_restarts.py"
+_CHECKING_TORCHRUN = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_restarts.py"
 _RESTARTS = "SLURM_HEALTH_RESTARTS"
 
 

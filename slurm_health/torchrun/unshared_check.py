@@ -16,15 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_health import __version__, journal, orders
-from slurm_health.core.nodeset import fold
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import AgentStarted, Record, RoundStarted
-from slurm_health.core.text import one_line
-from slurm_health.errors import ChannelError, JournalError, NoRoom, SlurmHealthError
-from slurm_health.master.launcher import AgentCommand, Launcher
-from slurm_health.processes import signal_behind
+from slurm_health import __version__
+from slurm_health.preflight import orders
+from slurm_health.preflight.master.launcher import AgentCommand, Launcher
+from slurm_health.records.errors import ChannelError, JournalError, NoRoom, SlurmHealthError
+from slurm_health.records.nodeset import fold
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import AgentStarted, Record, RoundStarted
+from slurm_health.records.text import one_line
 from slurm_health.report import elsewhere
+from slurm_health.system import journal
+from slurm_health.system.processes import signal_behind
 from slurm_health.torchrun import joint_check
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.node_zero import NodeZero

@@ -7,18 +7,19 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from slurm_health import site_settings as site
-from slurm_health.checks.registry import BUILT_IN, find
 from slurm_health.cli import hooks
-from slurm_health.doctor.slurm_conf import read_shim
-from slurm_health.errors import ConfigError
-from slurm_health.hooks.init_config import draft
-from tests.checks.conftest import WELL
+from slurm_health.node import site_settings as site
+from slurm_health.node.checks.registry import BUILT_IN, find
+from slurm_health.node.doctor.slurm_conf import read_shim
+from slurm_health.node.hooks.init_config import draft
+from slurm_health.records.errors import ConfigError
+from tests.node.checks.conftest import WELL
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
 from tests.support.sites import tree, write_site
@@ -120,7 +121,7 @@ def test_when_each_node_was_last_checked_and_how_that_ended_is_told(rack: list[N
     text = call(rack[0], "nodes").output
     assert "0 min ago  scratch" in text
     assert "no health check for an hour: n10, n11, n12, n13, n14, ... (18 nodes)" in text
-    (found,) = json.loads(call(rack[0], "nodes", "--json").output)
+    (found,) = json.loads(call(rack[0], "nodes", "--json").output)["drained"]
     assert found["last_check"]["faulty"]
 
 
@@ -140,11 +141,33 @@ def test_a_node_that_is_released_although_it_is_bad_is_named(
     assert node.healthcheck()
     monkeypatch.setenv("SLURMD_NODENAME", here)
     text = call(node, "nodes", "release", "n3").output
-    assert text.startswith("n3: released; it will be drained again: ")
+    assert text.startswith("n3: released; drained again if what its last check found is so")
     assert text.endswith("bad node_fault: false: exit code 1\n")
     assert node.state == "IDLE"
     assert node.healthcheck()
     assert node.state == "IDLE+DRAIN"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_a_user_who_runs_a_hook_is_told_that_it_is_for_root_and_what_to_run(hook: str) -> None:
+    """As root, who may read everything, becomes a user that may not."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        place.chmod(0o755)
+        (place / "state").mkdir(mode=0o700)
+        config = place / "config.toml"
+        config.write_text(f"[hooks]\nstate = '{place}/state'\n")
+        code = (
+            "import os, sys\nfrom slurm_health.cli.main import main\nos.setuid(4242)\n"
+            f"sys.argv = ['slurm-health', '{hook}', '--config', '{config}']\nmain()"
+        )
+        argv = [sys.executable, "-c", code]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert f"{hook} is for root: {place}/state/returned.json: Permission denied; " in done.stderr
+    assert f"slurm-health healthcheck --context {hook} runs its checks" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
 
 
 def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: FakeScontrol) -> None:
@@ -158,8 +181,10 @@ def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: FakeS
     assert "job 3: network: x" in text
     assert "n5" not in text
     assert "slurm-health nodes release NODE" in text
-    found = json.loads(call(node, "nodes", "--json").output)
+    result = call(node, "nodes", "--json")
+    found = json.loads(result.output)["drained"]
     assert [each["node"] for each in found] == ["n3", "n6"]
+    assert result.return_value == 0
 
 
 def test_release_gives_back_ours_and_leaves_others(node: Node, slurm: FakeScontrol) -> None:
@@ -185,10 +210,24 @@ def test_a_tripped_breaker_is_loud_until_it_is_reset(rack: list[Node]) -> None:
     for each in rack[:6]:
         each.break_it()
         each.healthcheck()
-    assert "THE BREAKER OF gpu HAS TRIPPED" in call(rack[0], "nodes").output
-    json.loads(call(rack[0], "nodes", "--json").stdout)
+    text = call(rack[0], "nodes").output
+    assert "THE BREAKER OF gpu HAS TRIPPED" in text
+    assert "faulty, and in the pool: n5, " in text
+    assert "faulty, and in the pool: n1, " not in text
+    result = call(rack[0], "nodes", "--json")
+    assert result.return_value == 1
+    found = json.loads(result.stdout)
+    assert list(found["tripped"]) == ["gpu"]
+    assert "would be drained" in found["tripped"]["gpu"]["why"]
+    assert [each["node"] for each in found["left_in_pool"]] == ["n5", "n6"]
     assert "reset" in call(rack[0], "nodes", "reset").output
-    assert "TRIPPED" not in call(rack[0], "nodes").output
+    result = call(rack[0], "nodes")
+    assert "TRIPPED" not in result.output
+    assert result.return_value == 1  # two faulty nodes are still there
+    for each in rack[4:6]:
+        each.mend()
+        each.healthcheck()
+    assert call(rack[0], "nodes").return_value == 0
 
 
 def test_a_damaged_ledger_is_told_and_a_reset_mends_it(node: Node) -> None:
@@ -212,8 +251,8 @@ def test_retest_runs_what_the_node_was_drained_for(node: Node) -> None:
 
 
 def test_marks_are_listed(node: Node) -> None:
-    from slurm_health.core.node.accusations import Mark
-    from slurm_health.draining import shared_state
+    from slurm_health.node.draining import shared_state
+    from slurm_health.node.rules.accusations import Mark
 
     assert call(node, "nodes", "marks").output == "no marks\n"
     import time
@@ -249,9 +288,9 @@ def test_a_draft_of_a_well_node_is_a_file_that_can_be_used_and_drains_nobody(
 
 
 def test_a_drafted_node_passes_its_own_draft(tmp_path: Path) -> None:
-    from slurm_health.checks.check import CheckContext
-    from slurm_health.core.node.finding import node_faults
-    from slurm_health.hooks.run_checks import run_checks
+    from slurm_health.node.checks.check import CheckContext
+    from slurm_health.node.hooks.run_checks import run_checks
+    from slurm_health.node.rules.finding import node_faults
 
     text, _ = draft(CheckContext(), node="here", shared="")
     read = site.load(write_site(tmp_path / "etc", text.replace("shadow = true", "")))
@@ -259,7 +298,7 @@ def test_a_drafted_node_passes_its_own_draft(tmp_path: Path) -> None:
 
 
 def test_an_empty_machine_gives_a_draft_too(tmp_path: Path) -> None:
-    from slurm_health.checks.check import CheckContext
+    from slurm_health.node.checks.check import CheckContext
 
     text, left_out = draft(CheckContext(root=tmp_path), node="n1", shared="")
     assert site.load(write_site(tmp_path / "etc", text)).named("cpu-speed") is None
@@ -346,7 +385,7 @@ def test_a_hook_on_a_well_node_loads_nothing_heavy(tmp_path: Path, hook: str) ->
     config = write_site(tmp_path / "etc", text)
     code = (
         "import sys\n"
-        "from slurm_health.hooks.__main__ import main\n"
+        "from slurm_health.node.hooks.__main__ import main\n"
         f"assert main([{hook!r}, {str(config)!r}]) == 0\n"
         "heavy = {'torch', 'numpy', 'click', 'ClusterShell', 'filelock', 'subprocess', 'pynvml',"
         " 'tabulate', 'asyncio', 'logging', 'pyslurm', 'dataclasses', 'difflib', 'shutil',"
@@ -395,7 +434,7 @@ def test_every_check_and_every_setting_is_documented() -> None:
 
 
 def test_every_table_of_the_file_is_documented() -> None:
-    from slurm_health.core.node import settings
+    from slurm_health.node.rules import settings
 
     text = (Path(__file__).parents[2] / "docs/admin/configuration.md").read_text()
     for name in ("Hooks", "Breaker", "Recovery", "Marks", "Accusations", "CommonKeys"):

@@ -23,7 +23,7 @@ import pytest
 
 from slurm_health import __version__
 from slurm_health.cli.main import SHORT_HELP, commands
-from slurm_health.supervisor.check_process import BEAT_S, SILENCE_S
+from slurm_health.preflight.supervisor.check_process import BEAT_S, SILENCE_S
 from tests.support.command_line import COMMAND, finish, slurm_health, start
 from tests.support.journals import write_healthy_run, write_requeued_job
 from tests.support.supervised import descendants, eventually
@@ -74,7 +74,8 @@ def test_the_help_of_all_loads_no_command() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
 
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert loaded == {"slurm_health", *(f"slurm_health.{n}" for n in ("cli", "cli.main", "errors"))}
+    expected = ("aliases", "cli", "cli.main", "records", "records.errors")
+    assert loaded == {"slurm_health", *(f"slurm_health.{name}" for name in expected)}
 
 
 # --- help and mistakes -------------------------------------------------------------------------
@@ -527,3 +528,20 @@ def test_a_check_that_takes_long_lets_its_supervisor_know_that_it_gets_on(tmp_pa
     done = finish(process)
     assert (said, done.code) == ("\n", 128 + signal.SIGTERM), done.stderr
     assert BEAT_S / 2 < time.monotonic() - began_s < SILENCE_S / 3
+
+
+def test_the_help_of_all_is_grouped_by_who_needs_it() -> None:
+    told = slurm_health("--help").stdout
+    titles = ["For a job:", "To look at what happened:", "For administrators:", "Besides:"]
+
+    places = [told.index(title) for title in titles]
+    assert places == sorted(places)
+    assert places[0] < told.index("  sbatch") < places[1] < told.index("  report") < places[2]
+    assert all(f"\n  {name} " in told for name in VISIBLE)
+
+
+def test_an_option_without_its_value_is_told_what_that_would_be() -> None:
+    done = slurm_health("report", "12", "--html")
+
+    assert done.code == 2
+    assert "--html FILE. Write the report as one page of HTML" in one_line(done.stderr)

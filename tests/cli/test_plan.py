@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slurm_health.cli.plan import plan
-from slurm_health.errors import UsageError
+from slurm_health.records.errors import UsageError
 
 TOPOLOGY = "".join(
     f"SwitchName=leaf{k} Level=0 Nodes=n[{8 * k + 1}-{8 * k + 8}]\n" for k in range(4)

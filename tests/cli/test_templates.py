@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from distribution import completion, man_pages
-from slurm_health import shipped, templates
-from slurm_health.templates import Kind
+from slurm_health.system import shipped, templates
+from slurm_health.system.templates import Kind
 from tests.support.command_line import Done, slurm_health
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ def test_an_unknown_page_is_refused_with_the_nearest() -> None:
 
 
 def test_messages_name_no_file_that_only_a_checkout_has() -> None:
-    package = Path(templates.__file__).parent
+    package = Path(templates.__file__).parents[1]
     said = {path: re.findall(r"docs/[\w/-]+\.md", messages(path)) for path in package.rglob("*.py")}
     assert {path: names for path, names in said.items() if names} == {}
 
@@ -168,7 +168,7 @@ def test_a_wheel_has_all_that_is_copied_and_read(tmp_path: Path) -> None:
         assert (package / template.source).read_bytes() == (ROOT / template.source).read_bytes()
     pages = {path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")}
     assert {path.relative_to(package) for path in (package / "docs").rglob("*.md")} == pages
-    assert (package / "sbatch" / "launcher.sbatch").exists()
+    assert (package / "preflight" / "sbatch" / "launcher.sbatch").exists()
     assert (package / "grafana" / "slurm-health.json").exists()
     (share,) = installed.glob("*.data/data/share")
     made = {f"man/man1/{name}" for name in man_pages.pages()} | set(completion.files())

@@ -12,9 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
 from tests.support.command_line import COMMAND, slurm_health
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock, RunJournal, write_healthy_run
+from tests.support.supervised import eventually
 
 DEADLINE_S = 60.0
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[()][A-Z0-9]|\x1b[=>78]")
@@ -166,3 +169,21 @@ def test_without_a_terminal_it_names_the_report(tmp_path: Path) -> None:
     ran = slurm_health("watch", "--journal", str(tmp_path), "12")
     assert ran.code == 2
     assert "slurm-health report 12 prints what is known now" in ran.stderr
+
+
+@pytest.mark.timeout(180)
+def test_a_job_that_was_requeued_is_followed_to_its_next_attempt(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm", ["n1", "n2"])
+    slurm.run_job(12, [], state="PENDING", Reason="BeginTime")
+    clock = Clock(time.time() - 60)
+    write_healthy_run(tmp_path / "journal", nodes=["n1", "n2"], clock=clock)
+    with watching(tmp_path / "journal", slurm=slurm.environ()) as terminal:
+        terminal.read_until("exit 0; the job is pending again (BeginTime)")
+        slurm.change_job(12, state="RUNNING", nodes=["n1", "n2"])  # nothing of it is written yet
+        asked = len(slurm.calls("scontrol"))
+        eventually(lambda: len(slurm.calls("scontrol")) > asked + 6, "Slurm is asked twice")
+        assert terminal.process.poll() is None
+        clock = Clock(time.time())
+        RunJournal(tmp_path / "journal", label="1", nodes=["n1", "n2"], clock=clock).start()
+        terminal.read_until("nodes ready")
+        terminal.type(b"q")

@@ -24,8 +24,9 @@ def shown(name: str) -> str:
 
 
 def test_there_is_one_for_each_command_that_is_listed() -> None:
-    listed = slurm_health("--help").stdout.split("Commands:")[1]
-    commands = {line.split()[0] for line in listed.splitlines() if line[2:3].strip()}
+    listed = slurm_health("--help").stdout.split("For a job:")[1]
+    lines = [line for line in listed.splitlines() if line[:2] == "  "]
+    commands = {line.split()[0] for line in lines if line[2:3].strip()}
 
     assert {f"slurm-health-{name}.1" for name in commands} < set(PAGES)
     assert {"slurm-health.1", "slurm-health-nodes-release.1"} < set(PAGES)

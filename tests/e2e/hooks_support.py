@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,9 +60,9 @@ ACCUSE = """\
 #!/bin/sh
 exec {python} - "$@" <<'END'
 import os, pathlib, sys
-from slurm_health.core.record_codec import encode
-from slurm_health.core.records import RunStarted, VerdictReached
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.records.record_codec import encode
+from slurm_health.records.records import RunStarted, VerdictReached
+from slurm_health.records.verdict import Level, NodeVerdict
 job, accused = int(os.environ["SLURM_JOB_ID"]), sys.argv[1:] or [{accused!r}]
 mine = {nodes!r}.split()
 run = pathlib.Path.home() / ".slurm-health/journal" / os.environ["SLURM_CLUSTER_NAME"]
@@ -102,7 +102,7 @@ class HookedSite(Site):
             if path.is_file():
                 path.unlink()
         for node in self.lab.nodes:
-            self.on(node, "rm", "-rf", FLAG, HIDDEN, STATE, "/tmp/stub-nvml")
+            self.on(node, "rm", "-rf", FLAG, HIDDEN, STATE)
 
     def on(self, node: str, *argv: str) -> str:
         """Run a command as root on a node."""
@@ -159,7 +159,7 @@ class HookedSite(Site):
         return "".join(each.read_text(errors="replace") for each in found)
 
 
-def install(directory: Path, library: Path | None = None) -> None:
+def install(directory: Path) -> None:
     """Copy the shims and edit their lines, as the documentation says."""
     directory.chmod(0o755)
     (directory / "shared").mkdir(mode=0o755)
@@ -175,20 +175,24 @@ def install(directory: Path, library: Path | None = None) -> None:
             text = re.sub(rf"^{key}=.*$", f"{key}={value}", text, flags=re.MULTILINE)
         # slurmd shows what a hook says that succeeds at a high debug level only.
         text = text.replace('"$config" </dev/null\n', f'"$config" </dev/null 2>>{HOOK_LOG}\n')
-        if library is not None:
-            text = text.replace("\ncd / ", f"\nexport LD_LIBRARY_PATH={library}\ncd / ")
         (directory / name).write_text(text)
         (directory / name).chmod(0o755)
 
 
 @contextmanager
 def hooked_site(
-    directory: Path, nodes: int, library: Path | None = None, slurm_conf_extra: str = ""
+    directory: Path,
+    nodes: int,
+    slurm_conf_extra: str = "",
+    *,
+    gpus: int = 0,
+    visible: Sequence[Path] = (),
 ) -> Iterator[HookedSite]:
     """Start a cluster with the hooks in place."""
-    install(directory, library)
+    install(directory)
     write_site(directory / "etc", "")
     extra = SLURM_CONF.format(directory=directory) + "RebootProgram=/bin/true\n"
     extra += slurm_conf_extra
-    with Lab.start(nodes=nodes, slurm_conf_extra=extra, visible=[directory]) as lab:
+    seen = (directory, *visible)
+    with Lab.start(nodes=nodes, slurm_conf_extra=extra, gpus=gpus, visible=seen) as lab:
         yield HookedSite(lab, directory)

@@ -18,7 +18,7 @@ from tests.lab import Lab, processes
 from tests.lab.commands import Result
 
 COMMAND = str(Path(sys.executable).with_name("slurm-health"))
-ENDED = frozenset({"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "TIMEOUT"})
+ENDED = frozenset({"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "PREEMPTED", "TIMEOUT"})
 # A check takes seconds; this is for a machine that is busy with other things.
 DEADLINE_S = 150.0
 # What runs on a node without jobs.

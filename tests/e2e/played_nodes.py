@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_health.acting.release_elsewhere import REVOKED_S
+from slurm_health.preflight.acting.release_elsewhere import REVOKED_S
 from tests.e2e.lab_support import COMMAND, Site, eventually
 from tests.support.sites import let_root_drain
 

@@ -20,8 +20,14 @@ from typing import Any
 
 import pytest
 
-from slurm_health import journal
-from slurm_health.core.records import AgentsLaunched, AgentsLost, Record, RoundStarted, WorkersReady
+from slurm_health.records.records import (
+    AgentsLaunched,
+    AgentsLost,
+    Record,
+    RoundStarted,
+    WorkersReady,
+)
+from slurm_health.system import journal
 from tests.support.command_line import Done, finish, slurm_health, start
 from tests.support.supervised import descendants, eventually
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.core.nodeset import expand
+from slurm_health.records.nodeset import expand
 from tests.e2e.lab_support import Site, acts
 from tests.e2e.played_nodes import (
     FAKE_WORKER,

@@ -22,7 +22,7 @@ pytestmark = [
 # An agent that rings when it has heard the master; what libraries print is no ring.
 AGENT = """
 import os, sys, time
-from slurm_health.bell import Bell
+from slurm_health.preflight.bell import Bell
 bell = Bell(os.environ["SLURMD_NODENAME"])
 sys.stdout.write("a library says hello, and no more")
 sys.stdout.flush()
@@ -35,8 +35,8 @@ sys.stdin.read()
 """
 MASTER = f"""
 import os, sys, time
-from slurm_health.core.nodeset import expand
-from slurm_health.master.launcher import SlurmLauncher
+from slurm_health.records.nodeset import expand
+from slurm_health.preflight.master.launcher import SlurmLauncher
 nodes = expand(os.environ["SLURM_JOB_NODELIST"])
 command = [sys.executable, "-c", {AGENT!r}]
 launcher = SlurmLauncher(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.core.nodeset import expand
+from slurm_health.records.nodeset import expand
 from tests.e2e.lab_support import Site, eventually
 from tests.e2e.played_nodes import FAULTY, NEVER_READY, UNREACHABLE, play, submit
 from tests.lab import Lab, missing
@@ -53,7 +53,7 @@ BEATING = f"""\
 srun --no-kill --kill-on-bad-exit=0 --wait=0 {sys.executable} beats.py
 exit 0
 """
-MONITOR = "slurm_health.monitor.node"
+MONITOR = "slurm_health.training.monitor.node"
 KEPT = ("-N3", "--ntasks-per-node=1", "--spares=1", "--keep-spares", "-x", "n5")
 
 

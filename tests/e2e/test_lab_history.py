@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.lab_support import Site, eventually
-from tests.e2e.played_nodes import FAULTY, play, submit
+from tests.e2e.played_nodes import FAULTY, STUCK, play, submit
 
 pytestmark = pytest.mark.lab
 
@@ -85,3 +85,19 @@ def began(site: Site, job: int) -> dict[str, Any]:
     """The first record of a job's check."""
     journal = site.lab.home("alice") / ".slurm-health" / "journal" / "lab" / str(job) / "0"
     return dict(json.loads((journal / "master.jsonl").read_text().splitlines()[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_cancelling_checks_speaks_against_no_node(site: Site) -> None:
+    play(site, **dict.fromkeys(site.lab.nodes, STUCK))
+    for _ in range(6):
+        number = submit(site, f"--nodes={len(site.lab.nodes)}")
+        site.wait_record(number, "round_started")
+        site.lab.run(["scancel", str(number)], user="alice")
+        site.ended(number)
+        kinds = [record["kind"] for record in site.records(number)]
+        assert kinds[-1] == "master_stopped"
+        assert "agents_lost" not in kinds
+
+    assert {tuple(each["signals"]) for each in history(site, site.lab.nodes[-1])["checks"]} == {()}

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
-from tests.checks.test_gpu import build_stub
 from tests.e2e.hooks_support import FLAG, HIDDEN, HookedSite, hooked_site
 from tests.lab import missing
+from tests.played_gpu import nvml_library
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -42,10 +40,8 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite
     if reason is not None:
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("hooks")
-    library = None
-    if shutil.which("gcc") and importlib.util.find_spec("pynvml"):
-        library = build_stub(directory).parent
-    with hooked_site(directory, nodes=5, library=library) as site:
+    gpus = 0 if nvml_library.missing() else 8
+    with hooked_site(directory, nodes=5, gpus=gpus) as site:
         yield site
 
 
@@ -79,6 +75,21 @@ def test_a_healthy_health_check_asks_slurm_nothing(site: HookedSite) -> None:
     for node in site.lab.nodes:
         site.health_check(node)
     assert asked(site) == {}
+
+
+def test_a_node_notices_that_scontrol_has_returned_it(site: HookedSite) -> None:
+    record = site.lab.paths.tmp("n1") / "slurm-health-state/drained.json"
+    site.on("n1", "touch", FLAG)
+    site.health_check("n1")
+    assert "n1" in site.out_of_pool()
+    assert record.exists()
+
+    site.on("n1", "rm", FLAG)
+    site.lab.run(["scontrol", "update", "NodeName=n1", "State=RESUME"])
+    site.health_check("n1")
+
+    assert not record.exists()
+    assert "somebody has returned it to the pool" in site.hook_log("n1")
 
 
 def test_a_prolog_that_finds_a_fault_drains_and_the_job_runs_elsewhere(site: HookedSite) -> None:
@@ -278,10 +289,10 @@ def test_a_missing_interpreter_costs_no_node(site: HookedSite) -> None:
 
 
 def test_a_gpu_that_has_fallen_off_the_bus_is_named_in_the_note(site: HookedSite) -> None:
-    if not list(site.installed.glob("libnvidia-ml*")):
-        pytest.skip("needs gcc and nvidia-ml-py")
+    if reason := nvml_library.missing():
+        pytest.skip(reason)
     site.configure("[checks.gpu]\ncount=8\n")
-    site.on("n4", "sh", "-c", "echo 3.error=15 >/tmp/stub-nvml")
+    site.lab.fault.gpu_vanish("n4", 3)
     site.lab.sbatch(JOB, "-N1", "-wn4")
     site.lab.wait_until(site.out_of_pool, bool, "n4 drained", 60)
     assert list(site.out_of_pool()) == ["n4"]

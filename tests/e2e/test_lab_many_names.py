@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_health.core.nodeset import fold
+from slurm_health.records.nodeset import fold
 from tests.lab import Lab, missing
 from tests.lab.commands import Result
 
@@ -25,7 +25,7 @@ SLURM_CONF = f"NodeName=m[00001-{NODES}] CPUs=1 State=CLOUD\nPrivateData=cloud"
 EVERY_SECOND = [f"m{number:05d}" for number in range(1, NODES, 2)]
 DRAIN = """
 import os, sys
-from slurm_health.slurm.client import Client
+from slurm_health.system.slurm.client import Client
 names = [f"m{number:05d}" for number in range(1, int(sys.argv[1]), 2)]
 client = Client(os.environ)
 client.drain([*names, *sys.argv[2:]], "slurm-health: too many")

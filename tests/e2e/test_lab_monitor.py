@@ -28,7 +28,7 @@ export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 exec srun {sys.executable} hanging_training.py "$@"
 """
-MONITOR = "slurm_health.monitor.node"
+MONITOR = "slurm_health.training.monitor.node"
 LIMIT_S = 60.0
 
 
@@ -153,7 +153,9 @@ def test_a_job_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) 
 
 def test_without_a_heartbeat_no_step_is_started_beside_the_script(training: Site) -> None:
     number = submit(training, "-N3", "--output=out-%j.txt", script="sleep 45; srun -N3 hostname")
-    eventually(training, lambda: training.processes_with("slurm_health.monitor.beside"), "it", 100)
+    eventually(
+        training, lambda: training.processes_with("slurm_health.training.monitor.beside"), "it", 100
+    )
     assert training.ended(number)["JobState"] == "COMPLETED"
 
     assert "monitor" not in output(training, number)

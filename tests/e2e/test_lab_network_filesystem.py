@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_health.master import journal_filesystem
-from slurm_health.supervisor.check_process import SILENCE_S
+from slurm_health.preflight.master import journal_filesystem
+from slurm_health.preflight.supervisor.check_process import SILENCE_S
 from tests.e2e.lab_support import COMMAND, DEADLINE_S, Report, Site, accused, eventually, levels
 from tests.e2e.played_nodes import FAULTY, NEVER_READY, play, submit
 from tests.lab import Lab, missing, processes

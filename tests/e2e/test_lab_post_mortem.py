@@ -97,6 +97,30 @@ def test_what_failed_first_is_named_and_no_node_is_accused(
     assert training.drained() == {}
 
 
+@pytest.mark.parametrize(
+    ("script", "quoted"),
+    [
+        (f"srun {sys.executable} trian.py", "can't open file"),
+        ("srun trochrun train.py", "execve(): trochrun: No such file or directory"),
+        ("if true then\nsrun hostname", "syntax error"),
+    ],
+)
+def test_what_cannot_run_at_all_is_the_users_mistake_and_is_not_started_again(
+    training: Site, script: str, quoted: str
+) -> None:
+    site = training
+    site.script("mistake.sh", f"#!/bin/bash\n{script}\n")
+    options = ("-N2", "--ntasks-per-node=1", "--output=out-%j.txt", "--max-restarts=1")
+    number = submit(site, *options, "mistake.sh", script="")
+    assert site.ended(number)["JobState"] != "COMPLETED"
+    (run,) = site.report(number)["runs"]
+
+    assert run["post_mortem"]["attribution"] == "user error"
+    assert quoted in run["post_mortem"]["description"]
+    assert run["post_mortem"]["nodes"] == []
+    assert "starting mistake.sh again" not in site.read(f"out-{number}.txt")
+
+
 def test_the_flight_recorder_decides_that_a_collective_was_mismatched(training: Site) -> None:
     record = {"TORCH_FR_BUFFER_SIZE": "200", "TORCH_FR_DUMP_TEMP_FILE": "flight_"}
     diagnosed = found(training, began(training, "mismatch", "1", env=record))

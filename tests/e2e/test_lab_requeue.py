@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from slurm_health.acting.requeue_helper import helper_name
-from slurm_health.core.nodeset import expand
+from slurm_health.preflight.acting.requeue_helper import helper_name
+from slurm_health.records.nodeset import expand
 from tests.e2e import played_nodes
 from tests.e2e.lab_support import Gate, Site, acts, eventually, kinds
 from tests.e2e.played_nodes import FAULTY, await_typist

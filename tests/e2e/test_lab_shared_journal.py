@@ -25,8 +25,8 @@ pytestmark = [
 # check adopts. A check that trusts one of them runs that probe as its own user.
 ATTACK = """
 import os, pathlib, sys, time
-from slurm_health.core.record_codec import encode
-from slurm_health.core.records import ProbeUsed, Rendezvous, RoundStarted
+from slurm_health.records.record_codec import encode
+from slurm_health.records.records import ProbeUsed, Rendezvous, RoundStarted
 root, first = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 os.umask(0)
 payload, trap = root / "payload.py", root / "trap"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_health.core.nodeset import expand
+from slurm_health.records.nodeset import expand
 from tests.e2e import played_nodes
 from tests.e2e.lab_support import DEADLINE_S, Site
 from tests.e2e.played_nodes import FAULTY

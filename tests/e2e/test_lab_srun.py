@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from slurm_health.master.master import SILENCE_S
+from slurm_health.preflight.master.master import SILENCE_S
 from tests.e2e.lab_support import Site, accused, eventually, kinds
 from tests.e2e.played_nodes import FAKE_WORKER, NEVER_READY, STUCK, command, play, submit
 from tests.lab import missing

@@ -16,19 +16,20 @@ from tests.lab.commands import Result
 pytestmark = pytest.mark.lab
 
 
-def sweep(site: Site, *words: str) -> Result:
-    played = {"FAKE_WORKER_DIR": site.directory("played", "alice")}
+def sweep(site: Site, *words: str, user: str = "alice") -> Result:
+    played = {"FAKE_WORKER_DIR": site.directory("played", user)}
     return site.health(
         "sweep",
         "--partition=main",
         f"--python={FAKE_WORKER}",
         *words,
+        user=user,
         env=played,
     )
 
 
-def submitted(result: Result) -> list[int]:
-    assert result.returncode == 0, result
+def submitted(result: Result, code: int = 0) -> list[int]:
+    assert result.returncode == code, result
     return [int(line.split()[0]) for line in result.stdout.splitlines()]
 
 
@@ -65,6 +66,63 @@ def test_what_slurm_has_not_is_one_line(site: Site) -> None:
 
     assert result.returncode == 2
     assert result.stderr.startswith("slurm-health: Slurm has no partition 'nowhere'; it has ")
+
+
+# --- what becomes of its jobs --------------------------------------------------------------------
+
+
+def test_a_turn_says_that_the_jobs_of_the_last_one_checked_nothing_and_why(site: Site) -> None:
+    (job,) = submitted(
+        site.health("sweep", "--partition=main", "--python=/nowhere/python", user="bob")
+    )
+    assert site.ended(job)["ExitCode"] == "2:0"
+    eventually(site, lambda: not site.jobs(), "the end of a check")
+
+    again = sweep(site, user="bob")
+
+    assert submitted(again, code=3)  # it goes on: this one may find what that one lacked
+    assert (
+        "of 1 jobs that have ended, 0 checked their nodes, 1 checked nothing: its check ended with"
+        " 2: slurm-health: --python: /nowhere/python: no such executable on this node"
+        f" (job {job})"
+    ) in again.stderr
+
+
+def test_a_turn_says_how_many_checked_their_nodes(site: Site) -> None:
+    play(site, "bob")
+    (job,) = submitted(sweep(site, user="bob"))
+    site.ended(job)
+    eventually(site, lambda: not site.jobs(), "the end of a check")
+
+    again = sweep(site, user="bob")
+
+    assert "of 1 jobs that have ended, 1 checked their nodes\n" in again.stderr
+    site.lab.run(["scancel", *map(str, submitted(again))])
+
+
+@pytest.mark.parametrize("named", ["option", "variable"])
+def test_no_job_is_submitted_where_the_interpreter_has_no_torch(site: Site, named: str) -> None:
+    without = "/usr/bin/python3"
+    words = [f"--python={without}"] if named == "option" else []
+    env = {"SLURM_HEALTH_PYTHON": without} if named == "variable" else {}
+
+    result = site.health("sweep", "--partition=main", *words, env=env, user="bob")
+
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"slurm-health: --python: torch: not found by {without}: ")
+    assert site.jobs() == {}
+
+
+def test_the_variable_names_the_interpreter_as_for_a_job(site: Site) -> None:
+    env = {"SLURM_HEALTH_PYTHON": str(FAKE_WORKER)}
+    result = site.health("sweep", "--partition=main", "--dry-run", env=env, user="bob")
+    assert result.returncode == 0
+
+    (job,) = submitted(site.health("sweep", "--partition=main", env=env, user="bob"))
+
+    script = site.lab.run(["scontrol", "write", "batch_script", str(job), "-"]).stdout
+    assert f"--python={FAKE_WORKER}" in script
+    site.lab.run(["scancel", str(job)])
 
 
 # --- giving way ----------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from slurm_health.core.nodeset import expand
+from slurm_health.records.nodeset import expand
 from tests.e2e.lab_support import Site
 from tests.e2e.played_nodes import play, submit
 from tests.lab import Lab, missing
@@ -42,3 +44,15 @@ def test_the_leaves_of_the_nodes_are_known_and_rounds_go_inside_and_across_them(
     assert [2, 2] in crossing
     assert [1, 1] in crossing
     assert expand(tree.ended(job)["NodeList"]) == ("n1", "n2", "n3", "n4")
+
+
+LEAVES = """\
+import json, os
+from slurm_health.system.slurm.client import Client
+print(json.dumps(Client(os.environ).leaves()))
+"""
+
+
+def test_the_breaker_learns_the_racks_from_slurm(tree: Site) -> None:
+    told = tree.lab.run([sys.executable, "-c", LEAVES], node="n1").stdout
+    assert json.loads(told) == {"leaf1": ["n1", "n2"], "leaf2": ["n3", "n4"]}

@@ -135,6 +135,7 @@ def test_nodes_that_know_the_secret_take_part(
 ) -> None:
     file = tmp_path / "secret"
     file.write_text(SECRET + "\n")
+    file.chmod(0o600)
     first, *others = machines
     first.run("--nnodes=3", f"--secret-file={file}", MASTER_ADDR=master)
     for each in others:

@@ -16,8 +16,8 @@ from benchmarks.gpu.machine import Device, Facts, Unusable, driver
 from benchmarks.gpu.nccl_log import in_log
 from benchmarks.gpu.partner_death import wrong_in
 from benchmarks.gpu.step import Figure
-from slurm_health.core.session.gpt_sizing import TABLE, bytes_needed
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.preflight.session.gpt_sizing import TABLE, bytes_needed
+from slurm_health.records.verdict import Level, NodeVerdict
 
 FACTS = Facts(
     torch="2.9.0+cu129",
@@ -62,8 +62,8 @@ def test_a_batch_that_the_estimate_allows_must_fit() -> None:
     model = TABLE[0]
     fit = {"peak_bytes": bytes_needed(model), "micro_batch": model.batch}
 
-    assert not any(each.wrong for each in compared(model, fit, on_cpus=False))
-    halved = compared(model, {**fit, "micro_batch": model.batch // 2}, on_cpus=False)
+    assert not any(each.wrong for each in compared(model, fit, small=False))
+    halved = compared(model, {**fit, "micro_batch": model.batch // 2}, small=False)
     assert [each.name for each in halved if each.wrong] == ["sequences that fit"]
 
 

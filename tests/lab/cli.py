@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from . import directory, installing, requirements
+from . import directory, gpu_cli, installing, requirements
 from .errors import LabError
 from .lab import Lab
 from .layout import BASE
@@ -83,6 +83,7 @@ def _up(options: argparse.Namespace) -> int:
         options.release,
         cpus=options.cpus,
         memory_mb=options.memory_mb,
+        gpus=options.gpus,
         accounting=options.accounting,
         network_filesystem_mb=options.network_filesystem_mb,
         detached=True,
@@ -164,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--nodes", type=int, default=6, help="how many (default: %(default)s)")
     up.add_argument("--cpus", type=int, default=2, help="per node (default: %(default)s)")
     up.add_argument("--memory-mb", type=int, default=2000, help="per node (default: %(default)s)")
+    up.add_argument("--gpus", type=int, default=0, help="played, per node (default: none)")
     up.add_argument(
         "--slurm-conf",
         type=_file,
@@ -315,6 +317,8 @@ def _add_faults(fault: argparse.ArgumentParser, named: argparse.ArgumentParser) 
             help="that long after its start (default: at once)",
         )
         worker.add_argument("--times", type=int, default=0, help="default: 0, each one")
+
+    gpu_cli.add_faults(add)
 
     add("clear", "mend the node: undo all of the above", lambda lab, o: lab.fault.clear(o.node))
 

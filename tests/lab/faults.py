@@ -4,22 +4,16 @@
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from . import cgroups, network_faults, processes, watching
 from .errors import LabError
-
-if TYPE_CHECKING:
-    from .inside import Inside
+from .gpu_faults import GpuFaults
 
 _DEADLINE_S = 60
 
 
-class Faults:
+class Faults(GpuFaults):
     """Breaks the nodes of one lab, and mends them."""
-
-    def __init__(self, lab: "Inside") -> None:
-        self._lab = lab
 
     # -- network ------------------------------------------------------------------------------
 
@@ -139,6 +133,7 @@ class Faults:
         network_faults.clear(self._lab, nodes)
         for node in nodes:
             self._set_quota(node, None)
+            self.mend_gpus(node)
             self.start_slurmd(node)
 
     def clear_all(self) -> None:

@@ -15,6 +15,7 @@ from . import (
     accounting,
     cgroups,
     daemons,
+    gpus,
     kernel,
     network_filesystem,
     release,
@@ -89,8 +90,8 @@ def write_files(spec: LabSpec) -> None:
     (slurm / "slurm.conf").write_text(slurmconf.slurm_conf(spec))
     if spec.topology_conf:
         (slurm / "topology.conf").write_text(spec.topology_conf)
-    if spec.gres_conf:
-        (slurm / "gres.conf").write_text(spec.gres_conf)
+    if gres_conf := slurmconf.gres_conf(spec):
+        (slurm / "gres.conf").write_text(gres_conf)
     (slurm / "cgroup.conf").write_text(slurmconf.cgroup_conf(daemons.slurm_version()))
     (paths.etc / "passwd").write_text(slurmconf.passwd(spec, machine_passwd))
     (paths.etc / "group").write_text(slurmconf.group(Path("/etc/group").read_text()))
@@ -115,6 +116,7 @@ def _mount_controller(spec: LabSpec) -> None:
     _STAGING.mkdir()
     _remount_sys()
     Path("/run/slurm").mkdir()
+    gpus.PLACE.mkdir()
     for name in ("passwd", "group", "hosts"):
         kernel.bind(spec.paths.etc / name, Path("/etc") / name)
     kernel.bind(spec.paths.etc / "slurm", Path("/etc/slurm"))
@@ -190,6 +192,8 @@ def _be_node(spec: LabSpec, node: str, ready_fd: int, go_fd: int, done_fd: int) 
         os.write(ready_fd, b"ok")
         os.close(ready_fd)
         _remount_sys()
+        if spec.gpus:
+            gpus.show(spec, node, _STAGING)
         kernel.mount_fresh("tmpfs", Path("/dev/shm"), "mode=1777")
         visibility.replace(Path("/tmp"), spec.paths.tmp(node), _wanted(spec), _STAGING / node)
         os.read(go_fd, 1)

@@ -11,11 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.played_gpu.description import Device
+
 from . import directory, processes, requirements, starting
 from .errors import JobEnded, LabError, LabStartFailed
 from .faults import Faults
 from .inside import Inside
-from .layout import BASE, LabSpec, read_spec
+from .layout import BASE, GPU, LabSpec, read_spec
 from .records import parse_record
 
 _STOP_DEADLINE_S = 60
@@ -57,6 +59,8 @@ class Lab(Inside):
         memory_mb: int = 2000,
         topology_conf: str = "",
         gres_conf: str = "",
+        gpus: int = 0,
+        gpu: Device = GPU,
         accounting: bool = False,
         network_filesystem_mb: int = 0,
         visible: Sequence[Path] = (),
@@ -75,6 +79,8 @@ class Lab(Inside):
             memory_mb: RealMemory of each node, likewise.
             topology_conf: text of a topology.conf, for topology/tree; default: no topology.
             gres_conf: text of a gres.conf; the nodes' Gres is for `slurm_conf_extra` to say.
+            gpus: played GPUs of each node, as tests/played_gpu has them.
+            gpu: what each of them is.
             accounting: with slurmdbd; the cluster is in it, and neither accounts nor users are.
             network_filesystem_mb: how much fits on a network filesystem that every node mounts at
                 `paths.shared`; 0: there is none.
@@ -101,6 +107,8 @@ class Lab(Inside):
             slurm_conf_extra=slurm_conf_extra,
             topology_conf=topology_conf,
             gres_conf=gres_conf,
+            gpus=gpus,
+            gpu=gpu,
             accounting=accounting,
             network_filesystem_mb=network_filesystem_mb,
             release=None if release is None else str(release.resolve()),

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.played_gpu.description import MIB, MOST_DEVICES, Device
+
 from .errors import LabError
 
 # Outside the checkout, because ordinary users must be able to walk to their homes.
@@ -27,6 +29,9 @@ SRUN_PORTS = (61000, 61999)
 
 USERS = {"alice": 4242, "bob": 4243}
 
+# Small and all alike. So slow that times are the clock's, not those of the cores that all share.
+GPU = Device(memory_bytes=2048 * MIB, tflops=0.0002, memory_gb_per_s=2, link_gb_per_s=0.5)
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _NODE_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
@@ -42,6 +47,8 @@ class LabSpec:
     slurm_conf_extra: str = ""
     topology_conf: str = ""
     gres_conf: str = ""
+    gpus: int = 0
+    gpu: Device = GPU
     release: str | None = None
     accounting: bool = False
     network_filesystem_mb: int = 0
@@ -55,6 +62,10 @@ class LabSpec:
             raise LabError(f"{bad[0]!r} is no node name: lower-case letters, digits, '-'")
         if not 1 <= len(self.nodes) <= MAX_NODES or len(set(self.nodes)) != len(self.nodes):
             raise LabError(f"a lab has 1 to {MAX_NODES} nodes with different names")
+        if self.gpus and self.gres_conf:
+            raise LabError("gpus brings a gres.conf of its own: give one of both")
+        if not 0 <= self.gpus <= MOST_DEVICES:
+            raise LabError(f"a node has 0 to {MOST_DEVICES} GPUs, not {self.gpus}")
 
     @property
     def paths(self) -> "LabPaths":
@@ -107,6 +118,15 @@ class LabPaths:
         return self.root / "state.json"
 
     @property
+    def driver(self) -> Path:
+        """The libraries of the played GPUs' driver, if the lab has GPUs."""
+        return self.root / "driver"
+
+    def gpus(self, node: str) -> Path:
+        """What describes the node's GPUs, and what its kernel says of them."""
+        return self.root / "gpus" / node
+
+    @property
     def shared(self) -> Path:
         """Where every node mounts the network filesystem, if the lab has one."""
         return self.root / "shared"
@@ -134,4 +154,5 @@ def read_spec(root: Path) -> LabSpec:
     fields = json.loads((root / "spec.json").read_text())
     for key in ("nodes", "visible"):
         fields[key] = tuple(fields[key])
+    fields["gpu"] = Device(**fields["gpu"])
     return LabSpec(**fields)

@@ -62,6 +62,8 @@ def slurm_conf(spec: LabSpec) -> str:
     if spec.accounting:
         settings["AccountingStorageType"] = "accounting_storage/slurmdbd"
         settings["AccountingStorageHost"] = CONTROLLER
+    if spec.gpus:
+        settings["GresTypes"] = "gpu"
     if spec.topology_conf:
         settings["TopologyPlugin"] = "topology/tree"
     by_lower_name = {name.lower(): name for name in settings}
@@ -76,11 +78,18 @@ def slurm_conf(spec: LabSpec) -> str:
     lines = [f"{name}={value}" for name, value in settings.items()] + added
     lines += [
         f"NodeName={node} NodeAddr={spec.address(node)} CPUs={spec.cpus}"
-        f" RealMemory={spec.memory_mb} State=UNKNOWN"
+        f" RealMemory={spec.memory_mb}{f' Gres=gpu:{spec.gpus}' if spec.gpus else ''} State=UNKNOWN"
         for node in spec.nodes
     ]
     lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
     return "\n".join(lines) + "\n"
+
+
+def gres_conf(spec: LabSpec) -> str:
+    """The lab's gres.conf: what was asked for, or a file for each played GPU; empty for neither."""
+    if spec.gpus:
+        return f"Name=gpu File=/dev/nvidia[0-{spec.gpus - 1}]\n"
+    return spec.gres_conf
 
 
 def cgroup_conf(version: tuple[int, int]) -> str:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from . import cgroups, directory
+from . import cgroups, directory, gpus
 from .errors import LabStartFailed
 from .layout import CHECKOUT, LabSpec, write_spec
 
@@ -73,6 +73,8 @@ def _hear(report: int, spec: LabSpec, deadline_s: float) -> None:
 def _prepare(spec: LabSpec) -> None:
     spec.paths.log.mkdir()
     write_spec(spec)
+    if spec.gpus:
+        gpus.prepare(spec)
     controller = cgroups.find_cpu_controller()
     if controller is not None:
         # Without cgroups all works but the fault that starves a node's CPU; that one will say so.

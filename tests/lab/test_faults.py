@@ -181,10 +181,10 @@ def test_killed_slurmd_is_gone_until_cleared(lab: Lab) -> None:
 def program(lab: Lab) -> Path:
     """A stand-in for the package: an agent and a worker that live for two seconds."""
     package = lab.home("alice") / "stand-in" / "slurm_health"
-    (package / "probes").mkdir(parents=True, exist_ok=True)
-    for path in ("__init__.py", "probes/__init__.py"):
+    (package / "preflight/probes").mkdir(parents=True, exist_ok=True)
+    for path in ("__init__.py", "preflight/__init__.py", "preflight/probes/__init__.py"):
         (package / path).write_text("")
-    for path in ("__main__.py", "probes/worker.py"):
+    for path in ("__main__.py", "preflight/probes/worker.py"):
         (package / path).write_text("import time\nprint('on', flush=True)\ntime.sleep(2)\n")
     lab.run(["chown", "-R", "alice:", str(package.parent)])
     return package.parent
@@ -203,7 +203,7 @@ def test_agent_is_killed_once_and_on_that_node_only(lab: Lab, program: Path) -> 
     others = [
         begin(lab, program, "n3", "slurm_health", "agent"),
         begin(lab, program, "n2", "slurm_health", "agent"),
-        begin(lab, program, "n3", "slurm_health.probes.worker"),
+        begin(lab, program, "n3", "slurm_health.preflight.probes.worker"),
     ]
     assert [process.wait(10) for process in others] == [0, 0, 0]
     (victim,) = lab.fault.victims("n3")[before:]
@@ -213,7 +213,7 @@ def test_agent_is_killed_once_and_on_that_node_only(lab: Lab, program: Path) -> 
 def test_every_worker_crashes_at_its_age(lab: Lab, program: Path) -> None:
     before = len(lab.fault.victims("n3"))
     lab.fault.crash_worker("n3", after_s=0.5)
-    workers = [begin(lab, program, "n3", "slurm_health.probes.worker") for _ in range(2)]
+    workers = [begin(lab, program, "n3", "slurm_health.preflight.probes.worker") for _ in range(2)]
     assert [worker.wait(10) for worker in workers] == [-9, -9]
     victims = lab.fault.victims("n3")[before:]
     assert len(victims) == 2
@@ -224,15 +224,15 @@ def test_a_strike_meets_the_workers_that_the_node_has_now_and_no_later_ones(
     lab: Lab, program: Path
 ) -> None:
     before = len(lab.fault.victims("n3"))
-    worker = begin(lab, program, "n3", "slurm_health.probes.worker")
-    other = begin(lab, program, "n2", "slurm_health.probes.worker")
+    worker = begin(lab, program, "n3", "slurm_health.preflight.probes.worker")
+    other = begin(lab, program, "n2", "slurm_health.preflight.probes.worker")
 
     def struck() -> bool:
         lab.fault.crash_workers_now("n3")
         return len(lab.fault.victims("n3")) > before
 
     await_(struck, "nobody was killed")
-    later = begin(lab, program, "n3", "slurm_health.probes.worker")
+    later = begin(lab, program, "n3", "slurm_health.preflight.probes.worker")
 
     assert worker.wait(10) == -9
     assert [other.wait(10), later.wait(10)] == [0, 0]
@@ -241,7 +241,7 @@ def test_a_strike_meets_the_workers_that_the_node_has_now_and_no_later_ones(
 def test_hanging_worker_hangs_until_cleared(lab: Lab, program: Path) -> None:
     before = len(lab.fault.victims("n3"))
     lab.fault.hang_worker("n3")
-    worker = begin(lab, program, "n3", "slurm_health.probes.worker")
+    worker = begin(lab, program, "n3", "slurm_health.preflight.probes.worker")
     await_(lambda: len(lab.fault.victims("n3")) > before, "nobody was stopped")
     pid = lab.fault.victims("n3")[-1].pid
     status = lab.run(["grep", "State", f"/proc/{pid}/status"]).stdout

@@ -176,11 +176,12 @@ def test_start_that_fails_shows_the_logs_and_leaves_nothing() -> None:
 
 def test_closed_checkout_is_open_to_jobs(tmp_path: Path) -> None:
     checkout = tmp_path / "closed" / "checkout"
-    shutil.copytree(
-        CHECKOUT / "tests" / "lab",
-        checkout / "tests" / "lab",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
+    for package in ("lab", "played_gpu"):
+        shutil.copytree(
+            CHECKOUT / "tests" / package,
+            checkout / "tests" / package,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     (checkout / "tests" / "__init__.py").write_text("")
     (checkout / "slurm_health").mkdir()
     (checkout / "slurm_health" / "__init__.py").write_text("")

@@ -84,9 +84,9 @@ def test_agent_is_told_from_what_starts_it(line: str, agent: bool) -> None:
 @pytest.mark.parametrize(
     ("line", "worker"),
     [
-        ("python3 -m slurm_health.probes.worker", True),
-        ("/x/python3.11 -u /x/slurm_health/probes/worker.py --rank 0", True),
-        ("srun python3 -m slurm_health.probes.worker", False),
+        ("python3 -m slurm_health.preflight.probes.worker", True),
+        ("/x/python3.11 -u /x/slurm_health/preflight/probes/worker.py --rank 0", True),
+        ("srun python3 -m slurm_health.preflight.probes.worker", False),
         ("python3 -m slurm_health agent", False),
     ],
 )

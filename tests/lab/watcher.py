@@ -36,7 +36,8 @@ def is_agent(argv: list[str]) -> bool:
 def is_worker(argv: list[str]) -> bool:
     """Whether this is a probe worker."""
     return _is_python(argv) and any(
-        word == "slurm_health.probes.worker" or word.endswith("probes/worker.py")
+        word == "slurm_health.preflight.probes.worker"
+        or word.endswith("preflight/probes/worker.py")
         for word in argv[1:]
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health import shipped
+from slurm_health.system import shipped
 
 PACKAGE = "grafana_foundation_sdk"
 

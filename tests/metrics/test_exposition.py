@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.core.exposition import Gauge, Sample, one_of, text
+from slurm_health.system.exposition import Gauge, Sample, one_of, text
 
 LINE = re.compile(r'[a-z_]+(\{[a-z]+="(?:[^"\\\n]|\\["\\])*"\})? \S+')
 

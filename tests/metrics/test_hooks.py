@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.core.node.finding import CheckResult, inconclusive, node_fault, passed
-from slurm_health.hooks.log import Log
+from slurm_health.node.draining import shared_state
+from slurm_health.node.hooks.log import Log
+from slurm_health.node.rules.breaker import Ledger, Trip
+from slurm_health.node.rules.finding import CheckResult, inconclusive, node_fault, passed
 from tests.support.hooked_node import Node
 
 
@@ -66,6 +68,22 @@ def test_a_fault_and_its_end_show(watched: Node, tmp_path: Path) -> None:
         0,
         0,
     )
+
+
+def test_a_breaker_that_has_tripped_shows_on_the_nodes_that_it_keeps(
+    watched: Node, tmp_path: Path
+) -> None:
+    watched.healthcheck()
+    assert collected(watched, tmp_path)["slurm_health_breaker_tripped"] == 0
+
+    trip = Trip(time_s=0.0, node="n1", why="x", nodes="n[1-9]")
+    shared_state.change_ledger(watched.site, lambda _: (Ledger(trips={"gpu": trip}), b""))
+    watched.healthcheck()
+    assert collected(watched, tmp_path)["slurm_health_breaker_tripped"] == 1
+
+    (watched.shared / shared_state.LEDGER).write_text("{")
+    watched.healthcheck()
+    assert "slurm_health_breaker_tripped" not in collected(watched, tmp_path)
 
 
 def test_a_directory_that_is_not_there_changes_nothing(node: Node, tmp_path: Path) -> None:

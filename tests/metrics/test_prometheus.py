@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from slurm_health import shipped
-from tests.history.test_commands import LONG_AGO, write_lemon
+from slurm_health.system import shipped
+from tests.fleet.history.test_commands import LONG_AGO, write_lemon
 from tests.support.command_line import Done, slurm_health
 from tests.support.hooked_node import Node
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import Action, ActionDone, ActionIntended, Record
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import Action, ActionDone, ActionIntended, Record
 from slurm_health.report.acts import Act, Progress, acts_of
 
 

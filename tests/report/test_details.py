@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.core.gpu_load import HARDWARE_THERMAL, Burn
-from slurm_health.core.records import DevicesWatched, NodeReported, WorkersReady
-from slurm_health.core.verdict import Level, NodeVerdict, Outcome
+from slurm_health.records.gpu_load import HARDWARE_THERMAL, Burn
+from slurm_health.records.records import DevicesWatched, NodeReported, WorkersReady
+from slurm_health.records.verdict import Level, NodeVerdict, Outcome
 from slurm_health.report.colour import coloured
 from slurm_health.report.find import load
 from slurm_health.report.table import job_text

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_health.core.verdict import Level
+from slurm_health.records.verdict import Level
 from slurm_health.report.export import as_json
 from slurm_health.report.find import load
 from slurm_health.report.table import job_text

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health import journal
-from slurm_health.core.records import AgentsLaunched, RunStarted
-from slurm_health.errors import JournalError, RecordTooNew, RunNotFound, UsageError
+from slurm_health.records.errors import JournalError, RecordTooNew, RunNotFound, UsageError
+from slurm_health.records.records import AgentsLaunched, RunStarted
+from slurm_health.report import elsewhere
 from slurm_health.report.find import (
     load,
     runs_of_job,
@@ -24,6 +24,7 @@ from slurm_health.report.find import (
 )
 from slurm_health.report.read import read_run
 from slurm_health.report.table import job_text
+from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
 
 
@@ -131,6 +132,42 @@ def test_of_two_clusters_the_one_it_ran_on_last_is_taken(
     assert runs_of_job(tmp_path, "12", wanted) == [tmp_path / "east" / "12" / "0"]
 
 
+def test_a_forged_cluster_that_is_newer_does_not_stand_before_ones_own_job(
+    tmp_path: Path,
+) -> None:
+    for cluster, changed_s in (("own", 1000), ("forged", 2000)):
+        run = RunJournal(tmp_path, cluster=cluster, job=12)
+        os.utime(journal.path_of(run.directory, journal.MASTER), (changed_s, changed_s))
+    another(tmp_path / "forged")
+    assert runs_of_job(tmp_path, "12", None) == [tmp_path / "own" / "12" / "0"]
+
+
+def test_where_several_clusters_have_anothers_job_one_must_be_named(tmp_path: Path) -> None:
+    for cluster in ("east", "west"):
+        RunJournal(tmp_path, cluster=cluster, job=12)
+        another(tmp_path / cluster)
+    with pytest.raises(UsageError, match="--cluster=east, west"):
+        runs_of_job(tmp_path, "12", None)
+    assert runs_of_job(tmp_path, "12", "west") == [tmp_path / "west" / "12" / "0"]
+
+
+def test_a_directory_that_is_no_clusters_name_is_not_looked_into(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    RunJournal(tmp_path, cluster="lab", job=12)
+    RunJournal(tmp_path, cluster="x\x1b[2Jy", job=12)
+    assert runs_of_job(tmp_path, "12", None) == [tmp_path / "lab" / "12" / "0"]
+    assert caplog.messages == []
+
+
+def another(directory: Path) -> None:
+    """Give a directory and what is below it to another user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    for path in (directory, *directory.rglob("*")):
+        os.chown(path, 65534, 65534)
+
+
 def test_a_node_that_never_wrote_is_still_reported(tmp_path: Path) -> None:
     run = write_healthy_run(tmp_path)
     journal.path_of(run.directory, "n2").unlink()
@@ -226,6 +263,25 @@ def test_a_job_of_somebody_else_says_whom_to_ask(shared: Path) -> None:
     assert asked in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.root
+def test_a_journal_root_that_is_closed_to_the_user_is_named(shared: Path) -> None:
+    (shared / "closed").mkdir(mode=0o700)
+    code = (
+        "import os, sys\n"
+        "from slurm_health.cli.main import main\n"
+        "os.setuid(4242)\n"
+        "sys.argv = ['slurm-health', 'report', '12', '--journal', sys.argv[1]]\n"
+        "main()"
+    )
+
+    argv = [sys.executable, "-c", code, str(shared / "closed")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    assert f"journal {shared / 'closed'}: cannot be read: Permission denied" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 4
+
+
 def test_an_unreadable_file_is_an_error_not_an_empty_report(tmp_path: Path) -> None:
     run = RunJournal(tmp_path)
     path = journal.path_of(run.directory, journal.MASTER)
@@ -282,6 +338,36 @@ def test_whose_journal_it_is_is_said_where_it_is_anothers(
     assert caplog.messages == [f"the journal of job 12 was written by user {user_name(1)}"]
 
 
+@pytest.mark.root
+def test_whoever_else_has_a_journal_of_the_job_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = write_healthy_run(tmp_path).directory.parent
+    beside = job.with_name(f"12.{'0' * 16}")
+    beside.mkdir(mode=0o700)
+    os.chown(beside, 2, 2)
+    for path in (job, *job.rglob("*")):
+        os.chown(path, 1, 1)
+
+    load(tmp_path, "12")
+
+    name = user_name(2)
+    assert caplog.messages[1:] == [
+        f"user {name} has one of job 12 too: sudo -u {name} slurm-health report 12"
+    ]
+
+
+@pytest.mark.root
+def test_where_a_journal_is_anothers_note_does_not_say(tmp_path: Path) -> None:
+    note = elsewhere.Elsewhere(host="n9", directory="/journal")
+    elsewhere.note(tmp_path, "lab", 12, note)
+    assert elsewhere.of(tmp_path, "12").startswith("it is on n9, in /journal")
+
+    for path in (tmp_path / "lab" / "12", *(tmp_path / "lab" / "12").iterdir()):
+        os.chown(path, 1, 1)
+    assert elsewhere.of(tmp_path, "12") == ""
+
+
 # --- arrays --------------------------------------------------------------------------------------
 
 
@@ -324,6 +410,16 @@ def test_the_tasks_that_are_asked_for_are_known(
     named: str, array: str, tasks: set[int] | None
 ) -> None:
     assert tasks_asked_for(named) == (array, tasks)
+
+
+@pytest.mark.root
+def test_links_of_others_make_no_array_of_ones_job(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path)
+    link = tmp_path / "lab" / "12_1"
+    link.symlink_to("55")
+    os.chown(link, 1, 1, follow_symlinks=False)
+
+    assert tasks_of(tmp_path, "12") == []
 
 
 def test_tasks_without_a_journal_are_not_found(array: Path) -> None:

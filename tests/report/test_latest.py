@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from slurm_health import journal
-from slurm_health.core.records import VerdictReached
+from slurm_health.records.records import Diagnosed, VerdictReached
 from slurm_health.report.latest import LatestJob, latest_jobs, latest_text
+from slurm_health.system import journal
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import (
     STARTED_S,
@@ -34,9 +35,13 @@ def slurm(tmp_path: Path) -> FakeSlurm:
 
 
 def listed(
-    root: Path, environ: Mapping[str, str] = NO_SLURM, count: int = 10, cluster: str | None = None
+    root: Path,
+    environ: Mapping[str, str] = NO_SLURM,
+    count: int = 10,
+    cluster: str | None = None,
+    name: str = "",
 ) -> list[LatestJob]:
-    return latest_jobs(root, count, cluster=cluster, now_s=2e9, environ=environ)
+    return latest_jobs(root, count, cluster=cluster, now_s=2e9, environ=environ, name=name)
 
 
 def checked(root: Path, *jobs: int, cluster: str = "lab") -> None:
@@ -51,6 +56,46 @@ def test_the_jobs_that_were_checked_last_come_first(root: Path) -> None:
 
     assert [job.job for job in listed(root)] == ["17", "21", "9"]
     assert [job.job for job in listed(root, count=2)] == ["17", "21"]
+
+
+@pytest.mark.root
+def test_links_of_others_make_no_array_of_ones_jobs(root: Path) -> None:
+    checked(root, 12, 13)
+    for number, job in enumerate(("12", "13")):
+        link = root / "lab" / f"99_{number}"
+        link.symlink_to(job)
+        os.chown(link, 1, 1, follow_symlinks=False)
+
+    assert [job.job for job in listed(root)] == ["13", "12"]
+
+
+@pytest.mark.root
+def test_what_another_lays_beside_a_job_is_a_job_of_its_own(root: Path) -> None:
+    checked(root, 12)
+    beside = root / "lab" / f"12.{'0' * 16}"
+    beside.mkdir(mode=0o700)
+    os.chown(beside, 1, 1)
+
+    assert "all healthy, train.sh ran 41 s, exit 0" in [job.found for job in listed(root)]
+
+
+@pytest.mark.root
+def test_no_journal_of_another_user_is_read_in_roots_own_process(root: Path) -> None:
+    checked(root, 13)
+    run = write_healthy_run(root, job=12)
+    with journal.path_of(run.directory, journal.MASTER).open("ab") as file:
+        file.truncate(240 << 20)  # sparse
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n")
+    for path in (run.directory.parent, *run.directory.parent.rglob("*")):
+        os.chown(path, 1, 1)
+
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    jobs = {job.job: job.found for job in listed(root)}
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+
+    assert jobs["13"] == jobs["12"] == "all healthy, train.sh ran 41 s, exit 0"
+    assert grown_kib < 64 << 10
 
 
 def test_a_job_is_told_by_its_last_check_and_whom_it_left(root: Path) -> None:
@@ -109,6 +154,31 @@ def test_a_requeued_job_that_waits_is_the_one_that_was_checked(
     assert job.state == "pending"
 
 
+def test_why_a_script_failed_comes_first_and_a_name_chooses_jobs(
+    root: Path, slurm: FakeSlurm
+) -> None:
+    run = write_healthy_run(root, job=12)
+    run.write(
+        journal.POST_MORTEM,
+        Diagnosed(
+            cause="wrong-arguments",
+            description="args.py: error: unrecognized arguments: --lrr",
+            attribution="user error",
+            sureness="certain",
+        ),
+    )
+
+    (job,) = listed(root, slurm.environ())
+
+    said = "args.py: error: unrecognized arguments: --lrr (user error, certain), all healthy"
+    assert job.found.startswith(said)
+    named = [
+        latest_jobs(root, 5, cluster=None, now_s=STARTED_S, environ=NO_SLURM, name=name)
+        for name in ("train.sh", "other.sh")
+    ]
+    assert [len(jobs) for jobs in named] == [1, 0]
+
+
 def test_an_array_is_one_line(root: Path, slurm: FakeSlurm) -> None:
     for job, task in ((13, 1), (14, 2), (12, 3)):
         directory = write_healthy_run(root, job=job, array=f"12_{task}").directory.parent
@@ -160,6 +230,13 @@ def test_where_there_is_no_job_it_says_where_it_looked(root: Path) -> None:
     text = latest_text(listed(root), root)
 
     assert text == f"no jobs of yours under {root}, and Slurm names none that wait"
+
+
+def test_where_there_is_no_job_of_a_name_it_does_not_say_that_there_is_none(root: Path) -> None:
+    checked(root, 12)
+    text = latest_text(listed(root, name="pretrain"), root, name="pretrain")
+
+    assert text.startswith(f"no jobs of yours called pretrain under {root},")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])

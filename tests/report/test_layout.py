@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.core.text import one_line
+from slurm_health.records.text import one_line
 from slurm_health.report.layout import Page
 
 WIDTHS = st.integers(min_value=1, max_value=120)

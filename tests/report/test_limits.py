@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.core.records import VerdictReached
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.records.records import VerdictReached
+from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report.charts import charts_of
 from slurm_health.report.find import load
 from slurm_health.report.limits import limit_of

@@ -4,11 +4,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from slurm_health import journal
-from slurm_health.core.records import Diagnosed
+from slurm_health.records.records import Diagnosed
 from slurm_health.report.export import as_json
 from slurm_health.report.find import load
 from slurm_health.report.table import job_text
+from slurm_health.system import journal
 from tests.support.journals import Clock, write_requeued_job
 
 FOUND = Diagnosed(
@@ -28,7 +28,8 @@ FOUND = Diagnosed(
 def write(root: Path) -> None:
     write_requeued_job(root)
     attempt = root / "lab" / "12" / "1"
-    journal.Writer(attempt, journal.POST_MORTEM, Clock()).append(FOUND)
+    after = Clock(2_000_000_000.0)  # of the script
+    journal.Writer(attempt, journal.POST_MORTEM, after).append(FOUND)
 
 
 def test_the_report_ends_with_why_the_script_failed(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_the_report_ends_with_why_the_script_failed(tmp_path: Path) -> None:
     block = job_text(load(tmp_path, "12")).split("\n\n")[-1]
 
     assert block.startswith("POST-MORTEM")
-    for words in (FOUND.description, "(node fault; certain)", FOUND.first, FOUND.advice):
+    for words in (FOUND.description, "(node fault, certain)", FOUND.first, FOUND.advice):
         assert words in block
     assert "attempt 1" in block
     assert "\x1b" not in block

@@ -5,16 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health import journal
-from slurm_health.core.records import (
+from slurm_health.records.records import (
     Diagnosed,
     HangFound,
     HangOver,
+    ProgressSeen,
     ScriptStarted,
     WorkersFailed,
 )
+from slurm_health.report.build import job_report
 from slurm_health.report.find import read_run
 from slurm_health.report.progress import Progress, progress
+from slurm_health.report.while_training import lines_while_training
+from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_healthy_run
 
 
@@ -78,6 +81,30 @@ def test_a_job_is_followed_until_its_script_has_ended(tmp_path: Path) -> None:
 
     ended = write_healthy_run(tmp_path, job=13)
     assert seen(ended) == Progress("the script ended after 41 s, exit 0", over=True)
+
+
+def test_without_a_heartbeat_the_last_step_its_age_and_stopped_ranks_are_told(
+    tmp_path: Path,
+) -> None:
+    run = run_of(tmp_path)
+    run.start()
+    run.finish("proceed")
+    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
+    run.write(journal.MONITOR, ProgressSeen(node="n1", ranks=2))
+    assert seen(run).text.endswith("; no heartbeat; no line of the output counts steps so far")
+
+    line = "step 20 loss 0.3"
+    run.write(
+        journal.MONITOR,
+        ProgressSeen(node="n1", ranks=2, stopped=[1], step=20, line=line, age_s=12.0),
+    )
+    told = f"no heartbeat; step 20, seen 42 s ago ({line!r}); rank 1 on n1 is stopped"
+    assert seen(run, after_s=30).text.endswith(f"; {told}")
+    report = job_report([read_run(run.directory)], now_s=run.clock.now_s + 30)
+    assert ("so far", told) in lines_while_training(report.runs[-1])
+
+    run.write(journal.MONITOR, ProgressSeen(node="n1", ranks=2, beating=True))
+    assert seen(run, after_s=30).text == "the script runs for 30 s"
 
 
 def test_a_script_that_hangs_is_said_to_until_it_goes_on(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.core.records import (
+from slurm_health.records.records import (
     MasterResumed,
     MasterStopped,
     MasterWaits,
@@ -14,7 +14,7 @@ from slurm_health.core.records import (
     Sampled,
     VerdictReached,
 )
-from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.build import run_report
 from slurm_health.report.find import load
 from slurm_health.report.model import JobReport, NodeReport, RunReport, State

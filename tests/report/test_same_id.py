@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health import journal
-from slurm_health.errors import UsageError
+from slurm_health.records.errors import UsageError
 from slurm_health.report.find import load
 from slurm_health.report.latest import latest_jobs
 from slurm_health.report.table import job_text
+from slurm_health.system import journal
 from tests.support.journals import STARTED_S, Clock, RunJournal
 
 DAY_S = 86_400.0

@@ -7,8 +7,10 @@ import csv
 import io
 from pathlib import Path
 
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.report.build import job_report
 from slurm_health.report.find import load
+from slurm_health.report.read import read_run
 from slurm_health.report.spreadsheet import COLUMNS, as_csv
 from tests.report.golden import REPOSITORY
 from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
@@ -83,6 +85,20 @@ def test_text_is_never_a_formula_nor_a_second_line(tmp_path: Path) -> None:
 
     assert row["reason"] == "'=HYPERLINK(1) next, line"
     assert row["outcome"] == ""
+
+
+def test_no_cell_has_a_formula_or_a_control_character(tmp_path: Path) -> None:
+    bad = "=HYPERLINK(1)\x1b[2J"
+    run = RunJournal(tmp_path, cluster="=1\x1b[2J+1", nodes=[bad])
+    run.start()
+    run.begin_round(0, [[bad]])
+    run.judge(NodeVerdict(node=bad, level=Level.SLOW, component=bad, reason=bad))
+
+    report = job_report([read_run(run.directory)])
+    cells = [cell for row in csv.reader(io.StringIO(as_csv([report]))) for cell in row]
+
+    assert "'=HYPERLINK(1) [2J" in cells
+    assert not [each for each in cells if each.startswith(("=", "+", "@")) or "\x1b" in each]
 
 
 def test_several_jobs_are_one_table(tmp_path: Path) -> None:

@@ -3,23 +3,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
-from slurm_health import journal
-from slurm_health.core.records import (
+import pytest
+
+from slurm_health.records.records import (
     Action,
     ActionDone,
     ActionIntended,
     Diagnosed,
     HangFound,
     HangOver,
+    NodeReported,
     ScriptStarted,
     SlowdownFound,
     StragglerFound,
 )
-from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Outcome
 from slurm_health.report.find import load
 from slurm_health.report.summary import Summary, summary_of
+from slurm_health.report.table import job_text
+from slurm_health.system import journal
 from tests.support.journals import (
     Clock,
     RunJournal,
@@ -151,7 +157,8 @@ def test_a_hang_comes_before_the_end_that_a_person_made_of_it(tmp_path: Path) ->
     assert hangs.next == STOPPED.advice
     assert hung.found[0].startswith(f"the script hung {said}")
     assert hung.found[0].endswith("; then the job was cancelled")
-    assert hung.next == f"should it hang again: {STOPPED.advice}"
+    assert "kill -CONT" not in hung.next  # of a process that is no more
+    assert hung.next.startswith("should it hang again, look at it while it runs")
 
 
 def test_a_hang_that_is_over_and_a_slow_rank_are_told(tmp_path: Path) -> None:
@@ -211,10 +218,10 @@ def test_what_was_slow_before_a_failure_is_told_with_what_to_do_about_it(tmp_pat
     assert failed.found[0].startswith("the script failed: Slurm lost n2")
     assert failed.found[1] == (
         "while the script ran, rank 3 on n4 is slow because it waits for its data loader"
-        " (fault undecided, likely): 150 ms of its own per step, 100 ms usual"
+        " (likely; whose fault is undecided): 150 ms of its own per step, 100 ms usual"
     )
     assert failed.found[2] == (
-        "while the script ran, the network link of n2 is slow (fault undecided, likely):"
+        "while the script ran, the network link of n2 is slow (likely; whose fault is undecided):"
         " a step took 900 ms, 400 ms before"
     )
     assert failed.next.startswith(f"{LOST.advice}; {SLOW_LOADER.advice}; {SLOW_LINK.advice}")
@@ -284,3 +291,110 @@ def test_what_a_journal_lacks_is_said_with_what_was_found(tmp_path: Path) -> Non
     journal.path_of(run.directory, "n2").unlink()
 
     assert summary(tmp_path).found[1].startswith("parts of the journal are missing")
+
+
+REQUEUED = Diagnosed(
+    cause="requeued",
+    description="the job was requeued (scontrol requeue)",
+    attribution="ended from outside",
+    sureness="certain",
+)
+
+
+def test_a_requeue_by_a_person_or_the_script_is_told_as_one_and_is_no_failure(
+    tmp_path: Path,
+) -> None:
+    run = trained(tmp_path)
+    run.run_script(signal=15, duration_s=25.0)
+    run.write(journal.POST_MORTEM, REQUEUED)
+    waits = summary_of(replace(load(tmp_path, "12"), waits="pending again (BeginTime)"))
+    again = RunJournal(tmp_path, label="1", clock=run.clock)
+    again.start()
+    again.judge()
+    again.finish("proceed")
+    again.run_script()
+
+    told = "train.sh ran 25 s, requeued (scontrol requeue)"
+    assert waits == Summary(
+        found=("n[1-5]: all healthy",), done=f"{told}; pending again (BeginTime)", next=""
+    )
+    assert summary(tmp_path).done == f"{told} onto n[1-5]; train.sh ran 41 s, exit 0"
+    assert "POST-MORTEM" not in job_text(load(tmp_path, "12"))
+
+
+def test_what_is_next_does_not_ask_for_nodes_that_the_line_above_says_are_not_there(
+    tmp_path: Path,
+) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.judge(NodeVerdict(node="n3", level=Level.SLOW, slowdown=2.0, reason="slow"))
+    few = "partition main has 4 nodes without n3, and the job needs 5: ask for fewer (--nodes)"
+    run.finish("proceed", reason=f"n3: slow; {few}; continuing with n3 anyway")
+
+    assert "--exclude=n3 and fewer nodes (--nodes)" in summary(tmp_path).next
+
+
+def test_a_hang_comes_first_though_the_script_has_run_a_check_of_its_own_since(
+    tmp_path: Path,
+) -> None:
+    run = trained(tmp_path)
+    own = RunJournal(tmp_path, label="0-2", clock=run.clock)
+    own.start()
+    own.judge()
+    own.finish("proceed")
+    run.write(journal.MONITOR, HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED))
+    told = summary(tmp_path)
+
+    assert told.found[0].startswith("the script hangs (no step for 37 s after step 35): rank 1")
+    assert told.next == STOPPED.advice
+
+
+def test_a_script_that_was_started_again_has_left_its_hang_and_its_failure_behind(
+    tmp_path: Path,
+) -> None:
+    run = trained(tmp_path)
+    hang = HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED)
+    run.write(journal.MONITOR, hang, after_s=1.0)
+    run.write(journal.POST_MORTEM, LOST, after_s=1.0)
+    again = ScriptStarted(script="/home/ml/train.sh", pid=2, restart=1)
+    run.write(journal.SUPERVISOR, again, after_s=1.0)
+
+    assert summary(tmp_path).found == ("n[1-5]: all healthy",)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "found", "option"),
+    [
+        (["n1", "n2"], "n1 and n2 cannot exchange data", "--spares=1"),
+        (["n1", "n2", "n3"], "no two of n[1-3] can exchange data", "--on-inconclusive=hold"),
+    ],
+)
+def test_that_no_two_nodes_can_exchange_data_is_one_sentence_with_what_to_look_at(
+    tmp_path: Path, nodes: list[str], found: str, option: str
+) -> None:
+    run = RunJournal(tmp_path, nodes=nodes)
+    run.start()
+    for index, pair in enumerate(combinations(nodes, 2)):
+        run.begin_round(index, [pair])
+        for node in pair:
+            why = "allgather: connection closed by peer"
+            run.write(
+                node,
+                NodeReported(
+                    node=node, round=index, outcome=Outcome.FAILED, elapsed_ms=9.0, detail=why
+                ),
+            )
+        run.end_round(index)
+    level = Level.INCONCLUSIVE
+    run.judge(*(NodeVerdict(node=node, level=level, reason="no partner") for node in nodes))
+    run.finish("proceed", reason="undecided, continuing anyway")
+    run.write(journal.SUPERVISOR, ScriptStarted(script="/home/ml/train.sh", pid=1))
+    told = summary(tmp_path)
+
+    assert len(told.found) == 1
+    assert told.found[0].startswith(found)
+    assert "connection closed by peer" in told.found[0]
+    assert "NCCL_SOCKET_IFNAME" in told.next
+    assert "firewalls" in told.next
+    assert "scancel 12" in told.next
+    assert option in told.next

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health import journal
-from slurm_health.core.records import Action, ActionDone, ActionIntended, VerdictReached
-from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.records.records import Action, ActionDone, ActionIntended, VerdictReached
+from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.build import run_report
 from slurm_health.report.find import load
 from slurm_health.report.phrases import duration_text, number_text, range_text
 from slurm_health.report.read import read_run
 from slurm_health.report.table import check_summary, headline, job_text, tasks_text
+from slurm_health.system import journal
 from tests.report.golden import DATA, assert_matches_file
 from tests.support.journals import (
     Clock,

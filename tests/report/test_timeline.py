@@ -3,11 +3,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_health import journal
-from slurm_health.core.records import Action, ActionDone, ActionIntended
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.records.records import Action, ActionDone, ActionIntended
+from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report.find import load
 from slurm_health.report.table import job_text
+from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
 
 SLOW = NodeVerdict(node="n3", level=Level.SLOW, reason="matmul 2.1 times slower")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from slurm_health.core.records import Diagnosed, VerdictReached
-from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.records.records import Diagnosed, VerdictReached
+from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Outcome
 from slurm_health.report.find import load
 from slurm_health.report.web_page import as_html
 from tests.report.test_table import CASES
@@ -40,6 +40,23 @@ parent.document.title = JSON.stringify({
   unseen: of("svg.matrix rect.b4").filter(cell => cell.getBoundingClientRect().width < 5).length,
   wide: of("body > section > *, .card").filter(
     part => part.getBoundingClientRect().right > innerWidth + 1).length,
+  cut: of("figure, figure *").filter(part => part.scrollWidth > part.clientWidth + 1
+    && getComputedStyle(part).overflowX === "auto" || part.localName !== "title"
+    && part.getBoundingClientRect().right > innerWidth + 1).length,
+  columns: new Set(of("figure").map(part => part.getBoundingClientRect().left)).size,
+  right: Math.max(...of("figure").map(part => part.getBoundingClientRect().right)) / innerWidth,
+  matrix: of("svg.matrix rect.frame").map(part => part.getBoundingClientRect().width),
+  unmeasured: of("svg.matrix").map(matrix => {
+    const frame = matrix.querySelector("rect.frame").getBoundingClientRect();
+    const nodes = matrix.querySelectorAll("text").length, cell = frame.width / nodes;
+    const shown = [];
+    for (let row = 0; row < nodes; row++) for (let column = 0; column < nodes; column++) {
+      const at = [frame.left + (column + .5) * cell, frame.top + (row + .5) * cell];
+      scrollTo(0, 0); scrollTo(0, Math.max(0, at[1] - 300));
+      const part = document.elementsFromPoint(at[0], at[1] - scrollY).find(
+        each => matrix.contains(each) && getComputedStyle(each).fill !== "none");
+      shown.push(part.getAttribute("class")); }
+    scrollTo(0, 0); return shown; })[0] || [],
   styled: of("svg.matrix rect.c").map(cell => getComputedStyle(cell).fill)[0] || ""});
 });</script>"""
 
@@ -225,6 +242,65 @@ def test_a_browser_shows_the_page_in_its_width_and_colours(
     assert (lightness(found["background"]) > lightness(found["colour"])) == (scheme == LIGHT)
     assert [card.split() for card in found["cards"]] == [["n3", "faulty"]]
     assert found["styled"] != "rgb(0, 0, 0)"
+
+
+def opened(page: str) -> list[bool]:
+    timelines = re.findall(r"<details( open)?>\s*<summary>Everything", page)
+    return [bool(each) for each in timelines]
+
+
+def test_what_happened_is_open_where_something_was_found(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path / "found")
+    write_healthy_run(tmp_path / "well")
+    write_healthy_run(tmp_path / "well", label="1")
+
+    assert opened(page_of(tmp_path / "found")) == [True, False]
+    assert opened(page_of(tmp_path / "well")) == [False, True]
+
+
+def test_the_check_that_found_something_is_pictured_however_many_came_after_it(
+    tmp_path: Path,
+) -> None:
+    _, last = write_requeued_job(tmp_path)
+    for label in ("2", "3", "4"):
+        last = write_healthy_run(tmp_path, label=label, clock=last.clock)
+
+    pictured = re.findall(r"attempt (\d): what was measured", page_of(tmp_path))
+
+    assert pictured == ["0", "3", "4"]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+def test_a_pair_that_was_not_measured_has_the_colour_of_the_legend(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, nodes=["n1", "n2", "n3"])
+    run.start()
+    run.begin_round(0, [["n1", "n2"]])
+    run.measure(0, ["n1", "n2"])
+    run.end_round(0)
+    run.begin_round(1, [["n1", "n3"]])
+    run.measure(1, ["n1", "n3"], allgather_gb_per_s=None, outcome=Outcome.TIMED_OUT)
+    run.end_round(1)
+    run.judge()
+
+    found = shown(page_of(tmp_path), tmp_path)
+
+    # Of n2 and n3 nothing was tried; nobody is measured with itself.
+    assert found["unmeasured"] == ["itself", "b0", "c", "b0", "itself", "a", "c", "a", "itself"]
+    assert found["matrix"][0] >= 3 * 40
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+@pytest.mark.parametrize(("width", "columns"), [(500, 1), (1280, 2), (1900, 3)])
+@pytest.mark.parametrize("count", [5, 512])
+def test_pictures_use_the_width_of_the_window_and_none_is_cut_off(
+    tmp_path: Path, width: int, columns: int, count: int
+) -> None:
+    write_requeued_job(tmp_path) if count == 5 else large(tmp_path, count)
+
+    found = shown(page_of(tmp_path), tmp_path, width=width)
+
+    assert (found["cut"], found["columns"]) == (0, columns)
+    assert found["right"] > 0.9
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.doctor import slurm_conf
+from slurm_health.node.doctor import slurm_conf
 from tests.support.sites import write_site
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_health.core.record_codec import encode
-from slurm_health.core.records import Record, RunStarted, VerdictReached
-from slurm_health.core.verdict import Level, NodeVerdict
+from slurm_health.records.record_codec import encode
+from slurm_health.records.records import Record, RunStarted, VerdictReached
+from slurm_health.records.verdict import Level, NodeVerdict
 
 if TYPE_CHECKING:  # which makes stories of its nodes
     from tests.support.hooked_node import Node

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_health.core.records import Disposition, RunFinished, RunStarted, VerdictReached
-from slurm_health.core.session.deadlines import Limits
-from slurm_health.core.session.phases import phases
-from slurm_health.master.launcher import LocalLauncher
-from slurm_health.master.master import Master
-from slurm_health.master.run_check import make_localizer
-from slurm_health.processes import own_command
+from slurm_health.preflight.master.launcher import LocalLauncher
+from slurm_health.preflight.master.master import Master
+from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.phases import phases
+from slurm_health.records.records import Disposition, RunFinished, RunStarted, VerdictReached
+from slurm_health.system.processes import own_command
 
 RUN_ID = "r1"
 QUICK = phases(["quick"])

@@ -16,6 +16,7 @@ echo "$@" >> $dir/calls
 [ -f $dir/trouble ] && . $dir/trouble
 case "$1 $2" in
 "show nodes") cat $dir/nodes; exit ;;
+"show topology") cat $dir/topology 2>/dev/null; exit ;;
 "show node") grep "^NodeName=$4 " $dir/nodes || {{ echo "Node $4 not found" >&2; exit 1; }}; exit ;;
 esac
 for word in "$@"; do
@@ -63,6 +64,11 @@ class FakeScontrol:
             for name, (state, reason) in known.items()
         ]
         (self.directory / "nodes").write_text("\n".join(lines) + "\n")
+
+    def below(self, **leaves: str) -> None:
+        """Say which nodes hang on which leaf switch."""
+        lines = [f"SwitchName={leaf} Level=0 Nodes={nodes}" for leaf, nodes in leaves.items()]
+        (self.directory / "topology").write_text("\n".join(lines) + "\n")
 
     def nodes(self) -> dict[str, tuple[str, str]]:
         """Return state and reason of each node."""

@@ -23,7 +23,8 @@ in ~/played where a job is given no such variable:
     stuck               never answers, whatever it is told
     deaf                as stuck, and ignores SIGTERM
 
-Where FAKE_WORKER_MODEL is set, it plays an accelerator of that model.
+Where FAKE_WORKER_MODEL is set, it plays an accelerator of that model. Where FAKE_WORKER_ROUND_S is,
+each of its rounds takes so many seconds more.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from typing import Any
 HOME = Path(os.environ.get("FAKE_WORKER_DIR") or Path.home() / "played")
 LOCAL_RANK = int(sys.argv[2])
 MODEL = os.environ.get("FAKE_WORKER_MODEL", "")
+ROUND_S = float(os.environ.get("FAKE_WORKER_ROUND_S", "0"))
 MATMUL_MS = 3.0
 ALLGATHER_MS = 50.0
 
@@ -110,6 +112,7 @@ def meet(command: dict[str, Any], how: str, aborted: set[int]) -> str:
 
 def serve(command: dict[str, Any], aborted: set[int]) -> None:
     index = command["round"]
+    time.sleep(ROUND_S)
     how = behaviour()
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -170,7 +173,7 @@ def main() -> None:
         device=MODEL or "cpu",
         collective_library="gloo",
         model=MODEL or "cpu with 1 thread",
-        free_bytes=1 << 30,
+        free_bytes=(64 if MODEL else 1) << 30,
         start_ms=20.0,
     )
     while True:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.checks.check import CheckContext
-from slurm_health.hooks import epilog, healthcheck, prolog
-from slurm_health.hooks.hook import Hook
-from slurm_health.site_settings import Site
-from tests.checks.conftest import WELL
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.hooks import epilog, healthcheck, prolog
+from slurm_health.node.hooks.hook import Hook
+from slurm_health.node.site_settings import Site
+from tests.node.checks.conftest import WELL
 from tests.support.accusing import Story
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.sites import load_site, tree
@@ -25,11 +25,11 @@ SITE = """\
 journal = "{journal}"
 [hooks]
 state = "{state}"
-slurm_limit_s = 2
+slurm_limit_s = {limit_s}
 opt_out = "nocheck"
 [breaker]
 directory = "{shared}"
-lock_limit_s = 1
+lock_limit_s = {limit_s}
 spread_s = 0
 share = 0.2
 {more}
@@ -56,6 +56,8 @@ class Node:
         self.now_s = 1_000_000.0
         self.said = ""
         self.more = ""
+        # Of what answers; a test in which nothing does need not wait that long.
+        self.limit_s = 30
         self.journal = str(root / "journals")
 
     @property
@@ -65,6 +67,7 @@ class Node:
             state=self.directory / "state",
             shared=self.shared,
             flag="/broken",
+            limit_s=self.limit_s,
             more=self.more,
         )
         return load_site(self.directory / "etc", text)

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_health import journal
-from slurm_health.core.records import (
+from slurm_health.records.records import (
     Action,
     ActionDone,
     ActionIntended,
@@ -28,7 +27,8 @@ from slurm_health.core.records import (
     VerdictReached,
     WorkersReady,
 )
-from slurm_health.core.verdict import Level, LinkVerdict, NodeVerdict, Outcome
+from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Outcome
+from slurm_health.system import journal
 
 STARTED_S = 1_700_000_000.0
 _ALLGATHER_BYTES = 64_000_000

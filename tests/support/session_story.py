@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import (
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.phases import Phase
+from slurm_health.preflight.session.session import Session
+from slurm_health.preflight.session.steps import Abort, Append, Launch, Step
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
     AgentsLaunched,
     AgentStarted,
     NodeReported,
@@ -17,11 +21,7 @@ from slurm_health.core.records import (
     VerdictReached,
     WorkersReady,
 )
-from slurm_health.core.session.deadlines import Limits
-from slurm_health.core.session.phases import Phase
-from slurm_health.core.session.session import Session
-from slurm_health.core.session.steps import Abort, Append, Launch, Step
-from slurm_health.core.verdict import Level, Outcome
+from slurm_health.records.verdict import Level, Outcome
 from tests.support.world import QUICK, CountingLocalizer
 
 START_S = 1000.0

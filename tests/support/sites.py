@@ -7,9 +7,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_health import site_settings as site_file
-from slurm_health.checks.check import CheckContext
-from slurm_health.site_settings import Site
+from slurm_health.node import site_settings as site_file
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.site_settings import Site
+from slurm_health.preflight.config import refuse_unreadable
 
 
 def write_site(directory: Path, text: str) -> Path:
@@ -23,8 +24,8 @@ def write_site(directory: Path, text: str) -> Path:
 
 
 def load_site(directory: Path, text: str) -> Site:
-    """Write and read a site's file that belongs to whoever runs the test."""
-    return site_file.load(write_site(directory, text))
+    """Write and read a site's file that belongs to whoever runs the test, as a command reads it."""
+    return site_file.load(write_site(directory, text), refuse_unreadable)
 
 
 def let_root_drain(directory: Path) -> dict[str, str]:

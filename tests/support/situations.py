@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from slurm_health.core.acting.decide import decide, unwanted
-from slurm_health.core.acting.decision import Decision
-from slurm_health.core.acting.facts import JobFacts
-from slurm_health.core.acting.policy import Policy
-from slurm_health.core.records import VerdictReached
+from slurm_health.preflight.decide.decide import decide, unwanted
+from slurm_health.preflight.decide.decision import Decision
+from slurm_health.preflight.decide.facts import JobFacts
+from slurm_health.preflight.decide.policy import Policy
+from slurm_health.records.records import VerdictReached
 
 
 def job_facts(

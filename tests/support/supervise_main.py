@@ -7,8 +7,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from slurm_health.supervisor.script_runs import Restarts
-from slurm_health.supervisor.supervisor import Patience, original_environ, supervise
+from slurm_health.preflight.supervisor.script_runs import Restarts
+from slurm_health.preflight.supervisor.supervisor import Patience, original_environ, supervise
 
 
 def main() -> int:

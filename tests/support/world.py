@@ -12,9 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from slurm_health.core.localize.settings import LocalizeSettings
-from slurm_health.core.record_codec import Entry
-from slurm_health.core.records import (
+from slurm_health.preflight.localize.settings import LocalizeSettings
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.phase_runner import MakeLocalizer
+from slurm_health.preflight.session.phases import Phase, phases
+from slurm_health.preflight.session.session import Session
+from slurm_health.preflight.session.steps import Abort, Append, Conclude, Launch, Wait
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
     AgentEnded,
     AgentsLost,
     AgentStarted,
@@ -30,12 +35,7 @@ from slurm_health.core.records import (
     WorkersReady,
     WorkersStarting,
 )
-from slurm_health.core.session.deadlines import Limits
-from slurm_health.core.session.phase_runner import MakeLocalizer
-from slurm_health.core.session.phases import Phase, phases
-from slurm_health.core.session.session import Session
-from slurm_health.core.session.steps import Abort, Append, Conclude, Launch, Wait
-from slurm_health.core.verdict import GroupResult, Level, NodeVerdict, Outcome, Round, Verdict
+from slurm_health.records.verdict import GroupResult, Level, NodeVerdict, Outcome, Round, Verdict
 
 STRANGER = "stranger"
 QUICK = phases(["quick"])

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from slurm_health.errors import UsageError
+from slurm_health.records.errors import UsageError
 from slurm_health.torchrun.arguments import (
     Arguments,
     Team,

@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health import __version__, journal
-from slurm_health.core.record_codec import VERSION, encode
-from slurm_health.core.records import (
+from slurm_health import __version__
+from slurm_health.records.errors import ChannelError, ConfigError, UsageError
+from slurm_health.records.record_codec import VERSION, encode
+from slurm_health.records.records import (
     Action,
     ActionIntended,
     AgentEnded,
@@ -29,9 +30,9 @@ from slurm_health.core.records import (
     RunFinished,
     VerdictReached,
 )
-from slurm_health.core.verdict import Level, NodeVerdict
-from slurm_health.errors import ChannelError, ConfigError, UsageError
+from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report import elsewhere
+from slurm_health.system import journal
 from slurm_health.torchrun.channel import messages, routing, secret
 from slurm_health.torchrun.channel.connection import Connection
 from slurm_health.torchrun.channel.messages import Hello
@@ -184,6 +185,7 @@ LINE = line_of(STARTED)
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
         b"\x00" * 64 + b"\n",
         b"[" * 4000 + b"\n",
+        b'{"x":' + b"[" * 4000 + b"\n",
         b"x" * (messages.MOST_UNPROVEN_BYTES + 1),
         b'{"say":"hello"}\n',
         messages.encode(messages.Proof(proof="")),
@@ -312,6 +314,19 @@ def test_what_a_node_may_not_write_is_not_written(hall: Hall, at_bytes: int, tex
         assert isinstance(again.comes_in(), messages.Welcome)
 
 
+def test_a_node_that_sends_what_is_nested_without_end_is_left_and_the_others_stay(
+    hall: Hall,
+) -> None:
+    with Visitor(hall) as node:
+        node.comes_in()
+        node.says(b'{"x":' + b"[" * 100_000 + b"\n")
+        while node.hears() is not None:
+            pass
+    eventually(lambda: any("it sent what cannot be" in each for each in hall.said), "it is left")
+    with Visitor(hall) as again:
+        assert isinstance(again.comes_in(), messages.Welcome)
+
+
 def test_a_node_that_comes_again_hears_what_it_missed(hall: Hall) -> None:
     words = [MasterWaits(reason=f"for {number}") for number in range(3)]
     with Visitor(hall) as node:
@@ -398,7 +413,8 @@ def hurried(step_s: float) -> Callable[[], float]:
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\xff" * 9, b"[" * 9000 + b"\n"]
+    "answer",
+    [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\xff" * 9, b'{"x":' + b"[" * 9000 + b"\n"],
 )
 def test_what_answers_and_is_no_node_0_is_named(answer: bytes) -> None:
     impostor = Impostor(answer)
@@ -464,6 +480,7 @@ def test_all_hear_what_concerns_all(record: Record) -> None:
 def test_a_secret_comes_from_a_file_or_else_from_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_bytes(SECRET + b"\n")
+    file.chmod(0o600)
     environ = {secret.VARIABLE: "another one that is long enough"}
     assert secret.read(str(file), environ) == SECRET
     assert secret.read(None, environ) == b"another one that is long enough"
@@ -489,4 +506,16 @@ def test_a_machine_says_where_the_journal_of_a_job_is(tmp_path: Path) -> None:
         "it is on first [31m, in /home/alice/torchrun/7/0-2: run slurm-health report 7 there."
     )
     assert elsewhere.of(tmp_path, "8") == ""
+    (note,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    note.write_bytes(b'{"x":' + b"[" * 100_000)
+    assert elsewhere.of(tmp_path, "7") == ""
     assert elsewhere.of(tmp_path / "none", "7") == ""
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o620])
+def test_a_secret_that_others_may_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(SECRET)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        secret.read(str(file), {})

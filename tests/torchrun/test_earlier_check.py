@@ -8,16 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health import journal
-from slurm_health.core.records import (
+from slurm_health.records.errors import JournalError
+from slurm_health.records.records import (
     Disposition,
     Record,
     RunFinished,
     RunStarted,
     VerdictReached,
 )
-from slurm_health.core.verdict import Level, NodeVerdict
-from slurm_health.errors import JournalError
+from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.system import journal
 from slurm_health.torchrun.earlier_check import EarlierCheck, find
 from slurm_health.torchrun.joint_check import adopt, follow
 from slurm_health.torchrun.node_choice import Bounds

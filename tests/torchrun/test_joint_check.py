@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health import journal, orders
-from slurm_health.core.records import (
+from slurm_health.preflight import orders
+from slurm_health.preflight.master.master import SILENCE_S
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.records.errors import JournalError
+from slurm_health.records.records import (
     Action,
     ActionIntended,
     AgentEnded,
@@ -22,10 +25,8 @@ from slurm_health.core.records import (
     RunStarted,
     VerdictReached,
 )
-from slurm_health.core.session.deadlines import Limits
-from slurm_health.core.verdict import Level, NodeVerdict
-from slurm_health.errors import JournalError
-from slurm_health.master.master import SILENCE_S
+from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.system import journal
 from slurm_health.torchrun.joint_check import (
     BEGIN_S,
     JointOutcome,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.errors import UsageError
+from slurm_health.records.errors import UsageError
 from slurm_health.torchrun import meeting
 from slurm_health.torchrun.meeting import Meeting, host_and_port, rank
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.core.records import VerdictReached
-from slurm_health.core.verdict import Level, NodeVerdict
-from slurm_health.errors import UsageError
+from slurm_health.records.errors import UsageError
+from slurm_health.records.records import VerdictReached
+from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.torchrun.node_choice import Bounds, bounds, choose, why_left_out
 
 LEVELS = {

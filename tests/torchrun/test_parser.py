@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from slurm_health.errors import ConfigError
-from slurm_health.options import Door, localize_choices, options_of
-from slurm_health.probes.torchrun_arguments import Option, read
+from slurm_health.preflight.options import Door, localize_choices, options_of
+from slurm_health.preflight.probes.torchrun_arguments import Option, read
+from slurm_health.records.errors import ConfigError
 from slurm_health.torchrun.parser import ParserEnded
 from slurm_health.torchrun.parser import read as read_with_interpreter
 from tests.support.command_line import slurm_health

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.errors import AllocationError, UsageError
+from slurm_health.records.errors import AllocationError, UsageError
 from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.meeting import Meeting
 from slurm_health.torchrun.place import TaskPlace, find

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.on_device.events import Events
-from slurm_health.probes import device as devices_of
+from slurm_health.preflight.probes import device as devices_of
 
 BYTES_PER_RANK = 4 << 20
 _LIMIT = timedelta(seconds=120)

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slurm_health.probes.context import ProbeContext, Sample
+from slurm_health.preflight.probes.context import ProbeContext, Sample
 
-_SECONDS = 2.0
+# So long together, however fast one is: every rank makes as many.
+_EXCHANGES, _EACH_S = 40, 0.05
 _BYTES_PER_RANK = 1 << 20
 
 
@@ -24,14 +25,16 @@ def measure(context: ProbeContext) -> list[Sample]:
     """Exchange, as often on every rank."""
     mine = torch.ones(_BYTES_PER_RANK // 4, device=context.device)
     whole = [torch.empty_like(mine) for _ in range(context.world_size)]
-    _exchange_ms(context, whole, mine)  # connects
-    elapsed_ms = _exchange_ms(context, whole, mine)
-    count = max(3, int(_SECONDS * 1e3 / context.slowest_ms(elapsed_ms)))
+    for _ in range(2):  # the first connects; in the second every member has come so far
+        _exchange_ms(context, whole, mine)
     node = _node()
     (Path(os.environ["EXCHANGE_DIRECTORY"]) / f"{node}.{os.getpid()}").touch()
     if node == os.environ.get("EXCHANGE_RAISES"):
         raise RuntimeError("raised after a collective, as it was told to")
-    times_ms = [_exchange_ms(context, whole, mine) for _ in range(count)]
+    times_ms = []
+    for _ in range(_EXCHANGES):
+        times_ms.append(_exchange_ms(context, whole, mine))
+        time.sleep(max(0.0, _EACH_S - times_ms[-1] / 1e3))
     total_bytes = _BYTES_PER_RANK * context.world_size
     return [Sample(iteration_ms=times_ms[:20], shared=True, total_bytes=total_bytes)]
 

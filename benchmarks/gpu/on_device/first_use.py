@@ -27,7 +27,7 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    from slurm_health.probes import device as devices_of
+    from slurm_health.preflight.probes import device as devices_of
 
     torch.set_num_threads(1)
     taken = {"import": lap_s()}

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One wrong bit in a product of the probe `values`: `flip DEVICES`.
+"""One wrong bit in a product of the probe `values`: `flip DEVICES OPTIONS`.
+
+OPTIONS are those of a round, as JSON.
 
 Each bit of one entry is flipped in turn, once in the result of a product and once in a factor.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import Any
@@ -13,9 +16,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.on_device.events import Events
-from slurm_health.probes import device as devices_of
-from slurm_health.probes import values
-from slurm_health.probes.context import NodeFault, ProbeContext
+from slurm_health.preflight.probes import device as devices_of
+from slurm_health.preflight.probes import values
+from slurm_health.preflight.probes.context import NodeFault, ProbeContext
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 _right = torch.mm
@@ -50,14 +53,17 @@ class WrongOnce:
     def _flip(self, matrix: torch.Tensor, column: int) -> None:
         mask = 1 << self._bit if self._bit < self.bits - 1 else -(1 << self._bit)
         integers = matrix.view(_INTEGERS[matrix.element_size()])
-        integers[0, column] = integers[0, column].bitwise_xor(mask)
+        integers[0, column] ^= torch.full_like(integers[0, column], mask)
 
 
 def main() -> None:
     """Say of each bit whether it was found; of the place "nowhere" too, where there is none."""
     expected = int(sys.argv[1])
     events = Events()
-    context = ProbeContext(device=devices_of.claim(0, expected=expected, environ=os.environ))
+    context = ProbeContext(
+        device=devices_of.claim(0, expected=expected, environ=os.environ),
+        options=json.loads(sys.argv[2]),
+    )
     bits = _try(context, events, "nowhere", 0)
     for place in ("result", "factor"):
         for bit in range(bits):

@@ -10,9 +10,10 @@ import time
 import torch
 
 from benchmarks.gpu.on_device.events import Events
-from slurm_health.probes import device as devices_of
+from slurm_health.preflight.probes import device as devices_of
 
-_SIZES = {"cuda": 8192, "cpu": 256}
+_SIZE, _SMALL_SIZE = 8192, 256
+_FAST_GFLOP_PER_S = 2000.0  # a product of the large size takes half a second there
 _QUEUED = 50  # products that the device has been given and has not computed
 
 
@@ -22,7 +23,7 @@ def main() -> None:
     events = Events()
     torch.set_num_threads(1)
     device = devices_of.claim(0, expected=devices, environ=os.environ)
-    size = _SIZES[device.type]
+    size = _SIZE if devices_of.speeds(device)[0] >= _FAST_GFLOP_PER_S else _SMALL_SIZE
     square = torch.ones(size, size, device=device)
     out = torch.mm(square, square)
     held = torch.ones(held_bytes, dtype=torch.uint8, device=device)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.on_device.events import Events
-from slurm_health.probes import device as devices_of
+from slurm_health.preflight.probes import device as devices_of
 
 _INTERVAL_S = 0.02
 

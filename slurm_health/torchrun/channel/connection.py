@@ -8,7 +8,7 @@ import select
 import socket
 import time
 
-from slurm_health.processes import heard_afterwards
+from slurm_health.system.processes import heard_afterwards
 
 _READ_BYTES = 1 << 16
 # What may wait for an end that does not read.

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slurm_health.core.text import cut, one_line
-from slurm_health.errors import ChannelError
+from slurm_health.records.errors import ChannelError
+from slurm_health.records.text import cut, one_line
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.connection import Closed, Connection
 from slurm_health.torchrun.channel.messages import Challenge, Hello, Proof, Refused

@@ -13,6 +13,8 @@ import hmac
 
 import msgspec
 
+from slurm_health.records.decoding import JsonDecoder
+
 PROTOCOL = 1
 # A name or a number is all that a line holds before its sender has proven anything.
 MOST_UNPROVEN_BYTES = 4096
@@ -125,8 +127,8 @@ class Ended(Message, frozen=True, kw_only=True, tag="ended"):
 ToNodeZero = Hello | Proof | Heard | Lines | Alive | Leaving
 ToNode = Challenge | Welcome | Refused | Told | Alive | Ended
 _encoder = msgspec.json.Encoder()
-_to_node_zero = msgspec.json.Decoder(ToNodeZero)
-_to_node = msgspec.json.Decoder(ToNode)
+_to_node_zero = JsonDecoder[ToNodeZero](ToNodeZero)
+_to_node = JsonDecoder[ToNode](ToNode)
 
 
 def encode(message: Message) -> bytes:
@@ -140,8 +142,7 @@ def at_node_zero(line: bytes) -> ToNodeZero:
     Raises:
         ValueError: it is no such message.
     """
-    message: ToNodeZero = _to_node_zero.decode(line)
-    return message
+    return _to_node_zero.decode(line)
 
 
 def at_node(line: bytes) -> ToNode:
@@ -150,8 +151,7 @@ def at_node(line: bytes) -> ToNode:
     Raises:
         ValueError: it is no such message.
     """
-    message: ToNode = _to_node.decode(line)
-    return message
+    return _to_node.decode(line)
 
 
 def proof(secret: bytes, role: str, hello: Hello, nonce: str) -> str:

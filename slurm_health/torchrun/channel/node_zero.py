@@ -12,9 +12,9 @@ import selectors
 import time
 from collections.abc import Callable, Sequence
 
-from slurm_health.core.nodeset import fold
-from slurm_health.core.records import AgentsLost, LossCause
-from slurm_health.master.launcher import LEAVE_S
+from slurm_health.preflight.master.launcher import LEAVE_S
+from slurm_health.records.nodeset import fold
+from slurm_health.records.records import AgentsLost, LossCause
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.doorway import Doorway
 from slurm_health.torchrun.channel.peers import Peer, Peers, Run

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.core.record_codec import Entry, decode
-from slurm_health.core.text import one_line
-from slurm_health.errors import ChannelError, JournalError, UsageError
+from slurm_health.records.errors import ChannelError, JournalError, UsageError
+from slurm_health.records.record_codec import Entry, decode
+from slurm_health.records.text import one_line
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.connection import Closed, Connection
 from slurm_health.torchrun.channel.messages import Hello, Proof, Refused, Told, Welcome

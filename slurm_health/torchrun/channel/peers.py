@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_health import __version__, journal
-from slurm_health.core.record_codec import VERSION, Entry, NewerVersion, decode, encode
-from slurm_health.core.records import Action, ActionIntended, AgentStarted, Record, RunFinished
-from slurm_health.core.text import cut, one_line
+from slurm_health import __version__
+from slurm_health.records.record_codec import VERSION, Entry, NewerVersion, decode, encode
+from slurm_health.records.records import Action, ActionIntended, AgentStarted, Record, RunFinished
+from slurm_health.records.text import cut, one_line
+from slurm_health.system import journal
 from slurm_health.torchrun.channel import messages, routing
 from slurm_health.torchrun.channel.connection import Closed, Connection
 from slurm_health.torchrun.channel.messages import Hello, Told, Welcome

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from slurm_health.core.records import (
+from slurm_health.records.records import (
     Action,
     ActionIntended,
     AgentsLaunched,

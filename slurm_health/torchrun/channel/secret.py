@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_health.errors import ConfigError
+from slurm_health.records.errors import ConfigError
 
 VARIABLE = "SLURM_HEALTH_SECRET"
 OPTION = "secret-file"
 # Somebody who has seen a handshake can try shorter ones out.
 LEAST_BYTES = 16
 _MOST_BYTES = 65536
+_KUBERNETES = "defaultMode: 0400 of the secret's volume"
 _MAKE_ONE = "make one with: openssl rand -hex 32"
 
 
@@ -20,16 +23,20 @@ def read(file: str | None, environ: Mapping[str, str]) -> bytes:
     """Return the secret of a file or of the environment, nothing where neither is given.
 
     Raises:
-        ConfigError: it cannot be read, or is too short to be one.
+        ConfigError: it cannot be read, others may read it too, or it is too short to be one.
     """
     if file is None:
         text = environ.get(VARIABLE)
         return b"" if text is None else _checked("environment", VARIABLE, text.encode())
     try:
         with Path(file).open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
             found = opened.read(_MOST_BYTES)
     except OSError as err:
         raise ConfigError(f"--{OPTION}", file, f"cannot be read: {err.strerror}") from err
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        problem = f"others may read or change it; fix: chmod 600 {file} (Kubernetes: {_KUBERNETES})"
+        raise ConfigError(f"--{OPTION}", file, problem)
     return _checked(f"--{OPTION}", file, found)
 
 

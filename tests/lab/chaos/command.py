@@ -18,10 +18,17 @@ from tests.lab import LabError
 
 from .judge import violations
 from .look import Seen, look
-from .perform import Performance
-from .plan import NODES, WHILE_IT_TRAINS, Deed, Plan, Trouble, plan_of
+from .perform import URGENT, Performance
+from .plan import ENDINGS, NODES, WHILE_IT_TRAINS, Deed, Plan, Trouble, plan_of
 
 _WRONG = "VIOLATION"
+# A partition over the same nodes that all others give way to.
+_PREEMPTS = """\
+PreemptType=preempt/partition_prio
+PreemptMode={plan.preempt_mode}
+PartitionName=DEFAULT GraceTime={plan.grace_s}
+PartitionName={urgent} Nodes=ALL PriorityTier=10
+"""
 _LOST_S = 15  # a node that is silent for so long is lost, where one may be
 
 
@@ -86,6 +93,7 @@ class _Tally:
     wrong: list[int] = field(default_factory=list)
     deaths_planned: int = 0
     deaths: Counter[Deed] = field(default_factory=Counter)
+    endings: Counter[Deed] = field(default_factory=Counter)
     started_again: int = 0
 
     def add(self, run: Future[Outcome | None], seed: int) -> str:
@@ -100,6 +108,7 @@ class _Tally:
         (self.wrong if outcome.violations else self.well).append(seed)
         self.deaths_planned += len(_deaths(outcome.plan.troubles))
         self.deaths.update(_deaths(outcome.seen.done))
+        self.endings.update(each.deed for each in outcome.seen.done if each.deed in ENDINGS)
         self.started_again += sum(start.restart > 0 for start in outcome.seen.starts)
         return str(outcome)
 
@@ -109,7 +118,8 @@ class _Tally:
         return (
             f"{len(self.well) + len(self.wrong)} runs, {len(self.wrong)} with violations{which}\n"
             f"while scripts trained: {came} (of {self.deaths_planned} planned);"
-            f" {self.started_again} starts again"
+            f" {self.started_again} starts again\n"
+            f"ended from outside: {', '.join(f'{deed} {self.endings[deed]}' for deed in ENDINGS)}"
         )
 
 
@@ -121,6 +131,7 @@ def run_one(plan: Plan, evidence: Path, scratch: Path) -> Outcome:
     """Carry out one plan on a cluster of its own, and judge what it leaves."""
     began_s = time.monotonic()
     extra = f"SlurmdTimeout={_LOST_S}\n" if plan.loses_a_node else ""
+    extra += _PREEMPTS.format(plan=plan, urgent=URGENT) if plan.preempt_mode else ""
     hooks = Path(tempfile.mkdtemp(dir=scratch))
     with hooked_site(hooks, nodes=len(NODES), slurm_conf_extra=extra) as site:
         run = Performance(site, plan)

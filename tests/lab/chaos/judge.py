@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurm_health.core.node import drain_note
-from slurm_health.core.verdict import Level
+from slurm_health.node.rules import drain_note
+from slurm_health.records.verdict import Level
 
 from .look import Check, Seen, Start
-from .plan import FAULTS, SLOW, Deed, Plan
+from .plan import ENDINGS, FAULTS, SLOW, Deed, Plan
 
 # What makes Slurm itself start a job again, or end it.
 _SLURMS_OWN = {Deed.KILL_SLURMCTLD, Deed.KILL_SLURMD, Deed.LOSE_NODE}
+# What takes something from a node that its check or its script needs there.
+_TAKES_AWAY = {*_SLURMS_OWN, Deed.KILL_AGENT, Deed.KILL_WORKER, Deed.KILL_SRUN, Deed.KILL_RANK}
 _UNCHECKED = "UNCHECKED"
 _EXPLAINED = (
     "the job stops:",
@@ -21,6 +23,7 @@ _EXPLAINED = (
     "is not started again:",
 )
 _OURS = "slurm-health:"
+_NO_STEP = "Job/step already completing or completed"
 
 
 def violations(plan: Plan, seen: Seen) -> list[str]:
@@ -61,6 +64,11 @@ def _accusations(plan: Plan, seen: Seen) -> Iterator[str]:
             how = plan.played.get(node, "well")
             if level in may_be and how not in may_be[level] and node not in _hit(seen):
                 yield f"attempt {check.attempt}: {node} is {how} and was found {level.value}"
+    # What a check loses because its job is ended is held against no node.
+    if not {each.deed for each in seen.done} & _TAKES_AWAY:
+        for node, standing in seen.accused.items():
+            if node not in plan.played.keys() | plan.flagged:
+                yield f"{node} is well, and history calls it {standing}"
 
 
 def _journals(seen: Seen) -> Iterator[str]:
@@ -84,7 +92,7 @@ def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
         yield f"the script ran more than once in one start of it: {starts}"
     elif any(restart > plan.restarts for _, restart in starts):
         yield f"the script was started again more often than {plan.restarts} times: {starts}"
-    elif len(attempts) > 1 and not deeds & {*_SLURMS_OWN, Deed.REQUEUE}:
+    elif len(attempts) > 1 and not deeds & {*_SLURMS_OWN, Deed.REQUEUE, Deed.PREEMPT}:
         yield f"nobody asked for it, and the script ran again: attempts {attempts}"
     for start in seen.starts:
         if start.beside and not _of_lost_batch_node(start, seen):
@@ -98,7 +106,7 @@ def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
         undisturbed = (
             start is seen.starts[-1]
             and start.ended
-            and not deeds & {*_SLURMS_OWN, Deed.KILL_SUPERVISOR}  # either may end the job
+            and not deeds & {*_SLURMS_OWN, *ENDINGS, Deed.KILL_SUPERVISOR}  # any may end the job
             and not _ended_by_a_prolog(plan, seen)
         )
         if undisturbed and sorted(start.tasks) != sorted(start.nodes):
@@ -162,13 +170,19 @@ def _explained(plan: Plan, seen: Seen) -> bool:
     match seen.job.get("JobState", ""):
         case "CANCELLED":
             return Deed.CANCEL in deeds or prolog_failed
+        case "TIMEOUT":
+            return Deed.TIME_LIMIT in deeds
+        case "PREEMPTED":
+            return Deed.PREEMPT in deeds
         case "FAILED":
             killed = Deed.KILL_SUPERVISOR in deeds and seen.job.get("ExitCode") == "0:9"
             never_began = prolog_failed and not seen.output
             # A slurmctld that had not yet saved the requeue takes the end of its job for a failure.
             forgotten = Deed.KILL_SLURMCTLD in deeds and "DUE TO JOB REQUEUE" in seen.output
+            # Before Slurm ends a job whose time is up, it starts none of its steps any more.
+            too_late = Deed.TIME_LIMIT in deeds and _NO_STEP in seen.output
             said = any(words in seen.output for words in _EXPLAINED)
-            return killed or never_began or forgotten or said
+            return killed or never_began or forgotten or too_late or said
         case "PENDING":
             ours = seen.job.get("Comment", "").startswith(_OURS)
             users = bool(deeds & {Deed.HOLD, Deed.REQUEUE})

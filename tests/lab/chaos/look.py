@@ -7,25 +7,25 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from slurm_health import journal
-from slurm_health.core.expectations import expectations_from
-from slurm_health.core.nodeset import expand
-from slurm_health.core.records import ActionDone, RunFinished, RunStarted, VerdictReached
-from slurm_health.core.session.deadlines import Limits
-from slurm_health.core.session.session import Session
-from slurm_health.core.session.steps import Append
-from slurm_health.core.verdict import Level
-from slurm_health.errors import SlurmHealthError
-from slurm_health.master.run_check import make_localizer
-from slurm_health.probe_choice import chosen_phases
+from slurm_health.preflight.expectations import expectations_from
+from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.probe_choice import chosen_phases
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.session import Session
+from slurm_health.preflight.session.steps import Append
+from slurm_health.records.errors import SlurmHealthError
+from slurm_health.records.nodeset import expand
+from slurm_health.records.records import ActionDone, RunFinished, RunStarted, VerdictReached
+from slurm_health.records.verdict import Level
+from slurm_health.system import journal
 from tests.e2e.hooks_support import HookedSite
 from tests.lab import DeadlinePassed
 
-from .perform import Performance
+from .perform import HELPER, Performance
 from .plan import Trouble
 
 # A helper waits this long between two looks at its job, and slurmd may be slow to end a step.
@@ -66,6 +66,7 @@ class Seen:
     """All that a run is judged by. `job` is empty where Slurm has forgotten it.
 
     `done` is what happened, with the nodes that it happened to; `pending` never did.
+    `accused` are the nodes that the history of the user's jobs holds something against.
     On the nodes of `lost_prologs`, slurmd waited in vain for the prolog of a job that soon started
     again, and Slurm drained them (22.05.8, on a busy machine).
     """
@@ -81,6 +82,7 @@ class Seen:
     unsettled: str = ""
     report_problem: str = ""
     pending: tuple[Trouble, ...] = ()
+    accused: Mapping[str, str] = field(default_factory=dict)
 
 
 def look(site: HookedSite, run: Performance) -> Seen:
@@ -101,15 +103,35 @@ def look(site: HookedSite, run: Performance) -> Seen:
         left=left,
         unsettled=run.unsettled,
         report_problem=_report_problem(site, run) if checks else "",
+        accused=_accused(site, user) if checks else {},
     )
 
 
 def _left(site: HookedSite) -> tuple[str, ...]:
     try:
-        site.lab.wait_until(site.leftovers, lambda left: not left, "nothing running", _LEFT_S)
+        site.lab.wait_until(lambda: _all_left(site), lambda left: not left, "nothing", _LEFT_S)
     except DeadlinePassed:
-        return tuple(f"{node}: {' '.join(argv)}" for node, argv in site.leftovers())
+        return tuple(_all_left(site))
     return ()
+
+
+def _all_left(site: HookedSite) -> list[str]:
+    """Return what runs on the nodes, and jobs of ours in the queue: helpers that wait for ever."""
+    running = [f"{node}: {' '.join(argv)}" for node, argv in site.leftovers()]
+    helpers = [name for name in site.jobs() if name.startswith(HELPER)]
+    return running + [f"in the queue: {name}" for name in helpers]
+
+
+def _accused(site: HookedSite, user: str) -> dict[str, str]:
+    """Return the nodes that history holds something against, and how much."""
+    result = site.health("lemons", "--json", user=user)
+    clusters = json.loads(result.stdout)["clusters"]
+    return {
+        node["node"]: node["level"]
+        for cluster in clusters
+        for node in cluster["nodes"]
+        if node["level"] in {"lemon", "suspect"}
+    }
 
 
 def starts_in(ran: str) -> tuple[Start, ...]:

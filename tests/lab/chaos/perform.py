@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -13,12 +14,13 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from slurm_health.records.nodeset import expand
 from tests.e2e import played_nodes
 from tests.e2e.hooks_support import FLAG, HIDDEN, HookedSite
 from tests.e2e.lab_support import ENDED, kinds, records_in
 from tests.lab import LabError, processes, watcher
 
-from .plan import HELD, RUNNING, SUBMITTED, WHILE_IT_TRAINS, Deed, Plan, Trouble
+from .plan import ENDINGS, HELD, RUNNING, SUBMITTED, WHILE_IT_TRAINS, Deed, Plan, Trouble
 
 # A job is settled once it has ended, or stood still for so long with nobody at work on it: held,
 # or able to start, which takes a slurmctld that has just come back some seconds.
@@ -28,8 +30,15 @@ _SETTLED_S = 300.0  # some ten on an idle machine; a node that is stuck costs a 
 _AWAY_S = 2.0
 # Within the second in which an attempt ends, Slurm fails the next one.
 _TYPING_S = 1.2
-_HELPER = "slurm-health-requeue-"
+HELPER = "slurm-health-requeue-"
 _SAVED = ("state", "job_state")
+# The partition whose jobs go first, and what preempts: a job that takes one node whole.
+URGENT = "urgent"
+_TAKES_A_NODE = "#!/bin/sh\nexec sleep 1\n"
+# Slurm looks every 30 s for jobs whose time is up. Rounds of a check that take so long let that
+# happen within one.
+_ROUND_S = 4
+_TIMED_OUT_S = 45.0
 
 # Nothing happens any more to a script that trains, if nothing has for so long.
 _TRAINS_S = 20.0
@@ -62,14 +71,17 @@ class Performance:
         self._site = site
         self._lab = site.lab
         self.pending = list(plan.troubles)
+        self._due_s: dict[Trouble, float] = {}
         self._seen: Counter[str] = Counter()
         self._seen_s = 0.0
 
     def play(self) -> None:
         """Set the stage, submit the job, and follow it until it is settled."""
         self._prepare()
+        timed = ("--time=60",) if self.plan.is_timed_out else ()
+        env = {"FAKE_WORKER_ROUND_S": str(_ROUND_S)} if self.plan.is_timed_out else {}
         self.job_id = played_nodes.submit(
-            self._site, *self.plan.words, user=self.plan.user, script=SCRIPT
+            self._site, *timed, *self.plan.words, user=self.plan.user, script=SCRIPT, env=env
         )
         give_up_s = time.monotonic() + _SETTLED_S
         before, since_s = "", time.monotonic()
@@ -93,9 +105,12 @@ class Performance:
         events = self._events()
         if events != self._seen:
             self._seen, self._seen_s = events, now_s
-        deaths = any(each.deed in WHILE_IT_TRAINS for each in self.pending)
+        awaited = any(_happens_to_script(each) for each in self.pending)
         began = events["script_started"] > 0
-        if not deaths or (began and now_s - self._seen_s > _TRAINS_S):
+        # Its time is up, and Slurm has not noticed yet.
+        limited = any(each.deed is Deed.TIME_LIMIT for each in self.done)
+        patience_s = _TIMED_OUT_S if limited else _TRAINS_S
+        if not (awaited or limited) or (began and now_s - self._seen_s > patience_s):
             self._file("go").touch()
 
     def _bring_back(self) -> None:
@@ -143,7 +158,7 @@ class Performance:
         still_s = _HELD_S if self.job.get("Priority") == "0" else _WAITING_S
         if self.job.get("JobState") != "PENDING" or for_s < still_s:
             return False
-        return not any(name.startswith(_HELPER) for name in self._site.jobs())
+        return not any(name.startswith(HELPER) for name in self._site.jobs())
 
     def _events(self) -> Counter[str]:
         """Count what has been seen so far."""
@@ -166,7 +181,11 @@ class Performance:
     def _let_happen(self) -> bool:
         """Let happen what is due; tell whether anything did."""
         events = self._events()
-        due = [each for each in self.pending if events[each.event] >= each.nth]
+        now_s = time.monotonic()
+        for each in self.pending:
+            if events[each.event] >= each.nth:
+                self._due_s.setdefault(each, now_s + each.later_s)
+        due = [each for each in self.pending if self._due_s.get(each, math.inf) <= now_s]
         happened = []
         for each in due:
             what = self._on_a_training_node(each) if each.deed in WHILE_IT_TRAINS else each
@@ -201,6 +220,10 @@ class Performance:
             case Deed.HEALTH_CHECK:
                 self._site.health_check(trouble.node)
                 return True
+            case Deed.TIME_LIMIT:
+                return self._reach_time_limit()
+            case Deed.PREEMPT:
+                return self._preempt()
             case Deed.LOSE_NODE:
                 return self._lose(trouble.node)
             case Deed.KILL_SLURMCTLD:
@@ -217,6 +240,21 @@ class Performance:
 
     def _type(self, *argv: str) -> bool:
         self._lab.run(argv, user=self.plan.user, check=False)
+        return True
+
+    def _reach_time_limit(self) -> bool:
+        """Let the job's time be up; tell whether it runs."""
+        if self.job.get("JobState") != "RUNNING":
+            return False
+        return self._type("scontrol", "update", f"JobId={self.job_id}", "EndTime=now")
+
+    def _preempt(self) -> bool:
+        """Let another user's job take one of the job's nodes; tell whether the job has any."""
+        if self.job.get("JobState") != "RUNNING":
+            return False
+        node = expand(self.job["NodeList"])[-1]
+        wanted = (f"--partition={URGENT}", f"--nodelist={node}", "--exclusive")
+        self._lab.sbatch(_TAKES_A_NODE, *wanted, user="bob")
         return True
 
     def _kill_slurmctld(self) -> bool:
@@ -261,6 +299,12 @@ class Performance:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return bool(found)
+
+
+def _happens_to_script(trouble: Trouble) -> bool:
+    """Tell whether the script has to train until it happens."""
+    ends_it = trouble.deed in ENDINGS and trouble.event == "script_started"
+    return ends_it or trouble.deed in WHILE_IT_TRAINS
 
 
 def is_rank(argv: list[str]) -> bool:

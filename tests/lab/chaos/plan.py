@@ -35,14 +35,19 @@ class Deed(StrEnum):
     HEALTH_CHECK = "health check"
     KILL_RANK = "kill rank"
     LOSE_NODE = "lose"  # slurmd and all that the script has there; it does not come back
+    TIME_LIMIT = "time limit"  # its end comes now; Slurm looks for such jobs every 30 s
+    PREEMPT = "preempt"  # a job of another user, in a partition that goes first, takes a node
 
 
 WHILE_IT_TRAINS = (Deed.KILL_RANK, Deed.LOSE_NODE)
+# What ends an attempt from outside, at any moment.
+ENDINGS = (Deed.CANCEL, Deed.TIME_LIMIT, Deed.PREEMPT)
 ON_A_NODE = frozenset(
     {*WHILE_IT_TRAINS, Deed.KILL_AGENT, Deed.KILL_WORKER, Deed.KILL_SLURMD, Deed.HEALTH_CHECK}
 )
 # How often each is chosen. What ends the job ends the run, too.
-_DEEDS = dict.fromkeys([deed for deed in Deed if deed not in WHILE_IT_TRAINS], 3) | {
+_APART = (*WHILE_IT_TRAINS, Deed.TIME_LIMIT, Deed.PREEMPT)
+_DEEDS = dict.fromkeys([deed for deed in Deed if deed not in _APART], 3) | {
     Deed.KILL_MASTER: 5,
     Deed.CANCEL: 1,
     Deed.KILL_SUPERVISOR: 1,
@@ -73,6 +78,13 @@ _MOVED = frozenset({Deed.KILL_HELPER, Deed.RELEASE})
 DIES, RAISES, UNREACHABLE, SLOW = "dies", "raises", "unreachable", "slow"
 _PLAYED = {DIES: 4, UNREACHABLE: 3, RAISES: 2, SLOW: 2, "cannot": 1, "no-torch": 1, "stuck": 1}
 FAULTS = frozenset({DIES, RAISES, UNREACHABLE})
+# How often an attempt is ended from outside beside all else, and by what.
+_ENDED = 0.4
+_ENDING = {Deed.CANCEL: 2, Deed.TIME_LIMIT: 1, Deed.PREEMPT: 2}
+# So long after its moment at most: longer than a round of played probes.
+_LATER_S = 1.5
+# What Slurm does to a preempted job, and how long it leaves it after SIGTERM.
+_PREEMPT_MODES, _GRACE_S = ("REQUEUE", "CANCEL"), (0, 0, 5)
 # How often nothing dies of a script that may be started again.
 _NO_DEATH = 0.15
 # With fewer nodes nobody can tell who does not reach whom.
@@ -91,16 +103,21 @@ _FLAGS = ("--no-requeue", "--exclusive")
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """Something that happens at the `nth` time that an event is seen, or as soon after it can."""
+    """Something that happens at the `nth` time that an event is seen, or as soon after it can.
+
+    Where `later_s` is set, it happens so long after that.
+    """
 
     deed: Deed
     event: str
     nth: int = 1
     node: str = ""
+    later_s: float = 0.0
 
     def __str__(self) -> str:
         nth = f" {self.nth}" if self.nth > 1 else ""
-        return f"{self.deed} {self.node}".strip() + f" at {self.event}{nth}"
+        when = f"{self.later_s:g} s after" if self.later_s else "at"
+        return f"{self.deed} {self.node}".strip() + f" {when} {self.event}{nth}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +126,8 @@ class Plan:
 
     `played` says how bad nodes behave in the check. A `hidden` fault shows in a retest only, so the
     epilog confirms what the check found; a `flagged` node fails its prolog. `restarts` is how often
-    an attempt may start the script again.
+    an attempt may start the script again. `preempt_mode` and `grace_s` are the cluster's, where a
+    job is preempted.
     """
 
     seed: int
@@ -123,6 +141,13 @@ class Plan:
     flagged: frozenset[str]
     troubles: tuple[Trouble, ...]
     restarts: int = 0
+    preempt_mode: str = ""
+    grace_s: int = 0
+
+    @property
+    def is_timed_out(self) -> bool:
+        """Whether the job may run into its time limit."""
+        return any(each.deed is Deed.TIME_LIMIT for each in self.troubles)
 
     @property
     def loses_a_node(self) -> bool:
@@ -142,7 +167,9 @@ class Plan:
         bad += [f"{node} fails its prolog" for node in sorted(self.flagged)]
         said = ", ".join(bad) or "all nodes well"
         troubles = ", ".join(str(each) for each in self.troubles) or "no trouble"
-        return f"{self.user}: {' '.join(self.words)}; {said}; {troubles}"
+        mode = f"; PreemptMode={self.preempt_mode}" if self.preempt_mode else ""
+        mode += f" GraceTime={self.grace_s}" if self.grace_s else ""
+        return f"{self.user}: {' '.join(self.words)}; {said}; {troubles}{mode}"
 
 
 def plan_of(seed: int) -> Plan:
@@ -180,7 +207,29 @@ def plan_of(seed: int) -> Plan:
         restarts=restarts,
     )
     mortal = tuple(node for node in well[1:nodes] if node not in plan.flagged)
-    return replace(plan, troubles=plan.troubles + _deaths(training, mortal, restarts))
+    plan = replace(plan, troubles=plan.troubles + _deaths(training, mortal, restarts))
+    return _with_ending(plan, Random(f"{seed} ending"), moves=bool(faulty))
+
+
+def _with_ending(plan: Plan, random: Random, *, moves: bool) -> Plan:
+    """Choose what ends an attempt from outside, if anything does: drawn apart from the rest."""
+    if random.random() >= _ENDED:
+        return plan
+    deed = _chosen(random, _ENDING)
+    moments = (RUNNING, *_CHECKING, "script_started", *(_MOVING if moves else ()))
+    event = random.choice(moments)
+    ending = Trouble(
+        deed=deed,
+        event=event,
+        nth=random.choice((1, 2, 3)) if event.startswith("round_") else 1,
+        later_s=round(random.uniform(0, _LATER_S), 2),
+    )
+    others = tuple(each for each in plan.troubles if each.deed is not deed)
+    plan = replace(plan, troubles=(*others, ending))
+    if deed is not Deed.PREEMPT:
+        return plan
+    mode, grace_s = random.choice(_PREEMPT_MODES), random.choice(_GRACE_S)
+    return replace(plan, preempt_mode=mode, grace_s=grace_s)
 
 
 def _deaths(random: Random, nodes: tuple[str, ...], restarts: int) -> tuple[Trouble, ...]:

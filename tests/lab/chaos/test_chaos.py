@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.core.records import Disposition, RunFinished
-from slurm_health.core.verdict import Level
-from slurm_health.errors import ExitCode
+from slurm_health.records.errors import ExitCode
+from slurm_health.records.records import Disposition, RunFinished
+from slurm_health.records.verdict import Level
 from tests.lab import directory, missing
 from tests.support.supervised import eventually
 
@@ -71,6 +71,8 @@ def test_everything_that_can_happen_happens() -> None:
     assert any(plan.spares for plan in MANY)
     assert any(plan.hidden for plan in MANY)
     assert any(plan.flagged for plan in MANY)
+    assert {plan.preempt_mode for plan in MANY} == {"", "CANCEL", "REQUEUE"}
+    assert {plan.grace_s > 0 for plan in MANY if plan.preempt_mode} == {True, False}
 
 
 @pytest.mark.parametrize("plan", MANY[:100], ids=lambda plan: plan.seed)
@@ -107,6 +109,14 @@ def job(**fields: str) -> Mapping[str, str]:
     [
         RIGHT,
         replace(RIGHT, job=job(JobState="CANCELLED"), starts=(), done=killed(Deed.CANCEL)),
+        replace(RIGHT, job=job(JobState="TIMEOUT"), starts=(), done=killed(Deed.TIME_LIMIT)),
+        replace(RIGHT, job=job(JobState="FAILED"), done=killed(Deed.TIME_LIMIT),
+                output="srun: error: Unable to create step for job 1: Job/step already completing"
+                " or completed", starts=(replace(START, tasks=(), ended=False),)),
+        replace(RIGHT, job=job(JobState="PREEMPTED"), starts=(), done=killed(Deed.PREEMPT)),
+        replace(RIGHT, starts=(START, replace(START, attempt=1)), done=killed(Deed.PREEMPT),
+                checks=(WELL, replace(WELL, attempt=1))),
+        replace(RIGHT, accused={"n1": "suspect"}, done=killed(Deed.KILL_AGENT, "n1")),
         replace(RIGHT, job=job(JobState="PENDING", Comment="slurm-health: held"), starts=()),
         replace(RIGHT, job=job(JobState="FAILED"), starts=(), output="the job stops: n1"),
         replace(RIGHT, job=job(JobState="FAILED"), starts=(), done=killed(Deed.KILL_SLURMCTLD),
@@ -140,7 +150,12 @@ def test_what_is_right_is_no_violation(seen: Seen) -> None:
         (replace(RIGHT, starts=(replace(START, nodes=("n1",), count=1),)), "were asked for"),
         (replace(RIGHT, starts=(replace(START, tasks=("n1",)),)), "its tasks ran on"),
         (replace(RIGHT, job=job(JobState="CANCELLED")), "nothing explains"),
+        (replace(RIGHT, job=job(JobState="TIMEOUT"), done=killed(Deed.CANCEL)), "nothing explains"),
+        (replace(RIGHT, accused={"n1": "suspect"}, done=killed(Deed.CANCEL)),
+         "n1 is well, and history calls it suspect"),
         (replace(RIGHT, job=job(JobState="PENDING", Reason="JobHeldUser")), "nothing explains"),
+        (replace(RIGHT, job=job(JobState="PENDING", Priority="0", Reason="JobHeldUser"),
+                 done=killed(Deed.PREEMPT)), "nothing explains"),
         (replace(RIGHT, unsettled="RUNNING"), "does not settle"),
         (replace(RIGHT, output="Traceback (most recent call last)"), "has a traceback"),
         (replace(RIGHT, report_problem="report ends with 70"), "report ends with 70"),

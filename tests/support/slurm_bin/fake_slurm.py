@@ -3,8 +3,8 @@
 """scontrol, sbatch, squeue and scancel, as the links beside this file, over some state.
 
 For what a real Slurm cannot be made to do: refuse at will, lose what it has accepted, take long.
-The rest they do in its words and with its exit codes, which tests/slurm/test_fake_slurm.py holds
-against the lab's. Time does not pass by itself: each time a job is shown it comes one step
+The rest they do in its words and with its exit codes, which tests/system/slurm/test_fake_slurm.py
+holds against the lab's. Time does not pass by itself: each time a job is shown it comes one step
 further, from COMPLETING to PENDING, and from PENDING and released to RUNNING.
 
 State lies in $FAKE_SLURM_DIR: jobs.json, nodes.json, settings.json and calls (one call a line).
@@ -106,7 +106,7 @@ def show_job(job_id: str) -> str:
         "ReqNodeList": job["ReqNodeList"] or "(null)",
         "ExcNodeList": job["ExcNodeList"] or "(null)",
         "NodeList": ",".join(job["nodes"]) if state == "RUNNING" else "",
-        "BatchHost": job["nodes"][0],
+        **({"BatchHost": job["nodes"][0]} if job["nodes"] else {}),
         "Comment": job["Comment"],
     }
     return " ".join(f"{key}={value}" for key, value in fields.items()) + " "

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where modules stood before the house had quarters: each is still found by its old name.
+
+A package may be replaced under a running job, whose processes then start others by the names that
+they know. A site's probes, checks, collectors and operators import what they were told to. And a
+hook's own errors end in exit code 0, so a shim whose module is gone would switch the hooks off
+without a word.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:  # importlib.abc loads what a hook has no time for
+    from collections.abc import Sequence
+    from importlib.abc import InspectLoader, Loader
+    from types import CodeType, ModuleType
+
+_PACKAGE = "slurm_health."
+# Each row is true of what is below it, too.
+MOVED = {
+    "acting": "preflight.acting",
+    "agent": "preflight.agent",
+    "bell": "preflight.bell",
+    "checks": "node.checks",
+    "config": "preflight.config",
+    "core.acting": "preflight.decide",
+    "core.allocation": "records.allocation",
+    "core.attribution": "records.attribution",
+    "core.decoding": "records.decoding",
+    "core.diagnosis": "training.diagnosis",
+    "core.diagnosis.names": "records.inference_names",
+    "core.diagnosis.words": "records.words",
+    "core.expectations": "preflight.expectations",
+    "core.exposition": "system.exposition",
+    "core.gpu_load": "records.gpu_load",
+    "core.history": "fleet.standing",
+    "core.localize": "preflight.localize",
+    "core.node": "node.rules",
+    "core.nodeset": "records.nodeset",
+    "core.orders": "preflight.order_lines",
+    "core.played_nodes": "preflight.played_nodes",
+    "core.probe_catalog": "records.probe_catalog",
+    "core.record_codec": "records.record_codec",
+    "core.records": "records.records",
+    "core.retention": "fleet.retention.rules",
+    "core.same_job": "records.same_job",
+    "core.session": "preflight.session",
+    "core.standings": "records.standings",
+    "core.sweep": "fleet.sweep.choice",
+    "core.text": "records.text",
+    "core.topology": "records.topology",
+    "core.verdict": "records.verdict",
+    "doctor": "node.doctor",
+    "draining": "node.draining",
+    "errors": "records.errors",
+    "history": "fleet.history",
+    "hooks": "node.hooks",
+    "journal": "system.journal",
+    "killable": "system.killable",
+    "machine_log": "system.machine_log",
+    "master": "preflight.master",
+    "monitor": "training.monitor",
+    "nvml": "system.nvml",
+    "options": "preflight.options",
+    "orders": "preflight.orders",
+    "private_files": "system.private_files",
+    "probe_choice": "preflight.probe_choice",
+    "probes": "preflight.probes",
+    "processes": "system.processes",
+    "restart": "training.restart",
+    "retention": "fleet.retention",
+    "sbatch": "preflight.sbatch",
+    "shipped": "system.shipped",
+    "site_file": "system.site_file",
+    "site_settings": "node.site_settings",
+    "slurm": "system.slurm",
+    "stuck": "node.stuck",
+    "supervisor": "preflight.supervisor",
+    "sweep": "fleet.sweep",
+    "templates": "system.templates",
+}
+# Held only what has moved.
+_EMPTIED = "core"
+
+
+def new_name(name: str) -> str | None:
+    """Return where the module of this full name stands today; None for one that has not moved."""
+    old = name.removeprefix(_PACKAGE)
+    rest: list[str] = []
+    while old:
+        if old in MOVED:
+            return ".".join([_PACKAGE + MOVED[old], *rest])
+        old, _, last = old.rpartition(".")
+        rest.insert(0, last)
+    return None
+
+
+class Moved:
+    """Finds modules by the names that they had."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - imports give it
+        target: ModuleType | None = None,  # noqa: ARG002 - imports give it
+    ) -> ModuleSpec | None:
+        """Return how the module of an old name is loaded, None for any other name."""
+        if not fullname.startswith(_PACKAGE):
+            return None
+        if fullname == _PACKAGE + _EMPTIED:
+            return ModuleSpec(fullname, None, is_package=True)
+        name = new_name(fullname)
+        found = importlib.util.find_spec(name) if name is not None else None
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        loader = cast("Loader", _UnderOldName(found))
+        return ModuleSpec(fullname, loader, origin=found.origin, is_package=is_package)
+
+
+class _UnderOldName:
+    """Loads one module for two names; run as a program, it is run from its own file."""
+
+    def __init__(self, found: ModuleSpec) -> None:
+        self._found = found
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002 - imports give it
+        """Return the module by its name of today."""
+        return importlib.import_module(self._found.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: it has been, under its own name."""
+        module.__spec__ = self._found  # the import has just put the old name's there
+
+    def get_code(self, fullname: str) -> CodeType | None:  # noqa: ARG002 - runpy gives it
+        """Return the code of the file that it stands in today."""
+        return cast("InspectLoader", self._found.loader).get_code(self._found.name)
+
+    def get_source(self, fullname: str) -> str | None:  # noqa: ARG002 - as above
+        """Return the text of that file."""
+        return cast("InspectLoader", self._found.loader).get_source(self._found.name)
+
+
+def install() -> None:
+    """Have old names found, before anything else looks for them. Once is enough."""
+    if not any(isinstance(finder, Moved) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Moved())

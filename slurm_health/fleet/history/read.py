@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the checks of one job say of their nodes, from the job's journal. Reads files only.
+
+Journals of other users are read as `report` reads them: no link is followed, nothing is opened that
+its owner has not alone, and nothing in them is run.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from slurm_health.fleet.standing.observation import NODE_NAME, CheckSeen, Figure, JobSeen
+from slurm_health.fleet.standing.observe import observations, without_job_end
+from slurm_health.records.errors import JournalError
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
+    Record,
+    RunFinished,
+    RunStarted,
+    Sampled,
+    ScriptEnded,
+    ScriptStarted,
+    VerdictReached,
+)
+from slurm_health.records.verdict import Level
+from slurm_health.report.figures import figures_by_node
+from slurm_health.system import journal
+
+# A post-mortem, a requeue or a release by hand may still add to a journal that looks complete.
+_SETTLED_S = 24 * 3600.0
+# What is not complete after so long never will be: longer than Slurm jobs run.
+_ABANDONED_S = 60 * 24 * 3600.0
+_MOST_NODES = 64 * 1024  # as Slurm's node lists
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    check: CheckSeen | None
+    over: bool
+
+
+def stamp_of(root: Path, cluster: str, job: str) -> str:
+    """Return what changes with a job's journal.
+
+    Raises:
+        OSError: it cannot be read, or is refused.
+    """
+    return _stamp_and_time(root, cluster, job)[0]
+
+
+def _stamp_and_time(root: Path, cluster: str, job: str) -> tuple[str, float]:
+    """Return what changes with a job's journal, and when that was written last.
+
+    Raises:
+        OSError: it cannot be read, or is refused.
+    """
+    parts, newest_s = [], 0.0
+    for directory in journal.runs_of(root, cluster, job):
+        with journal.opened(directory, None) as run:
+            for writer in (journal.MASTER, journal.SUPERVISOR, journal.POST_MORTEM):
+                name = journal.path_of(directory, writer).name
+                try:
+                    found = os.stat(name, dir_fd=run, follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                newest_s = max(newest_s, found.st_mtime)
+                parts.append(f"{directory.name}/{writer}:{found.st_size}")
+    return " ".join(parts), newest_s
+
+
+def read_job(root: Path, cluster: str, job: str, *, most_bytes: int | None = None) -> JobSeen:
+    """Return what the checks of a job say of their nodes.
+
+    With `most_bytes` no more than that is read of all its runs together.
+
+    Raises:
+        OSError: the job's directory cannot be read, or is refused.
+    """
+    stamp, newest_s = _stamp_and_time(root, cluster, job)
+    uid = journal.job_directory(root, cluster, job).lstat().st_uid
+    runs, troubles = [], []
+    budget = _Budget(most_bytes)
+    for directory in journal.runs_of(root, cluster, job):
+        try:
+            runs.append(_read_run(directory, budget))
+        except (JournalError, OSError) as err:
+            troubles.append(str(err))
+    over = bool(runs) and runs[-1].over
+    return JobSeen(
+        uid=uid,
+        stamp=stamp,
+        final_s=newest_s + (_SETTLED_S if over else _ABANDONED_S),
+        checks=tuple(run.check for run in runs if run.check),
+        trouble="; ".join(troubles),
+    )
+
+
+class _Budget:
+    """How many bytes of a job may be read still, None for all."""
+
+    def __init__(self, most_bytes: int | None) -> None:
+        self._most_bytes = self._left_bytes = most_bytes
+
+    def spend(self, data: bytes) -> bytes:
+        """Return the data, if there is room for it.
+
+        Raises:
+            OSError: there is none.
+        """
+        if self._left_bytes is not None:
+            self._left_bytes -= len(data)
+            if self._left_bytes < 0:
+                raise OSError(errno.EFBIG, f"it has more than {self._most_bytes} bytes")
+        return data
+
+
+def _read_run(directory: Path, budget: _Budget) -> _Run:
+    with journal.opened(directory, None) as run:
+
+        def read(writer: str) -> list[Entry]:
+            reader = journal.Reader(directory, writer, of_anybody=True)
+            return reader.take(budget.spend(reader.fetch(run)))
+
+        master = read(journal.MASTER)
+        start = next((each for each in master if isinstance(each.record, RunStarted)), None)
+        if start is None or not isinstance(start.record, RunStarted):
+            return _Run(check=None, over=False)
+        records = _records(master)
+        listed = dict.fromkeys(start.record.nodes[:_MOST_NODES])
+        names = [name for name in listed if NODE_NAME.fullmatch(name)]
+        nodes = {name: _records(read(name)) for name in names}
+        script = _records(read(journal.SUPERVISOR))
+        written_s = os.stat(journal.path_of(directory, journal.MASTER).name, dir_fd=run).st_mtime
+        seen = observations(
+            without_job_end(master),
+            nodes,
+            _records(read(journal.POST_MORTEM)),
+            _figures(records, nodes.values()),
+        )
+    # Its owner wrote it: no check begins after what is said of it was written.
+    began_s = min(start.time_s, written_s)
+    check = CheckSeen(label=directory.name, time_s=began_s, seen=tuple(seen))
+    return _Run(check=check, over=_is_over(records, script))
+
+
+def _figures(
+    master: Sequence[Record], nodes: Iterable[Sequence[Record]]
+) -> dict[str, list[Figure]]:
+    """Return what `report` shows of each node, of each figure the median.
+
+    Of the several groups that a node was in, that tells about the node and not about a partner.
+    """
+    samples = [each for own in nodes for each in own if isinstance(each, Sampled)]
+    verdicts = [each for each in master if isinstance(each, VerdictReached)]
+    judged = verdicts[-1].nodes if verdicts else []
+    by_node = figures_by_node(
+        samples,
+        healthy={each.node for each in judged if each.level is Level.HEALTHY},
+        bad_paths=[path.ends for path in verdicts[-1].paths] if verdicts else [],
+    )
+    return {
+        node: [Figure("", f"{each.probe} {each.unit}", median(each.values)) for each in figures]
+        for node, figures in by_node.items()
+    }
+
+
+def _is_over(master: Sequence[Record], script: Sequence[Record]) -> bool:
+    finished = [each for each in master if isinstance(each, RunFinished)]
+    if not finished or finished[-1].disposition.leaves:
+        return False
+    began = any(isinstance(each, ScriptStarted) for each in script)
+    return not began or any(isinstance(each, ScriptEnded) for each in script)
+
+
+def _records(entries: Sequence[Entry]) -> list[Record]:
+    return [each.record for each in entries if each.record is not None]

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings an index up to date with the journals: new jobs, jobs that went on, jobs that are gone.
+
+A job whose journal is settled is not looked at again, so an index of years costs one listing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.fleet.history.database import Busy, Damaged, Denied
+from slurm_health.fleet.history.index import Index
+from slurm_health.fleet.history.place import Place
+from slurm_health.fleet.history.sqlite_file import is_index
+from slurm_health.fleet.standing.observation import JobSeen
+from slurm_health.records.decoding import from_msgpack
+from slurm_health.records.errors import IndexUnusable, JournalError
+from slurm_health.records.text import cut, one_line
+from slurm_health.system import journal, private_files
+from slurm_health.system.killable import Answered, Broke, Hung, run_one
+
+_log = logging.getLogger(__name__)
+# What reading one job of another user may take. A check of 4,096 nodes has some 100 MB.
+_MOST_BYTES = 512 << 20
+_MEMORY_BYTES = 4 << 30
+_ANSWER_BYTES = 16 << 20
+_READ_LIMIT_S = 60.0
+_MOST_OF_A_USER_S = 600.0
+_SHOWN = 200
+Progress = Callable[[int, int], None]
+
+
+def _silent(_done: int, _of: int) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def opened(
+    place: Place,
+    root: Path,
+    *,
+    now_s: float,
+    rebuild: bool = False,
+    progress: Progress = _silent,
+) -> Iterator[Index]:
+    """Hold open an index that says what the journals say now.
+
+    One that is damaged, or of another version, is made anew. One that another process keeps busy,
+    or that is root's, is used as it is, and a log line says so.
+
+    Raises:
+        IndexUnusable: it cannot be used where it lies.
+        JournalError: the journals cannot be listed.
+    """
+    if place.why_in_memory:
+        _log.warning("the history is indexed anew, and kept nowhere: %s", place.why_in_memory)
+    with _told(place):
+        if rebuild and not place.only_read:
+            _remove(place)
+        with contextlib.closing(_open_and_refresh(place, root, now_s, progress)) as index:
+            yield index
+
+
+@contextlib.contextmanager
+def _told(place: Place) -> Iterator[None]:
+    """Make an error for a person of what a database says."""
+    try:
+        yield
+    except Damaged as err:
+        raise IndexUnusable(
+            str(place), f"is damaged: {err}", fix="--rebuild makes it anew"
+        ) from err
+    except Busy as err:
+        told = f"another process works on it: {err}"
+        raise IndexUnusable(str(place), told, fix="try again when that has ended") from err
+    except Denied as err:
+        fix = "ask whoever runs the database for that right, or name another with --index"
+        raise IndexUnusable(str(place), str(err), fix=fix) from err
+
+
+def _open_and_refresh(place: Place, root: Path, now_s: float, progress: Progress) -> Index:
+    for attempt in (1, 2):
+        index = None
+        try:
+            index = Index(place)
+            _refresh(index, root, now_s, progress)
+        except Damaged as err:
+            if index is not None:
+                index.close()
+            if attempt == 2 or not _may_replace(place):
+                raise IndexUnusable(str(place), str(err)) from err
+            _log.info("the history is indexed anew: the index %s", err)
+            _remove(place)
+        except BaseException:
+            if index is not None:
+                index.close()
+            raise
+        else:
+            return index
+    raise AssertionError("two attempts end in an index or an error")
+
+
+def _refresh(index: Index, root: Path, now_s: float, progress: Progress) -> None:
+    if index.only_read:
+        index.clusters()  # or it is damaged
+        return
+    try:
+        bring_up_to_date(index, root, now_s=now_s, progress=progress)
+    except Busy:
+        _log.warning("another process works on the index; the answer may lack the latest jobs")
+
+
+def _may_replace(place: Place) -> bool:
+    """Tell whether the index is ours to remove: a file that a person named may be anything."""
+    if place.server is not None:
+        return True  # its tables have our name
+    if place.path is None or place.only_read:
+        return False
+    if not place.named:
+        return True
+    with contextlib.suppress(OSError):
+        return is_index(place.path)
+    return False
+
+
+def _remove(place: Place) -> None:
+    if place.server is not None:
+        from slurm_health.fleet.history import server
+
+        server.remove(place.server)
+    if place.path is None or (place.path.exists() and not _may_replace(place)):
+        return
+    for name in (place.path, Path(f"{place.path}-journal")):
+        name.unlink(missing_ok=True)
+
+
+def bring_up_to_date(
+    index: Index, root: Path, *, now_s: float, progress: Progress = _silent
+) -> None:
+    """Put into an index what the journals say now.
+
+    Raises:
+        Busy: another process works on it.
+        Damaged: it cannot be used.
+        JournalError: the journals cannot be listed.
+    """
+    known = index.jobs(root)
+    try:
+        found = set(_jobs(root))
+    except OSError as err:
+        raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
+    gone = [each for each, (_, ours) in known.items() if ours and each not in found]
+    if gone:
+        index.forget(gone)
+    open_ = sorted(each for each in found if each not in known or now_s <= known[each][0])
+    others = Others()
+    for done, (cluster, job) in enumerate(open_):
+        progress(done, len(open_))
+        seen = _read_if_changed(root, cluster, job, index.stamp(cluster, job), others)
+        if seen is not None:
+            index.keep(root, cluster, job, seen, now_s=now_s)
+
+
+def _read_if_changed(
+    root: Path, cluster: str, job: str, stamp: str | None, others: Others
+) -> JobSeen | None:
+    from slurm_health.fleet.history.read import read_job, stamp_of  # an answer alone does without
+
+    try:
+        now = stamp_of(root, cluster, job)
+        if stamp is not None and stamp == now:
+            return None
+        uid = journal.job_directory(root, cluster, job).lstat().st_uid
+        if uid == os.geteuid():
+            return read_job(root, cluster, job)
+        return others.read(uid, now, lambda: read_job(root, cluster, job, most_bytes=_MOST_BYTES))
+    except FileNotFoundError:
+        return None  # it is being removed
+    except OSError as err:  # another user's, where several share the root
+        return JobSeen(uid=-1, stamp="", final_s=0.0, trouble=err.strerror or str(err))
+
+
+class Others:
+    """Reads the journals of other users, each in a child with limits.
+
+    Who fills theirs with what takes long to read is left alone after a while, until the next time.
+    """
+
+    def __init__(self) -> None:
+        self._spent_s: dict[int, float] = {}
+
+    def read(self, uid: int, stamp: str, work: Callable[[], JobSeen]) -> JobSeen | None:
+        """Return what a job of a user says, and why not where it cannot be read within limits."""
+        spent_s = self._spent_s.get(uid, 0.0)
+        if spent_s > _MOST_OF_A_USER_S:
+            return None
+
+        def limited() -> bytes:
+            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+            return msgspec.msgpack.encode(work())
+
+        began_s = time.monotonic()
+        outcome = run_one(limited, _READ_LIMIT_S, most_bytes=_ANSWER_BYTES)
+        self._spent_s[uid] = spent_s = spent_s + time.monotonic() - began_s
+        if spent_s > _MOST_OF_A_USER_S:
+            _log.warning("further journals of user %d are left for the next time", uid)
+        match outcome:
+            case Answered(data=data):
+                return from_msgpack(data, JobSeen)
+            case Broke(reason=reason):
+                why = f"it cannot be read within limits: {cut(one_line(reason), _SHOWN)}"
+            case Hung(limit_s=limit_s):
+                stamp, why = "", f"it cannot be read within {limit_s:g} s"
+        # What broke is not tried again before its stamp changes.
+        return JobSeen(uid=uid, stamp=stamp, final_s=0.0, trouble=why)
+
+
+def _jobs(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield the jobs that have a journal, by cluster and id."""
+    for cluster in journal.clusters_in(root):
+        with contextlib.suppress(PermissionError, FileNotFoundError):
+            with private_files.directory(root, cluster, owner=None) as handle:
+                listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
+            try:
+                with os.scandir(listing) as entries:
+                    for each in entries:
+                        known = journal.JOURNAL_NAME.fullmatch(each.name)
+                        if known and each.is_dir(follow_symlinks=False):
+                            yield cluster, each.name
+            finally:
+                os.close(listing)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Histories and lemons as text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from slurm_health.fleet.history.answer import Lemons, NodeHistory, Series
+from slurm_health.fleet.history.index import Seen
+from slurm_health.fleet.standing.standing import Standing
+from slurm_health.records.nodeset import fold
+from slurm_health.records.standings import Level
+from slurm_health.records.verdict import Level as Verdict
+from slurm_health.report.layout import Page
+
+_NOTHING = "\N{EN DASH}"  # stands for what is not there
+_HEADS = ("CHECKED", "JOB", "VERDICT", "SIGNALS", "REASON")
+_FIGURE_HEADS = ("PART", "MEASURED", "LATEST", "TYPICAL", "CHECKS", "TREND")
+_LEMON_HEADS = ("NODE", "STANDING", "SCORE", "JOBS", "SPOILED", "SIGNALS", "REASON")
+
+
+def history_text(found: NodeHistory, page: Page, *, most: int) -> str:
+    """Return a node's history: what is concluded, its last checks, its figures."""
+    lines = [*_head(found, page), ""]
+    lines += page.table([_HEADS, *(_check_row(each) for each in reversed(found.checks[-most:]))])
+    left_out = len(found.checks) - most
+    if left_out > 0:
+        lines += page.paragraph(f"and {left_out} earlier; --limit={len(found.checks)} shows them")
+    if found.series:
+        rows = [_FIGURE_HEADS, *(_series_row(each) for each in found.series)]
+        lines += ["", *page.table(rows, align=("left", "left", "right", "right", "right"))]
+    return "\n".join(lines) + "\n"
+
+
+def lemons_text(found: Sequence[Lemons], page: Page) -> str:
+    """Return the nodes that something speaks against, the worst first, and how many others."""
+    if not found:
+        return "no check is in the journals that you may read; --journal=DIR names others\n"
+    return "\n".join("\n".join(_lemons_lines(each, page)) + "\n" for each in found)
+
+
+def unread_text(reasons: Mapping[str, int], page: Page) -> str:
+    """Return of how many jobs the journal could not be read, empty where all could."""
+    if not reasons:
+        return ""
+    count = sum(reasons.values())
+    first = max(reasons, key=lambda each: reasons[each])
+    said = f"{_many(count, 'job')} could not be read, or not wholly: {first}"
+    more = f", and {len(reasons) - 1} other reasons" if len(reasons) > 1 else ""
+    return "\n".join(page.paragraph(said + more)) + "\n"
+
+
+def _head(found: NodeHistory, page: Page) -> list[str]:
+    standing = found.standing
+    checks, jobs = len(found.checks), len({each.job for each in found.checks})
+    first = _date(found.checks[0].time_s)
+    counted = f"{_many(checks, 'check')} of {_many(jobs, 'job')} since {first[:10]}"
+    phrases = [
+        f"{found.node} of {found.cluster}",
+        counted,
+        _level(standing),
+    ]
+    lines = page.phrases(phrases)
+    lines += page.paragraph(f"{_spoiled(standing)}; {_elsewhere(standing)}")
+    return [*lines, *page.paragraph(standing.reason)]
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _level(standing: Standing) -> str:
+    """Return the conclusion; with its score, unless that would only be what is not known."""
+    known = standing.level is not Level.UNKNOWN
+    return f"{standing.level.value}, score {standing.score:g}" if known else standing.level.value
+
+
+def _spoiled(standing: Standing) -> str:
+    return f"spoiled {standing.spoiled} of {standing.jobs} jobs in the window"
+
+
+def _elsewhere(standing: Standing) -> str:
+    return f"other nodes {standing.elsewhere_spoiled} of {standing.elsewhere_jobs}"
+
+
+def _check_row(check: Seen) -> list[str]:
+    said = check.said
+    job = check.job if check.label == "0" else f"{check.job} ({check.label})"
+    verdict = said.level.value if said.level else _NOTHING
+    if said.level in {Verdict.SLOW, Verdict.FAULTY} and said.component not in {"", "node"}:
+        verdict += f" ({said.component})"
+    signals = ", ".join(said.signals) or _NOTHING
+    return [_date(check.time_s), job, verdict, signals, said.said]
+
+
+def _series_row(series: Series) -> list[str]:
+    found = series.trend
+    text = _NOTHING
+    if found is not None:
+        word = "rises" if found.change > 0 else "falls"
+        text = f"{word} {abs(found.change):.0%} in {found.days:.1f} days"
+    return [
+        series.part or "node",
+        series.metric,
+        f"{series.latest:.4g}",
+        f"{series.typical:.4g}",
+        str(series.checks),
+        text,
+    ]
+
+
+def _lemons_lines(found: Lemons, page: Page) -> Iterable[str]:
+    yield from page.paragraph(
+        f"{found.cluster}: {_many(len(found.standings), 'node')} checked in the last"
+        f" {found.days:g} days; a job counts once on each of its nodes"
+    )
+    named = [each for each in found.standings if each.spoiled]
+    if named:
+        rows = [_LEMON_HEADS, *map(_lemon_row, named)]
+        yield ""
+        yield from page.table(rows, align=("left", "left", "right", "right", "right", "left"))
+        yield ""
+    clear = [each.node for each in found.standings if each.level is Level.CLEAR]
+    unknown = [each.node for each in found.standings if each.level is Level.UNKNOWN]
+    if clear:
+        yield from page.paragraph(f"clear: {fold(sorted(clear))}")
+    if found.unknown:
+        yield from page.paragraph(
+            f"left out: {_many(found.unknown, 'node')} that journals name and Slurm does not, or"
+            " that one user alone names beyond a limit"
+        )
+    if unknown:
+        yield from page.paragraph(f"nothing against them, in too few jobs: {fold(sorted(unknown))}")
+
+
+def _lemon_row(standing: Standing) -> list[str]:
+    signals = ", ".join(
+        f"{name} {count}" if count > 1 else name for name, count in standing.signals.items()
+    )
+    return [
+        standing.node,
+        standing.level.value,
+        f"{standing.score:g}",
+        str(standing.jobs),
+        str(standing.spoiled),
+        signals,
+        standing.reason,
+    ]
+
+
+def _date(time_s: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s))
+    except (OverflowError, ValueError, OSError):
+        return "at no known time"

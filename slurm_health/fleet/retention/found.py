@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which journals there are, what they take, and which of their jobs live. Removes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_health.fleet.retention.rules import JobJournal
+from slurm_health.records.errors import JournalError, SlurmError
+from slurm_health.system import journal, private_files
+from slurm_health.system.slurm.client import Client
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEEPEST = 8  # a journal has two levels
+_MOST_ENTRIES = 1_000_000
+_BLOCK = 512  # st_blocks counts these, whatever the filesystem's are
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alive:
+    """What Slurm says: its cluster's name, and its jobs that have not ended; or why nothing."""
+
+    cluster: str = ""
+    jobs: frozenset[str] = frozenset()
+    why_not: str = ""
+
+
+def journals(root: Path, *, uid: int | None, cluster: str | None = None) -> list[JobJournal]:
+    """Return the journals of one user, or of everybody where `uid` is None.
+
+    Raises:
+        JournalError: the root cannot be read.
+    """
+    try:
+        names = journal.clusters_in(root)
+    except OSError as err:
+        raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
+    return [
+        each for name in names if cluster in {None, name} for each in _of_cluster(root, name, uid)
+    ]
+
+
+def _of_cluster(root: Path, cluster: str, uid: int | None) -> Iterator[JobJournal]:
+    with contextlib.suppress(OSError), opened(root, cluster) as handle, listed(handle) as names:
+        for each in names:
+            known = journal.JOURNAL_NAME.fullmatch(each.name)
+            if not known or not each.is_dir(follow_symlinks=False):
+                continue
+            with contextlib.suppress(OSError):  # it is being removed
+                owner = os.stat(each.name, dir_fd=handle, follow_symlinks=False).st_uid
+                if uid in {None, owner}:
+                    size_bytes, written_s = measured(handle, each.name)
+                    yield JobJournal(
+                        cluster=cluster,
+                        job=each.name,
+                        uid=owner,
+                        size_bytes=size_bytes,
+                        written_s=written_s,
+                    )
+
+
+def opened(root: Path, cluster: str) -> contextlib.AbstractContextManager[int]:
+    """Hold open a cluster's directory; what others could move is refused.
+
+    Raises:
+        OSError: it cannot be opened, or is refused.
+    """
+    return private_files.directory(root, cluster, owner=None)
+
+
+@contextlib.contextmanager
+def listed(handle: int) -> Iterator[list[os.DirEntry[str]]]:
+    """List a directory that is held open, for as long as the names are used."""
+    listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
+    try:
+        with os.scandir(listing) as entries:
+            yield list(entries)
+    finally:
+        os.close(listing)
+
+
+def measured(handle: int, name: str) -> tuple[int, float]:
+    """Return what a directory takes on disk, and when anything in it was last written.
+
+    No link is followed. A user may have laid down a tree without end: what lies deeper than any
+    journal, or is more than a million entries, is not counted.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    size_bytes, written_s, left = 0, 0.0, _MOST_ENTRIES
+
+    def count(outer: int, directory: str, depth: int) -> None:
+        nonlocal size_bytes, written_s, left
+        inside = os.open(directory, DIRECTORY, dir_fd=outer)
+        try:
+            with os.scandir(inside) as entries:
+                seen = [".", *(each.name for each in itertools.islice(entries, left))]
+            left -= len(seen) - 1
+            for each in seen:
+                found = os.stat(each, dir_fd=inside, follow_symlinks=False)
+                size_bytes += found.st_blocks * _BLOCK
+                written_s = max(written_s, found.st_mtime)
+                if each != "." and stat.S_ISDIR(found.st_mode) and depth < _DEEPEST:
+                    count(inside, each, depth + 1)
+        finally:
+            os.close(inside)
+
+    count(handle, name, 1)
+    return size_bytes, written_s
+
+
+def alive(environ: Mapping[str, str], *, uid: int | None) -> Alive:
+    """Ask Slurm, once, which jobs of one user, or of everybody, have not ended."""
+    client = Client(environ, patience_s=0)
+    try:
+        return Alive(cluster=client.cluster_name(), jobs=frozenset(map(str, client.unended(uid))))
+    except SlurmError as err:
+        return Alive(why_not=str(err))

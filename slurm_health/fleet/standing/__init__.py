@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What many checks say of a node together.
+
+Pure, over values that `slurm_health.fleet.history` reads from journals.
+
+    observation   what one check says of one node, and a job's checks: values
+    observe       the records of a check's journal to those values
+    standing      whether a node spoils more jobs than others do: the score, and how sure it is
+    trend         whether a figure rises or falls
+    baseline      what healthy devices of a model do, as limits for the next checks
+"""

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What healthy devices of one model reach on this cluster, as limits for its next checks. Pure.
+
+The limits of `preflight.expectations` must fit every site, so they are wide. A fleet's own median
+is narrower, and is taken only where it comes from enough devices and nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+import msgspec
+
+from slurm_health.fleet.standing.observation import Observation
+from slurm_health.preflight.expectations import Expectation
+from slurm_health.records.verdict import Level
+
+# Four full nodes of eight could all be of one bad rack. Chosen, not measured.
+LEAST_DEVICES = 32
+LEAST_NODES = 8
+# Healthy devices of one model differ by a few percent; a fifth is beyond all of them.
+FRACTION = 0.8
+MATMUL, COPY = "matmul GFLOP/s", "memory_copy GB/s"
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """What the devices of one model do: of each its median, of these the median and the least."""
+
+    metric: str
+    devices: int
+    nodes: int
+    typical: float
+    least: float
+
+    @property
+    def enough(self) -> bool:
+        """Tell whether this may become a limit."""
+        return self.devices >= LEAST_DEVICES and self.nodes >= LEAST_NODES
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of one model: `FRACTION` of each figure; None: nothing is known of it."""
+
+    model: str
+    bf16_tflop_per_s: float | None
+    memory_gb_per_s: float | None
+    basis: str
+
+
+class _Found(msgspec.Struct):
+    """Every value of each device, and the nodes that they were measured on."""
+
+    values: dict[tuple[str, str], list[float]] = msgspec.field(default_factory=dict)
+    nodes: set[str] = msgspec.field(default_factory=set)
+
+
+def baselines(seen: Iterable[Observation]) -> dict[str, dict[str, Baseline]]:
+    """Return what healthy devices did, by model and metric."""
+    found: dict[str, dict[str, _Found]] = {}
+    for check in seen:
+        if not check.model or check.level is not Level.HEALTHY:
+            continue
+        apart = {each.metric for each in check.figures if each.part}
+        for figure in check.figures:
+            if figure.metric not in {MATMUL, COPY} or (not figure.part and figure.metric in apart):
+                continue
+            of_model = found.setdefault(check.model, {}).setdefault(figure.metric, _Found())
+            # A device may move to another node; one without a name of its own is the node's.
+            owner = "" if figure.part.startswith("GPU-") else check.node
+            of_model.values.setdefault((owner, figure.part), []).append(figure.value)
+            of_model.nodes.add(check.node)
+    return {
+        model: {metric: _baseline(metric, each) for metric, each in metrics.items()}
+        for model, metrics in found.items()
+    }
+
+
+def _baseline(metric: str, found: _Found) -> Baseline:
+    typical = [median(each) for each in found.values.values()]
+    return Baseline(
+        metric=metric,
+        devices=len(typical),
+        nodes=len(found.nodes),
+        typical=median(typical),
+        least=min(typical),
+    )
+
+
+def limits(
+    model: str, found: Mapping[str, Baseline], known: Expectation | None, *, period: str
+) -> Limits | None:
+    """Return the limits of a model; None where too little is known to set any.
+
+    Where there is too little for one figure, and where the fleet is slower than the table allows,
+    as a fleet that is throttled, the table's own limit stays.
+
+    Args:
+        model: of the devices.
+        found: what they did, by metric.
+        known: what the table expects of the model.
+        period: when that was, for a person.
+    """
+    usable = {metric: each for metric, each in found.items() if each.enough}
+    if not usable:
+        return None
+    most = max(usable.values(), key=lambda each: each.devices)
+    matmul, copy = usable.get(MATMUL), usable.get(COPY)
+    return Limits(
+        model=model,
+        bf16_tflop_per_s=_stricter(
+            matmul.typical / 1e3 if matmul else None,
+            known.bf16_tflop_per_s if known else None,
+            known,
+        ),
+        memory_gb_per_s=_stricter(
+            copy.typical if copy else None, known.memory_gb_per_s if known else None, known
+        ),
+        basis=f"the median of {most.devices} devices on {most.nodes} nodes, {period}",
+    )
+
+
+def _stricter(typical: float | None, peak: float | None, known: Expectation | None) -> float | None:
+    """Return the figure of which `FRACTION` is the larger limit: the fleet's, or the table's."""
+    table = peak * known.healthy_fraction / FRACTION if peak and known else None
+    there = [each for each in (typical, table) if each is not None]
+    return float(f"{max(there):.4g}") if there else None

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a node spoils more of its jobs than other nodes do theirs: the lemon score.
+
+What counts is a *job* on a node, spoiled or not: the attempts and checks of one job repeat what one
+fault does, and would count it often. Several kinds of signals spoil a job (`observation.Signal`),
+and several of them at once spoil it once. The window of 28 days, and several signals instead of
+one, are those of Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research
+Clusters" (HPCA 2025, arXiv:2410.21680), who found lemons by seven signals over 28 days. They cut
+each signal's distribution over a fleet of thousands; a smaller fleet has no distribution to cut, so
+here each node is compared with all others by an exact test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import exp, lgamma, log, log1p
+
+import msgspec
+
+from slurm_health.records.standings import MOST, Known, Level, written
+
+WINDOW_DAYS = 28
+# Two may be bad luck. That they are two days' says that it comes back: a node that fails all its
+# jobs within hours has a fault, and is drained for it.
+_LEAST_SPOILED = 3
+_LEAST_APART_S = 24 * 3600.0
+# How often a fleet without any lemon may show one: a node is suspected by chance in one of twenty.
+_CHANCE = 0.05
+# The score takes a node for one of the fleet until it has had about as many jobs of its own.
+_PRIOR_JOBS = 10
+# Fewer jobs than this without a signal say little for a node.
+_LEAST_CLEAR = 10
+
+
+class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that something spoke against a node in: when it was checked there first, and whose."""
+
+    job: str
+    time_s: float
+    uid: int
+    signals: tuple[str, ...]
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's jobs within the window: how many, and those it spoiled.
+
+    `users` are those whose checks have ever been on it, two for several.
+    """
+
+    node: str
+    jobs: int
+    users: int
+    spoiled: tuple[JobOnNode, ...] = ()
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """The conclusion about one node.
+
+    `score` is how many of its next 100 jobs it is expected to spoil; `chance` the probability that
+    a fleet of this size without a lemon has a node with so many. `signals` counts jobs.
+    """
+
+    node: str
+    level: Level
+    score: float
+    chance: float
+    jobs: int
+    spoiled: int
+    elsewhere_jobs: int
+    elsewhere_spoiled: int
+    signals: dict[str, int]
+    reason: str
+    evidence: tuple[str, ...] = ()
+
+
+def standings(records: Iterable[NodeRecord]) -> list[Standing]:
+    """Return what is concluded about each node of one cluster, the worst first."""
+    nodes = list(records)
+    jobs, spoiled = sum(each.jobs for each in nodes), sum(len(each.spoiled) for each in nodes)
+    found = [_standing(each, jobs=jobs, spoiled=spoiled, nodes=len(nodes)) for each in nodes]
+    order = list(Level)
+    return sorted(found, key=lambda each: (order.index(each.level), -each.score, each.node))
+
+
+def _standing(record: NodeRecord, *, jobs: int, spoiled: int, nodes: int) -> Standing:
+    own = len(record.spoiled)
+    others, others_spoiled = jobs - record.jobs, spoiled - own
+    # Laplace's rule: where little is known of the others, they are not taken to be perfect.
+    rate = (others_spoiled + 1) / (others + 2)
+    chance = min(1.0, nodes * at_least(own, record.jobs, rate)) if own else 1.0
+    expected = (own + _PRIOR_JOBS * rate) / (record.jobs + _PRIOR_JOBS)
+    level, reason = _level(record, chance)
+    return Standing(
+        node=record.node,
+        level=level,
+        score=round(100 * expected, 1),
+        chance=chance,
+        jobs=record.jobs,
+        spoiled=own,
+        elsewhere_jobs=others,
+        elsewhere_spoiled=others_spoiled,
+        signals=_counts(record.spoiled),
+        reason=reason,
+        evidence=tuple(each.job for each in record.spoiled),
+    )
+
+
+def _level(record: NodeRecord, chance: float) -> tuple[Level, str]:
+    spoiled = record.spoiled
+    if not spoiled:
+        if record.jobs < _LEAST_CLEAR:
+            return Level.UNKNOWN, f"nothing against it, in {_jobs(record.jobs)} only"
+        return Level.CLEAR, f"nothing against it in {_jobs(record.jobs)}"
+    if len(spoiled) < _LEAST_SPOILED:
+        return Level.SUSPECT, f"{len(spoiled)} of {_jobs(record.jobs)}: too few to tell"
+    apart_s = max(each.time_s for each in spoiled) - min(each.time_s for each in spoiled)
+    if apart_s < _LEAST_APART_S:
+        hours = max(1, round(apart_s / 3600))
+        return Level.SUSPECT, f"all within {hours} h: one fault so far, not one that comes back"
+    if record.users > 1 and len({each.uid for each in spoiled}) == 1:
+        return Level.SUSPECT, "only in jobs of one user, and others used it too"
+    if chance >= _CHANCE:
+        often = "every fleet" if chance > 0.9 else f"1 of {max(2, round(1 / chance))} fleets"
+        return Level.SUSPECT, f"no more than chance gives a node in {often}"
+    days = round(apart_s / 86400, 1)
+    often = f"1 of {round(1 / chance):,} fleets" if chance > 1e-9 else "no fleet"
+    return Level.LEMON, f"again and again over {days:g} days; by chance in {often}"
+
+
+def _jobs(count: int) -> str:
+    return f"{count} job{'' if count == 1 else 's'}"
+
+
+def _counts(spoiled: Sequence[JobOnNode]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for each in spoiled:
+        for signal in each.signals:
+            counts[signal] = counts.get(signal, 0) + 1
+    return counts
+
+
+def at_least(successes: int, trials: int, rate: float) -> float:
+    """Return the probability of so many successes or more, in independent trials of this rate."""
+    if successes <= 0:
+        return 1.0
+    terms = (
+        exp(
+            lgamma(trials + 1)
+            - lgamma(k + 1)
+            - lgamma(trials - k + 1)
+            + k * log(rate)
+            + (trials - k) * log1p(-rate)
+        )
+        for k in range(successes, trials + 1)
+    )
+    return min(1.0, sum(terms))
+
+
+def published(found: Mapping[str, Iterable[Standing]], *, now_s: float) -> bytes:
+    """Return the file's content, for the standings of each cluster."""
+    clusters = {
+        cluster: {
+            each.node: Known(
+                level=each.level, score=each.score, jobs=each.jobs, spoiled=each.spoiled
+            )
+            for each in standings
+            if each.level in MOST
+        }
+        for cluster, standings in found.items()
+    }
+    return written(clusters, now_s=now_s)

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What root does on one node: its hooks, what they check, and what becomes of the node.
+
+Their own errors end in exit code 0: what could not be measured takes no node out of the pool.
+
+    rules           what a hook finds -> what becomes of the node. Pure
+    checks          what the hooks measure on a node, one file per family
+    site_settings   the site's file as the hooks read it, checks included
+    stuck           children of hooks that the kernel holds: none is sent after them
+    draining        takes a node out of the pool, and gives it back
+    hooks           prolog, epilog, health check, and the administrators' commands
+    doctor          `slurm-health doctor`: is this site set up for the hooks?
+"""

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA GPUs: all there, none asking for a reset, no errors, all links, nobody's leftovers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from slurm_health.node.checks.check import Check, CheckContext, Count, Seen, first_few
+from slurm_health.node.rules.finding import (
+    Finding,
+    Status,
+    inconclusive,
+    joined,
+    node_fault,
+    passed,
+    user_fault,
+    warned,
+)
+from slurm_health.records.errors import Unmeasured
+from slurm_health.system.nvml import Device, Gpus, read_gpus
+
+# Names of nvml.h's nvmlGpuRecoveryAction_t.
+_RECOVERY = {
+    1: "a reset",
+    2: "a reboot of the node",
+    3: "its peers drained",
+    4: "a drain and a reset",
+}
+# Bits of nvml.h's clocks event reasons. The power cap is normal under load and is not among them.
+_SLOWED = {0x8: "hardware slowdown", 0x40: "hardware thermal", 0x80: "power brake"}
+_WARM = 0x20
+_IDLE = 0x1
+
+
+class GpuSeen(Seen, frozen=True, kw_only=True):
+    """What NVML says, and which GPUs Slurm gives the job (empty where there is no job).
+
+    `retest` is set where a node that was drained is to show that it is well.
+    """
+
+    gpus: Gpus
+    allotted: tuple[int, ...] = ()
+    retest: bool = False
+
+
+class Gpu(Check, frozen=True, kw_only=True):
+    """Every GPU of the node, in one pass over NVML."""
+
+    SEEN = GpuSeen
+    COMPONENTS = ("node", "device", "compute", "memory", "links", "network")
+
+    # How many there should be; 0: as many as Slurm counts on for the job.
+    count: Count = 0
+    max_uncorrected: Count = 0
+    # Active NVLinks of each GPU; 0: not judged.
+    nvlinks: Count = 0
+    # 0: as wide as GPU and slot allow.
+    min_pcie_width: Count = 0
+    # Judged while a GPU is busy: an idle one lowers it. 0: not judged.
+    min_pcie_generation: Count = 0
+    # The version of the driver; empty: any.
+    driver: str = ""
+    fabric: bool = True
+    throttling: Annotated[str, msgspec.Meta(pattern="^(warn|fault|ignore)$")] = "warn"
+
+    def collect(self, machine: CheckContext) -> GpuSeen:
+        """Ask NVML."""
+        retest = machine.context == "retest"
+        return GpuSeen(gpus=read_gpus(), allotted=allotted(machine), retest=retest)
+
+    def judge(self, seen: GpuSeen) -> Finding:
+        """Judge the whole, then each GPU."""
+        gpus = seen.gpus
+        if gpus.broken:
+            return node_fault(gpus.broken)
+        divided = _divided(gpus)
+        expected = self.count or (0 if divided else max(seen.allotted, default=-1) + 1)
+        parts = [passed("", gpus=len(gpus.devices))]
+        if len(gpus.devices) < expected:
+            text = f"{len(gpus.devices)} GPUs, Slurm expects {expected}"
+            parts.append(node_fault(text, expected=expected))
+        if seen.retest and not expected and not divided:
+            # A GPU that was at fault may be gone by now: that the others are well proves nothing.
+            text = f"{len(gpus.devices)} GPUs, and how many there should be is not known: set count"
+            parts.append(inconclusive(text))
+        if self.driver and gpus.driver != self.driver:
+            parts.append(node_fault(f"driver {gpus.driver}, expected {self.driver}"))
+        parts += _without_answers(gpus.devices)
+        for device in gpus.devices:
+            if not device.lost:
+                parts += self._device(device)
+        return joined(parts, well=f"{len(gpus.devices)} GPUs healthy, driver {gpus.driver}")
+
+    def _device(self, device: Device) -> list[Finding]:
+        name = _name(device)
+        faults = [*self._memory(device), *self._links(device)]
+        if device.recovery_action:
+            wanted = _RECOVERY.get(device.recovery_action, f"action {device.recovery_action}")
+            faults.insert(0, f"needs {wanted}")
+        found = [node_fault(f"{name} {text}") for text in faults]
+        return [*found, *self._throttling(name, device)]
+
+    def _memory(self, device: Device) -> list[str]:
+        found = []
+        if device.uncorrected is not None and device.uncorrected > self.max_uncorrected:
+            limit = self.max_uncorrected
+            found.append(f"has {device.uncorrected} uncorrected ECC errors, limit {limit}")
+        if device.remap_failed:
+            found.append("failed to remap a memory row")
+        elif device.remap_pending:
+            found.append("has a pending row remap and needs a reset")
+        return found
+
+    def _links(self, device: Device) -> list[str]:
+        found = []
+        if self.nvlinks and device.links_active is not None and device.links_active < self.nvlinks:
+            down = ", ".join(map(str, device.links_down))
+            found.append(f"has {device.links_active} of {self.nvlinks} NVLinks (down: {down})")
+        width, most = device.pcie_width, self.min_pcie_width or device.pcie_max_width
+        if width is not None and most is not None and 0 < width < most:
+            found.append(f"runs on {width} PCIe lanes, limit {most}")
+        is_busy = device.clock_reasons is not None and not device.clock_reasons & _IDLE
+        generation = device.pcie_generation
+        if is_busy and generation is not None and generation < self.min_pcie_generation:
+            found.append(f"runs PCIe generation {generation}, limit {self.min_pcie_generation}")
+        if self.fabric and device.fabric_state == "completed" and device.fabric_status:
+            found.append(f"failed to join the NVLink fabric (status {device.fabric_status})")
+        return found
+
+    def _throttling(self, name: str, device: Device) -> list[Finding]:
+        found = []
+        reasons = device.clock_reasons or 0
+        slowed = [text for bit, text in _SLOWED.items() if reasons & bit]
+        if slowed and self.throttling != "ignore":
+            judged = node_fault if self.throttling == "fault" else warned
+            found.append(judged(f"{name} is throttled: {', '.join(slowed)}"))
+        elif reasons & _WARM and self.throttling != "ignore":
+            found.append(warned(f"{name} is throttled by temperature"))
+        if self.fabric and device.fabric_state in {"not started", "in progress"}:
+            found.append(warned(f"{name}: joining the NVLink fabric is {device.fabric_state}"))
+        return found
+
+
+class GpuProcesses(Check, frozen=True, kw_only=True):
+    """Processes on the GPUs that Slurm gives the job, or has just taken back from one."""
+
+    SEEN = GpuSeen
+    SEVERITY = Status.USER_FAULT
+    CONTEXTS = ("prolog", "epilog")
+
+    def collect(self, machine: CheckContext) -> GpuSeen:
+        """Ask NVML about the job's GPUs only: other jobs may be at work on the others."""
+        wanted = allotted(machine)
+        if not wanted:
+            raise Unmeasured("Slurm gave the job no GPU on this node")
+        gpus = read_gpus()
+        if _divided(gpus):
+            raise Unmeasured("the GPUs are divided (MIG), so Slurm's numbers do not name them")
+        return GpuSeen(gpus=gpus, allotted=wanted)
+
+    def judge(self, seen: GpuSeen) -> Finding:
+        """Nobody should be there."""
+        parts = []
+        for device in seen.gpus.devices:
+            if device.index not in seen.allotted:
+                continue
+            if device.processes is None:
+                why = device.lost or device.unanswered or "not supported"
+                text = f"{_name(device)} does not tell which processes use it: {why}"
+                parts.append(inconclusive(text))
+            elif device.processes:
+                text = f"GPU {device.index} is in use by processes {first_few(device.processes)}"
+                parts.append(user_fault(text))
+        return joined(parts, well="no processes on the job's GPUs")
+
+
+def _name(device: Device) -> str:
+    return f"GPU {device.index}{f' ({device.bus})' if device.bus else ''}"
+
+
+def _without_answers(devices: Sequence[Device]) -> list[Finding]:
+    """Return what is said of GPUs that have gone or answer with errors.
+
+    A GPU that NVML calls lost is proven by the others, which answer. Where none does, a driver
+    that is being updated or a reset of all of them looks the same.
+    """
+    lost = [device for device in devices if device.lost]
+    is_proven = len(lost) < len(devices) or len(devices) == 1
+    judged = node_fault if is_proven else inconclusive
+    said = "is lost" if is_proven else "cannot be asked, nor can any other"
+    return [
+        *(judged(f"{_name(device)} {said}: {device.lost}") for device in lost),
+        *(
+            inconclusive(f"{_name(device)} cannot be asked: {device.unanswered}")
+            for device in devices
+            if device.unanswered
+        ),
+    ]
+
+
+def _divided(gpus: Gpus) -> bool:
+    """Tell whether Slurm may count instances (MIG) where NVML counts GPUs."""
+    return any(each.mig for each in gpus.devices)
+
+
+def allotted(machine: CheckContext) -> tuple[int, ...]:
+    """Return the GPUs of the job, by the numbers they have outside it; empty where none is told."""
+    words = machine.environ.get("SLURM_JOB_GPUS", "").split(",")
+    return tuple(int(word) for word in words if word.isdecimal())

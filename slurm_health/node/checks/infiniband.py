@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""InfiniBand and RoCE ports: present, active, at full rate, without new errors."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from slurm_health.node.checks.check import Check, CheckContext, Count, NotNegative, Seen
+from slurm_health.node.checks.last_run import exchange
+from slurm_health.node.rules.finding import (
+    Finding,
+    inconclusive,
+    joined,
+    node_fault,
+    passed,
+    warned,
+)
+from slurm_health.records.errors import Unmeasured
+
+_BASE = "/sys/class/infiniband"
+# Counters of the port, by the names of the kernel's sysfs interface.
+_COUNTERS = ("link_downed", "symbol_error", "port_rcv_errors", "local_link_integrity_errors")
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    """One port as the kernel shows it."""
+
+    state: str
+    physical: str
+    rate_gbit_per_s: float | None
+    counters: dict[str, int]
+
+
+class InfiniBandSeen(Seen, frozen=True, kw_only=True):
+    """Ports by `device:port`, and the counters of the last run, `age_s` ago."""
+
+    ports: dict[str, Port]
+    before: dict[str, dict[str, int]] | None = None
+    age_s: float = 0.0
+
+
+class InfiniBand(Check, frozen=True, kw_only=True):
+    """The ports named (`mlx5_0`, `mlx5_0:1`), or as many active ones as there should be."""
+
+    SEEN = InfiniBandSeen
+    TOGETHER = True
+    COMPONENTS = ("node", "network", "nic")
+
+    ports: tuple[str, ...] = ()
+    min_active: Count = 0
+    min_rate_gbit_per_s: NotNegative = 0.0
+    # Since the last run on this node.
+    max_link_downed: Count = 0
+    max_errors: Count = 100
+
+    def collect(self, machine: CheckContext) -> InfiniBandSeen:
+        """Read /sys/class/infiniband."""
+        devices = machine.entries(_BASE)
+        if not devices and not machine.path("/sys/class").is_dir():
+            raise Unmeasured("/sys/class does not exist")
+        ports = {
+            f"{device}:{number}": _read_port(machine, f"{_BASE}/{device}/ports/{number}")
+            for device in devices
+            for number in machine.entries(f"{_BASE}/{device}/ports")
+        }
+        counters = {name: port.counters for name, port in ports.items()}
+        key = f"infiniband.{machine.context}"
+        before, age_s = exchange(machine, key, counters, dict[str, dict[str, int]])
+        return InfiniBandSeen(ports=ports, before=before, age_s=age_s)
+
+    def judge(self, seen: InfiniBandSeen) -> Finding:
+        """A port that is missing, down or slow is a fault; errors are worth a look."""
+        wanted = {name if ":" in name else f"{name}:1" for name in self.ports} or set(seen.ports)
+        active = {name for name, port in seen.ports.items() if _is_active(port)}
+        parts = [self._port(name, seen) for name in sorted(wanted) if self.ports or name in active]
+        if len(active) < self.min_active:
+            text = f"{len(active)} of {len(seen.ports)} ports active, limit {self.min_active}"
+            down = ", ".join(sorted(set(seen.ports) - active))
+            parts.append(node_fault(f"{text}{f' (down: {down})' if down else ''}"))
+        return joined(parts, well=f"{len(active)} ports active")
+
+    def _port(self, name: str, seen: InfiniBandSeen) -> Finding:
+        port = seen.ports.get(name)
+        if port is None:
+            return node_fault(f"there is no port {name}")
+        if not _is_active(port):
+            return node_fault(f"{name} is {port.state}, {port.physical}")
+        if self.min_rate_gbit_per_s:
+            if port.rate_gbit_per_s is None:
+                return inconclusive(f"{name} does not report its rate")
+            if port.rate_gbit_per_s < self.min_rate_gbit_per_s:
+                text = f"{name} runs at {port.rate_gbit_per_s:g} Gbit/s"
+                return node_fault(f"{text}, limit {self.min_rate_gbit_per_s:g}")
+        return self._counters(name, port, seen)
+
+    def _counters(self, name: str, port: Port, seen: InfiniBandSeen) -> Finding:
+        before = (seen.before or {}).get(name, {})
+        grown = {
+            counter: max(0, count - before[counter])
+            for counter, count in port.counters.items()
+            if counter in before
+        }
+        downed = grown.pop("link_downed", 0)
+        if downed > self.max_link_downed:
+            return warned(f"{name} lost its link {downed} times in {seen.age_s:.0f} s")
+        if sum(grown.values()) > self.max_errors:
+            worst = max(grown, key=grown.__getitem__)
+            return warned(f"{name}: {worst} grew by {grown[worst]} in {seen.age_s:.0f} s")
+        return passed(name)
+
+
+def _is_active(port: Port) -> bool:
+    return port.state == "ACTIVE" and port.physical in {"LinkUp", ""}
+
+
+def _read_port(machine: CheckContext, base: str) -> Port:
+    rate = re.match(r"([\d.]+) Gb/sec", machine.read_or_none(f"{base}/rate") or "")
+    counters = {}
+    for name in _COUNTERS:
+        text = machine.read_or_none(f"{base}/counters/{name}")
+        if text and text.isdigit():
+            counters[name] = int(text)
+    return Port(
+        state=_word(machine.read(f"{base}/state")),
+        physical=_word(machine.read_or_none(f"{base}/phys_state") or ""),
+        rate_gbit_per_s=float(rate.group(1)) if rate else None,
+        counters=counters,
+    )
+
+
+def _word(text: str) -> str:
+    """Return the word of the kernel's `4: ACTIVE`."""
+    return text.rpartition(":")[2].strip()

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patterns in the kernel's log. Messages older than a while, or than the boot, do not count."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated
+
+import msgspec
+
+from slurm_health.node.checks.check import Check, CheckContext, require_patterns
+from slurm_health.node.rules.finding import Finding, joined, node_fault, passed, warned
+from slurm_health.node.rules.kernel_lines import FAULTS, WARNINGS, is_evidence
+from slurm_health.records.errors import Unmeasured
+
+KERNEL_LOG = "kernel log"
+_MESSAGE_BYTES = 8192  # /dev/kmsg gives one record a read, and none is longer
+_MOST_MESSAGES = 100_000
+_KEPT_MESSAGES = 200
+_LINE_CHARACTERS = 300
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of the kernel and how long ago it was."""
+
+    age_s: float
+    text: str
+
+
+def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[Message]:
+    """Return the latest messages of the kernel that match, no older than `window_s`.
+
+    Where a drain is tested again, they count from `window_s` before that drain on, however long ago
+    it was: that a message grows old repairs nothing. Those from before a person returned the node
+    never count.
+
+    A message that a program wrote into the log (`echo > /dev/kmsg`) is not the kernel's and is
+    left out, as is one that begins with the name of a process: whoever may write there, or names a
+    program, could otherwise drain the node.
+
+    Raises:
+        Unmeasured: the log cannot be read, which needs root, or no longer reaches back to what a
+            drain may be for.
+    """
+    now_s = uptime_s(machine)
+    drained_s = now_s if machine.drained_uptime_s is None else min(machine.drained_uptime_s, now_s)
+    wanted = re.compile(pattern)
+    since_s = max(drained_s - window_s, machine.returned_uptime_s)
+    found: list[Message] = []
+    first: tuple[int, float] | None = None
+    for record in machine.once(KERNEL_LOG, lambda: _records(machine)):
+        head, _, text = record.partition(";")
+        fields = head.split(",")
+        if len(fields) < 3 or not all(each.isdigit() for each in fields[:3]):
+            continue
+        written_s = int(fields[2]) / 1e6
+        first = first or (int(fields[1]), written_s)
+        from_kernel = int(fields[0]) >> 3 == 0
+        line = text.partition("\n")[0][:_LINE_CHARACTERS]
+        if from_kernel and written_s >= since_s and is_evidence(line) and wanted.search(line):
+            found.append(Message(age_s=round(now_s - written_s, 1), text=line))
+    # The kernel numbers its messages from 0; the oldest are overwritten, and whoever has processes
+    # there can hasten that. What a drain is for may have been said some time before it.
+    lost = first is None or (first[0] > 0 and first[1] > since_s)
+    if machine.drained_uptime_s is not None and lost:
+        raise Unmeasured("the kernel's log does not reach back to the drain any more")
+    return found[-_KEPT_MESSAGES:]
+
+
+def uptime_s(machine: CheckContext) -> float:
+    """Return the seconds since the machine was started.
+
+    Raises:
+        Unmeasured: it cannot be read.
+    """
+    return float(machine.read("/proc/uptime").split()[0])
+
+
+def _records(machine: CheckContext) -> list[str]:
+    path = machine.path("/dev/kmsg")
+    records: list[str] = []
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as err:
+        raise Unmeasured(f"/dev/kmsg: {err.strerror}") from err
+    try:
+        recorded = path.is_file()
+        while len(records) < _MOST_MESSAGES:
+            try:
+                data = os.read(file, 1 << 24 if recorded else _MESSAGE_BYTES)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # overwritten while we read; the next read goes on
+                continue
+            if not data:
+                break
+            text = data.decode(errors="replace")
+            records += text.split("\n") if recorded else [text]
+    finally:
+        os.close(file)
+    return records
+
+
+class KernelLog(Check, frozen=True, kw_only=True):
+    """Messages that tell of broken hardware or a broken filesystem."""
+
+    SEEN = list[Message]
+    TOGETHER = True
+    LOOKS_AT = KERNEL_LOG
+    COMPONENTS = ("node", "compute", "storage")
+
+    fault: tuple[str, ...] = FAULTS
+    warn: tuple[str, ...] = WARNINGS
+    window_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+
+    def __post_init__(self) -> None:
+        require_patterns(*self.fault, *self.warn)
+
+    def collect(self, machine: CheckContext) -> list[Message]:
+        """Read /dev/kmsg."""
+        patterns = "|".join(f"(?:{each})" for each in (*self.fault, *self.warn))
+        return read_messages(machine, patterns, self.window_s) if patterns else []
+
+    def judge(self, seen: list[Message]) -> Finding:
+        """Name the latest message of the worst kind."""
+        parts = []
+        for patterns, judged in ((self.fault, node_fault), (self.warn, warned)):
+            found = [each for each in seen if any(re.search(p, each.text) for p in patterns)]
+            if found:
+                text = f"kernel: {found[-1].text} ({found[-1].age_s:.0f} s ago"
+                more = f", {len(found)} such messages)" if len(found) > 1 else ")"
+                parts.append(judged(text + more, messages=len(found)))
+        return joined(parts or [passed("")], well="nothing relevant in the kernel log")

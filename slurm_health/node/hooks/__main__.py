@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the shims start: `python -I -m slurm_health.hooks prolog`. No click: it is not free.
+
+Ends with FAULT for a proven fault of the node after which the job must not start here, with 0
+otherwise, and with anything else for an error of its own, which the shim logs and turns into 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from slurm_health.node.hooks.hook import Hook
+    from slurm_health.node.site_settings import Site
+
+FAULT = 99
+USAGE = 2
+UNUSABLE = 78
+# For so long after its start a health check asks Slurm: its shim ends it after 50 s, because Slurm
+# kills it after 60, and it may have to wait for the ledger after its last question, and say how it
+# ended. What it does not get done, it does the next time.
+ASKS_SLURM_S = 36.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run one hook and return its exit code."""
+    gc.disable()  # a few milliseconds of life, and children that would only copy what it touches
+    name, config = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if name not in {"prolog", "epilog", "healthcheck"} or len(config) > 1:
+        print("usage: slurm_health.node.hooks prolog|epilog|healthcheck [FILE]", file=sys.stderr)
+        return USAGE
+    from slurm_health.node.site_settings import load
+    from slurm_health.records.errors import ConfigError
+    from slurm_health.system.site_file import SITE_FILE
+
+    try:
+        site = load(Path(config[0] if config else SITE_FILE))
+    except ConfigError as err:
+        _log(name, f"nothing is checked: {err}")
+        return UNUSABLE
+    return FAULT if run(name, site, os.environ) else 0
+
+
+def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
+    """Run one hook; what its answer means is said where it is."""
+    hook = frame(name, site, environ)
+    if name == "prolog":
+        from slurm_health.node.hooks import prolog
+
+        return prolog.run(hook)
+    if name == "epilog":
+        from slurm_health.node.hooks import epilog
+
+        return epilog.run(hook)
+    from slurm_health.node.hooks import healthcheck
+
+    return healthcheck.run(hook)
+
+
+def frame(name: str, site: Site, environ: Mapping[str, str]) -> Hook:
+    """Return what one hook works with, now and on this node."""
+    from slurm_health.node.checks.check import CheckContext
+    from slurm_health.node.hooks.hook import Hook
+
+    context = CheckContext(environ=dict(environ), now_s=time.time(), state=site.state, context=name)
+    give_up_s = time.monotonic() + ASKS_SLURM_S if name == "healthcheck" else math.inf
+    return Hook(site, environ, context, give_up_s=give_up_s)
+
+
+def _log(name: str, text: str) -> None:
+    from slurm_health.node.hooks.log import Log
+    from slurm_health.node.hooks.run_checks import node_name
+
+    Log(name, node_name(os.environ), os.environ.get("SLURM_JOB_ID", "")).error(text)
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: to take apart what was loaded takes a quarter as long as loading it did."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _leave(main(sys.argv[1:]))

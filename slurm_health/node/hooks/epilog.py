@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After a job: clean up, check, and look into what the job's own check says about this node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.tasks import Process, of_job, parse_stat
+from slurm_health.node.hooks.hook import Hook
+from slurm_health.node.hooks.run_checks import confirming
+from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations, job_of
+from slurm_health.node.rules.finding import node_faults
+from slurm_health.node.rules.settings import AccusationPolicy
+from slurm_health.records.decoding import from_msgpack
+from slurm_health.records.errors import SlurmError, Unmeasured
+from slurm_health.system.killable import Answered, run_one
+
+if TYPE_CHECKING:
+    from slurm_health.node.draining.drain import Cause
+    from slurm_health.node.rules.accusations import Accusation
+
+_GRACE_S = 1.0
+_POLL_S = 0.05
+LEFTOVERS_LIMIT_S = 5.0
+
+
+def run(hook: Hook) -> bool:
+    """Run the epilog; return whether it drained this node, so that the epilog is to fail.
+
+    A failed epilog is what makes Slurm start an expedited job again at once, elsewhere.
+    """
+    faults = node_faults(hook.check())
+    if hook.site.hooks.end_leftovers:
+        for each in end_leftovers(hook.context):
+            hook.log.warning(f"left by the job, cannot be killed: {each.name}({each.pid})")
+    cause = hook.cause(faults) if faults else _accused(hook)
+    return cause is not None and hook.drain(cause)
+
+
+def _accused(hook: Hook) -> Cause | None:
+    """Return the cause that the ended job's own check gives to drain this node, None for none."""
+    ended = job_of(hook.environ)
+    if ended is None:
+        return None
+    try:
+        found = accusations(hook.site, ended, hook.node)
+        if found and not ended.start_s:
+            found = accusations(hook.site, _with_start(hook, ended), hook.node)
+    except Unreadable as err:
+        hook.log.warning(f"could not read the job's journal: {err}")
+        return None
+    if not found:
+        return None
+    from slurm_health.node.rules.accusations import standing
+
+    accusation = standing(found)
+    if accusation is None:
+        return None
+    what = "calls this node slow" if accusation.slow else "accuses this node"
+    hook.log.warning(f"user {ended.uid} {what}: {accusation.component}: {accusation.reason}")
+    policy = hook.site.accusations.policy
+    if policy is AccusationPolicy.NEVER:
+        return None
+    confirmed = _confirmed(hook, ended, accusation)
+    if confirmed is not None or accusation.slow:
+        return confirmed
+    if policy is AccusationPolicy.EVIDENCE and accusation.strong:
+        text = f"{accusation.component}: {accusation.reason}"
+        return _unconfirmed(ended, "accused", text)
+    return _marked(hook, ended, accusation)
+
+
+def _with_start(hook: Hook, ended: JobEnded) -> JobEnded:
+    """Ask when the job started, where this Slurm does not tell hooks: its id may be an old one."""
+    try:
+        start_s = hook.controller().start_s(ended.job)
+    except SlurmError as err:
+        hook.log.warning(f"could not ask when the job started: {err}")
+        return ended
+    known = start_s <= hook.context.now_s
+    return msgspec.structs.replace(ended, start_s=start_s) if known else ended
+
+
+def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
+    """Test this node here and now, as root, and return the cause that a failure is."""
+    from slurm_health.node.hooks.turn import turn
+
+    # Why a node is slow the job's check cannot tell: a starved processor slows its network down.
+    component = "node" if accusation.slow else accusation.component
+    checks = confirming(hook.site.checks, component, hook.node)
+    if not checks:
+        hook.log.info(f"not confirmed because no check tests: {component}")
+        return None
+    now_s, settings = hook.context.now_s, hook.site.accusations
+    with turn(hook.site.state, ended.uid, now_s, settings) as why_not:
+        if why_not:
+            hook.log.warning(f"not tested: {why_not}")
+            return None
+        results = hook.retest(checks)
+    hook.log.results(results)
+    faults = node_faults(results)
+    if faults:
+        return msgspec.structs.replace(hook.cause(faults), confirms=accusation.component)
+    hook.log.info(f"not confirmed by {', '.join(each.name for each in checks)}")
+    return None
+
+
+def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
+    """Mark this node, and return the cause that its marks are by now."""
+    from slurm_health.node.draining.shared_state import Unusable, add_mark
+    from slurm_health.node.rules.accusations import Mark, convict, summary
+
+    site = hook.site
+    mark = Mark(
+        job=ended.job,
+        uid=ended.uid,
+        component=accusation.component,
+        text=f"{accusation.component}: {accusation.reason}",
+        time_s=hook.context.now_s,
+    )
+    try:
+        known = add_mark(site, hook.node, mark)
+    except Unusable as err:
+        hook.log.warning(f"could not keep the accusation: {err}")
+        return None
+    if not convict(known, site.marks):
+        hook.log.info(f"marked: {summary(known)}")
+        return None
+    return _unconfirmed(ended, "marks", summary(known))
+
+
+def _unconfirmed(ended: JobEnded, check: str, text: str) -> Cause:
+    """Return a cause that no check of this node can take back."""
+    from slurm_health.node.draining.drain import Cause
+
+    return Cause(checks=(check,), text=text, retest=(), job=ended.job, uid=ended.uid, hook="epilog")
+
+
+def end_leftovers(context: CheckContext) -> list[Process]:
+    """Kill what the job left; return what is still there a second later."""
+    ended = run_one(lambda: msgspec.msgpack.encode(_end(context)), LEFTOVERS_LIMIT_S)
+    if isinstance(ended, Answered):
+        return from_msgpack(ended.data, list[Process])
+    return []
+
+
+def _end(context: CheckContext) -> list[Process]:
+    give_up_s = time.monotonic() + _GRACE_S
+    while left := of_job(context):
+        for each in left:
+            _kill(context, each)
+        if time.monotonic() >= give_up_s:
+            break
+        time.sleep(_POLL_S)
+    return left
+
+
+def _kill(context: CheckContext, process: Process) -> None:
+    """Kill this very process: its number may have passed to another meanwhile."""
+    with contextlib.suppress(OSError, Unmeasured, ValueError, IndexError):
+        held = os.pidfd_open(process.pid)
+        try:
+            now = parse_stat(context.read(f"/proc/{process.pid}/stat"))
+            if now.start_ticks == process.start_ticks:
+                signal.pidfd_send_signal(held, signal.SIGKILL)
+        finally:
+            os.close(held)

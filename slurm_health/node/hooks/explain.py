@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`healthcheck --explain`: what runs here, why, within which limits, and what it may cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from slurm_health.node.checks.check import Check
+from slurm_health.node.hooks.run_checks import Choice
+from slurm_health.node.rules.finding import CheckResult
+from slurm_health.node.rules.settings import CONTEXTS
+from slurm_health.node.site_settings import Site
+from slurm_health.records.text import cut
+
+
+def explain(site: Site, choices: Mapping[str, Sequence[Choice]], node: str) -> str:
+    """Return the text: one block per hook, one line per check."""
+    lines = [f"{site.path} on {node}", *_consequences(site)]
+    for context in CONTEXTS:
+        chosen = choices.get(context, ())
+        running = [each for each in chosen if not each.why_not]
+        lines += ["", f"{context}: {len(running)} of {len(chosen)} checks"]
+        lines += [f"  {_line(each)}" for each in chosen]
+    return "\n".join(lines) + "\n"
+
+
+def _consequences(site: Site) -> list[str]:
+    if not site.hooks.drain:
+        return ["nothing is drained: hooks.drain is false"]
+    if not site.breaker.directory:
+        return ["nothing is drained: breaker.directory is not set, so no node knows of the others"]
+    share = f"{100 * site.breaker.share:g} % of a partition"
+    return [
+        (
+            f"drains at most {share}, and {site.breaker.per_job} nodes because of one job;"
+            f" counted in {site.breaker.directory}"
+        ),
+        f"accusations: {site.accusations.policy.value}",
+    ]
+
+
+def _line(choice: Choice) -> str:
+    planned = choice.planned
+    if choice.why_not:
+        return f"{planned.name}: not here ({choice.why_not})"
+    shadow = ", in shadow: logged only" if planned.shadow else ""
+    hang = ", a hang is a fault" if planned.hang_is_fault else ""
+    alone = ", retested on an idle node only" if planned.exclusive else ""
+    text = f"at worst {planned.severity.value}, {planned.time_limit_s:g} s{hang}{alone}{shadow}"
+    return f"{planned.name}: {settings_text(planned.check)} [{text}; line {planned.line}]"
+
+
+def settings_text(check: Check) -> str:
+    """Return a check's settings in one line, without those that ask for nothing."""
+    shown = {
+        field.name: value
+        for field in msgspec.structs.fields(check)
+        if (value := getattr(check, field.name))
+        or value != field.default
+        or (field.name.startswith("max_") and value is not None)
+    }
+    return ", ".join(f"{name} = {_short(value)}" for name, value in shown.items()) or "no settings"
+
+
+def _short(value: object) -> str:
+    return cut(" ".join(map(str, value)) if isinstance(value, tuple) else str(value), 60)
+
+
+def results_text(results: Sequence[CheckResult]) -> str:
+    """Return a table of what checks found, for a person at a terminal."""
+    if not results:
+        return "no check runs here\n"
+    width = max(len(each.name) for each in results)
+    lines = []
+    for each in results:
+        shadow = " (in shadow)" if each.shadow else ""
+        status = each.status.value.replace("_", " ")
+        lines.append(
+            f"{each.name:<{width}}  {status:<12}  {each.elapsed_ms:6.0f} ms  "
+            f"{each.finding.text}{shadow}"
+        )
+    return "\n".join(lines) + "\n"

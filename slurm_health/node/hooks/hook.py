@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame that prolog, epilog and health check share: where they are, what they run and say.
+
+On a node that is well it asks nobody anything, and loads nothing that only a drain needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from slurm_health.node.checks.check import CheckContext, Planned
+from slurm_health.node.draining import RETURNED
+from slurm_health.node.hooks.log import Log
+from slurm_health.node.hooks.run_checks import (
+    after_drain,
+    choose,
+    node_name,
+    run_again,
+    run_checks,
+    running,
+)
+from slurm_health.node.rules.finding import CheckResult, inconclusive
+from slurm_health.node.site_settings import Site
+from slurm_health.records.errors import SlurmError
+from slurm_health.records.text import whole_number
+
+# Of the job's environment, what checks go by: a test without it is another test.
+_EXPECTED = ("SLURM_JOB_GPUS",)
+
+if TYPE_CHECKING:
+    from slurm_health.node.draining.drain import Cause
+    from slurm_health.node.rules.recovery import DrainRecord
+    from slurm_health.system.slurm.client import Client
+
+
+class Hook:
+    """One run of one hook on this node."""
+
+    def __init__(
+        self,
+        site: Site,
+        environ: Mapping[str, str],
+        context: CheckContext,
+        *,
+        give_up_s: float = math.inf,
+    ) -> None:
+        """Make one. Slurm is asked nothing after `give_up_s` of the monotonic clock."""
+        self.site = site
+        self.environ = environ
+        self.context = _since_return(context)
+        self.name = context.context
+        self._give_up_s = give_up_s
+        self.node = node_name(environ)
+        self.log = Log(self.name, self.node, environ.get("SLURM_JOB_ID", ""))
+        self.found: list[CheckResult] = []
+        # What keeps this node out of the pool, once Slurm has been asked.
+        self.held_by = ""
+
+    def check(self) -> list[CheckResult]:
+        """Run the checks of this hook, say what they find, and keep it in `found`."""
+        partition = self.environ.get("SLURM_JOB_PARTITION")
+        chosen = choose(self.site.checks, context=self.name, node=self.node, partition=partition)
+        self.found = run_checks(running(chosen), self.context)
+        self.log.results(self.found)
+        if self.site.metrics.syslog_json:
+            self.log.verdicts(self.found)
+        return self.found
+
+    def retest(
+        self, checks: Sequence[Planned], drained: DrainRecord | None = None
+    ) -> list[CheckResult]:
+        """Run these checks, whichever hook they are for; after a drain, as `after_drain` says.
+
+        Those that take the node for themselves run one by one, and only where no job is at work.
+        """
+        place = msgspec.structs.replace(self.context, context="retest")
+        if drained is not None:
+            place = after_drain(place, drained)
+        exclusive = [each for each in checks if each.exclusive]
+        why_not = self._busy() if exclusive else ""
+        if not why_not:
+            return run_again(checks, place)
+        left_out = [
+            CheckResult(name=each.name, finding=inconclusive(why_not), shadow=each.shadow)
+            for each in exclusive
+        ]
+        return run_checks([each for each in checks if not each.exclusive], place) + left_out
+
+    def _busy(self) -> str:
+        """Return why this node is not to be had for a test alone, empty when it is."""
+        try:
+            now = self.controller().node(self.node)
+        except SlurmError as err:
+            return f"it needs an idle node, and Slurm cannot be asked: {err}"
+        return "" if now.idle else f"it needs an idle node, and this one is {now.state}"
+
+    def controller(self) -> Client:
+        """Return slurmctld, as hooks ask it."""
+        from slurm_health.system.slurm.client import Client
+
+        limit_s = self.site.hooks.slurm_limit_s
+        return Client.for_hook(self.environ, limit_s=limit_s, give_up_s=self._give_up_s)
+
+    def was_returned(self) -> bool:
+        """Tell whether a person has returned this node after a drain of ours, and note that.
+
+        A drain whose note somebody has changed since is theirs, and is forgotten here.
+        """
+        from slurm_health.node.draining import own_drain
+
+        state = self.site.state
+        if own_drain.recall(state) is None:
+            return False
+        from slurm_health.node.draining.shared_state import Unusable, count_return
+
+        try:
+            now = own_drain.look_after_drain(state, self.controller(), self.context.boot_time())
+        except (SlurmError, Unusable) as err:
+            self.log.warning(f"could not query Slurm: {err}")
+            return False
+        if now is None:
+            return False
+        if now.out_of_pool:
+            self.held_by = f"{now.state}: {now.reason or '(no reason)'}"
+            if own_drain.recall(state) is None:
+                self.log.info(f"the drain is no longer ours: {self.held_by}")
+            return False
+        self.log.info("somebody has returned it to the pool")
+        count_return(self.site, self.node)
+        self.context = _since_return(self.context)
+        return True
+
+    def cause(self, faults: Sequence[CheckResult]) -> Cause:
+        """Return the cause for a drain that failed checks are."""
+        from slurm_health.node.draining.drain import Cause
+
+        names = tuple(each.name for each in faults)
+        return Cause(
+            checks=names,
+            text="; ".join(each.finding.text for each in faults),
+            retest=names,
+            expected={name: self.environ[name] for name in _EXPECTED if name in self.environ},
+            job=number(self.environ, "SLURM_JOB_ID", 0),
+            uid=number(self.environ, "SLURM_JOB_UID", -1),
+            hook=self.name,
+            found=self.context.boot_time(),
+        )
+
+    def drain(self, cause: Cause) -> bool:
+        """Drain this node when everybody agrees; tell whether jobs are kept away from it now."""
+        from slurm_health.node.draining.drain import DrainStatus, drain_this_node
+
+        result = drain_this_node(
+            self.site, self.node, cause, controller=self.controller(), now_s=self.context.now_s
+        )
+        self.log.error(f"{result.status.value}: {result.text}")
+        return result.status is not DrainStatus.NOT_DRAINED
+
+
+def _since_return(context: CheckContext) -> CheckContext:
+    """Return the context with what it must know of a person who returned this node."""
+    if context.state is None or not (context.state / RETURNED).exists():
+        return context
+    from slurm_health.node.draining.own_drain import returned_uptime_s
+
+    returned_s = returned_uptime_s(context.state, context.boot_time())
+    return msgspec.structs.replace(context, returned_uptime_s=returned_s)
+
+
+def number(environ: Mapping[str, str], name: str, default: int) -> int:
+    """Return a number that Slurm puts into the environment."""
+    found = whole_number(environ.get(name, ""))
+    return default if found is None else found

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a health check found, for node_exporter's textfile collector. No daemon, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_health import __version__
+from slurm_health.node.rules.finding import CheckResult, Status, node_faults
+from slurm_health.node.site_settings import Site
+from slurm_health.node.stuck import run_guarded
+from slurm_health.system.exposition import Gauge, Sample, one_of, text
+from slurm_health.system.killable import Answered
+
+FILE = "slurm_health.prom"
+_LIMIT_S = 2.0
+_STUCK = "metrics directory"
+_STATUSES = tuple(each.value for each in Status)
+
+
+def keep(
+    site: Site, results: Sequence[CheckResult], *, node: str, now_s: float, drained: bool
+) -> None:
+    """Replace the file, in a child; what cannot be written is lost, and its age says so."""
+    from slurm_health.system.private_files import publish
+
+    tripped = _breaker_has_tripped(site, node)
+
+    def work() -> bytes:
+        told = text(gauges(results, now_s=now_s, drained=drained, tripped=tripped))
+        publish(Path(site.metrics.directory) / FILE, told.encode())
+        return b""
+
+    run_guarded(site.state, _STUCK, work, _LIMIT_S)
+
+
+def _breaker_has_tripped(site: Site, node: str) -> bool | None:
+    """Tell whether this node is not drained whatever it has; None where nobody knows."""
+    from slurm_health.node.draining.shared_state import STUCK, Unusable, read_ledger
+
+    if not site.breaker.directory:
+        return None
+
+    def look() -> bytes:
+        from slurm_health.node.rules.breaker import tripped_for
+
+        try:
+            return b"1" if tripped_for(read_ledger(site.breaker), node) else b"0"
+        except Unusable:
+            return b""
+
+    match run_guarded(site.state, STUCK, look, _LIMIT_S):
+        case Answered(data=data) if data:
+            return data == b"1"
+        case _:
+            return None
+
+
+def gauges(
+    results: Sequence[CheckResult], *, now_s: float, drained: bool, tripped: bool | None
+) -> list[Gauge]:
+    """Return what a health check found.
+
+    Args:
+        results: what the checks found.
+        now_s: when.
+        drained: slurm-health has this node drained.
+        tripped: the breaker keeps this node from being drained; None where nobody knows.
+    """
+    figures = [
+        Sample(float(value), {"check": each.name, "figure": name})
+        for each in results
+        for name, value in each.finding.figures.items()
+        if isinstance(value, int | float)
+    ]
+    return [
+        Gauge(
+            name="slurm_health_info",
+            help="Which slurm-health wrote this.",
+            samples=[Sample(1, {"version": __version__})],
+        ),
+        Gauge(
+            name="slurm_health_last_check_timestamp_seconds",
+            help="When the last health check of this node ran.",
+            samples=[Sample(now_s)],
+        ),
+        Gauge(
+            name="slurm_health_node_fault",
+            help="1 where the last health check found a proven fault of this node.",
+            samples=[Sample(float(bool(node_faults(results))))],
+        ),
+        Gauge(
+            name="slurm_health_drained",
+            help="1 where slurm-health has drained this node and not returned it.",
+            samples=[Sample(float(drained))],
+        ),
+        Gauge(
+            name="slurm_health_breaker_tripped",
+            help="1 where the breaker has tripped: this node is not drained, whatever it has.",
+            samples=[] if tripped is None else [Sample(float(tripped))],
+        ),
+        Gauge(
+            name="slurm_health_check_status",
+            help="1 for what each check concluded, 0 for what it did not.",
+            samples=[
+                sample
+                for each in results
+                for sample in one_of(
+                    each.status.value,
+                    _STATUSES,
+                    "status",
+                    check=each.name,
+                    shadow=str(each.shadow).lower(),
+                )
+            ],
+        ),
+        Gauge(
+            name="slurm_health_check_duration_seconds",
+            help="How long each check took.",
+            samples=[Sample(each.elapsed_ms / 1000, {"check": each.name}) for each in results],
+        ),
+        Gauge(
+            name="slurm_health_check_figure",
+            help="What each check measured; its name has the unit.",
+            samples=figures,
+        ),
+    ]

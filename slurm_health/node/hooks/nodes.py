@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health nodes`: what we have drained, why, and how to give it back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from slurm_health.node.checks.check import CheckContext, first_few
+from slurm_health.node.draining import own_drain, shared_state
+from slurm_health.node.draining.own_drain import undrain
+from slurm_health.node.draining.shared_state import Unusable
+from slurm_health.node.hooks import last_check
+from slurm_health.node.hooks.last_check import LastCheck
+from slurm_health.node.hooks.run_checks import after_drain, run_again
+from slurm_health.node.rules import accusations, drain_note
+from slurm_health.node.rules.breaker import Entry, Ledger, Trip
+from slurm_health.node.rules.finding import CheckResult
+from slurm_health.node.rules.recovery import DrainRecord
+from slurm_health.node.site_settings import Site
+from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import Node
+
+RELEASED = "released"
+# What the note of a node says that was drained for its marks.
+MARKED = "marks"
+_LATE_S = 3600.0
+# Of a partition whose breaker has tripped, all nodes may be faulty.
+_MOST_LEFT = 10
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """One node with a note of ours. `checks` is empty for a note no hook wrote.
+
+    Where the note is `edited`, the drain is another's: nothing of ours lifts it.
+    """
+
+    node: str
+    state: str
+    since: str
+    by: str
+    checks: tuple[str, ...]
+    job: int
+    text: str
+    hook: str = ""
+    last_check: LastCheck | None = None
+    edited: bool = False
+
+
+def drained(
+    nodes: Mapping[str, Node], known: Ledger, checked: Mapping[str, LastCheck]
+) -> list[Drained]:
+    """Return the nodes that are out of the pool with a note of ours, by name."""
+    found = [
+        _drained(node, known, checked.get(node.name))
+        for node in nodes.values()
+        if node.out_of_pool and drain_note.is_ours(node.reason)
+    ]
+    return sorted(found, key=lambda each: each.node)
+
+
+def _drained(node: Node, known: Ledger, last_check: LastCheck | None) -> Drained:
+    note = drain_note.parse(node.reason)
+    entry = _entry_of(node, known)
+    _, by, since = drain_note.signed(node.reason)
+    text = note.text if note else drain_note.bare_text(node.reason)
+    return Drained(
+        node=node.name,
+        state=node.state,
+        since=since,
+        by=by,
+        checks=note.checks if note else (),
+        job=note.job if note else 0,
+        # The ledger has the whole text, the note what Slurm's tools show of it.
+        text=(entry.text if entry else "") or text,
+        hook=entry.hook if entry else "",
+        last_check=last_check,
+        edited=_is_edited(node, entry),
+    )
+
+
+def _entry_of(node: Node, known: Ledger) -> Entry | None:
+    """Return the entry of the drain that a node's note tells of, None where there is none."""
+    note = drain_note.parse(node.reason)
+    when = (node.name, note.time_s if note else None)
+    entries = (each for each in reversed(known.entries) if (each.node, int(each.time_s)) == when)
+    return next(entries, None)
+
+
+def _is_edited(node: Node, entry: Entry | None) -> bool:
+    return drain_note.is_edited(node.reason, entry.note if entry else "")
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """What `nodes` has to say, for a person and for a program.
+
+    Args:
+        drained: the nodes that are drained with a note of ours.
+        tripped: the partitions and leaf switches whose breaker has tripped; None where only root
+            may see that.
+        ledger_trouble: why the breaker's ledger cannot be used; empty where it can.
+        left_in_pool: the last health checks of faulty nodes that jobs can still start on.
+        silent: the nodes that have run no health check for an hour.
+    """
+
+    drained: list[Drained]
+    tripped: dict[str, Trip] | None
+    ledger_trouble: str
+    left_in_pool: list[LastCheck]
+    silent: list[str]
+
+    @property
+    def needs_a_person(self) -> bool:
+        """Whether faulty nodes are not drained, or would not be."""
+        return bool(self.tripped or self.ledger_trouble or self.left_in_pool)
+
+
+def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listing:
+    """Look at what there is to say. What nodes left that Slurm has no more is removed."""
+    checked = last_check.read_all(site) if site is not None else {}
+    if site is not None:
+        last_check.forget_others(site, nodes)
+    known, trouble = _ledger(site)
+    return Listing(
+        drained=drained(nodes, known or Ledger(), checked),
+        tripped=known.trips if known is not None else None,
+        ledger_trouble=trouble,
+        left_in_pool=[
+            checked[name]
+            for name in sorted(nodes)
+            if name in checked and checked[name].faulty and not nodes[name].out_of_pool
+        ],
+        silent=_silent(nodes, checked, site, now_s),
+    )
+
+
+def _ledger(site: Site | None) -> tuple[Ledger | None, str]:
+    """Return the ledger, None where only root may see it; and why it cannot be used."""
+    if site is None or not site.breaker.directory:
+        return Ledger(), ""
+    try:
+        return shared_state.read_ledger(site.breaker), ""
+    except shared_state.ForRootOnly:
+        return None, ""
+    except Unusable as err:
+        return Ledger(), str(err)
+
+
+def _alarms(found: Listing) -> list[str]:
+    """Return why no node is drained at present, a line each."""
+    if found.tripped is None:
+        return ["only root can see whether the breaker has tripped"]
+    if found.ledger_trouble:
+        return [f"NO NODE IS DRAINED: the breaker's ledger cannot be used: {found.ledger_trouble}"]
+    return [
+        f"THE BREAKER OF {partition} HAS TRIPPED, no node of it is drained: {trip.why};"
+        " once the cause is found: slurm-health nodes reset"
+        for partition, trip in found.tripped.items()
+    ]
+
+
+def text(found: Listing, now_s: float) -> str:
+    """Return it for a person."""
+    told = table(found.drained, _alarms(found), now_s)
+    for each in found.left_in_pool[:_MOST_LEFT]:
+        told += f"faulty, and in the pool: {each.node}, {each.said(now_s)}\n"
+    more = len(found.left_in_pool) - _MOST_LEFT
+    told += f"faulty, and in the pool: {more} nodes more\n" if more > 0 else ""
+    if found.silent:
+        count = len(found.silent)
+        told += f"no health check for an hour: {first_few(found.silent)} ({count} nodes)\n"
+    return told
+
+
+def table(found: Sequence[Drained], alarms: Sequence[str], now_s: float) -> str:
+    """Return the list for a person, with what to type next."""
+    from tabulate import tabulate
+
+    lines = [f"{each}\n" for each in alarms]
+    if not found:
+        return "\n".join([*lines, "no node is drained by slurm-health\n"])
+    rows = [
+        (
+            each.node,
+            each.state,
+            each.since,
+            each.last_check.age(now_s) if each.last_check else "",
+            ",".join(each.checks),
+            each.job or "",
+            f"{each.text} (note edited: only scontrol lifts it)" if each.edited else each.text,
+        )
+        for each in found
+    ]
+    headers = ("NODE", "STATE", "SINCE", "CHECKED", "CHECKS", "JOB", "WHY")
+    lines.append(tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True))
+    lines.append("\nto return a node to service: slurm-health nodes release NODE")
+    lines.append("to repeat its checks, on the node: slurm-health nodes retest")
+    return "\n".join(lines) + "\n"
+
+
+def _silent(
+    nodes: Iterable[str], checked: Mapping[str, LastCheck], site: Site | None, now_s: float
+) -> list[str]:
+    """Return which nodes have run no health check of late."""
+    if site is None or not site.breaker.directory:
+        return []
+    # One from the future is by a clock that is wrong, and would never be late.
+    late = {each.node for each in checked.values() if abs(now_s - each.time_s) > _LATE_S}
+    return [name for name in sorted(nodes) if name not in checked or name in late]
+
+
+def checked_text(checked: Mapping[str, LastCheck], names: Sequence[str], now_s: float) -> str:
+    """Return the last health check of each node, a line each."""
+    lines = [f"{each.node}: {each.said(now_s)}" for _, each in sorted(checked.items())]
+    if names:
+        lines = [
+            f"{name}: {checked[name].said(now_s) if name in checked else 'none'}" for name in names
+        ]
+    return "\n".join(lines or ["no node has left a health check"]) + "\n"
+
+
+def repeat(site: Site, kept: DrainRecord, place: CheckContext) -> list[CheckResult]:
+    """Run again, on this node, the checks that it was drained for."""
+    planned = [each for each in site.checks if each.name in kept.retest]
+    return run_again(planned, after_drain(place, kept))
+
+
+def doubts(
+    site: Site,
+    names: Sequence[str],
+    checked: Mapping[str, LastCheck],
+    here: str,
+    place: CheckContext,
+) -> dict[str, str]:
+    """Return what speaks against giving nodes back.
+
+    On the node itself, what it was drained for is tested now; of others, their last health check
+    tells.
+    """
+    found = {
+        name: checked[name].said(place.now_s)
+        for name in names
+        if name in checked and checked[name].faulty
+    }
+    kept = own_drain.recall(site.state) if here in names else None
+    if kept is not None:
+        now = last_check.of_results(repeat(site, kept, place), node=here, now_s=place.now_s)
+        found.pop(here, None)
+        if now.faulty:
+            found[here] = now.said(place.now_s)
+    return found
+
+
+def release(
+    site: Site, names: Sequence[str], controller: Client, doubts: Mapping[str, str]
+) -> dict[str, str]:
+    """Give nodes back; return what came of each. Another's drain is never lifted.
+
+    Raises:
+        SlurmError: Slurm cannot be asked.
+    """
+    nodes, (known, _) = controller.nodes(), _ledger(site)
+    known = known or Ledger()
+    came = {name: _release_one(site, nodes.get(name), name, controller, known) for name in names}
+    return {
+        name: f"{text}; drained again if what its last check found is so still: {doubts[name]}"
+        if name in doubts and text.startswith(RELEASED)
+        else text
+        for name, text in came.items()
+    }
+
+
+def _release_one(site: Site, now: Node | None, name: str, controller: Client, known: Ledger) -> str:
+    if now is None:
+        return "unknown to Slurm"
+    if not now.drained:
+        return f"not drained: {now.state}"
+    if not drain_note.is_ours(now.reason):
+        return f"not ours: {now.reason or '(no reason)'}"
+    if _is_edited(now, _entry_of(now, known)):
+        resume = f"scontrol update NodeName={name} State=RESUME"
+        return f"not released: its note was edited since, so the drain is another's: {resume}"
+    why_kept = _why_marks_stay(site, name)
+    note = drain_note.parse(now.reason)
+    if why_kept and note is not None and note.checks == (MARKED,):
+        return f"not released: the next mark would drain it again, and its marks stay: {why_kept}"
+    why_not = undrain(controller, now)
+    if why_not:
+        return f"not released: {why_not}"
+    shared_state.count_return(site, name)
+    if not why_kept:
+        try:
+            shared_state.forget_marks(site.breaker, name)
+        except Unusable as err:
+            why_kept = str(err)
+    return f"{RELEASED}; its marks are kept: {why_kept}" if why_kept else RELEASED
+
+
+def _why_marks_stay(site: Site, name: str) -> str:
+    """Return why a node's marks could not be removed, looked at before anything is done."""
+    try:
+        return shared_state.why_marks_stay(site.breaker, name)
+    except Unusable as err:
+        return str(err)
+
+
+def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:
+    """Return every mark that is alive, a line each.
+
+    Raises:
+        Unusable: the shared directory cannot be used.
+    """
+    lines = []
+    for node in names or shared_state.marked_nodes(site.breaker):
+        for each in accusations.alive(shared_state.marks_of(site.breaker, node), now_s, site.marks):
+            hours = (now_s - each.time_s) / 3600
+            lines.append(
+                f"{node}: {hours:.0f} h ago, job {each.job} of user {each.uid}: {each.text}"
+            )
+    needed = f"a node is drained once {site.marks.jobs} jobs of {site.marks.users} users accuse it"
+    return "\n".join([*lines, needed if lines else "no marks"]) + "\n"
+
+
+def reset(site: Site) -> str:
+    """Let the breaker allow drains again; what happened before does not count any more.
+
+    Raises:
+        Unusable: the ledger cannot be changed.
+    """
+    try:
+        shared_state.clear_ledger(site)
+    except Unusable as err:
+        if os.getuid() == 0:
+            raise
+        raise Unusable(f"only root may reset the breaker, on a node: {err}") from err
+    return "the breaker is reset\n"

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Before a job: check the node; drain it and have the job requeued only for a proven fault."""
+
+from __future__ import annotations
+
+from slurm_health.node.hooks.hook import Hook
+from slurm_health.node.rules.finding import node_faults
+
+
+def run(hook: Hook) -> bool:
+    """Run the checks of the prolog; return whether the job must not start here.
+
+    Without a drain the job must start: a failed prolog makes Slurm drain, past the breaker.
+    """
+    if _opted_out(hook):
+        hook.log.info(f"the job opted out of checks ({hook.site.hooks.opt_out})")
+        return False
+    faults = node_faults(hook.check())
+    if faults and hook.was_returned():
+        faults = node_faults(hook.check())
+    return bool(faults) and hook.drain(hook.cause(faults))
+
+
+def _opted_out(hook: Hook) -> bool:
+    """Tell whether the job carries the word by which this site lets jobs opt out.
+
+    Slurm leaves the variables out when slurmd holds no credential; then nobody opted out.
+    """
+    said = [hook.environ.get(f"SLURM_JOB_{name}", "") for name in ("COMMENT", "EXTRA")]
+    return bool(hook.site.hooks.opt_out) and hook.site.hooks.opt_out in " ".join(said).split()

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a hook finds to what becomes of the node. Pure.
+
+The hooks and the administrators' commands call it; `draining` performs what is decided here.
+
+    finding        what a check of a node concludes, and how several become one
+    settings       the hooks' tables in the site's file, with their defaults
+    answer         what a launcher that asks is told of the node
+    xid            what an Xid means for the node, by NVIDIA's catalogue
+    kernel_lines   the lines of the kernel's log that count, and that no user can write
+    breaker        how many nodes may be drained at once
+    recovery       when a node that a hook drained may be resumed
+    drain_note     the reason that a hook sets on a node, and how to recognise it
+    node_pattern   `gpu[01-16,20]`, `gpu*`, `!login*`
+    accusations    what an ended job's check says against a node, and marks; trusts nothing
+"""

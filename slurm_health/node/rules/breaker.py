@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much may be drained: pure, over a ledger that all nodes share.
+
+Many nodes failing together is a fabric, a filesystem, a driver update or a bug of a check. Taking
+them all out would make it an outage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from slurm_health.node.rules.settings import Breaker
+from slurm_health.records.nodeset import expand, fold
+
+# Before the name of a leaf switch whose breaker trips. No partition has a blank in its name.
+SWITCH = "switch "
+_HOUR_S = 3600.0
+_DAY_S = 24 * _HOUR_S
+# Old entries go by their number: by age, one node whose clock is ahead would throw out all.
+_MOST_ENTRIES = 1000
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One drain. Written before the drain, taken back when it fails. `uid` is -1 without a job.
+
+    `note` is what was set on the node. One that a person has `returned` no longer counts against
+    the share: a person has looked.
+    """
+
+    node: str
+    time_s: float
+    partitions: tuple[str, ...] = ()
+    job: int = 0
+    uid: int = -1
+    checks: tuple[str, ...] = ()
+    text: str = ""
+    hook: str = ""
+    note: str = ""
+    returned: bool = False
+
+
+class Trip(msgspec.Struct, frozen=True, kw_only=True):
+    """The breaker of a partition, or of a leaf switch, tripped.
+
+    None of `nodes` is drained until it is reset.
+    """
+
+    time_s: float
+    node: str
+    why: str
+    nodes: str
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last drains, and the partitions whose breaker has tripped."""
+
+    entries: tuple[Entry, ...] = ()
+    trips: dict[str, Trip] = {}
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """The drain must not happen. `ledger` is what to keep: a trip may be new in it."""
+
+    why: str
+    ledger: Ledger
+
+
+class Allowed(msgspec.Struct, frozen=True, kw_only=True):
+    """The drain may happen; `ledger` counts it already. It is the node's `today`th in a day."""
+
+    ledger: Ledger
+    today: int
+
+
+def tripped_for(ledger: Ledger, node: str, partitions: Collection[str] = ()) -> str | None:
+    """Return the partition, or the leaf switch, whose breaker keeps a node from being drained."""
+    for partition, trip in ledger.trips.items():
+        if partition in partitions or node in expand(trip.nodes):
+            return partition
+    return None
+
+
+def refusal(ledger: Ledger, wanted: Entry, limits: Breaker) -> str:
+    """Say why the ledger alone rules a drain out; empty when Slurm has to be asked."""
+    partition = tripped_for(ledger, wanted.node, wanted.partitions)
+    if partition is not None:
+        return (
+            f"the breaker of {partition} has tripped: {ledger.trips[partition].why};"
+            " once the cause is found: slurm-health nodes reset"
+        )
+    return _too_many_for_owner(ledger.entries, wanted, limits)
+
+
+def reserve(
+    ledger: Ledger,
+    wanted: Entry,
+    *,
+    limits: Breaker,
+    members: Mapping[str, Collection[str]],
+    ours: Collection[str],
+    racks: Mapping[str, Collection[str]] | None = None,
+) -> Allowed | Refused:
+    """Decide about one drain and count it.
+
+    Args:
+        ledger: what has happened.
+        wanted: the drain.
+        limits: the site's.
+        members: the nodes of each of the node's partitions.
+        ours: nodes that are out of the pool now with a note of ours.
+        racks: the nodes below each leaf switch that the node hangs on; none where Slurm knows of
+            none.
+    """
+    why = refusal(ledger, wanted, limits)
+    if why:
+        return Refused(why=why, ledger=ledger)
+    # What was begun and cut short for the same job is the same drain.
+    entries = [
+        each
+        for each in ledger.entries
+        if not wanted.job or (each.node, each.job) != (wanted.node, wanted.job)
+    ]
+    counted = {*ours} | {
+        each.node
+        for each in entries
+        if _age_s(each, wanted) <= limits.window_s and not each.returned
+    }
+    users = {each.node: each.uid for each in (*entries, wanted)}
+    trips = dict(ledger.trips)
+    shares = [(name, nodes, limits.allowed(len(nodes))) for name, nodes in sorted(members.items())]
+    shares += [
+        (f"{SWITCH}{name}", nodes, limits.allowed_in_rack(len(nodes)))
+        for name, nodes in sorted((racks or {}).items())
+    ]
+    for partition, nodes, allowed in shares:
+        out = (counted | {wanted.node}) & set(nodes)
+        if len(out) <= allowed:
+            continue
+        said = (
+            f"with {wanted.node}, {fold(sorted(out))} would be drained, now or within"
+            f" {limits.window_s / 60:g} min: {len(out)} of {len(nodes)} nodes of {partition},"
+            f" limit {allowed}"
+        )
+        user, share = _first_user(users.get(node, -1) for node in out)
+        if len(out) - share < 2:
+            why = why or f"{said}; {share} of them after jobs of user {user}"
+            continue
+        said = f"{said}: a fabric or software problem, not these nodes"
+        why = why or said
+        trips[partition] = Trip(
+            time_s=wanted.time_s, node=wanted.node, why=said, nodes=fold(sorted(nodes))
+        )
+    if why:
+        return Refused(why=why, ledger=msgspec.structs.replace(ledger, trips=trips))
+    after = (*entries, wanted)[-_MOST_ENTRIES:]
+    today = sum(each.node == wanted.node and _age_s(each, wanted) <= _DAY_S for each in after)
+    return Allowed(ledger=Ledger(entries=after, trips=trips), today=today)
+
+
+def take_back(ledger: Ledger, node: str, time_s: float) -> Ledger:
+    """Return the ledger without a drain that did not happen."""
+    entries = tuple(each for each in ledger.entries if (each.node, each.time_s) != (node, time_s))
+    return Ledger(entries=entries, trips=ledger.trips)
+
+
+def with_return(ledger: Ledger, node: str) -> Ledger:
+    """Return the ledger after a person has returned a node to the pool."""
+    entries = tuple(
+        msgspec.structs.replace(each, returned=True) if each.node == node else each
+        for each in ledger.entries
+    )
+    return msgspec.structs.replace(ledger, entries=entries)
+
+
+def _age_s(entry: Entry, wanted: Entry) -> float:
+    """Return how old an entry is; one from the future, by a clock that is ahead, is new.
+
+    One of a later day is by a clock that is wrong, that of the entry or that of whoever asks. It
+    would be new for ever, so it does not count; nodes that are drained now do, whenever that was.
+    """
+    age_s = wanted.time_s - entry.time_s
+    return max(0.0, age_s) if age_s >= -_DAY_S else math.inf
+
+
+def _first_user(uids: Iterable[int]) -> tuple[int, int]:
+    """Return the user after whose jobs most nodes were drained, and how many."""
+    counted = Counter(uid for uid in uids if uid >= 0)
+    return max(counted.items(), key=lambda each: each[1], default=(-1, 0))
+
+
+def _too_many_for_owner(entries: Collection[Entry], wanted: Entry, limits: Breaker) -> str:
+    others = [each for each in entries if each.node != wanted.node]
+    if wanted.job:
+        nodes = {
+            each.node
+            for each in others
+            if each.job == wanted.job and _age_s(each, wanted) <= max(limits.window_s, _HOUR_S)
+        }
+        if len(nodes) >= limits.per_job:
+            return f"job {wanted.job} has cost {len(nodes)} nodes already, limit {limits.per_job}"
+    if wanted.uid >= 0:
+        nodes = {
+            each.node
+            for each in others
+            if each.uid == wanted.uid and _age_s(each, wanted) <= _HOUR_S
+        }
+        if len(nodes) >= limits.per_user_hour:
+            text = f"jobs of user {wanted.uid} have cost {len(nodes)} nodes within an hour"
+            return f"{text}, limit {limits.per_user_hour}"
+    return ""

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The note on a node we drain: for people, for `nodes`, and to know it again.
+
+`sinfo -R` shows 20 columns of it, so what is wrong comes first. For example:
+`shealth:fs /scratch is not mounted check=fs-scratch job=4711 t=1763661234`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from slurm_health.records.text import REASON_LENGTH, REASON_PREFIX, one_line, plain
+
+_PREFIX = "shealth:"
+_NOTE = re.compile(r"shealth:\S* ?(.*) check=(\S+) job=(\d{1,19}) t=(\d{1,19})", re.DOTALL)
+# What hooks wrote before, and nodes may carry for as long as they wait for repair.
+_OLD_NOTE = re.compile(r"slurm-health: check=(\S+) job=(\d{1,19}) t=(\d{1,19}) (.*)", re.DOTALL)
+# scontrol shows who set a note, and when, behind it.
+_SIGNED = re.compile(r"(.*?)\s*\[([^][]*)@([^][@]*)\]\s*", re.DOTALL)
+# Checks that a site has several of, and what it calls each begins with.
+_KINDS = frozenset(
+    {"cpu", "daemon", "dcgm", "ethernet", "file", "filesystem", "gpu", "infiniband", "kernel"}
+    | {"memory", "unit", "xid"}
+)
+_SHORT = {"filesystem": "fs", "infiniband": "ib", "ethernet": "eth"}
+_NAMES_LENGTH = 80
+
+
+class DrainNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a note says. `job` is 0 when no job was there."""
+
+    checks: tuple[str, ...]
+    job: int
+    time_s: int
+    text: str
+
+
+def write(note: DrainNote) -> str:
+    """Return the note as Slurm gets it: ASCII, one line, cut where Slurm's tools would cut it."""
+    names = ",".join(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) for name in note.checks)
+    # `filesystem-scratch` and its like: the text says which. Of `site-nvlink`, it says more.
+    first, dash, _ = names.partition(",")[0].partition("-")
+    kind = (first if first in _KINDS or not dash else "") if names else "node"
+    # Whoever reads scontrol's output takes `Word=` for a field of the node.
+    text = plain(note.text).replace("=", ":")
+    head = f"{_PREFIX}{_SHORT.get(kind, kind)[:_NAMES_LENGTH]} {text}"
+    tail = f" check={names[:_NAMES_LENGTH] or '-'} job={note.job} t={note.time_s}"
+    return head[: REASON_LENGTH - len(tail)].rstrip() + tail
+
+
+def parse(reason: str) -> DrainNote | None:
+    """Return what one of our notes says; None for one that is none, or has no such parts."""
+    bare = unsigned(reason)
+    if found := _NOTE.fullmatch(bare):
+        text, names, job, time_s = found.groups()
+    elif found := _OLD_NOTE.fullmatch(bare):
+        names, job, time_s, text = found.groups()
+    else:
+        return None
+    return DrainNote(
+        checks=tuple(names.split(",")), job=int(job), time_s=int(time_s), text=one_line(text)
+    )
+
+
+def is_ours(reason: str) -> bool:
+    """Tell whether slurm-health, of any version, left this note."""
+    return reason.startswith((_PREFIX, REASON_PREFIX))
+
+
+def is_edited(reason: str, written: str = "") -> bool:
+    """Tell whether somebody has changed a note of ours since it was set: the drain is theirs now.
+
+    Args:
+        reason: as Slurm shows it.
+        written: the note as it was set, empty where nobody knows.
+    """
+    bare = unsigned(reason)
+    return bare != written if written else bare.startswith(_PREFIX) and parse(bare) is None
+
+
+def bare_text(reason: str) -> str:
+    """Return a note of ours without its prefix, for one whose parts cannot be told."""
+    return one_line(unsigned(reason).removeprefix(_PREFIX).removeprefix(REASON_PREFIX))
+
+
+def unsigned(reason: str) -> str:
+    """Return a note without who set it and when."""
+    return signed(reason)[0]
+
+
+def signed(reason: str) -> tuple[str, str, str]:
+    """Return a note, who set it, and when as scontrol writes it; where it does not say, empty."""
+    found = _SIGNED.fullmatch(reason)
+    return (found[1], found[2], found[3]) if found else (reason.strip(), "", "")

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site may set beside its checks, with the defaults. Each table of the file is a struct."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Literal
+
+import msgspec
+
+from slurm_health.node.rules.finding import Status
+
+CONTEXTS = ("prolog", "epilog", "healthcheck", "retest")
+
+AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+Hours = Annotated[float, msgspec.Meta(gt=0, le=8760)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Hooks(_Table, frozen=True, kw_only=True):
+    """`[hooks]`: how the three hooks run."""
+
+    # Root's own directory on every node: what this node was drained for, what checks remember.
+    state: AbsolutePath = "/var/lib/slurm-health"
+    # False: everything is measured and logged, and nobody is drained.
+    drain: bool = True
+    # A word in a job's --comment that makes the prolog skip its checks; empty: there is none.
+    opt_out: str = ""
+    # A Slurm command that has not answered after this is given up.
+    slurm_limit_s: Seconds = 8.0
+    # The epilog ends processes the ended job left behind.
+    end_leftovers: bool = True
+
+
+class Breaker(_Table, frozen=True, kw_only=True):
+    """`[breaker]`: how much may be drained at once, by hooks and by root's jobs together.
+
+    Without `directory` nobody is drained: a node alone cannot know how many others are.
+    """
+
+    # On a filesystem every node shares, writable by root on the nodes only.
+    directory: AbsolutePath = ""
+    # Of a partition's nodes, drained by us at one time.
+    share: Share = 0.1
+    # The same of the nodes below one leaf switch, which fail together where a rack does. Larger: a
+    # rack has few nodes, and those that wait for repair count.
+    rack_share: Share = 0.25
+    # Drains within `window_s` count against the share even when they have been lifted since.
+    window_s: Annotated[float, msgspec.Meta(gt=0, le=604800)] = 3600.0
+    # One job's drains. A job that breaks nodes must not get through the cluster by retrying.
+    per_job: Positive = 2
+    # Drains in one hour after jobs of one user.
+    per_user_hour: Positive = 4
+    # How long the lock of `directory` is waited for.
+    lock_limit_s: Seconds = 5.0
+    # Hooks that find a fault at the same time ask Slurm spread over this long, by node name.
+    spread_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 3.0
+
+    def allowed(self, nodes: int) -> int:
+        """Return how many of a partition's nodes may be drained.
+
+        One always, and two of four or more: in a small cluster, a second fault within the hour
+        is a coincidence more often than a common cause.
+        """
+        return _at_least_a_few(self.share, nodes)
+
+    def allowed_in_rack(self, nodes: int) -> int:
+        """Return the same for the nodes below one leaf switch."""
+        return _at_least_a_few(self.rack_share, nodes)
+
+
+def _at_least_a_few(share: float, nodes: int) -> int:
+    return max(int(share * nodes), min(2, max(1, nodes // 2)))
+
+
+class Recovery(_Table, frozen=True, kw_only=True):
+    """`[recovery]`: when a node we drained goes back into the pool."""
+
+    release: bool = True
+    # Passes in a row of the very checks it was drained for.
+    passes: Positive = 3
+    # A pass sooner after the last than this is not a fresh one.
+    apart_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 60.0
+    # A node that is drained more often within a day waits for a person: its test misses the fault.
+    per_day: Positive = 3
+
+
+class Marks(_Table, frozen=True, kw_only=True):
+    """`[marks]`: when accusations that no local check confirms drain a node all the same."""
+
+    # Different users. 0: marks are kept and listed, and never drain.
+    users: Count = 2
+    # Different jobs.
+    jobs: Positive = 3
+    # A mark older than this is forgotten.
+    ttl_h: Hours = 168.0
+
+
+class AccusationPolicy(Enum):
+    """What an accusation can bring about."""
+
+    CONFIRM = "confirm"  # a drain when a local check confirms it, a mark otherwise
+    EVIDENCE = "evidence"  # a drain when its own evidence is strong: users are trusted
+    NEVER = "never"  # a line in the log
+
+
+class Accusations(_Table, frozen=True, kw_only=True):
+    """`[accusations]`: what the epilog does with what a job's own check found out."""
+
+    policy: AccusationPolicy = AccusationPolicy.CONFIRM
+    # Tests of one node in one hour because of what jobs of one user say about it.
+    tests_per_user_hour: Positive = 2
+    # Of one file of the job's journal; a larger one is not read.
+    max_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 28)] = 16 << 20
+    read_limit_s: Seconds = 5.0
+
+
+class Metrics(_Table, frozen=True, kw_only=True):
+    """`[metrics]`: what the hooks tell monitoring."""
+
+    # node_exporter's --collector.textfile.directory; the health check writes a file there.
+    directory: AbsolutePath | Literal[""] = ""
+    # One line of JSON in the machine's log for what each check of each hook concludes, and each
+    # check of a job's nodes.
+    syslog_json: bool = False
+
+
+class CommonKeys(_Table, frozen=True, kw_only=True):
+    """Keys every `[checks.NAME]` table may have; the others belong to the check."""
+
+    check: Text | None = None
+    contexts: tuple[str, ...] | None = None
+    nodes: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    severity: Status | None = None
+    # It takes the node for itself, so that a retest runs it on an idle node only.
+    exclusive: bool | None = None
+    time_limit_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 5.0
+    shadow: bool = False
+    # A check that does not end within `time_limit_s` has found a fault of the node.
+    hang_is_fault: bool = False
+    enabled: bool = True

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the site's file says to what runs as root: every table, checked to the last key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from slurm_health.node.checks import registry
+from slurm_health.node.checks.check import Check, Planned
+from slurm_health.node.rules.finding import Status
+from slurm_health.node.rules.node_pattern import is_pattern
+from slurm_health.node.rules.settings import (
+    CONTEXTS,
+    Accusations,
+    Breaker,
+    CommonKeys,
+    Hooks,
+    Marks,
+    Metrics,
+    Recovery,
+)
+from slurm_health.records.errors import ConfigError
+from slurm_health.system import site_file
+from slurm_health.system.site_file import SiteFile
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_FIELD = re.compile(r"\$\.(\w+)")
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the file says. `journal` may begin with `~`; empty: each user's default."""
+
+    path: str
+    journal: str = ""
+    hooks: Hooks = Hooks()
+    breaker: Breaker = Breaker()
+    recovery: Recovery = Recovery()
+    marks: Marks = Marks()
+    accusations: Accusations = Accusations()
+    metrics: Metrics = Metrics()
+    checks: tuple[Planned, ...] = ()
+
+    @property
+    def state(self) -> Path:
+        """Root's own directory on this node."""
+        return Path(self.hooks.state)
+
+    def named(self, name: str) -> Planned | None:
+        """Return the check of that name, None where the file no longer has it."""
+        return next((each for each in self.checks if each.name == name), None)
+
+
+def load(path: Path, refuse: Callable[[SiteFile], object] | None = None) -> Site:
+    """Read the site's file as root, or whoever runs this, may follow it.
+
+    Args:
+        path: the file.
+        refuse: reads the tables that are not for root; what it raises is raised.
+
+    Raises:
+        ConfigError: it cannot be read or trusted, or says something impossible.
+    """
+    file = site_file.read(path, trusted=True)
+    if refuse is not None:
+        refuse(file)
+    planned = (_planned(file, name) for name in file.table("checks"))
+    return Site(
+        path=str(path),
+        journal=file.document.get("journal", ""),
+        hooks=_top(file, Hooks, "hooks"),
+        breaker=_top(file, Breaker, "breaker"),
+        recovery=_top(file, Recovery, "recovery"),
+        marks=_top(file, Marks, "marks"),
+        accusations=_top(file, Accusations, "accusations"),
+        metrics=_top(file, Metrics, "metrics"),
+        checks=tuple(each for each in planned if each is not None),
+    )
+
+
+def _top(file: SiteFile, kind: type[_T], name: str) -> _T:
+    return _struct(file, kind, file.table(name), (name,))
+
+
+def _planned(file: SiteFile, name: str) -> Planned | None:
+    """Return a check as the site wants it run; None for one that it has disabled."""
+    where, table = ("checks", name), file.table("checks", name)
+    if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+        raise file.error(("checks",), name, "the name of a check has letters, digits, - and _")
+    kind = _kind(file, name, table)
+    shared = CommonKeys.__struct_fields__
+    valid = (*kind.__struct_fields__, *shared)
+    common_keys = {key: value for key, value in table.items() if key in shared}
+    own_keys = {key: value for key, value in table.items() if key not in shared}
+    common = _struct(file, CommonKeys, common_keys, where)
+    check = _struct(file, kind, own_keys, where, valid)
+    contexts = kind.CONTEXTS if common.contexts is None else common.contexts
+    _refuse_impossible(file, common, contexts, where)
+    if not common.enabled:
+        return None
+    return Planned(
+        name=name,
+        check=check,
+        time_limit_s=common.time_limit_s,
+        severity=common.severity or kind.SEVERITY,
+        shadow=common.shadow,
+        exclusive=kind.EXCLUSIVE if common.exclusive is None else common.exclusive,
+        hang_is_fault=common.hang_is_fault,
+        contexts=contexts,
+        nodes=common.nodes,
+        partitions=common.partitions,
+        line=file.line(where),
+    )
+
+
+def _refuse_impossible(
+    file: SiteFile, common: CommonKeys, contexts: tuple[str, ...], where: tuple[str, ...]
+) -> None:
+    for context in contexts:
+        if context not in CONTEXTS:
+            raise file.error(where, "contexts", f"unknown context {context!r}", valid=CONTEXTS)
+    for key, patterns in (("nodes", common.nodes), ("partitions", common.partitions)):
+        for pattern in patterns:
+            if not is_pattern(pattern):
+                problem = f"invalid pattern {pattern!r}; e.g. gpu[01-16] or gpu*"
+                raise file.error(where, key, problem)
+    if common.severity in (Status.PASS, Status.INCONCLUSIVE):
+        problem = f"cannot be {common.severity.value}"
+        raise file.error(where, "severity", problem, valid=("warn", "user_fault", "node_fault"))
+
+
+def _kind(file: SiteFile, name: str, table: dict[str, Any]) -> type[Check]:
+    asked = table.get("check", name)
+    if not isinstance(asked, str):
+        raise file.error(("checks", name), "check", f"expected a name, found {asked!r}")
+    try:
+        return registry.find(asked)
+    except registry.UnknownCheck as err:
+        line = file.line(("checks", name), "check" if "check" in table else "")
+        source = f"{file.path}:{line}"
+        raise ConfigError(source, asked, "no such check", valid=err.known) from err
+    except Exception as err:  # an entry point may hold anything
+        problem = f"{asked} cannot be loaded: {type(err).__name__}: {err}"
+        raise file.error(("checks", name), "check", problem) from err
+
+
+def _struct(
+    file: SiteFile,
+    kind: type[_T],
+    table: dict[str, Any],
+    where: tuple[str, ...],
+    valid: tuple[str, ...] = (),
+) -> _T:
+    for key in table:
+        if key not in kind.__struct_fields__:
+            valid = valid or kind.__struct_fields__
+            raise file.error(where, key, "unknown setting", valid=valid)
+    try:
+        return msgspec.convert(table, kind)
+    except (msgspec.ValidationError, ValueError) as err:
+        found = _FIELD.search(str(err))
+        key = found.group(1) if found else ""
+        problem = str(err).split(" - at `")[0]
+        said = f"{problem}, found {table[key]!r}" if key in table else problem
+        raise file.error(where, key, said) from err

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check of a job, from its submission to the start of its script.
+
+What is pure decides; what stands beside it performs.
+
+    localize        evidence -> verdict. Pure
+    decide          verdict -> what becomes of the job and its nodes. Pure
+    session         journal -> the master's next step. Pure
+    expectations    what a healthy device of a known model reaches. Pure
+    played_nodes    which devices each node has that processes of one machine play. Pure
+    order_lines     the lines by which the master tells its agents what to do. Pure
+    orders          the file of those lines: each agent reads its own part
+    bell            between master and agents: any that has written rings
+    options         what several commands take: names, kinds, help, defaults
+    config          the settings that users' commands read
+    probe_choice    which probes a check runs, and which interpreter runs them
+    sbatch          `slurm-health sbatch`: a job's text, options and submission
+    supervisor      the batch script's process: the check, then the user's script
+    master          on a job's first node: leads one check, from allocation to verdict
+    agent           on every node of a job: runs the workers, writes what they measured
+    probes          the workers, one per device: standard library and torch, no more
+    acting          carries out what was decided; the helper job of a requeue
+"""

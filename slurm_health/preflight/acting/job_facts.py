@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job and its owner can do about a verdict, as Slurm and the journals of the job tell."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from slurm_health.preflight.decide.facts import JobFacts
+from slurm_health.preflight.decide.policy import Policy
+from slurm_health.records.errors import JournalError, SlurmCommandError, SlurmError
+from slurm_health.records.records import (
+    Action,
+    ActionDone,
+    ActionIntended,
+    Record,
+    RunStarted,
+    VerdictReached,
+)
+from slurm_health.records.same_job import is_of_another_job
+from slurm_health.records.verdict import Level
+from slurm_health.system import journal
+from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import Job
+
+log = logging.getLogger(__name__)
+
+# What another job has to share with this one to start where it starts: sbatch's option, the field.
+_PLACEMENT = {
+    "partition": "Partition",
+    "account": "Account",
+    "qos": "QOS",
+    "reservation": "Reservation",
+}
+# What each run of the job before this one set out to do; None for one that cannot be read.
+Earlier = Sequence[Sequence[ActionIntended] | None]
+
+
+def slurm_name(started: RunStarted) -> str:
+    """Return what Slurm's commands call the job; a task of an array never by its number alone."""
+    return started.array or str(started.job_id)
+
+
+def read_facts(
+    policy: Policy,
+    *,
+    started: RunStarted,
+    directory: Path,
+    client: Client,
+    uid: int,
+) -> JobFacts:
+    """Ask Slurm and the journal, once, what the job and its owner can do about bad nodes.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+        JournalError: what this run has done so far cannot be read.
+    """
+    job = client.job(slurm_name(started))
+    partitions = client.partitions()
+    partition = job.value("Partition")
+    names = frozenset(partitions[partition].names) if partition in partitions else frozenset()
+    earlier = earlier_runs(directory, started)
+    behind = left_behind(directory, started, job.nodes)
+    return JobFacts(
+        job_id=started.job_id,
+        batch_node=started.master_node,
+        requeues=requeues(earlier),
+        hold_obstacle=hold_obstacle(job),
+        named=frozenset(job.required),
+        partition=partition,
+        neighbours=tuple(name for name, each in partitions.items() if names & {*each.names}),
+        candidates=names - {*job.excluded, *behind} if names else None,
+        asked=len(job.nodes) if policy.nodes_needed is None else policy.nodes_needed,
+        held_for=held_for(earlier),
+        may_drain=client.may_drain(uid),
+        drained=drained(directory),
+        excluded=job.excluded,
+        left_behind=behind,
+        placement=placement(job),
+    )
+
+
+def hold_obstacle(job: Job) -> str:
+    """Say why a job cannot be put back into the queue, empty if it can."""
+    # 1, and one more each time Slurm itself has put the job back.
+    if job.fields.get("BatchFlag", "0") == "0":
+        return "it is not a batch job, so it cannot be requeued"
+    if job.fields.get("Requeue") != "1":
+        return "it may not be requeued (--no-requeue, or JobRequeue=0 in slurm.conf)"
+    return ""
+
+
+def placement(job: Job) -> dict[str, str]:
+    """Return sbatch's options for a job that is to start where this one starts."""
+    found = {option: job.value(key) for option, key in _PLACEMENT.items()}
+    return {option: value for option, value in found.items() if value}
+
+
+def earlier_runs(own: Path, started: RunStarted) -> Earlier:
+    """Return what each other run of the job set out to do; a run has its own directory.
+
+    An older job that had the same id is passed over.
+    """
+    if not own.parent.is_dir():
+        return []
+    runs = [run for run in own.parent.iterdir() if run.is_dir() and run != own]
+    told = [_records(run) for run in runs]
+    return [_intents(records) for records in told if not _of_another_job(records, started)]
+
+
+def left_behind(own: Path, started: RunStarted, held: Collection[str]) -> tuple[str, ...]:
+    """Return the nodes that earlier checks of this attempt found faulty, and it no longer holds."""
+    faulty = {
+        node.node
+        for run in (own.parent.iterdir() if own.parent.is_dir() else ())
+        if run != own and (journal.attempt_and_check(run.name) or (-1,))[0] == started.attempt
+        for record in _of_this_job(_records(run), started)
+        if isinstance(record, VerdictReached)
+        for node in record.nodes
+        if node.level is Level.FAULTY
+    }
+    return tuple(sorted(faulty - {*held}))
+
+
+def requeues(earlier: Earlier) -> int:
+    """Count the runs that ended in a requeue.
+
+    A journal that cannot be read counts: a job that moves once too few does less harm than one
+    that moves for ever.
+    """
+    return sum(run is None or any(act.action is Action.REQUEUE for act in run) for run in earlier)
+
+
+def held_for(earlier: Earlier) -> frozenset[str]:
+    """Return the nodes for which the job was held."""
+    acts = [act for run in earlier for act in run or ()]
+    return frozenset(node for act in acts if act.action is Action.HOLD for node in act.nodes)
+
+
+def drained(run: Path) -> frozenset[str]:
+    """Return the nodes that a run has drained."""
+    records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
+    return frozenset(
+        node
+        for record in records
+        if isinstance(record, ActionDone) and record.action is Action.DRAIN and record.succeeded
+        for node in record.nodes
+    )
+
+
+def _records(run: Path) -> list[Record | None] | None:
+    """Return what a run has recorded, None for what is of an unknown kind."""
+    try:
+        return [entry.record for entry in journal.read_all(run, journal.MASTER)]
+    except JournalError as err:
+        log.warning("%s; counted as a requeue", err)
+        return None
+
+
+def _of_another_job(records: Sequence[Record | None] | None, started: RunStarted) -> bool:
+    """Tell whether a run is known to be of a job that had this one's id before it."""
+    begun = next((each for each in records or () if isinstance(each, RunStarted)), None)
+    return begun is not None and is_of_another_job(begun, started)
+
+
+def _of_this_job(
+    records: Sequence[Record | None] | None, started: RunStarted
+) -> Sequence[Record | None]:
+    return () if _of_another_job(records, started) else records or ()
+
+
+def _intents(records: Sequence[Record | None] | None) -> list[ActionIntended] | None:
+    if records is None:
+        return None
+    return [record for record in records if isinstance(record, ActionIntended)]
+
+
+def cause(err: SlurmError) -> str:
+    """Return what Slurm said, without the command line, which fills a line or a comment."""
+    if not isinstance(err, SlurmCommandError):
+        return str(err)
+    return " / ".join(line.strip() for line in err.stderr.splitlines() if line.strip()) or str(err)

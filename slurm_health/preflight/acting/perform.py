@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carry out what was decided: record the intent, do it, record the result; leave last.
+
+A requeue and a hold end the process that performs them, so whatever is to be known afterwards is in
+the journal and on the job before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.node.draining.drain import Cause, DrainStatus, drain_node
+from slurm_health.node.site_settings import load
+from slurm_health.preflight.acting import other_nodes
+from slurm_health.preflight.acting.job_facts import cause, read_facts, slurm_name
+from slurm_health.preflight.acting.requeue_helper import Helper, Move
+from slurm_health.preflight.decide import job_comment
+from slurm_health.preflight.decide.decide import decide, decide_unasked, question, unwanted
+from slurm_health.preflight.decide.decision import Decision, Ending, Shrink
+from slurm_health.preflight.decide.drains import Drain, LeaveAlone
+from slurm_health.preflight.decide.facts import JobFacts
+from slurm_health.preflight.decide.policy import Policy
+from slurm_health.records.errors import ConfigError, SlurmError
+from slurm_health.records.nodeset import fold
+from slurm_health.records.records import (
+    Action,
+    ActionDone,
+    ActionIntended,
+    Disposition,
+    Record,
+    RunFinished,
+    RunStarted,
+    VerdictReached,
+)
+from slurm_health.system.slurm.client import Client
+
+log = logging.getLogger(__name__)
+
+RecordAppender = Callable[[Record], None]
+
+
+def act(
+    verdict: VerdictReached,
+    *,
+    started: RunStarted,
+    directory: Path,
+    policy: Policy,
+    client: Client,
+    uid: int,
+    append: RecordAppender,
+    helper: Helper,
+    site_file: Path,
+    clock: Callable[[], float] = time.time,
+) -> RunFinished:
+    """Act on the verdict of the run that `started` began; return how it ends.
+
+    Whoever may drain does so as root's hooks do, by the rules of `site_file`.
+
+    When the job is requeued, this process is ended by Slurm shortly after the return.
+
+    Raises:
+        JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
+    """
+    avoid = unwanted(verdict, policy, batch_node=started.master_node)
+    # Where all is well there is nothing to ask Slurm about.
+    facts = JobFacts(job_id=started.job_id, batch_node=started.master_node)
+    if avoid:
+        try:
+            facts = read_facts(policy, started=started, directory=directory, client=client, uid=uid)
+        except SlurmError as err:
+            return _finished(decide_unasked(verdict, avoid, policy, str(err)))
+        asked = question(verdict, avoid, policy, facts)
+        if asked is not None:
+            job, now_s = slurm_name(started), clock()
+            wait = other_nodes.wait(asked, job=job, facts=facts, client=client, now_s=now_s)
+            facts = replace(facts, wait=wait)
+    performer = _Performer(
+        started=started,
+        policy=policy,
+        facts=facts,
+        directory=directory,
+        client=client,
+        uid=uid,
+        append=append,
+        helper=helper,
+        site_file=site_file,
+        clock=clock,
+        without_giving_back=lambda why: decide(
+            verdict, avoid, policy, replace(facts, give_back_obstacle=why)
+        ),
+    )
+    finished = performer.perform(decide(verdict, avoid, policy, facts))
+    smaller = policy.nodes_wanted is not None and len(verdict.nodes) < policy.nodes_wanted
+    if finished.disposition is Disposition.PROCEED and smaller and not finished.nodes:
+        # Slurm 22.05 gives a job that was made smaller while it waited its earlier task count.
+        nodes = [node.node for node in verdict.nodes]
+        finished = msgspec.structs.replace(finished, nodes=nodes)
+    return finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Performer:
+    """Carries out one decision."""
+
+    started: RunStarted
+    policy: Policy
+    facts: JobFacts
+    directory: Path
+    client: Client
+    uid: int
+    append: RecordAppender
+    helper: Helper
+    site_file: Path
+    clock: Callable[[], float]
+    without_giving_back: Callable[[str], Decision]
+
+    @property
+    def job(self) -> str:
+        """What Slurm's commands call the job."""
+        return slurm_name(self.started)
+
+    def perform(self, decision: Decision) -> RunFinished:
+        """Drain, make the job smaller, and end; return how."""
+        for each in decision.drains:
+            match each:
+                case Drain():
+                    self._drain(each)
+                case LeaveAlone(nodes=nodes, reason=reason):
+                    log.warning("%s is not drained: %s", fold(nodes), reason)
+                    self._done(Action.DRAIN, nodes, problem=reason)
+        if decision.shrink is not None:
+            return self._shrink(decision.shrink, decision.ending)
+        match decision.ending.disposition:
+            case Disposition.REQUEUE:
+                return self._requeue(decision.ending)
+            case Disposition.HOLD:
+                return self._hold(decision.ending)
+            case Disposition.PROCEED | Disposition.STOP:
+                return _finished(decision.ending)
+
+    def _drain(self, drain: Drain) -> None:
+        self._intend(Action.DRAIN, (drain.node,), drain.reason)
+        cause = Cause(
+            checks=(drain.component,),
+            text=drain.reason,
+            job=self.facts.job_id,
+            uid=self.uid,
+            hook="check",
+        )
+        try:
+            site = load(self.site_file)
+        except ConfigError as err:
+            problem = f"the site's rules for drains cannot be read: {err}"
+        else:
+            result = drain_node(site, drain.node, cause, controller=self.client, now_s=self.clock())
+            problem = "" if result.status is DrainStatus.DRAINED else result.text
+        self._done(Action.DRAIN, (drain.node,), problem=problem)
+        if problem:
+            log.warning("%s is not drained: %s", drain.node, problem)
+        else:
+            log.warning("drained %s: %s", drain.node, drain.reason)
+
+    def _shrink(self, shrink: Shrink, ending: Ending) -> RunFinished:
+        """Give nodes back; a job that cannot leaves faulty ones in another way, or stops."""
+        if not shrink.drop:
+            finished = _finished(ending)
+            return msgspec.structs.replace(
+                finished, nodes=list(shrink.keep), spares=list(shrink.spares)
+            )
+        nodes = fold(shrink.drop)
+        self._intend(Action.DROP, shrink.drop, shrink.reason)
+        problem = self._given_back(shrink)
+        self._done(Action.DROP, shrink.drop, problem=problem)
+        if problem:
+            log.warning("could not give %s back: %s", nodes, problem)
+        if problem and not ending.may_stay:
+            # What is to be drained has been.
+            return self.perform(replace(self.without_giving_back(problem), drains=()))
+        if problem:
+            return _finished(ending)
+        reason = f"continuing on {fold(shrink.keep)}, without {nodes}: {shrink.reason}"
+        finished = _finished(replace(ending, reason=reason))
+        return msgspec.structs.replace(
+            finished, nodes=list(shrink.keep), spares=list(shrink.spares)
+        )
+
+    def _given_back(self, shrink: Shrink) -> str:
+        """Give nodes back; return what stood in the way, empty if the job has what it keeps."""
+        refusal = ""
+        held_on = (*shrink.keep, *shrink.spares)
+        try:
+            before = self.client.job(self.job).nodes
+            if before and set(before).isdisjoint(shrink.drop):
+                return ""  # Slurm lost them, and took them out of the job itself
+            self.client.shrink(self.job, held_on, self.directory)
+        except SlurmError as err:
+            refusal = str(err)
+        try:
+            # Asked whatever the answer was: Slurm 24.11 drops the nodes of a job with
+            # --ntasks-per-gpu, and answers that it cannot.
+            held = self.client.job(self.job).nodes
+        except SlurmError as err:
+            return refusal or str(err)
+        if set(held) == set(held_on):
+            return ""
+        return refusal or f"the job holds {fold(held)} afterwards"
+
+    def _requeue(self, ending: Ending) -> RunFinished:
+        """Requeue the job without some nodes.
+
+        Where no helper can be had, a job that has to leave waits for a person, and another stays.
+        """
+        self._intend(Action.EXCLUDE, ending.nodes, ending.reason)
+        try:
+            comment = job_comment.own_comment(self.client.comment(self.job))
+            move = Move(
+                job=self.job,
+                attempt=self.started.attempt,
+                exclude=tuple(dict.fromkeys((*ending.nodes, *self.facts.left_behind))),
+                comment=comment,
+                least=self.policy.nodes_needed,
+                keep_size=ending.keep_size,
+            )
+            helper_id = self.helper.ensure_submitted(
+                self.client, move, job_id=self.facts.job_id, placement=self.facts.placement
+            )
+        except SlurmError as err:
+            self._done(Action.EXCLUDE, (), problem=str(err))
+            if ending.may_stay:
+                return _stayed(ending, str(err))
+            reason = f"could not submit the helper job: {cause(err)}; {ending.reason}"
+            return self._hold(replace(ending, disposition=Disposition.HOLD, reason=reason))
+        self._done(Action.EXCLUDE, ending.nodes, detail=f"by the helper job {helper_id}")
+        self._annotate(ending, comment)
+        self._intend(Action.REQUEUE, (), ending.reason)
+        nodes = fold(ending.nodes)
+        log.warning("requeueing job %s without %s: %s", self.job, nodes, ending.reason)
+        finished = _finished(replace(ending, reason=f"{nodes}: {ending.reason}"))
+        problem = self._leave(Action.REQUEUE, finished, comment)
+        if not problem:
+            return finished
+        self.helper.withdraw(self.client, helper_id)
+        return _stayed(ending, problem) if ending.may_stay else _refused(ending, problem)
+
+    def _hold(self, ending: Ending) -> RunFinished:
+        """Requeue and hold the job, with a comment that says why and what to do."""
+        self._intend(Action.HOLD, ending.nodes, ending.reason)
+        comment = ""
+        try:
+            comment = job_comment.own_comment(self.client.comment(self.job))
+        except SlurmError as err:
+            log.warning("could not read the comment of job %s: %s", self.job, err)
+        self._annotate(ending, comment)
+        what_to_do = f"see the comment of the job: scontrol show job {self.job}"
+        log.warning("holding job %s: %s; %s", self.job, ending.reason, what_to_do)
+        finished = _finished(replace(ending, reason=f"{ending.reason}; {what_to_do}"))
+        problem = self._leave(Action.HOLD, finished, comment)
+        return _refused(ending, problem) if problem else finished
+
+    def _annotate(self, ending: Ending, comment: str) -> None:
+        """Say on the job why it is held and what to do. It moves without that too, if need be."""
+        held = ending.disposition is Disposition.HOLD
+        note = job_comment.waiting if held else job_comment.leaving
+        text = note(self.job, ending.nodes, self.facts.excluded, ending.reason)
+        self._set_comment(job_comment.with_own(text, comment))
+
+    def _leave(self, action: Action, finished: RunFinished, comment: str) -> str:
+        """Requeue and hold the job; return what stood in the way, with the job as it was before."""
+        self.append(finished)
+        try:
+            self.client.requeue_held(self.job)
+        except SlurmError as err:
+            self._done(action, (), problem=str(err))
+            self._set_comment(comment)
+            return str(err)
+        return ""
+
+    def _set_comment(self, text: str) -> None:
+        try:
+            self.client.update_job(self.job, Comment=text)
+        except SlurmError as err:
+            log.warning("could not set the comment of job %s to %r: %s", self.job, text, err)
+
+    def _intend(self, action: Action, nodes: Sequence[str], reason: str) -> None:
+        self.append(ActionIntended(action=action, nodes=list(nodes), reason=reason))
+
+    def _done(
+        self, action: Action, nodes: Sequence[str], *, problem: str = "", detail: str = ""
+    ) -> None:
+        self.append(
+            ActionDone(
+                action=action,
+                succeeded=not problem,
+                nodes=list(nodes),
+                detail=problem or detail,
+            )
+        )
+
+
+def _finished(ending: Ending) -> RunFinished:
+    return RunFinished(
+        disposition=ending.disposition, exit_code=ending.exit_code, reason=ending.reason
+    )
+
+
+def _stayed(ending: Ending, problem: str) -> RunFinished:
+    """End for a job that stays on nodes in doubt."""
+    left = f"could not move the job off {fold(ending.nodes)}: {problem}; continuing anyway"
+    reason = f"{ending.reason}; {left}"
+    return _finished(replace(ending, disposition=Disposition.PROCEED, reason=reason))
+
+
+def _refused(ending: Ending, problem: str) -> RunFinished:
+    """End for a job that Slurm does not put back into the queue."""
+    nodes = fold(ending.nodes)
+    refused = f"the requeue was refused: {problem}"
+    reason = f"{nodes} cannot be used: {ending.reason}; {refused}; {_again(nodes)}"
+    return _finished(replace(ending, disposition=Disposition.STOP, reason=reason))
+
+
+def _again(nodes: str) -> str:
+    return f"submit the job again with --exclude={nodes}"

@@ -1,0 +1,494 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One per node: keeps the node's workers, runs the rounds the master writes, records what happened.
+
+The agent reads the master's orders and writes `<node>.jsonl`; there is no other channel. It loads
+no torch: that lives in the workers, which it kills and replaces when they hang or die.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from slurm_health.preflight.agent import node_facts
+from slurm_health.preflight.agent.lookout import Lookout
+from slurm_health.preflight.agent.standstill import Standstill
+from slurm_health.preflight.agent.worker_process import Worker, Workers
+from slurm_health.preflight.bell import Bell
+from slurm_health.preflight.session.node_round import Ending, NodeRound, part_of, process_groups
+from slurm_health.records.records import (
+    AgentEnded,
+    AgentsLaunched,
+    AgentStarted,
+    DevicesUnopened,
+    DevicesWatched,
+    GroupAborted,
+    NodeReported,
+    Record,
+    Rendezvous,
+    RoundStarted,
+    VerdictReached,
+    WorkersFailed,
+    WorkersReady,
+    WorkersStarting,
+)
+from slurm_health.records.verdict import Outcome
+from slurm_health.system import journal
+
+if TYPE_CHECKING:
+    from slurm_health.preflight.agent.gpu_monitor import BurnWatch
+
+# From an abort to the kill of a worker that is stuck inside a collective. Over NCCL the abort ends
+# the collective, and a worker then shows that its device still computes.
+ABORT_GRACE_S = {"gloo": 0.3, "nccl": 3.0}
+# A sample waits so long for the rest of its round, to be written with it.
+TOGETHER_S = 1.0
+STARTS_PER_LAUNCH = 2  # a worker that ends before it is ready gets one more try
+# Eight GPUs are opened within this. One whose driver keeps no state between processes may take
+# longer, and is not accused for it where the drivers of other nodes do.
+OPEN_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSettings:
+    """What the master tells an agent on its command line.
+
+    `gpus` is how many the job has on this node, as Slurm told the master; 0 where it did not.
+    """
+
+    node: str
+    directory: Path
+    run_id: str
+    launch: int
+    python: str
+    poll_s: float
+    silence_s: float
+    cpu_workers: int = 1
+    gpus: int = 0
+
+
+class Agent:
+    """The agent of one node; `run` serves until the master is done."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        environ: Mapping[str, str],
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        make_workers: Callable[..., Workers] = Workers,
+        bell: Bell | None = None,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._monotonic = monotonic
+        self._writer = journal.Writer(settings.directory, settings.node, clock)
+        self._bell = Bell(settings.node) if bell is None else bell
+        self._lookout = Lookout(
+            settings.directory,
+            self._bell,
+            node=settings.node,
+            poll_s=settings.poll_s,
+            monotonic=monotonic,
+            random=random,
+        )
+        self._starts = 0
+        self._device_failures = 0
+        self._loaded_s: float | None = None
+        self._round: NodeRound | None = None
+        self._unsettled: NodeRound | None = None  # reported, but some workers are not done
+        self._end: str | None = None
+        self._unsaid: list[Record] = []
+        self._unsaid_since_s = 0.0
+        self._watch: BurnWatch | None = None
+        self._hostname = socket.gethostname()
+        self._address = node_facts.own_address(environ, self._hostname)
+        self._workers = make_workers(
+            python=settings.python,
+            on_cpus=settings.cpu_workers,
+            gpus=settings.gpus,
+            address=self._address,
+            environ=environ,
+            monotonic=monotonic,
+        )
+
+    def run(self) -> None:
+        """Serve rounds until the verdict, or until the master has been silent for too long.
+
+        Raises:
+            JournalNotVisible: this node does not see the master's journal.
+            JournalError: the journal cannot be read or written.
+        """
+        try:
+            self.begin()
+            while self.serves:
+                self._workers.wait(self.wait_s(), self._bell.descriptor)
+                self.step()
+        finally:
+            held = self._workers.end()
+            if self._watch is not None:
+                self._watch.end()
+        self.sign_off(held)
+
+    def begin(self) -> None:
+        """Find the run in the journal, say that this agent is there, and start its workers.
+
+        Raises:
+            JournalNotVisible: this node does not see the master's journal.
+            JournalError: the journal cannot be read or written.
+        """
+        backlog = self._lookout.first_orders(self._settings.run_id)
+        self._say(
+            AgentStarted(
+                node=self._settings.node,
+                launch=self._settings.launch,
+                hostname=self._hostname,
+                address=self._address,
+                leaf=node_facts.leaf_switch(self._environ),
+                driver_keeps_state=node_facts.driver_keeps_state(),
+            )
+        )
+        self._start_workers()
+        self._heed(backlog)
+
+    @property
+    def serves(self) -> bool:
+        """Whether there may be more to do."""
+        return self._end is None
+
+    def wait_s(self) -> float:
+        """Return how long there is nothing to do unless a worker says something."""
+        due_s = self._lookout.next_s
+        for current in (self._round, self._unsettled):
+            if current is not None and current.kill_at_s is not None:
+                due_s = min(due_s, current.kill_at_s)
+        return max(0.0, due_s - self._monotonic())
+
+    def step(self) -> None:
+        """Do what has become due; never wait.
+
+        Raises:
+            JournalError: the journal cannot be read or written.
+        """
+        self._lookout.listen()
+        if self._monotonic() >= self._lookout.next_s:
+            self._look()
+        self._check_workers()
+        self._start_due_workers()
+        self._say_unopened()
+        if self._watch is not None:
+            self._watch.read()
+        if self._unsaid and self._monotonic() - self._unsaid_since_s >= TOGETHER_S:
+            self._say()
+
+    def _look(self) -> None:
+        """Read the orders, and carry them out."""
+        news = self._lookout.look(self._settings.silence_s)
+        if news is None:
+            self._end = f"the master has said nothing for {self._settings.silence_s:.0f} s"
+        else:
+            self._heed(news)
+
+    def _say(self, *records: Record) -> None:
+        """Write records, after those that waited for others to be written with."""
+        unsaid, self._unsaid = self._unsaid, []
+        self._writer.append(*unsaid, *records)
+        self._bell.ring()
+
+    def sign_off(self, held: str = "") -> None:
+        """Write the last word, with what cannot be ended here.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
+        reason = "; ".join(each for each in (self._end, held) if each)
+        last = AgentEnded(node=self._settings.node, launch=self._settings.launch, reason=reason)
+        self._writer.append(*self._unsaid, last)  # the master may not be listening any more
+
+    # --- the master's words ----------------------------------------------------------------------
+
+    def _heed(self, news: Sequence[Record]) -> None:
+        for record in news:
+            match record:
+                case RoundStarted():
+                    self._begin_round(record)
+                case GroupAborted():
+                    self._abort(record)
+                case VerdictReached():
+                    self._end = "the run is over"
+                case AgentsLaunched(launch=launch, nodes=nodes):
+                    if launch > self._settings.launch and self._settings.node in nodes:
+                        self._end = "another agent took over"
+                case _:
+                    pass
+
+    def _begin_round(self, record: RoundStarted) -> None:
+        if self._round is not None and self._watch is not None:  # void: a new master begins anew
+            self._say(*self._watched(self._round.record.round))
+        self._round = None
+        part = part_of(record, self._settings.node)
+        ready = self._workers.ready
+        if part is None or not ready or not part[1].port:
+            return  # the master knows: it did not count on this node
+        group, far = part
+        self._round = NodeRound(
+            record=record,
+            node=self._settings.node,
+            group=group,
+            workers=len(ready),
+            started_s=self._monotonic(),
+        )
+        if "burn_s" in record.options and ready[0]["backend"] != "gloo":
+            # Not before the workers are started: until they are, every node waits.
+            from slurm_health.preflight.agent.gpu_monitor import BurnWatch
+
+            self._watch = BurnWatch(self._environ)
+        near = Rendezvous(address="127.0.0.1", port=ready[0]["store_port"])
+        self._send_round(self._round, far=far, near=near)
+
+    def _send_round(self, current: NodeRound, *, far: Rendezvous, near: Rendezvous) -> None:
+        record = current.record
+        for worker in self._workers:
+            worker.send(
+                {
+                    "op": "round",
+                    "round": record.round,
+                    "timeout_s": record.deadline_s + 10.0,
+                    "local_size": current.workers,
+                    "probes": msgspec.to_builtins(record.probes),
+                    "options": record.options,
+                    "groups": process_groups(
+                        self._settings.run_id, current, worker.local_rank, far=far, near=near
+                    ),
+                }
+            )
+
+    def _abort(self, record: GroupAborted) -> None:
+        current = self._round
+        if current is None or not current.is_aborted_by(record):
+            return
+        current.aborted = record
+        self._stop(current)
+
+    def _stop(self, current: NodeRound) -> None:
+        """Tell the workers to stop; who is not done by `kill_at_s` is killed."""
+        backends = {str(worker.ready.get("backend", "gloo")) for worker in self._workers}
+        current.kill_at_s = self._monotonic() + max(ABORT_GRACE_S[each] for each in backends)
+        for worker in self._workers:
+            worker.send({"op": "abort", "round": current.record.round})
+
+    # --- the workers' words ----------------------------------------------------------------------
+
+    def _check_workers(self) -> None:
+        for worker in self._workers:
+            if worker not in self._workers:
+                return  # all were replaced because of what another one said
+            # In this order: what a worker said before it ended is read before its end is noted.
+            ended = worker.ended()
+            for event in worker.read_events():
+                self._hear(worker, event)
+            if ended is not None:
+                self._worker_ended(worker, ended)
+                return
+            if (still := worker.standstill()) is not None:
+                self._worker_stands_still(worker, still)
+                return
+        current = self._round
+        if current and current.kill_at_s is not None and self._monotonic() >= current.kill_at_s:
+            self._report(current.stuck())
+        late = self._unsettled
+        if late and late.kill_at_s is not None and self._monotonic() >= late.kill_at_s:
+            self._start_workers()
+
+    def _hear(self, worker: Worker, event: dict[str, Any]) -> None:
+        if worker.hears_start(event):
+            if event["event"] == "ready" and self._workers.ready:
+                self._say_ready(self._workers.ready)
+            elif event["event"] == "loaded" and all(each.torch for each in self._workers):
+                self._loaded_s = self._monotonic()
+            return
+        if self._settles(worker, event):
+            return
+        current = self._round
+        if current is not None and event["round"] == current.record.round:
+            self._hear_in_round(current, worker, event)
+
+    def _hear_in_round(self, current: NodeRound, worker: Worker, event: dict[str, Any]) -> None:
+        if event["event"] == "scope":
+            current.entered(worker.local_rank, event)
+        elif event["event"] == "sample":
+            sampled = current.sample(worker.local_rank, event)
+            if sampled is not None:
+                self._unsaid_since_s = self._unsaid_since_s if self._unsaid else self._monotonic()
+                self._unsaid.append(sampled)
+        elif event["event"] == "done":
+            ending = current.done(worker.local_rank, event)
+            if ending is not None:
+                self._report(ending)
+
+    def _settles(self, worker: Worker, event: Mapping[str, Any]) -> bool:
+        """Take what a worker says of a round that has been reported; tell if it is of that."""
+        late = self._unsettled
+        if late is None or event["round"] != late.record.round:
+            return False
+        if event["event"] == "done":
+            ending = late.done(worker.local_rank, event)
+            assert ending is not None  # a worker has failed
+            if ending.replace:
+                self._start_workers()
+            elif not ending.unsettled:
+                self._unsettled = None
+                self._say_ready(self._workers.ready)
+        return True
+
+    def _say_ready(self, ready: Sequence[Mapping[str, Any]]) -> None:
+        first = ready[0]
+        self._say(
+            WorkersReady(
+                node=self._settings.node,
+                launch=self._settings.launch,
+                store_port=first["store_port"],
+                torch=first["torch"],
+                backend=first["backend"],
+                devices=[event["device"] for event in ready],
+                collective_library=first["collective_library"],
+                start_ms=max(event["start_ms"] for event in ready),
+                model=" and ".join(dict.fromkeys(event["model"] for event in ready)),
+                free_bytes=min(event["free_bytes"] for event in ready),
+                interface=node_facts.chosen_interface(
+                    self._environ, self._address, first["backend"]
+                ),
+                ports_gbit_per_s=first.get("ports_gbit_per_s", []),
+                gflop_per_s=min(event.get("gflop_per_s", 0.0) for event in ready),
+                memory_gb_per_s=min(event.get("memory_gb_per_s", 0.0) for event in ready),
+            )
+        )
+
+    def _report(self, ending: Ending) -> None:
+        """Say the last word on the current round; replace the workers after it if need be."""
+        current = self._round
+        assert current is not None
+        self._round = None
+        last: list[Record] = []
+        if ending.outcome is Outcome.MEASURED:
+            last += current.partial_samples()
+        last += self._watched(current.record.round)
+        reported = NodeReported(
+            node=self._settings.node,
+            round=current.record.round,
+            outcome=ending.outcome,
+            elapsed_ms=round((self._monotonic() - current.started_s) * 1e3, 1),
+            detail=ending.detail,
+            crashed=ending.crashed,
+            wrong_results=ending.wrong_results,
+            unmeasured=ending.unmeasured,
+        )
+        # In one write: whoever sees the report also sees that this node is not ready.
+        if ending.replace or ending.unsettled:
+            last.append(self._starting())
+        self._say(*last, reported)
+        if ending.replace:
+            self._start_workers()
+        elif ending.unsettled:
+            self._unsettled = current
+            self._stop(current)
+
+    def _watched(self, round_index: int) -> list[DevicesWatched]:
+        """End the watch over the devices, if there is one; return what it saw."""
+        if self._watch is None:
+            return []
+        devices, not_watched = self._watch.end()
+        self._watch = None
+        seen = DevicesWatched(
+            node=self._settings.node, round=round_index, devices=devices, not_watched=not_watched
+        )
+        return [seen]
+
+    def _starting(self) -> WorkersStarting:
+        return WorkersStarting(node=self._settings.node, launch=self._settings.launch)
+
+    # --- the workers' lives ---------------------------------------------------------------
+
+    def _say_unopened(self) -> None:
+        """Say once which devices do not open, when they should have."""
+        unopened = [worker for worker in self._workers if not worker.opened]
+        if self._loaded_s is None or not unopened:
+            return
+        waited_s = self._monotonic() - self._loaded_s
+        if waited_s < OPEN_S:
+            return
+        self._loaded_s = None
+        self._say(
+            DevicesUnopened(
+                node=self._settings.node,
+                launch=self._settings.launch,
+                devices=[worker.local_rank for worker in unopened],
+                waited_s=round(waited_s, 1),
+                torch=unopened[0].torch,
+            )
+        )
+
+    def _start_workers(self) -> None:
+        self._loaded_s = self._unsettled = None
+        self._workers.replace()
+        self._start_due_workers()
+
+    def _start_due_workers(self) -> None:
+        obstacle = self._workers.start_due()
+        if obstacle:
+            self._fail(obstacle)
+
+    def _worker_ended(self, worker: Worker, how: str) -> None:
+        if worker.ready:
+            self._starts = self._device_failures = 0
+            if self._round is not None:
+                self._report(self._round.died(worker.local_rank, how))
+                return
+        self._start_again(worker, how)
+
+    def _worker_stands_still(self, worker: Worker, still: Standstill) -> None:
+        """Report it, where a round is in progress, and replace it: it will answer nobody."""
+        if worker.ready:
+            self._starts = self._device_failures = 0
+            if self._round is not None:
+                ending = self._round.stands_still(
+                    worker.local_rank, still.words, stopped=still.stopped
+                )
+                self._report(ending)
+                return
+        self._start_again(worker, f"its check process stands still: {still.words}")
+
+    def _start_again(self, worker: Worker, how: str) -> None:
+        """Start the workers again because of how one ended, unless that has been tried before."""
+        self._starts += 1
+        self._device_failures += bool(worker.unusable)
+        if self._starts < STARTS_PER_LAUNCH:
+            self._say(self._starting())
+            self._start_workers()
+            return
+        self._workers.kill()
+        self._fail(
+            worker.unusable or how,
+            device_failed=self._device_failures == self._starts,
+            torch=worker.torch,
+        )
+
+    def _fail(self, reason: str, *, device_failed: bool = False, torch: str = "") -> None:
+        """Say that this node can take part in no round."""
+        self._say(
+            WorkersFailed(
+                node=self._settings.node,
+                launch=self._settings.launch,
+                reason=reason,
+                device_failed=device_failed,
+                torch=torch,
+            )
+        )

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent needs to know of its node before any torch is loaded."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from itertools import takewhile
+from pathlib import Path
+
+from slurm_health.preflight.played_nodes import VisibleDevices
+
+_SIOCGIFADDR = 0x8915
+_LEAST_SIMD_UNITS = 100
+_ANY_PORT = 9  # no packet is sent: connecting a datagram socket only chooses a route
+
+
+def own_address(environ: Mapping[str, str], hostname: str) -> str:
+    """Return the address under which the other nodes of the job reach this one.
+
+    It is the source address of the route to where srun was started. The node's own name is the
+    second choice: Debian resolves it to 127.0.1.1, which no other node can reach.
+    """
+    target = environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    if target:
+        try:
+            family = socket.AF_INET6 if ":" in target else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((target, _ANY_PORT))
+                return str(probe.getsockname()[0])
+        except OSError:
+            pass  # an unroutable address: fall back on the name
+    try:
+        return socket.gethostbyname(hostname)
+    except OSError:
+        return hostname
+
+
+def leaf_switch(environ: Mapping[str, str]) -> str:
+    """Return the leaf switch of this node, empty where Slurm does not know it.
+
+    slurmd tells every task the way down to its node, `spine.leaf1.n1`, and what its parts are,
+    `switch.switch.node`, when a topology plugin is in use. It costs no call to the controller.
+    """
+    parts = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    pattern = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    if len(pattern) < 2 or pattern[-2:] != ["switch", "node"] or len(parts) < len(pattern):
+        return ""
+    return parts[len(pattern) - 2]
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface that has this IPv4 address, None where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # an interface without an IPv4 address
+            if socket.inet_ntoa(reply[20:24]) == address:
+                return name
+    return None
+
+
+def chosen_interface(environ: Mapping[str, str], address: str, backend: str) -> str:
+    """Say over which interface workers of this backend open connections to other nodes.
+
+    It is what the user's variable says. Without one, gloo is told the interface of the node's own
+    `address`, and NCCL looks for itself.
+    """
+    variable = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
+    if environ.get(variable):
+        return f"{variable}={environ[variable]}"
+    own = interface_of(address) or address
+    return own if backend == "gloo" else f"NCCL's own choice (the node's address is on {own})"
+
+
+def device_count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
+    """Return how many accelerators this process may use, 0 on a CPU node."""
+    return len(visible_devices(environ, root).names)
+
+
+def visible_devices(environ: Mapping[str, str], root: Path = Path("/")) -> VisibleDevices:
+    """Return the accelerators this process may use, and the variable that chooses among them."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        if variable in environ:
+            items = [item.strip() for item in environ[variable].split(",")]
+            names = tuple(takewhile(_names_device, items))  # CUDA ends at the first that names none
+            return VisibleDevices(variable=variable, names=names, is_chosen=True)
+    count = _nvidia_devices(root) or _amd_devices(root)
+    return VisibleDevices(names=tuple(str(number) for number in range(count)))
+
+
+def _nvidia_devices(root: Path) -> int:
+    try:
+        return len(list((root / "proc/driver/nvidia/gpus").iterdir()))
+    except OSError:
+        return 0
+
+
+def _amd_devices(root: Path) -> int:
+    """Return how many AMD accelerators the kernel's driver for computing (KFD) has.
+
+    It lists processors too, which have no SIMD units, and graphics inside of processors, which have
+    less than 100. A part of a divided Instinct MI300X has 152.
+    """
+    nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+    return sum(_simd_units(properties) >= _LEAST_SIMD_UNITS for properties in nodes)
+
+
+def _simd_units(properties: Path) -> int:
+    try:
+        lines = properties.read_text().splitlines()
+    except OSError:
+        return 0  # another job's: its cgroup keeps this one from reading
+    told = [line.split()[1] for line in lines if line.startswith("simd_count ")]
+    return int(told[0]) if told and told[0].isdecimal() else 0
+
+
+def driver_keeps_state(root: Path = Path("/")) -> bool:
+    """Tell whether NVIDIA's driver is known to stay initialised while no process uses it.
+
+    Its persistence daemon does that; that persistence mode was switched on without it is not seen.
+    """
+    return (root / "run/nvidia-persistenced/socket").exists()
+
+
+def missing_devices(environ: Mapping[str, str], visible: int, *, gpus: int = 0) -> str:
+    """Say how many accelerators this process sees of those Slurm gave the job here.
+
+    `gpus` is what the job has on this node where that is known; what Slurm tells a step is the
+    step's own share, which may be smaller. Empty where this process sees them all, or Slurm does
+    not say.
+    """
+    told = environ.get("SLURM_GPUS_ON_NODE", "")
+    given = max(gpus, int(told) if told.isdecimal() else 0)
+    if given <= visible:
+        return ""
+    return f"Slurm gave the job {given} GPUs here, {visible or 'none'} of them can be seen"
+
+
+def usable_cpus(environ: Mapping[str, str]) -> int:
+    """Return how many CPUs the job holds on this node."""
+    told = environ.get("SLURM_CPUS_ON_NODE", "")
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min(int(told), allowed) if told.isdecimal() else allowed)
+
+
+def _names_device(item: str) -> bool:
+    return bool(item) and item not in {"-1", "NoDevFiles"}

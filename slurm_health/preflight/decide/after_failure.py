@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows a failed script: it is started again, stops, or its nodes are looked at. Pure.
+
+Only nodes that evidence names are held at fault here. Where evidence decides nothing, the check of
+the nodes does, and what follows its verdict is decided where it always is, in `decide`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slurm_health.records.attribution import Attribution
+from slurm_health.records.nodeset import fold
+from slurm_health.records.records import Diagnosed
+from slurm_health.records.verdict import Level, NodeVerdict
+
+
+class Next(StrEnum):
+    """What is done about a failed script."""
+
+    STOP = "stop"  # the job ends as it would
+    RESTART = "restart"  # the script is started again where it ran
+    CHECK = "check"  # nodes are checked first, and their verdict decides
+    LEAVE = "leave"  # nodes are known to be at fault, and what follows is as after a check
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A failed script, and what is known of it and its nodes.
+
+    Args:
+        diagnosed: what the post-mortem found, None where there was none.
+        job_over: what Slurm calls the job where that no longer runs, else empty.
+        batch_node: the node that the job cannot be without.
+        nodes: the nodes that the script ran on.
+        spares: nodes that the job keeps beside these.
+        lost: nodes of both that Slurm has taken out of the job, with what it says of them.
+        restarted_unchecked: this start of the job has restarted the script before without a check.
+        least: with how few nodes the job goes on; None if it has to be requeued without one.
+    """
+
+    diagnosed: Diagnosed | None
+    batch_node: str
+    nodes: tuple[str, ...]
+    job_over: str = ""
+    spares: tuple[str, ...] = ()
+    lost: tuple[tuple[str, str], ...] = ()
+    restarted_unchecked: bool = False
+    least: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is done next, why, and on what evidence.
+
+    `check` are the nodes to check; `at_fault` those that the job leaves whatever that finds.
+    """
+
+    next: Next
+    reason: str
+    evidence: tuple[str, ...] = ()
+    check: tuple[str, ...] = ()
+    at_fault: tuple[NodeVerdict, ...] = ()
+
+
+def plan(failure: Failure) -> Plan:
+    """Decide what follows a failed script.
+
+    Guarantees: what a person or a limit ended stays ended; a user's error is never retried and
+    accuses no node; no node is left without evidence against that node.
+    """
+    found = failure.diagnosed
+    evidence = tuple(found.evidence) if found else ()
+    what = found.description if found else "no post-mortem says why"
+    if failure.job_over:
+        return Plan(next=Next.STOP, reason=f"Slurm calls the job {failure.job_over}")
+    if found and found.attribution == Attribution.OUTSIDE:
+        return Plan(next=Next.STOP, reason=what, evidence=evidence)
+    guilty = _at_fault(failure)
+    if guilty:
+        return _without(failure, guilty)
+    if found and found.attribution == Attribution.USER:
+        reason = f"{what} ({Attribution.USER}): the same again would fail again"
+        return Plan(next=Next.STOP, reason=reason, evidence=evidence)
+    everybody = (*failure.nodes, *failure.spares)
+    if found and found.attribution == Attribution.TRANSIENT:
+        if not failure.restarted_unchecked:
+            reason = f"{what} ({Attribution.TRANSIENT})"
+            return Plan(next=Next.RESTART, reason=reason, evidence=evidence)
+        what += "; it is not the first time"
+    return Plan(next=Next.CHECK, reason=what, evidence=evidence, check=everybody)
+
+
+def _at_fault(failure: Failure) -> tuple[NodeVerdict, ...]:
+    """Return the nodes that evidence is against: those that Slurm lost, and those accused."""
+    found = failure.diagnosed
+    verdicts = {
+        node: NodeVerdict(
+            node=node,
+            level=Level.FAULTY,
+            reason="Slurm lost it while the job ran",
+            evidence=(said,),
+        )
+        for node, said in failure.lost
+    }
+    for node in found.accused if found else ():
+        verdicts.setdefault(
+            node,
+            NodeVerdict(
+                node=node,
+                level=Level.FAULTY,
+                reason=found.description if found else "",
+                evidence=tuple(found.evidence if found else ()) or ("the post-mortem",),
+            ),
+        )
+    return tuple(verdicts.values())
+
+
+def _without(failure: Failure, guilty: tuple[NodeVerdict, ...]) -> Plan:
+    names = {verdict.node for verdict in guilty}
+    left = tuple(node for node in (*failure.nodes, *failure.spares) if node not in names)
+    evidence = tuple(dict.fromkeys(line for verdict in guilty for line in verdict.evidence))
+    at_fault = "; ".join(f"{verdict.node}: {verdict.reason}" for verdict in guilty)
+    stays = failure.batch_node not in names
+    if stays and failure.least is not None and len(left) >= failure.least:
+        return Plan(
+            next=Next.CHECK,
+            reason=f"{at_fault}; the script is to go on without {fold(sorted(names))}",
+            evidence=evidence,
+            check=left,
+            at_fault=guilty,
+        )
+    return Plan(next=Next.LEAVE, reason=at_fault, evidence=evidence, at_fault=guilty)

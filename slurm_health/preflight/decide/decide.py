@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a verdict to what is done about it: pure, with a reason for everything."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_health.preflight.decide.decision import Decision, Ending, Question, Shrink
+from slurm_health.preflight.decide.drains import Drain, LeaveAlone, drains
+from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle
+from slurm_health.preflight.decide.paths import PathEnd, ends_to_leave
+from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
+from slurm_health.records.errors import ExitCode
+from slurm_health.records.nodeset import fold
+from slurm_health.records.records import Disposition, VerdictReached
+from slurm_health.records.verdict import Level, NodeVerdict
+
+
+def exit_code(verdict: VerdictReached) -> ExitCode:
+    """Return the code a check with this verdict ends with."""
+    nodes = {node.level for node in verdict.nodes}
+    links = {link.level for link in (*verdict.paths, *verdict.leaves)}
+    if (nodes | links) & {Level.FAULTY, Level.SLOW}:
+        return ExitCode.BAD_NODES
+    # A link that was slow once and could not be tried again leaves every node decided.
+    return ExitCode.INCONCLUSIVE if Level.INCONCLUSIVE in nodes else ExitCode.HEALTHY
+
+
+def unwanted(
+    verdict: VerdictReached, policy: Policy, *, batch_node: str
+) -> tuple[NodeVerdict, ...]:
+    """Return the nodes the job should not run on: bad ones and, by the policy, those in doubt.
+
+    Of two nodes with a bad path between them it is one, as a `PathEnd`.
+    """
+    levels = {Level.FAULTY}
+    if policy.on_straggler is not OnStraggler.REPORT:
+        levels.add(Level.SLOW)
+    if policy.on_inconclusive is not OnInconclusive.PROCEED:
+        levels.add(Level.INCONCLUSIVE)
+    found = tuple(node for node in verdict.nodes if node.level in levels)
+    slow = policy.on_straggler is not OnStraggler.REPORT
+    left = _names(found)
+    return (*found, *ends_to_leave(verdict, left=left, batch_node=batch_node, slow=slow))
+
+
+def decide(
+    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
+) -> Decision:
+    """Decide what is done about a verdict with these unwanted nodes.
+
+    Guarantees: only proven faults of nodes, and on request proven slowness, are to be drained; a
+    job that is made smaller goes on; neither slowness, nor doubt, nor a bad path ends a job, unless
+    it was to be held for doubt and cannot be; a job leaves what is slow only for nodes that it has,
+    or can have at once, unless it was asked to wait.
+    """
+    case = _case(verdict, unwanted, policy, facts)
+    shrink, ending = _chosen(case)
+    return Decision(drains=_drains(case), shrink=shrink, ending=ending)
+
+
+def question(
+    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
+) -> Question | None:
+    """Return what Slurm is to be asked first; None where its answer would change nothing."""
+    case = _case(verdict, unwanted, policy, facts)
+    left = case.wanted
+    if case.waits or not _slow(left) or _best_shrink(case, left) is not None:
+        return None
+    if requeue_obstacle(facts, _names(left)) or _at_limit(case):
+        return None
+    keep = tuple(node.node for node in verdict.nodes if node.node not in _names(left))
+    full = len(verdict.nodes) if policy.nodes_wanted is None else policy.nodes_wanted
+    needed = full if policy.nodes_needed is None else policy.nodes_needed
+    slow_first = sorted(left, key=lambda node: node.level is not Level.SLOW)
+    return Question(leave=_names(slow_first), keep=keep, more=max(0, needed - len(keep)))
+
+
+def decide_unasked(
+    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, problem: str
+) -> Ending:
+    """Decide what becomes of a job with unwanted nodes when Slurm does not answer."""
+    said = f"{_because(unwanted)}; could not query Slurm: {problem}"
+    doubt = any(node.level is Level.INCONCLUSIVE for node in unwanted)
+    if _faulty(unwanted) or (doubt and policy.on_inconclusive is OnInconclusive.HOLD):
+        return _end(Disposition.STOP, verdict, f"{said}; submit the job again")
+    return _end(Disposition.PROCEED, verdict, f"{said}; continuing anyway{_cost(unwanted)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """All that a decision rests on; `avoided` are the nodes that the job is to run without."""
+
+    verdict: VerdictReached
+    avoided: tuple[NodeVerdict, ...]
+    policy: Policy
+    facts: JobFacts
+
+    @property
+    def waits(self) -> bool:
+        """Whether the job is to leave slow nodes however long it waits for others."""
+        return self.policy.on_straggler in {OnStraggler.REQUEUE, OnStraggler.DRAIN}
+
+    @property
+    def keeps_size(self) -> bool:
+        """Whether it leaves slow nodes rather than go on with fewer."""
+        return self.policy.on_straggler is OnStraggler.REQUEUE
+
+    @property
+    def held_back(self) -> tuple[NodeVerdict, ...]:
+        """The nodes for which the job is held rather than requeued."""
+        hold = self.policy.on_inconclusive is OnInconclusive.HOLD
+        return tuple(node for node in self.avoided if hold and node.level is Level.INCONCLUSIVE)
+
+    @property
+    def wanted(self) -> tuple[NodeVerdict, ...]:
+        """The nodes that the job is to leave if it can."""
+        return tuple(node for node in self.avoided if node not in self.held_back)
+
+    @property
+    def must(self) -> tuple[NodeVerdict, ...]:
+        """Those that it is to leave however long it waits for others."""
+        return tuple(node for node in self.wanted if self.waits or node.level is not Level.SLOW)
+
+
+def _case(
+    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
+) -> _Case:
+    avoided = tuple(
+        node
+        for node in unwanted
+        if node.level is not Level.INCONCLUSIVE or node.node not in facts.held_for
+    )
+    return _Case(verdict=verdict, avoided=avoided, policy=policy, facts=facts)
+
+
+def _drains(case: _Case) -> tuple[Drain | LeaveAlone, ...]:
+    if not case.facts.may_drain:
+        return ()
+    wanted = drains(
+        [
+            node
+            for node in case.avoided
+            if node.level is not Level.INCONCLUSIVE and not isinstance(node, PathEnd)
+        ],
+        total=len(case.verdict.nodes),
+        drain_slow=case.policy.on_straggler is OnStraggler.DRAIN,
+        max_bad_share=case.policy.max_bad_share,
+    )
+    return tuple(
+        each
+        for each in wanted
+        if isinstance(each, LeaveAlone) or each.node not in case.facts.drained
+    )
+
+
+def _chosen(case: _Case) -> tuple[Shrink | None, Ending]:
+    """Choose the first way that is open, from the one that avoids most to the one that must be.
+
+    On each, a job that can run on some of its nodes does so rather than go back into the queue.
+    """
+    faulty = tuple(node for node in case.wanted if node.level is Level.FAULTY)
+    for left in filter(None, dict.fromkeys((case.wanted, case.must, faulty))):
+        smaller = _best_shrink(case, left)
+        if smaller is None and not _obstacle(case, left):
+            return None, _requeue(case, left)
+        smaller = smaller or _shrink(case, left, case.policy.nodes_needed)
+        if smaller is not None:
+            return smaller, _proceed(case)
+    return _no_way_out(case)
+
+
+def _obstacle(case: _Case, left: Sequence[NodeVerdict]) -> str:
+    """Say why the job is not to be requeued without these nodes, empty if it may be."""
+    found = requeue_obstacle(case.facts, _names(left)) or _at_limit(case)
+    return found or (case.facts.wait if _slow(left) and not case.waits else "")
+
+
+def _at_limit(case: _Case) -> str:
+    """Say that the job was requeued as often as it may be, empty if it was not."""
+    if case.facts.requeues < case.policy.max_requeues:
+        return ""
+    return (
+        f"already requeued {case.facts.requeues} times because of bad nodes,"
+        f" the limit is {case.policy.max_requeues} (--max-requeues)"
+    )
+
+
+def _best_shrink(case: _Case, left: Sequence[NodeVerdict]) -> Shrink | None:
+    """Go on without these nodes and with as many as the job is to keep; None where it cannot."""
+    policy = case.policy
+    keep_size = _slow(left) and case.keeps_size
+    return _shrink(case, left, policy.nodes_wanted if keep_size else policy.nodes_needed)
+
+
+def _shrink(case: _Case, left: Sequence[NodeVerdict], least: int | None) -> Shrink | None:
+    """Choose nodes to give back; None where there are none, too few are left, or it cannot be."""
+    policy, batch_node = case.policy, case.facts.batch_node
+    wanted = policy.nodes_wanted
+    unfit = {node.node for node in (*left, *case.held_back)}
+    fit = [node for node in case.verdict.nodes if node.node not in unfit]
+    if wanted is None or len(fit) < (wanted if least is None else least):
+        return None
+    # The batch node stays whatever comes; then certain before uncertain, fast before slow.
+    best = sorted(
+        fit,
+        key=lambda node: (
+            node.node != batch_node,
+            node.level is not Level.HEALTHY,
+            node.level is Level.FAULTY,
+            node.slowdown,
+        ),
+    )
+    kept = {node.node for node in best[:wanted]}
+    names = [node.node for node in case.verdict.nodes]
+    well = {node.node for node in fit if node.level is Level.HEALTHY}
+    spares = tuple(n for n in names if policy.keep_spares and n in well and n not in kept)
+    drop = tuple(name for name in names if name not in kept and name not in spares)
+    if not (drop or spares) or batch_node not in kept:
+        return None
+    if drop and case.facts.give_back_obstacle:
+        return None
+    staying = [node for node in case.avoided if node.node in kept]
+    said = [_because(node for node in case.avoided if node.node not in kept) or "not needed"]
+    said += [_running_on(case, staying)] if staying else []
+    keep = tuple(name for name in names if name in kept)
+    return Shrink(keep=keep, drop=drop, spares=spares, reason="; ".join(said))
+
+
+def _requeue(case: _Case, left: Sequence[NodeVerdict]) -> Ending:
+    bad = any(node.level is not Level.INCONCLUSIVE for node in left)
+    return Ending(
+        disposition=Disposition.REQUEUE,
+        exit_code=ExitCode.BAD_NODES if bad else ExitCode.INCONCLUSIVE,
+        reason=_because(left),
+        nodes=_names(left),
+        may_stay=not _faulty(left),
+        keep_size=_slow(left) and case.keeps_size,
+    )
+
+
+def _no_way_out(case: _Case) -> tuple[Shrink | None, Ending]:
+    """Decide for a job that has no node to leave, or cannot leave those that it should."""
+    smaller = _shrink(case, (), case.policy.nodes_needed)
+    if not case.must and (smaller is not None or not case.avoided):
+        return smaller, _proceed(case)
+    faulty = _faulty(case.must)
+    if case.held_back and not faulty:
+        return None, _hold_for_doubt(case)
+    obstacle = requeue_obstacle(case.facts, _names(case.must))
+    if case.must and not obstacle:  # only the limit keeps it from being requeued
+        at_limit = case.policy.at_requeue_limit
+        if at_limit is AtRequeueLimit.HOLD:
+            return None, _hold(case, case.must, _at_limit(case))
+        if at_limit is AtRequeueLimit.START:
+            return _start_anyway(case)
+    if faulty:
+        return None, _stop(case, case.must, obstacle or _at_limit(case))
+    ending = _end(Disposition.PROCEED, case.verdict, _running_on(case, case.avoided))
+    return smaller, replace(ending, may_stay=True)
+
+
+def _start_anyway(case: _Case) -> tuple[Shrink | None, Ending]:
+    """Run on bad nodes as the user asked, on the best of all if there are more than needed."""
+    limit = f"{_at_limit(case)}; starting anyway (--at-requeue-limit=start)"
+    ending = _end(Disposition.PROCEED, case.verdict, f"{_because(case.avoided)}; {limit}")
+    shrink = _shrink(replace(case, avoided=()), (), None)
+    if shrink is not None:
+        shrink = replace(shrink, reason=ending.reason)
+    return shrink, replace(ending, may_stay=True)
+
+
+def _stop(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
+    """End a job that can neither leave faulty nodes nor run on them."""
+    said = [f"{fold(_names(nodes))} cannot be used: {_because(nodes)}"]
+    if case.facts.give_back_obstacle:
+        said.append(f"could not give nodes back: {case.facts.give_back_obstacle}")
+    without = {*_names(nodes), *case.facts.left_behind}
+    said += [why, _submit_without(without, case.facts)]
+    return _end(Disposition.STOP, case.verdict, "; ".join(said))
+
+
+def _hold(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
+    return Ending(
+        disposition=Disposition.HOLD,
+        exit_code=exit_code(case.verdict),
+        reason=f"{_because(nodes)}; {why}",
+        nodes=_names(nodes),
+    )
+
+
+def _hold_for_doubt(case: _Case) -> Ending:
+    why = "undecided nodes are not used (--on-inconclusive=hold)"
+    if not case.facts.hold_obstacle:
+        return _hold(case, case.held_back, why)
+    return _stop(
+        case, case.held_back, f"{why}; it cannot be held either: {case.facts.hold_obstacle}"
+    )
+
+
+def _running_on(case: _Case, nodes: Sequence[NodeVerdict]) -> str:
+    """Say why the job runs on nodes that it would rather leave, and what that may cost."""
+    why = _obstacle(case, case.wanted)
+    said = [_because(nodes), why, f"continuing with {fold(_names(nodes))} anyway{_cost(nodes)}"]
+    return "; ".join(filter(None, said))
+
+
+def _proceed(case: _Case) -> Ending:
+    verdict = case.verdict
+    undecided = [node.node for node in verdict.nodes if node.level is Level.INCONCLUSIVE]
+    slow = [node for node in verdict.nodes if node.level is Level.SLOW and node not in case.avoided]
+    said = [
+        f"the connection {'-'.join(link.ends)} is bad, no node is to blame"
+        f"{_at_worst(link.slowdown, 'network')}"
+        for link in (*verdict.paths, *verdict.leaves)
+        if link.level is not Level.INCONCLUSIVE and not {*link.ends} & {*_names(case.avoided)}
+    ]
+    if slow:
+        said.append(f"{fold(_names(slow))} slow, reported only{_cost(slow)}")
+    if undecided:
+        said.append(f"{fold(undecided)} undecided, continuing anyway")
+    ending = _end(Disposition.PROCEED, verdict, "; ".join(said) or "all healthy")
+    return replace(ending, may_stay=not _faulty(case.avoided))
+
+
+def _end(disposition: Disposition, verdict: VerdictReached, reason: str) -> Ending:
+    return Ending(disposition=disposition, exit_code=exit_code(verdict), reason=reason)
+
+
+def _faulty(nodes: Iterable[NodeVerdict]) -> bool:
+    return any(node.level is Level.FAULTY for node in nodes)
+
+
+def _slow(nodes: Iterable[NodeVerdict]) -> bool:
+    return any(node.level is Level.SLOW for node in nodes)
+
+
+def _names(nodes: Iterable[NodeVerdict]) -> tuple[str, ...]:
+    return tuple(node.node for node in nodes)
+
+
+def _because(nodes: Iterable[NodeVerdict]) -> str:
+    return "; ".join(f"{node.node}: {node.reason}" for node in nodes)
+
+
+def _cost(nodes: Iterable[NodeVerdict]) -> str:
+    """Return `: each step may take up to 2.1 times as long (network)`; empty without slow nodes.
+
+    A step waits for its slowest node, and takes as much longer only if it is all of what is slow.
+    """
+    slow = [node for node in nodes if node.level is Level.SLOW]
+    worst = max(slow, key=lambda node: node.slowdown, default=None)
+    return "" if worst is None else _at_worst(worst.slowdown, worst.component)
+
+
+def _at_worst(slowdown: float, part: str) -> str:
+    if slowdown <= 1:
+        return ""
+    times = f"{slowdown:.{2 if slowdown < 2 else 1}f}"
+    return f": each step may take up to {times} times as long ({part})"
+
+
+def _most_without(facts: JobFacts, nodes: Collection[str]) -> int | None:
+    """Return how many nodes are left for a job that needs more; None where there are enough."""
+    left = facts.candidates - set(nodes) if facts.candidates is not None else ()
+    short = facts.candidates is not None and len(left) < facts.asked
+    return len(left) if short else None
+
+
+def _submit_without(nodes: Collection[str], facts: JobFacts) -> str:
+    """Name the options: sbatch refuses a node that is both asked for and excluded."""
+    named, others = facts.named & set(nodes), set(nodes) - facts.named
+    how = [f"without {fold(named)} in --nodelist"] if named else []
+    how += [f"with --exclude={fold(others)}"] if others else []
+    most = _most_without(facts, nodes)
+    fewer = "" if most is None else f", on {most} nodes at most (--nodes={most})"
+    return f"submit the job again {' and '.join(how)}{fewer}"

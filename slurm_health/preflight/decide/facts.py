@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a job and its owner when it is decided what becomes of it: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from slurm_health.records.nodeset import fold
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What the job and its owner can do, as Slurm and the journals of the job tell.
+
+    Args:
+        job_id: the job.
+        batch_node: where its batch script runs; Slurm never lets a job drop that node.
+        requeues: how often it was requeued because of a check.
+        hold_obstacle: why it cannot be put back into the queue, empty if it can.
+        named: nodes that it asks for by name.
+        partition: where it runs.
+        neighbours: that partition, and the others that have nodes of it.
+        candidates: the nodes of that partition that it does not exclude already; None where Slurm
+            does not say.
+        asked: with fewer nodes it does not start.
+        wait: why it would have to wait if it left its slow nodes too; empty where Slurm has been
+            asked and says that it could start at once.
+        held_for: nodes that it was held for before. A person has released it since, and that is
+            the answer about those nodes.
+        may_drain: the user is root, SlurmUser or an administrator.
+        drained: nodes that this run has drained, before its master was replaced.
+        excluded: nodes that it excludes already.
+        left_behind: faulty nodes that it gave back in this attempt; it is not to come back to them.
+        give_back_obstacle: why it cannot give nodes back, empty where that has not been refused.
+        placement: sbatch's options for a job that is to start where this one starts.
+    """
+
+    job_id: int
+    batch_node: str
+    requeues: int = 0
+    hold_obstacle: str = ""
+    named: frozenset[str] = frozenset()
+    partition: str = ""
+    neighbours: tuple[str, ...] = ()
+    candidates: frozenset[str] | None = None
+    asked: int = 0
+    wait: str = "Slurm was not asked for other nodes"
+    held_for: frozenset[str] = frozenset()
+    may_drain: bool = False
+    drained: frozenset[str] = frozenset()
+    excluded: tuple[str, ...] = ()
+    left_behind: tuple[str, ...] = ()
+    give_back_obstacle: str = ""
+    placement: Mapping[str, str] = field(default_factory=dict)
+
+
+def requeue_obstacle(facts: JobFacts, nodes: Collection[str]) -> str:
+    """Say why a job cannot be started again without these nodes at all, empty if it can.
+
+    With more nodes excluded than its partition can do without, Slurm would hold it and say no more
+    than `BadConstraints`.
+    """
+    if facts.hold_obstacle:
+        return facts.hold_obstacle
+    named = facts.named & set(nodes)
+    if named:
+        return f"it asks for {fold(named)} by name (--nodelist)"
+    if facts.candidates is None:
+        return ""
+    left = len(facts.candidates - set(nodes))
+    if left >= facts.asked:
+        return ""
+    return (
+        f"partition {facts.partition} has {left} nodes without"
+        f" {fold({*nodes, *facts.left_behind})}, and the job needs"
+        f" {facts.asked}: ask for fewer (--nodes, --min-nodes)"
+    )

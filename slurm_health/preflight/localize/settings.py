@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site or a job may choose about localisation, and what a wrong choice answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from slurm_health.records.errors import LocalizeError
+
+SMALL_RUN = 16  # below this many nodes noise can hardly be estimated from the run itself
+# After so many rounds more say little: a pair of good nodes has met by then, see the documentation.
+_MOST_ROUNDS, _MOST_ROUNDS_OF_FEW = 8, 12
+_LEAST_FLOOR, _LARGEST_FLOOR = 0.01, 10.0  # below it is noise, above it a node is as good as dead
+
+
+class Device(Enum):
+    """What the nodes of a run compute with."""
+
+    CPU = "cpu"
+    ACCELERATOR = "accelerator"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usual:
+    """What healthy devices of a kind do to each other's times; all relative, 0.05 is 5 %.
+
+    The floors are the smallest slowdowns that are ever reported as a bad node. `noise` is what
+    two tests of the same nodes usually differ by, where a run is too small to show it. Where
+    `carries_network` is set, the device itself moves what goes through the network.
+    """
+
+    network_floor: float
+    compute_floor: float
+    noise: float
+    carries_network: bool = False
+
+
+USUAL: Mapping[Device, Usual] = MappingProxyType(
+    {
+        # Network: the least effect that simulated runs could convict without accusing healthy
+        # nodes; noise: at which four nodes stay within `error` (docs/explanation/localisation.md).
+        # Compute: four deviations of 3 %, which is our reading of how much GPUs of one model differ
+        # for good (Sinha et al., SC 2022: they vary by 8 % on average, by 22 % at most).
+        Device.ACCELERATOR: Usual(network_floor=0.08, compute_floor=0.12, noise=0.05),
+        # Other jobs may share the cores. Measured on five nodes of one machine with 2 overloaded
+        # cores: the log-times of healthy nodes deviate by 0.4 to 0.7, the slowest twentieth takes
+        # twice the median. The floors were chosen by simulating milder scatter, see there; an idle
+        # machine was not measured, and may allow lower ones.
+        Device.CPU: Usual(network_floor=1.0, compute_floor=1.0, noise=0.2, carries_network=True),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalizeSettings:
+    """How sure a verdict must be, and how much testing it may cost.
+
+    The floors, `noise` and `carries_network` are those of `Usual`. `error` is the probability, over
+    the whole run, that any healthy node is accused. `expected_ms` holds what a metric takes on good
+    hardware, where that is known; it decides where peers cannot, because there are none or all are
+    slow. `expected_slack` is the factor by which a time may exceed it.
+    Where `alone` is set nodes are tested by themselves, all at once, and not in pairs.
+    `workload` is what a group of nodes does together, for the words of a verdict.
+    """
+
+    seed: int = 0
+    min_rounds: int = 1
+    max_rounds: int | None = None
+    compute_floor: float = USUAL[Device.ACCELERATOR].compute_floor
+    network_floor: float = USUAL[Device.ACCELERATOR].network_floor
+    noise: float = USUAL[Device.ACCELERATOR].noise
+    carries_network: bool = USUAL[Device.ACCELERATOR].carries_network
+    error: float = 0.01
+    expected_ms: Mapping[str, float] = field(default_factory=dict)
+    expected_slack: float = 1.25
+    alone: bool = False
+    workload: str = "allgather"
+
+    def __post_init__(self) -> None:
+        """Refuse values that no run can honour."""
+        try:
+            _count("min_rounds", self.min_rounds)
+            _fraction("compute_floor", self.compute_floor)
+            _fraction("network_floor", self.network_floor)
+            _times_ms("expected_ms", self.expected_ms)
+        except ValueError as err:
+            raise LocalizeError(str(err)) from err
+        if self.max_rounds is not None and self.max_rounds < self.min_rounds:
+            raise LocalizeError(
+                f"max_rounds ({self.max_rounds}) must not be below min_rounds ({self.min_rounds})"
+            )
+        if not 0 < self.error < 0.5:
+            raise LocalizeError(f"error must lie between 0 and 0.5, not {self.error}")
+        if not self.expected_slack > 1:
+            raise LocalizeError(f"expected_slack must be above 1, not {self.expected_slack}")
+
+    def round_limit(self, nodes: int) -> int:
+        """Return how many rounds a run over `nodes` nodes may take at most."""
+        if self.max_rounds is not None:
+            return self.max_rounds
+        return max(self.min_rounds, _MOST_ROUNDS_OF_FEW if nodes < SMALL_RUN else _MOST_ROUNDS)
+
+
+class Kind(Enum):
+    """How the value of an option is written; the text stands for it in a usage line."""
+
+    FRACTION = "FRACTION"
+    COUNT = "N"
+    TIMES = "METRIC=MS,..."
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting that users may choose: for a job, on a command line, or for a site."""
+
+    name: str
+    kind: Kind
+    help: str
+
+
+OPTIONS = (
+    Option(
+        "network_floor",
+        Kind.FRACTION,
+        "The smallest slowdown of the network that makes a node slow: 0.08 is 8 %.",
+    ),
+    Option(
+        "compute_floor",
+        Kind.FRACTION,
+        "The smallest slowdown of a device that makes a node slow: 0.12 is 12 %. It is raised where"
+        " healthy devices differ by more.",
+    ),
+    Option("min_rounds", Kind.COUNT, "How many rounds of pairs even a healthy run takes."),
+    Option(
+        "expected_ms",
+        Kind.TIMES,
+        "What metrics take on good hardware, for when all nodes are slow: matmul=3.1,allgather=50.",
+    ),
+)
+
+
+def settings_from(chosen: Mapping[str, object], *, kind: Device) -> LocalizeSettings:
+    """Return the settings for this kind of device, with what was chosen by names of `OPTIONS`.
+
+    A value is the text of a command line, or the number or table of a file.
+
+    Raises:
+        ValueError: a name is that of no option, or its value is not allowed; it says which.
+    """
+    names = [option.name for option in OPTIONS]
+    for name in chosen:
+        if name not in names:
+            raise ValueError(f"{name}: no such setting, there are {', '.join(names)}")
+    usual = USUAL[kind]
+    given = {
+        "network_floor": usual.network_floor,
+        "compute_floor": usual.compute_floor,
+        "min_rounds": LocalizeSettings.min_rounds,
+        "expected_ms": {},
+        **chosen,
+    }
+    return LocalizeSettings(
+        network_floor=_fraction("network_floor", given["network_floor"]),
+        compute_floor=_fraction("compute_floor", given["compute_floor"]),
+        noise=usual.noise,
+        carries_network=usual.carries_network,
+        min_rounds=_count("min_rounds", given["min_rounds"]),
+        expected_ms=_times_ms("expected_ms", given["expected_ms"]),
+    )
+
+
+def _fraction(name: str, value: object) -> float:
+    number = _number(value)
+    if not _LEAST_FLOOR <= number <= _LARGEST_FLOOR:
+        allowed = f"a number from {_LEAST_FLOOR:g} to {_LARGEST_FLOOR:g}, 0.08 for 8 %"
+        raise ValueError(f"{name}: expected {allowed}, found {value!r}")
+    return number
+
+
+def _count(name: str, value: object) -> int:
+    number = _number(value)
+    if not (number >= 1 and number.is_integer()):
+        raise ValueError(f"{name}: expected a whole number of at least 1, found {value!r}")
+    return int(number)
+
+
+def _times_ms(name: str, value: object) -> dict[str, float]:
+    table: object = value
+    if isinstance(value, str):
+        table = dict(item.rpartition("=")[::2] for item in value.split(",") if item.strip())
+    if isinstance(table, Mapping):
+        times_ms = {str(metric).strip(): _number(ms) for metric, ms in table.items()}
+        if all(metric and 0 < ms < math.inf for metric, ms in times_ms.items()):
+            return times_ms
+    allowed = "milliseconds above 0 by metric, matmul=3.1,allgather=50"
+    raise ValueError(f"{name}: expected {allowed}, found {value!r}")
+
+
+def _number(value: object) -> float:
+    """Return the number that a value is or spells, NaN if it is none: no range allows that."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return math.nan
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan

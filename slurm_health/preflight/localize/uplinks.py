@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uplinks that no topology names: nodes that are slow with all others and well with each other.
+
+A bad uplink slows every node below it in the same way as its own network card would. Where leaf
+switches are not known, nodes that look slow are therefore tested with one another before any of
+them is convicted. Nodes with slow cards are slow with each other too; the nodes below an uplink
+are not, and the set of them is found as what they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import combinations, islice
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_health.preflight.localize.belief_propagation import Floats, Ints
+from slurm_health.preflight.localize.evidence import Trial
+from slurm_health.preflight.localize.metrics import MetricEvidence
+from slurm_health.preflight.localize.pairing import Pair
+from slurm_health.preflight.localize.population import middle
+
+_Flags = npt.NDArray[np.bool_]
+
+_SLOW_PARTNERS = 2  # that are no suspects, and more than fast ones, make a suspect
+_BEYOND_NOISE = 3.0  # deviations of a slow test from a fast one
+_QUARTER_OF_NORMAL = 0.3186  # deviations from the middle, within which a quarter of values lie
+_PAIRS_BETWEEN = 2  # that tell a suspect from a set: one may have been hit by a spike
+_ODD_TESTS = 2  # of a pair that was slow although neither node is a suspect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspicion:
+    """What several slow nodes may have in common.
+
+    `sets` are nodes that are well with one another and slow with the others. `wanted` pairs would
+    tell more; `held` are the nodes that must not be convicted of a slow network, because they are
+    in a set or these pairs may put them into one.
+    """
+
+    sets: tuple[tuple[int, ...], ...] = ()
+    wanted: tuple[Pair, ...] = ()
+    held: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pairs:
+    """The pairs that were tested; what was tested several times counts once."""
+
+    ends: Ints  # (pairs, 2), the smaller number first
+    tests: Ints
+    round: Ints  # the first
+    excess: Floats  # over any metric the largest log-excess, of its tests the (lower) median
+    noise: float
+    limit: float  # log-excess from which on a pair is slow
+
+    @property
+    def slow(self) -> _Flags:
+        """Tell which pairs were slow."""
+        return self.excess > self.limit
+
+
+def suspicion_of(
+    trials: Sequence[Trial], metrics: Sequence[MetricEvidence], nodes: int
+) -> Suspicion:
+    """Return which slow nodes may share an uplink, from tests of two nodes."""
+    pairs = _pairs(trials, [metric for metric in metrics if metric.shared])
+    if pairs is None:
+        return Suspicion()
+    suspect = _suspects(pairs, nodes)
+    groups = _groups(pairs, suspect)
+    sets = [group for group in groups if len(group) > 1]
+    alone = [group[0] for group in groups if len(group) == 1]
+    tested = {(int(one), int(other)) for one, other in pairs.ends}
+    wanted = _Wanted(tested)
+    wanted.among(alone)
+    for one, other in combinations(sets, 2):
+        wanted.between(one, other)
+    for node in alone:
+        for group in sets:
+            wanted.between(group, (node,))
+    if len(alone) == 1 and not sets:
+        for ends in _odd(pairs, suspect)[:1]:
+            wanted.between(tuple(int(end) for end in ends), alone)
+    held = wanted.unsettled | {node for group in sets for node in group}
+    return Suspicion(sets=tuple(sets), wanted=tuple(wanted.pairs), held=frozenset(held))
+
+
+def _pairs(trials: Sequence[Trial], metrics: Sequence[MetricEvidence]) -> _Pairs | None:
+    excess: dict[int, float] = {}
+    for metric in metrics:
+        for number, above in zip(metric.trial, metric.found.excess, strict=True):
+            index = int(number)
+            if len(trials[index].nodes) == 2:
+                excess[index] = max(excess.get(index, -np.inf), float(above))
+    if not excess:
+        return None
+    tests: dict[tuple[int, ...], list[int]] = {}
+    for index in sorted(excess):
+        tests.setdefault(trials[index].nodes, []).append(index)
+    # Without the uplink nothing explains these times, and the estimated noise may be far too large.
+    quarter = float(np.quantile(np.abs(list(excess.values())), 0.25)) / _QUARTER_OF_NORMAL
+    noise = min(quarter, max(metric.found.noise for metric in metrics))
+    floor = min(metric.floor for metric in metrics)
+    return _Pairs(
+        ends=np.array(list(tests), dtype=np.int64),
+        tests=np.array([len(rows) for rows in tests.values()], dtype=np.int64),
+        round=np.array([trials[rows[0]].round_index for rows in tests.values()], dtype=np.int64),
+        excess=np.array([middle(np.array([excess[r] for r in rows])) for rows in tests.values()]),
+        noise=noise,
+        limit=max(float(np.log1p(floor)), _BEYOND_NOISE * noise),
+    )
+
+
+def _suspects(pairs: _Pairs, nodes: int) -> _Flags:
+    """Return who was mostly slow with nodes that are no suspects.
+
+    Round by round, because suspects are tested with one another as soon as they are known, and
+    these tests say nothing about whether they are slow with the others.
+    """
+    suspect = np.zeros(nodes, dtype=np.bool_)
+    for number in np.unique(pairs.round):
+        slow, fast = np.zeros(nodes), np.zeros(nodes)
+        for node, partner in (pairs.ends.T, pairs.ends.T[::-1]):
+            counts = (pairs.round <= number) & ~suspect[partner]
+            slow += np.bincount(node, weights=counts & pairs.slow, minlength=nodes)
+            fast += np.bincount(node, weights=counts & ~pairs.slow, minlength=nodes)
+        suspect = (slow >= _SLOW_PARTNERS) & (slow > fast)
+    return suspect
+
+
+def _odd(pairs: _Pairs, suspect: _Flags) -> Ints:
+    """Return the pairs that are always slow although neither node is a suspect.
+
+    One of the two may be below the same uplink as a suspect, and have been tested within it since.
+    """
+    always = pairs.slow & (pairs.tests >= _ODD_TESTS)
+    odd: Ints = pairs.ends[always & ~suspect[pairs.ends].any(axis=1)]
+    return odd
+
+
+def _groups(pairs: _Pairs, suspect: _Flags) -> list[tuple[int, ...]]:
+    """Return the suspects, each with whom it was not slow with, and these again, in order.
+
+    Who was slow with nobody yet is left out: everybody is connected with everybody through them.
+    """
+    groups: list[tuple[int, ...]] = []
+    taken: set[int] = set()
+    sometimes_slow = np.zeros(len(suspect), dtype=np.bool_)
+    sometimes_slow[pairs.ends[pairs.slow]] = True
+    doubtful = sometimes_slow[pairs.ends].all(axis=1)
+    for node in np.flatnonzero(suspect):
+        if int(node) in taken:
+            continue
+        fast = doubtful & (pairs.excess < _fast_below(_slowness(pairs, int(node)), pairs.noise))
+        among = fast & suspect[pairs.ends].all(axis=1)
+        group = _reached(int(node), pairs.ends[fast], len(suspect))
+        if 2 * len(group) > len(suspect):  # that leads back to the others: a slow test was missed
+            group = _reached(int(node), pairs.ends[among], len(suspect))
+        groups.append(tuple(member for member in group if member not in taken))
+        taken.update(group)
+    return groups
+
+
+def _slowness(pairs: _Pairs, node: int) -> float:
+    """Return the median log-excess of a suspect's slow pairs."""
+    mine = (pairs.ends == node).any(axis=1) & pairs.slow
+    return float(np.median(pairs.excess[mine]))
+
+
+def _fast_below(slowness: float, noise: float) -> float:
+    """Return the log-excess below which two nodes of this slowness were not slow together."""
+    return min(slowness / 2, slowness - _BEYOND_NOISE * noise)
+
+
+def _reached(node: int, edges: Ints, nodes: int) -> list[int]:
+    """Return the nodes that edges connect with `node`, itself included."""
+    inside = np.zeros(nodes, dtype=np.bool_)
+    inside[node] = True
+    while True:
+        touched = edges[inside[edges].any(axis=1)]
+        before = inside.sum()
+        inside[touched] = True
+        if inside.sum() == before:
+            return [int(number) for number in np.flatnonzero(inside)]
+
+
+class _Wanted:
+    """Collects the pairs of the next round, each node in one, and whom they may decide about."""
+
+    def __init__(self, tested: AbstractSet[Pair]) -> None:
+        self._tested = tested
+        self._busy: set[int] = set()
+        self.pairs: list[Pair] = []
+        self.unsettled: set[int] = set()
+
+    def among(self, alone: Sequence[int]) -> None:
+        """Ask for a test of each of these suspects with another one, if it had none."""
+        met = {node for pair in self._tested if set(pair) <= set(alone) for node in pair}
+        lonely = [node for node in alone if node not in met]
+        if len(lonely) > 1:
+            self.unsettled.update(lonely)
+            for pair in zip(lonely[::2], lonely[1::2], strict=False):
+                self._add(pair)
+
+    def between(self, group: Sequence[int], others: Sequence[int]) -> None:
+        """Ask for one more test of a group with others, until there are enough to tell."""
+        pairs = [(min(one, other), max(one, other)) for one in group for other in others]
+        if sum(pair in self._tested for pair in pairs) >= _PAIRS_BETWEEN:
+            return
+        self.unsettled.update(others)
+        free = (p for p in pairs if p not in self._tested and not self._busy & set(p))
+        for pair in islice(free, 1):
+            self._add(pair)
+
+    def _add(self, pair: Pair) -> None:
+        self.pairs.append(pair)
+        self._busy.update(pair)

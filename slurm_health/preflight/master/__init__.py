@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process on a job's first node: leads one check, from the allocation to the verdict.
+
+Runs as the job's user. It writes the journal's master file, reads the agents' files, and starts
+the agents; what happens next is decided in `preflight.session`.
+
+    run_check           one check from end to end
+    check_settings      what it is told
+    interpreter         finds the interpreter that runs the probes
+    after_verdict       what becomes of the job once the verdict stands
+    earlier_findings    what earlier checks and failures of the job found
+    journal_filesystem  asks whether the journal's filesystem answers
+    site_history        what the site's history says of the nodes, from one small file
+    master              the loop: read the journal, ask the session what to do, do it
+    garbage             has Python look for garbage in cycles seldom, while a check runs
+    round_log           what the log says of a round that has ended
+    launcher            starts one agent per node, as a Slurm step or as local processes
+    setup_file          the environment of the probes, as a file of the user's makes it
+    verdict_log         writes the verdict into the machine's log, where the site wants it there
+    unchecked           ends a check that never got to measure
+"""

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of the job once the verdict stands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.preflight import config
+from slurm_health.preflight.acting.job_facts import slurm_name
+from slurm_health.preflight.decide.decide import exit_code
+from slurm_health.preflight.master.check_settings import CheckSettings
+from slurm_health.records.errors import ExitCode
+from slurm_health.records.nodeset import fold
+from slurm_health.records.records import (
+    Disposition,
+    Record,
+    RunFinished,
+    RunStarted,
+    Unchecked,
+    VerdictReached,
+)
+from slurm_health.system.processes import own_command
+from slurm_health.system.slurm.client import Client
+
+
+def conclude(
+    verdict: VerdictReached,
+    blind: Sequence[str],
+    started: RunStarted,
+    directory: Path,
+    settings: CheckSettings,
+    environ: Mapping[str, str],
+    append: Callable[[Record], None],
+) -> RunFinished:
+    """Act on the verdict if told to.
+
+    Args:
+        verdict: what was found.
+        blind: the nodes that do not see the journal.
+        started: the first record of the check.
+        directory: its journal.
+        settings: what it was told.
+        environ: its environment.
+        append: writes a record of the master's.
+    """
+    from slurm_health.preflight.acting.perform import act
+    from slurm_health.preflight.acting.requeue_helper import Helper
+    from slurm_health.preflight.acting.unchecked import end_unchecked
+
+    def append_and_tell(record: Record) -> None:
+        append(record)
+        if isinstance(record, RunFinished):
+            settings.tell(record, directory)
+
+    if blind:  # what was found is not worth acting on
+        return end_unchecked(
+            _not_shared(directory, blind),
+            settings.on_unchecked,
+            job=slurm_name(started) if settings.act else "",
+            client=Client(environ, patience_s=0.0),
+            append=append_and_tell,
+            in_journal=False,
+        )
+    if not settings.act:
+        return RunFinished(
+            disposition=Disposition.PROCEED,
+            exit_code=exit_code(verdict),
+            reason="only checked",
+        )
+    helper = Helper(
+        command=own_command("requeue-helper"),
+        directory=directory,
+        environ=environ,
+        uid=os.getuid(),
+    )
+    if settings.at_fault:
+        verdict = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *settings.at_fault])
+        append_and_tell(verdict)
+    return act(
+        verdict,
+        started=started,
+        directory=directory,
+        policy=settings.policy,
+        client=Client(environ),
+        uid=os.getuid(),
+        append=append_and_tell,
+        helper=helper,
+        site_file=config.site_file(environ),
+    )
+
+
+def job_ended(said: str) -> RunFinished:
+    """End the run of a job that was cancelled, or failed its prolog: its script is not started.
+
+    Slurm ends the batch step of such a job, but not always before the check is done.
+    """
+    return RunFinished(
+        disposition=Disposition.STOP,
+        exit_code=ExitCode.UNAVAILABLE,
+        reason=f"Slurm has ended it already ({said}); squeue, or sacct where Slurm keeps accounts,"
+        " may say why",
+    )
+
+
+def _not_shared(directory: Path, blind: Sequence[str]) -> Unchecked:
+    return Unchecked(
+        reason=f"the journal {directory} cannot be used from {fold(blind)}",
+        remedy="name a directory on a filesystem that all nodes share with --journal or"
+        " SLURM_HEALTH_JOURNAL",
+    )

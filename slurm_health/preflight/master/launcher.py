@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start one agent per node, as one Slurm step or as local processes, and notice when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import selectors
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from slurm_health.preflight.agent.node_facts import visible_devices
+from slurm_health.preflight.bell import Ringers, ring_all
+from slurm_health.preflight.played_nodes import environ_of_each
+from slurm_health.records.errors import SlurmCommandMissing, SlurmError
+from slurm_health.records.nodeset import expand, fold
+from slurm_health.records.records import AgentsLost, LossCause
+from slurm_health.system.processes import (
+    PIPE,
+    Process,
+    close_pipes,
+    end_sessions,
+    exit_text,
+    read_available,
+    start_tied,
+)
+from slurm_health.system.slurm.command import clean_environ
+from slurm_health.system.slurm.job_gres import NodeGres, Share, may_have_gpus, shares
+from slurm_health.system.slurm.step import beside_argv
+
+log = logging.getLogger(__name__)
+
+# How long agents may take to leave before they are killed, which leaves it to the driver when the
+# devices are free: a process that has used NCCL takes seconds to give them back.
+LEAVE_S = 20.0
+_GRACE_S = 2.0  # from their SIGTERM on
+
+# Where Slurm ends a job it sends SIGTERM to all of its processes, to this one a moment earlier or
+# later: whose agents end by it is told to wait that long for its own.
+JOB_END_S = 3.0
+
+# What rings may wait in while nobody reads them, as when agents are left to end: 30 bytes for each
+# of more nodes than there are. Users may have this much by default (pipe(7)).
+_PIPE_BYTES = 1 << 20
+
+AgentCommand = Callable[[int, str | None], list[str]]
+"""Command line of an agent of launch K; of a given node, or of the node Slurm runs it on.
+
+More of the agent's options may follow it.
+"""
+
+ReadGres = Callable[[], Mapping[str, NodeGres]]
+"""What the job has on each of its nodes; raises SlurmError where Slurm does not say."""
+
+
+class Launcher(Protocol):
+    """Starts agents. `poll` never blocks."""
+
+    def start(self, launch: int, nodes: Sequence[str]) -> None:
+        """Start one agent on each node."""
+
+    def poll(self) -> list[AgentsLost]:
+        """Return what has ended, or failed to start, since the last call."""
+
+    def ring(self) -> None:
+        """Tell all agents that there are orders. Never waits."""
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
+        """Return when this time is over, or so long after a node rang that others may have too.
+
+        Whoever has written something new rings. Not every ring arrives.
+        """
+
+    def stop(self, leave_s: float = LEAVE_S) -> None:
+        """Return when the agents have left; end those that have not within this time."""
+
+
+@dataclass
+class _Started:
+    """One running command and the nodes it serves."""
+
+    launch: int
+    nodes: tuple[str, ...]
+    process: Process
+    pending: set[str] = field(default_factory=set)
+    said: dict[str, str] = field(default_factory=dict)
+    short_of_files: bool = False
+    buffer: bytes = b""
+    last_line: str = ""
+    ringers: Ringers = field(default_factory=Ringers)
+    ended: set[int] = field(default_factory=set)
+
+    @cached_property
+    def members(self) -> frozenset[str]:
+        """The same nodes, to look them up among thousands."""
+        return frozenset(self.nodes)
+
+    @property
+    def streams(self) -> list[int]:
+        """What becomes readable when the command, or an agent behind it, says something."""
+        pipes = [self.process.stdout, self.process.stderr]
+        return [pipe.fileno() for pipe in pipes if pipe and pipe.fileno() not in self.ended]
+
+    def hear(self, stream: int) -> Set[str]:
+        """Take in what has arrived on a stream; return the nodes that rang."""
+        try:
+            data = os.read(stream, 1 << 16)
+        except BlockingIOError:
+            return set()
+        if not data:
+            self.ended.add(stream)
+        if self.process.stderr and stream == self.process.stderr.fileno():
+            self.buffer += data
+            return set()
+        return self.members.intersection(self.ringers.rung(data))
+
+    def read_lines(self) -> list[str]:
+        """Return the complete lines the command has written to standard error."""
+        self.buffer += read_available(self.process.stderr)
+        *lines, self.buffer = self.buffer.split(b"\n")
+        return [line.decode(errors="replace").strip() for line in lines]
+
+
+class SlurmLauncher:
+    """Agents as the tasks of one `srun` for all nodes of a launch.
+
+    Where the job's nodes differ in the GPUs it has there, those that have the same have one srun,
+    or on Slurm 22.05 each has its own.
+    """
+
+    def __init__(
+        self,
+        job_id: int,
+        agent_command: AgentCommand,
+        environ: Mapping[str, str],
+        read_gres: ReadGres,
+    ) -> None:
+        self._job_id = job_id
+        self._agent_command = agent_command
+        self._environ = clean_environ(environ)
+        self._read_gres = read_gres
+        self._gres: Mapping[str, NodeGres] | None = None if may_have_gpus(environ) else {}
+        self._steps: list[_Started] = []
+        self._by_sigterm: list[tuple[float, AgentsLost]] = []
+        if shutil.which("srun", path=environ.get("PATH")) is None:
+            raise SlurmCommandMissing("srun")
+
+    def start(self, launch: int, nodes: Sequence[str]) -> None:
+        """Start one agent on each node, where it sees every GPU that the job has there."""
+        command = self._agent_command(launch, None)
+        for share in shares(nodes, self._known_gres()):
+            argv = srun_argv(self._job_id, share, [*command, f"--gpus={share.gpus}"])
+            process = _start_with_bell(argv, self._environ)
+            pending = set(share.nodes)
+            self._steps.append(
+                _Started(launch=launch, nodes=share.nodes, process=process, pending=pending)
+            )
+
+    def _known_gres(self) -> Mapping[str, NodeGres]:
+        if self._gres is None:
+            try:
+                self._gres = self._read_gres()
+            except SlurmError as err:
+                log.warning("which GPUs the job has is not known, agents may see fewer: %s", err)
+                self._gres = {}
+        return self._gres
+
+    def poll(self) -> list[AgentsLost]:
+        """Return what srun says of tasks that ended or did not start, and its own end."""
+        lost = []
+        for step in list(self._steps):
+            returncode = step.process.poll()  # before reading: nothing is written after it
+            lines = step.read_lines()
+            step.short_of_files |= any(_FEW_FILES.search(line) for line in lines)
+            for line in lines:  # first: what an agent says often comes after srun's word of its end
+                _note_what_agent_says(step, line)
+            for line in lines:
+                lost += _heard(step, line)
+            if returncode is not None:
+                self._steps.remove(step)
+                close_pipes(step.process)
+                if step.pending:
+                    why = step.last_line or f"srun ended with {exit_text(returncode)}"
+                    over = LossCause.JOB_ENDED if _JOB_ENDED.search(why) else LossCause.ENDED
+                    lost.append(_lost(step, sorted(step.pending), why, over))
+        return _together(self._not_of_the_jobs_end(lost))
+
+    def _not_of_the_jobs_end(self, lost: Iterable[AgentsLost]) -> list[AgentsLost]:
+        """Return losses, those by SIGTERM after a while: with the job this process ends too."""
+        now_s = time.monotonic()
+        at_once = []
+        for each in lost:
+            if each.cause is LossCause.ENDED and _BY_SIGTERM.search(each.reason):
+                self._by_sigterm.append((now_s, each))
+            else:
+                at_once.append(each)
+        due = [each for since_s, each in self._by_sigterm if now_s - since_s >= JOB_END_S]
+        self._by_sigterm = [each for each in self._by_sigterm if each[1] not in due]
+        return [*at_once, *due]
+
+    def ring(self) -> None:
+        """Send a line to all tasks."""
+        _ring(self._steps)
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
+        """Wait for rings, and for what srun says."""
+        return _wait(self._steps, timeout_s, gather_s)
+
+    def stop(self, leave_s: float = LEAVE_S) -> None:
+        """Let srun end by itself, which it does when its tasks have, or end it with its tasks."""
+        _end(self._steps, leave_s)
+
+
+class LocalLauncher:
+    """Agents as processes of this machine, each playing one of `nodes` on its share of devices."""
+
+    def __init__(
+        self, agent_command: AgentCommand, environ: Mapping[str, str], nodes: Sequence[str]
+    ) -> None:
+        self._agent_command = agent_command
+        cpus = max(1, len(os.sched_getaffinity(0)) // len(nodes))
+        self._environ = {
+            **clean_environ(environ),
+            # As srun tells its tasks where it was started; here all nodes are on the loopback.
+            "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+            "SLURM_CPUS_ON_NODE": str(cpus),
+        }
+        self._devices_of = environ_of_each(nodes, visible_devices(environ))
+        self._agents: list[_Started] = []
+
+    def start(self, launch: int, nodes: Sequence[str]) -> None:
+        """Start one agent process per node."""
+        for node in nodes:
+            process = _start_with_bell(
+                self._agent_command(launch, node), {**self._environ, **self._devices_of[node]}
+            )
+            self._agents.append(_Started(launch=launch, nodes=(node,), process=process))
+
+    def poll(self) -> list[AgentsLost]:
+        """Return the agents that have ended."""
+        lost = []
+        for agent in list(self._agents):
+            returncode = agent.process.poll()
+            for line in agent.read_lines():
+                _note_what_agent_says(agent, line)
+                agent.last_line = line or agent.last_line
+            if returncode is not None:
+                self._agents.remove(agent)
+                close_pipes(agent.process)
+                said = f": {agent.last_line}" if agent.last_line else ""
+                lost += [_ended(agent, node, exit_text(returncode) + said) for node in agent.nodes]
+        return lost
+
+    def ring(self) -> None:
+        """Send a line to each agent."""
+        _ring(self._agents)
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
+        """Wait for rings, and for the end of an agent."""
+        return _wait(self._agents, timeout_s, gather_s)
+
+    def stop(self, leave_s: float = LEAVE_S) -> None:
+        """Let the agents leave, or end them."""
+        _end(self._agents, leave_s)
+
+
+def _start_with_bell(argv: Sequence[str], environ: Mapping[str, str]) -> Process:
+    process = start_tied(argv, environ=environ, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    os.set_blocking(process.stdin.fileno(), False)
+    with contextlib.suppress(OSError):  # the user has as much in pipes as is allowed
+        fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return process
+
+
+def _ring(started: Sequence[_Started]) -> None:
+    for each in started:
+        assert each.process.stdin is not None
+        ring_all(each.process.stdin.fileno())
+
+
+def _wait(started: Sequence[_Started], timeout_s: float, gather_s: float) -> set[str]:
+    """Wait for a stream to say something, and for others that do within `gather_s` of it."""
+    rung: set[str] = set()
+    until_s = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        for each in started:
+            for stream in each.streams:
+                selector.register(stream, selectors.EVENT_READ, each)
+        while True:
+            left_s = until_s - time.monotonic()
+            ready = selector.select(max(0.0, left_s))
+            for key, _ in ready:
+                rung |= key.data.hear(key.fd)
+                if key.fd in key.data.ended:
+                    selector.unregister(key.fd)
+            if not ready or left_s <= 0.0:
+                break
+            until_s = min(until_s, time.monotonic() + gather_s)
+    return rung
+
+
+def _end(started: list[_Started], leave_s: float) -> None:
+    """End them all; say on which nodes agents had time to leave, and did not."""
+    late = end_sessions([each.process for each in started], leave_s=leave_s, grace_s=_GRACE_S)
+    if leave_s and late:
+        nodes = [node for each in started if each.process in late for node in each.nodes]
+        log.warning("agents on %s have not left within %g s and were killed", fold(nodes), leave_s)
+    started.clear()
+
+
+def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
+    """Return the srun command of a launch on the nodes of one share."""
+    return beside_argv(job_id, share.nodes, share.options, command)
+
+
+# What srun writes to standard error. The wording is the same from 22.05 to 26.05.
+_TASK_ENDED = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,-]+: (?P<how>.+)")
+_NOT_STARTED = re.compile(r"Task launch for \S+ failed on node (?P<nodes>\S+): (?P<how>.+)")
+_BY_SIGTERM = re.compile(r"ended: Terminated$|ended with SIGTERM|Job step aborted")
+_FEW_FILES = re.compile(r"srun: error: .*Too many open files")
+_NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
+_SHORT_OF_FILES = "srun may not open enough files for so many nodes; raise the limit (ulimit -Hn)"
+_JOB_ENDED = re.compile(r"job \d+ has expired")
+_AGENT_SAYS = re.compile(r"slurm-health agent: (?P<node>\S+): (?P<text>.+)")
+
+
+def _note_what_agent_says(step: _Started, line: str) -> None:
+    said = _AGENT_SAYS.search(line)
+    if said:
+        step.said[said["node"]] = said["text"]
+
+
+def _heard(step: _Started, line: str) -> list[AgentsLost]:
+    """Take in one line of srun's own."""
+    if _AGENT_SAYS.search(line):
+        return []
+    if "srun: error:" in line:
+        step.last_line = line.split("srun: error:", 1)[1].strip()
+    found = _TASK_ENDED.search(line)
+    if found:
+        return [_ended(step, node, found["how"]) for node in _names(found["nodes"], step)]
+    found = _NOT_STARTED.search(line)
+    if found and step.short_of_files:  # which says nothing of any node
+        return [_lost(step, _names(found["nodes"], step), _SHORT_OF_FILES)]
+    if found:
+        return [_lost(step, _names(found["nodes"], step), found["how"], LossCause.NOT_STARTED)]
+    found = _NODE_FAILED.search(line)
+    if found:
+        return [_lost(step, _names(found["nodes"], step), "node failure", LossCause.NOT_STARTED)]
+    return []
+
+
+def _ended(step: _Started, node: str, how: str) -> AgentsLost:
+    """Say why an agent ended: in its own words, which are about the journal, if it left any."""
+    said = step.said.get(node)
+    if said:
+        return _lost(step, [node], said, LossCause.NO_JOURNAL)
+    return _lost(step, [node], f"its agent ended: {how}")
+
+
+def _names(text: str, step: _Started) -> list[str]:
+    try:
+        return [node for node in expand(text) if node in step.members]
+    except ValueError:
+        return []
+
+
+def _together(lost: Iterable[AgentsLost]) -> list[AgentsLost]:
+    """Return losses with one record for all nodes of which the same is known.
+
+    One node on which a step does not start ends it everywhere, and srun says so node by node.
+    """
+    alike: dict[tuple[int, str, LossCause], list[str]] = {}
+    for each in lost:
+        alike.setdefault((each.launch, each.reason, each.cause), []).extend(each.nodes)
+    return [
+        AgentsLost(launch=launch, nodes=nodes, reason=reason, cause=cause)
+        for (launch, reason, cause), nodes in alike.items()
+    ]
+
+
+def _lost(
+    step: _Started, nodes: Sequence[str], reason: str, cause: LossCause = LossCause.ENDED
+) -> AgentsLost:
+    step.pending.difference_update(nodes)
+    return AgentsLost(launch=step.launch, nodes=list(nodes), reason=reason, cause=cause)

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of one check: read the journal, ask the session what to do, do it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from filelock import FileLock, Timeout
+
+from slurm_health.preflight import orders
+from slurm_health.preflight.expectations import Expectation
+from slurm_health.preflight.master.garbage import seldom_collected
+from slurm_health.preflight.master.launcher import Launcher
+from slurm_health.preflight.master.round_log import took_text
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.phase_runner import MakeLocalizer
+from slurm_health.preflight.session.phases import Phase
+from slurm_health.preflight.session.session import Session
+from slurm_health.preflight.session.steps import Abort, Append, Conclude, Launch, Step, Wait
+from slurm_health.records.errors import JournalBusy, JournalError
+from slurm_health.records.nodeset import fold
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
+    AgentsLaunched,
+    AgentsLost,
+    GroupAborted,
+    MasterResumed,
+    MasterStopped,
+    MasterWaits,
+    NodesAdmitted,
+    Record,
+    RoundEnded,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    VerdictReached,
+)
+from slurm_health.system import journal
+from slurm_health.system.processes import signal_behind
+
+log = logging.getLogger(__name__)
+
+# Reading every node's file and every agent reading the master's are the whole load of a run on
+# the filesystem's metadata server; together they stay below this.
+OPENS_PER_S = 2000.0
+SHORTEST_POLL_S = 0.03
+# Of which files of nodes that the run does not wait for take this much.
+SWEEP_OPENS_PER_S = 200.0
+SHORTEST_SWEEP_S = 5.0
+# How often a master that hears a bell does anything at all.
+BELL_POLL_S = 1.0
+# More groups than this are counted, not named, where a round begins.
+SHOWN_GROUPS = 64
+# After a ring others are waited for so long, in these steps: what follows goes through all nodes.
+GATHER_S_PER_NODE = 20e-6
+GATHER_STEP_S = 0.002
+# Files are read meanwhile, so many together: threads that open several at a time are worth it then.
+READ_TOGETHER = 512
+# A master that waits says so this often. Whoever hears nothing of it for `SILENCE_S` takes it for
+# dead: that is longer than it takes to load numpy from a cold filesystem, its longest pause.
+HEARTBEAT_S = 10.0
+SILENCE_S = 60.0
+
+
+def poll_interval_s(nodes: int) -> float:
+    """Return how often so many nodes' files are read, and as often the orders by as many agents."""
+    return max(SHORTEST_POLL_S, 2 * nodes / OPENS_PER_S)
+
+
+class Master:
+    """Runs one check of one run directory. Nobody else may be at it.
+
+    `load_ahead` is called once the first agents are being started, which keeps them busy for long.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        nodes: Sequence[str],
+        launcher: Launcher,
+        *,
+        limits: Limits,
+        phases: Sequence[Phase],
+        make_localizer: MakeLocalizer,
+        expectations: Mapping[str, Expectation] = MappingProxyType({}),
+        localize_options: Mapping[str, object] = MappingProxyType({}),
+        progress: Callable[[str], None] | None = None,
+        alive: Callable[[], None] = lambda: None,
+        load_ahead: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.session = Session(
+            nodes, make_localizer, limits, phases, expectations, localize_options
+        )
+        self._directory = directory
+        self._launcher = launcher
+        self._clock = clock
+        self._sweep_s = max(SHORTEST_SWEEP_S, len(nodes) / SWEEP_OPENS_PER_S)
+        self._swept_s = self._looked_s = clock()
+        self._gather_s = GATHER_S_PER_NODE * len(nodes)
+        self._rung: set[str] = set()  # since their files were read last
+        self._ringing: set[str] = set()  # whose rings arrive, as far as is known
+        self._lock = FileLock(directory / "master.lock")
+        self._readers = {node: journal.Reader(directory, node) for node in nodes}
+        self._has_files = False
+        self._said = ""
+        self._told_s = 0.0
+        self._waiting_since_s = 0.0
+        self._progress = progress
+        self._alive = alive
+        self._load_ahead: Callable[[], None] | None = load_ahead
+        self._writer: journal.Writer | None = None
+        self._orders: orders.Writer | None = None
+
+    def open(self, started: RunStarted) -> None:
+        """Begin the run, or take over the one a dead master left.
+
+        Raises:
+            JournalBusy: another master is at it.
+            JournalError: the journal cannot be read or written.
+        """
+        journal.create(self._directory, [journal.MASTER])
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise JournalBusy(self._directory) from None
+        except OSError as err:
+            # A lock saves work, the truth does not rest on it.
+            log.warning("cannot lock %s: %s; going on without", self._directory, err.strerror)
+        before = journal.read_all(self._directory, journal.MASTER)
+        if before:
+            self._make_files()
+            self._read(self.session.state.nodes)
+        for entry in before:
+            self.session.state.fold(entry)
+        self._writer = journal.Writer(self._directory, journal.MASTER, self._clock)
+        if self.session.state.started is None:
+            self.append(started)
+        elif self.session.state.verdict is None:
+            log.info("taking over a check that was interrupted")
+            self.append(MasterResumed(pid=os.getpid()))
+        self._orders = orders.Writer(self._directory, started.run_id, self.session.state.nodes)
+
+    def run(self) -> VerdictReached:
+        """Run the check to its verdict.
+
+        Raises:
+            JournalError: the journal cannot be read or written.
+        """
+        with seldom_collected():
+            return self._to_verdict()
+
+    def _to_verdict(self) -> VerdictReached:
+        while True:
+            self._alive()
+            self._read_news()
+            lost = self._launcher.poll()
+            if lost and self.session.state.verdict is None:
+                self.append(*lost)
+            step = self.session.next_step(self._clock())
+            if _rests_on_silence(step) and self._read(self.session.state.awaited()):
+                step = self.session.next_step(self._clock())
+            while not isinstance(step, Wait | Conclude):
+                self._perform(step)
+                step = self.session.next_step(self._clock())
+            if isinstance(step, Conclude):
+                assert self.session.state.verdict is not None
+                return self.session.state.verdict
+            self._wait(step)
+
+    def _make_files(self) -> None:
+        """Make the nodes' files before they are looked for, which agents do that are quicker."""
+        if not self._has_files:
+            journal.create(self._directory, self.session.state.nodes)
+            self._has_files = True
+
+    def _perform(self, step: Append | Abort | Launch) -> None:
+        match step:
+            case Append(record=record):
+                self.append(record)
+            case Abort(records=records):
+                self.append(*records)
+            case Launch(record=record):
+                self.append(record)
+                self._launcher.start(record.launch, record.nodes)
+                self._make_files()
+                if self._load_ahead is not None:
+                    self._load_ahead()
+                    self._load_ahead = None
+
+    def _wait(self, step: Wait) -> None:
+        self._say(step.reason)
+        if abs(self._clock() - self._told_s) >= HEARTBEAT_S:  # clocks are set back
+            self.append(MasterWaits(reason=step.reason))
+        now_s = self._clock()
+        mute = len(self._mute())
+        look_s = self._looked_s + (poll_interval_s(mute) if mute else BELL_POLL_S) - now_s
+        wait_s = max(0.001, min(look_s, BELL_POLL_S, step.until_s - now_s))
+        self._rung |= self._launcher.wait(wait_s, GATHER_STEP_S)
+        if self._rung:
+            self._gather()
+
+    def _gather(self) -> None:
+        """Let the others ring too, who are about as far: what follows goes through all nodes.
+
+        What many have written by then is read meanwhile.
+        """
+        missing = set(self.session.state.awaited()) - self._rung
+        until_s = self._clock() + self._gather_s
+        while missing and (left_s := until_s - self._clock()) > 0.0:
+            if len(self._rung) >= READ_TOGETHER:
+                self._read_rung()
+            rung = self._launcher.wait(left_s, GATHER_STEP_S)
+            self._rung |= rung
+            missing -= rung
+
+    def _mute(self) -> list[str]:
+        """Return the nodes that the run waits for and whose rings do not arrive."""
+        if len(self._ringing) == len(self._readers):
+            return []
+        return [node for node in self.session.state.awaited() if node not in self._ringing]
+
+    def finish(self, finished: RunFinished) -> None:
+        """Write the end of the run, unless it stands there as it is.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
+        if self.session.state.finished != finished:
+            self.append(finished)
+
+    def note_end(self, end: KeyboardInterrupt | SystemExit) -> None:
+        """Write which signal ends this master, unless the run is over; nothing where it cannot."""
+        if self._writer is not None and self.session.state.finished is None:
+            with contextlib.suppress(JournalError):
+                self.append(MasterStopped(reason=signal_behind(end)))
+
+    def close(self) -> None:
+        """End whatever agents are left, and give the run up."""
+        self._launcher.stop(0.0)
+        self._lock.release()
+
+    def append(self, *records: Record) -> None:
+        """Write records of the master's and take them in.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
+        if self._writer is None:
+            raise JournalError(self._directory, "is not open")
+        now_s = self._clock()
+        self._writer.append(*records)
+        if self._orders is not None and self._orders.append(*records):
+            self._told_s = now_s
+            self._launcher.ring()
+        self._alive()
+        for record in records:
+            if isinstance(record, RoundEnded) and log.isEnabledFor(logging.DEBUG):
+                self._log_end_of(record)
+            self.session.state.fold(Entry(id="", time_s=now_s, kind="", record=record))
+            _log_record(record)
+
+    def _log_end_of(self, ended: RoundEnded) -> None:
+        current = self.session.state.round
+        if current is not None and not ended.void:
+            log.debug("round %d: %s", ended.round, took_text(current.reports, ended.silent))
+
+    def _read_news(self) -> None:
+        """Read what is new where somebody rang, and elsewhere what may be new."""
+        due = self._due(self._clock()) - self._rung
+        self._read_rung()
+        self._ringing -= self._read(list(due))
+
+    def _read_rung(self) -> None:
+        rung, self._rung = self._rung, set()
+        self._ringing |= rung
+        self._read(list(rung))
+
+    def _due(self, now_s: float) -> set[str]:
+        """Name the nodes whose files are to be read though they did not ring.
+
+        That is often where the run waits for them and their rings do not arrive, and seldom
+        elsewhere.
+        """
+        if abs(now_s - self._swept_s) >= self._sweep_s:
+            self._swept_s = now_s
+            return set(self.session.state.nodes)
+        mute = self._mute()
+        if abs(now_s - self._looked_s) < poll_interval_s(len(mute)):
+            return set()
+        self._looked_s = now_s
+        return set(mute)
+
+    def _read(self, nodes: Sequence[str]) -> set[str]:
+        """Take in what is new in these nodes' files; return who has written something."""
+        if not nodes:
+            return set()
+        readers = [self._readers[node] for node in nodes]
+        wrote = set()
+        for entry in journal.read_new_of(self._directory, readers):
+            self.session.state.fold(entry)
+            wrote.add(entry.id.rpartition(":")[0])
+        return wrote
+
+    def _say(self, reason: str) -> None:
+        if reason != self._said:
+            self._said = reason
+            self._waiting_since_s = self._clock()
+            log.debug("waiting for %s", reason)
+        if self._progress is not None:
+            waited_s = self._clock() - self._waiting_since_s
+            self._progress(f"waiting for {reason}, {waited_s:.0f} s")
+
+
+def _rests_on_silence(step: Step) -> bool:
+    """Tell whether a step is one because nodes have said nothing, which may only be unread."""
+    if isinstance(step, Abort):
+        return any(record.timed_out for record in step.records)
+    return isinstance(step, Append)
+
+
+def _log_record(record: Record) -> None:
+    match record:
+        case AgentsLaunched(nodes=nodes, launch=launch):
+            _log_nodes(logging.INFO if launch else logging.DEBUG, "starting agents on", nodes)
+        case AgentsLost(nodes=nodes, reason=reason):
+            log.warning("node=%s agent lost: %s", fold(nodes), reason)
+        case NodesAdmitted(nodes=nodes):
+            _log_nodes(logging.DEBUG, "measuring", nodes)
+        case RoundStarted() as started if log.isEnabledFor(logging.INFO):
+            log.info("round %d: %s", started.round, _round_text(started))
+        case GroupAborted(round=index, group=group, reason=reason):
+            log.info("round %d: %s stopped: %s", index, fold(group), reason)
+        case _:
+            pass
+
+
+def _log_nodes(level: int, what: str, nodes: Sequence[str]) -> None:
+    if log.isEnabledFor(level):  # to fold thousands of names takes as long as to judge them
+        log.log(level, "%s %s", what, fold(nodes))
+
+
+def _round_text(started: RoundStarted) -> str:
+    """Say who does what in a round: `pairs n1-n2 n3-n4: matmul, allgather`."""
+    if all(len(group) == 1 for group in started.groups):
+        who = f"{fold(node for group in started.groups for node in group)} alone"
+    elif len(started.groups) > SHOWN_GROUPS:
+        who = f"{len(started.groups)} groups"
+    else:
+        who = " ".join(fold(group) for group in started.groups)
+    return f"{who}: {', '.join(probe.name for probe in started.probes)}"

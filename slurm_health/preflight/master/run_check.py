@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One check from end to end: where it runs, its journal, its master, and what follows."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from slurm_health import __version__
+from slurm_health.preflight import config
+from slurm_health.preflight.acting.job_facts import slurm_name
+from slurm_health.preflight.agent.node_facts import visible_devices
+from slurm_health.preflight.expectations import Expectation
+from slurm_health.preflight.localize.settings import USUAL, Device, LocalizeSettings
+from slurm_health.preflight.master import earlier_findings, site_history, verdict_log
+from slurm_health.preflight.master.after_verdict import conclude, job_ended
+from slurm_health.preflight.master.check_settings import CheckSettings
+from slurm_health.preflight.master.interpreter import devices_of_torch
+from slurm_health.preflight.master.launcher import (
+    LEAVE_S,
+    AgentCommand,
+    Launcher,
+    LocalLauncher,
+    SlurmLauncher,
+)
+from slurm_health.preflight.master.master import SILENCE_S, Master, poll_interval_s
+from slurm_health.preflight.played_nodes import share_devices
+from slurm_health.preflight.session.phase_runner import Localizer
+from slurm_health.records.allocation import Allocation
+from slurm_health.records.records import RunFinished, RunStarted, VerdictReached
+from slurm_health.system import journal
+from slurm_health.system.processes import own_command
+from slurm_health.system.slurm.client import Client
+
+LOCAL_CLUSTER = "local"
+_GRES_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedCheck:
+    """How a check ended, and where its journal lies."""
+
+    directory: Path
+    verdict: VerdictReached
+    finished: RunFinished
+
+
+def check_allocation(
+    allocation: Allocation, settings: CheckSettings, environ: Mapping[str, str]
+) -> FinishedCheck:
+    """Check the nodes of the job this process runs in, and act on the verdict if told to.
+
+    Raises:
+        SlurmError: Slurm's commands are missing.
+        JournalError: the journal cannot be used.
+    """
+    root = settings.journal_root
+    wanted = run_started(
+        allocation,
+        environ,
+        run_id=_run_id(settings),
+        script=settings.script,
+        submit_time_s=settings.submit_time_s,
+        settings=settings.recorded(),
+    )
+    wanted = msgspec.structs.replace(wanted, prior=_prior(root, wanted, environ))
+    directory, started = journal.directory_of_check(root, wanted)
+    if started.array:
+        journal.link_array_task(root, started)
+    launcher = SlurmLauncher(
+        allocation.job_id,
+        _agent_command(directory, started, settings),
+        _probe_environ(settings, environ),
+        # Asked for less long than agents wait for a silent master.
+        functools.partial(Client(environ, patience_s=_GRES_S).gres, slurm_name(started)),
+    )
+    return _check(directory, started, settings, launcher, config.expectations(environ), environ)
+
+
+def run_started(
+    allocation: Allocation,
+    environ: Mapping[str, str],
+    *,
+    run_id: str,
+    script: str,
+    settings: dict[str, str | int | float | bool],
+    submit_time_s: int | None = None,
+) -> RunStarted:
+    """Return the first record of a check in a job."""
+    return RunStarted(
+        run_id=run_id,
+        job_id=allocation.job_id,
+        attempt=allocation.attempt,
+        cluster=allocation.cluster,
+        partition=allocation.partition,
+        nodes=list(allocation.nodes),
+        master_node=environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        user=getpass.getuser(),
+        script=script,
+        job_name=environ.get("SLURM_JOB_NAME", ""),
+        array=allocation.array,
+        start_time_s=allocation.start_time_s,
+        submit_time_s=submit_time_s,
+        slurm_health=__version__,
+        settings=settings,
+    )
+
+
+def _prior(root: Path, run: RunStarted, environ: Mapping[str, str]) -> dict[str, float]:
+    """Return how likely the nodes of a run are to be bad, by their history and this job's."""
+    own = earlier_findings.prior(root, run.cluster, run.job_id, os.geteuid())
+    sites = site_history.prior(config.standings(environ), run.cluster, run.nodes, now_s=time.time())
+    known = {node: max(own.get(node, 0.0), sites.get(node, 0.0)) for node in run.nodes}
+    return {node: likely for node, likely in known.items() if likely}
+
+
+def check_local(
+    count: int, settings: CheckSettings, environ: Mapping[str, str], *, now_s: float
+) -> FinishedCheck:
+    """Check this machine without Slurm, with `count` agents that play nodes.
+
+    Raises:
+        JournalError: the journal cannot be used.
+    """
+    started = RunStarted(
+        run_id=_run_id(settings),
+        job_id=int(now_s),
+        attempt=0,
+        cluster=LOCAL_CLUSTER,
+        partition="",
+        nodes=[f"local{number}" for number in range(count)],
+        master_node=socket.gethostname(),
+        user=getpass.getuser(),
+        slurm_health=__version__,
+        settings=settings.recorded(),
+    )
+    directory, started = journal.directory_of_check(settings.journal_root, started)
+    probe_environ = _with_devices(settings.python, _probe_environ(settings, environ))
+    command = _agent_command(directory, started, settings)
+    launcher = LocalLauncher(command, probe_environ, started.nodes)
+    expectations = config.expectations(environ)
+    if share_devices(started.nodes, visible_devices(probe_environ)):
+        # What one node takes of a device another lacks, as of the cores of a CPU.
+        expectations = {}
+        usual = USUAL[Device.CPU]
+        floors = {"network_floor": usual.network_floor, "compute_floor": usual.compute_floor}
+        settings = replace(settings, localize={**floors, **settings.localize})
+    return _check(directory, started, settings, launcher, expectations, environ)
+
+
+def _check(
+    directory: Path,
+    started: RunStarted,
+    settings: CheckSettings,
+    launcher: Launcher,
+    expectations: Mapping[str, Expectation],
+    environ: Mapping[str, str],
+) -> FinishedCheck:
+    master = Master(
+        directory,
+        started.nodes,
+        launcher,
+        limits=settings.limits,
+        phases=settings.phases,
+        # As its first master recorded it: one that takes over has to plan the same.
+        make_localizer=functools.partial(make_localizer, prior=started.prior),
+        expectations=expectations,
+        localize_options=settings.localize,
+        progress=settings.progress,
+        alive=settings.alive,
+        load_ahead=load_ahead,
+    )
+    try:
+        master.open(started)
+        verdict = master.run()
+        # The workers still hold the devices: the job must not start beside them.
+        launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
+        agents = master.session.state.agents
+        blind = [name for name, node in agents.items() if node.no_journal]
+        over = [node.failed for node in agents.values() if node.job_ended]
+        before = master.session.state.finished
+        if before is not None and not before.disposition.leaves:
+            finished = before  # acted on to the end, and only not heard: the job is as it says
+        elif over:
+            finished = job_ended(over[0])
+            master.finish(finished)
+        else:
+            finished = conclude(
+                verdict, blind, started, directory, settings, environ, append=master.append
+            )
+            master.finish(finished)
+        if before is None and config.verdicts_to_machine_log(environ):
+            verdict_log.tell(verdict, started, finished)
+    except (KeyboardInterrupt, SystemExit) as end:
+        master.note_end(end)
+        raise
+    finally:
+        master.close()
+    settings.tell(finished, directory)
+    return FinishedCheck(directory=directory, verdict=verdict, finished=finished)
+
+
+def load_ahead() -> None:
+    """Load what a check needs only once its agents are ready, or later.
+
+    Loading torch takes them longer than this takes, and the first round, or what is done about
+    the verdict, need not wait for it then.
+    """
+    import slurm_health.preflight.acting.perform
+    import slurm_health.preflight.acting.requeue_helper
+    import slurm_health.preflight.acting.unchecked
+    import slurm_health.preflight.localize.localizer  # noqa: F401
+
+
+def make_localizer(
+    nodes: Sequence[str],
+    topology: Mapping[str, Sequence[str]] | None,
+    settings: LocalizeSettings,
+    prior: Mapping[str, float] | None = None,
+) -> Localizer:
+    """Return the Localizer that plans the rounds of a run and judges its nodes."""
+    # With numpy, which takes a while to load: see load_ahead.
+    from slurm_health.preflight.localize.localizer import Localizer as SieveLocalizer
+
+    return SieveLocalizer(nodes=list(nodes), topology=topology, prior=prior, settings=settings)
+
+
+def agent_command(
+    directory: Path, *, run_id: str, nodes: int, python: str, cpu_workers: int = 1
+) -> AgentCommand:
+    """Return how the agents of a run on so many nodes are started."""
+
+    def command(launch: int, node: str | None) -> list[str]:
+        arguments = [
+            f"--directory={directory}",
+            f"--run-id={run_id}",
+            f"--launch={launch}",
+            f"--python={python}",
+            f"--poll-s={poll_interval_s(nodes):g}",
+            f"--silence-s={SILENCE_S:g}",
+            f"--cpu-workers={cpu_workers}",
+        ]
+        if node is not None:
+            arguments.append(f"--node={node}")
+        return list(own_command("agent", *arguments))
+
+    return command
+
+
+def _agent_command(directory: Path, started: RunStarted, settings: CheckSettings) -> AgentCommand:
+    return agent_command(
+        directory,
+        run_id=started.run_id,
+        nodes=len(started.nodes),
+        python=settings.python,
+        cpu_workers=settings.cpu_workers,
+    )
+
+
+def _with_devices(python: str, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment with the devices that only the interpreter's torch knows of."""
+    devices = visible_devices(environ)
+    if devices.names or devices.is_chosen:
+        return environ
+    count = devices_of_torch(python, environ)
+    names = ",".join(str(number) for number in range(count))
+    return {**environ, devices.variable: names} if count else environ
+
+
+def _probe_environ(settings: CheckSettings, environ: Mapping[str, str]) -> Mapping[str, str]:
+    return environ if settings.probe_environ is None else settings.probe_environ
+
+
+def _run_id(settings: CheckSettings) -> str:
+    return settings.run_id or secrets.token_hex(4)

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The master's orders to its agents: `orders.jsonl`, beside the journal and made from it.
+
+What the master decides stands in `master.jsonl`, and there first. An agent reads none of that: it
+would be every group of every round. Here it reads short lines and, by its number, its own part of a
+round (`preflight.order_lines` has the format). Nothing that decides or reports reads this file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_health.preflight import order_lines as orders
+from slurm_health.records.records import (
+    AgentsLaunched,
+    GroupAborted,
+    MasterWaits,
+    Record,
+    VerdictReached,
+)
+from slurm_health.records.verdict import NodeVerdict
+from slurm_health.system import journal, private_files
+
+ORDERS = "orders"
+NAME = f"{ORDERS}.jsonl"
+# A line is read with what follows it, up to this: seldom more than one read.
+_AHEAD_BYTES = 2048
+
+
+class Writer:
+    """Appends to the orders of one run, of which there is one master at a time."""
+
+    def __init__(self, directory: Path, run_id: str, nodes: Sequence[str]) -> None:
+        """Begin the orders, or go on with those of a master that died.
+
+        Raises:
+            JournalError: the file cannot be written.
+        """
+        self.path = directory / NAME
+        self._numbers = orders.numbers_of(nodes)
+        try:
+            with (
+                journal.opened(directory, os.geteuid(), make=True) as run,
+                private_files.opened(run, NAME, os.O_RDWR, make=True) as file,
+            ):
+                blocks = _Blocks(file)
+                for _ in blocks:
+                    pass
+                os.ftruncate(file, blocks.offset)  # what the other one did not write whole
+        except OSError as err:
+            raise journal.unusable(self.path, "written", err) from err
+        if not blocks.offset:
+            self._write(orders.beginning(run_id, nodes))
+
+    def conclude(self, verdict: VerdictReached, nodes: Collection[str], reason: str) -> None:
+        """Write who trains, for the processes of `slurm-health run`.
+
+        Raises:
+            JournalError: the file cannot be written.
+        """
+        self._write(orders.training(verdict, nodes, reason, self._numbers))
+
+    def append(self, *records: Record) -> bool:
+        """Write what agents are to hear of records that stand in the journal; tell if that is any.
+
+        Raises:
+            JournalError: the file cannot be written.
+        """
+        blocks = orders.blocks(records, self._numbers)
+        if blocks:
+            self._write(blocks)
+        return bool(blocks)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            with (
+                journal.opened(self.path.parent, os.geteuid()) as run,
+                private_files.opened(run, NAME, os.O_WRONLY | os.O_APPEND) as file,
+            ):
+                # Not synced: it can be made again, and other nodes see it once it is closed.
+                while data:
+                    data = data[os.write(file, data) :]
+        except OSError as err:
+            raise journal.unusable(self.path, "written", err) from err
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Who trains, by their numbers, and why; the verdict on this node where it does not."""
+
+    nodes: orders.Numbers
+    reason: str
+    verdict: NodeVerdict | None
+
+
+class Reader:
+    """Reads what concerns one node, as records in which nothing else is.
+
+    Whatever else the master says is read as that it is there. `training` is None until it is
+    decided, which only `slurm-health run` does.
+    """
+
+    def __init__(self, directory: Path, node: str) -> None:
+        self.path = directory / NAME
+        self.run_id = ""
+        self.training: Training | None = None
+        self._node = node
+        self._number = 0
+        self._offset = 0
+        self._group: list[str] = []
+
+    def read_new(self) -> list[Record]:
+        """Return what has been ordered since the last call; nothing if there is no file.
+
+        Raises:
+            JournalError: the file is there and cannot be read, or is not to be trusted.
+        """
+        try:
+            with (
+                journal.opened(self.path.parent, os.geteuid()) as run,
+                private_files.opened(run, NAME) as file,
+            ):
+                return self._read(_Blocks(file, self._offset))
+        except FileNotFoundError:
+            return []
+        except OSError as err:
+            if err.errno == errno.ESTALE:  # replaced on the server since; the next open sees it
+                return []
+            raise journal.unusable(self.path, "read", err) from err
+
+    def _read(self, blocks: _Blocks) -> list[Record]:
+        found: list[Record] = []
+        for order in blocks:
+            try:
+                found.append(self._heard(blocks, order))
+            except ValueError:
+                break  # a network filesystem shows the length before what was written
+        self._offset = blocks.offset
+        return found
+
+    def _heard(self, blocks: _Blocks, order: orders.AnyOrder) -> Record:
+        match order:
+            case orders.Begin(run_id=run_id, cells=cells):
+                self._number = orders.number_in(cells, blocks.cell, self._node)
+                self.run_id = run_id
+            case orders.BeginRound():
+                if part := blocks.part(self._number):
+                    started = orders.round_of(order, part)
+                    self._group = started.groups[0]
+                    return started
+            case orders.Stop(round=index, nodes=nodes, timed_out=timed_out):
+                if orders.names(nodes, self._number):
+                    return _stopped(index, self._group, timed_out=timed_out)
+            case orders.Train(nodes=nodes, reason=reason):
+                verdict = orders.verdict_in(blocks.part(self._number))
+                self.training = Training(nodes=nodes, reason=reason, verdict=verdict)
+            case orders.Launch(launch=launch, nodes=nodes):
+                if orders.names(nodes, self._number):
+                    return AgentsLaunched(launch=launch, nodes=[self._node])
+            case orders.Leave():
+                return VerdictReached(nodes=[])
+            case _:
+                pass
+        return MasterWaits(reason="")
+
+
+class _Blocks:
+    """The whole blocks of an open file, from an offset on.
+
+    `offset` is behind the last one whose successor was asked for: one that breaks off has it again.
+    """
+
+    def __init__(self, file: int, offset: int = 0) -> None:
+        self.offset = offset
+        self._file = file
+        self._size = os.fstat(file).st_size
+        self._order: orders.AnyOrder | None = None
+        self._table = 0
+        self._ahead, self._ahead_from = b"", 0
+
+    def __iter__(self) -> Iterator[orders.AnyOrder]:
+        while self.offset < self._size:
+            line = self._line()
+            try:
+                order = orders.decode(line)
+            except ValueError:
+                return
+            self._order, self._table = order, self.offset + len(line)
+            end = self._table + order.follow_bytes
+            if end > self._size:
+                return  # it is being written
+            yield order
+            self.offset = end
+
+    def cell(self, number: int) -> bytes:
+        """Return a cell of the table of the block that was yielded last."""
+        assert self._order is not None
+        return self._read(self._table + number * self._order.width, self._order.width)
+
+    def part(self, number: int) -> bytes:
+        """Return a node's part in the text of that block, empty where it has none."""
+        assert self._order is not None
+        place = orders.place_in_text(self.cell(number))
+        if place is None:
+            return b""
+        text = self._table + self._order.cells * self._order.width
+        return self._read(text + place[0], place[1])
+
+    def _line(self) -> bytes:
+        """Return the line at `offset`, with its end if it has one."""
+        length = _AHEAD_BYTES
+        while True:
+            line, newline, _ = self._read(self.offset, length).partition(b"\n")
+            if newline or self.offset + length >= self._size:
+                return line + newline
+            length *= 2
+
+    def _read(self, start: int, length: int) -> bytes:
+        """Return these bytes, from what was read last if they are in it."""
+        length = min(length, self._size - start)
+        known = start - self._ahead_from
+        if known < 0 or known + length > len(self._ahead):
+            self._ahead = os.pread(self._file, length, start)
+            self._ahead_from, known = start, 0
+        return self._ahead[known : known + length]
+
+
+def _stopped(index: int, group: list[str], *, timed_out: bool) -> GroupAborted:
+    """Return the end of a group; whose failure it was, if one's, stands in the master's file."""
+    reason = "the deadline of the round has passed" if timed_out else "a member failed"
+    return GroupAborted(round=index, group=group, reason=reason, timed_out=timed_out)

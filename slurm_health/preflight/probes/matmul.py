@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast one device multiplies matrices."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from slurm_health.preflight.probes import values
+from slurm_health.preflight.probes.context import ProbeContext, Sample
+from slurm_health.preflight.probes.device import half_precision
+
+# A window must span several periods of a CPU quota (100 ms on Linux), or a starved CPU looks
+# healthy between two throttles; on a GPU it must outlast clock jitter.
+CPU_WINDOW_S = 0.04
+CPU_WINDOWS = 5
+CPU_SIZE = 512
+CUDA_WINDOW_S = 0.25
+CUDA_WINDOWS = 4
+CUDA_WARM_UP_S = 0.5
+# Until a device has reached the clock it can sustain. A burn that is no longer than that reaches it
+# on its way: the median of its windows is of the later ones' clock, or of all devices' earlier one.
+CUDA_BURN_WARM_UP_S = 3.0
+
+
+def measure(context: ProbeContext) -> list[Sample]:
+    """Multiply random square matrices for a few windows of time.
+
+    Random numbers, because zeros draw less power and overstate the rate of a GPU by 15 %. Each
+    value is the mean of one window. The option `burn_s` sets how long an accelerator is measured
+    after it has warmed up. The burn ends with products of integers: some devices calculate wrongly
+    only when they are hot.
+
+    Raises:
+        WrongResults: a value of those is not exact.
+    """
+    size = values.size_of(context) if context.on_cuda else CPU_SIZE
+    burn_s = float(context.options.get("burn_s", 0.0))
+    windows_ms = _measure_cuda(context.device, size, burn_s) if context.on_cuda else _measure_cpu()
+    if burn_s:
+        values.require_exact(context, values.products_of(context, hot=True))
+    return [Sample(iteration_ms=windows_ms, flop=2.0 * size**3)]
+
+
+def _measure_cpu() -> list[float]:
+    left = torch.randn(CPU_SIZE, CPU_SIZE)
+    right = torch.randn(CPU_SIZE, CPU_SIZE)
+    out = torch.empty(CPU_SIZE, CPU_SIZE)
+    torch.mm(left, right, out=out)
+    windows = []
+    for _ in range(CPU_WINDOWS):
+        count = 0
+        start = time.perf_counter()
+        elapsed_s = 0.0
+        while elapsed_s < CPU_WINDOW_S:
+            torch.mm(left, right, out=out)
+            count += 1
+            elapsed_s = time.perf_counter() - start
+        windows.append(elapsed_s * 1e3 / count)
+    return windows
+
+
+def _measure_cuda(device: torch.device, size: int, burn_s: float) -> list[float]:
+    dtype = half_precision(device)
+    left = torch.randn(size, size, device=device).to(dtype)
+    right = torch.randn(size, size, device=device).to(dtype)
+    out = torch.empty(size, size, dtype=dtype, device=device)
+    warm_up_s = CUDA_BURN_WARM_UP_S if burn_s > CUDA_BURN_WARM_UP_S else CUDA_WARM_UP_S
+    per_window = max(1, int(CUDA_WINDOW_S * 1e3 / _warm_up_ms(left, right, out, warm_up_s)))
+    windows = max(CUDA_WINDOWS, int(burn_s / CUDA_WINDOW_S))
+    return [_timed_ms(left, right, out, per_window) / per_window for _ in range(windows)]
+
+
+def _warm_up_ms(
+    left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, warm_up_s: float
+) -> float:
+    """Run until clocks and caches have settled; return milliseconds per multiplication."""
+    end = time.perf_counter() + warm_up_s
+    elapsed_ms = _timed_ms(left, right, out, 5) / 5
+    while time.perf_counter() < end:
+        elapsed_ms = _timed_ms(left, right, out, 5) / 5
+    return elapsed_ms
+
+
+def _timed_ms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, count: int) -> float:
+    begin = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(count):
+        torch.mm(left, right, out=out)
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast a device's memory is: one array copied to another, larger than any cache."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from slurm_health.preflight.probes.context import ProbeContext, Sample
+
+CUDA_BYTES = 2 << 30
+CPU_BYTES = 64 << 20
+CUDA_ITERATIONS = 50  # and the bytes: less by the round's options where devices are small
+WARM_UP_ITERATIONS = 2
+# On a CPU: as many iterations as fit, so that a starved one is not kept at it for long.
+CPU_BUDGET_S = 0.15
+CPU_ITERATIONS = (3, 10)
+
+
+def measure(context: ProbeContext) -> list[Sample]:
+    """Copy, and time each iteration. It reads and writes every byte once: both are counted."""
+    size = int(context.options.get("copy_bytes", CUDA_BYTES)) if context.on_cuda else CPU_BYTES
+    source = torch.ones(size // 4, device=context.device)
+    target = torch.empty_like(source)
+    for _ in range(WARM_UP_ITERATIONS):
+        target.copy_(source)
+    iteration_ms = (
+        _on_cuda_ms(context, target, source) if context.on_cuda else _on_cpu_ms(target, source)
+    )
+    total_bytes = 2 * source.numel() * source.element_size()
+    return [Sample(iteration_ms=iteration_ms, total_bytes=total_bytes)]
+
+
+def _on_cuda_ms(context: ProbeContext, target: torch.Tensor, source: torch.Tensor) -> list[float]:
+    iterations = int(context.options.get("copies", CUDA_ITERATIONS))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        target.copy_(source)
+        mark.record()
+    marks[-1].synchronize()
+    return [float(begin.elapsed_time(end)) for begin, end in zip(marks, marks[1:])]  # noqa: B905 RUF007 - older Pythons run this
+
+
+def _on_cpu_ms(target: torch.Tensor, source: torch.Tensor) -> list[float]:
+    least, most = CPU_ITERATIONS
+    iteration_ms: list[float] = []
+    begun = time.perf_counter()
+    while len(iteration_ms) < least or (
+        len(iteration_ms) < most and time.perf_counter() - begun < CPU_BUDGET_S
+    ):
+        start = time.perf_counter()
+        target.copy_(source)
+        iteration_ms.append((time.perf_counter() - start) * 1e3)
+    return iteration_ms

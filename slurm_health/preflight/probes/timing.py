@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time what a group does together: equally often on all ranks, and on all of them at once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slurm_health.preflight.probes.context import ProbeContext
+
+_FIRST_WARM_UPS = 2  # the first iteration alone, on a new connection, shows nothing
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often something is timed.
+
+    After `warm_ups` that do not count: as many windows as fill `budget_s`, at least `least` and at
+    most `most`. A window is one iteration, or as many as `window_s` takes. Of the warm-ups beyond
+    the second only those are run that `warm_up_s` has room for: what takes long needs fewer.
+    """
+
+    warm_ups: int
+    budget_s: float
+    least: int
+    most: int
+    window_s: float = 0.0
+    warm_up_s: float = math.inf
+
+
+def timed_ms(context: ProbeContext, iteration: Callable[[], object], pace: Pace) -> list[float]:
+    """Return mean milliseconds per iteration of each window.
+
+    The group agrees on the numbers after the warm-up. Then it waits for all who run the probe,
+    the other groups of these nodes too: what shares a link is timed while it is shared.
+    """
+    slowest_ms = _warm_up(context, iteration, pace)
+    count = max(1, math.ceil(pace.window_s * 1e3 / slowest_ms))
+    filling = math.ceil(pace.budget_s * 1e3 / (slowest_ms * count))
+    context.meet()
+    return [
+        _elapsed_ms(context, iteration, count) / count
+        for _ in range(max(pace.least, min(pace.most, filling)))
+    ]
+
+
+def _warm_up(context: ProbeContext, iteration: Callable[[], object], pace: Pace) -> float:
+    """Run what does not count; return the quickest iteration's time, on the slowest rank."""
+    first = min(pace.warm_ups, _FIRST_WARM_UPS)
+    typical_ms = min(_elapsed_ms(context, iteration, 1) for _ in range(first))
+    slowest_ms = context.slowest_ms(typical_ms)
+    more = pace.warm_ups - first
+    if pace.warm_up_s < math.inf:
+        more = min(more, int(pace.warm_up_s * 1e3 / slowest_ms))
+    if not more:
+        return slowest_ms
+    later_ms = min(_elapsed_ms(context, iteration, 1) for _ in range(more))
+    return context.slowest_ms(min(typical_ms, later_ms))
+
+
+def _elapsed_ms(context: ProbeContext, iteration: Callable[[], object], count: int) -> float:
+    context.synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        iteration()
+    context.synchronize()
+    return (time.perf_counter() - start) * 1e3

@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process per device: loads torch once, then runs one round after another.
+
+The agent starts it with the job's own interpreter, sends commands as JSON lines on its standard
+input and reads events as JSON lines from its standard output:
+
+    command  {"op": "round", "round": 0, "timeout_s": 60.0, "local_size": 1, "options": {},
+              "probes": [{"name": "matmul", "scope": "solo", "path": ""}, ...],
+              "groups": {"pair": {"rank": 0, "world_size": 4, "address": "10.0.0.1",
+                                  "port": 4711, "prefix": "3f2a/0/n1"},
+                         "rail": {"rank": 0, "world_size": 2}, ...}}
+             {"op": "abort", "round": 0}
+             end of file: leave
+    event    {"event": "loaded", "torch": "2.4.1"}
+             {"event": "opened"}, or {"event": "unusable", "detail": "..."} before it ends
+             {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
+             {"event": "scope", "round": 0, "scope": "solo"}
+             {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
+             {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
+              "wrong_results": false, "spent": false}
+
+Between "loaded", which a worker without a device does not say, and "opened" it waits for its device
+and its driver, and for nothing else; "unusable" says that one of these failed, in its own words.
+A probe whose scope has no group in the command is left out: there is nobody to run it with.
+"scope" says with whom the worker works from now on: if it dies, whose fault that may be.
+Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame, "wrong_results" where
+a device was seen to compute wrongly), "unmeasured" for what is no fault of the node, "timed_out".
+A worker destroys its process group before it says that it measured: leaving is part of the round,
+and no other begins before. After anything else it reports first over gloo; NCCL's group it aborts,
+because destroying one of which somebody is missing may hang. "spent" says that this did not work,
+or that its device no longer computes: the worker is not to be used again.
+An aborted worker answers "done" with outcome "timed_out". Over NCCL the abort also ends what it
+waits for; one that is stuck inside a collective of gloo, or on its device, is killed by the agent.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib.util
+import json
+import os
+import queue
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slurm_health.preflight.probes.meeting import Meeting
+
+_STARTED = time.perf_counter()
+# In these a worker waits for workers of other nodes.
+WITH_PARTNERS = frozenset({"rail", "pair"})
+DETAIL_LENGTH = 300
+
+
+class Aborted(Exception):
+    """The agent said to stop waiting."""
+
+
+class Channel:
+    """Commands from the agent and events to it."""
+
+    def __init__(self) -> None:
+        # Libraries print to standard output (NCCL_DEBUG does): keep a private copy for events and
+        # send everything else where errors go.
+        self._events = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+        self.rounds: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._aborted = -1
+        self.on_abort: Callable[[], None] | None = None
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def send(self, event: str, **fields: object) -> None:
+        """Send one event."""
+        self._events.write(json.dumps({"event": event, **fields}) + "\n")
+
+    def raise_if_aborted(self, round_index: int) -> None:
+        """Raise Aborted once the agent has aborted this round.
+
+        Raises:
+            Aborted: it has.
+        """
+        if self.is_aborted(round_index):
+            raise Aborted
+
+    def is_aborted(self, round_index: int) -> bool:
+        """Tell whether the agent has aborted this round."""
+        return self._aborted >= round_index
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            command = json.loads(line)
+            if command["op"] == "abort":
+                self._aborted = max(self._aborted, int(command["round"]))
+                if self.on_abort is not None:
+                    self.on_abort()
+            else:
+                self.rounds.put(command)
+        # The agent is gone. The main thread may be stuck in a collective, so leave from here.
+        os._exit(0)
+
+
+def main() -> None:
+    """Serve rounds until the agent leaves."""
+    # With torch loaded a core file takes gigabytes, and devices are held until it is written.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    channel = Channel()
+    local_rank, threads, devices = (int(argument) for argument in sys.argv[1:])
+    gc.disable()  # it finds nothing in what is being loaded, and takes its time
+    import torch
+    import torch.distributed as dist
+
+    from slurm_health.preflight.probes import device as devices_of
+    from slurm_health.preflight.probes import nic_loopback, transport
+
+    transport.record(os.environ)
+    gc.enable()
+    gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
+    torch.set_num_threads(threads)
+    if devices:
+        channel.send("loaded", torch=str(torch.__version__))
+    try:
+        device = devices_of.claim(local_rank, expected=devices, environ=os.environ)
+        gflop_per_s, memory_gb_per_s = devices_of.speeds(device)
+    except devices_of.Unusable as err:
+        channel.send("unusable", detail=_cut(str(err)))
+        raise SystemExit(str(err)) from err
+    channel.send("opened")
+    # The first worker of a node serves the rendezvous of every group its node leads.
+    store = (
+        dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        if local_rank == 0
+        else None
+    )
+    channel.send(
+        "ready",
+        store_port=store.port if store else 0,
+        torch=str(torch.__version__),
+        backend=devices_of.backend(device),
+        device=devices_of.name(device),
+        model=devices_of.model(device, threads),
+        free_bytes=devices_of.memory_bytes(device)[0],
+        gflop_per_s=round(gflop_per_s, 3),
+        memory_gb_per_s=round(memory_gb_per_s, 3),
+        collective_library=devices_of.collective_library(device),
+        ports_gbit_per_s=nic_loopback.ports_gbit_per_s(os.environ) if devices else [],
+        start_ms=round((time.perf_counter() - _STARTED) * 1e3, 1),
+    )
+    while True:
+        command = channel.rounds.get()
+        assert command is not None
+        _serve(channel, command, device, local_rank)
+
+
+def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: int) -> None:
+    """Run one round and say how it ended, whatever happened."""
+    from slurm_health.preflight.probes import device as devices_of
+    from slurm_health.preflight.probes.context import NodeFault, NotMeasured, WrongResults
+    from slurm_health.preflight.probes.meeting import Unreachable
+
+    index = int(command["round"])
+    course = Round(channel, command, device, local_rank)
+    outcome, detail, own_fault, wrong_results = "measured", "", False, False
+    suspect = False
+    try:
+        course.run()
+    except Aborted:
+        outcome, detail = "timed_out", "told to stop"
+    except NotMeasured as err:
+        outcome, detail = "unmeasured", _said(err)
+    except NodeFault as err:
+        outcome, detail, own_fault = "failed", _said(err), True
+        wrong_results = isinstance(err, WrongResults)
+        suspect = True
+    except Unreachable as err:
+        outcome, detail = "failed", f"{course.probe}: {_said(err)}"
+        own_fault = not course.has_partners
+    except Exception as err:
+        where = f" on device {local_rank}" if course.has_siblings else ""
+        outcome, detail = "failed", f"{course.probe}{where}: {type(err).__name__}: {_said(err)}"
+        own_fault = not course.has_partners
+        if devices_of.is_out_of_memory(err):
+            outcome, own_fault = "unmeasured", False
+        elif channel.is_aborted(index):  # the group was taken away from under it
+            outcome, detail, own_fault = "timed_out", "told to stop", False
+    # What a device computed wrongly is tried again by another process.
+    spent = devices_of.backend(device) != "gloo" and (
+        suspect or (outcome != "measured" and not course.leave_broken_group())
+    )
+    channel.send(
+        "done",
+        round=index,
+        outcome=outcome,
+        detail=_cut(detail),
+        own_fault=own_fault,
+        wrong_results=wrong_results,
+        spent=spent,
+    )
+    if not spent:
+        course.leave_group()
+
+
+class Round:
+    """One round of this worker: its probes one after another, each with its group.
+
+    `probe` is the one in progress, `has_partners` whether a partner can be to blame for it,
+    `has_siblings` whether the node has other devices.
+    """
+
+    def __init__(
+        self, channel: Channel, command: dict[str, Any], device: Any, local_rank: int
+    ) -> None:
+        self._channel = channel
+        self._command = command
+        self._device = device
+        self._local_rank = local_rank
+        self.probe = ""
+        self.has_partners = False
+        self.has_siblings = int(command["local_size"]) > 1
+        self._rail: Any = None
+        self._meeting: Meeting | None = None
+        from slurm_health.preflight.probes.membership import Membership, interrupts
+
+        self._membership = Membership(device)
+        channel.on_abort = functools.partial(interrupts, self._membership)
+
+    def run(self) -> None:
+        """Run every probe that this worker has a group for.
+
+        A rail is part of the process group of the pair, which is formed once for both.
+        """
+        groups = self._command["groups"]
+        scope = formed = ""
+        for probe in self._command["probes"]:
+            self.probe = probe["name"]
+            if probe["scope"] != "solo" and probe["scope"] not in groups:
+                continue
+            if probe["scope"] != scope:
+                scope = probe["scope"]
+                wanted = "pair" if scope == "rail" else scope
+                if wanted != formed:
+                    self._end_group()
+                self._say_scope(scope)
+                if wanted not in ("solo", formed):
+                    self._enter_group(groups[wanted])
+                formed = wanted
+                self._exchange_first(scope)
+            self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
+        self._end_group()
+
+    def _end_group(self) -> None:
+        """Leave the process group once all its members have come to the same.
+
+        NCCL may wait for them in leaving, where no abort is heard: who waits here hears it.
+        """
+        if self._device.type == "cuda":
+            self._meet_all()
+        self.leave_group()
+
+    def leave_group(self) -> None:
+        """Destroy the process group, if there is one."""
+        self._rail = self._meeting = None
+        self._membership.leave()
+
+    def leave_broken_group(self) -> bool:
+        """Leave the process group, if there is one; tell whether this worker is still good."""
+        self._rail = self._meeting = None
+        return self._membership.leave_broken()
+
+    def _say_scope(self, scope: str) -> None:
+        self.has_partners = scope in WITH_PARTNERS
+        self._channel.send("scope", round=int(self._command["round"]), scope=scope)
+
+    def _measure(self, probe: dict[str, Any], group: dict[str, Any]) -> None:
+        from slurm_health.preflight.probes import load, transport
+        from slurm_health.preflight.probes.context import ProbeContext
+
+        context = ProbeContext(
+            device=self._device,
+            local_rank=self._local_rank,
+            local_size=int(self._command["local_size"]),
+            rank=int(group["rank"]),
+            world_size=int(group["world_size"]),
+            options=self._command["options"],
+            group=self._rail if probe["scope"] == "rail" else None,
+            meet=self._meet_all,
+        )
+        samples = load.measure_of(probe["name"], probe["path"])(context)
+        self._raise_if_aborted()  # what an interrupted collective left behind is no measurement
+        for sample in samples:
+            figures = dict(sample.figures)
+            way = transport.used(os.environ, on_cuda=context.on_cuda)
+            if way and sample.shared and self.has_partners:
+                figures["transport"] = way
+            self._channel.send(
+                "sample",
+                round=int(self._command["round"]),
+                probe=probe["name"],
+                quantity=sample.quantity,
+                scope=probe["scope"] if sample.shared else "solo",
+                iteration_ms=sample.iteration_ms,
+                flop=sample.flop,
+                total_bytes=sample.total_bytes,
+                world_size=context.world_size,
+                figures=figures,
+            )
+
+    def _enter_group(self, group: dict[str, Any]) -> None:
+        from slurm_health.preflight.probes import device as devices_of
+        from slurm_health.preflight.probes import meeting
+
+        devices_of.require_interfaces(os.environ)
+        timeout = timedelta(seconds=float(self._command["timeout_s"]))
+        self._meeting = meeting.Meeting(group, timeout, self._raise_if_aborted)
+        self._meeting.wait_for_all()
+        self._membership.form(
+            self._meeting.store,
+            rank=int(group["rank"]),
+            world_size=int(group["world_size"]),
+            timeout=timeout,
+            check=self._raise_if_aborted,
+        )
+
+    def _exchange_first(self, scope: str) -> None:
+        """Connect the members of a scope.
+
+        Each by itself: a rail whose adapter fails is not to hold up the others.
+        """
+        if scope == "solo":
+            return
+        if scope == "rail":
+            self._rail = self._form_rail(int(self._command["groups"]["pair"]["world_size"]))
+        group = self._rail if scope == "rail" else None
+        self._membership.exchange_first(group, self._raise_if_aborted)
+
+    def _form_rail(self, world_size: int) -> Any:
+        ranks = range(self._local_rank, world_size, int(self._command["local_size"]))
+        timeout = timedelta(seconds=float(self._command["timeout_s"]))
+        return self._membership.part(list(ranks), timeout=timeout, check=self._raise_if_aborted)
+
+    def _meet_all(self) -> None:
+        if self._meeting is not None:
+            self._meeting.wait_for_all()
+
+    def _raise_if_aborted(self) -> None:
+        self._channel.raise_if_aborted(int(self._command["round"]))
+
+
+def _said(err: Exception) -> str:
+    """Return what an error says in one line, with what NCCL itself said last where it did."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    if not lines:
+        return ""
+    marks = [index for index, line in enumerate(lines) if line.startswith("Last error:")]
+    own_words = lines[marks[-1] :] if marks and marks[-1] else []
+    return " ".join([lines[0], *own_words])
+
+
+def _cut(text: str) -> str:
+    """Return as many whole sentences as there is room for, or else as many words."""
+    if len(text) <= DETAIL_LENGTH:
+        return text
+    head = text[: DETAIL_LENGTH - 1]
+    sentences = head.rfind(". ") + 1
+    return head[:sentences] if sentences else f"{head.rsplit(' ', 1)[0]} …"
+
+
+def _make_package_importable() -> None:
+    """Make `slurm_health` importable from where this file lies.
+
+    Not through sys.path: the packages beside this one belong to another interpreter and must not
+    shadow the job's own.
+    """
+    if "slurm_health" in sys.modules:
+        return
+    package = Path(__file__).resolve().parents[2]
+    spec = importlib.util.spec_from_file_location(
+        "slurm_health", package / "__init__.py", submodule_search_locations=[str(package)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["slurm_health"] = module
+    spec.loader.exec_module(module)
+
+
+def _arguments_are_valid(arguments: list[str]) -> bool:
+    return len(arguments) == 3 and all(argument.isdigit() for argument in arguments)
+
+
+def loopback() -> None:
+    """Be one of the processes that the probe nic_loopback starts."""
+    from slurm_health.preflight.probes import nic_loopback
+
+    nic_loopback.exchange(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    is_loopback = sys.argv[1:2] == ["loopback"]
+    if not is_loopback and not _arguments_are_valid(sys.argv[1:]):
+        raise SystemExit(
+            "usage: worker.py LOCAL_RANK THREADS DEVICES (started by the slurm-health agent)"
+        )
+    # A worker is run by its path; its own directory must not be searched for modules.
+    sys.path.pop(0)
+    _make_package_importable()
+    if is_loopback:
+        loopback()
+    else:
+        main()

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be seen at submission that would let the job run unchecked.
+
+The job is submitted all the same: its nodes may have what this machine lacks. Where that cannot be
+known from here, nothing is said. On the usual way it takes a look at two directories, and no
+process is started; torch is loaded on none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_health.node.checks.filesystem import mount_of, mounts_in
+from slurm_health.preflight import config
+from slurm_health.preflight.probe_choice import FIND_TORCH
+from slurm_health.preflight.sbatch.own_options import MAGIC, Settings
+from slurm_health.preflight.sbatch.script import header
+from slurm_health.records.errors import ConfigError
+from slurm_health.system.killable import Answered, Hung, run_one
+from slurm_health.system.processes import ask_python
+
+# A submission waits no longer for a filesystem, or for an interpreter that is asked for torch.
+_LOOK_S = 2.0
+_NO_TORCH = 1  # what that exits with; an interpreter that fails by itself may, too
+_TORCH = "lib*/python3*/*-packages/torch/__init__.py"  # below the prefix of an installation
+_PROGRAM = b"\x7fELF"  # a compiled interpreter; who knows what a script does first
+_IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+_OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - only compared with
+# Filesystems of a disk: where such a directory is another mount, it may well be shared.
+_ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay"})
+# A line that makes an environment which the check, before the script, knows nothing of.
+_ACTIVATES = re.compile(
+    r"\s*(?:(?:source|\.)\s+(?P<prefix>\S+)/bin/activate\b|(?:source|\.)\s+\S*activate\b"
+    r"|(?:conda|mamba|micromamba|pyenv)\s+activate\b|(?:module\s+(?:load|add|swap)|ml)\s+\w"
+    r"|spack\s+(?:load|env)\b|(?:uv|poetry|pixi|pdm|hatch|conda)\s+run\b)"
+)
+
+
+def warnings(
+    settings: Settings,
+    script: bytes,
+    title: str,
+    *,
+    asked: Mapping[str, str],
+    environ: Mapping[str, str],
+    python: str,
+) -> list[str]:
+    """Return what is to be said of a job that is submitted with these settings.
+
+    Args:
+        settings: our options.
+        script: the job's script.
+        title: what the user calls it.
+        asked: sbatch's options.
+        environ: the environment of the submission.
+        python: the interpreter that runs slurm-health, and the probes where the job's has no torch.
+    """
+    found = [*_about_journal(settings, environ), *_about_setup(settings), *_ignored(script, title)]
+    # In an image, or with another PATH, another interpreter has the name.
+    if not asked.keys() & {"container", "container-image"}:
+        inherits = asked.get("export", "ALL").split(",")[0] == "ALL"
+        found += _about_torch(settings, script, title, environ, python, inherits=inherits)
+    return found
+
+
+def _about_setup(settings: Settings) -> list[str]:
+    setup = settings.get("setup")
+    if setup is None or os.access(str(setup), os.R_OK):
+        return []
+    why = "cannot be read here" if os.access(str(setup), os.F_OK) else "no such file here"
+    return [f"--setup={setup}: {why}; where it is so on the nodes, the job runs UNCHECKED"]
+
+
+def _ignored(script: bytes, title: str) -> list[str]:
+    """Name our lines behind the first command, where sbatch reads none of its own either."""
+    begun = len(header(script))
+    late = [
+        number
+        for number, line in enumerate(script.split(b"\n"), start=1)
+        if number > begun and line.startswith(MAGIC + b" --")
+    ]
+    if not late:
+        return []
+    where = f"line {late[0]} of {title}"
+    return [f"{where}: #HEALTH after the first command is ignored, as #SBATCH is; move it up"]
+
+
+def _about_journal(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    chosen = settings.get("journal")
+    try:
+        root = config.journal_root(None if chosen is None else str(chosen), environ)
+    except ConfigError as err:
+        return [f"{err}; where that is so on the nodes, the job runs UNCHECKED"]
+
+    def look() -> bytes:
+        return os.fsencode(_trouble_with(root))
+
+    match run_one(look, _LOOK_S):
+        case Answered(data=data) if data:
+            return [f"the journal {root} {os.fsdecode(data)}; another directory: --journal=DIR"]
+        case Hung():
+            why = f"its filesystem did not answer within {_LOOK_S:g} s"
+            return [
+                f"the journal {root}: {why}; where it is so on the nodes, the job runs UNCHECKED"
+            ]
+        case _:
+            return []
+
+
+def _trouble_with(root: Path) -> str:
+    """Say why a journal here cannot be used by all nodes, empty where nothing tells so."""
+    there = next(path for path in (root, *root.parents) if os.access(path, os.F_OK))
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"cannot be made, as {there} cannot be written here: the job runs UNCHECKED"
+    real = os.path.realpath(there)
+    kind, _ = mount_of(mounts_in(Path("/proc/self/mounts").read_text()), real)
+    local = any(Path(real).is_relative_to(each) for each in _OF_ONE_MACHINE)
+    if kind in _IN_MEMORY or (local and kind in _ON_DISK):
+        return (
+            f"lies on this machine alone ({kind}): a job of several nodes runs UNCHECKED with such"
+            " a one, and slurm-health report finds nothing of any"
+        )
+    return ""
+
+
+def _about_torch(
+    settings: Settings,
+    script: bytes,
+    title: str,
+    environ: Mapping[str, str],
+    python: str,
+    *,
+    inherits: bool,
+) -> list[str]:
+    chosen, setup = settings.get("python"), settings.get("setup")
+    if chosen is not None:
+        known = "/" in str(chosen) or (inherits and setup is None)
+        path = shutil.which(str(chosen), path=environ.get("PATH"))
+        if path is None:
+            lacks = f"--python={chosen}: no such executable here; where the nodes lack it too"
+            return [f"{lacks}, the job runs UNCHECKED"] if known else []
+        tried = [path]
+    else:
+        found = [shutil.which("python3", path=environ.get("PATH")), python]
+        tried = list(dict.fromkeys(each for each in found if each))
+        known = inherits
+    # A setup may lead to torch by PYTHONPATH as well.
+    if not known or setup is not None or any(may_have_torch(each, environ) for each in tried):
+        return []
+    lack = f"no torch found by {' or '.join(tried)}: where the nodes have none either, the job runs"
+    return [f"{lack} UNCHECKED; {_what_to_do(script, title)}"]
+
+
+def _what_to_do(script: bytes, title: str) -> str:
+    how = "name the interpreter it trains with: #HEALTH --python=PATH"
+    for number, line in enumerate(os.fsdecode(script).splitlines(), start=1):
+        activates = _ACTIVATES.match(line)
+        if activates is None:
+            continue
+        prefix = os.path.expanduser(activates["prefix"] or "")  # noqa: PTH111 - text in, text out
+        if prefix and os.access(Path(prefix, "bin", "python"), os.F_OK):
+            how = f"name the interpreter it trains with: #HEALTH --python={prefix}/bin/python"
+        return (
+            f"line {number} of {title} ({line.strip()}) comes after the check: {how}, or put what"
+            " activates it into a file: #HEALTH --setup=FILE"
+        )
+    return how
+
+
+def may_have_torch(python: str, environ: Mapping[str, str]) -> bool:
+    """Tell whether an interpreter has torch, or nobody can know from here."""
+    path = Path(python)
+    try:
+        with path.open("rb") as program:
+            if program.read(len(_PROGRAM)) != _PROGRAM:
+                return True
+    except OSError:
+        return True
+    prefixes = {path.parent.parent, path.resolve().parent.parent}  # of an environment, of its base
+    if any(any(prefix.glob(_TORCH)) for prefix in prefixes):
+        return True
+    try:
+        done = ask_python(python, FIND_TORCH, environ=environ, deadline_s=_LOOK_S)
+    except (OSError, TimeoutError):
+        return True
+    return done.returncode != _NO_TORCH

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many nodes a job asks for, and how many it is to run on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_health.preflight.sbatch.arguments import CommandLine, parse
+from slurm_health.preflight.sbatch.own_options import Settings
+from slurm_health.records.errors import UsageError
+from slurm_health.system.slurm.parsing import Partition
+
+_NODES = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+# What would no longer fit on fewer nodes than were allocated, why, and what to use.
+_UNFIT = {
+    "ntasks": ("counts for all nodes together", "--ntasks-per-node"),
+    "gpus": ("counts for all nodes together", "--gpus-per-node"),
+    "nodelist": ("names nodes that the job must have", "--exclude or --constraint"),
+    "nodefile": ("names nodes that the job must have", "--exclude or --constraint"),
+}
+_VARIABLES = {
+    "SBATCH_CLUSTERS": "clusters",
+    "SBATCH_CONTAINER": "container",
+    "SBATCH_EXPORT": "export",
+    "SBATCH_GPUS": "gpus",
+    "SBATCH_PARTITION": "partition",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCounts:
+    """The nodes to ask Slurm for (`--nodes`), to run on, and to make do with.
+
+    `tasks_per_node` is set where the job asked for a total, which counts its own nodes alone.
+    """
+
+    request: str
+    wanted: int
+    needed: int
+    spares: int = 0
+    tasks_per_node: int = 0
+
+    @property
+    def options(self) -> list[str]:
+        """What sbatch is given for them."""
+        if not self.tasks_per_node:
+            return [f"--nodes={self.request}"]
+        total = self.tasks_per_node * (self.wanted + self.spares)
+        per_node = f"--ntasks-per-node={self.tasks_per_node}"
+        return [f"--nodes={self.request}", f"--ntasks={total}", per_node]
+
+
+def node_counts(asked: Mapping[str, str], settings: Settings) -> NodeCounts | None:
+    """Return what `--spares`, `--min-nodes` and a range of `--nodes` come to, None without any.
+
+    Raises:
+        UsageError: they do not go together with what else the job asks for.
+    """
+    spares = int(settings.get("spares", 0))
+    least = settings.get("min-nodes")
+    text = asked.get("nodes", "")
+    found = _NODES.fullmatch(text)
+    is_range = found is not None and found[2] is not None
+    if not spares and least is None and not is_range:
+        return None
+    option = "--spares" if spares else "--min-nodes" if least else "--nodes"
+    if found is None:
+        raise UsageError(
+            f"{option}: needs the number of nodes, as in --nodes=4 or --nodes=3-4"
+            + (f", found --nodes={text}" if text else "")
+        )
+    per_node = 0
+    if spares and least is None and not is_range:
+        per_node = _tasks_per_node(asked, int(found[1]))
+    unsuited = next((n for n in _UNFIT if n in asked and (n != "ntasks" or not per_node)), None)
+    if unsuited is not None:
+        if not spares and least is None:
+            return None  # a plain range with totals is for Slurm alone to fit
+        why, instead = _UNFIT[unsuited]
+        if unsuited == "ntasks" and (per_node := _tasks_per_node(asked, int(found[1]))):
+            instead = f"--ntasks-per-node={per_node}"
+        raise UsageError(
+            f"{option}: cannot be combined with --{unsuited}, which {why}; use {instead}"
+        )
+    low, high = int(found[1]), int(found[2] or found[1])
+    needed = low if least is None else int(least)
+    if needed > high:
+        raise UsageError(f"--min-nodes: {needed} is more than --nodes={text}")
+    request = f"{low}-{high + spares}" if is_range else str(high + spares)
+    return NodeCounts(
+        request=request, wanted=high, needed=needed, spares=spares, tasks_per_node=per_node
+    )
+
+
+def _tasks_per_node(asked: Mapping[str, str], nodes: int) -> int:
+    """Return how many tasks of a total are for each node; 0 where they are not the same for all."""
+    tasks, given = asked.get("ntasks", ""), asked.get("ntasks-per-node", "")
+    if not tasks.isdecimal() or not nodes or int(tasks) % nodes:
+        return 0
+    per_node = int(tasks) // nodes
+    return per_node if given in {"", str(per_node)} else 0
+
+
+def require_room(
+    counts: NodeCounts, asked: Mapping[str, str], partitions: Mapping[str, Partition]
+) -> None:
+    """Refuse spares with which the job would wait for ever: Slurm takes it, and never starts it.
+
+    Raises:
+        UsageError: no partition that the job may run in gives a job that many nodes.
+    """
+    least = int(counts.request.partition("-")[0])
+    names = asked.get("partition", "").split(",")
+    chosen = [each for each in partitions.values() if each.name in names]
+    if not names[0]:
+        chosen = [each for each in partitions.values() if each.is_default]
+    rooms = {each.name: each.room for each in chosen}
+    if not counts.spares or not rooms or max(rooms.values()) >= least:
+        return
+    most = ", ".join(f"{name} allows a job at most {room}" for name, room in rooms.items())
+    raise UsageError(
+        f"--spares: {counts.wanted} nodes and {counts.spares} spare make {least},"
+        f" and partition {most}; ask for fewer, or for another partition"
+    )
+
+
+def options_asked(
+    line: CommandLine, header: Sequence[bytes], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return sbatch's options: the command line wins over its variables, these over the script."""
+    words: list[str] = []
+    for text in header:
+        if text.startswith(b"#SBATCH"):
+            try:
+                words += shlex.split(os.fsdecode(text[len(b"#SBATCH") :]), comments=True)
+            except ValueError:
+                continue  # sbatch will say what it thinks of it
+    script = parse(words, own={}, read_help=str)
+    variables = {name: environ[key] for key, name in _VARIABLES.items() if environ.get(key)}
+    return {**script.values, **variables, **line.values}

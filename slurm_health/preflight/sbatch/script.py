@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text that is submitted in place of the user's script: a launcher with the script inside.
+
+sbatch reads options only from the comment lines at the top, so these are repeated above the
+launcher; the script itself follows at the end, byte for byte. The launcher's text is the file
+`launcher.sbatch` beside this one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+
+from slurm_health.preflight.decide.unchecked import OnUnchecked
+from slurm_health.preflight.sbatch.own_options import Settings
+
+_TEMPLATE = Path(__file__).with_name("launcher.sbatch")
+_FOREIGN = (b"#PBS", b"#BSUB")
+# sbatch reads #PBS and #BSUB lines wherever they stand, until it has met more than this many
+# lines that do not begin with `#`.
+_FOREIGN_LIMIT = 100
+_COMPONENT = re.compile(rb"#(?:SBATCH|SLURM)\s*(?:hetjob|packjob)(?:\s|$)", re.IGNORECASE)
+_WRAP_NAME = b"#SBATCH --job-name=wrap\n"
+
+
+def read_template() -> str:
+    """Return the launcher's text, with names in place of what differs from job to job."""
+    return _TEMPLATE.read_text(encoding="ascii")
+
+
+def wrapped(command: bytes) -> bytes:
+    """Return the script that sbatch makes of `--wrap=command`."""
+    return b"#!/bin/sh\n# This script was created by sbatch --wrap.\n\n" + command + b"\n"
+
+
+def header(script: bytes) -> list[bytes]:
+    """Return the lines in which sbatch looks for options: up to the first command."""
+    lines = []
+    for line in script.split(b"\n"):
+        if line.strip() and not line.lstrip().startswith(b"#"):
+            break
+        lines.append(line)
+    return lines
+
+
+def refusal(script: bytes) -> str | None:
+    """Say why sbatch would refuse a script; None when it would not."""
+    if not script.strip():
+        return "it is empty"
+    if not script.startswith(b"#!"):
+        return "its first line does not begin with #!"
+    if b"\0" in script:
+        return "it contains a NUL byte"
+    if b"\r\n" in script:
+        return "it contains DOS line ends"
+    return None
+
+
+def has_components(script: bytes) -> bool:
+    """Tell whether a script describes a heterogeneous job."""
+    return any(_COMPONENT.match(line) for line in header(script))
+
+
+def render(
+    script: bytes,
+    *,
+    template: str,
+    python: str,
+    flags: Sequence[str],
+    settings: Settings,
+    name: str,
+    is_wrap: bool = False,
+) -> bytes:
+    """Return the text to submit in place of `script`.
+
+    `python` with `flags` runs slurm-health on the batch host, with `settings` as its options;
+    `name` is what the user calls the script. `is_wrap` names the job as sbatch names one made
+    with --wrap; environment, script and command line still rename it.
+    """
+    top, padding = _top(script)
+    values = {
+        "header": (_WRAP_NAME if is_wrap else b"") + top,
+        "padding": padding,
+        "python": _quoted(python),
+        "flags": b" ".join(_quoted(flag) for flag in flags),
+        "options": b" ".join(_quoted(f"--{key}={value}") for key, value in settings.items()),
+        "name": _quoted(name),
+        "on_unchecked": _quoted(str(settings.get("on-unchecked", OnUnchecked.PROCEED.value))),
+    }
+    first_line = _fill(template, values, line=0).count(b"\n") + 1
+    return _fill(template, values, line=first_line) + script
+
+
+def _top(script: bytes) -> tuple[bytes, bytes]:
+    """Return the lines to repeat at the top, and blank lines to end the launcher with.
+
+    The blank lines keep sbatch from reading #PBS and #BSUB lines a second time, inside the
+    script: it would add up some of them.
+    """
+    lines = header(script)[1:]
+    if lines and not lines[-1]:
+        lines.pop()  # what follows the last line end is not a line
+    foreign = _foreign_below(script, len(lines) + 1)
+    top = b"".join(line + b"\n" for line in lines + foreign)
+    has_foreign = any(line.startswith(_FOREIGN) for line in lines + foreign)
+    return top, b"\n" * (_FOREIGN_LIMIT + 1) if has_foreign else b""
+
+
+def _foreign_below(script: bytes, start: int) -> list[bytes]:
+    """Return the #PBS and #BSUB lines below the header that sbatch would still read."""
+    found = []
+    others = 0
+    for number, line in enumerate(script.split(b"\n")):
+        if line.startswith(_FOREIGN):
+            if number >= start:
+                found.append(line)
+        elif not line.startswith(b"#"):
+            others += 1
+            if others > _FOREIGN_LIMIT:
+                break
+    return found
+
+
+def _quoted(value: str) -> bytes:
+    return os.fsencode(shlex.quote(value))
+
+
+def _fill(template: str, values: Mapping[str, bytes], *, line: int) -> bytes:
+    # Latin-1 maps every byte to one character and back, so any bytes pass through the template.
+    texts = {key: value.decode("latin-1") for key, value in values.items()}
+    return Template(template).substitute(texts, line=line).encode("latin-1")

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the journal to the master's next step. Pure.
+
+The master calls it: it replays what it has read, asks for the next step, and takes it.
+
+    session        the state machine: from what is known to what the master does next
+    steps          what the master is told to do
+    deadlines      how long nodes and rounds may take
+    run_state      what is known: the fold of a run's journal
+    node_state     what is known of one node's agent and its workers
+    round_state    what is known of the round in progress
+    phases         what a check consists of: probes, and the phases that run them
+    phase_runner   takes the phases in order: the next round, and what all of them conclude
+    node_round     one node's part in one round: its groups, its results, how it ended
+    measurement    raw samples to measured values and group results
+    gpt_sizing     the largest GPT that fits a run's smallest device
+    work_sizing    how much work the probes give to the accelerators of a run
+    conclusion     the Localizer's verdict, and what could not be measured, to a record
+"""

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the Localizer's verdict, and from what could not be measured, to the record of a verdict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace as changed
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from slurm_health.records.gpu_load import Burn, words
+from slurm_health.records.records import VerdictReached
+from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Verdict
+
+_SEVERAL = 2  # devices: of one it is clear which
+_PLACE = re.compile(r"\b(?:device|rail) (\d+)\b")  # a rail is that of one device of each node
+_Found = TypeVar("_Found", NodeVerdict, LinkVerdict)
+
+
+def unmeasured(
+    node: str,
+    *,
+    could_not_start: bool,
+    others_started: bool,
+    lost: str,
+    failed: str,
+    device_failed: str,
+    started: bool,
+    stack: str,
+) -> NodeVerdict:
+    """Judge a node that took part in no round.
+
+    Two findings are the node's own fault: Slurm could repeatedly not start a step there while it
+    could elsewhere, and its devices repeatedly failed with a torch that can use those of most
+    others. Everything else may be ours, the job's or the interpreter's.
+
+    Args:
+        node: its name.
+        could_not_start: Slurm failed to start the agent as often as it was tried.
+        others_started: an agent did start on some node of the run.
+        lost: why the agent ended, empty if it did not.
+        failed: why its workers could not be used, empty if they could.
+        device_failed: what its devices did that those of most nodes do not, else empty.
+        started: the agent did write to the journal.
+        stack: what runs, and on how many devices, on a node that was ready but unlike the others.
+    """
+    if could_not_start and others_started:
+        reason = f"Slurm cannot start a step there: {lost}"
+        return NodeVerdict(
+            node=node, level=Level.FAULTY, component="slurmd", reason=reason, evidence=(reason,)
+        )
+    if device_failed:
+        reason = f"{device_failed}; most nodes can use theirs"
+        return NodeVerdict(
+            node=node, level=Level.FAULTY, component="device", reason=reason, evidence=(reason,)
+        )
+    if failed:
+        reason = f"could not be measured: {failed}"
+    elif stack:
+        reason = f"not compared: {stack} there, unlike the other nodes"
+    elif lost:
+        reason = f"could not be measured: {lost}"
+    elif started:
+        reason = "could not be measured: its check processes were not ready in time"
+    else:
+        reason = "could not be measured: its agent never reported"
+    return NodeVerdict(node=node, level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
+
+
+_WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, Level.HEALTHY)
+
+
+def merged(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return what the verdicts of several phases say together, each node's and link's worst.
+
+    A node that is bad in several phases has the reasons of all; its evidence is that of every
+    phase, in their order.
+    """
+    nodes: dict[str, NodeVerdict] = {}
+    for verdict in verdicts:
+        for name, found in verdict.nodes.items():
+            nodes[name] = _both(nodes[name], found) if name in nodes else found
+    return Verdict(
+        nodes=nodes,
+        paths=_worst_of_each(path for verdict in verdicts for path in verdict.paths),
+        leaves=_worst_of_each(leaf for verdict in verdicts for leaf in verdict.leaves),
+        floors={name: floor for verdict in verdicts for name, floor in verdict.floors.items()},
+    )
+
+
+def _worst_of_each(links: Iterable[LinkVerdict]) -> tuple[LinkVerdict, ...]:
+    # The last of several stands.
+    worst_last = sorted(links, key=lambda link: -_WORST_FIRST.index(link.level))
+    return tuple({link.ends: link for link in worst_last}.values())
+
+
+def _both(first: NodeVerdict, then: NodeVerdict) -> NodeVerdict:
+    ranks = [_WORST_FIRST.index(each.level) for each in (first, then)]
+    leading = first if ranks[0] < ranks[1] else then
+    if ranks[0] == ranks[1] and first.slowdown > then.slowdown:
+        leading = first  # of a healthy node the one that says what is slower than most
+    reason = leading.reason
+    if ranks[0] == ranks[1] and leading.level is not Level.HEALTHY:
+        leading, reason = first, "; ".join(dict.fromkeys((first.reason, then.reason)))
+    return replace(
+        leading,
+        reason=reason,
+        slowdown=max(first.slowdown, then.slowdown),
+        evidence=(*first.evidence, *then.evidence),
+    )
+
+
+def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict:
+    """Return the verdict with what GPUs said of themselves while they were under load.
+
+    Memory errors that could not be corrected, and rows that could not be remapped, are the
+    driver's own proof: such a node is faulty. Everything else explains, and changes no level: a
+    GPU that was throttled and kept up with its peers is no slower than they are.
+    """
+    nodes = dict(verdict.nodes)
+    for name, found in burns.items():
+        said = list(dict.fromkeys(text for burn in found for text in words(burn)))
+        if name not in nodes or not said:
+            continue
+        before = nodes[name]
+        proven = any(burn.uncorrected or burn.remap_failed for burn in found)
+        reason = "; ".join([*said, before.reason] if proven else [before.reason, *said])
+        after = replace(before, reason=reason, evidence=(*before.evidence, *said))
+        if proven and before.level is not Level.FAULTY:
+            after = replace(after, level=Level.FAULTY, component="memory", probability=1.0)
+        nodes[name] = after
+    return changed(verdict, nodes=nodes)
+
+
+def with_wrong_results(
+    verdict: Verdict, wrong: Mapping[str, Sequence[str]], exact: Collection[str]
+) -> Verdict:
+    """Return the verdict with what devices have computed wrongly, be it once.
+
+    There is one correct result, whatever the device and the library: so a wrong one is proof, and
+    later ones that are correct take nothing back. Only where most nodes were wrong, or none was
+    ever right, it may be the software. Then no node is to blame, and none of them is healthy.
+    """
+    nodes = dict(verdict.nodes)
+    tested = {*wrong, *exact}
+    software = not exact or 1 < len(tested) < 2 * len(wrong)
+    for name, said in wrong.items():
+        if name not in nodes:
+            continue
+        before = nodes[name]
+        new = [text for text in dict.fromkeys(said) if text not in before.reason]
+        reason = "; ".join([*new, before.reason])
+        after = replace(before, reason=reason, evidence=(*before.evidence, *dict.fromkeys(said)))
+        if not software:
+            after = replace(after, level=Level.FAULTY, component="compute", probability=1.0)
+        elif before.level is Level.HEALTHY:
+            reason += f"; as on {len(wrong)} of {len(tested)} nodes: probably a software problem"
+            after = replace(after, level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
+        nodes[name] = after
+    return changed(verdict, nodes=nodes)
+
+
+def with_interfaces(verdict: Verdict, failed_over: Mapping[str, str]) -> Verdict:
+    """Return the verdict with the interfaces of nodes that are not healthy and failed over them.
+
+    A wrong interface, chosen by the user or by NCCL, looks like a broken network.
+    """
+    nodes = {
+        name: replace(found, reason=f"{found.reason}; connects over {failed_over[name]}")
+        if name in failed_over and found.level is not Level.HEALTHY
+        else found
+        for name, found in verdict.nodes.items()
+    }
+    return changed(verdict, nodes=nodes)
+
+
+def with_transports(verdict: Verdict, transports: Mapping[str, str]) -> Verdict:
+    """Return the verdict with the way by which data went, where the network is to blame.
+
+    Sockets where there should be RDMA explain a slow network; it changes no level.
+    """
+    nodes = dict(verdict.nodes)
+    for name, found in verdict.nodes.items():
+        blamed = found.level in {Level.SLOW, Level.FAULTY} and found.component.startswith("network")
+        if blamed and name in transports:
+            said = f"data went over {transports[name]}"
+            nodes[name] = replace(
+                found, reason=f"{found.reason}; {said}", evidence=(*found.evidence, said)
+            )
+    return changed(verdict, nodes=nodes)
+
+
+def with_limits(verdict: Verdict, limits: Mapping[str, str]) -> Verdict:
+    """Return the verdict with the limit that slow devices were held to, where a site has its own.
+
+    It is what they were compared with beside their peers; it changes no level.
+    """
+    nodes = dict(verdict.nodes)
+    for name, found in verdict.nodes.items():
+        slow = found.level is Level.SLOW and found.component.startswith(("compute", "memory"))
+        if slow and name in limits:
+            nodes[name] = replace(found, evidence=(*found.evidence, limits[name]))
+    return changed(verdict, nodes=nodes)
+
+
+def with_devices(verdict: Verdict, devices: Mapping[str, Sequence[str]]) -> Verdict:
+    """Return the verdict with what the devices are that it names by their places on a node.
+
+    Args:
+        verdict: what was found.
+        devices: for each node, model, identifier and PCI address of each device.
+    """
+    nodes = dict(verdict.nodes)
+    for name, found in verdict.nodes.items():
+        known = devices.get(name, ())
+        if found.level is Level.HEALTHY or len(known) < _SEVERAL:
+            continue
+        numbers = {int(each) for each in _PLACE.findall(f"{found.component} {found.reason}")}
+        said = [f"device {each} is {known[each]}" for each in sorted(numbers) if each < len(known)]
+        nodes[name] = replace(
+            found, reason="; ".join([found.reason, *said]), evidence=(*found.evidence, *said)
+        )
+    return changed(verdict, nodes=nodes)
+
+
+def judged(
+    nodes: Sequence[str], verdict: Verdict, others: Mapping[str, NodeVerdict]
+) -> VerdictReached:
+    """Return the record of a verdict over all `nodes`, in their order.
+
+    `others` are what was found apart from it, also of nodes that it judges.
+    """
+    found = {**verdict.nodes}
+    for name, other in others.items():
+        found[name] = _both(found[name], other) if name in found else other
+    return VerdictReached(
+        nodes=[_rounded(found[node]) for node in nodes],
+        paths=[_rounded(path) for path in verdict.paths],
+        leaves=[_rounded(leaf) for leaf in verdict.leaves],
+        floors={name: round(floor, 4) for name, floor in verdict.floors.items()},
+    )
+
+
+def _rounded(found: _Found) -> _Found:
+    return replace(
+        found, slowdown=round(found.slowdown, 3), probability=round(found.probability, 4)
+    )

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From raw samples to figures: medians, bandwidth as nccl-tests defines it, and group results."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from types import MappingProxyType
+
+from msgspec.structs import replace
+
+from slurm_health.records.probe_catalog import Metric
+from slurm_health.records.records import NodeReported, Sampled
+from slurm_health.records.verdict import GroupResult, MetricName, Outcome
+
+# Scopes in which one time belongs to several nodes at once.
+_SHARED_SCOPES = frozenset({"rail", "pair"})
+# What is judged apart, where a node has several of it, so that a verdict names it.
+_PARTS = {"solo": "device", "rail": "rail"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTimes:
+    """What the samples of one group in one round come to, per metric.
+
+    `shared_ms` holds what the group took together, `node_ms` what each node took by itself.
+    """
+
+    shared_ms: Mapping[Metric, float]
+    node_ms: Mapping[Metric, Mapping[str, float]]
+
+
+def group_times(group: Collection[str], samples: Iterable[Sampled]) -> GroupTimes:
+    """Return what a group measured: the one reduction of samples, for verdicts and reports.
+
+    What nodes do together takes as long as it does for the slowest of them. If the time of one is
+    not known, neither is that of the group. Of samples that were taken again the last one counts.
+    """
+    together: dict[Metric, dict[str, float]] = {}
+    alone: dict[Metric, dict[str, float]] = {}
+    for sample in samples:
+        times = together if sample.scope in _SHARED_SCOPES else alone
+        for metric, elapsed_ms in _parts(sample) if sample.node in group else ():
+            times.setdefault(metric, {})[sample.node] = elapsed_ms
+    whole = {metric: times for metric, times in together.items() if len(times) == len(group)}
+    return GroupTimes(
+        shared_ms={metric: max(times.values()) for metric, times in whole.items()}, node_ms=alone
+    )
+
+
+def allgather_busbw_gb_per_s(*, total_bytes: int, ranks: int, elapsed_ms: float) -> float:
+    """Return the bus bandwidth of one all-gather in GB/s (GB = 1e9 bytes).
+
+    As nccl-tests defines it: algbw = S / t with S the size in bytes of the gathered array over
+    all ranks, busbw = algbw * (n - 1) / n.
+    """
+    return total_bytes / (elapsed_ms * 1e6) * (ranks - 1) / ranks
+
+
+def rate_gflop_per_s(*, flop: float, elapsed_ms: float) -> float:
+    """Return the rate of a computation in GFLOP/s (1e9 operations a second)."""
+    return flop / (elapsed_ms * 1e6)
+
+
+def reduced_ms(sample: Sampled) -> float | None:
+    """Return the typical iteration of the slowest rank, None where nothing usable was timed.
+
+    The slowest rank counts, because a node is as fast as its slowest device.
+    """
+    return max((value for value in typical_ms(sample) if value is not None), default=None)
+
+
+def typical_ms(sample: Sampled) -> list[float | None]:
+    """Return the typical iteration of each rank, None where nothing usable was timed.
+
+    Typical is the median of a device's own work, and the lower quartile of a collective: what
+    disturbs a transfer (another job's traffic, a preempted partner) only ever adds time, and a
+    bad link slows every transfer.
+    """
+    typical = median if sample.scope == "solo" else lower_quartile
+    found = [typical(rank) if rank else 0.0 for rank in sample.iteration_ms]
+    return [value if 0.0 < value < float("inf") else None for value in found]
+
+
+def lower_quartile(values: Sequence[float]) -> float:
+    """Return the value that three quarters of `values` are not below."""
+    return sorted(values)[len(values) // 4]
+
+
+def group_result(
+    group: Sequence[str],
+    samples: Iterable[Sampled],
+    reports: Mapping[str, NodeReported],
+    *,
+    silent: Iterable[str] = (),
+    timed_out: bool = False,
+    models: Mapping[str, str] = MappingProxyType({}),
+) -> GroupResult:
+    """Put together what the members of one group recorded in one round.
+
+    Args:
+        group: the members, in order.
+        samples: their samples of that round.
+        reports: each member's last word, absent where there is none.
+        silent: members known to have no running agent.
+        timed_out: the master ended the group because its deadline had passed.
+        models: what each node computes with, where not all nodes of the run have the same: what
+            a node does alone is then compared with nodes of its own model.
+    """
+    crashed = tuple(node for node in group if node in reports and reports[node].crashed)
+    failed = [node for node in group if _failed(reports.get(node))]
+    times = group_times(group, samples)
+    away = {*silent, *(node for node, report in reports.items() if report.unmeasured)}
+    quiet = tuple(node for node in group if node in away)
+    return GroupResult(
+        nodes=tuple(group),
+        outcome=_outcome(group, reports, silent=quiet, timed_out=timed_out),
+        shared_ms=dict(times.shared_ms.items()),
+        node_ms=_of_models(times.node_ms, models),
+        silent=quiet,
+        crashed=crashed,
+        said={
+            node: reports[node].detail
+            for node in group
+            if node in reports
+            and reports[node].detail
+            and (len(group) == 1 or node in {*failed, *crashed, *quiet})
+        },
+    )
+
+
+def _failed(report: NodeReported | None) -> bool:
+    return report is not None and report.outcome is Outcome.FAILED
+
+
+def _parts(sample: Sampled) -> Iterable[tuple[Metric, float]]:
+    """Yield the times of a sample: of each device, or rail, where it has many."""
+    part = _PARTS.get(sample.scope)
+    if part is None or len(sample.iteration_ms) == 1:
+        elapsed_ms = reduced_ms(sample)
+        if elapsed_ms is not None:
+            yield sample.metric, elapsed_ms
+        return
+    for rank, rank_ms in enumerate(typical_ms(sample)):
+        if rank_ms is not None:
+            yield replace(sample.metric, part=f"{part} {rank}"), rank_ms
+
+
+def _of_models(
+    node_ms: Mapping[Metric, Mapping[str, float]], models: Mapping[str, str]
+) -> dict[MetricName, dict[str, float]]:
+    """Return the times with each node's apart from those of nodes of another model."""
+    found: dict[MetricName, dict[str, float]] = {}
+    for metric, times in node_ms.items():
+        for node, elapsed_ms in times.items():
+            model = models.get(node, "")
+            compared = metric if model == metric.model else replace(metric, model=model)
+            found.setdefault(compared, {})[node] = elapsed_ms
+    return found
+
+
+def _outcome(
+    group: Sequence[str],
+    reports: Mapping[str, NodeReported],
+    *,
+    silent: Sequence[str],
+    timed_out: bool,
+) -> Outcome:
+    outcomes = {reports[node].outcome for node in group if node in reports}
+    if silent or not outcomes:
+        return Outcome.NOT_RUN
+    if Outcome.FAILED in outcomes:
+        return Outcome.FAILED
+    if timed_out or Outcome.TIMED_OUT in outcomes:
+        return Outcome.TIMED_OUT
+    return Outcome.MEASURED if outcomes == {Outcome.MEASURED} else Outcome.NOT_RUN

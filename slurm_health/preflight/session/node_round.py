@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One node's part in one round: which groups its workers form, what they gave, how it ended.
+
+Pure. The agent carries words between this, its workers and the journal. An event is what a worker
+said, as the mapping that `slurm_health.preflight.probes.worker` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_health.records.probe_catalog import Metric, Scope
+from slurm_health.records.records import GroupAborted, Rendezvous, RoundStarted, Sampled
+from slurm_health.records.verdict import Outcome
+
+Event = Mapping[str, Any]
+
+# In these a worker waits for workers of other nodes, and may end because one of those has.
+_WITH_PARTNERS = frozenset({Scope.RAIL.value, Scope.PAIR.value})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a round ended for a node.
+
+    `replace`: its workers are not to be used again. `unsettled`: some of them are not done, and
+    are of use again if they heed an abort.
+    """
+
+    outcome: Outcome
+    detail: str
+    crashed: bool = False
+    wrong_results: bool = False
+    unmeasured: bool = False
+    replace: bool = False
+    unsettled: bool = False
+
+
+@dataclass
+class NodeRound:
+    """The round a node is in; `started_s` by the agent's own clock."""
+
+    record: RoundStarted
+    node: str
+    group: list[str]
+    workers: int
+    started_s: float
+    aborted: GroupAborted | None = None
+    kill_at_s: float | None = None
+    _scopes: dict[int, str] = field(default_factory=dict)
+    _samples: dict[Metric, dict[int, Event]] = field(default_factory=dict)
+    _done: dict[int, Event] = field(default_factory=dict)
+
+    def is_aborted_by(self, record: GroupAborted) -> bool:
+        """Tell whether a record ends this round for this node."""
+        return (record.round, record.group) == (self.record.round, self.group)
+
+    def entered(self, local_rank: int, event: Event) -> None:
+        """Take with whom a worker works from now on."""
+        self._scopes[local_rank] = event["scope"]
+
+    def died(self, local_rank: int, how: str) -> Ending:
+        """Return how the round ends of which a worker's process did not see the end.
+
+        A library may end a process because its partner's has ended, so it counts as a crash of
+        this node only where no other node can be the cause.
+        """
+        return Ending(
+            outcome=Outcome.FAILED,
+            detail=f"check process of device {local_rank} died: {how}",
+            crashed=self._scopes.get(local_rank) not in _WITH_PARTNERS,
+            replace=True,
+        )
+
+    def stands_still(self, local_rank: int, how: str, *, stopped: bool) -> Ending:
+        """Return how the round ends in which a worker's process is found to stand still.
+
+        That it was stopped by a signal is this node's own failure. That the kernel holds it may be
+        a filesystem's, and says nothing about the node.
+        """
+        detail = f"check process of device {local_rank} stands still: {how}"
+        if stopped:
+            return Ending(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
+        return Ending(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True, replace=True)
+
+    def sample(self, local_rank: int, event: Event) -> Sampled | None:
+        """Take what a worker measured; return the quantity's record once all have given theirs."""
+        metric = Metric(probe=event["probe"], quantity=event["quantity"])
+        given = self._samples.setdefault(metric, {})
+        given[local_rank] = event
+        return self._sampled(metric) if len(given) == self.workers else None
+
+    def partial_samples(self) -> list[Sampled]:
+        """Return the records of what only some of the workers measure, once all have ended."""
+        partial = [each for each, given in self._samples.items() if len(given) < self.workers]
+        return [self._sampled(metric) for metric in partial]
+
+    def done(self, local_rank: int, event: Event) -> Ending | None:
+        """Take how a worker ended its round; return how the node's ended, once that is known.
+
+        It is known when all workers are done, or one has failed.
+        """
+        self._done[local_rank] = event
+        failed = self._ended_as("failed")
+        unmeasured = self._ended_as("unmeasured")
+        waiting = len(self._done) < self.workers
+        replace = any(each["spent"] for each in self._done.values())
+        # Another worker of this node may wait for the one that gave up.
+        unsettled = waiting and not replace
+        if failed:
+            return Ending(
+                outcome=Outcome.FAILED,
+                detail=failed[0]["detail"],
+                crashed=any(each["own_fault"] for each in failed),
+                wrong_results=any(each["wrong_results"] for each in failed),
+                replace=replace,
+                unsettled=unsettled,
+            )
+        if unmeasured:
+            return Ending(
+                outcome=Outcome.NOT_RUN,
+                detail=unmeasured[0]["detail"],
+                unmeasured=True,
+                replace=replace,
+                unsettled=unsettled,
+            )
+        return None if waiting else self._all_done(replace=replace)
+
+    def stuck(self) -> Ending:
+        """Return how the round of an aborted group ends for workers that did not heed it."""
+        assert self.aborted is not None
+        return Ending(
+            outcome=_outcome(self.aborted),
+            detail=f"stopped while stuck: {self.aborted.reason}",
+            replace=True,
+        )
+
+    def _ended_as(self, outcome: str) -> list[Event]:
+        return [each for each in self._done.values() if each["outcome"] == outcome]
+
+    def _all_done(self, *, replace: bool) -> Ending:
+        stopped = [each for each in self._done.values() if each["outcome"] != "measured"]
+        if not stopped:
+            return Ending(outcome=Outcome.MEASURED, detail="")
+        if self.aborted is None:
+            detail = stopped[0]["detail"]
+            return Ending(outcome=Outcome.TIMED_OUT, detail=detail, replace=replace)
+        aborted = self.aborted
+        return Ending(outcome=_outcome(aborted), detail=aborted.reason, replace=replace)
+
+    def _sampled(self, metric: Metric) -> Sampled:
+        events = self._samples[metric]
+        first = next(iter(events.values()))
+        return Sampled(
+            node=self.node,
+            round=self.record.round,
+            group=self.group,
+            probe=metric.probe,
+            quantity=metric.quantity,
+            scope=first["scope"],
+            iteration_ms=[
+                [round(value, 4) for value in events[rank]["iteration_ms"]]
+                if rank in events
+                else []
+                for rank in range(max(events) + 1)
+            ],
+            world_size=first["world_size"],
+            total_bytes=first["total_bytes"],
+            flop=first["flop"],
+            figures=first["figures"],
+        )
+
+
+def part_of(record: RoundStarted, node: str) -> tuple[list[str], Rendezvous] | None:
+    """Return the node's group in a round and where it meets, None where it takes no part."""
+    pairs = zip(record.groups, record.rendezvous, strict=True)
+    return next(((group, meeting) for group, meeting in pairs if node in group), None)
+
+
+def process_groups(
+    run_id: str,
+    current: NodeRound,
+    local_rank: int,
+    *,
+    far: Rendezvous,
+    near: Rendezvous,
+) -> dict[str, dict[str, object]]:
+    """Return the process group of each scope in which a worker has somebody beside it.
+
+    Args:
+        run_id: keeps the names of different runs apart.
+        current: the round.
+        local_rank: which of the node's workers.
+        far: where the nodes of the group meet.
+        near: where the workers of this node meet.
+    """
+    group, index, size = current.group, current.record.round, current.workers
+    place = group.index(current.node)
+    meeting = f"{run_id}/{index}/{group[0]}"
+    groups = {}
+    if size > 1:
+        groups["node"] = _joined(near, f"{run_id}/{index}/node", local_rank, size)
+    if size > 1 and len(group) > 1:
+        groups["rail"] = {"rank": place, "world_size": len(group)}  # part of the pair's group
+    if len(group) > 1:
+        rank, world_size = place * size + local_rank, len(group) * size
+        groups["pair"] = _joined(far, meeting, rank, world_size)
+    return groups
+
+
+def _joined(at: Rendezvous, prefix: str, rank: int, world_size: int) -> dict[str, object]:
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "prefix": prefix,
+        "address": at.address,
+        "port": at.port,
+    }
+
+
+def _outcome(aborted: GroupAborted) -> Outcome:
+    return Outcome.TIMED_OUT if aborted.timed_out else Outcome.NOT_RUN

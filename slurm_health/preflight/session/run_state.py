@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a run: the fold of its journal.
+
+The same entries give the same state, whatever the order in which the files of the journal were
+read, so a master that died is replaced by one that folds the journal and goes on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from slurm_health.preflight.expectations import Links
+from slurm_health.preflight.localize.settings import Device
+from slurm_health.preflight.session.measurement import group_result
+from slurm_health.preflight.session.node_state import AgentRecord, NodeState
+from slurm_health.preflight.session.round_state import RoundState
+from slurm_health.records.gpu_load import Burn
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
+    AgentEnded,
+    AgentsLaunched,
+    AgentsLost,
+    AgentStarted,
+    DevicesUnopened,
+    DevicesWatched,
+    Figure,
+    GroupAborted,
+    MasterResumed,
+    NodeReported,
+    NodesAdmitted,
+    Record,
+    RoundEnded,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    Sampled,
+    VerdictReached,
+    WorkersFailed,
+    WorkersReady,
+    WorkersStarting,
+)
+from slurm_health.records.verdict import GroupResult, Outcome
+
+# The probes that give a sample only where every result was the correct one.
+_EXACT = frozenset({"values", "memory_pattern", "host_copy"})
+
+
+class RunState:
+    """The fold of one run's journal. Reading it changes nothing.
+
+    `wrong_results` holds what nodes said of devices that computed wrongly, `exact` the nodes all of
+    whose devices have computed correctly in a round. `pending` are the nodes that may yet become
+    usable, `without_agent` those whose agent was never started or is lost.
+    """
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self.agents = {node: NodeState() for node in nodes}
+        self.pending = dict.fromkeys(self.agents)
+        self.without_agent = set(self.agents)
+        self.launched_s = 0.0  # the last time
+        self.launches = 0
+        self.admitted: tuple[str, ...] | None = None
+        self.leaves: dict[str, list[str]] = {}
+        self.started: RunStarted | None = None
+        self.round: RoundState | None = None
+        self.ended: list[tuple[int, list[GroupResult]]] = []
+        self.verdict: VerdictReached | None = None
+        self.finished: RunFinished | None = None
+        self._reports: defaultdict[int, dict[str, NodeReported]] = defaultdict(dict)
+        self._samples: defaultdict[int, list[Sampled]] = defaultdict(list)
+        # By node and launch, because a node's file may be read before the master's.
+        self._words: defaultdict[tuple[str, int], list[AgentRecord]] = defaultdict(list)
+        self.wrong_results: defaultdict[str, list[str]] = defaultdict(list)
+        self.exact: set[str] = set()
+        self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
+        self._first_ready: dict[str, WorkersReady] = {}
+        self._ended_ms: defaultdict[str, list[float]] = defaultdict(list)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes of the run, in order."""
+        return tuple(self.agents)
+
+    def awaited(self) -> list[str]:
+        """Name the nodes that the run waits for: of a round, or to get ready before one."""
+        current = self.round
+        if current is None:
+            return list(self.pending)
+        return [
+            node
+            for group in current.awaited
+            for node in current.unreported(group)
+            if not self.agents[node].gone
+        ]
+
+    def ready(self, nodes: Iterable[str]) -> list[WorkersReady]:
+        """Return what those of these nodes said that have workers ready."""
+        return [each for node in nodes if (each := self.agents[node].ready) is not None]
+
+    def measured_ms(self, phase: str) -> list[float]:
+        """Return how long each measured group of a phase took, for the deadlines of the others."""
+        return [*self._ended_ms[phase], *(self.round.took_ms if self.round else ())]
+
+    def has_timed_out(self) -> bool:
+        """Tell whether a deadline has stopped a group in a round that has ended."""
+        return any(
+            result.outcome is Outcome.TIMED_OUT for _, results in self.ended for result in results
+        )
+
+    def fold(self, entry: Entry) -> None:
+        """Take in one journal entry, of any writer; one that names a stranger says nothing."""
+        if not self.agents.keys() >= {*_named(entry.record)}:
+            return
+        match entry.record:
+            case Sampled() | NodeReported() as record:
+                self._fold_result(record)
+            case RoundStarted() | GroupAborted() | RoundEnded() as record:
+                self._fold_round(record, entry.time_s)
+            case (
+                AgentStarted()
+                | WorkersStarting()
+                | WorkersReady()
+                | WorkersFailed()
+                | DevicesUnopened()
+                | AgentEnded()
+            ) as record:
+                self._fold_agent(record)
+            case AgentsLaunched() as record:
+                self._fold_launch(record, entry.time_s)
+            case AgentsLost() as record:
+                self._fold_loss(record, entry.time_s)
+            case DevicesWatched(node=node, devices=devices):
+                self.burns[node].extend(devices)
+            case _:
+                self._fold_milestone(entry)
+
+    def _fold_milestone(self, entry: Entry) -> None:
+        match entry.record:
+            case RunStarted() as record:
+                self.started = record
+            case NodesAdmitted(nodes=nodes, leaves=leaves):
+                self.admitted = tuple(nodes)
+                self.leaves = leaves
+            case MasterResumed():
+                self._fold_resume()
+            case VerdictReached() as record:
+                self.verdict = record
+            case RunFinished() as record:
+                self.finished = record
+            case _:
+                pass
+
+    def _fold_launch(self, record: AgentsLaunched, time_s: float) -> None:
+        self.launches = max(self.launches, record.launch + 1)
+        for name in record.nodes:
+            node = self.agents[name]
+            node.begin(record.launch, time_s)
+            for word in self._words[name, record.launch]:
+                node.heed(word)
+        self.launched_s = max(self.launched_s, time_s)
+        self._changed(record.nodes)
+
+    def _fold_resume(self) -> None:
+        for name, node in self.agents.items():
+            if self.admitted is not None and name not in self.admitted:
+                continue  # it takes no part any more, and what is known of it stays true
+            node.launches = 0
+            node.lost = node.lost or "its master died"
+        self._changed(self.agents)
+        if self.round is not None:
+            self.round.void = True
+
+    def _fold_loss(self, record: AgentsLost, time_s: float) -> None:
+        for name in record.nodes:
+            node = self.agents.get(name)
+            if node is None or node.launch != record.launch:
+                continue
+            node.lose(record.cause, record.reason, time_s)
+            self._changed([name])
+
+    def _fold_agent(self, record: AgentRecord) -> None:
+        self._words[record.node, record.launch].append(record)
+        if isinstance(record, WorkersReady):
+            self._first_ready.setdefault(record.node, record)
+        node = self.agents.get(record.node)
+        if node is None or node.launch != record.launch:
+            return  # an agent of an earlier launch that has not noticed yet
+        node.heed(record)
+        self._changed([record.node])
+
+    def _changed(self, names: Iterable[str]) -> None:
+        """Sort nodes anew of whose agents more is known."""
+        for name in names:
+            node = self.agents[name]
+            if node.pending:
+                self.pending[name] = None
+            else:
+                self.pending.pop(name, None)
+            if node.launches == 0 or node.lost:
+                self.without_agent.add(name)
+            else:
+                self.without_agent.discard(name)
+        if self.round is not None:
+            self.round.look_again_at(names)
+
+    def _fold_result(self, record: Sampled | NodeReported) -> None:
+        if record.node in self._reports[record.round]:
+            return  # that was its last word
+        if isinstance(record, Sampled):
+            self._samples[record.round].append(record)
+            if record.probe in _EXACT:
+                self.exact.add(record.node)
+            return
+        self._reports[record.round][record.node] = record
+        if self.round is not None:
+            self.round.look_again_at([record.node])
+        if record.wrong_results:
+            self.wrong_results[record.node].append(record.detail)
+
+    def _fold_round(self, record: RoundStarted | GroupAborted | RoundEnded, time_s: float) -> None:
+        if isinstance(record, RoundStarted):
+            self.round = RoundState(
+                record=record,
+                started_s=time_s,
+                agents=self.agents,
+                reports=self._reports[record.round],
+            )
+        elif self.round is None or record.round != self.round.record.round:
+            return
+        elif isinstance(record, GroupAborted):
+            self.round.aborted[tuple(record.group)] = (record, time_s)
+        else:
+            self.ended.append((record.round, self._results(self.round, record)))
+            self.round = None
+
+    def _results(self, current: RoundState, record: RoundEnded) -> list[GroupResult]:
+        """Put the round together from what stands in the journal whatever its reading order.
+
+        A report that came after the end of its round is that of a silent node: it does not count.
+        """
+        silent = set(record.silent)
+        heard = {} if record.void else current.reports
+        answered = {node: report for node, report in heard.items() if node not in silent}
+        self._ended_ms[current.record.phase] += current.measured_ms(answered)
+        samples: defaultdict[str, list[Sampled]] = defaultdict(list)
+        for sample in self._samples[record.round]:
+            if sample.node in answered:
+                samples[sample.node].append(sample)
+        known = self.models()
+        models = known if len(set(known.values())) > 1 else {}
+        timed_out = {group for group, (abort, _) in current.aborted.items() if abort.timed_out}
+        return [
+            group_result(
+                group,
+                [sample for node in group for sample in samples[node]],
+                {node: answered[node] for node in group if node in answered},
+                silent=silent.intersection(group),
+                timed_out=group in timed_out,
+                models=models,
+            )
+            for group in current.groups
+        ]
+
+    def models(self) -> dict[str, str]:
+        """Return what each admitted node computes with, as far as it is known."""
+        return {name: ready.model for name, ready in self.first_ready().items() if ready.model}
+
+    def first_ready(self) -> dict[str, WorkersReady]:
+        """Return what each admitted node said when its workers were ready for the first time."""
+        known = self._first_ready
+        return {name: known[name] for name in self.admitted or () if name in known}
+
+    def links(self) -> dict[str, Links]:
+        """Return what connects the devices of each admitted node."""
+        return {
+            name: Links(devices=len(each.devices), ports_gbit_per_s=tuple(each.ports_gbit_per_s))
+            for name, each in self.first_ready().items()
+        }
+
+    def devices(self) -> dict[str, list[str]]:
+        """Return what the accelerators of each admitted node are."""
+        ready = self.first_ready().items()
+        return {name: each.devices for name, each in ready if each.backend != "gloo"}
+
+    def device(self) -> Device:
+        """Return what kind of device the admitted nodes compute with."""
+        known = {ready.backend for ready in self.first_ready().values()}
+        return Device.CPU if known == {"gloo"} else Device.ACCELERATOR
+
+    def transports(self) -> dict[str, str]:
+        """Return by which way each node last exchanged data with others, where it is known."""
+        return {
+            sample.node: str(sample.figures["transport"])
+            for _, samples in sorted(self._samples.items())
+            for sample in samples
+            if sample.figures.get("transport")
+        }
+
+    def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, Figure]]:
+        """Return the figures that a probe gave on these nodes, in all rounds."""
+        among = frozenset(nodes)
+        return [
+            sample.figures
+            for samples in self._samples.values()
+            for sample in samples
+            if sample.probe == probe and sample.node in among
+        ]
+
+
+def _named(record: Record | None) -> Iterable[str]:
+    """Return the nodes that a record of the master's counts on."""
+    if isinstance(record, AgentsLaunched | NodesAdmitted):
+        return record.nodes
+    if isinstance(record, RoundStarted):
+        return (node for group in record.groups for node in group)
+    return ()

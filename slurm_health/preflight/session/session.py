@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state machine of one check: from what is known to what the master does next.
+
+It holds no clock and touches nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from slurm_health.preflight.expectations import Expectation, bases, expected_ms
+from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.session import gpt_sizing, work_sizing
+from slurm_health.preflight.session.conclusion import (
+    judged,
+    unmeasured,
+    with_burns,
+    with_devices,
+    with_interfaces,
+    with_limits,
+    with_transports,
+    with_wrong_results,
+)
+from slurm_health.preflight.session.deadlines import Deadlines, Limits
+from slurm_health.preflight.session.node_state import NodeState, on_cpus
+from slurm_health.preflight.session.phase_runner import Course, MakeLocalizer
+from slurm_health.preflight.session.phases import Phase
+from slurm_health.preflight.session.round_state import RoundState
+from slurm_health.preflight.session.run_state import RunState
+from slurm_health.preflight.session.steps import Abort, Append, Conclude, Launch, Step, Wait
+from slurm_health.records.probe_catalog import GPT
+from slurm_health.records.records import (
+    AgentsLaunched,
+    Figure,
+    GroupAborted,
+    NodesAdmitted,
+    ProbeUsed,
+    Rendezvous,
+    RoundEnded,
+    RoundStarted,
+)
+from slurm_health.records.verdict import NodeVerdict, Outcome, Round, Verdict
+
+
+class Session:
+    """One check, from launch to verdict. `state` is what the journal says of it: fold it there.
+
+    `localize_options` are settings by names of `preflight.localize.settings.OPTIONS`.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        make_localizer: MakeLocalizer,
+        limits: Limits,
+        phases: Sequence[Phase],
+        expectations: Mapping[str, Expectation] = MappingProxyType({}),
+        localize_options: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        self.state = RunState(nodes)
+        self.limits = limits
+        self._deadlines = Deadlines(limits, self.state)
+        self._make_localizer = make_localizer
+        self._phases = phases
+        self._expectations = expectations
+        self._localize_options = localize_options
+        self._course: Course | None = None
+        self._awaited_s: dict[str, float] = {}  # since when nodes are waited for between rounds
+        self._unready = (len(nodes), 0.0)  # how many are to get ready, and since when so many
+
+    def next_step(self, now_s: float) -> Step:
+        """Say what to do now. `now_s` is the clock that stamps the master's records."""
+        state = self.state
+        if state.verdict is not None:
+            return Conclude()
+        if state.round is not None:
+            return self._step_in_round(state.round, now_s)
+        relaunch = self._relaunch(now_s)
+        if relaunch is not None:
+            return relaunch
+        if state.admitted is None:
+            return self._step_before_rounds(now_s)
+        course = self._course_of(state.admitted)
+        planned = course.next_round(state.ended)
+        if planned is None or course.phase is None:
+            verdict = with_burns(course.verdict(), state.burns)
+            verdict = with_wrong_results(verdict, state.wrong_results, state.exact)
+            verdict = with_interfaces(verdict, self._failed_over())
+            verdict = with_transports(verdict, state.transports())
+            verdict = with_limits(verdict, bases(state.models(), self._expectations))
+            verdict = with_devices(verdict, state.devices())
+            return Append(record=judged(state.nodes, verdict, self._unmeasured()))
+        return self._step_to_round(planned, course.phase, now_s)
+
+    def _course_of(self, admitted: Sequence[str]) -> Course:
+        """Return the course of this check; its plans follow from the rounds that have ended."""
+        if self._course is None:
+            settings = settings_from(self._localize_options, kind=self.state.device())
+            known_ms = expected_ms(
+                self.state.models(),
+                self._expectations,
+                settings.expected_slack,
+                self.state.links(),
+                self._work().reduced(),
+            )
+            self._course = Course(
+                admitted,
+                self.state.leaves or None,
+                self._phases,
+                self._make_localizer,
+                replace(settings, expected_ms={**known_ms, **settings.expected_ms}),
+            )
+        return self._course
+
+    def _options(self, phase: Phase, nodes: Sequence[str]) -> dict[str, Figure]:
+        """Return the options of a round: the phase's, and the work that all its nodes can do."""
+        options = dict(phase.options)
+        if self.state.device() is Device.ACCELERATOR:
+            options |= self._work().options()
+        if not any(probe.name in GPT for probe in phase.probes):
+            return options
+        free_bytes = [each.free_bytes for each in self.state.ready(nodes) if each.backend != "gloo"]
+        batches = [
+            int(figures["micro_batch"])
+            for figures in self.state.figures("gpt_fit", nodes)
+            if "micro_batch" in figures
+        ]
+        speed = work_sizing.typical_gflop_per_s(self.state.first_ready().values())
+        return {**options, **gpt_sizing.options_for(free_bytes, batches, speed)}
+
+    def _work(self) -> work_sizing.Work:
+        """Return the work of this run's rounds, by what its nodes said when they were ready."""
+        return work_sizing.work_for(list(self.state.first_ready().values()))
+
+    # --- before the rounds -------------------------------------------------------------------
+
+    def _relaunch(self, now_s: float) -> Launch | Wait | None:
+        """Start what was never started, and start again what was lost, within bounds.
+
+        A node on which a step could not be started is tried apart from the others: one such node
+        ends the whole step, whose other losses then arrive one by one and are started together.
+        """
+        limits, admitted = self.limits, self.state.admitted
+        if not self.state.without_agent:
+            return None
+        wanted = [
+            name
+            for name, node in self.state.agents.items()
+            if name in self.state.without_agent
+            and node.launches < limits.launches_per_node
+            and node.failed_starts < limits.failed_starts_per_node
+            and (admitted is None or name in admitted)
+        ]
+        untainted = [name for name in wanted if not self.state.agents[name].failed_starts]
+        nodes = untainted or wanted
+        if not nodes:
+            return None
+        settled_s = max(self.state.agents[name].lost_s for name in nodes) + limits.settle_s
+        if now_s < settled_s:
+            return Wait(until_s=settled_s, reason="more losses of the same step")
+        return Launch(record=AgentsLaunched(launch=self.state.launches, nodes=nodes))
+
+    def _step_before_rounds(self, now_s: float) -> Step:
+        pending = len(self.state.pending)
+        if pending != self._unready[0]:
+            self._unready = (pending, now_s)
+        if pending and now_s < (until_s := self._ready_until_s()):
+            return Wait(until_s=until_s, reason=f"{pending} nodes to get ready")
+        admitted = self._comparable()
+        if not admitted:
+            return Append(record=judged(self.state.nodes, Verdict(nodes={}), self._unmeasured()))
+        return Append(record=NodesAdmitted(nodes=admitted, leaves=self._leaves(admitted)))
+
+    def _ready_until_s(self) -> float:
+        any_started = any(node.started for node in self.state.agents.values())
+        launched_s = self.state.launched_s
+        if not any_started:
+            return launched_s + self.limits.start_s
+        until_s = launched_s + self._deadlines.to_get_ready_s()
+        still_coming_s = self._unready[1] + self.limits.next_ready_s
+        return max(until_s, min(still_coming_s, launched_s + self.limits.ready_s))
+
+    def _leaves(self, nodes: Sequence[str]) -> dict[str, list[str]]:
+        """Return which leaf switch has which nodes; nothing if that is not known of every node."""
+        leaves: dict[str, list[str]] = {}
+        for name in nodes:
+            started = self.state.agents[name].started
+            if started is None or not started.leaf:
+                return {}
+            leaves.setdefault(started.leaf, []).append(name)
+        return leaves
+
+    def _comparable(self) -> list[str]:
+        """Return the usable nodes that are equipped as most are.
+
+        Each rank of a collective must expect the same ranks and speak the same protocol.
+        """
+        stacks = {name: _stack(node) for name, node in self.state.agents.items() if node.usable}
+        if not stacks:
+            return []
+        common, _ = Counter(stacks.values()).most_common(1)[0]
+        return [name for name, stack in stacks.items() if stack == common]
+
+    def _failed_over(self) -> dict[str, str]:
+        """Return the interface of each node whose group failed in some round."""
+        failed = {
+            node
+            for _, results in self.state.ended
+            for result in results
+            if len(result.nodes) > 1 and result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+            for node in result.nodes
+        }
+        ready = {node: self.state.agents[node].ready for node in failed}
+        return {node: each.interface for node, each in ready.items() if each and each.interface}
+
+    def _unmeasured(self) -> dict[str, NodeVerdict]:
+        """Judge the nodes the Localizer never saw, and those whose devices failed since."""
+        agents = self.state.agents
+        device_failures = self._device_failures()
+        admitted = frozenset(self.state.admitted or ())
+        compared = {_stack(agents[name]) for name in admitted}
+        others_started = bool(admitted) or any(node.started for node in agents.values())
+        return {
+            name: unmeasured(
+                name,
+                could_not_start=node.failed_starts >= self.limits.failed_starts_per_node,
+                others_started=others_started,
+                lost=node.lost,
+                failed=node.failed,
+                device_failed=device_failures.get(name, ""),
+                started=node.started is not None,
+                stack=_stack(node) if node.usable and _stack(node) not in compared else "",
+            )
+            for name, node in agents.items()
+            if name in device_failures or name not in admitted
+        }
+
+    def _device_failures(self) -> dict[str, str]:
+        """Return what devices did that others do not, where most nodes can use theirs."""
+        agents = self.state.agents
+        failures = {
+            name: node.device_failure for name, node in agents.items() if node.device_failure
+        }
+        well = [name for name in self.state.admitted or () if name not in failures]
+        if 2 * len(well) <= len(agents):
+            return {}
+        loaded = {ready.torch for name in well if (ready := agents[name].ready)}
+        # A driver that unloads between processes initialises each device anew, for seconds.
+        some_keep = any(agents[name].driver_keeps_state for name in well)
+        return {
+            name: each.words
+            for name, each in failures.items()
+            if each.torch in loaded
+            and not (each.late and some_keep and not agents[name].driver_keeps_state)
+        }
+
+    # --- rounds ----------------------------------------------------------------------------
+
+    def _step_to_round(self, planned: Round, phase: Phase, now_s: float) -> Step:
+        """Start the round once its nodes are ready, or once waiting longer is pointless."""
+        agents = self.state.agents
+        members = [node for group in planned.groups for node in group]
+        pending = [node for node in members if agents[node].pending]
+        # Whoever did not come back in time is not waited for again in the next round.
+        self._awaited_s = {node: self._awaited_s.get(node, now_s) for node in pending}
+        until_s = max(self._awaited_s.values(), default=now_s) + self._deadlines.to_get_ready_s()
+        if pending and now_s < until_s:
+            return Wait(until_s=until_s, reason=f"workers of {len(pending)} nodes to come back")
+        return Append(
+            record=RoundStarted(
+                round=planned.index,
+                groups=[list(group) for group in planned.groups],
+                rendezvous=[self._rendezvous(group) for group in planned.groups],
+                deadline_s=self._deadlines.at_most_s(phase, members),
+                absent=[node for node in members if not agents[node].usable],
+                phase=phase.name,
+                probes=self._probes(phase, members),
+                options=self._options(phase, members),
+            )
+        )
+
+    def _probes(self, phase: Phase, nodes: Sequence[str]) -> list[ProbeUsed]:
+        ready = self.state.ready(nodes)
+        return phase.used(
+            several_devices=any(len(each.devices) > 1 for each in ready), on_cpus=on_cpus(ready)
+        )
+
+    def _rendezvous(self, group: Sequence[str]) -> Rendezvous:
+        agents = [self.state.agents[node] for node in group]
+        first = agents[0]
+        if not all(agent.usable for agent in agents) or first.started is None or not first.ready:
+            return Rendezvous(address="", port=0)
+        return Rendezvous(address=first.started.address, port=first.ready.store_port)
+
+    def _step_in_round(self, current: RoundState, now_s: float) -> Step:
+        index = current.record.round
+        if current.void:
+            return Append(record=RoundEnded(round=index, void=True))
+        deadline_s = self._deadlines.end_of_s(current)
+        awaited = current.awaited
+        wake_s, aborts = [], []
+        for group, failure in awaited.items():
+            if group in current.aborted:
+                give_up_s = current.aborted[group][1] + self.limits.abort_grace_s
+                wake_s += [give_up_s] if now_s < give_up_s else []
+            elif failure or now_s >= deadline_s:
+                aborts.append(_abort(index, group, failure))
+            else:
+                wake_s.append(deadline_s)
+        if aborts:
+            return Abort(records=tuple(aborts))
+        if not wake_s:
+            return Append(record=RoundEnded(round=index, silent=current.silent()))
+        total = len(current.groups)
+        done = f"{total - len(awaited)} of {total} groups done"
+        return Wait(until_s=min(wake_s), reason=f"round {index} ({current.record.phase}): {done}")
+
+
+def _abort(index: int, group: tuple[str, ...], failure: str) -> GroupAborted:
+    """Tell a group to stop: because of the failure of a member, else of the deadline."""
+    return GroupAborted(
+        round=index,
+        group=list(group),
+        reason=failure or "the deadline of the round has passed",
+        timed_out=not failure,
+    )
+
+
+def _stack(node: NodeState) -> str:
+    """Return what a node's workers run and on how much, empty where they are not ready."""
+    if (ready := node.ready) is None:
+        return ""
+    devices = f"{len(ready.devices)} device{'' if len(ready.devices) == 1 else 's'}"
+    return f"torch {ready.torch} with {ready.collective_library or ready.backend} on {devices}"

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spare nodes that stay in the job while the script runs on the others.
+
+Slurm gives a step any nodes of the job that have room. A step of ours takes every CPU of each
+spare node and sleeps, so the script's steps find room on the other nodes only: whatever their
+options, and in the order and with the numbering that they would have in a job without spares.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from slurm_health.preflight.decide.resized_environ import unpacked
+from slurm_health.records.nodeset import expand
+from slurm_health.system.processes import PIPE, Process, close_pipes, end_sessions, start_tied
+from slurm_health.system.slurm.command import clean_environ
+
+_HELD = b"held"
+_HELD_S = 30.0  # as long as a step may take to start on a busy cluster
+_END_S = 5.0
+_MOST_SAID = 1 << 16
+
+
+class KeptSpares:
+    """Steps that hold spare nodes, from its start until `end`."""
+
+    def __init__(
+        self, nodes: Sequence[str], environ: Mapping[bytes, bytes], mask: Collection[int]
+    ) -> None:
+        """Take hold of the nodes of the job that `environ` describes; they start with `mask`."""
+        text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+        clean = {os.fsencode(k): os.fsencode(v) for k, v in clean_environ(text).items()}
+        self._steps: dict[str, Process] = {}
+        self.not_held: dict[str, str] = {}
+        # Not in the job's output, where `srun: error: n4: task 0: Killed` at its end would be taken
+        # for the end of the script's own task 0.
+        self._said = os.memfd_create("slurm-health-spares", os.MFD_CLOEXEC)
+        for node in nodes:
+            try:
+                self._steps[node] = start_tied(
+                    srun_argv(node, text),
+                    environ=clean,
+                    stdout=PIPE,
+                    stderr=self._said,
+                    signal_mask=mask,
+                )
+            except OSError as err:
+                self.not_held[node] = str(err)
+        deadline = time.monotonic() + _HELD_S
+        for node, step in self._steps.items():
+            if not _says_held(step, deadline):
+                said = _last_line(self._said)
+                self.not_held[node] = f"the step that is to hold it did not start: {said}"
+
+    def end(self) -> None:
+        """Let go of the nodes."""
+        end_sessions(list(self._steps.values()), grace_s=_END_S)
+        for step in self._steps.values():
+            close_pipes(step)
+        self._steps = {}
+        os.close(self._said)
+
+
+def srun_argv(node: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the srun command of the step that holds a node."""
+    return [
+        "srun",
+        f"--jobid={environ.get('SLURM_JOB_ID', '')}",
+        f"--nodelist={node}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={cpus_of(node, environ)}",
+        "--mem=0",
+        "--gres=none",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--no-kill",
+        "--input=none",
+        "--job-name=slurm-health-spare",
+        "sh",
+        "-c",
+        f"echo {_HELD.decode()}; exec sleep infinity",
+    ]
+
+
+def cpus_of(node: str, environ: Mapping[str, str]) -> int:
+    """Return how many CPUs a job has on one of its nodes; 1 where Slurm does not say."""
+    nodelist = environ.get("SLURM_JOB_NODELIST", "")
+    nodes = expand(nodelist) if nodelist else ()
+    counts = unpacked(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    return counts[nodes.index(node)] if node in nodes and len(counts) == len(nodes) else 1
+
+
+def _last_line(file: int) -> str:
+    lines = os.pread(file, _MOST_SAID, 0).decode(errors="replace").splitlines()
+    return lines[-1] if lines else "srun does not say why"
+
+
+def _says_held(step: Process, deadline: float) -> bool:
+    assert step.stdout is not None
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not select.select([step.stdout], [], [], left_s)[0]:
+            return False
+        heard = os.read(step.stdout.fileno(), 64)
+        if _HELD in heard or not heard:
+            return bool(heard)
+    return False

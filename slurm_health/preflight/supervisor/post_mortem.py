@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A post-mortem of a script that has failed: a process that is waited for, and not for long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from slurm_health.preflight.supervisor.check_process import HARMLESS
+from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
+from slurm_health.system.processes import abandon_session, own_module, start_tied
+
+# Slurm kills what is left of a cancelled job 30 s after its SIGTERM (KillWait), of which the script
+# may have used some.
+POST_MORTEM_S = 20.0
+ENDED_BY_SIGNAL = "the post-mortem was ended by a signal"
+_UNKILLABLE_S = 1.0  # a process that hangs in the kernel is left behind
+
+
+def command(
+    status: int,
+    *,
+    script_source: Path,
+    script_name: str,
+    directory: str,
+    duration_s: float,
+    output_from: Sequence[int] = (),
+) -> tuple[str, ...]:
+    """Return what holds a post-mortem of a script with this wait status.
+
+    `output_from` says where in the files of our standard output and error its own begins.
+    """
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    code = 128 + number if number else os.WEXITSTATUS(status)
+    return own_module(
+        "slurm_health.training.monitor",
+        f"--exit-code={code}",
+        f"--signal={number}",
+        f"--duration-s={duration_s:.3f}",
+        f"--script-name={script_name}",
+        f"--script-source={script_source}",
+        f"--directory={directory}",
+        f"--output-from={','.join(map(str, output_from))}",
+    )
+
+
+def hold(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[bytes, bytes],
+    mask: Collection[int],
+    limit_s: float = POST_MORTEM_S,
+) -> str:
+    """Run a post-mortem to its end, a signal, or its limit; return what there is to say of it.
+
+    Every signal must be blocked; the post-mortem gets `mask`, and our standard streams.
+    """
+    while signal.sigtimedwait(ALL_SIGNALS, 0) is not None:
+        pass  # what ended the script is not meant for the post-mortem
+    sys.stdout.flush()
+    try:
+        process = start_tied(argv, environ=environ, stdout=1, stderr=None, signal_mask=mask)
+    except OSError as err:
+        return f"no post-mortem: it cannot be started: {err}"
+    deadline = time.monotonic() + limit_s
+    try:
+        while process.poll() is None:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return f"no post-mortem: it did not end within {limit_s:g} s"
+            info = signal.sigtimedwait(ALL_SIGNALS, remaining)
+            if info is not None and info.si_signo not in HARMLESS:
+                return ENDED_BY_SIGNAL
+    finally:
+        abandon_session(process, wait_s=_UNKILLABLE_S)
+    return "" if process.returncode == 0 else "the post-mortem failed; the job ends as it would"

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the supervisor leaves behind: records in the journal, and lines on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_health.records.errors import JournalError
+from slurm_health.records.records import Record
+from slurm_health.system import journal
+from slurm_health.system.processes import fork
+
+Clock = Callable[[], float]
+
+
+class Recorder:
+    """Writes to the journal from a child, because a filesystem that hangs must not hang us."""
+
+    def __init__(self, directory: str, clock: Clock, wait_s: float) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._wait_s = wait_s
+        self._child = 0
+
+    def start(self, record: Record) -> None:
+        """Begin to append a record."""
+        if self._directory:
+            with contextlib.suppress(OSError):
+                self._child = fork(lambda: self._append(record))
+
+    def ended(self) -> bool:
+        """Tell whether nothing is being written."""
+        if self._child and os.waitpid(self._child, os.WNOHANG)[0]:
+            self._child = 0
+        return self._child == 0
+
+    def wait(self) -> bool:
+        """Tell whether the record was dealt with in time; its writer is given up if not."""
+        deadline = time.monotonic() + self._wait_s
+        while not self.ended():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                os.kill(self._child, signal.SIGKILL)
+                say(f"journal {self._directory}: its filesystem does not answer")
+                return False
+            signal.sigtimedwait({signal.SIGCHLD}, remaining)
+        return True
+
+    def _append(self, record: Record) -> int:
+        """Append a record; a failure is a line on standard error and nothing more."""
+        try:
+            journal.Writer(Path(self._directory), journal.SUPERVISOR, self._clock).append(record)
+        except JournalError as err:
+            say(str(err))
+        return 0
+
+
+def say(text: str) -> None:
+    """Say something in the job's output."""
+    with contextlib.suppress(OSError):  # whoever read it is gone
+        print(f"slurm-health: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Slurm gave a job, by the variables it set there, and what it says it would give one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm_health.records.errors import AllocationError
+from slurm_health.records.nodeset import expand
+from slurm_health.records.text import whole_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """What Slurm gave to one attempt of one job.
+
+    `attempt` is Slurm's restart count: 0 for the first start, one more for each requeue.
+    `array` is the `12_3` form of an array task's id, empty for other jobs. `start_time_s` is
+    when this attempt started, in seconds since the epoch, where Slurm tells it.
+    """
+
+    job_id: int
+    attempt: int
+    cluster: str
+    partition: str
+    nodes: tuple[str, ...]
+    array: str = ""
+    start_time_s: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What Slurm answers about a job that is not submitted.
+
+    Args:
+        start_s: when it would start, in seconds since the epoch.
+        nodes: where.
+        preempts: whether other jobs would be ended for it.
+    """
+
+    start_s: float
+    nodes: tuple[str, ...]
+    preempts: bool = False
+
+
+def from_environ(environ: Mapping[str, str]) -> Allocation:
+    """Read an allocation from a job's environment.
+
+    Raises:
+        AllocationError: outside a job, in a heterogeneous job, or with a variable that cannot be
+            read.
+    """
+    if "SLURM_JOB_ID" not in environ:
+        raise AllocationError(
+            "SLURM_JOB_ID",
+            "not set, so this is not inside a Slurm job; use salloc or sbatch first,"
+            " or --local N to check this machine without Slurm",
+        )
+    if _integer(environ, "SLURM_HET_SIZE", default="0") > 1:
+        raise AllocationError("SLURM_HET_SIZE", "heterogeneous jobs are not supported")
+    array_job = environ.get("SLURM_ARRAY_JOB_ID", "")
+    array_task = environ.get("SLURM_ARRAY_TASK_ID", "")
+    start = environ.get("SLURM_JOB_START_TIME", "")
+    return Allocation(
+        job_id=_integer(environ, "SLURM_JOB_ID"),
+        attempt=_integer(environ, "SLURM_RESTART_COUNT", default="0"),
+        cluster=environ.get("SLURM_CLUSTER_NAME") or "cluster",
+        partition=environ.get("SLURM_JOB_PARTITION", ""),
+        nodes=_nodes(environ),
+        array=f"{array_job}_{array_task}" if array_job and array_task else "",
+        start_time_s=whole_number(start),
+    )
+
+
+def _nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    nodelist = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    if not nodelist:
+        raise AllocationError("SLURM_JOB_NODELIST", "empty or not set although SLURM_JOB_ID is")
+    try:
+        return expand(nodelist)
+    except ValueError as err:
+        raise AllocationError("SLURM_JOB_NODELIST", str(err)) from err
+
+
+def _integer(environ: Mapping[str, str], variable: str, default: str | None = None) -> int:
+    value = environ.get(variable) or default or ""
+    try:
+        return int(value)
+    except ValueError:
+        raise AllocationError(variable, f"expected a whole number, found {value!r}") from None

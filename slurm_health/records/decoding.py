@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes from outside to values, the one way for all of them. Pure.
+
+msgspec gives up on what is nested too deeply with a RecursionError, which no reader expects: one
+line of brackets would end it. Here that is a DecodeError, a ValueError as all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def from_json(
+    data: bytes | str,
+    kind: type[T],
+    *,
+    dec_hook: Callable[[type, object], object] | None = None,
+) -> T:
+    """Return the value that JSON holds.
+
+    Raises:
+        msgspec.DecodeError: it holds none of this kind.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind, dec_hook=dec_hook)
+    except RecursionError as err:
+        raise _nested() from err
+
+
+def from_msgpack(data: bytes, kind: type[T]) -> T:
+    """Return the value that MessagePack holds.
+
+    Raises:
+        msgspec.DecodeError: it holds none of this kind.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except RecursionError as err:
+        raise _nested() from err
+
+
+class JsonDecoder(Generic[T]):
+    """Decodes many values of one kind. `kind` may also be a union of kinds."""
+
+    def __init__(self, kind: object) -> None:
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+
+    def decode(self, data: bytes | str) -> T:
+        """Return the value that JSON holds.
+
+        Raises:
+            msgspec.DecodeError: it holds none of this kind.
+        """
+        try:
+            return self._decoder.decode(data)
+        except RecursionError as err:
+            raise _nested() from err
+
+
+def _nested() -> msgspec.DecodeError:
+    return msgspec.DecodeError("nested too deeply")

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error a user can meet, as one tree, and the exit code each ends with.
+
+    SlurmHealthError                            70
+    ├─ UsageError                               2   the command was called in a way it cannot serve
+    ├─ ConfigError(source, key)                 2   an option, a #HEALTH line, a file or a variable
+    ├─ AllocationError(variable)                4   not inside a job, or its node list is unreadable
+    ├─ SlurmError                               4
+    │  ├─ SlurmCommandMissing(command)
+    │  ├─ SlurmCommandError(argv, returncode, stderr)
+    │  ├─ SlurmTimeoutError(argv, deadline_s)
+    │  └─ UnknownJob(job_id)
+    ├─ JournalError(path)                       4
+    │  ├─ RecordTooNew(path, version)
+    │  └─ JournalBusy(path)
+    ├─ RunNotFound(job, root)                   4
+    ├─ IndexUnusable(where)                     4
+    ├─ ChannelError(address)                    4   node 0 of a run, or its port, cannot be used
+    ├─ PackageMissing(package)                  4
+    ├─ NotWritten(path)                         4
+    ├─ NoRoom(name)                             4
+    └─ LocalizeError                            70  results that no planned round can have produced
+
+Each message says what, on what, why, and what to do next; the facts are attributes. They are
+turned into one line on stderr and an exit code in one place, `slurm_health.cli.main`. `Unmeasured`
+is apart from them: no user meets it, it becomes a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from pathlib import Path
+
+_MOST_SHOWN = 200  # of one word of a command
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command except a wrapped job, which ends with its script's own code."""
+
+    HEALTHY = 0
+    BAD_NODES = 1
+    USAGE = 2
+    INCONCLUSIVE = 3
+    UNAVAILABLE = 4
+    INTERNAL = 70
+
+
+class Unmeasured(Exception):
+    """A check cannot see what it is to judge. Its text says why."""
+
+
+class SlurmHealthError(Exception):
+    """Root of all errors raised on purpose."""
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+
+class UsageError(SlurmHealthError):
+    """The command was called in a way it cannot serve."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ConfigError(SlurmHealthError):
+    """A setting is unknown or impossible."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, source: str, key: str, problem: str, *, valid: Iterable[str] = ()) -> None:
+        self.source = source
+        self.key = key
+        self.valid = tuple(valid)
+        import difflib  # not free, and few configurations are mistaken
+
+        near = difflib.get_close_matches(key, self.valid, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        if self.valid and not near:
+            hint = f"; valid: {', '.join(self.valid)}"
+        super().__init__(f"{source}: {key}: {problem}{hint}")
+
+
+class AllocationError(SlurmHealthError):
+    """The allocation cannot be read from the environment."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, variable: str, problem: str) -> None:
+        self.variable = variable
+        super().__init__(f"{variable}: {problem}")
+
+
+class SlurmError(SlurmHealthError):
+    """Slurm did not do, or did not answer, what it was asked."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class SlurmCommandMissing(SlurmError):
+    """A Slurm command is not on the PATH."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        super().__init__(
+            f"{command} not found on PATH: load Slurm's environment, or run this on a node of the"
+            " cluster"
+        )
+
+
+# As Slurm's commands say where they are installed and nothing else is.
+_NO_CLUSTER = "Could not establish a configuration source"
+
+
+class SlurmCommandError(SlurmError):
+    """A Slurm command ended with a non-zero code."""
+
+    def __init__(self, argv: Sequence[str], returncode: int, stderr: str) -> None:
+        self.argv = tuple(argv)
+        self.returncode = returncode
+        self.stderr = stderr
+        said = " / ".join(line.strip() for line in stderr.splitlines() if line.strip())
+        if _NO_CLUSTER in stderr:  # and lines about DNS, which tell less
+            said = "no slurm.conf here; run this on a node of the cluster, or set SLURM_CONF"
+        super().__init__(
+            f"{_shown(argv)} failed with code {returncode}: {said or '(it said nothing)'}"
+        )
+
+
+def _shown(argv: Sequence[str]) -> str:
+    """Return a command to read: the list of a thousand nodes is cut."""
+    return " ".join(
+        word if len(word) <= _MOST_SHOWN else f"{word[:_MOST_SHOWN]}..." for word in argv
+    )
+
+
+class UnknownJob(SlurmError):
+    """Slurm has no such job, or has forgotten it."""
+
+    def __init__(self, job_id: int | str) -> None:
+        self.job_id = job_id
+        super().__init__(
+            f"Slurm does not know job {job_id}: it ended some time ago, or there never was one;"
+            f" where Slurm keeps accounts, look for it with: sacct -j {job_id}"
+        )
+
+
+class SlurmTimeoutError(SlurmError):
+    """A Slurm command did not end before its deadline and was killed."""
+
+    def __init__(self, argv: Sequence[str], deadline_s: float) -> None:
+        self.argv = tuple(argv)
+        self.deadline_s = deadline_s
+        super().__init__(
+            f"{_shown(argv)} did not answer within {deadline_s:g} s;"
+            " see whether slurmctld is up with: scontrol ping"
+        )
+
+
+class JournalError(SlurmHealthError):
+    """The journal cannot be read or written."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path = path
+        super().__init__(f"journal {path}: {problem}")
+
+
+class RecordTooNew(JournalError):
+    """A record was written by a newer slurm-health than this one."""
+
+    def __init__(self, path: Path, version: int, known: int) -> None:
+        self.version = version
+        super().__init__(
+            path,
+            f"holds records of version {version}, this slurm-health reads up to {known};"
+            " use the slurm-health that wrote it, or a newer one",
+        )
+
+
+class JournalBusy(JournalError):
+    """Another master is at work on the same run."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "another master is running this check; wait for it, or end it first")
+
+
+class RunNotFound(SlurmHealthError):
+    """There is no journal of the job that was asked for."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, job: str, root: Path, near: Iterable[str] = (), reason: str = "") -> None:
+        self.job = job
+        self.root = root
+        self.near = tuple(near)
+        newest = f" (newest there: {', '.join(self.near)})" if self.near else ""
+        super().__init__(
+            f"no journal of job {job} under {root}{'' if reason else newest}; "
+            + (reason or "was it submitted with slurm-health sbatch?")
+            + " Another directory: --journal DIR"
+        )
+
+    def with_reason(self, reason: str) -> RunNotFound:
+        """Return the same error with what Slurm says of the job, if it says anything."""
+        return RunNotFound(self.job, self.root, self.near, reason)
+
+
+class IndexUnusable(SlurmHealthError):
+    """The index of the history cannot be used where it lies."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(
+        self,
+        where: Path | str,
+        problem: str,
+        *,
+        fix: str = "choose another file with --index FILE or SLURM_HEALTH_INDEX",
+    ) -> None:
+        self.where = where
+        super().__init__(f"history index {where}: {problem}; {fix}")
+
+
+class ChannelError(SlurmHealthError):
+    """The nodes of a run that share no directory cannot talk with node 0."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, address: str, problem: str) -> None:
+        self.address = address
+        super().__init__(f"{address}: {problem}")
+
+
+class PackageMissing(SlurmHealthError):
+    """Something was asked for that needs a package of an extra."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        self.package = package
+        super().__init__(
+            f"{what} needs {package}, which is not installed: pip install 'slurm-health[{extra}]'"
+        )
+
+
+class NotWritten(SlurmHealthError):
+    """A file that the user named cannot be written."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, path: Path, err: OSError) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} cannot be written: {err.strerror or err}; name a file in another directory"
+        )
+
+
+class NoRoom(SlurmHealthError):
+    """No temporary directory takes a file that is needed."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        super().__init__(
+            f"{name}: no temporary directory takes a copy of it: {problem};"
+            " set TMPDIR to a directory with room"
+        )
+
+
+class LocalizeError(SlurmHealthError):
+    """Results do not belong to a round that was planned."""

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which probes there are, who takes part in each, what they measure of which part of a node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+
+class Scope(Enum):
+    """Who takes part in a probe together with a worker."""
+
+    SOLO = "solo"  # nobody: the worker alone
+    NODE = "node"  # all workers of its node
+    RAIL = "rail"  # the workers of the same local rank of all nodes of the group
+    PAIR = "pair"  # all workers of all nodes of the group
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One kind of measurement. `path` is its file, empty for those that come with slurm-health."""
+
+    name: str
+    scope: Scope
+    path: str = ""
+
+
+# In the order in which a round runs them.
+BUILT_IN = (
+    Probe("values", Scope.SOLO),
+    Probe("matmul", Scope.SOLO),
+    Probe("memory_copy", Scope.SOLO),
+    Probe("memory_pattern", Scope.SOLO),
+    Probe("host_copy", Scope.SOLO),
+    Probe("node_allgather", Scope.NODE),
+    Probe("nic_loopback", Scope.SOLO),
+    Probe("rail_allgather", Scope.RAIL),
+    Probe("allgather", Scope.PAIR),
+    Probe("gpt_fit", Scope.SOLO),
+    Probe("gpt", Scope.PAIR),
+)
+GPT = ("gpt_fit", "gpt")
+# What only an accelerator has.
+ON_ACCELERATORS = frozenset({"memory_pattern", "host_copy"})
+_COMPONENTS = {
+    "values": "compute",
+    "matmul": "compute",
+    "memory_copy": "memory",
+    "memory_pattern": "memory",
+    "host_copy": "links",
+    "node_allgather": "links",
+    "nic_loopback": "nic",
+    "rail_allgather": "network",
+    "allgather": "network",
+    "gpt_fit": "memory",
+}
+
+
+class Metric(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """What a time is of: a probe, which of its quantities, on which model and part of a node.
+
+    What a probe has one of, or what is not told apart, is empty. Only times of one metric are
+    ever compared. Its text is the same wherever people and programs read it.
+    """
+
+    probe: str
+    quantity: str = ""
+    model: str = ""
+    part: str = ""
+
+    def __str__(self) -> str:
+        """Return the name: `gpt step`, `matmul:device 3`, `matmul on NVIDIA H200`."""
+        quantity = f" {self.quantity}" if self.quantity else ""
+        model = f" on {self.model}" if self.model else ""
+        part = f":{self.part}" if self.part else ""
+        return f"{self.probe}{quantity}{model}{part}"
+
+    @property
+    def component(self) -> str:
+        """The part of a node that it is about; an own probe is its own part."""
+        if self.probe == "gpt":
+            return "compute" if "compute" in self.quantity else "network"
+        return _COMPONENTS.get(self.probe, self.probe)
+
+
+_QUICK = ("matmul", "allgather")
+_STANDARD = ("values", "memory_copy", "node_allgather", "rail_allgather", *_QUICK)
+SETS = {
+    "quick": _QUICK,
+    "standard": _STANDARD,
+    "thorough": (*_STANDARD, "host_copy", "memory_pattern", "nic_loopback", *GPT),
+    "network-check": ("matmul", "rail_allgather", "allgather"),
+    "straggler-detection": GPT,
+}
+DEFAULT = "standard"

@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a journal holds: the vocabulary of its records.
+
+Samples are stored raw, never only reduced, so that a better rule can judge an old run again. How
+a record becomes a line is in `record_codec`.
+
+Who writes what: the master its decisions and acts, each agent what happened on its node, the
+supervisor the start and end of the user's script, the post-mortem why it failed, the requeue
+helper its own acts.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+from typing import Annotated, Self
+
+import msgspec
+
+from slurm_health.records.gpu_load import Burn
+from slurm_health.records.probe_catalog import Metric
+from slurm_health.records.verdict import LinkVerdict, NodeVerdict, Outcome
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Figure = int | float | str
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """One thing that happened."""
+
+
+# --- written by the master -------------------------------------------------------------------
+
+
+class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
+    """A check began on these nodes. Always the first record of `master.jsonl`.
+
+    `prior` is how likely some of them were to be bad, by what was found of them before.
+    `submit_time_s` is when `slurm-health sbatch` gave the job to Slurm, by the clock there.
+    """
+
+    run_id: str
+    job_id: int
+    attempt: Count
+    cluster: str
+    partition: str
+    nodes: list[str]
+    master_node: str
+    user: str
+    script: str = ""
+    job_name: str = ""
+    array: str = ""
+    start_time_s: int | None = None
+    submit_time_s: int | None = None
+    slurm_health: str = ""
+    settings: dict[str, str | int | float | bool] = {}
+    prior: dict[str, float] = {}
+
+
+class AgentsLaunched(Record, frozen=True, kw_only=True, tag="agents_launched"):
+    """One agent was started on each of `nodes`; `launch` counts from 0."""
+
+    launch: Count
+    nodes: list[str]
+
+
+class LossCause(Enum):
+    """Why there is no agent."""
+
+    ENDED = "ended"  # it ran and ended; another one may do better
+    NOT_STARTED = "not_started"  # Slurm could not start a step there
+    NO_JOURNAL = "no_journal"  # it ran and does not see the master's file, or cannot write its own
+    JOB_ENDED = "job_ended"  # Slurm starts no step of a job that has ended
+
+
+class AgentsLost(Record, frozen=True, kw_only=True, tag="agents_lost"):
+    """The launcher reported that agents could not start or have ended, and why."""
+
+    launch: Count
+    nodes: list[str]
+    reason: str
+    cause: LossCause = LossCause.ENDED
+
+
+class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the members of a group meet: the store that the first member's worker serves."""
+
+    address: str
+    port: int
+
+
+class NodesAdmitted(Record, frozen=True, kw_only=True, tag="nodes_admitted"):
+    """The rounds are run with these nodes; the others could not be measured.
+
+    `leaves` maps leaf switches to them, where Slurm knows the topology.
+    """
+
+    nodes: list[str]
+    leaves: dict[str, list[str]] = {}
+
+
+class MasterResumed(Record, frozen=True, kw_only=True, tag="master_resumed"):
+    """A new master took over from one that died. Its agents and its current round are void."""
+
+    pid: int
+
+
+class MasterStopped(Record, frozen=True, kw_only=True, tag="master_stopped"):
+    """The master was ended by `reason`, the name of a signal. A new one may yet take over."""
+
+    reason: str
+
+
+class MasterWaits(Record, frozen=True, kw_only=True, tag="master_waits"):
+    """The master is there, and for what it waits. Agents leave a master that says nothing."""
+
+    reason: str
+
+
+class ProbeUsed(msgspec.Struct, frozen=True, kw_only=True):
+    """A probe of a round, and whom it needs. `path` is the file of one that is not ours."""
+
+    name: str
+    scope: str
+    path: str = ""
+
+
+class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
+    """Groups began a round of a phase. `rendezvous[i]` belongs to `groups[i]`.
+
+    `absent` names members without a usable agent; their groups do not start. `options` are the
+    probes', the same for all nodes.
+    """
+
+    round: Count
+    groups: list[list[str]]
+    rendezvous: list[Rendezvous]
+    deadline_s: float
+    absent: list[str] = []
+    phase: str = ""
+    probes: list[ProbeUsed] = []
+    options: dict[str, Figure] = {}
+
+
+class GroupAborted(Record, frozen=True, kw_only=True, tag="group_aborted"):
+    """The members of one group were told to stop, and why.
+
+    `timed_out` is set when a deadline caused it, not when a member was known to have failed.
+    """
+
+    round: Count
+    group: list[str]
+    reason: str
+    timed_out: bool = False
+
+
+class RoundEnded(Record, frozen=True, kw_only=True, tag="round_ended"):
+    """Nothing more is expected of a round. `silent` names nodes that did not report in it.
+
+    `void` is set when the round was cut short by the master's own end and says nothing.
+    """
+
+    round: Count
+    silent: list[str] = []
+    void: bool = False
+
+
+class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):
+    """The conclusion of the run.
+
+    `floors` are the smallest relative slowdowns that made a node slow in it, by metric.
+    """
+
+    nodes: list[NodeVerdict]
+    paths: list[LinkVerdict] = []
+    leaves: list[LinkVerdict] = []
+    floors: dict[str, float] = {}
+
+
+class _Name(StrEnum):
+    """A name in the journal. One that only a newer version knows is kept as it is written."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        unknown = str.__new__(cls, value)
+        unknown._name_ = unknown._value_ = value
+        return unknown
+
+
+class Action(_Name):
+    """What is done to nodes, or to the job."""
+
+    DRAIN = "drain"
+    DROP = "drop"  # the job goes on with fewer nodes
+    EXCLUDE = "exclude"  # the job's next attempt is to run on other nodes
+    REQUEUE = "requeue"
+    HOLD = "hold"
+    PROCEED = "proceed"
+    CANCEL = "cancel"  # by the monitor, where a training hangs and its user wants that
+
+
+class Disposition(_Name):
+    """What becomes of the job."""
+
+    PROCEED = "proceed"
+    REQUEUE = "requeue"
+    HOLD = "hold"
+    STOP = "stop"
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the job leaves its nodes: Slurm ends this attempt of it."""
+        return self in {Disposition.REQUEUE, Disposition.HOLD}
+
+
+class ActionIntended(Record, frozen=True, kw_only=True, tag="action_intended"):
+    """The master is about to act. Written before the act, so that no act is ever done twice."""
+
+    action: Action
+    nodes: list[str] = []
+    reason: str = ""
+
+
+class ActionDone(Record, frozen=True, kw_only=True, tag="action_done"):
+    """How an act ended.
+
+    `nodes` are those it took effect on, or, where it took effect on none, those it was meant for.
+    """
+
+    action: Action
+    succeeded: bool
+    nodes: list[str] = []
+    detail: str = ""
+
+
+class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
+    """The check is over, and what becomes of the job.
+
+    `nodes` are those the job goes on with, where they are not all that it was to have; `spares`
+    those that it keeps beside them.
+    """
+
+    disposition: Disposition
+    exit_code: int
+    reason: str = ""
+    nodes: list[str] = []
+    spares: list[str] = []
+
+
+class Unchecked(Record, frozen=True, kw_only=True, tag="unchecked"):
+    """The nodes could not be checked: why, and what to do about it."""
+
+    reason: str
+    remedy: str
+
+
+# --- written by each agent ---------------------------------------------------------------------
+
+
+class AgentStarted(Record, frozen=True, kw_only=True, tag="agent_started"):
+    """An agent runs on this node and sees the master's journal.
+
+    `leaf` is the switch the node hangs on, where Slurm knows the topology. `driver_keeps_state` is
+    set where the driver of its GPUs is known to stay initialised between processes.
+    """
+
+    node: str
+    launch: Count
+    hostname: str
+    address: str
+    leaf: str = ""
+    driver_keeps_state: bool = False
+
+
+class WorkersStarting(Record, frozen=True, kw_only=True, tag="workers_starting"):
+    """The node's workers are being (re)placed; what `workers_ready` said before is void."""
+
+    node: str
+    launch: Count
+
+
+class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
+    """Every worker of the node has loaded torch and waits for a round.
+
+    `store_port` is where the first worker serves the rendezvous of groups this node leads.
+    `model` says what the node computes with: only nodes of one model are compared in what they
+    do alone. `free_bytes` is the least memory that is free on any of its devices. `interface` says
+    over which network interface its workers reach other nodes, or how that is chosen.
+    `ports_gbit_per_s` are the rates of its active InfiniBand and RoCE ports that NCCL may use.
+    `gflop_per_s` and `memory_gb_per_s` are what its slowest accelerator reached in a moment's test,
+    by which the work of the run is sized; 0 where that is not known.
+    """
+
+    node: str
+    launch: Count
+    store_port: int
+    torch: str
+    backend: str
+    devices: list[str]
+    collective_library: str = ""
+    start_ms: float = 0.0
+    model: str = ""
+    free_bytes: Count = 0
+    interface: str = ""
+    ports_gbit_per_s: list[float] = []
+    gflop_per_s: float = 0.0
+    memory_gb_per_s: float = 0.0
+
+
+class WorkersFailed(Record, frozen=True, kw_only=True, tag="workers_failed"):
+    """The node's workers cannot be used: torch is missing, or they ended before they were ready.
+
+    `device_failed` is set when its devices were the cause, and were again when they were tried
+    again, with this `torch`.
+    """
+
+    node: str
+    launch: Count
+    reason: str
+    device_failed: bool = False
+    torch: str = ""
+
+
+class DevicesUnopened(Record, frozen=True, kw_only=True, tag="devices_unopened"):
+    """These devices have not been opened, `waited_s` after every worker had loaded `torch`."""
+
+    node: str
+    launch: Count
+    devices: list[int]
+    waited_s: float
+    torch: str
+
+
+class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
+    """What one probe measured on this node in one round, raw.
+
+    `iteration_ms[r]` are the timings of local rank r, one per timed iteration. `total_bytes` is
+    what one iteration moves (the size of a collective over all its ranks), `flop` its work.
+    `quantity` tells several quantities of one probe apart. `scope` says whose times these are:
+    each device's own ("solo"), those of the node's devices together ("node"), of the devices of
+    one rank on all nodes of the group ("rail"), or of the whole group ("pair").
+    """
+
+    node: str
+    round: Count
+    group: list[str]
+    probe: str
+    iteration_ms: list[list[float]]
+    world_size: Annotated[int, msgspec.Meta(ge=1)] = 1
+    total_bytes: Count = 0
+    flop: float = 0.0
+    quantity: str = ""
+    scope: str = "solo"
+    figures: dict[str, Figure] = {}
+
+    @property
+    def metric(self) -> Metric:
+        """What the times are of."""
+        return Metric(probe=self.probe, quantity=self.quantity)
+
+
+class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
+    """This node's last word on a round.
+
+    `crashed` is set when a process of this node's own died, was stopped or raised, or found the
+    node at fault, as opposed to waiting for a partner in vain; `wrong_results` when a device gave
+    another result than the only correct one; `unmeasured` when a probe could not measure here, for
+    a reason that is no fault of the node. `elapsed_ms` counts from when this node saw the round
+    begin.
+    """
+
+    node: str
+    round: Count
+    outcome: Outcome
+    elapsed_ms: float = 0.0
+    detail: str = ""
+    crashed: bool = False
+    wrong_results: bool = False
+    unmeasured: bool = False
+
+
+class DevicesWatched(Record, frozen=True, kw_only=True, tag="devices_watched"):
+    """What the node's GPUs said of themselves during a round; `not_watched` says why nothing."""
+
+    node: str
+    round: Count
+    devices: list[Burn] = []
+    not_watched: str = ""
+
+
+class AgentEnded(Record, frozen=True, kw_only=True, tag="agent_ended"):
+    """The agent left, on request or because of `reason`."""
+
+    node: str
+    launch: Count
+    reason: str = ""
+
+
+# --- written by the supervisor -------------------------------------------------------------------
+
+
+class ScriptStarted(Record, frozen=True, kw_only=True, tag="script_started"):
+    """The user's script began, on `nodes` where these are not all of the job's.
+
+    `restart` counts how often it was started again in this attempt of the job.
+    """
+
+    script: str
+    pid: int
+    restart: Count = 0
+    nodes: list[str] = []
+
+
+class ScriptEnded(Record, frozen=True, kw_only=True, tag="script_ended"):
+    """The user's script ended, with `exit_code` or by `signal` (0: none)."""
+
+    exit_code: int
+    signal: int = 0
+    duration_s: float
+
+
+# --- written after a failed script ---------------------------------------------------------------
+
+
+class FailurePlanned(Record, frozen=True, kw_only=True, tag="failure_planned"):
+    """What is to be done about a failed script, why, and on what evidence.
+
+    `plan` is `stop`, `restart`, `check` or `leave`. It would be restart number `restart` of the
+    `max_restarts` that its user allows. `nodes` are those held at fault.
+    """
+
+    plan: str
+    reason: str
+    restart: Count
+    max_restarts: Count
+    evidence: list[str] = []
+    nodes: list[str] = []
+
+
+# --- written by the post-mortem ------------------------------------------------------------------
+
+
+class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
+    """Why the script failed, as far as what was collected after its end says it.
+
+    `first` is what happened first, where that is not the cause itself. `nodes` and `ranks` are
+    where the cause showed; only `accused` are held at fault. `chain` has one `operator: inference`
+    per step; `not_collected` says why a collector gave nothing, `failed` which collector or
+    operator did not do its work, so that something may have been missed.
+    """
+
+    cause: str
+    description: str
+    attribution: str
+    sureness: str
+    first: str = ""
+    nodes: list[str] = []
+    ranks: list[int] = []
+    accused: list[str] = []
+    evidence: list[str] = []
+    advice: str = ""
+    chain: list[str] = []
+    not_collected: list[str] = []
+    failed: list[str] = []
+
+
+# --- written by the monitor ----------------------------------------------------------------------
+
+
+class ProgressSeen(Record, frozen=True, kw_only=True, tag="progress_seen"):
+    """How far a script is whose ranks have no heartbeat, or none so far.
+
+    `ranks` are those on `node`, the first of the job, `stopped` those of them that are stopped.
+    `line` is the last line of the job's output that counted, empty where none does, `step` its
+    number, and `age_s` how old it was. `beating`: a rank has a heartbeat now, which tells more.
+    """
+
+    node: str
+    ranks: int = 0
+    stopped: list[int] = []
+    step: int = 0
+    line: str = ""
+    age_s: float = 0.0
+    beating: bool = False
+
+
+class HangFound(Record, frozen=True, kw_only=True, tag="hang_found"):
+    """The script still runs and makes no progress: since when, where it hangs, as far as is known.
+
+    `step` is the last one; `allowance_s` is how long a pause would have been usual. `line` is the
+    last line of the job's output that counted steps, where output alone told of the standstill.
+    """
+
+    stalled_s: float
+    allowance_s: float
+    step: int
+    found: Diagnosed
+    line: str = ""
+
+
+class HangOver(Record, frozen=True, kw_only=True, tag="hang_over"):
+    """The training goes on by itself, after it had stood still for so long."""
+
+    stalled_s: float
+    step: int
+
+
+class StragglerFound(Record, frozen=True, kw_only=True, tag="straggler_found"):
+    """A rank takes longer for its own part of a step than the others do, in minutes on end.
+
+    `found` says why, as far as is known; None in the journals of the first versions.
+    """
+
+    node: str
+    rank: int
+    ratio: float
+    own_ms: float
+    usual_ms: float
+    found: Diagnosed | None = None
+
+
+class SlowdownFound(Record, frozen=True, kw_only=True, tag="slowdown_found"):
+    """Steps take longer than before on all ranks, in minutes on end, and where that comes from."""
+
+    step_ms: float
+    usual_ms: float
+    found: Diagnosed
+
+
+# All of them, in the order in which they stand here.
+KINDS: tuple[type[Record], ...] = tuple(Record.__subclasses__())

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a round is, what came out of it, and what is concluded about each node.
+
+These values are shared by the Localizer, the journal, the actions and the report. They load
+nothing heavy, so that a report can be printed where numpy is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from slurm_health.records.probe_catalog import Metric
+
+# Who has no probes, a simulation for one, names a metric by a plain word.
+MetricName = Metric | str
+
+
+class Outcome(Enum):
+    """What happened to one group in one round."""
+
+    MEASURED = "measured"
+    FAILED = "failed"  # a member's probe raised or its process died
+    TIMED_OUT = "timed_out"  # the deadline passed while members were still at it
+    NOT_RUN = "not_run"  # the group never started: says nothing about the network or the nodes
+
+
+class Level(Enum):
+    """What is concluded about one node."""
+
+    HEALTHY = "healthy"
+    SLOW = "slow"
+    FAULTY = "faulty"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Groups that are measured at the same time. A node is in at most one of them."""
+
+    index: int
+    groups: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupResult:
+    """What one group of one round measured.
+
+    `shared_ms` holds one value for the whole group per metric (a collective is as slow as its
+    slowest member), `node_ms` one value per node. `silent` names members that never took part
+    because nobody on them answered, or because their probe could not measure; the others are not
+    to blame for that. `crashed` names members whose own probe process died or raised, or found
+    its node at fault; neither are their partners to blame. `said` holds what members reported.
+    """
+
+    nodes: tuple[str, ...]
+    outcome: Outcome
+    shared_ms: Mapping[MetricName, float] = field(default_factory=dict)
+    node_ms: Mapping[MetricName, Mapping[str, float]] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+    crashed: tuple[str, ...] = ()
+    said: Mapping[str, str] = field(default_factory=dict)
+
+
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The conclusion about one node, with its numbers, as the journal holds it.
+
+    `slowdown` is relative to the healthy nodes of the run (1.0 = as fast as they are),
+    and above 1 for a healthy node too where one of its devices is slower than most; `probability`
+    is the confidence in `level`. `evidence` names the rounds, partners and figures that justify
+    it, and is never empty for SLOW and FAULTY.
+    """
+
+    node: str
+    level: Level
+    slowdown: float = 1.0
+    probability: float = 1.0
+    component: str = "node"
+    reason: str = ""
+    evidence: tuple[str, ...] = ()
+
+
+class LinkVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The conclusion about a connection whose nodes are well, as the journal holds it.
+
+    `ends` are two nodes or two leaf switches, or the one leaf switch whose uplink it is. One that
+    no topology names is named by its nodes, `n[24-31]`.
+    """
+
+    ends: tuple[str, ...]
+    level: Level
+    slowdown: float = 1.0
+    probability: float = 1.0
+    reason: str = ""
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The conclusion of a run: every node, and the paths and leaves that are not well.
+
+    `floors` are the smallest relative slowdowns that made a node slow in it, by metric.
+    """
+
+    nodes: Mapping[str, NodeVerdict]
+    paths: tuple[LinkVerdict, ...] = ()
+    leaves: tuple[LinkVerdict, ...] = ()
+    floors: Mapping[str, float] = field(default_factory=dict)
+
+    def named(self, level: Level) -> tuple[str, ...]:
+        """Return the nodes at `level`, in the order of the run."""
+        return tuple(node for node, verdict in self.nodes.items() if verdict.level is level)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics in Prometheus' text format, as node_exporter's textfile collector reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isinf, isnan
+
+import msgspec
+
+from slurm_health.records.text import one_line
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One value of a metric, and what tells it from the others."""
+
+    value: float
+    labels: Mapping[str, str] = {}
+
+
+class Gauge(msgspec.Struct, frozen=True, kw_only=True):
+    """A metric that can rise and fall. A name ends with its unit."""
+
+    name: str
+    help: str
+    samples: Sequence[Sample]
+
+
+def one_of(chosen: str, among: Sequence[str], label: str, **labels: str) -> list[Sample]:
+    """Return a state as Prometheus counts it best: 1 for the one it is in, 0 for each other."""
+    return [Sample(float(each == chosen), {**labels, label: each}) for each in among]
+
+
+def text(gauges: Sequence[Gauge]) -> str:
+    """Return metrics as text; one without a sample is left out."""
+    lines = []
+    for gauge in gauges:
+        if gauge.samples:
+            lines += [f"# HELP {gauge.name} {gauge.help}", f"# TYPE {gauge.name} gauge"]
+            lines += [_line(gauge.name, sample) for sample in gauge.samples]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _line(name: str, sample: Sample) -> str:
+    labels = ",".join(f'{key}="{_escaped(value)}"' for key, value in sample.labels.items())
+    return (
+        f"{name}{{{labels}}} {_number(sample.value)}"
+        if labels
+        else f"{name} {_number(sample.value)}"
+    )
+
+
+def _escaped(value: str) -> str:
+    shown = one_line(value).encode(errors="replace").decode()
+    return shown.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    if isnan(value):
+        return "NaN"
+    if isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return f"{value:.15g}"

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal: a directory of append-only files, one writer each, on a filesystem all nodes share.
+
+    <root>/<cluster>/<job>/<attempt>/master.jsonl, <node>.jsonl, supervisor.jsonl, requeue.jsonl,
+                                     post-mortem.jsonl, restart.jsonl, monitor.jsonl
+
+A writer opens, appends whole lines and closes; a reader opens anew each time, because NFS makes
+data visible on close and open. Readers open the names they expect and never rely on a directory
+listing, which NFS caches. No lock guards the truth: no file has two writers. Each user's runs are
+that user's alone, wherever the root lies: `private_files` opens them.
+
+    files         which there are, and how they are opened
+    writer        appends records to one
+    reader        what is new in one, or in many
+    directories   which directory a run has, and which runs a job has had
+"""
+
+from slurm_health.system.journal.directories import (
+    JOURNAL_NAME,
+    attempt_and_check,
+    clusters_in,
+    directory_of_check,
+    directory_of_start,
+    job_directory,
+    job_of,
+    label_of,
+    link_array_task,
+    name_of,
+    owners_of,
+    runs_of,
+)
+from slurm_health.system.journal.files import (
+    AT_A_TIME,
+    MASTER,
+    MONITOR,
+    POST_MORTEM,
+    REQUEUE,
+    RESTART,
+    SUPERVISOR,
+    create,
+    opened,
+    path_of,
+    unusable,
+)
+from slurm_health.system.journal.reader import Reader, read_all, read_new_of
+from slurm_health.system.journal.writer import Writer
+
+__all__ = [
+    "AT_A_TIME",
+    "JOURNAL_NAME",
+    "MASTER",
+    "MONITOR",
+    "POST_MORTEM",
+    "REQUEUE",
+    "RESTART",
+    "SUPERVISOR",
+    "Reader",
+    "Writer",
+    "attempt_and_check",
+    "clusters_in",
+    "create",
+    "directory_of_check",
+    "directory_of_start",
+    "job_directory",
+    "job_of",
+    "label_of",
+    "link_array_task",
+    "name_of",
+    "opened",
+    "owners_of",
+    "path_of",
+    "read_all",
+    "read_new_of",
+    "runs_of",
+    "unusable",
+]

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which directory a run has, and which runs a job has had."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from slurm_health.records.records import Record, RunFinished, RunStarted
+from slurm_health.system import private_files
+from slurm_health.system.journal.files import MASTER, unusable
+from slurm_health.system.journal.reader import read_all
+
+_log = logging.getLogger(__name__)
+_LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
+# What Slurm takes for a cluster's name. Where users share a root, anybody may make a directory
+# whose name is no text at all.
+_CLUSTER = re.compile(r"[\w-][\w.-]{0,254}", re.ASCII)
+JOURNAL_NAME = re.compile(r"[0-9]{1,10}(?:\.[0-9a-f]{16})?", re.ASCII)
+"""A directory of a job in a cluster's: the job's id, or that and what nobody could foresee."""
+# Each step of a job has a number for its check; further starts of that step lie this far apart.
+_NEXT_START = 1000
+
+
+def job_directory(root: Path, cluster: str, job: int | str) -> Path:
+    """Return the directory of one job's attempts."""
+    return root / cluster / str(job)
+
+
+def clusters_in(root: Path) -> list[str]:
+    """Return the clusters that have journals, or a link; none where the root is not there.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        with os.scandir(root) as entries:
+            names = [each.name for each in entries if not each.is_file(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [name for name in names if _CLUSTER.fullmatch(name)]
+
+
+def name_of(
+    root: Path, cluster: str, job: str, owner: int, *, make: bool = False, quick: bool = False
+) -> str:
+    """Return the name of the directory of a user's job: its id, or what stands beside that.
+
+    Where users share a root, anybody can make a directory of any id, or lay another name of a file
+    of the user's there. Where the job's id is taken, the user's own is `12.` and what nobody could
+    foresee.
+
+    Args:
+        root: the directory of all journals.
+        cluster: the job's cluster.
+        job: its id, or `12_3` for a task of an array.
+        owner: whose the job is.
+        make: make a directory beside what is taken, if there is none.
+        quick: where nothing has the job's id, do not look beside it, which lists the cluster.
+
+    Raises:
+        OSError: nothing can be made there, or it cannot be looked at.
+    """
+    try:
+        if private_files.is_own_directory((root / cluster / job).lstat(), owner):
+            return job
+    except FileNotFoundError:
+        if make or quick:
+            return job
+    if make and not _beside(root / cluster, job, owner):
+        with private_files.directory(root, cluster, owner=owner) as place:
+            os.mkdir(f"{job}.{os.urandom(8).hex()}", 0o700, dir_fd=place)
+    # Of several that processes made at once, all take the same one.
+    return min(_beside(root / cluster, job, owner), default=job)
+
+
+def job_of(name: str) -> str:
+    """Return the job whose directory, or link, this is."""
+    return name.partition(".")[0]
+
+
+def _beside(cluster: Path, job: str, owner: int) -> list[str]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(cluster) as entries:
+        return [
+            each.name
+            for each in entries
+            if each.name.startswith(f"{job}.")
+            and JOURNAL_NAME.fullmatch(each.name)
+            and private_files.is_own_directory(each.stat(follow_symlinks=False), owner)
+        ]
+    return []
+
+
+def owners_of(root: Path, cluster: str, job: str) -> set[int]:
+    """Return the users who have a directory of a job, under its id or beside it.
+
+    Raises:
+        OSError: the cluster's directory cannot be listed.
+    """
+    with os.scandir(root / cluster) as entries:
+        return {
+            each.stat(follow_symlinks=False).st_uid
+            for each in entries
+            if job_of(each.name) == job
+            and JOURNAL_NAME.fullmatch(each.name)
+            and each.is_dir(follow_symlinks=False)
+        }
+
+
+def label_of(attempt: int, check: int) -> str:
+    """Return the name of a run's directory: `2`, and `2-3` for the third check of attempt 2."""
+    return f"{attempt}-{check}" if check > 1 else str(attempt)
+
+
+def attempt_and_check(label: str) -> tuple[int, int] | None:
+    """Return what the name of a run's directory says, None where it is not such a name."""
+    match = _LABEL.fullmatch(label)
+    return (int(match[1]), int(match[2] or 1)) if match else None
+
+
+def directory_of_check(root: Path, started: RunStarted) -> tuple[Path, RunStarted]:
+    """Return the directory for a check, and the first record it has or is to get.
+
+    A check with this very name is taken over however it stands: whoever gave both the name has not
+    heard how the first ended. One that was cut short is taken over if it is of the very same job
+    start; one whose requeue did not happen too, because the job is evidently still here.
+
+    Raises:
+        JournalError: an older journal cannot be read.
+    """
+
+    def is_ours(begun: RunStarted, records: Sequence[Record]) -> bool:
+        finished = [record for record in records if isinstance(record, RunFinished)]
+        over = finished and not finished[-1].disposition.leaves
+        return begun.run_id == started.run_id or (not over and _same_start(begun, started))
+
+    try:
+        name = name_of(root, started.cluster, str(started.job_id), os.geteuid(), make=True)
+    except OSError as err:
+        job = job_directory(root, started.cluster, started.job_id)
+        raise unusable(job, "written", err) from err
+    job = job_directory(root, started.cluster, name)
+    labels = (label_of(started.attempt, number) for number in itertools.count(1))
+    directory, begun = _first_free(job, labels, is_ours)
+    return directory, begun or started
+
+
+def directory_of_start(job: Path, *, attempt: int, step: int, run_id: str) -> Path:
+    """Return the directory of a check that several processes begin together: the same in all.
+
+    Args:
+        job: the job's directory.
+        attempt: Slurm's restart count.
+        step: the job's step that these processes are.
+        run_id: what this start of the step is called, and its check with it.
+
+    Raises:
+        JournalError: an older journal cannot be read.
+    """
+    # A check by itself takes a step and the next free number, so none of them is this one's.
+    labels = (label_of(attempt, number) for number in itertools.count(step + 2, _NEXT_START))
+    return _first_free(job, labels, lambda begun, _: begun.run_id == run_id)[0]
+
+
+def _first_free(
+    job: Path, labels: Iterable[str], is_ours: Callable[[RunStarted, Sequence[Record]], bool]
+) -> tuple[Path, RunStarted | None]:
+    """Return the first directory whose run nobody has begun, or is ours; and how that began."""
+    for label in labels:
+        records = [entry.record for entry in read_all(job / label, MASTER) if entry.record]
+        begun = next((record for record in records if isinstance(record, RunStarted)), None)
+        if begun is None or is_ours(begun, records):
+            return job / label, begun
+    raise AssertionError("labels never end")
+
+
+def _same_start(before: RunStarted, now: RunStarted) -> bool:
+    """Tell a run of this very start from one of an older job that had the same id."""
+    return (
+        before.nodes == now.nodes
+        and before.user == now.user
+        and before.start_time_s == now.start_time_s
+    )
+
+
+def link_array_task(root: Path, started: RunStarted) -> None:
+    """Let an array task be found under the id its user knows, `12_3`.
+
+    Where Slurm counts anew, an older task may have that id too: the newer one takes it. A link that
+    cannot be made, as where another user has taken its name, costs the name and not the check: a
+    log line says so.
+    """
+    shared = private_files.directory(root, started.cluster, owner=os.geteuid(), make=True)
+    try:
+        with shared as cluster:
+            name = name_of(root, started.cluster, str(started.job_id), os.geteuid())
+            _link(cluster, started.array, name)
+    except OSError as err:
+        path = job_directory(root, started.cluster, started.array)
+        why = err.strerror or err
+        _log.warning("%s cannot be made (%s): report %d finds it", path, why, started.job_id)
+
+
+def _link(directory: int, name: str, target: str) -> None:
+    with contextlib.suppress(OSError):
+        if os.readlink(name, dir_fd=directory) == target:
+            return
+    made = f".{name}.{target}"
+    with contextlib.suppress(FileExistsError):
+        os.symlink(target, made, dir_fd=directory)
+    try:
+        os.replace(made, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(made, dir_fd=directory)
+        raise
+
+
+def runs_of(root: Path, cluster: str, job: str, *, owner: int | None = None) -> list[Path]:
+    """Return the directories of a job's runs, oldest first; none where there is no such job.
+
+    Args:
+        root: the directory of all journals.
+        cluster: the job's cluster.
+        job: its directory's name, or `12_3` for a task of an array.
+        owner: whose the job must be, None for anybody's.
+
+    Raises:
+        OSError: its directory cannot be read, or is refused.
+    """
+    with contextlib.suppress(OSError):
+        behind = str(job_directory(root, cluster, job).readlink())
+        job = behind if JOURNAL_NAME.fullmatch(behind) else job
+    try:
+        with private_files.directory(root, cluster, job, owner=owner) as handle:
+            names = private_files.directories_in(handle)
+    except FileNotFoundError:
+        return []
+    labelled = [(label, name) for name in names if (label := attempt_and_check(name))]
+    return [job_directory(root, cluster, job) / name for _, name in sorted(labelled)]

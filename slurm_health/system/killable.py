@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work in child processes with a deadline that holds even against the kernel.
+
+A dead GPU or filesystem puts whoever touches it to sleep where no signal reaches. So the hook
+itself touches nothing: a child does, in a session of its own. What the child does not answer in
+time is killed, and left behind when it does not die. Nothing here ever waits for a child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+import msgspec
+
+ANSWER_BYTES = 1 << 20
+_ANSWER = b"+"
+_ERROR = b"-"
+# A child whose parent was killed ends by itself, this long after its deadline.
+_ORPHAN_S = 1.0
+# A killed process ends within milliseconds; on a machine without a free moment it takes longer.
+_REAP_S = 2.0
+# Whoever sleeps in the kernel for this long after its SIGKILL is held there.
+_HELD_S = 0.25
+
+Work = Callable[[], bytes]
+Key = TypeVar("Key")
+
+
+class Answered(msgspec.Struct, frozen=True, tag=True):
+    """The child's work returned this."""
+
+    data: bytes
+    elapsed_s: float
+
+
+class Broke(msgspec.Struct, frozen=True, tag=True):
+    """The child's work raised, or the child died."""
+
+    reason: str
+    elapsed_s: float
+
+
+class Hung(msgspec.Struct, frozen=True):
+    """The child had not answered at its deadline. `abandoned`: its id while the kernel holds it."""
+
+    limit_s: float
+    abandoned: int = 0
+
+
+WorkResult = Answered | Broke | Hung
+
+
+class _Child:
+    """A running child: the read end of its pipe, and when it is killed."""
+
+    def __init__(self, work: Work, limit_s: float, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.limit_s = limit_s
+        self.started_s = time.monotonic()
+        self.data = b""
+        self.collected = False
+        self.pipe, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _serve(work, writing, limit_s + _ORPHAN_S)
+        os.close(writing)
+        os.set_blocking(self.pipe, False)
+
+    @property
+    def deadline_s(self) -> float:
+        return self.started_s + self.limit_s
+
+    def read(self) -> bool:
+        """Take what has arrived; False once nothing more will come."""
+        try:
+            chunk = os.read(self.pipe, 65536)
+        except BlockingIOError:
+            return True
+        self.data += chunk
+        return bool(chunk) and len(self.data) <= self._most_bytes
+
+    def kill(self) -> None:
+        """Kill the child with its session. One that was collected may share its id by now."""
+        if self.collected:
+            return
+        # The process too: a child that has not run yet has no session of its own.
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self.pid, signal.SIGKILL)
+
+    def end(self) -> bool:
+        """Kill and collect the child; False for one that the kernel holds, which is left behind."""
+        self.kill()
+        with contextlib.suppress(OSError):
+            os.close(self.pipe)
+        killed_s = time.monotonic()
+        while not self._collect():
+            waited_s = time.monotonic() - killed_s
+            if waited_s > _REAP_S or (waited_s > _HELD_S and _sleeps_in_kernel(self.pid)):
+                return False
+            time.sleep(0.001)
+        return True
+
+    def _collect(self) -> bool:
+        try:
+            self.collected = os.waitpid(self.pid, os.WNOHANG) != (0, 0)
+        except ChildProcessError:
+            self.collected = True
+        return self.collected
+
+    def result(self) -> WorkResult:
+        elapsed_s = time.monotonic() - self.started_s
+        if len(self.data) > self._most_bytes:
+            return Broke(f"answered more than {self._most_bytes} bytes", elapsed_s)
+        if self.data[:1] == _ANSWER:
+            return Answered(self.data[1:], elapsed_s)
+        if not self.data and elapsed_s > self.limit_s:
+            return Hung(self.limit_s)  # it ended by itself, seen too late
+        said = self.data[1:].decode(errors="replace")
+        return Broke(said or "its process ended without an answer", elapsed_s)
+
+
+def run_all(
+    work: Mapping[Key, tuple[Work, float]], *, most_bytes: int = ANSWER_BYTES
+) -> dict[Key, WorkResult]:
+    """Run every piece of work at once, each in a child with its own time limit in seconds.
+
+    Returns within the longest limit and a moment, whatever the children do.
+    """
+    running: dict[Key, _Child] = {}
+    results: dict[Key, WorkResult] = {}
+    with _ending(running):
+        for key, (task, limit_s) in work.items():
+            # Between a child's start and its being known here, nothing would end it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            try:
+                running[key] = _Child(task, limit_s, most_bytes)
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        _gather(running, results)
+    return {key: results[key] for key in work}
+
+
+def run_one(work: Work, limit_s: float, *, most_bytes: int = ANSWER_BYTES) -> WorkResult:
+    """Run one piece of work in a child with a time limit, and one for the size of its answer."""
+    return run_all({"": (work, limit_s)}, most_bytes=most_bytes)[""]
+
+
+def _gather(running: dict[Key, _Child], results: dict[Key, WorkResult]) -> None:
+    poll = select.poll()
+    by_pipe = {child.pipe: (key, child) for key, child in running.items()}
+    for pipe in by_pipe:
+        poll.register(pipe, select.POLLIN)
+    while by_pipe:
+        nearest_s = min(child.deadline_s for _, child in by_pipe.values())
+        wait_s = max(0.0, nearest_s - time.monotonic())
+        for pipe, _ in poll.poll(wait_s * 1000):
+            key, child = by_pipe[pipe]
+            if not child.read():
+                poll.unregister(pipe)
+                del by_pipe[pipe]
+                results[key] = child.result()
+                child.end()
+        now_s = time.monotonic()
+        late = [each for each in by_pipe.items() if now_s >= each[1][1].deadline_s]
+        for pipe, (_, child) in late:
+            poll.unregister(pipe)
+            del by_pipe[pipe]
+            child.kill()
+        for _, (key, child) in late:
+            results[key] = Hung(child.limit_s, abandoned=0 if child.end() else child.pid)
+
+
+def _sleeps_in_kernel(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[:1] == [b"D"]
+
+
+@contextlib.contextmanager
+def _ending(running: Mapping[Key, _Child]) -> Iterator[None]:
+    """While active, a SIGTERM to this process ends the children before it ends the process.
+
+    Slurm sends SIGTERM and, ten milliseconds later, SIGKILL; the children are in sessions of
+    their own and would live on.
+    """
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        for child in list(running.values()):
+            child.kill()
+        os._exit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _serve(work: Work, pipe: int, lifetime_s: float) -> None:
+    """Be the child: never returns."""
+    status = 1
+    try:
+        os.setsid()
+        _reset_signals()
+        signal.setitimer(signal.ITIMER_REAL, lifetime_s)
+        pipe = _keep_only(pipe)
+        try:
+            answer = _ANSWER + work()
+        except Exception as err:  # a process boundary: the parent records it
+            answer = _ERROR + (str(err) or type(err).__name__).encode(errors="replace")[:4096]
+        while answer:
+            answer = answer[os.write(pipe, answer) :]
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _reset_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _keep_only(pipe: int) -> int:
+    """Close every other descriptor: slurmd waits until nobody holds the hook's output."""
+    null = os.open(os.devnull, os.O_RDWR)
+    pipe = os.dup2(pipe, max(pipe, null, 3) + 1, inheritable=False)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.closerange(3, pipe)
+    os.closerange(pipe + 1, 1024)
+    return pipe

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place where processes are started, and how they are ended.
+
+Most live in a session of their own that is tied to this process's life, so that they cannot
+outlive their purpose. Elsewhere only `killable` forks: a hook has no time to load what this needs.
+What probes and checks of nodes run belongs to them, and ends with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+Process = subprocess.Popen[bytes]
+PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
+"""What a standard stream of a child may be; None is our own."""
+
+_PR_SET_PDEATHSIG = 1
+# Signals that would end us while a command is in the foreground.
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_HEARD_AFTERWARDS = (signal.SIGINT, signal.SIGTERM)
+_ANEW_S = 0.01  # what an exception is dropped in takes far less
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(
+    signal_number: int = signal.SIGKILL, parent: int | None = None
+) -> Callable[[], None]:
+    """Return what a child calls for the kernel to signal it when its parent, this process, dies.
+
+    A child that was started by a stranger asks for it itself, and says who its `parent` is.
+    """
+    parent = parent or os.getpid()
+
+    def tie() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal_number))
+        if os.getppid() != parent:  # it died between fork and prctl
+            os._exit(1)
+
+    return tie
+
+
+def fork(work: Callable[[], int]) -> int:
+    """Do a piece of work in a child, which ends with the code that it returns; return its id.
+
+    Raises:
+        OSError: there can be no further process.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        code = work()
+    finally:
+        os._exit(code)
+
+
+@contextlib.contextmanager
+def heard_afterwards() -> Iterator[set[int]]:
+    """Have Ctrl-C and SIGTERM wait until this is done; provide the signal mask from before.
+
+    Only this thread's: where there are others, one of them may take a signal of the process.
+    """
+    ours = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD_AFTERWARDS)
+        yield set(ours)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ours)
+
+
+def start_tied(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str] | Mapping[bytes, bytes],
+    stdin: int = NOTHING,
+    stdout: int = NOTHING,
+    stderr: int | None = PIPE,
+    signal_mask: Collection[int] | None = None,
+) -> Process:
+    """Start a child in its own session that dies with this process.
+
+    Reading from it never blocks. It has our signal mask, or the given one.
+
+    Raises:
+        OSError: it cannot be executed, or not be tied.
+    """
+    tie = die_with_parent()
+    # Python drops what a signal raises while it forks, and with it the user's Ctrl-C.
+    with heard_afterwards() as ours:
+        mask = ours if signal_mask is None else signal_mask
+
+        def prepare() -> None:
+            tie()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=environ,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509 - callers start children from one thread
+            )
+        except subprocess.SubprocessError as err:
+            raise OSError(str(err)) from err
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            os.set_blocking(pipe.fileno(), False)
+    return process
+
+
+def read_available(pipe: IO[bytes] | None) -> bytes:
+    """Return what has arrived on a pipe of `start_tied`, without waiting."""
+    assert pipe is not None
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        while chunk := os.read(pipe.fileno(), 65536):
+            data += chunk
+    return data
+
+
+def kill_session(process: Process, signal_number: int = signal.SIGKILL) -> None:
+    """Signal a child that leads a session, and all that is in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal_number)
+
+
+def ends_within(process: Process, wait_s: float) -> bool:
+    """Wait for the end of a child; tell whether it came in time."""
+    try:
+        process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def abandon_session(process: Process, *, wait_s: float) -> bool:
+    """Kill a child and its group, and reap it unless it hangs in the kernel; tell if it ended."""
+    kill_session(process)
+    close_pipes(process)
+    return ends_within(process, wait_s)
+
+
+def end_session(process: Process, *, leave_s: float = 0.0, grace_s: float) -> None:
+    """End a child and its group, and reap it, as `end_sessions` does."""
+    end_sessions([process], leave_s=leave_s, grace_s=grace_s)
+
+
+def end_sessions(
+    children: Sequence[Process], *, leave_s: float = 0.0, grace_s: float
+) -> list[Process]:
+    """End children and their groups, and reap them; return those that did not leave by themselves.
+
+    They may within `leave_s`; then they are terminated, and killed after `grace_s`.
+    """
+    late = _not_ended_within(children, leave_s)
+    for process in late:
+        kill_session(process, signal.SIGTERM)
+    _not_ended_within(late, grace_s)
+    for process in children:
+        # Even when the leader is gone: others of its group may have ignored the first signal.
+        kill_session(process, signal.SIGKILL)
+        process.wait()
+        close_pipes(process)
+    return late
+
+
+def _not_ended_within(children: Sequence[Process], wait_s: float) -> list[Process]:
+    until_s = time.monotonic() + wait_s
+    return [
+        process
+        for process in children
+        if not ends_within(process, max(0.0, until_s - time.monotonic()))
+    ]
+
+
+def close_pipes(process: Process) -> None:
+    """Close our ends of a child's pipes."""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    deadline_s: float,
+    stdin: bytes = b"",
+    directory: Path | None = None,
+    grace_s: float = 0.0,
+) -> Ended:
+    """Run a command in a session of its own to its end; nothing of it is left.
+
+    What has to be ended, late or because we are interrupted, is terminated, and killed after
+    `grace_s`.
+
+    Raises:
+        TimeoutError: it did not end in time.
+        OSError: it cannot be executed.
+    """
+    with subprocess.Popen(
+        list(argv),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=dict(environ),
+        cwd=directory,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+        finally:
+            if grace_s and process.poll() is None:
+                kill_session(process, signal.SIGTERM)
+                ends_within(process, grace_s)
+            kill_session(process)
+    return Ended(returncode=process.returncode, stdout=stdout, stderr=stderr)
+
+
+def ask_python(
+    python: str, question: str, *, environ: Mapping[str, str], deadline_s: float
+) -> Ended:
+    """Have an interpreter, of a job or of a site, run a line of Python.
+
+    It runs in the root directory: the caller's own may hold a `torch.py` of somebody else's, and an
+    empty entry of PYTHONPATH means it. -P and -I would not do, since Python 3.10 knows no -P, and a
+    job's torch may lie in PYTHONPATH.
+
+    Raises:
+        TimeoutError: it did not answer in time.
+        OSError: it cannot be executed.
+    """
+    # A venv is known by its link, which stays.
+    path = os.path.abspath(python) if "/" in python else python  # noqa: PTH100
+    return run([path, "-c", question], environ=environ, deadline_s=deadline_s, directory=Path("/"))
+
+
+def run_in_foreground(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    stdin: bytes | None = None,
+    output: IO[bytes] | None = None,
+    deadline_s: float | None = None,
+) -> int:
+    """Run a command with our streams and open files; return its code, 128+n after signal n.
+
+    `stdin` is what it reads there instead of our own standard input; `output` takes what it
+    prints, on standard error too, instead of our own streams. Signals that would end us
+    are passed to it, and we end when it does, so that nothing of ours is left behind.
+
+    Raises:
+        TimeoutError: it did not end in time, and was killed.
+        OSError: it cannot be executed.
+    """
+    process = subprocess.Popen(
+        list(argv),
+        stdin=None if stdin is None else PIPE,
+        stdout=output,
+        stderr=output,
+        env=dict(environ),
+        close_fds=False,  # its words may name one of our files by its number
+    )
+    with _forwarding_signals(process):
+        try:
+            process.communicate(stdin, timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise TimeoutError from None
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+@contextlib.contextmanager
+def _forwarding_signals(process: Process) -> Iterator[None]:
+    previous = {
+        number: signal.signal(number, lambda received, _: process.send_signal(received))
+        for number in _FORWARDED
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def ancestors() -> Iterator[tuple[int, int]]:
+    """Yield this process, its parent, and so on: each one's id, and when it started in ticks.
+
+    Ends where /proc shows no more. An id is given again one day; with its start it is unique.
+    """
+    pid = os.getpid()
+    while pid:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            return
+        words = stat.rpartition(b")")[2].split()  # from the third field on; see proc(5)
+        yield pid, int(words[19])
+        pid = int(words[1])
+
+
+@contextlib.contextmanager
+def leaving_on(number: int) -> Iterator[None]:
+    """While active, a signal ends what is in progress by SystemExit, once, with the code 128+n.
+
+    Python drops an exception that comes up in a destructor or a weak reference's callback, and
+    prints it; such a one is raised anew a moment later. What is behind the context is not
+    disturbed any more.
+    """
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once: what it ends by now it ends in peace
+        raise SystemExit(128 + number)
+
+    def raise_anew(dropped: sys.UnraisableHookArgs) -> None:
+        if isinstance(dropped.exc_value, SystemExit):
+            signal.signal(number, leave)
+            threading.Timer(_ANEW_S, os.kill, (os.getpid(), number)).start()
+        else:
+            before(dropped)
+
+    before, sys.unraisablehook = sys.unraisablehook, raise_anew
+    signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_IGN)
+        sys.unraisablehook = before
+
+
+def exit_text(returncode: int) -> str:
+    """Say how a process ended: `exit code 3`, or `killed by SIGSEGV`."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    return f"killed by {signal_name(-returncode)}"
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGSEGV`, or `signal 40` for one that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def signal_behind(end: KeyboardInterrupt | SystemExit) -> str:
+    """Return the name of the signal that became this exception, as by `leaving_on`."""
+    if isinstance(end, KeyboardInterrupt):
+        return signal.SIGINT.name
+    return signal_name(end.code - 128) if isinstance(end.code, int) else "no signal"
+
+
+def own_command(*arguments: str) -> tuple[str, ...]:
+    """Return a command line of this slurm-health, for another process or node.
+
+    `-P` keeps the working directory off the module path: it may hold a `click.py` of the user's.
+    """
+    return own_module("slurm_health", *arguments)
+
+
+def own_module(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return a command line that runs a module of ours with this interpreter."""
+    # Where we were started without PYTHONPATH and PYTHONHOME, what the child finds there belongs to
+    # another Python.
+    unused = sys.flags.ignore_environment or not {"PYTHONPATH", "PYTHONHOME"} & os.environ.keys()
+    flags = ("-E", "-P") if unused else ("-P",)
+    return (sys.executable, *flags, "-m", module, *arguments)

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What slurm-health asks of Slurm and does in it; Slurm's own commands do all that changes it."""
+
+from __future__ import annotations
+
+import math
+import pwd
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from slurm_health.records.allocation import Estimate
+from slurm_health.records.errors import LocalizeError, SlurmCommandError, SlurmError
+from slurm_health.records.nodeset import fold
+from slurm_health.records.text import whole_number
+from slurm_health.records.topology import parse_topology
+from slurm_health.system.slurm import command, real_sbatch
+from slurm_health.system.slurm.estimate import PRINT_EPOCH, estimate_of
+from slurm_health.system.slurm.job_gres import NodeGres, gres_of, options_on
+from slurm_health.system.slurm.parsing import (
+    LISTED_JOB,
+    Job,
+    JobId,
+    ListedJob,
+    Node,
+    Partition,
+    Size,
+    job_fields,
+    listed_job_of,
+    parse_pairs,
+    partition_of,
+)
+from slurm_health.system.slurm.pyslurm_client import choose
+from slurm_health.system.slurm.reads import Reads
+
+# slurmd sets no PATH for hooks (Slurm Prolog and Epilog Guide).
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# The controller did not get to see the request, so it can be sent again.
+_UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
+RETRY_S = 1.0
+_SIZE = "NumNodes:.20,NumCPUs:.20,NumTasks:.20"
+
+
+class Client:
+    """Slurm's commands, with an environment that the surrounding job does not disturb.
+
+    Every method raises SlurmError where Slurm refuses, does not answer within `deadline_s`, or
+    answers what cannot be read. A controller that is being restarted is asked again for up to
+    `patience_s`. Nothing is asked, or waited for, after `give_up_s` of the monotonic clock.
+
+    A job is called by its id, but one task of an array always as `12_3`: its id may be that of the
+    whole array, and a command that names that id means every task.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        patience_s: float = 60.0,
+        deadline_s: float = command.DEADLINE_S,
+        give_up_s: float = math.inf,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        kept = command.clean_environ(environ)
+        self._environ = {**kept, "PATH": environ.get("PATH") or _PATH}
+        self._patience_s = patience_s
+        self._deadline_s = deadline_s
+        self._give_up_s = give_up_s
+        self._monotonic = monotonic
+        self._sleep = sleep
+
+    @classmethod
+    def for_hook(
+        cls, environ: Mapping[str, str], *, limit_s: float, give_up_s: float = math.inf
+    ) -> Client:
+        """Return one that asks once: a hook holds its node up."""
+        return cls(environ, patience_s=0.0, deadline_s=limit_s, give_up_s=give_up_s)
+
+    @cached_property
+    def _reads(self) -> Reads:
+        return choose(lambda argv: self._run(*argv)).reads
+
+    @cached_property
+    def _config(self) -> str:
+        return self._run("scontrol", "show", "config")
+
+    # --- what is asked ---------------------------------------------------------------------------
+
+    def job(self, job_id: JobId) -> Job:
+        """Read one job.
+
+        Raises:
+            UnknownJob: Slurm does not know it, or no longer.
+        """
+        return self._reads.job(job_id)
+
+    def nodes(self, names: Sequence[str] = ()) -> dict[str, Node]:
+        """Read some nodes, or all, in one call; one that Slurm does not know is an error."""
+        return self._reads.nodes(names)
+
+    def node(self, name: str) -> Node:
+        """Read one node."""
+        return self._reads.nodes([name])[name]
+
+    def partitions(self) -> dict[str, Partition]:
+        """Read all partitions, hidden ones too, in one call."""
+        text = self._run("scontrol", "show", "partition", "-a", "-o")
+        found = [partition_of(parse_pairs(line)) for line in text.splitlines() if line.strip()]
+        return {partition.name: partition for partition in found}
+
+    def leaves(self) -> dict[str, tuple[str, ...]]:
+        """Return the nodes below each leaf switch; none where Slurm has no topology to tell."""
+        try:
+            return parse_topology(self._run("scontrol", "show", "topology"))
+        except (SlurmCommandError, LocalizeError):
+            return {}
+
+    def comment(self, job_id: JobId) -> str:
+        """Return the comment of a job that Slurm still knows, whole.
+
+        What `job` reads ends at the first word of it that looks like a field.
+        """
+        argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%k"]
+        text = self._run(*argv).rstrip("\n")
+        return "" if text == "(null)" else text
+
+    def batch_script(self, job_id: JobId) -> str:
+        """Return a batch job's script, which Slurm shows to its owner and to administrators."""
+        return self._run("scontrol", "write", "batch_script", str(job_id), "-")
+
+    def size(self, job_id: JobId) -> Size:
+        """Return how much a job asks for, or has."""
+        text = self._run("squeue", "--noheader", f"--jobs={job_id}", f"--Format={_SIZE}")
+        words = text.split()
+        if len(words) != 3 or not all(map(str.isdecimal, words)):
+            raise SlurmError(f"squeue gives {text!r} as the size of job {job_id}")
+        nodes, cpus, tasks = map(int, words)
+        return Size(nodes=nodes, cpus=cpus, tasks=tasks)
+
+    def start_s(self, job_id: JobId) -> int:
+        """Return when a job that has not ended was started, in seconds since the epoch.
+
+        0 for one that was not: a requeued job has a start that is still to come, or none.
+        """
+        argv = ["squeue", "--noheader", f"--jobs={job_id}", "--format=%S"]
+        text = self._run(*argv, environ={**self._environ, "SLURM_TIME_FORMAT": "%s"}).strip()
+        return whole_number(text) or 0
+
+    def gres(self, job_id: JobId) -> dict[str, NodeGres]:
+        """Return what a running job has of generic resources on each of its nodes."""
+        text = self._run("scontrol", "show", "job", "-d", "-o", str(job_id))
+        try:
+            return gres_of(text)
+        except ValueError as err:
+            raise SlurmError(f"scontrol show job {job_id} names nodes oddly: {err}") from err
+
+    def in_full(self, job_id: JobId, node: str) -> tuple[dict[str, str], list[str]]:
+        """Return all fields of a running job, and sbatch's options for what it has on a node."""
+        text = self._run("scontrol", "show", "job", "-d", "-o", str(job_id))
+        try:
+            return job_fields(job_id, text), options_on(node, text)
+        except ValueError as err:
+            raise SlurmError(f"scontrol show job {job_id} shows no node {node}: {err}") from err
+
+    def waiting(self, partitions: Sequence[str]) -> dict[str, str]:
+        """Return the pending jobs that may run in some partitions, and what each waits for."""
+        where = ",".join(partitions)
+        text = self._run(
+            "squeue", "--noheader", "--states=PENDING", f"--partition={where}", "--format=%i %r"
+        )
+        words = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
+        return {name: (why or [""])[0] for name, *why in words}
+
+    def cluster(self) -> str:
+        """Return the name of the cluster that answers, empty where it has none."""
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", self._config, re.MULTILINE)
+        return found[1] if found else ""
+
+    def hides_jobs(self) -> bool:
+        """Tell whether users see no jobs but their own."""
+        found = re.search(r"^PrivateData\s*=\s*(\S+)", self._config, re.MULTILINE)
+        return found is not None and "jobs" in found[1].split(",")
+
+    def estimate(self, arguments: Sequence[str]) -> Estimate:
+        """Return when and where a job would start that is not submitted.
+
+        Slurm counts in all it knows: features, memory, reservations, jobs that run and wait.
+        """
+        sbatch = real_sbatch.find(self._environ)
+        text = self._run(
+            sbatch.path or "sbatch",
+            "--test-only",
+            *arguments,
+            "--wrap=true",
+            environ={**sbatch.environ, **PRINT_EPOCH},
+            with_stderr=True,
+        )
+        return estimate_of(text)
+
+    def jobs_named(self, name: str, uid: int) -> list[int]:
+        """Return the ids of a user's jobs of that name that have not ended."""
+        text = self._run("squeue", "--noheader", f"--user={uid}", f"--name={name}", "--format=%A")
+        return [int(word) for word in text.split() if word.isdigit()]
+
+    def jobs_of(self, uid: int) -> list[ListedJob]:
+        """Return a user's jobs that Slurm still knows, those that have ended too."""
+        argv = ["squeue", "--noheader", "--states=all", f"--user={uid}", f"--Format={LISTED_JOB}"]
+        text = self._run(*argv, environ={**self._environ, "SLURM_TIME_FORMAT": "%s"})
+        return [job for line in text.splitlines() if (job := listed_job_of(line)) is not None]
+
+    def unended(self, uid: int | None) -> list[int]:
+        """Return the ids of jobs that wait, run or end, of a user or of everybody.
+
+        Those of array tasks that Slurm still keeps together are the array's.
+        """
+        whose = () if uid is None else (f"--user={uid}",)
+        text = self._run("squeue", "--noheader", "--array", *whose, "--format=%A")
+        return [int(word) for word in text.split() if word.isdigit()]
+
+    def cluster_name(self) -> str:
+        """Return the name of the cluster whose Slurm answers."""
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", self._config, re.MULTILINE)
+        if found is None:
+            raise SlurmError("scontrol show config names no cluster")
+        return found[1]
+
+    def jobs_on(self, node: str) -> list[int]:
+        """Return the ids of the jobs that run on a node."""
+        text = self._run("squeue", "--noheader", f"--nodelist={node}", "--format=%A")
+        return [int(word) for word in text.split() if word.isdigit()]
+
+    def may_drain(self, uid: int) -> bool:
+        """Tell whether a user may drain nodes, without trying.
+
+        A refused attempt is logged as a security violation and still costs the controller a
+        full pass over its state.
+        """
+        if uid == 0:
+            return True
+        slurm_user = re.search(r"^SlurmUser\s*=\s*\S+\((\d+)\)", self._config, re.MULTILINE)
+        if slurm_user and int(slurm_user.group(1)) == uid:
+            return True
+        if re.search(r"^AccountingStorageType\s*=\s*\S*slurmdbd", self._config, re.MULTILINE):
+            return self._is_administrator(uid)
+        return False
+
+    # --- what is done ----------------------------------------------------------------------------
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """Drain nodes in one call."""
+        self._update(f"NodeName={fold(nodes)}", State="DRAIN", Reason=reason)
+
+    def undrain(self, node: str) -> None:
+        """Lift a drain, and nothing else: a node that is down stays down."""
+        self._update(f"NodeName={node}", State="UNDRAIN")
+
+    def update_job(self, job_id: JobId, **changes: str) -> None:
+        """Change fields of a job."""
+        self._update(f"JobId={job_id}", **changes)
+
+    def shrink(self, job_id: JobId, keep: Sequence[str], directory: Path) -> None:
+        """Let a running job go on with some of its nodes only.
+
+        scontrol leaves shell scripts with the new variables in its working directory, which must
+        be writable or the change is refused: `directory` is where they go.
+        """
+        change = [f"JobId={job_id}", f"NodeList={fold(keep)}"]
+        self._run("scontrol", "update", *change, directory=directory)
+
+    def requeue_held(self, job_id: JobId) -> None:
+        """Requeue a job and hold it. Ends the caller when it runs in that job."""
+        self._run("scontrol", "requeuehold", str(job_id))
+
+    def requeue(self, job_id: JobId) -> None:
+        """Requeue a job, which Slurm starts again after two minutes at the earliest."""
+        self._run("scontrol", "requeue", str(job_id))
+
+    def release(self, job_id: JobId) -> None:
+        """Release a held job."""
+        self._run("scontrol", "release", str(job_id))
+
+    def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
+        """Submit a batch script with its environment; return the job's id."""
+        sbatch = real_sbatch.find(environ)
+        words = [sbatch.path or "sbatch", "--parsable", *arguments]
+        answer = self._run(*words, environ=sbatch.environ, stdin=script.encode())
+        found = re.match(r"\s*(\d+)", answer)
+        if found is None:
+            raise SlurmError(f"sbatch --parsable answered {answer.strip()!r}, expected a job id")
+        return int(found.group(1))
+
+    def cancel(self, job_id: JobId) -> None:
+        """Cancel a job."""
+        self._run("scancel", str(job_id))
+
+    def _is_administrator(self, uid: int) -> bool:
+        try:
+            user = pwd.getpwuid(uid).pw_name
+            level = self._run(
+                "sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=adminlevel"
+            )
+        except (KeyError, SlurmCommandError):
+            return False
+        return "Administrator" in level
+
+    def _update(self, what: str, **changes: str) -> None:
+        pairs = [f"{key}={value}" for key, value in changes.items()]
+        self._run("scontrol", "update", what, *pairs)
+
+    def _run(
+        self,
+        *argv: str,
+        environ: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        directory: Path | None = None,
+        with_stderr: bool = False,
+    ) -> str:
+        patient_until_s = self._monotonic() + self._patience_s
+        while True:
+            left_s = self._give_up_s - self._monotonic()
+            if left_s <= 0:
+                raise SlurmError(f"no time is left to ask: {' '.join(argv)}")
+            try:
+                return command.run(
+                    argv,
+                    environ=self._environ if environ is None else environ,
+                    stdin=stdin,
+                    deadline_s=min(self._deadline_s, left_s),
+                    directory=directory,
+                    with_stderr=with_stderr,
+                )
+            except SlurmCommandError as err:
+                if not _UNREACHABLE.search(err.stderr) or self._monotonic() >= patient_until_s:
+                    raise
+            self._sleep(RETRY_S)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run one Slurm command: an argument list, a deadline, and an error with all the facts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slurm_health.records.errors import SlurmCommandError, SlurmCommandMissing, SlurmTimeoutError
+from slurm_health.system import processes
+
+DEADLINE_S = 30.0
+# What srun, sbatch and scontrol read as options when it is inherited from the surrounding job.
+_INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_")
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"})
+
+
+def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what the surrounding job would impose on a Slurm command."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT or not name.startswith(_INHERITED)
+    }
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    stdin: bytes = b"",
+    deadline_s: float = DEADLINE_S,
+    directory: Path | None = None,
+    with_stderr: bool = False,
+) -> str:
+    """Run a command to its end and return its standard output, errors too where wanted.
+
+    Raises:
+        SlurmCommandMissing: it is not on the PATH.
+        SlurmTimeoutError: it did not end in time; it was killed with its children.
+        SlurmCommandError: it ended with a non-zero code.
+    """
+    if shutil.which(argv[0], path=environ.get("PATH")) is None:
+        raise SlurmCommandMissing(argv[0])
+    try:
+        ended = processes.run(
+            argv, environ=environ, stdin=stdin, deadline_s=deadline_s, directory=directory
+        )
+    except TimeoutError:
+        raise SlurmTimeoutError(argv, deadline_s) from None
+    if ended.returncode != 0:
+        raise SlurmCommandError(argv, ended.returncode, ended.stderr.decode(errors="replace"))
+    said = ended.stdout + (ended.stderr if with_stderr else b"")
+    return said.decode(errors="replace")

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job, a node and a partition as Slurm shows them, read from scontrol's one-line output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from slurm_health.records.errors import SlurmError
+from slurm_health.records.nodeset import expand
+from slurm_health.records.text import whole_number
+
+# `Key=value` pairs of one-line scontrol output. A value may hold spaces, and a reason or comment
+# words like `limit=280`; Slurm's own keys begin with a capital letter.
+_PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
+# One job of several, and the name its owner gave it: both a name and a comment may hold line ends,
+# and a name, which stands in front, words that look like the fields behind it.
+_JOB = re.compile(r"^(?=JobId=\d+ (?:ArrayJobId|HetJobId|JobName)=)", re.MULTILINE)
+_JOB_NAME = re.compile(r"(?<= )JobName=.*?(?= UserId=\S+\(\d+\) GroupId=)", re.DOTALL)
+_OUT = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE")
+# Next to DRAIN these say that the node waits for something a passed check does not bring.
+_UNRELEASABLE = ("DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", "NOT_RESP")
+_NAME = re.compile(r"^NodeName=(\S+)")
+_STATE = re.compile(r"\sState=(\S+)")
+_PARTITIONS = re.compile(r"\sPartitions=(\S+)")
+# Up to who set it and when; fields may follow.
+_SIGNED = re.compile(r".*?\[[^][@\s]+@[\dT:.+-]+\]")
+
+
+# Slurm's ways to say that there is nothing.
+_NOTHING = frozenset({"", "(null)", "N/A"})
+
+# `12_3` names one task of an array.
+JobId = int | str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One job. `fields` holds at least what `JOB_FIELDS` names, under scontrol's names."""
+
+    job_id: JobId
+    states: frozenset[str]
+    reason: str
+    fields: Mapping[str, str]
+
+    def value(self, key: str) -> str:
+        """Return one field, empty where Slurm has nothing to say."""
+        text = self.fields.get(key, "")
+        return "" if text in _NOTHING else text
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Nodes the job must not run on."""
+        return _names(self.value("ExcNodeList"))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Nodes the job asks for by name."""
+        return _names(self.value("ReqNodeList"))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes the job holds."""
+        return _names(self.value("NodeList"))
+
+    @property
+    def restarts(self) -> int:
+        """How often the job was requeued, by anybody, or 0 where Slurm does not say."""
+        return whole_number(self.value("Restarts")) or 0
+
+    @property
+    def pending(self) -> bool:
+        """Pending for good: nothing of an earlier attempt is still being cleaned up."""
+        return "PENDING" in self.states and "COMPLETING" not in self.states
+
+    @property
+    def held(self) -> bool:
+        """Held by anyone: Slurm marks that with a priority of 0, whatever it gives as reason."""
+        return self.fields.get("Priority") == "0"
+
+
+class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a user's jobs. `job` is `12_3` for a task of an array, `12_[4-9]` for several."""
+
+    job: str
+    name: str
+    state: str
+    reason: str
+    nodes: int
+    restarts: int
+    submitted_s: int
+
+    @property
+    def word(self) -> str:
+        """The state as people read it, with why a job waits."""
+        waits = self.state == "PENDING" and self.reason not in {"", "None"}
+        return self.state.lower() + (f" ({self.reason})" if waits else "")
+
+
+def listed_job_of(line: str) -> ListedJob | None:
+    """Read one line of squeue in the format `LISTED_JOB`; None for one that is none."""
+    words = line.split(maxsplit=6)
+    if len(words) < 6 or not all(map(str.isdecimal, words[2:5])):
+        return None  # the rest of a name that holds a line end
+    job, state, nodes, restarts, submitted_s, reason = words[:6]
+    return ListedJob(
+        job=job,
+        name=words[6].strip() if len(words) > 6 else "",
+        state=state,
+        reason=reason,
+        nodes=int(nodes),
+        restarts=int(restarts),
+        submitted_s=int(submitted_s),
+    )
+
+
+# Every field but the last is one word; times are seconds with SLURM_TIME_FORMAT=%s.
+LISTED_JOB = (
+    "JobArrayID:.64 ,State:.20 ,NumNodes:.12 ,RestartCnt:.12 ,SubmitTime:.24 ,Reason:.64 ,Name:64"
+)
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job asks for or has, of all its nodes together."""
+
+    nodes: int
+    cpus: int
+    tasks: int
+
+
+# What is asked of a job, and what scontrol writes where there is nothing; None for a field that it
+# then leaves out.
+JOB_FIELDS: Mapping[str, str | None] = {
+    "JobId": "",
+    "ArrayJobId": None,
+    "ArrayTaskId": None,
+    "JobState": "",
+    "Reason": "None",
+    "Priority": "0",
+    "NodeList": "",
+    "ReqNodeList": "(null)",
+    "ExcNodeList": "(null)",
+    "BatchFlag": "0",
+    "Requeue": "0",
+    "Restarts": "0",
+    "Partition": "(null)",
+    "Account": "(null)",
+    "QOS": "(null)",
+}
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. `reason` carries who set it, and when."""
+
+    name: str
+    state: str
+    reason: str = ""
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The words of the state, without marks such as `*`."""
+        return _words(self.state)
+
+    @property
+    def out_of_pool(self) -> bool:
+        """Whether somebody has taken it out of use, or is about to."""
+        # Slurm writes a coming reboot, maintenance or power-down as a mark behind the word too.
+        return any(mark in self.state for mark in "@^$~!%") or any(
+            word.startswith(_OUT) for word in self.states
+        )
+
+    @property
+    def drained(self) -> bool:
+        """Whether it takes no jobs because of a drain."""
+        return "DRAIN" in self.states
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job runs on it; one may be in its epilog."""
+        return "IDLE" in self.states
+
+    @property
+    def releasable(self) -> bool:
+        """Whether lifting the drain is all it needs."""
+        silent = any(mark in self.state for mark in "*$@^")
+        return (
+            self.drained
+            and not silent
+            and not any(word.startswith(_UNRELEASABLE) for word in self.states)
+        )
+
+
+def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job:
+    """Return a job from its fields."""
+    return Job(
+        job_id=job_id,
+        states=_words(fields.get("JobState", "")),
+        reason=fields.get("Reason", ""),
+        fields=fields,
+    )
+
+
+def job_fields(job_id: JobId, text: str) -> dict[str, str]:
+    """Return the fields of one job from what `scontrol show job -o` prints.
+
+    The id of an array, or of a job of several parts, shows every task or part. The name of a job
+    is left out: only its owner knows where it ends.
+    """
+    shown = [parse_pairs(_JOB_NAME.sub("", each)) for each in _JOB.split(text)]
+    return next((fields for fields in shown if fields.get("JobId") == str(job_id)), shown[-1])
+
+
+def node_of(line: str) -> Node | None:
+    """Read one line of `scontrol show nodes -o`; None for one that is none.
+
+    The note is free text and may hold what looks like fields, so fields are read before it only.
+    """
+    head, _, tail = line.partition(" Reason=")
+    name, state, partitions = (field.search(head) for field in (_NAME, _STATE, _PARTITIONS))
+    if name is None or state is None:
+        return None
+    signed = _SIGNED.match(tail)
+    return Node(
+        name=name.group(1),
+        state=state.group(1),
+        reason=signed.group() if signed else tail.strip(),
+        partitions=tuple(partitions.group(1).split(",")) if partitions else (),
+    )
+
+
+def parse_pairs(line: str) -> dict[str, str]:
+    """Return the fields of one line of `scontrol show -o`.
+
+    Where a name comes twice the first counts: free text that looks like a field, as a node's
+    reason may, stands behind the fields that matter.
+    """
+    marks = list(_PAIR.finditer(line))
+    ends = [mark.start() for mark in marks[1:]] + [len(line)]
+    fields: dict[str, str] = {}
+    for mark, end in zip(marks, ends, strict=False):
+        fields.setdefault(mark.group(1), line[mark.end() : end].strip())
+    return fields
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word.rstrip("*~#!%$@^-") for word in text.split("+") if word)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Return the nodes of a list.
+
+    Raises:
+        SlurmError: it cannot be read; an empty answer would say that there are none.
+    """
+    try:
+        return () if text in _NOTHING else expand(text)
+    except ValueError as err:
+        raise SlurmError(f"Slurm gives a node list that cannot be read: {err}") from err
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition; `max_nodes` is None where a job may have them all."""
+
+    name: str
+    is_default: bool
+    nodes: int
+    nodelist: str
+    max_nodes: int | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its nodes."""
+        return _names(self.nodelist)
+
+    @property
+    def room(self) -> int:
+        """How many nodes it gives to one job at most."""
+        return self.nodes if self.max_nodes is None else min(self.nodes, self.max_nodes)
+
+
+def partition_of(fields: Mapping[str, str]) -> Partition:
+    """Return the partition that `scontrol show partition` describes with these fields."""
+    return Partition(
+        name=fields.get("PartitionName", ""),
+        is_default=fields.get("Default") == "YES",
+        nodes=whole_number(fields.get("TotalNodes", "")) or 0,
+        nodelist=fields.get("Nodes", ""),
+        max_nodes=whole_number(fields.get("MaxNodes", "")),
+    )

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""While a script runs, and when it has failed.
+
+What these find goes into the job's journal, where the report reads it.
+
+    diagnosis       symptom -> cause. Pure
+    monitor         beside a script: sees it hang; after it has failed: says why
+    restart         after a script has failed: it is started again, here or elsewhere
+"""

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What collectors have gathered of a failure, by kind; a collector of others may add kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from slurm_health.records.records import Diagnosed, HangFound
+from slurm_health.records.words import SIGKILL, SIGTERM
+from slurm_health.training.diagnosis.training_log import TrainingLog as TrainingLog
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How the job's script ended, with `exit_code` or by `signal` (0: none), and where it ran.
+
+    `exit_code` is 128 + n after signal n, as a shell has it. `nodes` are those of the job.
+    """
+
+    exit_code: int
+    signal: int = 0
+    nodes: tuple[str, ...] = ()
+    script: str = ""
+
+    @property
+    def by_a_signal(self) -> bool:
+        """Whether a signal ended it, or what it ran: a shell passes that on as 128 + n."""
+        return self.signal != 0 or self.exit_code in {128 + SIGTERM, 128 + SIGKILL}
+
+
+class SlurmView(msgspec.Struct, frozen=True, kw_only=True):
+    """What Slurm said of the job and its nodes when the script had ended.
+
+    `node_states` holds the words of each node's state as Slurm writes them, `DOWN*`.
+    """
+
+    job_states: tuple[str, ...] = ()
+    node_states: dict[str, str] = {}
+
+
+class MemoryEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the kernel killed for memory in the job's cgroup on one node."""
+
+    node: str
+    kills: int
+    limit_bytes: int | None = None
+
+
+class KernelMessages(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node's kernel said since the script began, oldest first."""
+
+    node: str
+    messages: tuple[str, ...] = ()
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective as a rank's Flight Recorder has it; `sequence` counts within its group."""
+
+    group: str
+    sequence: int
+    what: str
+    sizes: str = ""
+    state: str = ""
+
+
+class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest collectives of one rank, oldest first.
+
+    `members` has all ranks of each process group that it knows, whether they left a record or not.
+    """
+
+    rank: int
+    operations: tuple[Operation, ...] = ()
+    members: dict[str, tuple[int, ...]] = {}
+
+
+class FlightRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """The Flight Recorder dumps that were found."""
+
+    records: tuple[FlightRecord, ...] = ()
+
+
+class MonitorSaw(msgspec.Struct, frozen=True, kw_only=True):
+    """What the monitor found while the script ran: the hang that was not over when it ended.
+
+    `slow` are ranks and connections that were found to be slow before, oldest first. `cancels` is
+    set where the monitor cancelled the job for the hang.
+    """
+
+    hang: HangFound | None = None
+    cancels: bool = False
+    slow: tuple[Diagnosed, ...] = ()
+
+
+class Collected:
+    """All that was gathered.
+
+    `missing` says of each collector without data why it is off or had nothing to collect, `failed`
+    what happened to those that raised or hung.
+    """
+
+    def __init__(
+        self,
+        data: Iterable[msgspec.Struct] = (),
+        *,
+        missing: Mapping[str, str] | None = None,
+        failed: Mapping[str, str] | None = None,
+    ) -> None:
+        self._data = {type(each): each for each in data}
+        self.missing = dict(missing or {})
+        self.failed = dict(failed or {})
+
+    @property
+    def all(self) -> tuple[msgspec.Struct, ...]:
+        """Return everything, one of a kind."""
+        return tuple(self._data.values())
+
+    def get(self, kind: type[T]) -> T | None:
+        """Return the data of one kind, None where there is none."""
+        found = self._data.get(kind)
+        return found if isinstance(found, kind) else None

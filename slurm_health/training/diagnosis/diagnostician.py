@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a symptom, such as a failed script or a hang, to what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from slurm_health.records.inference_names import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS
+from slurm_health.records.records import Diagnosed
+from slurm_health.records.words import signal_text
+from slurm_health.training.diagnosis.before_it_failed import slow_before
+from slurm_health.training.diagnosis.chain import InferenceChain, Step, Walk
+from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
+from slurm_health.training.diagnosis.inference import Attribution, Inference
+from slurm_health.training.diagnosis.mistakes import quotes
+from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.slow_network import Slowdown
+from slurm_health.training.diagnosis.slow_rank import SlowRank
+
+_MOST_EVIDENCE = 6
+_MOST_BEFORE = 2  # of these: what had been slow before
+
+
+class ActionKind(Enum):
+    """What a diagnosis leads to."""
+
+    NOTHING = "nothing"  # nothing failed
+    EVENT = "event"  # it is recorded and reported; nothing is done to nodes or job
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnosisAction:
+    """What a diagnostician asks for; an event carries what was found."""
+
+    kind: ActionKind
+    diagnosed: Diagnosed | None = None
+
+
+class Diagnostician:
+    """Finds what is behind a problem that `observe` sees in what was collected, if it sees one."""
+
+    def __init__(
+        self, observe: Callable[[Collected], Inference | None], chain: InferenceChain
+    ) -> None:
+        self.observe = observe
+        self._chain = chain
+
+    def resolve(self, symptom: Inference, data: Collected) -> DiagnosisAction:
+        """Walk from the symptom to a cause, and put it into words."""
+        walk = self._chain.infer(symptom, data)
+        return DiagnosisAction(kind=ActionKind.EVENT, diagnosed=diagnosed(walk, data))
+
+    def diagnose(self, data: Collected) -> DiagnosisAction:
+        """Observe, and resolve what was observed."""
+        symptom = self.observe(data)
+        if symptom is None:
+            return DiagnosisAction(kind=ActionKind.NOTHING)
+        return self.resolve(symptom, data)
+
+
+def observe_failure(data: Collected) -> Inference | None:
+    """Return the symptom of a failed script, None where it ended well or its end is not known."""
+    end = data.get(ScriptEnd)
+    if end is None or (end.exit_code == 0 and end.signal == 0):
+        return None
+    how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
+    return Inference(
+        name=SCRIPT_FAILED,
+        description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
+        " says why",
+        advice="look at the end of the job's output",
+    )
+
+
+def observe_hang(data: Collected) -> Inference | None:
+    """Return the symptom of a training that hangs, None where nothing stands still."""
+    found = data.get(Standstill)
+    if found is None or found.stalled_s < found.allowance_s:
+        return None
+    return Inference(
+        name=NO_PROGRESS,
+        description=f"no step for {found.stalled_s:.0f} s, and nothing that was collected says"
+        " where it hangs",
+        evidence=(f"a pause of {found.allowance_s:.0f} s would be usual for this training",),
+        advice="look at the stacks of its ranks (py-spy dump --pid PID)",
+    )
+
+
+def observe_slowdown(data: Collected) -> Inference | None:
+    """Return the symptom of steps that take longer than before, None where they do not."""
+    found = data.get(Slowdown)
+    if found is None or found.step_ms <= found.usual_ms:
+        return None
+    return Inference(
+        name=SLOWER_STEPS,
+        description=f"a step takes {found.step_ms:.0f} ms instead of {found.usual_ms:.0f} ms, and"
+        " nothing that was collected says why",
+    )
+
+
+def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
+    """Return the record of where a chain led."""
+    cause = walk.conclusion
+    way = walk.way_to(cause)
+    evidence = dict.fromkeys(
+        line for each in (cause, *(step.after for step in way)) for line in each.evidence
+    )
+    before = slow_before(cause, data)[-_MOST_BEFORE:]
+    if cause.attribution is Attribution.UNDECIDED and data.get(ScriptEnd):
+        evidence |= dict.fromkeys(quotes(data))
+    return Diagnosed(
+        cause=cause.name,
+        description=cause.description,
+        attribution=cause.attribution.value,
+        sureness=cause.sureness.name.lower(),
+        first=_first_of(cause, way),
+        nodes=_of_the_job(cause.nodes, data),
+        ranks=list(cause.ranks),
+        accused=_of_the_job(cause.accused, data),
+        evidence=[*list(evidence)[: _MOST_EVIDENCE - len(before)], *before],
+        advice=cause.advice,
+        chain=[f"{step.operator}: {step.after.name}" for step in way],
+        not_collected=[f"{name}: {why}" for name, why in data.missing.items()],
+        failed=[
+            *(f"collector {name}: {what}" for name, what in data.failed.items()),
+            *(f"operator {said}" for said in walk.failed),
+        ],
+    )
+
+
+def _first_of(cause: Inference, way: Sequence[Step]) -> str:
+    """Return what happened first: no step of its own where it is the cause, or all ranks met it."""
+    if len(way) < 2 or (cause.attribution is Attribution.USER and len(cause.ranks) > 1):
+        return ""
+    return way[-2].after.description
+
+
+def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:
+    """Return those that are nodes of the job: what a job prints may name any."""
+    told: list[ScriptEnd | Standstill | Slowdown | None]
+    told = [data.get(ScriptEnd), data.get(Standstill), data.get(Slowdown)]
+    of_the_job = {node for each in told if each is not None for node in each.nodes}
+    slow = data.get(SlowRank)
+    of_the_job |= {slow.node} if slow else set()
+    return [node for node in nodes if node in of_the_job]

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a training hangs: which rank does not come to what the others wait in, and why.
+
+From `no-progress`, the symptom, to a rank that is gone or stopped, and to one that is elsewhere
+while the others are in a collective; where all are in it and none leaves, to the network between.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from slurm_health.records.inference_names import MOST_LINES, NEVER_ENTERED, NO_PROGRESS
+from slurm_health.records.words import listed, ranks_text
+from slurm_health.training.diagnosis.collected import Collected, FlightRecords
+from slurm_health.training.diagnosis.flight import Difference, first_difference, is_over
+from slurm_health.training.diagnosis.hang_words import (
+    broken_line,
+    gone_line,
+    have,
+    nodes_of,
+    ranks_of,
+    shared_end,
+    where_line,
+    who,
+)
+from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.seen import IN_KERNEL, STOPPED, RankSeen, Standstill
+from slurm_health.training.diagnosis.stack import Doing, Place, place_of
+
+
+class RankGone:
+    """The process of a rank has ended, and others still wait for it."""
+
+    name = "processes"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """A rank must have been seen before, and be gone."""
+        return inference.name == NO_PROGRESS and bool(_gone(data))
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name the ranks that are gone."""
+        gone = _gone(data)
+        return [
+            Inference(
+                name="rank-gone",
+                description=f"{who(gone)} {have(gone)} ended, and the others still wait",
+                # One that nobody has seen may be hidden, as in a container, or have done its part.
+                sureness=Sureness.CERTAIN if all(each.pid for each in gone) else Sureness.POSSIBLE,
+                nodes=nodes_of(gone),
+                ranks=ranks_of(gone),
+                evidence=tuple(map(gone_line, gone[:MOST_LINES])),
+                advice="look at what this rank wrote last, and at memory used up on its node; have"
+                " srun end the others with it (--kill-on-bad-exit=1)",
+            )
+        ]
+
+
+class RankStopped:
+    """Somebody has stopped the process of a rank."""
+
+    name = "process-states"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """A rank must be stopped, and not all of them: then the whole job was suspended."""
+        here = _ranks_of(data)
+        return inference.name == NO_PROGRESS and 0 < len(_stopped(data)) < len(here)
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name the ranks that are stopped."""
+        stopped = _stopped(data)
+        first = stopped[0]
+        return [
+            Inference(
+                name="rank-stopped",
+                description=f"{who(stopped)} {have(stopped)} been stopped by a signal (SIGSTOP, a"
+                " debugger)",
+                sureness=Sureness.CERTAIN,
+                nodes=nodes_of(stopped),
+                ranks=ranks_of(stopped),
+                evidence=tuple(
+                    f"process {each.pid} of rank {each.rank} on {each.node} is in state"
+                    f" {each.state} (stopped)"
+                    for each in stopped[:MOST_LINES]
+                ),
+                advice=f"let it go on: kill -CONT {first.pid} on {first.node}",
+            )
+        ]
+
+
+class RankElsewhere:
+    """Ranks are where they do not get to a collective, whether others wait in it or not."""
+
+    name = "stacks"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """The stack of such a rank is needed."""
+        # Where a Flight Recorder tells who is missing, it leads here.
+        symptom = NEVER_ENTERED if _someone_is_missing(data) else NO_PROGRESS
+        return inference.name == symptom and bool(_elsewhere(data))
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Say where they are: waiting for data, at a checkpoint, or in code of their own."""
+        outside = _elsewhere(data)
+        away = {each.rank for each, _ in outside}
+        inside = [each.rank for each, _ in _placed(data) if each.rank not in away]
+        doing = outside[0][1].doing
+        same = [(each, place) for each, place in outside if place.doing is doing]
+        seen = [each for each, _ in same]
+        verb = "is" if len(seen) == 1 else "are"
+        words = {
+            Doing.LOADING: f"{'waits' if len(seen) == 1 else 'wait'} for the data loader",
+            Doing.CHECKPOINT: f"{verb} at a checkpoint",
+        }.get(doing, f"{verb} in code of {'its' if len(seen) == 1 else 'their'} own")
+        at = f" ({same[0][1].at})" if same[0][1].at else ""
+        wait = "waits" if len(inside) == 1 else "wait"
+        others = f", while {ranks_text(inside)} {wait} {_for_what(data)}" if inside else ""
+        kernel = any(each.state == IN_KERNEL for each in seen)
+        return [
+            Inference(
+                name={
+                    Doing.LOADING: "data-loader-stuck",
+                    Doing.CHECKPOINT: "checkpoint-stuck",
+                }.get(doing, "rank-elsewhere"),
+                description=f"{who(seen)} {words}{at}{others}",
+                sureness=Sureness.LIKELY,
+                nodes=nodes_of(seen),
+                ranks=ranks_of(seen),
+                evidence=tuple(where_line(each, place) for each, place in same[:MOST_LINES]),
+                advice=_ADVICE[doing] + (" (it waits in the kernel)" if kernel else ""),
+            )
+        ]
+
+
+_ADVICE = {
+    Doing.LOADING: "look at what the data loader reads there: its file, filesystem or pipe",
+    Doing.CHECKPOINT: "look at the filesystem that the checkpoint goes to, as this node sees it",
+    Doing.OWN_CODE: "look at this line of the script, and at what it waits for on this node",
+}
+
+
+class WaitsDiffer:
+    """All ranks are in collectives, and not in the same."""
+
+    name = "where-ranks-wait"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """All ranks must be in collectives, and at least two of these differ by their names."""
+        names = {place.what for _, place in _inside(data)} - {"backward"}
+        return inference.name == NO_PROGRESS and len(names) > 1 and not _outside(data)
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Possible only: a rank that lags behind also waits elsewhere."""
+        by_name: dict[str, list[RankSeen]] = {}
+        for each, place in _inside(data):
+            by_name.setdefault(place.what, []).append(each)
+        fewest = min(by_name.values(), key=len)
+        said = "; ".join(
+            f"{ranks_text(ranks_of(ranks))} in {what}" for what, ranks in by_name.items()
+        )
+        return [
+            Inference(
+                name="collectives-differ",
+                description=f"ranks wait for each other in different collectives ({said})",
+                attribution=Attribution.USER,
+                sureness=Sureness.POSSIBLE,
+                nodes=nodes_of(fewest),
+                ranks=ranks_of(fewest),
+                evidence=tuple(where_line(*each) for each in _inside(data)[:MOST_LINES]),
+                advice="look whether every rank calls the same collectives in the same order",
+            )
+        ]
+
+
+class NobodyLeaves:
+    """All ranks are in the same collective, and none leaves it: the network between them."""
+
+    name = "all-inside"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Every rank must have been seen, be alive, and be in a collective."""
+        here = _ranks_of(data)
+        if inference.name != NO_PROGRESS or len(here) < 2:
+            return False
+        return len(_inside(data)) == len(here) and _difference(data) is None
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name the path that all broken connections share, where there is one."""
+        found = data.get(Standstill)
+        assert found is not None
+        inside = _inside(data)
+        what = inside[0][1].what
+        culprit, means = shared_end(found.paths)
+        sent = f"; {means}" if means else ""
+        nodes = culprit or nodes_of([each for each, _ in inside])
+        return [
+            Inference(
+                name="network-of-group",
+                description=f"all ranks are in a collective ({what}) and none leaves it: the"
+                f" network between {listed(nodes)}{sent}",
+                # Connections that break show which way; without them it is what is left.
+                sureness=Sureness.LIKELY if found.paths else Sureness.POSSIBLE,
+                nodes=nodes,
+                ranks=ranks_of([each for each, _ in inside if each.node in nodes]),
+                evidence=(*map(broken_line, found.paths[:MOST_LINES]), where_line(*inside[0])),
+                advice="check these nodes' connections before the next start (slurm-health check"
+                " --network-check)",
+            )
+        ]
+
+
+class NodeSilent:
+    """The monitor of a node does not answer any more."""
+
+    name = "monitors"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Some nodes must answer, and some not."""
+        found = data.get(Standstill)
+        return inference.name == NO_PROGRESS and bool(
+            found and found.silent and len(found.silent) < len(found.nodes)
+        )
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """The node, or the way to it: nothing is known of either."""
+        found = data.get(Standstill)
+        assert found is not None
+        alone = len(found.silent) == 1
+        there = [each for each in found.ranks if each.node in found.silent]
+        return [
+            Inference(
+                name="node-silent",
+                description=f"{listed(found.silent)} {'does' if alone else 'do'} not answer any"
+                " more: the node, or the network to it",
+                sureness=Sureness.LIKELY,
+                nodes=found.silent,
+                ranks=ranks_of(there),
+                evidence=(f"nothing was heard of the monitor on {listed(found.silent)}",),
+                advice=f"look whether Slurm still reaches it: scontrol show node {found.silent[0]}",
+            )
+        ]
+
+
+def _difference(data: Collected) -> Difference | None:
+    flight = data.get(FlightRecords)
+    return first_difference(flight.records) if flight else None
+
+
+def _someone_is_missing(data: Collected) -> bool:
+    difference = _difference(data)
+    return difference is not None and not difference.mismatched
+
+
+def _ranks_of(data: Collected) -> tuple[RankSeen, ...]:
+    found = data.get(Standstill)
+    return found.ranks if found else ()
+
+
+def _gone(data: Collected) -> list[RankSeen]:
+    return [each for each in _ranks_of(data) if each.gone]
+
+
+def _stopped(data: Collected) -> list[RankSeen]:
+    return [each for each in _ranks_of(data) if each.state == STOPPED and not each.gone]
+
+
+def _placed(data: Collected) -> list[tuple[RankSeen, Place]]:
+    """Return where ranks are: by their stacks, and in a collective where their device is in one."""
+    flight = data.get(FlightRecords)
+    last = (
+        {each.rank: each.operations[-1] for each in flight.records if each.operations}
+        if flight
+        else {}
+    )
+    placed = []
+    for seen in _ranks_of(data):
+        place = place_of(seen.stack)
+        pending = last.get(seen.rank)
+        if pending and not is_over(pending) and place.doing is Doing.OWN_CODE:
+            place = Place(doing=Doing.COLLECTIVE, what=pending.what, at=place.at)
+        if seen.stack:
+            placed.append((seen, place))
+    return placed
+
+
+def _inside(data: Collected) -> list[tuple[RankSeen, Place]]:
+    return [each for each in _placed(data) if each[1].doing is Doing.COLLECTIVE]
+
+
+def _elsewhere(data: Collected) -> list[tuple[RankSeen, Place]]:
+    """Return the ranks that the others wait for.
+
+    On a GPU the host does not stand in a collective, but wherever it next needs the device: in
+    `loss.item()`, `synchronize`, `clip_grad_norm_`. Those are told from a rank that is elsewhere by
+    the Flight Recorder; else by their number, where most stand at one line and use no processor.
+    """
+    outside = _outside(data)
+    difference = _difference(data)
+    if difference is not None and not difference.mismatched:
+        return [each for each in outside if each[0].rank in difference.ranks]
+    if _inside(data):
+        return outside
+    lines = Counter(place.at for each, place in outside if _may_wait(each, place))
+    at, most = lines.most_common(1)[0] if lines else ("", 0)
+    few = [each for each in outside if each[1].at != at or not _may_wait(*each)]
+    return few if few and most > len(_ranks_of(data)) / 2 else outside
+
+
+def _may_wait(seen: RankSeen, place: Place) -> bool:
+    """Tell whether a rank may wait for its device: it does nothing that is known, and no work."""
+    return place.doing is Doing.OWN_CODE and seen.state != IN_KERNEL
+
+
+def _for_what(data: Collected) -> str:
+    return "in a collective" if _inside(data) else "for what their devices do"
+
+
+def _outside(data: Collected) -> list[tuple[RankSeen, Place]]:
+    return [each for each in _placed(data) if each[1].doing is not Doing.COLLECTIVE]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a training hangs whose ranks say nothing: by what they wait for in the kernel, and TCP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from slurm_health.records.inference_names import MOST_LINES, NO_PROGRESS
+from slurm_health.records.words import listed
+from slurm_health.training.diagnosis.collected import Collected
+from slurm_health.training.diagnosis.hang_words import (
+    broken_line,
+    nodes_of,
+    ranks_of,
+    shared_end,
+    who,
+)
+from slurm_health.training.diagnosis.inference import Inference, Sureness
+from slurm_health.training.diagnosis.seen import STOPPED, RankSeen, Standstill
+
+# Functions of the kernel in which a process waits for a file, a pipe or a filesystem. Ranks that
+# wait for each other are in futexes, polls and sockets.
+_FILES = re.compile(
+    r"wait_for_partner|pipe_(?:read|wait)|fuse|request_wait_answer|nfs|rpc_wait|lustre|cl_(?:io|sync)"
+    r"|ldlm|ceph|cxi|gpfs|beegfs|folio_wait|wait_on_page|io_schedule|flock|locks?_"
+)
+
+
+class FileAwaited:
+    """Some ranks wait in the kernel for a file, and the others do not."""
+
+    name = "kernel-waits"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """No rank says where it is, and none is gone or stopped, which says more."""
+        return inference.name == NO_PROGRESS and bool(_awaiting(data))
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name the ranks that wait for it."""
+        found = _awaiting(data)
+        several = len(found) > 1
+        return [
+            Inference(
+                name="file-awaited",
+                description=f"{who(found)} {'wait' if several else 'waits'} for a file, a pipe or a"
+                " filesystem, and no other rank does",
+                sureness=Sureness.LIKELY,
+                nodes=nodes_of(found),
+                ranks=ranks_of(found),
+                evidence=tuple(
+                    f"rank {each.rank} on {each.node}: process {each.pid}, state {each.state},"
+                    f" waits in the kernel: {each.kernel}"
+                    for each in found[:MOST_LINES]
+                ),
+                advice="look at the files that it has open there (ls -l /proc/PID/fd), and whether"
+                " their filesystems answer on this node",
+            )
+        ]
+
+
+class ConnectionsUnanswered:
+    """Connections between nodes of the job are not answered, and no rank says where it is."""
+
+    name = "unanswered-connections"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Broken paths are needed; where stacks are known, they tell more."""
+        found = _silent(data)
+        return inference.name == NO_PROGRESS and bool(found and found.paths and not _awaiting(data))
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name the node that all of them share, where there is one."""
+        found = _silent(data)
+        assert found is not None
+        nodes, means = shared_end(found.paths)
+        return [
+            Inference(
+                name="network-of-group",
+                description=f"data between nodes of the job is not answered: the network between"
+                f" {listed(nodes)}; {means}",
+                sureness=Sureness.LIKELY,
+                nodes=nodes,
+                ranks=ranks_of(each for each in found.ranks if each.node in nodes),
+                evidence=tuple(map(broken_line, found.paths[:MOST_LINES])),
+                advice="check these nodes' connections before the next start (slurm-health check"
+                " --network-check)",
+            )
+        ]
+
+
+def _silent(data: Collected) -> Standstill | None:
+    """Return what was seen, where no rank says where it is."""
+    found = data.get(Standstill)
+    if found is None or any(each.stack for each in found.ranks):
+        return None
+    told = any(each.gone or each.state == STOPPED for each in found.ranks)
+    return None if told else found
+
+
+def _awaiting(data: Collected) -> list[RankSeen]:
+    """Return the ranks that wait for a file, unless all wait for the same."""
+    found = _silent(data)
+    ranks = found.ranks if found else ()
+    waits = [{word for word in each.kernel.split(", ") if _FILES.search(word)} for each in ranks]
+    # What all have in common is how the program waits: a data loader's workers read from pipes.
+    common = set.intersection(*waits) if waits else set()
+    awaiting = [each for each, words in zip(ranks, waits, strict=True) if words - common]
+    return awaiting if len(awaiting) < len(ranks) else []

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is inferred of a failure, how sure that is, and who infers it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from slurm_health.records.attribution import Attribution, Sureness
+from slurm_health.training.diagnosis.collected import Collected
+
+__all__ = ["Attribution", "Inference", "InferenceOperator", "Sureness"]
+
+
+class Inference(msgspec.Struct, frozen=True, kw_only=True):
+    """One step from a symptom towards its cause.
+
+    Args:
+        name: what it is, as operators know it again: `rank-failed`.
+        description: the same in words, the end of a sentence.
+        attribution: whose doing it is, as far as this step knows.
+        sureness: how sure this step is of itself.
+        nodes: where it happened. That is no accusation.
+        ranks: which ranks it happened to.
+        evidence: the lines and figures that it rests on.
+        advice: what a person can do about it.
+    """
+
+    name: str
+    description: str
+    attribution: Attribution = Attribution.UNDECIDED
+    sureness: Sureness = Sureness.POSSIBLE
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    evidence: tuple[str, ...] = ()
+    advice: str = ""
+
+    @property
+    def accused(self) -> tuple[str, ...]:
+        """The nodes that this holds at fault: none but for a likely fault of a node."""
+        at_fault = self.attribution is Attribution.NODE and self.sureness >= Sureness.LIKELY
+        return self.nodes if at_fault else ()
+
+
+class InferenceOperator(Protocol):
+    """Infers causes from one kind of inference. Pure: all it knows is what was collected."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+
+    def is_compatible(self, inference: Inference, data: Collected, /) -> bool:
+        """Tell whether it can lead on from this inference with the data that there is."""
+
+    def infer(self, inference: Inference, data: Collected, /) -> Sequence[Inference]:
+        """Return what may be behind an inference; nothing where this operator sees no cause."""

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions whose cause is known by their words. The first that fits counts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from slurm_health.records.attribution import Attribution, Sureness
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownError:
+    """An exception that is known by its words, what it means and what helps."""
+
+    name: str
+    pattern: re.Pattern[str]
+    means: str
+    advice: str
+    attribution: Attribution
+    sureness: Sureness = Sureness.LIKELY
+
+
+_FIX = "correct the script; starting it again as it is fails again"
+_NODE = "leave the node out (sbatch --exclude) and tell your administrator"
+
+# Sources: PyTorch's and CUDA's own error texts, and NVIDIA's guide of Xid errors for what a lost
+# GPU and an uncorrectable memory error mean.
+KNOWN: tuple[KnownError, ...] = (
+    KnownError(
+        name="gpu-broken",
+        pattern=re.compile(
+            r"uncorrectable ECC|uncorrectable NVLink|GPU is lost|fallen off the bus"
+            r"|hardware stack error"
+        ),
+        means="a GPU of the node failed",
+        advice=_NODE,
+        attribution=Attribution.NODE,
+    ),
+    KnownError(
+        name="gpu-out-of-memory",
+        pattern=re.compile(r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory"),
+        means="the GPU's memory was used up",
+        advice="use a smaller batch or model part per GPU, or activation checkpointing",
+        attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="device-assert",
+        pattern=re.compile(r"device-side assert"),
+        means="a check in a GPU kernel failed, most often an index out of range",
+        advice="run it once with CUDA_LAUNCH_BLOCKING=1 to see the operation; " + _FIX,
+        attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="illegal-access",
+        pattern=re.compile(r"illegal memory access|misaligned address|illegal instruction"),
+        means="a GPU kernel used memory that is not its own, most often an error of the kernel",
+        advice="run it once with CUDA_LAUNCH_BLOCKING=1; if it fails on one node only, have that"
+        " node checked",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
+        name="launch-failure",
+        pattern=re.compile(r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED"),
+        means="a kernel failed on the GPU: it used memory of others, or the GPU is broken",
+        advice="run it once with CUDA_LAUNCH_BLOCKING=1; if it fails on one node only, have that"
+        " node checked",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
+        name="no-gpu",
+        pattern=re.compile(
+            r"No CUDA GPUs are available|no CUDA-capable device|CUDA unknown error"
+            r"|busy or unavailable|driver is insufficient|device handle for GPU"
+        ),
+        means="the process could not use a GPU",
+        advice="look at the GPUs that the job asked for, and have the node checked",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
+        name="mismatched-collective",
+        pattern=re.compile(
+            r"[Dd]etected mismatch between collectives|[Mm]ismatch between collective"
+            r"|[Cc]ollectives? .{0,40}mismatch|op\.preamble\.length"
+        ),
+        means="ranks called different collectives, or the same one with different sizes",
+        advice="have all ranks call the same collectives in the same order; " + _FIX,
+        attribution=Attribution.USER,
+        sureness=Sureness.CERTAIN,
+    ),
+    KnownError(
+        name="wrong-shape",
+        pattern=re.compile(
+            r"shapes cannot be multiplied|size mismatch|must match the size of tensor"
+            r"|mat1 and mat2|Expected .{0,60}(size|shape|dimension)|shape '.*' is invalid"
+            r"|Sizes of tensors must match|stack expects each tensor|inconsistent tensor size"
+        ),
+        means="a tensor has the wrong shape",
+        advice="look at the batch that this rank got, and at the model's sizes; " + _FIX,
+        attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="missing-key",
+        pattern=re.compile(r"Error\(s\) in loading state_dict"),
+        means="a checkpoint does not fit the model",
+        advice="load a checkpoint of this model; " + _FIX,
+        attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="disk-full",
+        pattern=re.compile(r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]"),
+        means="a filesystem that the script writes to is full, or its quota is used up",
+        advice="free space or ask for more where the script writes; if that is the node's own"
+        " disk, tell your administrator which node it is",
+        attribution=Attribution.UNDECIDED,
+        sureness=Sureness.CERTAIN,
+    ),
+    KnownError(
+        name="disk-full",
+        # What torch.save says where the kernel said ENOSPC: the reason itself is lost in it.
+        pattern=re.compile(
+            r"basic_ios::clear: iostream error|PytorchStreamWriter failed writing"
+            r"|inline_container\.cc.*unexpected pos"
+        ),
+        means="torch could not write a file to its end: most likely its filesystem is full, or a"
+        " quota is used up",
+        advice="look at the space where checkpoints go, on this node (df); if that is the node's"
+        " own disk, tell your administrator which node it is",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
+        name="filesystem-failed",
+        pattern=re.compile(
+            r"Input/output error|Stale file handle|Transport endpoint is not connected"
+            r"|Read-only file system|\[Errno (5|30|107|116)\]"
+        ),
+        means="a filesystem failed while the script used it",
+        advice="look whether the path can be read on other nodes, and have the node checked",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
+        name="shared-memory-full",
+        pattern=re.compile(r"insufficient shared memory|DataLoader worker.*Bus error"),
+        means="the shared memory of the node is too small for the data loader",
+        advice="use fewer data loader workers, or have /dev/shm enlarged",
+        attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="host-out-of-memory",
+        pattern=re.compile(r"^MemoryError|[Cc]annot allocate memory|bad_alloc|\[Errno 12\]"),
+        means="the process got no more memory from its node",
+        advice="ask for more memory (--mem), or use less of it per node",
+        attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="port-in-use",
+        pattern=re.compile(r"[Aa]ddress already in use|EADDRINUSE"),
+        means="the port where ranks were to meet was in use",
+        advice="start again; choose MASTER_PORT by the job's id",
+        attribution=Attribution.TRANSIENT,
+    ),
+    KnownError(
+        name="duplicate-gpu",
+        pattern=re.compile(r"Duplicate GPU detected|ncclInvalidUsage|invalid usage"),
+        means="ranks were given the same GPU, or NCCL was called wrongly",
+        advice="give each rank a GPU of its own (torch.cuda.set_device(LOCAL_RANK)); " + _FIX,
+        attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="not-a-number",
+        pattern=re.compile(r"\b(NaN|nan|Inf|inf|non-finite|not finite)\b"),
+        means="the training computed something that is no number, and the script noticed",
+        advice="look at the data, the learning rate and the loss scale; go on from a checkpoint"
+        " before it",
+        attribution=Attribution.USER,
+    ),
+)
+
+# Exceptions that Python raises for a program's own mistakes, whatever their words.
+OF_THE_PROGRAM = frozenset(
+    {
+        "AssertionError",
+        "AttributeError",
+        "IndentationError",
+        "IndexError",
+        "KeyError",
+        "NameError",
+        "NotImplementedError",
+        "SyntaxError",
+        "TypeError",
+        "UnboundLocalError",
+        "ValueError",
+        "ZeroDivisionError",
+    }
+)
+# Exceptions that what is on the node, or is not there, may cause.
+OF_THE_PLACE = frozenset(
+    {
+        "FileNotFoundError",
+        "ImportError",
+        "IsADirectoryError",
+        "ModuleNotFoundError",
+        "NotADirectoryError",
+        "OSError",
+        "PermissionError",
+    }
+)
+
+
+def known(error: str) -> KnownError | None:
+    """Return what is known of an exception, by its words."""
+    return next((each for each in KNOWN if each.pattern.search(error)), None)
+
+
+def kind_of(error: str) -> str:
+    """Return the name of an exception without its module: `KeyError`."""
+    return error.partition(":")[0].rpartition(".")[2].strip()
+
+
+def alike(error: str) -> str:
+    """Return an exception without what differs from rank to rank: figures and addresses."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", error)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are not at the same step: the data of some ended before that of the others.
+
+That is seen where ranks tell how many batches their data gave. Where they do not, a rank is out of
+step that calls what every step has while the others call something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_health.records.inference_names import MOST_LINES, NO_PROGRESS, OUT_OF_STEP
+from slurm_health.records.words import ranks_text
+from slurm_health.training.diagnosis.collected import Collected, FlightRecords
+from slurm_health.training.diagnosis.flight import Difference, first_difference
+from slurm_health.training.diagnosis.hang_words import nodes_of, ranks_of, who
+from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.seen import RankSeen, Standstill
+from slurm_health.training.diagnosis.stack import Doing, place_of
+
+_JOIN = "torch/distributed/algorithms/join.py"
+_ADVICE = (
+    "give all ranks as many batches (drop_last=True, a sampler that pads), or train below"
+    " torch.distributed.algorithms.join.Join"
+)
+
+
+class DataEndedBefore:
+    """The data of some ranks has ended, and that of the others has given more."""
+
+    name = "batches"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Ranks must tell of their data, and wait in different collectives."""
+        here = inference.name == NO_PROGRESS and bool(_ended(data))
+        return here and _parted(data) is not None
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name the fewer: those whose data ended before, or those that go on."""
+        ended = _ended(data)
+        others = [each for each in _ranks(data) if each not in ended]
+        few = min(ended, others, key=len)
+        batches = f"{ended[0].batches} batch{'es' if ended[0].batches != 1 else ''}"
+        rest = ranks_text(ranks_of(others if few is ended else ended))
+        if few is ended:
+            is_ = "is" if len(few) == 1 else "are"
+            what = f"{is_} behind {rest}: the data there ended after {batches}"
+        else:
+            goes = "goes" if len(few) == 1 else "go"
+            what = f"{goes} on with batch {others[0].batches}: the data of {rest} ended before"
+        return [
+            Inference(
+                name=OUT_OF_STEP,
+                description=f"{who(few)} {what}",
+                attribution=Attribution.USER,
+                sureness=_parted(data) or Sureness.POSSIBLE,
+                nodes=nodes_of(few),
+                ranks=ranks_of(few),
+                evidence=tuple(map(_line, [*few, *(e for e in _ranks(data) if e not in few)]))[
+                    :MOST_LINES
+                ],
+                advice=_ADVICE,
+            )
+        ]
+
+
+def out_of_step(difference: Difference, nodes: Sequence[str]) -> Inference:
+    """Return what a Flight Recorder shows of ranks that called what every step has."""
+    several = len(difference.ranks) > 1
+    are, leave = ("are", "these ranks leave") if several else ("is", "this rank leaves")
+    return Inference(
+        name=OUT_OF_STEP,
+        description=f"{ranks_text(difference.ranks)} {are} not at the step of the others:"
+        f" {difference.description}",
+        attribution=Attribution.USER,
+        sureness=Sureness.LIKELY,
+        nodes=tuple(nodes),
+        ranks=difference.ranks,
+        evidence=difference.evidence,
+        advice=f"{_ADVICE}; or look whether {leave} out what the others call",
+    )
+
+
+def _ranks(data: Collected) -> tuple[RankSeen, ...]:
+    seen = data.get(Standstill)
+    return seen.ranks if seen else ()
+
+
+def _ended(data: Collected) -> list[RankSeen]:
+    """Return the ranks whose data ended before that of all others, where all tell of it."""
+    ranks = _ranks(data)
+    ended = [each for each in ranks if each.data_ended and not each.gone]
+    others = [each for each in ranks if not each.data_ended]
+    if not ended or not others or not all(each.batches for each in ranks):
+        return []
+    # An end that all meet after as many batches is an epoch's.
+    last = max(each.batches for each in ended)
+    alike = all(each.batches == last for each in ended)
+    return ended if alike and all(each.batches > last for each in others) else []
+
+
+def _parted(data: Collected) -> Sureness | None:
+    """Return how sure it is that ranks are in different collectives, None where they may not be.
+
+    A rank that is in none may have to do more than the others, as one that evaluates. Below `Join`,
+    uneven data is as it should be.
+    """
+    stacks = [each.stack for each in _ranks(data)]
+    if any(frame.file.endswith(_JOIN) for stack in stacks for frame in stack):
+        return None
+    flight = data.get(FlightRecords)
+    difference = first_difference(flight.records) if flight else None
+    if difference is not None:
+        return Sureness.CERTAIN if difference.mismatched else None
+    places = list(map(place_of, stacks))
+    inside = all(each.doing is Doing.COLLECTIVE for each in places)
+    return Sureness.LIKELY if inside and len({each.what for each in places}) > 1 else None
+
+
+def _line(seen: RankSeen) -> str:
+    ended = ", and then ended" if seen.data_ended else ""
+    return f"rank {seen.rank} on {seen.node}: its data gave {seen.batches} batches{ended}"

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How each rank failed: one answer from what its traceback, torchrun and srun say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from slurm_health.training.diagnosis.consequences import is_consequence
+
+# Names of signals as strsignal(3) words them, with which srun tells of a task's end.
+SIGNALS = {
+    "Aborted": 6,
+    "Bus error": 7,
+    "Killed": 9,
+    "Out Of Memory": 9,
+    "Segmentation fault": 11,
+    "Terminated": 15,
+}
+# How the exception begins with which NCCL's watchdog ends a process that may have raised before.
+_WATCHDOG = "Process group watchdog thread terminated"
+
+
+class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rank, or one task whose rank is not known, failed.
+
+    Args:
+        rank: its number in the training, None where nothing says it.
+        node: where it ran, as whoever tells calls it; empty where nobody does.
+        error: the exception with its text, `KeyError: 'lr'`; of a chain, the first.
+        place: the deepest line of the user's own code in its traceback.
+        waits_in: the collective that it was in, `all_gather`, or `backward`.
+        exit_code: 0 where none is told.
+        signal: by which it was killed, 0 for none.
+        at: the place of the first line about it in the output, to tell which was first.
+        line: what the output says of it, in a line.
+        consequence: it is what ranks do when another one has failed.
+    """
+
+    rank: int | None = None
+    node: str = ""
+    error: str = ""
+    place: str = ""
+    waits_in: str = ""
+    exit_code: int = 0
+    signal: int = 0
+    at: int = 0
+    line: str = ""
+    consequence: bool = False
+
+
+class Traceback(msgspec.Struct):
+    """A traceback that is being read, and those it is chained to."""
+
+    at: int
+    rank: int | None
+    task: int | None
+    error: str = ""
+    place: str = ""
+    waits_in: str = ""
+    inside: bool = True
+    placed: bool = False  # of a chain the first traceback with a line of the user's counts
+    original: bool = False
+    chained: bool = False
+
+
+def merged(
+    tracebacks: list[Traceback],
+    ended: list[RankFailure],
+    tasks: dict[int, RankFailure],
+    watchdogs: dict[int, RankFailure],
+) -> tuple[RankFailure, ...]:
+    """Return one failure per rank from what its traceback, torchrun, srun and NCCL say of it.
+
+    `watchdogs` are those that NCCL's watchdog ended: it aborts the process, which is no crash.
+    """
+    found = _merged(tracebacks, ended, tasks)
+    named = {each.rank for each in found}
+    rest = [each for rank, each in watchdogs.items() if rank not in named]
+    told = [_by_watchdog(each, watchdogs) for each in found]
+    return tuple(sorted([*told, *rest], key=lambda each: each.at))
+
+
+def _by_watchdog(end: RankFailure, watchdogs: dict[int, RankFailure]) -> RankFailure:
+    """Return the end of a rank with what its watchdog said, where that ended it."""
+    watchdog = watchdogs.get(end.rank) if end.rank is not None else None
+    aborted = SIGNALS["Aborted"] in {end.signal, end.exit_code - 128}
+    if watchdog is None or end.error or not aborted:
+        return end
+    return msgspec.structs.replace(watchdog, node=end.node, signal=end.signal, waits_in="")
+
+
+def watchdog_end(rank: int, error: str, at: int) -> RankFailure:
+    """Return the end of a rank by its watchdog, with the exception that this told."""
+    return RankFailure(
+        rank=rank,
+        error=error,
+        at=at,
+        line=f"rank {rank}: {error}",
+        consequence=is_consequence(error),
+    )
+
+
+def _merged(
+    tracebacks: list[Traceback], ended: list[RankFailure], tasks: dict[int, RankFailure]
+) -> tuple[RankFailure, ...]:
+    by_torchrun = {each.rank: each for each in ended}
+    # Without torchrun a task of srun is a rank.
+    known = by_torchrun or {each.rank: each for each in tasks.values()}
+    raised: dict[int, RankFailure] = {}
+    unnamed: list[RankFailure] = []
+    for each in tracebacks:
+        if not each.error or "ChildFailedError" in each.error:
+            continue
+        rank = each.rank if each.rank is not None or by_torchrun else each.task
+        end = known.get(rank) if rank is not None else None
+        failure = _raised(each, rank, end)
+        if rank is None:
+            unnamed.append(failure)
+        elif rank not in raised or raised[rank].consequence or _WATCHDOG not in failure.error:
+            raised[rank] = failure  # a rank that was restarted: its last one counts
+    if not raised and unnamed:
+        return tuple(_of_unnamed(unnamed, known))
+    rest = [_ended(each) for rank, each in known.items() if rank not in raised]
+    if by_torchrun:
+        rest += [_ended(each) for each in _killed_launchers(tasks)]
+    return tuple(sorted([*raised.values(), *rest], key=lambda each: each.at))
+
+
+def _killed_launchers(tasks: dict[int, RankFailure]) -> list[RankFailure]:
+    """Return the tasks that were killed where a task is a torchrun, which then told nothing."""
+    return [msgspec.structs.replace(each, rank=None) for each in tasks.values() if each.signal]
+
+
+def _raised(traceback: Traceback, rank: int | None, end: RankFailure | None) -> RankFailure:
+    who = f"rank {rank}: " if rank is not None else ""
+    return RankFailure(
+        rank=rank,
+        node=end.node if end else "",
+        error=traceback.error,
+        place=traceback.place,
+        waits_in=traceback.waits_in,
+        exit_code=end.exit_code if end else 0,
+        signal=end.signal if end and end.signal != SIGNALS["Terminated"] else 0,
+        at=traceback.at,
+        line=f"{who}{traceback.error}" + (f" ({traceback.place})" if traceback.place else ""),
+        consequence=is_consequence(traceback.error),
+    )
+
+
+def _ended(end: RankFailure) -> RankFailure:
+    # torchrun and srun end the other ranks with SIGTERM, and what does not end with SIGKILL.
+    by_launcher = end.consequence or end.signal == SIGNALS["Terminated"]
+    return msgspec.structs.replace(end, consequence=by_launcher)
+
+
+def _of_unnamed(
+    unnamed: list[RankFailure], known: dict[int | None, RankFailure]
+) -> Iterator[RankFailure]:
+    """Yield failures whose tracebacks name no rank, with the ranks that can only have been theirs.
+
+    A program may print tracebacks of what it got over, so an exception counts once.
+    """
+    errors = {each.error: each for each in reversed(unnamed)}
+    alike = [rank for rank, end in known.items() if end.exit_code and not end.signal]
+    if len(errors) == 1 and alike:
+        for rank in alike:
+            end = known[rank]
+            yield msgspec.structs.replace(
+                unnamed[0], rank=rank, node=end.node, exit_code=end.exit_code
+            )
+    else:
+        yield from sorted(errors.values(), key=lambda each: each.at)
+    for rank, end in known.items():
+        if rank not in alike:
+            yield _ended(end)
+
+
+def ranks_of(failures: Iterable[RankFailure]) -> tuple[int, ...]:
+    """Return the ranks that are known, in order."""
+    return tuple(sorted({each.rank for each in failures if each.rank is not None}))
+
+
+def nodes_of(failures: Iterable[RankFailure]) -> tuple[str, ...]:
+    """Return the nodes that are known, in order."""
+    return tuple(sorted({each.node for each in failures if each.node}))

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first rank that failed, and what its failure means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_health.records.inference_names import (
+    MOST_LINES,
+    RANK_FAILED,
+    RANKS_WAITED,
+    SCRIPT_FAILED,
+)
+from slurm_health.records.words import SIGKILL, listed, ranks_text, signal_text
+from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
+from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.known_errors import (
+    OF_THE_PLACE,
+    OF_THE_PROGRAM,
+    alike,
+    kind_of,
+    known,
+)
+from slurm_health.training.diagnosis.rank_failures import RankFailure, nodes_of, ranks_of
+
+
+class FirstFailure:
+    """Which rank failed first, as opposed to those that only noticed."""
+
+    name = "first-failure"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """A failure of a rank in the output is needed."""
+        log = data.get(TrainingLog)
+        return inference.name == SCRIPT_FAILED and log is not None and bool(log.failures)
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Take the first that is no consequence; where all are, nobody failed by itself."""
+        log = data.get(TrainingLog)
+        assert log is not None
+        victims = [each for each in log.failures if each.consequence]
+        if not log.of_their_own:
+            first = victims[0]
+            return [
+                Inference(
+                    name=RANKS_WAITED,
+                    description=f"{_who(first)} gave up first, waiting for others; no rank reported"
+                    " a failure of its own",
+                    ranks=ranks_of([first]),
+                    evidence=tuple(each.line for each in victims[:MOST_LINES]),
+                )
+            ]
+        first = log.of_their_own[0]
+        others = max(log.failed, len(log.failures)) - 1
+        rest = f"; {others} other{'s' if others != 1 else ''} failed after it"
+        return [
+            Inference(
+                name=RANK_FAILED,
+                sureness=Sureness.LIKELY,
+                description=f"{_who(first)} {_how(first)} first" + (rest if others else ""),
+                ranks=ranks_of([first]),
+                nodes=nodes_of([first]),
+                evidence=(first.line,),
+                advice="look at what this rank wrote before it failed",
+            )
+        ]
+
+
+class KnownErrors:
+    """The first failure's exception is one whose cause is known by its words."""
+
+    name = "known-errors"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """The exception of the first failure is needed."""
+        return inference.name == RANK_FAILED and bool(_first(data).error)
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Say what it means. What all ranks meet is no node's fault."""
+        first = _first(data)
+        found = known(first.error)
+        if found is None:
+            return ()
+        same = _same_as(first, data)
+        attribution, sureness = found.attribution, found.sureness
+        if attribution is Attribution.NODE and len(nodes_of(same)) != 1:
+            attribution, sureness = Attribution.UNDECIDED, Sureness.POSSIBLE
+        elif attribution is Attribution.USER and len(same) > 1:
+            sureness = Sureness.CERTAIN
+        alone = found.name == "not-a-number" and len(same) == 1
+        doubt = ", on this rank alone: a device that computes wrongly is possible, if rare"
+        return [
+            Inference(
+                name=found.name,
+                description=found.means + (doubt if alone else _on_how_many(same)),
+                attribution=attribution,
+                sureness=sureness,
+                nodes=nodes_of(same),
+                ranks=ranks_of(same),
+                evidence=tuple(each.line for each in same[:MOST_LINES]),
+                advice=found.advice,
+            )
+        ]
+
+
+class SameErrorEverywhere:
+    """Several ranks met the same exception by themselves: what they share is to blame."""
+
+    name = "same-error-everywhere"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Exceptions of at least two ranks are needed."""
+        return inference.name == RANK_FAILED and len(_same_as(_first(data), data)) > 1
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """The script; but what all ranks of one node alone lack may be missing there."""
+        first = _first(data)
+        same = _same_as(first, data)
+        if known(first.error) is not None:
+            return ()
+        one_of_several = len(nodes_of(same)) == 1 and len(_job_nodes(data)) > 1
+        of_the_place = kind_of(first.error) in OF_THE_PLACE
+        decided = not (one_of_several and of_the_place)
+        return [
+            Inference(
+                name="same-error-everywhere",
+                description=f"the same {kind_of(first.error)}{_on_how_many(same)}"
+                + (f", at {first.place}" if first.place else ""),
+                attribution=Attribution.USER if decided else Attribution.UNDECIDED,
+                sureness=Sureness.CERTAIN if decided else Sureness.POSSIBLE,
+                nodes=nodes_of(same),
+                ranks=ranks_of(same),
+                evidence=tuple(each.line for each in same[:MOST_LINES]),
+                advice="correct the script or what it reads; starting it again as it is fails again"
+                if decided
+                else f"look whether {listed(nodes_of(same))} has the files and packages that the"
+                " other nodes have",
+            )
+        ]
+
+
+class ProgramError:
+    """One rank raised what Python raises for mistakes of a program."""
+
+    name = "program-error"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """An exception that is not known by its words, of a single rank."""
+        if inference.name != RANK_FAILED:
+            return False
+        first = _first(data)
+        return kind_of(first.error) in OF_THE_PROGRAM and len(_same_as(first, data)) == 1
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """The script or its data are to blame; the node is not."""
+        first = _first(data)
+        if known(first.error) is not None:
+            return ()
+        return [
+            Inference(
+                name="program-error",
+                description=f"{_who(first)} met an error of the script or of its data"
+                + (f", at {first.place}" if first.place else ""),
+                attribution=Attribution.USER,
+                sureness=Sureness.LIKELY,
+                nodes=nodes_of([first]),
+                ranks=ranks_of([first]),
+                evidence=(first.line,),
+                advice="look at this place in the script and at the data of this rank; starting it"
+                " again as it is most likely fails again",
+            )
+        ]
+
+
+class Killed:
+    """The first failure is a signal: a kill from outside the process, or a crash of its own."""
+
+    name = "signals"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """The first failure was by a signal, and no exception says why."""
+        if inference.name != RANK_FAILED:
+            return False
+        first = _first(data)
+        return first.signal != 0 and not first.error
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Who sent a SIGKILL is not recorded; a crash may be the program's or the node's."""
+        first = _first(data)
+        where = nodes_of([first])
+        if first.signal == SIGKILL:
+            return [
+                Inference(
+                    name="killed",
+                    sureness=Sureness.LIKELY,
+                    description=f"{_who(first)} was killed by SIGKILL from outside; nothing"
+                    " that was collected says by whom (memory used up on its node, or a person)",
+                    nodes=where,
+                    ranks=ranks_of([first]),
+                    evidence=(first.line,),
+                    advice="look at the job's memory, where Slurm keeps account of it (sacct"
+                    " --format=JobID,MaxRSS,State), and ask your administrator for the kernel's log"
+                    " of the node",
+                )
+            ]
+        return [
+            Inference(
+                name="crashed",
+                sureness=Sureness.LIKELY,
+                description=f"{_who(first)} crashed ({signal_text(first.signal)}) in native code:"
+                " an error of a library or extension, or, if it stays on one node, of the node",
+                nodes=where,
+                ranks=ranks_of([first]),
+                evidence=(first.line,),
+                advice="start again with PYTHONFAULTHANDLER=1; if the same node crashes again while"
+                " others do not, leave it out",
+            )
+        ]
+
+
+def _job_nodes(data: Collected) -> tuple[str, ...]:
+    end = data.get(ScriptEnd)
+    return end.nodes if end else ()
+
+
+def _first(data: Collected) -> RankFailure:
+    log = data.get(TrainingLog)
+    return log.of_their_own[0] if log and log.of_their_own else RankFailure()
+
+
+def _same_as(first: RankFailure, data: Collected) -> list[RankFailure]:
+    """Return the failures of ranks with this exception, the first one in front."""
+    log = data.get(TrainingLog)
+    if log is None or not first.error:
+        return []
+    by_rank = {
+        each.rank: each
+        for each in reversed(log.of_their_own)
+        if alike(each.error) == alike(first.error)
+    }
+    return sorted(by_rank.values(), key=lambda each: each.at)
+
+
+def _who(failure: RankFailure) -> str:
+    who = f"rank {failure.rank}" if failure.rank is not None else "a process"
+    return f"{who} on {failure.node}" if failure.node else who
+
+
+def _how(failure: RankFailure) -> str:
+    if failure.error:
+        return f"raised {kind_of(failure.error)}"
+    if failure.signal:
+        return f"was ended by {signal_text(failure.signal)}"
+    return f"ended with exit code {failure.exit_code}" if failure.exit_code else "failed"
+
+
+def _on_how_many(same: Sequence[RankFailure]) -> str:
+    """Return on how many ranks and nodes, empty for one rank."""
+    ranks = ranks_of(same)
+    if len(ranks) < 2:
+        return ""
+    nodes = nodes_of(same)
+    return f" on {ranks_text(ranks)}" + (f" of {listed(nodes)}" if nodes else "")

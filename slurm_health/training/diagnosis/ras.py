@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank is behind by NCCL's own count, or does not answer NCCL (RAS)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from slurm_health.records.inference_names import MOST_LINES, NEVER_ENTERED, NO_PROGRESS
+from slurm_health.records.words import listed, ranks_text
+from slurm_health.training.diagnosis.collected import Collected, FlightRecords
+from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.inference import Inference, Sureness
+from slurm_health.training.diagnosis.seen import RankSeen, Standstill
+
+
+class RasRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of a communicator, as NCCL tells it; counts are of collectives launched so far."""
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    collective_counts: dict[str, int] = {}
+
+    @property
+    def launched(self) -> int:
+        """All collectives that it has launched."""
+        return sum(self.collective_counts.values())
+
+
+class MissingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Why nothing is known of a rank."""
+
+    unresponsive: bool = False
+    considered_dead: bool = False
+
+
+class MissingRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that NCCL did not reach."""
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    status: MissingStatus = MissingStatus()
+
+
+class Communicator(msgspec.Struct, frozen=True, kw_only=True):
+    """One communicator; ranks are counted within it."""
+
+    hash: str = ""
+    size: int = 0
+    ranks: tuple[RasRank, ...] = ()
+    missing_ranks: tuple[MissingRank, ...] = ()
+
+
+class RasStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """All communicators of the job."""
+
+    communicators: tuple[Communicator, ...] = ()
+
+
+class RasBehind:
+    """Some ranks of a communicator have launched fewer collectives, or do not answer."""
+
+    name = "nccl-ras"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """NCCL's word is needed, and the Flight Recorder's, which knows more, must be silent."""
+        flight = data.get(FlightRecords)
+        told = flight is not None and first_difference(flight.records) is not None
+        return inference.name == NO_PROGRESS and data.get(RasStatus) is not None and not told
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name them in the largest communicator in which they differ."""
+        status = data.get(RasStatus)
+        assert status is not None
+        for each in sorted(status.communicators, key=lambda one: -one.size):
+            found = _unanswering(each, data) or _behind(each, data)
+            if found:
+                return [found]
+        return ()
+
+
+def _unanswering(communicator: Communicator, data: Collected) -> Inference | None:
+    missing = [
+        each
+        for each in communicator.missing_ranks
+        if each.status.unresponsive or each.status.considered_dead
+    ]
+    if not missing or len(missing) >= communicator.size:
+        return None
+    ranks = _ranks(missing, communicator, data)
+    return Inference(
+        name="rank-unresponsive",
+        description=f"{_who(missing, ranks)} {'does' if len(missing) == 1 else 'do'} not answer"
+        " NCCL, and the others do",
+        sureness=Sureness.LIKELY,
+        nodes=_nodes(ranks, data),
+        ranks=ranks,
+        evidence=tuple(
+            f"NCCL RAS: rank {each.rank} of communicator {communicator.hash}, process {each.pid} on"
+            f" {each.host}: {'considered dead' if each.status.considered_dead else 'unresponsive'}"
+            for each in missing[:MOST_LINES]
+        ),
+        advice="look whether its process runs there, and whether the network to its node does",
+    )
+
+
+def _behind(communicator: Communicator, data: Collected) -> Inference | None:
+    counts = Counter(each.launched for each in communicator.ranks)
+    if len(counts) < 2:
+        return None
+    most = max(counts)
+    behind = [each for each in communicator.ranks if each.launched < most]
+    if len(behind) > len(communicator.ranks) // 2:  # who is ahead is then the odd one
+        return None
+    ranks = _ranks(behind, communicator, data)
+    return Inference(
+        name=NEVER_ENTERED,
+        description=f"{_who(behind, ranks)} {'has' if len(behind) == 1 else 'have'} launched fewer"
+        " collectives than the others, which wait",
+        sureness=Sureness.LIKELY,
+        nodes=_nodes(ranks, data),
+        ranks=ranks,
+        evidence=tuple(
+            f"NCCL RAS: rank {each.rank} of communicator {communicator.hash} on {each.host} has"
+            f" launched {each.launched} collectives, others {most}"
+            for each in behind[:MOST_LINES]
+        ),
+        advice="look at what it does instead: the data loader, a filesystem, a GPU",
+    )
+
+
+def _ranks(
+    told: Sequence[RasRank | MissingRank], communicator: Communicator, data: Collected
+) -> tuple[int, ...]:
+    """Return the training's numbers of ranks: by their processes, or where all are in it."""
+    seen = _seen(data)
+    pids = Counter(each.pid for each in seen)  # two nodes may have the same
+    by_pid = {each.pid: each.rank for each in seen if pids[each.pid] == 1}
+    if all(each.pid in by_pid for each in told):
+        return tuple(sorted(by_pid[each.pid] for each in told))
+    whole = communicator.size == len(seen)
+    return tuple(sorted(each.rank for each in told)) if whole else ()
+
+
+def _nodes(ranks: Sequence[int], data: Collected) -> tuple[str, ...]:
+    return tuple(sorted({each.node for each in _seen(data) if each.rank in ranks and each.node}))
+
+
+def _seen(data: Collected) -> tuple[RankSeen, ...]:
+    found = data.get(Standstill)
+    return found.ranks if found else ()
+
+
+def _who(told: Sequence[RasRank | MissingRank], ranks: tuple[int, ...]) -> str:
+    hosts = sorted({each.host for each in told})
+    what = ranks_text(ranks) if ranks else "a rank"
+    return f"{what} on {listed(hosts)}"

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job's output says of its end: tracebacks of ranks, torchrun's summary, Slurm's own lines.
+
+Any text is read; what is not known is passed over. Ranks are told apart by the prefixes that torch
+(`[rank3]:`), torchrun (`[default3]:`) and `srun --label` (`3: `) put before their lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from slurm_health.records.nodeset import expand
+from slurm_health.records.text import one_line
+from slurm_health.training.diagnosis.last_words import LastWords, WordsRead
+from slurm_health.training.diagnosis.rank_failures import (
+    SIGNALS,
+    RankFailure,
+    Traceback,
+    merged,
+    watchdog_end,
+)
+
+_LINE_CHARACTERS = 2000  # of a line; an exception may hold a whole tensor
+_MOST_FAILURES = 16_384  # that are read; a job of that many ranks is not known to us
+_KEPT = 500  # of each kind, the first ones: enough to tell all ranks from some
+_MOST_NOTES = 200
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_PREFIX = re.compile(
+    r"(?:\s{0,6}(?P<task>\d{1,6}): ?)?"
+    r"(?:\[(?!rank\d)[A-Za-z_]+\d{1,6}\]:\s?)?"
+    r"(?:\[rank(?P<rank>\d{1,6})\]:\s?)?"
+)
+_TRACEBACK = re.compile(r"(?P<original>Original )?Traceback \(most recent call last\):")
+_FRAME = re.compile(r'\s+File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
+# Of a type: a line such as `usage: train.py` that came in between is none.
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|(?<=\.)(?:error|timeout|gaierror|herror))(?::\s.*|:)?$"
+)
+_CHAINED = re.compile(r"(During handling of the above|The above exception was the direct cause)")
+_TERMINATED = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
+_WHAT = re.compile(r"\s+what\(\):\s*(?P<text>.*)")
+_ITEM = re.compile(r"\s{2}(?P<key>time|host|rank|exitcode)\s*: (?P<value>.+)")
+# srun: error: n[3-4]: tasks 2-3: Exited with exit code 1
+_TASK = re.compile(
+    r"srun: error: (?P<nodes>[^\s:]+): tasks? (?P<tasks>[\d,-]+):"
+    r" (?P<how>.+?)(?: \(core dumped\))?$"
+)
+# That srun, or slurmstepd by its order, ends what is left of a step.
+_TERMINATING = re.compile(
+    r"srun: (?:\S+: ){0,2}(?:Terminating|Job step aborted)|slurmstepd: error: \*\*\* STEP \S+ ON"
+)
+# [rank3]:[E1123 02:41:16.35 ProcessGroupNCCL.cpp:2174] [PG ID 0 PG GUID 0(default_pg) Rank 3] …
+_WATCHDOG = re.compile(
+    r"\[E\d{4} [\d:.]+ ProcessGroupNCCL\.cpp:\d+\] .*?"
+    r"(?:watchdog thread terminated with exception: (?:\[Rank \d+\] )?(?P<error>.+)"
+    r"|(?P<timeout>Watchdog caught collective operation timeout: .+)"
+    r"|taking the entire process down)"
+)
+_EXITED = re.compile(r"Exited with exit code (\d+)")
+# What Slurm, the kernel and the driver say of a job in a line of their own.
+_NOTE = re.compile(
+    r"(oom[_-]kill|Out Of Memory|Out of memory: Killed|Memory cgroup out of memory"
+    r"|Node failure on|CANCELLED AT|Exceeded job memory limit|NVRM: Xid|SXid"
+    r"|Node \S+ has failed|Communication connection failure)"
+)
+_CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
+_OF_A_LIBRARY = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
+_FAILED_OR_TIMED_OUT = "NCCL operations have failed or timed out"
+_NOT_WAITS = frozenset({"wrapper", "_wait", "wait"})
+
+
+class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
+    """What the output says: failures in the order in which they came, and lines of the system.
+
+    Of very many failures the first are kept; `failed` counts all. `words` are what processes wrote
+    at their end beside tracebacks. `sources` names the files; `cut` is set where only the end of
+    one was read.
+    """
+
+    failures: tuple[RankFailure, ...] = ()
+    failed: int = 0
+    notes: tuple[str, ...] = ()
+    words: tuple[LastWords, ...] = ()
+    sources: tuple[str, ...] = ()
+    cut: bool = False
+
+    @property
+    def of_their_own(self) -> tuple[RankFailure, ...]:
+        """The failures that are no consequence of another one."""
+        return tuple(each for each in self.failures if not each.consequence)
+
+
+class _Reading:
+    """Reads lines one by one, each rank's apart from the others."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, Traceback] = {}
+        self.done: list[Traceback] = []
+        self.ended: list[RankFailure] = []
+        self.tasks: dict[int, RankFailure] = {}
+        self.watchdogs: dict[int, RankFailure] = {}
+        self.notes: list[str] = []
+        self.words = WordsRead()
+        self._terminating = False
+        self._items: dict[str, dict[str, str]] = {}
+
+    def line(self, at: int, whole: str, file: str) -> None:
+        prefix = _PREFIX.match(whole)
+        assert prefix is not None  # it may be empty
+        text = whole[prefix.end() :]
+        stream = prefix[0].strip()
+        rank = int(prefix["rank"]) if prefix["rank"] else None
+        task = int(prefix["task"]) if prefix["task"] else None
+        if self._traceback(at, stream, text, rank, task):
+            return
+        if rank is not None and "ProcessGroupNCCL" in text:
+            self._watchdog(at, text, rank)
+        if text[:2] == "  ":
+            self._summary(at, stream, text)
+        elif text.startswith("srun: error: "):
+            self._task(at, text)
+        elif self.tasks and text.startswith(("srun: ", "slurmstepd: ")):
+            self._terminating |= _TERMINATING.match(text) is not None
+        if _NOTE.search(text) and len(self.notes) < _MOST_NOTES:
+            self.notes.append(one_line(text)[:300])
+        self.words.line(at, (file, stream), task if rank is None else rank, text)
+
+    def _traceback(
+        self, at: int, stream: str, text: str, rank: int | None, task: int | None
+    ) -> bool:
+        """Read a line of a traceback; tell whether it was one."""
+        current = self.open.get(stream)
+        if begun := _TRACEBACK.search(text):
+            original = begun["original"] is not None
+            if current is None or not (current.chained or original):
+                self._finish(stream)
+                self.open[stream] = Traceback(at=at, rank=rank, task=task, original=original)
+            else:
+                current.inside, current.original = True, original
+            return True
+        if terminated := _TERMINATED.search(text):
+            self._finish(stream)
+            error = terminated["type"]
+            self.open[stream] = Traceback(at=at, rank=rank, task=task, error=error, inside=False)
+            return True
+        if current is None:
+            return False
+        return _continued(current, text)
+
+    def _finish(self, stream: str) -> None:
+        if (current := self.open.pop(stream, None)) and len(self.done) < _MOST_FAILURES:
+            self.done.append(current)
+
+    def _watchdog(self, at: int, text: str, rank: int) -> None:
+        """Read what NCCL's watchdog says before it ends the process; the exception counts."""
+        match = _WATCHDOG.match(text)
+        if match is None or len(self.watchdogs) >= _MOST_FAILURES:
+            return
+        error = match["error"] or match["timeout"]
+        known = self.watchdogs.get(rank)
+        if error and (known is None or not known.error.startswith("Watchdog caught")):
+            self.watchdogs[rank] = watchdog_end(rank, one_line(error)[:300], at)
+        elif known is None:
+            self.watchdogs[rank] = watchdog_end(rank, _FAILED_OR_TIMED_OUT, at)
+
+    def _summary(self, at: int, stream: str, text: str) -> None:
+        item = _ITEM.match(text)
+        if item is None:
+            return
+        said = self._items.setdefault(stream, {})
+        said[item["key"]] = item["value"].strip()
+        if item["key"] != "exitcode":
+            return
+        del self._items[stream]
+        rank = re.match(r"\d{1,6}\b", said.get("rank", ""))
+        code = re.match(r"-?\d{1,4}\b", said["exitcode"])
+        if rank and code and len(self.ended) < _MOST_FAILURES:
+            number = int(code[0])
+            node = said.get("host", "")
+            self.ended.append(
+                RankFailure(
+                    rank=int(rank[0]),
+                    node="" if node.startswith("localhost") else node.partition(".")[0],
+                    exit_code=max(number, 0),
+                    signal=max(-number, 0),
+                    at=at,
+                    line=f"torchrun: rank {rank[0]} on {node or 'a node'}: "
+                    + (f"signal {-number}" if number < 0 else f"exit code {number}"),
+                )
+            )
+
+    def _task(self, at: int, text: str) -> None:
+        match = _TASK.match(text)
+        if match is None:
+            return
+        how = match["how"]
+        exited = _EXITED.match(how)
+        try:
+            nodes = expand(match["nodes"])
+            tasks = [int(each.lstrip("t")) for each in expand(f"t[{match['tasks']}]")]
+        except ValueError:
+            return
+        for task in tasks[:_MOST_FAILURES]:
+            self.tasks[task] = RankFailure(
+                rank=task,
+                node=nodes[0] if len(nodes) == 1 else "",
+                exit_code=int(exited[1]) % 256 if exited else 0,
+                signal=0 if exited else SIGNALS.get(how, 0),
+                at=at,
+                line=one_line(text)[:300],
+                consequence=self._terminating and how == "Killed",
+            )
+
+    def failures(self) -> tuple[RankFailure, ...]:
+        for stream in list(self.open):
+            self._finish(stream)
+        return merged(self.done, self.ended, self.tasks, self.watchdogs)
+
+
+def read_log(
+    texts: Iterable[tuple[str, str]], *, cut: bool = False, began: str = "", shared: int = 1
+) -> TrainingLog:
+    """Return what the texts of files, by their names, say of the end of a training.
+
+    Args:
+        texts: the name and the text of each file; the job's own output first.
+        cut: whether only the end of one was read.
+        began: when the script began, `2026-11-22T10:50:00` by the clock of the batch host: what
+            an earlier attempt of the job wrote before is left out.
+        shared: how many of the files, the first ones, all processes of the job write to; each
+            further one is a task's.
+    """
+    reading = _Reading()
+    sources: list[str] = []
+    at = 0
+    for name, text in texts:
+        file = name if len(sources) >= shared else ""
+        sources.append(name)
+        for line in _lines(text):
+            at += 1
+            earlier = _CANCELLED_AT.search(line) if "CANCELLED AT" in line else None
+            if earlier and began and earlier["time"] < began:
+                reading = _Reading()
+                continue
+            reading.line(at, line, file)
+    failures = reading.failures()
+    kept = [
+        each
+        for consequence in (False, True)
+        for each in [each for each in failures if each.consequence is consequence][:_KEPT]
+    ]
+    return TrainingLog(
+        failures=tuple(sorted(kept, key=lambda each: each.at)),
+        failed=len(failures),
+        notes=tuple(dict.fromkeys(reading.notes)),
+        words=reading.words.words(),
+        sources=tuple(sources),
+        cut=cut,
+    )
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text, without colours; a progress bar's states are lines too."""
+    for line in re.split(r"[\r\n]+", text):
+        if line:
+            short = line[:_LINE_CHARACTERS]
+            yield (_ANSI.sub("", short) if "\x1b" in short else short).rstrip()
+
+
+def _continued(current: Traceback, text: str) -> bool:
+    """Read a line that may belong to a traceback that has begun; tell whether it does."""
+    if what := _WHAT.match(text):
+        if current.error and not current.inside and "what():" not in current.error:
+            current.error = one_line(f"{current.error}: {what['text']}")[:300]
+        return True
+    if not current.inside:
+        if _CHAINED.match(text):
+            current.chained = True
+        return False
+    if frame := _FRAME.match(text):
+        if not current.placed:
+            _see_frame(current, frame)
+        return True
+    if text[:1].isspace() or not text:
+        return True
+    current.inside = False
+    current.placed = bool(current.place)
+    is_exception = _EXCEPTION.match(text) is not None
+    if is_exception and (not current.error or current.original):
+        current.error = one_line(text)[:300]
+    current.chained = False
+    return is_exception
+
+
+def _see_frame(current: Traceback, frame: re.Match[str]) -> None:
+    file, function = frame["file"], frame["function"] or ""
+    if not any(mark in file for mark in _OF_A_LIBRARY):
+        current.place = f"{file.rpartition('/')[2]}:{frame['line']}"
+        current.waits_in = ""
+    elif function == "_engine_run_backward":
+        current.waits_in = "backward"
+    elif file.endswith("torch/distributed/distributed_c10d.py") and function not in _NOT_WAITS:
+        current.waits_in = current.waits_in or function

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nobody failed by itself: ranks waited for each other, and in what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_health.records.inference_names import (
+    MOST_LINES,
+    NEVER_ENTERED,
+    NO_PROGRESS,
+    RANKS_WAITED,
+    SCRIPT_FAILED,
+)
+from slurm_health.records.words import ranks_text
+from slurm_health.training.diagnosis.collected import Collected, FlightRecords, TrainingLog
+from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.out_of_step import out_of_step
+from slurm_health.training.diagnosis.rank_failures import RankFailure, ranks_of
+from slurm_health.training.diagnosis.seen import Standstill
+
+
+class CollectivesDiffer:
+    """Nobody failed by itself, and ranks waited for each other in different collectives."""
+
+    name = "where-ranks-waited"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """The collectives of at least two ranks are needed, from their tracebacks."""
+        return inference.name == RANKS_WAITED and len(_waits(data)) > 1
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Possible only: a rank that lags behind also waits elsewhere."""
+        waits = _waits(data)
+        said = [f"{ranks_text(ranks_of(each))} in {what}" for what, each in waits.items()]
+        return [
+            Inference(
+                name="collectives-differ",
+                description="ranks waited for each other in different collectives ("
+                + "; ".join(said)
+                + "): the script lets them call different ones, or one of them lagged behind",
+                attribution=Attribution.USER,
+                sureness=Sureness.POSSIBLE,
+                ranks=ranks_of([each[0] for each in waits.values()]),
+                evidence=tuple(each[0].line for each in waits.values())[:MOST_LINES],
+                advice="look whether every rank calls the same collectives in the same order; to"
+                " know, start again with TORCH_DISTRIBUTED_DEBUG=DETAIL",
+            )
+        ]
+
+
+class FlightDiffers:
+    """PyTorch's Flight Recorder shows where ranks parted."""
+
+    name = "flight-recorder"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """The dumps of at least two ranks are needed."""
+        found = data.get(FlightRecords)
+        symptoms = {RANKS_WAITED, SCRIPT_FAILED, NO_PROGRESS}
+        return inference.name in symptoms and found is not None and len(found.records) > 1
+
+    def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
+        """Say who called something else, or who never entered what the others wait in."""
+        found = data.get(FlightRecords)
+        assert found is not None
+        difference = first_difference(found.records)
+        if difference is None:
+            return ()
+        # Of a script that has ended, each symptom has its own.
+        ended = inference.name != NO_PROGRESS
+        if ended and (inference.name == SCRIPT_FAILED) != difference.mismatched:
+            return ()
+        if difference.of_a_step:
+            return [out_of_step(difference, _nodes_of(difference.ranks, data))]
+        if difference.mismatched:
+            return [
+                Inference(
+                    name="mismatched-collective",
+                    description=difference.description,
+                    attribution=Attribution.USER,
+                    sureness=Sureness.CERTAIN,
+                    nodes=_nodes_of(difference.ranks, data),
+                    ranks=difference.ranks,
+                    evidence=difference.evidence,
+                    advice="have all ranks call the same collectives with the same sizes in the"
+                    " same order, and give all as many batches",
+                )
+            ]
+        return [
+            Inference(
+                name=NEVER_ENTERED,
+                description=difference.description,
+                sureness=Sureness.LIKELY,
+                nodes=_nodes_of(difference.ranks, data),
+                ranks=difference.ranks,
+                evidence=difference.evidence,
+                advice=f"look at what {ranks_text(difference.ranks)} did instead: the data loader,"
+                " a filesystem, a GPU",
+            )
+        ]
+
+
+class ConnectionsBroke:
+    """Nobody failed by itself, and nothing else was found."""
+
+    name = "connections"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Ranks only waited, and in the same place as far as is known."""
+        return inference.name == RANKS_WAITED and len(_waits(data)) < 2
+
+    def infer(self, inference: Inference, _: Collected) -> Sequence[Inference]:
+        """Possible only: whoever broke them said nothing. No node is named."""
+        return [
+            Inference(
+                name="connections-broke",
+                description="connections between ranks broke or timed out; which node was the cause"
+                " is not in what was collected",
+                attribution=Attribution.TRANSIENT,
+                sureness=Sureness.POSSIBLE,
+                ranks=inference.ranks,
+                evidence=inference.evidence,
+                advice="start again; the check before the script tests these nodes' connections",
+            )
+        ]
+
+
+def _waits(data: Collected) -> dict[str, list[RankFailure]]:
+    """Return the ranks by the collective that they waited in, where that is known."""
+    log = data.get(TrainingLog)
+    waits: dict[str, list[RankFailure]] = {}
+    for each in log.failures if log else ():
+        if each.waits_in and each.rank is not None:
+            waits.setdefault(each.waits_in, []).append(each)
+    return waits
+
+
+def _nodes_of(ranks: Sequence[int], data: Collected) -> tuple[str, ...]:
+    """Return where ranks run, as far as that was seen, or told at their end."""
+    seen, log = data.get(Standstill), data.get(TrainingLog)
+    told = {each.rank: each.node for each in (log.failures if log else ())}
+    told |= {each.rank: each.node for each in (seen.ranks if seen else ())}
+    return tuple(sorted({node for rank, node in told.items() if rank in ranks and node}))

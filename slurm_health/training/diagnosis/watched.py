@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All ranks of a job as its monitors tell them, and whether they stand still. Time is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from slurm_health.training.diagnosis.collected import FlightRecord, FlightRecords
+from slurm_health.training.diagnosis.pace import PATIENCE, Pace, Patience, allowance_s
+from slurm_health.training.diagnosis.seen import (
+    BrokenPath,
+    Frame,
+    RankSeen,
+    Standstill,
+    still_works,
+)
+from slurm_health.training.diagnosis.slow_rank import SlowRank
+from slurm_health.training.diagnosis.slow_steps import Longer, RankSteps, SlowSteps
+from slurm_health.training.diagnosis.stack import Doing, place_of
+from slurm_health.training.diagnosis.stragglers import OwnTime, Slower, Stragglers
+
+
+class RankNow(msgspec.Struct, frozen=True, array_like=True):
+    """One rank at this moment; the program it belongs to is a step of the job, or its script.
+
+    Of its heartbeat: the step, how many so far, seconds since the last, what one takes, the longest
+    pause, seconds of its own in so many steps, of which it waited `loading_s` for its data, which
+    has given so many batches, and may have ended: all 0 of a rank without one. `cpu_s` and
+    `io_bytes` are of it and its children. `world` is how many ranks there are, 0 where that is not
+    told. Its main thread ran for `ran_s`, and was ready to for `unserved_s` without a processor;
+    `throttled_s` is how long its cgroup was held back by a CPU limit. 0 where that is not known.
+    """
+
+    program: str
+    rank: int
+    pid: int
+    state: str
+    cpu_s: float
+    io_bytes: int
+    step: int = 0
+    steps: int = 0
+    age_s: float = 0.0
+    typical_s: float = 0.0
+    longest_s: float = 0.0
+    own_s: float = 0.0
+    own_steps: int = 0
+    world: int = 0
+    loading_s: float = 0.0
+    batches: int = 0
+    data_ended: bool = False
+    ran_s: float = 0.0
+    unserved_s: float = 0.0
+    throttled_s: float = 0.0
+
+    @property
+    def pace(self) -> Pace:
+        """How it gets on."""
+        return Pace(steps=self.steps, typical_s=self.typical_s, longest_s=self.longest_s)
+
+
+class RankLook(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank answered, and what it and its children wait for in the kernel.
+
+    `gpu_share` is the share of time in which their GPU computed, 0 where that is not known.
+    """
+
+    program: str
+    rank: int
+    answered: bool
+    kernel: str
+    stack: tuple[Frame, ...] = ()
+    flight: FlightRecord | None = None
+    gpu_share: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What a closer look at all nodes showed; ranks are told by their program and number.
+
+    Args:
+        before: the ranks as they were then.
+        looks: what they answered.
+        paths: connections that do not get through.
+        silent: the nodes that did not answer.
+        not_seen: what could not be looked at, and why.
+    """
+
+    before: Mapping[tuple[str, int], RankNow]
+    looks: Mapping[tuple[str, int], RankLook]
+    paths: tuple[BrokenPath, ...] = ()
+    silent: tuple[str, ...] = ()
+    not_seen: Mapping[str, str] = field(default_factory=dict)
+
+    def then(self, later: Looked) -> Looked:
+        """Return what a later look showed, with how the ranks were at this one."""
+        return replace(later, before=self.before)
+
+    def standstill(
+        self,
+        program: Program,
+        nodes: tuple[str, ...],
+        *,
+        stalled_s: float,
+        allowance_s: float,
+        step: int,
+        window_s: float,
+    ) -> tuple[Standstill, FlightRecords]:
+        """Return what was seen of one program, of which more was heard `window_s` later."""
+        looks = {rank: look for (name, rank), look in self.looks.items() if name == program.name}
+        ranks = tuple(
+            _seen(rank, last, self.before.get((program.name, rank)), looks.get(rank), window_s)
+            for rank, last in sorted(program.ranks.items())
+        )
+        standstill = Standstill(
+            stalled_s=stalled_s,
+            allowance_s=allowance_s,
+            step=step,
+            nodes=nodes,
+            ranks=(*ranks, *([] if self.silent else _never_seen(ranks, program.world, nodes))),
+            paths=self.paths,
+            silent=self.silent,
+            not_seen=dict(self.not_seen),
+        )
+        flights = [look.flight for _, look in sorted(looks.items()) if look.flight is not None]
+        return standstill, FlightRecords(records=tuple(flights))
+
+
+@dataclass(kw_only=True)
+class _Last:
+    """The last that was heard of a rank, and when."""
+
+    node: str
+    now: RankNow
+    heard_s: float
+    gone: bool = False
+
+    def age_s(self, now_s: float) -> float:
+        return self.now.age_s + max(0.0, now_s - self.heard_s)
+
+
+@dataclass(kw_only=True)
+class Program:
+    """The ranks of one step of the job, or of its script itself."""
+
+    name: str
+    ranks: dict[int, _Last] = field(default_factory=dict)
+    stragglers: Stragglers = field(default_factory=Stragglers)
+    slow_steps: SlowSteps = field(default_factory=SlowSteps)
+    look_again_s: float = 0.0  # not before this, where it was no hang yet
+    pause_s: float = 0.0
+    hung_s: float | None = None  # since when, once that was said
+
+    @property
+    def alive(self) -> list[_Last]:
+        """The ranks that have not ended."""
+        return [each for each in self.ranks.values() if not each.gone]
+
+    @property
+    def beating(self) -> list[_Last]:
+        """The ranks with a heartbeat that have not ended; where all have, how they were."""
+        beating = [each for each in self.ranks.values() if each.now.steps]
+        return [each for each in beating if not each.gone] or beating
+
+    @property
+    def step(self) -> int:
+        """The latest step of any rank."""
+        return max((each.now.step for each in self.ranks.values()), default=0)
+
+    @property
+    def world(self) -> int:
+        """How many ranks it has, 0 where that is not told."""
+        return max((each.now.world for each in self.ranks.values()), default=0)
+
+    def stalled_s(self, now_s: float) -> float:
+        """Return since when no rank has come to another step; 0 where none has a heartbeat."""
+        return min((each.age_s(now_s) for each in self.beating), default=0.0)
+
+    def allowance_s(self, patience: Patience) -> float:
+        """Return how long a pause would be usual."""
+        return allowance_s(
+            [each.now.pace for each in self.ranks.values() if each.now.steps], patience
+        )
+
+
+# After a look that showed somebody at work, the next one: soon at first, then less and less often.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 120.0
+
+
+class Watched:
+    """All programs of a job."""
+
+    def __init__(self, nodes: Sequence[str], patience: Patience = PATIENCE) -> None:
+        self._nodes = tuple(nodes)
+        self._patience = patience
+        self.programs: dict[str, Program] = {}
+
+    def hear(self, node: str, ranks: Iterable[RankNow], now_s: float) -> list[Program]:
+        """Take in what a node told; return the programs that were said to hang, and go on."""
+        told = {(each.program, each.rank): each for each in ranks}
+        for (name, rank), now in told.items():
+            program = self.programs.setdefault(name, Program(name=name))
+            program.ranks[rank] = _Last(node=node, now=now, heard_s=now_s)
+        for program in list(self.programs.values()):
+            for rank, last in program.ranks.items():
+                if last.node == node and (program.name, rank) not in told:
+                    last.gone = True
+            if not program.alive:
+                del self.programs[program.name]
+        return [each for each in self.programs.values() if self._goes_on(each, now_s)]
+
+    def suspect(self, now_s: float) -> Program | None:
+        """Return a program that has stood still for longer than is usual for it, and is to be seen.
+
+        A program that was said to hang is not looked at again before it has gone on.
+        """
+        for each in self.programs.values():
+            stalled_s = each.stalled_s(now_s)
+            late = stalled_s >= each.allowance_s(self._patience)
+            if late and each.hung_s is None and now_s >= each.look_again_s:
+                return each
+            if not late:
+                each.pause_s = 0.0
+        return None
+
+    def judge(
+        self, program: Program, looked: Looked, *, window_s: float, now_s: float
+    ) -> tuple[Standstill, FlightRecords] | str:
+        """Return what was seen of a program that hangs, or why it does not hang so far.
+
+        Args:
+            program: which was suspected, and has been looked at.
+            looked: what that showed, `window_s` before the last that was heard of its ranks.
+            window_s: so long was between the two, seconds.
+            now_s: the time.
+        """
+        standstill, flights = looked.standstill(
+            program,
+            self._nodes,
+            stalled_s=program.stalled_s(now_s),
+            allowance_s=program.allowance_s(self._patience),
+            step=program.step,
+            window_s=window_s,
+        )
+        reason = "it goes on" if standstill.stalled_s < standstill.allowance_s else ""
+        reason = reason or still_works(
+            standstill,
+            waiting_ranks(standstill.ranks, flights),
+            self._patience,
+            loading=loading_ranks(standstill.ranks),
+        )
+        if reason:
+            program.pause_s = min(max(_FIRST_PAUSE_S, 2 * program.pause_s), _LONGEST_PAUSE_S)
+            # Sooner where it is known when more will be known.
+            limits_s = (self._patience.reading_s, self._patience.storage_s)
+            left_s = [limit_s - standstill.stalled_s for limit_s in limits_s]
+            soon_s = min((each for each in left_s if each > 0), default=program.pause_s)
+            program.look_again_s = now_s + min(program.pause_s, soon_s)
+            return reason
+        program.hung_s = now_s - standstill.stalled_s
+        return standstill, flights
+
+    def window(self) -> list[tuple[SlowRank, float]]:
+        """Close a window of time; return the ranks newly known to be slower, and how many times."""
+        found: list[tuple[SlowRank, float]] = []
+        for program in self.programs.values():
+            own = {
+                rank: _own_time(last.now) for rank, last in program.ranks.items() if not last.gone
+            }
+            slow = program.stragglers.window(own)
+            found += [(_slow_rank(each, program.ranks[each.rank]), each.ratio) for each in slow]
+        return found
+
+    def slower(self) -> list[tuple[Program, Longer]]:
+        """Close a window of time; return the programs whose steps take longer than before."""
+        found: list[tuple[Program, Longer]] = []
+        for program in self.programs.values():
+            steps = {
+                rank: RankSteps(
+                    steps=last.now.steps,
+                    last_s=last.heard_s - last.now.age_s,
+                    own_s=last.now.own_s,
+                    own_steps=last.now.own_steps,
+                )
+                for rank, last in program.ranks.items()
+                if not last.gone
+            }
+            longer = program.slow_steps.window(steps)
+            if longer is not None:
+                found.append((program, longer))
+        return found
+
+    def _goes_on(self, program: Program, now_s: float) -> bool:
+        """Tell whether a program that was said to hang has come to another step since."""
+        if program.hung_s is None:
+            return False
+        hung_for_s = min(now_s - program.hung_s, self._patience.at_least_s)
+        return program.stalled_s(now_s) < hung_for_s
+
+
+def _slow_rank(slower: Slower, last: _Last) -> SlowRank:
+    return SlowRank(
+        rank=slower.rank,
+        node=last.node,
+        spent=slower.spent,
+        usual=slower.usual,
+        tells_loading=last.now.batches > 0,
+    )
+
+
+def _own_time(now: RankNow) -> OwnTime:
+    return OwnTime(
+        seconds=now.own_s,
+        steps=now.own_steps,
+        loading_s=now.loading_s,
+        ran_s=now.ran_s,
+        unserved_s=now.unserved_s,
+        throttled_s=now.throttled_s,
+    )
+
+
+def _seen(
+    rank: int, last: _Last, before: RankNow | None, look: RankLook | None, window_s: float
+) -> RankSeen:
+    share, io_bytes = 0.0, 0
+    if before is not None and window_s > 0:
+        # A child that has ended takes its figures along.
+        share = abs(last.now.cpu_s - before.cpu_s) / window_s
+        io_bytes = abs(last.now.io_bytes - before.io_bytes)
+    return RankSeen(
+        rank=rank,
+        node=last.node,
+        pid=last.now.pid,
+        step=last.now.step,
+        batches=last.now.batches,
+        data_ended=last.now.data_ended,
+        gone=last.gone,
+        state=last.now.state,
+        kernel=look.kernel if look else "",
+        cpu_share=round(share, 3),
+        io_bytes=io_bytes,
+        gpu_share=look.gpu_share if look else 0.0,
+        answered=look is not None and look.answered,
+        stack=look.stack if look else (),
+    )
+
+
+def _never_seen(ranks: Sequence[RankSeen], world: int, nodes: Sequence[str]) -> list[RankSeen]:
+    """Return the ranks that had ended before anybody looked.
+
+    Which node they were on is known where a single one has fewer ranks than the others.
+    """
+    numbers = {each.rank for each in ranks}
+    missing = [number for number in range(world) if number not in numbers]
+    on_node = Counter(dict.fromkeys(nodes, 0))
+    on_node.update(each.node for each in ranks)
+    fewer = [node for node, count in on_node.items() if count < max(on_node.values(), default=0)]
+    node = fewer[0] if len(fewer) == 1 else ""
+    return [RankSeen(rank=number, node=node, gone=True) for number in missing]
+
+
+def loading_ranks(ranks: Iterable[RankSeen]) -> set[int]:
+    """Return the ranks that wait for their data loader, by stack."""
+    return {each.rank for each in ranks if place_of(each.stack).doing is Doing.LOADING}
+
+
+def waiting_ranks(ranks: Iterable[RankSeen], flights: FlightRecords) -> set[int]:
+    """Return the ranks that are known to wait in a collective, by stack or by Flight Recorder."""
+    inside = {each.rank for each in ranks if place_of(each.stack).doing is Doing.COLLECTIVE}
+    in_flight = {
+        each.rank
+        for each in flights.records
+        if each.operations and each.operations[-1].state not in {"completed", "retired"}
+    }
+    return inside | in_flight

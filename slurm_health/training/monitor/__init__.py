@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes beside the job: one per node while its script runs, and one after that has failed.
+
+The supervisor starts them and does not wait for them for long. What touches the world after a
+failure is in collectors, each in a child of its own that is killed when it hangs; what is inferred
+is `training.diagnosis`'s.
+
+    beside        while the script runs: starts the monitors of all nodes, ends with the script
+    watch         hears them, and says where a training hangs
+    node          the monitor of one node
+    ranks         the ranks on a node: their heartbeats, and what the kernel says of them
+    closer_look   what is looked at of them only while a training stands still
+    connections   TCP connections that do not get through
+    monitors      talks with the monitors of all nodes
+    findings      says and records what was found
+    output_watch  without a heartbeat: the output, and if that ends, the processes
+    tails         what was written to the output since the last look
+    silent_ranks  which processes are ranks without a heartbeat
+    proc          what the kernel says of a process
+    cpu_limits    how long a CPU limit held back the cgroup of a process
+    py_spy        stacks of ranks that do not say where they are
+    gpu_activity  whether the GPUs of ranks compute
+    nccl_ras      live collector: how far each rank is by NCCL itself
+    tcp_info      how much TCP connections have sent, and in how long
+    messages      what monitors tell the watch
+
+    batch_node    on another node: gives a job back whose batch node is lost
+
+    post_mortem   collect, diagnose, say, record
+    containment   collectors and operators of others, run so that they can raise and hang
+    registry      the collectors and operators there are, other distributions' too
+    collector     what a collector is, and what it is told of the job
+    job_output    collector: the ends of the job's output files
+    srun_output   which files the script had srun write
+    slurm_word    collector: Slurm's own view of job and nodes
+    kernel        collectors: kills for memory, and the kernel's log
+    findings_before  collector: a hang that the monitor saw before
+    flight_dumps  collector: Flight Recorder dumps
+"""

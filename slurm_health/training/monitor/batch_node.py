@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On another node: gives a job back whose batch node is lost.
+
+`python -m slurm_health.training.monitor.batch_node JOB NODE PULSE_S`. Standard input brings
+something every PULSE_S while the batch script is there, and ends with it. Only where it is silent
+is Slurm asked, and only what Slurm says counts: the job runs, and not on that node any more. Then
+it is requeued, as Slurm does with jobs that lose a node; one that may not be requeued is cancelled.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Collection, Mapping
+
+_SILENT_PULSES = 3  # counted in pulses in which we run ourselves: jobs are suspended as a whole
+
+
+def main() -> int:
+    """Listen until the batch script ends, or is gone for good."""
+    job, node, pulse_s = sys.argv[1:]
+    # What Slurm sends to every process of the job is for the script.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    silent = 0
+    while True:
+        if select.select([0], [], [], float(pulse_s))[0]:
+            if not os.read(0, 4096):
+                return 0
+            silent = 0
+            continue
+        silent += 1
+        if silent >= _SILENT_PULSES and _given_back(job, node, os.environ):
+            return 0
+
+
+def is_lost(node: str, states: Collection[str], nodes: Collection[str]) -> bool:
+    """Tell whether a job runs that Slurm has taken its batch node out of."""
+    return set(states) == {"RUNNING"} and bool(nodes) and node not in nodes
+
+
+def _given_back(job: str, node: str, environ: Mapping[str, str]) -> bool:
+    """Ask Slurm, and give the job back if its batch node is lost; tell whether it was."""
+    from slurm_health.records.errors import SlurmError
+    from slurm_health.system.slurm.client import Client
+
+    client = Client(environ)
+    try:
+        found = client.job(job)
+        if not is_lost(node, found.states, found.nodes):
+            return False
+        if found.value("Requeue") == "0":  # --no-requeue, or JobRequeue=0
+            client.cancel(job)
+        else:
+            client.requeue(job)
+    except SlurmError:  # it does not answer, or not now: asked again after the next pulse
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

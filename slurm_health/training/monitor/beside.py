@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the supervisor starts beside the script: `python -m slurm_health.training.monitor.beside`.
+
+It waits a while, because most scripts that fail do so soon, and until a process on this node has a
+heartbeat. Then it starts one monitor per node and watches. Until then it follows the job's output;
+where that ends in the middle of a training, monitors look at its processes for some seconds. It
+ends when its standard input does, and all that it started with it. A script whose monitor cannot be
+started, or dies, runs on as it would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurm_health.records.records import HangFound
+    from slurm_health.training.monitor.findings import Findings
+    from slurm_health.training.monitor.monitors import Monitors
+
+# How often the batch host is looked at for a heartbeat, and the output for lines that count steps.
+_LOOK_S = 20.0
+_SLURM_S = 5.0  # to say which nodes the job has
+_END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
+
+
+def main() -> int:
+    """Watch until the script has ended; 0 whatever was found."""
+    parser = argparse.ArgumentParser(prog="slurm_health.training.monitor.beside")
+    parser.add_argument("--directory", default="")
+    parser.add_argument("--on-hang", default="report")
+    parser.add_argument("--after-s", type=float, required=True)
+    parser.add_argument("--script-source", type=Path)
+    options = parser.parse_args()
+    # What Slurm sends to every process of the job is for the script; we end when it does.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    if not _script_ends_within(options.after_s):
+        directory = Path(options.directory) if options.directory else None
+        from slurm_health.training.monitor.srun_output import script_text
+
+        script = script_text(options.script_source)
+        _watch(directory, script, dict(os.environ), stop=options.on_hang == "stop")
+    return 0
+
+
+def _watch(directory: Path | None, script: str, environ: Mapping[str, str], *, stop: bool) -> None:
+    # Only now: a script of seconds is not to wait for what it has no use for.
+    from slurm_health.records.allocation import from_environ
+    from slurm_health.records.errors import AllocationError
+    from slurm_health.system.processes import NOTHING, PIPE, start_tied
+    from slurm_health.training.monitor.findings import Findings
+    from slurm_health.training.monitor.monitors import Ended, Monitors
+
+    try:
+        allocation = from_environ(environ)
+    except AllocationError as err:
+        _say(f"monitor: not running: {err}")
+        return
+    job = allocation.job_id
+    here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    findings = Findings(directory, environ)
+
+    def start(nodes: Sequence[str]) -> Monitors:
+        argv, its_environ = _monitors(job, nodes, here, environ)
+        process = start_tied(
+            argv, environ=its_environ, stdin=PIPE, stdout=PIPE, stderr=NOTHING, signal_mask=()
+        )
+        return Monitors(process, nodes, 0)
+
+    nodes = allocation.nodes
+    try:
+        if _heartbeat_comes(str(job), here, nodes, lambda: start(nodes), findings, script, environ):
+            _watch_nodes(
+                nodes,
+                start,
+                findings,
+                on_hang=_cancel(job, environ, findings) if stop else lambda _: None,
+                left_of=lambda had: _nodes_left(had, allocation.array or str(job), environ),
+            )
+    except Ended:
+        pass
+    except OSError as err:
+        _say(f"monitor: not running: {err}")
+
+
+def _watch_nodes(
+    nodes: Sequence[str],
+    start: Callable[[Sequence[str]], Monitors],
+    findings: Findings,
+    *,
+    on_hang: Callable[[HangFound], None],
+    left_of: Callable[[Sequence[str]], Sequence[str]],
+) -> None:
+    """Watch; where Slurm takes a node out of the job, and its step ends, on those that are left.
+
+    Raises:
+        Ended: the script has ended.
+        OSError: the monitors could not be started.
+    """
+    from slurm_health.records.nodeset import fold
+    from slurm_health.training.monitor.monitors import MonitorsEnded
+    from slurm_health.training.monitor.watch import Watch
+
+    while nodes:
+        monitors = start(nodes)
+        try:
+            Watch(monitors, nodes, findings, on_hang=on_hang).run()
+        except MonitorsEnded:
+            pass
+        finally:
+            monitors.end()
+        # At a job's end its steps may end before its script does: that is no news.
+        if _script_ends_within(_END_OF_STEPS_S):
+            return
+        left = left_of(nodes)
+        lost = [node for node in nodes if node not in left]
+        if not lost:
+            _say("monitor: its processes have ended; nothing watches this job any more")
+            return
+        if left:
+            _say(f"monitor: Slurm took {fold(lost)} out of the job; it watches the rest")
+        nodes = left
+
+
+def _nodes_left(nodes: Sequence[str], job: str, environ: Mapping[str, str]) -> Sequence[str]:
+    """Return those of its nodes that the job still has, none where it has ended.
+
+    All of them where Slurm does not say.
+    """
+    from slurm_health.records.errors import SlurmError
+    from slurm_health.system.slurm.client import Client
+
+    try:
+        shown = Client.for_hook(environ, limit_s=_SLURM_S).job(job)
+    except SlurmError:
+        return nodes
+    if shown.states != {"RUNNING"}:
+        return ()
+    return [node for node in nodes if node in shown.nodes]
+
+
+def _script_ends_within(wait_s: float) -> bool:
+    return bool(select.select([0], [], [], wait_s)[0])
+
+
+def _heartbeat_comes(
+    job: str,
+    here: str,
+    nodes: Sequence[str],
+    start: Callable[[], Monitors],
+    findings: Findings,
+    script: str,
+    environ: Mapping[str, str],
+) -> bool:
+    """Wait until a rank on this node has a heartbeat, or had one; follow the output until then.
+
+    Returns:
+        False where the script ends before.
+
+    Raises:
+        Ended: it ends while processes are looked at.
+    """
+    from slurm_health.training.diagnosis.by_output import OutputProgress
+    from slurm_health.training.monitor.output_watch import OutputWatch
+    from slurm_health.training.monitor.ranks import Ranks
+    from slurm_health.training.monitor.tails import Tails
+
+    ranks = Ranks(job, here, "")
+    tails = Tails(script, Path.cwd(), environ)
+    output = OutputWatch(tails, OutputProgress(), start, nodes, findings)
+    while True:
+        ranks.find()
+        # Where the one here has ended, those on other nodes may wait for it.
+        now = ranks.now()
+        beating = ranks.outlived or any(each.steps for each in now)
+        if not beating:
+            output.look()
+        output.record(now, now_s=time.monotonic(), beating=beating)
+        if beating:
+            return True
+        if _script_ends_within(_LOOK_S):
+            return False
+
+
+def _monitors(
+    job: int, nodes: Sequence[str], here: str, environ: Mapping[str, str]
+) -> tuple[list[str], Mapping[str, str]]:
+    """Return what starts the monitors, and its environment: a job of one node needs no step."""
+    from slurm_health.system.processes import own_module
+    from slurm_health.system.slurm.command import clean_environ
+    from slurm_health.system.slurm.step import beside_argv
+    from slurm_health.training.monitor.node import INTERVAL_S
+
+    command = own_module("slurm_health.training.monitor.node", str(job), here, f"{INTERVAL_S:g}")
+    if len(nodes) == 1:
+        return list(command), environ
+    # It needs no device, and takes none from a step of the user's.
+    return beside_argv(job, nodes, ["--gres=none"], command), clean_environ(environ)
+
+
+def _cancel(
+    job: int, environ: Mapping[str, str], findings: Findings
+) -> Callable[[HangFound], None]:
+    from slurm_health.records.errors import SlurmError
+    from slurm_health.records.records import Action, ActionDone, ActionIntended
+    from slurm_health.system.slurm.client import Client
+
+    def cancel(_: HangFound) -> None:
+        findings.record(ActionIntended(action=Action.CANCEL, reason="it hangs (--monitor=stop)"))
+        _say("monitor: the job is cancelled because it hangs (--monitor=stop)")
+        try:
+            Client(environ).cancel(job)
+        except SlurmError as err:
+            _say(f"monitor: it could not be cancelled: {err}")
+            findings.record(ActionDone(action=Action.CANCEL, succeeded=False, detail=str(err)))
+
+    return cancel
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"slurm-health: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

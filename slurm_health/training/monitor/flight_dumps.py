@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's Flight Recorder dumps, where ranks left them on a filesystem that this node sees."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import re
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm_health.records.decoding import from_json
+from slurm_health.records.text import cut, one_line
+from slurm_health.training.diagnosis.collected import FlightRecord, FlightRecords, Operation
+from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
+
+# The prefixes of files, to which torch adds the rank: as it is told, else as it chooses.
+_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_OF_CACHE = "torch/comm_lib_trace_rank_"
+_OF_OLD = "/tmp/nccl_trace_rank_"  # noqa: S108 - files of other users are passed over
+_MOST_RANKS = 2048
+_MOST_BYTES = 64 << 20
+_MOST_TEXT = 8 * _MOST_RANKS  # of numbers, each with what is between them
+_MOST_OPERATIONS = 8192  # of all ranks together: what a child answers has a limit
+# A pickle of ten bytes may have its reader lay out gigabytes. What is in one takes up to 64 times
+# its size: an empty dictionary is one byte there.
+_LEAST_MEMORY_BYTES = 64 << 20
+_MEMORY_PER_BYTE = 64
+# The collectives whose input has the same size on all ranks.
+_SAME_SIZES = {"all_reduce", "allreduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"}
+
+
+class _Plain(pickle.Unpickler):
+    """Reads what is made of plain values only: a dump is, and nothing else may run here."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"holds {module}.{name}, which no dump does")
+
+
+class FlightDumps:
+    """The latest collectives of every rank that left a dump since the script began."""
+
+    name = "flight-recorder"
+    data = FlightRecords
+
+    def is_enabled(self, job: EndedJob) -> Enabled:
+        """There must be files of this job."""
+        if any(_files(job)):
+            return Enabled()
+        return Enabled("no dump was found (--flight-recorder=on has NCCL leave them)")
+
+    def collect_data(self, job: EndedJob) -> FlightRecords:
+        """Read them.
+
+        Raises:
+            NothingCollected: none of them is a dump.
+        """
+        files = dict(_files(job))
+        most = max(2, _MOST_OPERATIONS // max(1, len(files)))
+        records = []
+        problem = ""
+        for rank, path in sorted(files.items()):
+            try:
+                records.append(_record(path, rank, most))
+            except (OSError, ValueError, pickle.UnpicklingError) as err:
+                problem = f"{path}: {err}"
+        if not records:
+            raise NothingCollected(problem)
+        return FlightRecords(records=tuple(records))
+
+
+def _files(job: EndedJob) -> Iterator[tuple[int, Path]]:
+    """Yield the dumps of each rank that this user wrote since the script began."""
+    since_s = job.ended_s - job.duration_s
+    for prefix in _prefixes(job.environ):
+        path = job.directory / prefix
+        try:
+            entries = list(os.scandir(path.parent))
+        except OSError:
+            continue
+        for entry in entries:
+            rank = entry.name.removeprefix(path.name)
+            if not (entry.name.startswith(path.name) and rank.isdecimal() and len(rank) < 6):
+                continue
+            found = entry.stat(follow_symlinks=False)
+            ours = found.st_uid == os.geteuid() and entry.is_file(follow_symlinks=False)
+            if ours and found.st_mtime >= since_s and int(rank) < _MOST_RANKS:
+                yield int(rank), Path(entry.path)
+
+
+def _prefixes(environ: Mapping[str, str]) -> Iterator[str]:
+    told = [environ[name] for name in _VARIABLES if environ.get(name)]
+    cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '')}/.cache"
+    yield from dict.fromkeys(told or [f"{cache}/{_OF_CACHE}", _OF_OLD])
+
+
+def _record(path: Path, rank: int, most: int) -> FlightRecord:
+    """Return the latest collectives of a dump, at most so many, and who is in its groups.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is none.
+        pickle.UnpicklingError: it holds what no dump does.
+    """
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES)
+    try:
+        with _memory_within(_LEAST_MEMORY_BYTES + _MEMORY_PER_BYTE * len(data)):
+            plain = data[:1] == b"{"
+            dump = from_json(data, dict[str, Any]) if plain else _Plain(io.BytesIO(data)).load()
+            found = operations(dump["entries"])[-most:]
+            return FlightRecord(rank=rank, operations=found, members=members(dump))
+    except (pickle.UnpicklingError, OSError):
+        raise
+    except Exception as err:  # a damaged pickle raises anything
+        raise ValueError(f"is no dump of the Flight Recorder: {err!r}") from err
+
+
+@contextlib.contextmanager
+def _memory_within(more_bytes: int) -> Iterator[None]:
+    """While active, this process can have so much more memory; more is a MemoryError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limits = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
+    limit = min([pages * resource.getpagesize() + more_bytes, *limits])
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def operations(entries: Sequence[Mapping[str, Any]]) -> tuple[Operation, ...]:
+    """Return the collectives among a dump's entries, in their order.
+
+    Raises what there is to raise where they are none.
+    """
+    return tuple(_operation(each) for each in entries if not each.get("is_p2p"))
+
+
+def members(dump: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each process group, as `pg_config` has them: a list, or its text."""
+    found = {}
+    for name, group in dict(dump.get("pg_config") or {}).items():
+        ranks = re.findall(r"\d{1,6}", str(group.get("ranks", ""))[:_MOST_TEXT])
+        found[_short(name)] = tuple(map(int, ranks[:_MOST_RANKS]))
+    return found
+
+
+def latest(found: Sequence[Operation], most: int) -> tuple[Operation, ...]:
+    """Return the latest operations of each group."""
+    by_group: dict[str, list[Operation]] = {}
+    for each in found:
+        by_group.setdefault(each.group, []).append(each)
+    return tuple(each for group in by_group.values() for each in group[-most:])
+
+
+def _operation(entry: Mapping[str, Any]) -> Operation:
+    library, _, what = str(entry["profiling_name"]).rpartition(":")
+    group = entry["process_group"]
+    name = str(group[0] if isinstance(group, list | tuple) else group)
+    return Operation(
+        # Libraries number the collectives of one group each by themselves.
+        group=_short(f"{name} ({library})" if library else name),
+        sequence=int(entry["collective_seq_id"]),
+        what=_short(what),
+        sizes=_short(entry.get("input_sizes", "")) if what in _SAME_SIZES else "",
+        # gloo marks what is over by `retired` only.
+        state="retired" if entry.get("retired") else _short(entry.get("state", "")),
+    )
+
+
+def _short(value: object) -> str:
+    return cut(one_line(str(value)), 80)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel of the batch host knows: kills for memory in the job's cgroup, and its log."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.kernel_log import read_messages
+from slurm_health.node.rules.kernel_lines import (
+    ANY_XID,
+    BLOCK_IO_ERROR,
+    HUNG_TASK,
+    MACHINE_CHECK,
+    OUT_OF_MEMORY,
+)
+from slurm_health.records.errors import Unmeasured
+from slurm_health.records.text import whole_number
+from slurm_health.training.diagnosis.collected import KernelMessages, MemoryEvents
+from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
+
+# What the operators look for, and what a person wants to see beside it.
+_MESSAGES = "|".join((ANY_XID, OUT_OF_MEMORY, MACHINE_CHECK, BLOCK_IO_ERROR, HUNG_TASK))
+_ROOTS = {"v1": "sys/fs/cgroup/memory", "v2": "sys/fs/cgroup"}
+
+
+class MemoryKills:
+    """How often the kernel killed for memory in the job's cgroup on the batch host."""
+
+    name = "memory-events"
+    data = MemoryEvents
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def is_enabled(self, job: EndedJob) -> Enabled:
+        """Slurm must confine the job in a cgroup of its own."""
+        if self._directory(job) is None:
+            return Enabled("Slurm gives the job no memory cgroup of its own here")
+        return Enabled()
+
+    def collect_data(self, job: EndedJob) -> MemoryEvents:
+        """Read the count of the cgroup of the whole job.
+
+        Raises:
+            NothingCollected: the kernel keeps none.
+        """
+        directory = self._directory(job)
+        assert directory is not None
+        for name in ("memory.events", "memory.oom_control"):
+            counts = dict(re.findall(r"^(\w+) (\d+)$", _read(directory / name), re.MULTILINE))
+            kills = whole_number(counts.get("oom_kill", ""))
+            if kills is not None:
+                limits = (_read(directory / n) for n in ("memory.max", "memory.limit_in_bytes"))
+                limit = next((n for text in limits if (n := whole_number(text.strip()))), None)
+                return MemoryEvents(node=job.node, kills=kills, limit_bytes=limit)
+        raise NothingCollected(f"{directory} counts no kills")
+
+    def _directory(self, job: EndedJob) -> Path | None:
+        """Return the cgroup of the job: that of this process, up to `job_12`."""
+        mark = f"job_{job.environ.get('SLURM_JOB_ID', '')}"
+        for line in _read(self._root / "proc/self/cgroup").splitlines():
+            _, controllers, path = (*line.split(":", 2), "", "")[:3]
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            parts = [part for part in path.split("/") if part]
+            if mark in parts:
+                base = self._root / _ROOTS["v1" if controllers else "v2"]
+                return base.joinpath(*parts[: parts.index(mark) + 1])
+        return None
+
+
+class KernelLog:
+    """What the kernel of the batch host said since the script began."""
+
+    name = "kernel-log"
+    data = KernelMessages
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def is_enabled(self, job: EndedJob) -> Enabled:
+        """The log must be readable: most sites keep it for root."""
+        try:
+            with (self._root / "dev/kmsg").open("rb"):
+                return Enabled()
+        except OSError as err:
+            return Enabled(f"/dev/kmsg of {job.node}: {err.strerror}")
+
+    def collect_data(self, job: EndedJob) -> KernelMessages:
+        """Read the messages that matter, no older than the script.
+
+        Raises:
+            NothingCollected: the log cannot be read.
+        """
+        try:
+            found = read_messages(CheckContext(root=self._root), _MESSAGES, job.duration_s + 1.0)
+        except Unmeasured as err:
+            raise NothingCollected(str(err)) from err
+        return KernelMessages(node=job.node, messages=tuple(each.text for each in found))
+
+
+def _read(path: Path) -> str:
+    """Return the text of a small file, empty where it cannot be read."""
+    try:
+        return path.read_text(errors="replace")[: 1 << 16]
+    except OSError:
+        return ""

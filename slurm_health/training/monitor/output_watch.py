@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch of a training without a heartbeat: its output, and if that ends, its processes.
+
+Nothing is started beside the job until lines that counted steps have stayed away for far longer
+than they did before. Then monitors look at the processes of all nodes for some seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from slurm_health.records.records import ProgressSeen
+from slurm_health.training.diagnosis.by_output import OutputProgress
+from slurm_health.training.diagnosis.seen import STOPPED
+from slurm_health.training.diagnosis.watched import RankNow, Watched
+from slurm_health.training.monitor.findings import Findings
+from slurm_health.training.monitor.messages import LOOK, NodeLook, looked_at
+from slurm_health.training.monitor.monitors import Monitors, MonitorsEnded
+from slurm_health.training.monitor.tails import Tails
+
+BETWEEN_S = 15.0  # two looks, in which whoever works can be seen to
+_RECORD_S = 60.0  # from one record of the progress to the next: 250 kB a day
+_MOST_STOPPED = 64  # that are named
+
+
+class OutputWatch:
+    """Follows the output; looks at the processes where it stands still.
+
+    Args:
+        tails: what was written.
+        progress: what that says.
+        start: starts the monitors of all nodes.
+        nodes: those of the job.
+        findings: says and records what is found.
+        between_s: two looks at the processes.
+    """
+
+    def __init__(
+        self,
+        tails: Tails,
+        progress: OutputProgress,
+        start: Callable[[], Monitors],
+        nodes: Sequence[str],
+        findings: Findings,
+        between_s: float = BETWEEN_S,
+    ) -> None:
+        self._tails = tails
+        self._progress = progress
+        self._start = start
+        self._nodes = tuple(nodes)
+        self._findings = findings
+        self._between_s = between_s
+        self._recorded: ProgressSeen | None = None
+        self._recorded_s = float("-inf")
+
+    def look(self) -> None:
+        """Read what was written; look at the processes where that is due.
+
+        Raises:
+            Ended: the script has ended.
+        """
+        self._read()
+        now_s = time.monotonic()
+        stalled_s = self._progress.goes_on(now_s)
+        if stalled_s is not None and self._progress.latest is not None:
+            self._findings.hang_over(stalled_s, self._progress.latest.step)
+        if self._progress.suspect(now_s):
+            self._look_at_processes()
+
+    def record(self, ranks: Sequence[RankNow], *, now_s: float, beating: bool = False) -> None:
+        """Record how far the training is: seldom, or at once where a rank is stopped or goes on.
+
+        Args:
+            ranks: those on the first node of the job, where we are.
+            now_s: the time.
+            beating: whether a rank has a heartbeat, so that this is the last such record.
+        """
+        latest = self._progress.latest
+        stopped = sorted({each.rank for each in ranks if each.state == STOPPED})[:_MOST_STOPPED]
+        known = self._recorded
+        news = known is None or known.stopped != stopped or known.beating != beating
+        if not news and now_s - self._recorded_s < _RECORD_S:
+            return
+        self._recorded = ProgressSeen(
+            node=self._nodes[0],
+            ranks=len(ranks),
+            stopped=stopped,
+            step=latest.step if latest else 0,
+            line=latest.line if latest else "",
+            age_s=round(latest.age_s(now_s), 1) if latest else 0.0,
+            beating=beating,
+        )
+        self._recorded_s = now_s
+        self._findings.record(self._recorded, lossy=True)
+
+    def _read(self) -> None:
+        now_s = time.monotonic()
+        for written in self._tails.written():
+            self._progress.take(written.file, written.text, now_s, torn=written.torn)
+
+    def _look_at_processes(self) -> None:
+        try:
+            monitors = self._start()
+        except OSError:
+            self._progress.not_now(time.monotonic())
+            return
+        try:
+            self._judge(monitors)
+        except MonitorsEnded:  # as where Slurm starts no step: nothing is known
+            self._progress.not_now(time.monotonic())
+        finally:
+            monitors.end()
+
+    def _judge(self, monitors: Monitors) -> None:
+        watched = Watched(self._nodes)
+        first = self._looks(monitors, watched)
+        began_s = time.monotonic()
+        for _ in monitors.hear(self._between_s):
+            pass
+        second = self._looks(monitors, watched)
+        self._read()
+        now_s = time.monotonic()
+        silent = [node for node in self._nodes if node not in second]
+        looked = looked_at(second, silent=silent)
+        judged = self._progress.judge(
+            watched,
+            looked_at(first, silent=silent).then(looked),
+            self._nodes,
+            window_s=now_s - began_s,
+            now_s=now_s,
+        )
+        latest = self._progress.latest
+        if not isinstance(judged, str) and latest is not None:
+            self._findings.hang(*judged, line=latest.line)
+
+    @staticmethod
+    def _looks(monitors: Monitors, watched: Watched) -> dict[str, NodeLook]:
+        looks = {}
+        for message in monitors.ask(LOOK):
+            if isinstance(message, NodeLook):
+                looks[message.node] = message
+                watched.hear(message.node, message.now, time.monotonic())
+        return looks

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why the script failed: collected, inferred, said in the job's output, written to the journal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from slurm_health.records.errors import JournalError
+from slurm_health.records.inference_names import REQUEUED, SCRIPT_FAILED
+from slurm_health.records.records import Diagnosed
+from slurm_health.report.post_mortem import lines_of
+from slurm_health.system import journal
+from slurm_health.training.diagnosis.chain import InferenceChain
+from slurm_health.training.diagnosis.collected import Collected
+from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.monitor import registry
+from slurm_health.training.monitor.collector import EndedJob
+from slurm_health.training.monitor.containment import COLLECT_S, collect, contained
+
+_TITLE_WIDTH = 8  # of the longest title, `evidence`
+
+
+def hold(
+    job: EndedJob,
+    directory: Path | None,
+    *,
+    clock: Callable[[], float],
+    used: registry.Registered | None = None,
+    limit_s: float = COLLECT_S,
+    out: TextIO = sys.stderr,
+) -> Diagnosed | None:
+    """Find out why a script failed; say it, and then record it.
+
+    Args:
+        job: what has ended.
+        directory: of the run in the journal, None where there is none.
+        clock: seconds since the epoch.
+        used: collectors and operators; all that are registered unless told otherwise.
+        limit_s: how long the collectors may take.
+        out: where it is said: before it is recorded, because the journal may hang.
+
+    Returns:
+        What was found, None where nothing failed. Where that is nothing, or that the job was
+        requeued, it is recorded and not said: what the script itself says, and Slurm, is better.
+    """
+    used = used or registry.registered()
+    data = collect(job, used.collectors, limit_s=limit_s)
+    known = Collected(data.all, missing=data.missing, failed={**used.failed, **data.failed})
+    chain = InferenceChain(used.operators, apply=contained())
+    found = Diagnostician(observe_failure, chain).diagnose(known).diagnosed
+    if found is None:
+        return None
+    if found.cause not in (SCRIPT_FAILED, REQUEUED) or found.failed:
+        print(text_of(found, job.end.script), file=out, flush=True)
+    if directory is not None:
+        try:
+            journal.Writer(directory, journal.POST_MORTEM, clock).append(found)
+        except JournalError as err:
+            print(f"slurm-health: the post-mortem is not recorded: {err}", file=out, flush=True)
+    return found
+
+
+def text_of(found: Diagnosed, script: str) -> str:
+    """Return what is said in the job's output."""
+    lines = [f"post-mortem: why {script or 'the script'} failed"]
+    lines += [f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(found)]
+    return "\n".join(f"slurm-health: {line}" for line in lines)

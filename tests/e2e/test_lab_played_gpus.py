@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs on nodes with GPUs, from submission to drain: torch, NCCL's process group, NVML, Slurm.
+
+The GPUs are played, and nothing else: what is broken in one of them is described once, and found by
+what the job's own check measures there, and by what root's hooks measure again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.records.nodeset import expand
+from tests.e2e.hooks_support import HookedSite, hooked_site
+from tests.e2e.lab_support import accused, levels, verdict_of
+from tests.lab import missing
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.played_gpu,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.timeout(600),
+]
+
+# A check of three nodes takes less than a minute on two idle cores, which six processes that load
+# torch share; this is for a busy machine.
+DEADLINE_S = 400.0
+Submit = Callable[..., int]
+RAN = "echo ran on $SLURM_JOB_NODELIST with GPUs $CUDA_VISIBLE_DEVICES"
+# Root's own look at a node that a job accuses. Before the job it would find the fault first.
+RETEST = """\
+[checks.gpu]
+count = 2
+nvlinks = 18
+contexts = ["retest"]
+[checks.xid]
+contexts = ["retest"]
+"""
+BEFORE_JOBS = """\
+[checks.gpu]
+count = 2
+nvlinks = 18
+[checks.xid]
+[checks.gpu-processes]
+"""
+
+
+@pytest.fixture(scope="module")
+def module_site(
+    tmp_path_factory: pytest.TempPathFactory, played_python: Path
+) -> Iterator[HookedSite]:
+    """Four nodes with two GPUs each."""
+    directory = tmp_path_factory.mktemp("hooks")
+    # Its venv, and what that was made of, which may be in somebody's home.
+    visible = (played_python.parents[1], played_python.resolve().parents[1])
+    with hooked_site(directory, nodes=4, gpus=2, visible=visible) as site:
+        yield site
+
+
+@pytest.fixture
+def site(module_site: HookedSite) -> Iterator[HookedSite]:
+    # The lab's nodes share process numbers: the epilog of one may see those of another's job.
+    module_site.configure(RETEST, share=0.5, hooks="end_leftovers = false")
+    yield module_site
+    module_site.lab.reset()
+    module_site.configure()
+
+
+@pytest.fixture
+def submit(site: HookedSite, played_python: Path) -> Submit:
+    """Submits a job whose check and script have two GPUs on each node."""
+    options = ("--gres=gpu:2", f"--python={played_python}", "--open-mode=append")
+
+    def submitted(*words: str) -> int:
+        return site.submit(*options, *words, "--wrap", RAN)
+
+    return submitted
+
+
+def first_check(site: HookedSite, job: int) -> dict[str, Any]:
+    run: dict[str, Any] = site.report(job)["runs"][0]
+    return run
+
+
+def names_device(site: HookedSite, node: str, device: int, text: str) -> bool:
+    """Whether a text says which GPU of a node it speaks of, and of no other."""
+
+    def is_named(index: int) -> bool:
+        each = site.lab.fault.gpus_of(node).devices[index]
+        names = (each.uuid, each.pci_address.rpartition(".")[0])
+        return re.search(rf"\b(device|GPU) {index}\b", text) is not None or any(
+            name in text for name in names
+        )
+
+    return [index for index in range(site.lab.spec.gpus) if is_named(index)] == [device]
+
+
+def await_drained(site: HookedSite, *nodes: str) -> dict[str, str]:
+    """Wait until exactly these nodes are out of the pool; their notes."""
+    return site.lab.wait_until(
+        site.out_of_pool, lambda seen: sorted(seen) == sorted(nodes), f"{nodes} drained", 120
+    )
+
+
+def test_a_job_on_well_gpus_is_checked_and_runs_on_them(site: HookedSite, submit: Submit) -> None:
+    job = submit("-N2", "--check=quick")
+    assert site.ended(job, DEADLINE_S)["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
+    run = first_check(site, job)
+    assert levels(run) == {"n1": "healthy", "n2": "healthy"}
+    assert "ran on n[1-2] with GPUs 0,1" in site.read(f"slurm-{job}.out")
+    assert site.out_of_pool() == {}
+
+
+def test_a_dead_gpu_costs_a_requeue_and_its_node_is_drained_once_root_has_seen_it(
+    site: HookedSite,
+    submit: Submit,
+) -> None:
+    site.lab.fault.gpu_dead("n2", 1)
+    job = submit("-N3", "--check=matmul")
+    record = site.ended(job, DEADLINE_S)
+    assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
+    assert record["Restarts"] == "1"
+    assert expand(record["NodeList"]) == ("n1", "n3", "n4")
+    run = first_check(site, job)
+    assert accused(run) == {"n2": "faulty"}
+    assert names_device(site, "n2", 1, verdict_of(run, "n2")["reason"])
+    note = await_drained(site, "n2")["n2"]
+    assert "check=xid" in note
+    assert names_device(site, "n2", 1, note)
+
+
+def test_a_gpu_that_vanishes_costs_a_spare_and_its_node_is_drained(
+    site: HookedSite, submit: Submit
+) -> None:
+    site.lab.fault.gpu_vanish("n3", 0)
+    job = submit("-N2", "--spares=1", "-x", "n4", "--check=matmul")
+    record = site.ended(job, DEADLINE_S)
+    assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
+    assert record["Restarts"] == "0"
+    assert expand(record["NodeList"]) == ("n1", "n2")
+    run = first_check(site, job)
+    assert accused(run) == {"n3": "faulty"}
+    assert names_device(site, "n3", 0, verdict_of(run, "n3")["reason"])
+    note = await_drained(site, "n3")["n3"]
+    assert "check=gpu" in note
+    assert names_device(site, "n3", 0, note)
+
+
+def test_a_gpu_that_computes_wrongly_is_faulty(site: HookedSite, submit: Submit) -> None:
+    site.lab.fault.gpu_lying("n2", 1)
+    job = submit("-N2", "--check=values", "--max-requeues=0")
+    site.ended(job, DEADLINE_S)
+    run = first_check(site, job)
+    assert accused(run) == {"n2": "faulty"}
+    verdict = verdict_of(run, "n2")
+    assert verdict["component"] == "compute"
+    assert names_device(site, "n2", 1, verdict["reason"])
+    # Root measures nothing that shows it: one job's word drains nobody.
+    assert site.out_of_pool() == {}
+
+
+def test_a_slow_gpu_is_named_and_its_node_stays_in_the_pool(
+    site: HookedSite, submit: Submit
+) -> None:
+    site.lab.fault.gpu_slow("n2", 1, share=0.4)
+    job = submit("-N3", "--check=matmul", "--max-requeues=0")
+    site.ended(job, DEADLINE_S)
+    run = first_check(site, job)
+    assert accused(run) == {"n2": "slow"}
+    verdict = verdict_of(run, "n2")
+    assert names_device(site, "n2", 1, verdict["reason"])
+    assert verdict["slowdown"] > 1.5
+    assert site.out_of_pool() == {}
+
+
+def test_a_slow_rail_is_the_networks_fault_on_its_node(site: HookedSite, submit: Submit) -> None:
+    site.lab.fault.slow_rail("n3", 1)
+    job = submit("-N3", "--check=rail_allgather", "--max-requeues=0")
+    site.ended(job, DEADLINE_S)
+    run = first_check(site, job)
+    assert accused(run) == {"n3": "slow"}
+    verdict = verdict_of(run, "n3")
+    assert verdict["component"].startswith("network")
+    assert names_device(site, "n3", 1, verdict["reason"])
+    assert site.out_of_pool() == {}
+
+
+def test_a_job_is_kept_from_a_node_whose_nvlink_is_down(site: HookedSite) -> None:
+    site.configure(BEFORE_JOBS, share=0.5, hooks="end_leftovers = false")
+    site.lab.fault.nvlink_down("n1", 1, links=2)
+    job = site.lab.sbatch(f"#!/bin/sh\n{RAN}\n", "-wn1", "--gres=gpu:2")
+    note = await_drained(site, "n1")["n1"]
+    assert "check=gpu" in note
+    assert names_device(site, "n1", 1, note)
+    site.lab.wait_job(job, {"PENDING"})
+    assert "ran on" not in site.read(f"slurm-{job}.out")
+
+
+def test_an_occupied_gpu_accuses_nobody_and_its_process_is_named(
+    site: HookedSite, submit: Submit
+) -> None:
+    site.configure(BEFORE_JOBS, share=0.5, hooks="end_leftovers = false")
+    site.lab.fault.gpu_occupied("n2", 1, share=0.999)
+    (held_by,) = (
+        each for each in site.lab.fault.gpus_of("n2").faults if each.kind == "occupied_by"
+    )
+    job = submit("-N2", "--check=matmul")
+    assert site.ended(job, DEADLINE_S)["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
+    run = first_check(site, job)
+    assert levels(run)["n2"] == "inconclusive"
+    assert accused(run) == {}
+    assert f"processes {held_by.value:.0f}" in site.hook_log("n2")
+    assert site.out_of_pool() == {}

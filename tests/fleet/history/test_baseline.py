@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fleet's own figures become limits only where they come from enough devices."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm_health.fleet.history import site_limits
+from slurm_health.fleet.standing.baseline import COPY, MATMUL, Baseline, baselines, limits
+from slurm_health.fleet.standing.observation import Figure, Observation
+from slurm_health.preflight.expectations import bases, expectation_of, expectations_from
+from slurm_health.preflight.session.conclusion import with_limits
+from slurm_health.records.records import Sampled, WorkersReady
+from slurm_health.records.verdict import Level, NodeVerdict, Verdict
+from tests.fleet.history.test_commands import LONG_AGO, called
+from tests.support.journals import RunJournal
+
+MODEL = "NVIDIA H200"
+TABLE = expectations_from({}, "the table")
+
+
+def checked(
+    node: int, gflop_per_s: float = 750e3, *, level: Level = Level.HEALTHY, devices: int = 8
+) -> Observation:
+    uuids = [f"GPU-{node:04}-{number}" for number in range(devices)]
+    figures = [Figure(uuid, MATMUL, gflop_per_s) for uuid in uuids]
+    figures += [Figure(uuid, COPY, 4100.0) for uuid in uuids]
+    whole = Figure("", MATMUL, gflop_per_s)
+    return Observation(node=f"n{node}", model=MODEL, level=level, figures=(whole, *figures))
+
+
+def fleet(nodes: int, gflop_per_s: float = 750e3) -> list[Observation]:
+    return [checked(node, gflop_per_s) for node in range(nodes)]
+
+
+def printed(seen: Sequence[Observation]) -> str:
+    return site_limits.toml(baselines(seen), TABLE, period="28 days to 2026-11-22")
+
+
+def test_each_device_counts_once_by_its_median() -> None:
+    again = [checked(0, gflop_per_s) for gflop_per_s in (700e3, 750e3, 760e3)]
+
+    assert baselines([*fleet(8), *again])[MODEL][MATMUL] == Baseline(
+        metric=MATMUL, devices=64, nodes=8, typical=750e3, least=750e3
+    )
+
+
+def test_what_a_check_did_not_find_healthy_is_no_part_of_it() -> None:
+    slow = [checked(node, 400e3, level=level) for node, level in enumerate([Level.SLOW] * 8, 100)]
+    unknown = [checked(200, 1e3, level=Level.INCONCLUSIVE)]
+
+    assert baselines([*fleet(8), *slow, *unknown]) == baselines(fleet(8))
+
+
+def test_a_few_devices_or_nodes_make_no_limit() -> None:
+    few_nodes = [checked(node, devices=16) for node in range(7)]
+    for seen in (fleet(3), few_nodes):
+        text = printed(seen)
+        assert "too few devices for a limit: 32 on 8 nodes are needed" in text
+        assert tomllib.loads(text) == {}
+
+
+def test_the_tables_are_what_the_sites_file_takes() -> None:
+    site = tomllib.loads(printed(fleet(8)))["expectations"]
+
+    expected = expectation_of(MODEL, expectations_from(site, "config.toml"))
+    assert expected is not None
+    assert expected.bf16_tflop_per_s == 750
+    assert expected.memory_gb_per_s == 4100
+    assert expected.healthy_fraction == 0.8
+    assert expected.basis == "the median of 64 devices on 8 nodes, 28 days to 2026-11-22"
+    assert expected.allgather_gb_per_s == 100  # the table's
+
+
+@pytest.mark.parametrize("gflop_per_s", [300e3, 989e3])
+def test_a_limit_is_never_below_the_tables(gflop_per_s: float) -> None:
+    known = TABLE["nvidia h200"]
+    found = limits(MODEL, baselines(fleet(8, gflop_per_s))[MODEL], known, period="")
+
+    assert found is not None
+    assert found.bf16_tflop_per_s is not None
+    assert found.bf16_tflop_per_s * 0.8 >= 989 * known.healthy_fraction * 0.999
+
+
+def test_a_figure_that_is_missing_keeps_the_tables_limit() -> None:
+    found = {MATMUL: baselines(fleet(8))[MODEL][MATMUL]}
+    known = TABLE["nvidia h200"]
+
+    limit = limits(MODEL, found, known, period="")
+    assert limit is not None
+    assert limit.memory_gb_per_s == pytest.approx(4800 * known.healthy_fraction / 0.8)
+
+
+def test_a_model_that_the_table_lacks_has_only_what_was_measured() -> None:
+    limit = limits("Accelerator X", {COPY: baselines(fleet(8))[MODEL][COPY]}, None, period="")
+
+    assert limit is not None
+    assert (limit.bf16_tflop_per_s, limit.memory_gb_per_s) == (None, 4100)
+
+
+def test_a_slow_device_is_shown_with_the_limit_it_was_held_to() -> None:
+    site = {MODEL: {"healthy_fraction": 0.8, "basis": "the median of 214 devices"}}
+    known = expectations_from(site, "config.toml")
+    judged = {
+        "n1": NodeVerdict(node="n1", level=Level.SLOW, component="compute device 3"),
+        "n2": NodeVerdict(node="n2", level=Level.SLOW, component="network"),
+        "n3": NodeVerdict(node="n3", level=Level.HEALTHY),
+    }
+
+    told = with_limits(Verdict(nodes=judged, paths=()), bases(dict.fromkeys(judged, MODEL), known))
+
+    limit = "limit of NVIDIA H200: 0.8 of the median of 214 devices"
+    evidence = {name: found.evidence for name, found in told.nodes.items()}
+    assert evidence == {"n1": (limit,), "n2": (), "n3": ()}
+
+
+def test_they_are_printed_from_the_journals(tmp_path: Path) -> None:
+    nodes = [f"n{number}" for number in range(8)]
+    run = RunJournal(tmp_path / "journal", job=12, nodes=nodes)
+    run.start()
+    for number, node in enumerate(nodes):
+        devices = [f"{MODEL} {number:08}-0000-4000-8000-{at:012}" for at in range(8)]
+        run.write(
+            node,
+            WorkersReady(
+                node=node, launch=0, store_port=1, torch="2.13.0", backend="nccl",
+                devices=devices, model=MODEL,
+            ),
+            Sampled(
+                node=node, round=0, group=[node], probe="matmul", scope="solo", flop=750e9,
+                iteration_ms=[[1.0]] * 8,
+            ),
+        )  # fmt: skip
+    run.judge()
+    run.finish("proceed")
+
+    done = called(tmp_path, "baselines", LONG_AGO)
+    assert done.code == 0, done
+    assert "# matmul: 64 devices on 8 nodes, median 750 TFLOP/s, lowest 750\n" in done.stdout
+    assert tomllib.loads(done.stdout)["expectations"][MODEL]["bf16_tflop_per_s"] == 750
+    assert "no accelerator was found healthy" in called(tmp_path, "baselines", "--days=1").stdout

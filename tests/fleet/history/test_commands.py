@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health history` and `lemons` as they are called."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from slurm_health.records.verdict import Level, NodeVerdict
+from tests.support.command_line import COMMAND, DEADLINE_S, Done, slurm_health
+from tests.support.journals import Clock, RunJournal, write_healthy_run
+
+DAY_S = 86400
+NODES = ("n1", "n2", "n3", "n4", "n5")
+LONG_AGO = "--days=3650"  # the journals of these tests are years old
+
+
+def write_lemon(root: Path, node: str = "n3", *, jobs: int = 12) -> None:
+    """Write jobs on five nodes, one a day; one node is slow in every second one."""
+    for number in range(jobs):
+        clock = Clock(1_700_000_000.0 + number * DAY_S)
+        run = RunJournal(root, job=100 + number, nodes=NODES, clock=clock)
+        run.start()
+        slow = NodeVerdict(
+            node=node, level=Level.SLOW, component="compute", reason="1.4 times as slow"
+        )
+        run.judge(*([slow] if number % 2 else []))
+        run.finish("proceed")
+
+
+def called(tmp_path: Path, *words: str) -> Done:
+    environ = {
+        "SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    return slurm_health(*words, environ=environ)
+
+
+def test_a_lemon_is_named_with_what_speaks_against_it(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+
+    done = called(tmp_path, "lemons", LONG_AGO)
+
+    assert done.code == 1, done
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("n3")]
+    assert row.split()[:5] == ["n3", "lemon", "28.2", "12", "6"]
+    assert "slow 6" in row
+    assert "clear: n[1-2,4-5]" in done.stdout
+
+
+def test_its_history_says_why_and_shows_the_latest_checks_first(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+
+    done = called(tmp_path, "history", "n3", LONG_AGO, "--limit=3")
+
+    assert done.code == 0, done
+    assert "n3 of lab   12 checks of 12 jobs since 2023-11-14   lemon, score 28.2" in done.stdout
+    rows = [line.split()[2:5] for line in done.stdout.splitlines() if line.startswith("2023")]
+    assert rows == [
+        ["111", "slow", "(compute)"],
+        ["110", "healthy", "\N{EN DASH}"],
+        ["109", "slow", "(compute)"],
+    ]
+    assert "and 9 earlier; --limit=12 shows them" in done.stdout
+
+
+def test_outside_the_window_nothing_counts(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+
+    done = called(tmp_path, "lemons")
+
+    assert done.code == 0
+    assert "n3" not in done.stdout
+    assert "since 2023-11-14   unknown\n" in called(tmp_path, "history", "n3").stdout
+
+
+def test_json_has_everything_with_a_version(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+
+    lemons = json.loads(called(tmp_path, "lemons", LONG_AGO, "--json").stdout)
+    history = json.loads(called(tmp_path, "history", "n[3-4]", LONG_AGO, "--json").stdout)
+
+    assert (lemons["version"], history["version"]) == (1, 1)
+    worst = lemons["clusters"][0]["nodes"][0]
+    assert (worst["node"], worst["level"], worst["signals"]) == ("n3", "lemon", {"slow": 6})
+    assert [each["node"] for each in history["nodes"]] == ["n3", "n4"]
+    assert history["nodes"][0]["checks"][1]["reason"] == "1.4 times as slow"
+
+
+def test_the_sites_index_serves_whoever_names_no_other(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+    site = tmp_path / "config.toml"
+    site.write_text(f'index = "{tmp_path}/sites.sqlite"\n')
+    environ = {"SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"), "SLURM_HEALTH_CONFIG": str(site)}
+
+    assert slurm_health("lemons", LONG_AGO, environ=environ).code == 1
+    assert (tmp_path / "sites.sqlite").exists()
+
+    slurm_health("lemons", f"--index={tmp_path}/mine.sqlite", environ=environ)
+    assert (tmp_path / "mine.sqlite").exists()
+
+
+def test_a_sites_index_that_is_not_for_us_leaves_us_our_own(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+    site = tmp_path / "config.toml"
+    site.write_text('index = "/nowhere/at/all/sites.sqlite"\n')
+    environ = {"SLURM_HEALTH_CONFIG": str(site), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    done = slurm_health("lemons", LONG_AGO, f"--journal={tmp_path / 'journal'}", environ=environ)
+
+    assert (done.code, done.stderr) == (1, "")
+    assert list((tmp_path / "cache" / "slurm-health").glob("history-*.sqlite"))
+
+
+def test_standings_are_published_where_the_site_says(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+    site = tmp_path / "config.toml"
+    site.write_text(f'standings = "{tmp_path}/standings.json"\n')
+    environ = {"SLURM_HEALTH_CONFIG": str(site), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    words = ("lemons", LONG_AGO, f"--journal={tmp_path / 'journal'}", "--publish")
+    done = slurm_health(*words, environ=environ)
+
+    assert done.code == 1, done
+    told = json.loads((tmp_path / "standings.json").read_text())
+    assert told["clusters"] == {
+        "lab": {"n3": {"level": "lemon", "score": 28.2, "jobs": 12, "spoiled": 6}}
+    }
+    part = slurm_health(*words, "--cluster=lab", environ=environ)
+    assert (part.code, part.stdout) == (2, "")
+    assert "leave out --cluster" in part.stderr
+
+
+def test_nothing_is_published_of_no_journal(tmp_path: Path) -> None:
+    """As root finds it where journals are in users' homes."""
+    site, file = tmp_path / "config.toml", tmp_path / "standings.json"
+    site.write_text(f'standings = "{file}"\n')
+    file.write_text("of yesterday")
+
+    environ = {"SLURM_HEALTH_CONFIG": str(site), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = ("lemons", f"--journal={tmp_path / 'journal'}", "--publish")
+    done = slurm_health(*words, environ=environ)
+
+    assert done.code == 4
+    assert "no check is in the journals here" in done.stderr
+    assert f"set journal = a shared directory in {site}" in done.stderr
+    assert file.read_text() == "of yesterday"
+
+
+def test_without_a_file_to_publish_in_it_says_which_setting_names_one(tmp_path: Path) -> None:
+    done = called(tmp_path, "lemons", "--publish")
+
+    assert (done.code, done.stdout) == (2, "")
+    assert 'set standings = "/shared/FILE" in' in done.stderr
+
+
+def test_an_unknown_node_is_answered_with_those_it_may_be(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path / "journal", nodes=("gpu01", "gpu02"))
+
+    done = called(tmp_path, "history", "gpu1")
+
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("slurm-health: no check of gpu1 is in the journals")
+    assert "did you mean gpu01" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("history", "n[1-"), "node list"),
+        (("history",), "Missing argument"),
+        (("lemons", "--days=0"), "--days"),
+        (("lemons", "--cluster=nowhere"), "no journal is of a cluster 'nowhere'"),
+        (("lemons", "--index=/proc/version"), "--index FILE"),
+        (("lemons", "--index=/dev/null/x"), "--index FILE"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = called(tmp_path, *words)
+
+    assert done.code in {2, 4}
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_where_there_is_no_journal_that_is_said(tmp_path: Path) -> None:
+    done = called(tmp_path, "lemons")
+
+    assert (done.code, done.stdout) == (
+        0,
+        "no check is in the journals that you may read; --journal=DIR names others\n",
+    )
+
+
+def test_two_clusters_with_the_same_names_are_kept_apart(tmp_path: Path) -> None:
+    for cluster in ("east", "west"):
+        write_healthy_run(tmp_path / "journal", cluster=cluster, nodes=("n1", "n2"))
+
+    both = json.loads(called(tmp_path, "history", "n1", "--json").stdout)["nodes"]
+    one = json.loads(called(tmp_path, "history", "n1", "--json", "--cluster=west").stdout)["nodes"]
+
+    assert [each["cluster"] for each in both] == ["east", "west"]
+    assert [each["cluster"] for each in one] == ["west"]
+
+
+def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+    done = subprocess.run(
+        ["bash", "-c", f"{' '.join(COMMAND)} history n3 --json | head -c 1"],
+        env={
+            **os.environ,
+            "SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"),
+            "HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+    assert (done.stdout, done.stderr) == ("{", "")
+
+
+def test_on_a_terminal_of_sixty_columns_no_line_is_longer(tmp_path: Path) -> None:
+    write_lemon(tmp_path / "journal")
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "lemons", LONG_AGO],
+        env={
+            **os.environ,
+            "SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"),
+            "HOME": str(tmp_path),
+            "COLUMNS": "60",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=end,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(end)
+    data = b""
+    try:
+        while piece := os.read(terminal, 4096):
+            data += piece
+    except OSError:
+        pass  # so a terminal tells that its other end is closed
+    os.close(terminal)
+    process.wait(timeout=DEADLINE_S)
+    shown = data.decode().splitlines()
+
+    assert "lemon" in data.decode()
+    assert max(map(len, shown)) <= 60, shown
+
+
+def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user who has nothing."""
+    try:
+        return subprocess.run(
+            words,
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    except PermissionError:
+        pytest.skip(f"only root may run {sys.executable}")
+
+
+@pytest.mark.root
+def test_an_index_of_roots_answers_whoever_may_read_it_and_takes_nothing_from_them() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
+        Path(place).chmod(0o755)
+        root, index = Path(place, "journal"), Path(place, "index.sqlite")
+        write_healthy_run(root, nodes=("n1", "n2"))
+        (root / "lab" / "12").chmod(0o700)
+        words = [*COMMAND, "history", "n1", "--json", f"--journal={root}", f"--index={index}"]
+        assert subprocess.run(words, capture_output=True, check=True).stdout
+        before = index.read_bytes()
+
+        done = as_nobody(*words)
+
+        assert done.returncode == 0, done
+        assert [each["job"] for each in json.loads(done.stdout)["nodes"][0]["checks"]] == ["12"]
+        assert index.read_bytes() == before
+
+
+@pytest.mark.torch
+def test_a_real_check_of_this_machine_is_in_the_history_of_its_nodes(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert called(tmp_path, "check", "--local", "2", "--check=quick").code in {0, 1, 3}
+
+    found = json.loads(called(tmp_path, "history", "local1", "--json").stdout)["nodes"][0]
+
+    assert len(found["checks"]) == 2
+    assert {"allgather GB/s", "matmul GFLOP/s"} <= {each["metric"] for each in found["figures"]}

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user writes into their own journals steers no fleet: times, nodes, and many jobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import pytest
+
+from slurm_health.fleet.history import answer, place, refresh
+from slurm_health.fleet.history.index import MOST_JOBS_OF_USER, Index
+from slurm_health.fleet.standing.observation import CheckSeen, JobSeen, Observation, Signal
+from slurm_health.records.standings import Level
+from slurm_health.records.verdict import Level as Verdict
+from tests.support.command_line import slurm_health
+from tests.support.fake_scontrol import FakeScontrol
+from tests.support.journals import Clock, RunJournal
+
+DAY_S = 86400.0
+NOW_S = 1_700_100_000.0
+ALICE, BOB = 1001, 1002
+
+
+class Fleet:
+    """An index of jobs of several users, as their journals were read."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "journal"
+        self.index = Index(place.choose(str(directory / "index"), {}, self.root))
+        self.jobs = 0
+
+    def ran(
+        self, uid: int, nodes: Collection[str], *, bad: str = "", time_s: float = NOW_S
+    ) -> None:
+        """Let a user have one job on some nodes, of which one may be called slow."""
+        self.jobs += 1
+        seen = tuple(
+            Observation(
+                node=node,
+                level=Verdict.SLOW if node == bad else Verdict.HEALTHY,
+                signals=(Signal.SLOW,) if node == bad else (),
+            )
+            for node in nodes
+        )
+        check = CheckSeen(label="0", time_s=time_s, seen=seen)
+        job = JobSeen(uid=uid, stamp="", final_s=0.0, checks=(check,))
+        self.index.keep(self.root, "lab", str(self.jobs), job, now_s=NOW_S)
+
+    def level(self, node: str, known: Mapping[str, Collection[str]] | None = None) -> Level:
+        """Return what is concluded about a node."""
+        (found,) = answer.lemons(self.index, cluster=None, now_s=NOW_S, known=known or {})
+        return next(each.level for each in found.standings if each.node == node)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    """A fleet on which Alice has had twenty jobs that were well."""
+    found = Fleet(tmp_path)
+    for number in range(20):
+        found.ran(ALICE, ("n1", "n2", "n3"), time_s=NOW_S - number * DAY_S / 4)
+    return found
+
+
+def accuse(fleet: Fleet, uid: int, node: str = "n3", jobs: int = 12) -> None:
+    """Let a user call a node slow in many jobs, on as many days."""
+    for number in range(jobs):
+        fleet.ran(uid, ("n1", "n2", node), bad=node, time_s=NOW_S - number * DAY_S)
+
+
+def test_one_users_word_makes_no_lemon_where_another_was_long_ago(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    fleet.ran(ALICE, ("n1", "n2", "n3"), time_s=NOW_S - 300 * DAY_S)
+    fleet.ran(ALICE, ("n1", "n2"))
+    accuse(fleet, BOB)
+    assert fleet.level("n3") is Level.SUSPECT
+
+
+def test_one_users_word_makes_no_lemon_where_anothers_check_came_to_no_verdict(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet(tmp_path)
+    seen = (Observation(node="n3", level=Verdict.INCONCLUSIVE),)
+    check = CheckSeen(label="0", time_s=NOW_S, seen=seen)
+    job = JobSeen(uid=ALICE, stamp="", final_s=0.0, checks=(check,))
+    fleet.index.keep(fleet.root, "lab", "900", job, now_s=NOW_S)
+    accuse(fleet, BOB)
+    assert fleet.level("n3") is Level.SUSPECT
+
+
+def test_a_cluster_of_one_account_keeps_its_lemons(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    accuse(fleet, BOB)
+    assert fleet.level("n3") is Level.LEMON
+
+
+def test_two_users_who_meet_the_same_fault_find_a_lemon(fleet: Fleet) -> None:
+    accuse(fleet, BOB, jobs=6)
+    accuse(fleet, ALICE, jobs=6)
+    assert fleet.level("n3") is Level.LEMON
+
+
+def test_a_thousand_healthy_jobs_of_one_user_do_not_hide_what_others_met(fleet: Fleet) -> None:
+    accuse(fleet, ALICE, jobs=12)
+    accuse(fleet, BOB, jobs=2)
+    for number in range(10 * MOST_JOBS_OF_USER):
+        fleet.ran(BOB, ("n3",), time_s=NOW_S - 5 * DAY_S - number)
+    (found,) = answer.lemons(fleet.index, cluster=None, now_s=NOW_S)
+    (bad,) = [each for each in found.standings if each.node == "n3"]
+    assert bad.jobs == 32 + MOST_JOBS_OF_USER
+    assert bad.level is Level.LEMON
+
+
+def test_of_too_many_jobs_of_one_user_the_latest_count(fleet: Fleet) -> None:
+    accuse(fleet, BOB, jobs=4)
+    for number in range(MOST_JOBS_OF_USER):
+        fleet.ran(BOB, ("n3",), time_s=NOW_S - number)
+    (found,) = answer.lemons(fleet.index, cluster=None, now_s=NOW_S)
+    (node,) = [each for each in found.standings if each.node == "n3"]
+    assert (node.jobs, node.spoiled) == (20 + MOST_JOBS_OF_USER, 1)
+
+
+def test_nodes_that_slurm_does_not_know_are_left_out(fleet: Fleet) -> None:
+    invented = [f"evil{number}" for number in range(3000)]
+    fleet.ran(BOB, invented)
+    known = {"lab": frozenset({"n1", "n2", "n3"})}
+    (found,) = answer.lemons(fleet.index, cluster=None, now_s=NOW_S, known=known)
+    assert {each.node for each in found.standings} == known["lab"]
+    assert found.unknown == 3000
+
+
+def test_where_slurm_cannot_be_asked_one_user_names_only_so_many(fleet: Fleet) -> None:
+    fleet.ran(BOB, [f"evil{number}" for number in range(3000)])
+    (found,) = answer.lemons(fleet.index, cluster=None, now_s=NOW_S)
+    names = {each.node for each in found.standings}
+    assert {"n1", "n2", "n3"} <= names
+    assert len(names) == 3 + answer.MOST_NODES_OF_USER
+
+
+def test_the_metrics_have_no_node_that_slurm_does_not_know(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    run = RunJournal(root, nodes=("n1", "n2", "evil"))
+    run.start()
+    run.judge()
+    run.finish("proceed")
+    scontrol = FakeScontrol(tmp_path / "slurm", nodes=3)
+    scontrol.trouble('case "$*" in "show config") echo "ClusterName = lab"; exit;; esac')
+    environ = {"PATH": scontrol.path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = slurm_health("metrics", f"--journal={root}", "--days=3650", environ=environ)
+    assert done.code == 0, done
+    assert 'node="n2"' in done.stdout
+    assert "evil" not in done.stdout
+
+
+@pytest.mark.parametrize("touched_s", [NOW_S - 3600, NOW_S + 400 * DAY_S])
+def test_a_check_from_the_future_was_when_its_file_was_written_or_now(
+    tmp_path: Path, touched_s: float
+) -> None:
+    root = tmp_path / "journal"
+    run = RunJournal(root, nodes=("n1", "n2"), clock=Clock(NOW_S + 300 * DAY_S))
+    run.start()
+    run.judge()
+    run.finish("proceed")
+    for path in root.rglob("*.jsonl"):
+        os.utime(path, (touched_s, touched_s))
+    where = place.choose(str(tmp_path / "index"), {}, root)
+    with refresh.opened(where, root, now_s=NOW_S) as found:
+        assert found.last_verdicts("lab") == {
+            "n1": min(touched_s, NOW_S),
+            "n2": min(touched_s, NOW_S),
+        }

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index is a cache: whatever becomes of it, the journals are the truth."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from slurm_health.fleet.history import answer, place, refresh
+from slurm_health.fleet.history.read import read_job
+from slurm_health.fleet.standing.observation import JobSeen
+from slurm_health.records.errors import IndexUnusable
+from slurm_health.records.standings import Level
+from slurm_health.records.verdict import Level as Verdict
+from slurm_health.records.verdict import NodeVerdict
+from tests.support.command_line import finish, slurm_health, start
+from tests.support.journals import Clock, RunJournal, write_healthy_run, write_requeued_job
+
+NOW_S = 1_700_100_000.0
+
+
+def indexed(root: Path, index: Path, *, now_s: float = NOW_S, rebuild: bool = False) -> set[str]:
+    """Bring the index up to date; the nodes that it then knows."""
+    where = place.choose(str(index), {}, root)
+    with refresh.opened(where, root, now_s=now_s, rebuild=rebuild) as found:
+        return set(found.nodes())
+
+
+def checks_of(root: Path, index: Path, node: str) -> list[tuple[str, str]]:
+    where = place.choose(str(index), {}, root)
+    with refresh.opened(where, root, now_s=NOW_S) as found:
+        (history,) = answer.histories(found, node, cluster=None, now_s=NOW_S)
+    return [(each.job, each.label) for each in history.checks]
+
+
+def test_checks_of_all_jobs_are_there_with_their_figures(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    write_requeued_job(root, job=12)
+    write_healthy_run(root, job=13, nodes=("n1", "n3"), clock=Clock(1_700_050_000.0))
+
+    where = place.choose(str(tmp_path / "index"), {}, root)
+    with refresh.opened(where, root, now_s=NOW_S) as found:
+        (history,) = answer.histories(found, "n3", cluster=None, now_s=NOW_S)
+
+    assert [(each.job, each.said.level) for each in history.checks] == [
+        ("12", Verdict.FAULTY),
+        ("13", Verdict.HEALTHY),
+    ]
+    assert [str(each) for each in history.checks[0].said.signals] == ["faulty", "left out"]
+    assert history.standing.level is Level.SUSPECT
+    assert {each.metric for each in history.series} == {"allgather GB/s", "matmul GFLOP/s"}
+
+
+def test_two_attempts_of_a_job_are_two_checks_and_one_job(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path / "journal", job=12)
+
+    assert checks_of(tmp_path / "journal", tmp_path / "i", "n1") == [("12", "0"), ("12", "1")]
+    where = place.choose(str(tmp_path / "i"), {}, tmp_path / "journal")
+    with refresh.opened(where, tmp_path / "journal", now_s=NOW_S) as found:
+        jobs = {each.node: each.jobs for each in found.records("lab", since_s=0.0)}
+    assert jobs["n1"] == 1
+
+
+def test_a_job_that_went_on_is_read_again(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    run = RunJournal(root, job=12, nodes=("n1", "n2"))
+    run.start()
+    assert indexed(root, tmp_path / "index") == {"n1", "n2"}
+
+    run.judge(NodeVerdict(node="n2", level=Verdict.FAULTY, reason="why", evidence=("x",)))
+
+    where = place.choose(str(tmp_path / "index"), {}, root)
+    with refresh.opened(where, root, now_s=NOW_S) as found:
+        (seen,) = found.of_node("lab", "n2", since_s=0.0)
+    assert seen.said.level is Verdict.FAULTY
+
+
+def test_a_job_whose_journal_is_gone_is_forgotten(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    write_healthy_run(root, job=13, nodes=("n3", "n4"))
+    indexed(root, tmp_path / "index")
+
+    shutil.rmtree(root / "lab" / "12")
+
+    assert indexed(root, tmp_path / "index") == {"n3", "n4"}
+
+
+def damage_nothing(_: Path) -> None:
+    pass
+
+
+def truncate(index: Path) -> None:
+    os.truncate(index, index.stat().st_size // 2)
+
+
+def garble(index: Path) -> None:
+    data = bytearray(index.read_bytes())
+    data[4096:12288] = os.urandom(8192)
+    index.write_bytes(data)
+
+
+def outdate(index: Path) -> None:
+    with sqlite3.connect(index) as found:
+        found.execute("PRAGMA user_version = 0")
+
+
+def drop(index: Path) -> None:
+    with sqlite3.connect(index) as found:
+        found.execute("DROP TABLE slurm_health_seen")
+
+
+def spoil(index: Path) -> None:
+    with sqlite3.connect(index) as found:
+        found.execute("UPDATE slurm_health_jobs SET final_s = 0")
+    (Path(f"{index}-journal")).write_bytes(os.urandom(2000))
+
+
+@pytest.mark.parametrize("harm", [damage_nothing, truncate, garble, outdate, drop, spoil])
+def test_an_index_that_is_harmed_is_made_anew(tmp_path: Path, harm: object) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    indexed(root, index)
+
+    assert callable(harm)
+    harm(index)
+
+    assert indexed(root, index) == {"n1", "n2"}
+    assert checks_of(root, index, "n1") == [("12", "0")]
+
+
+def test_data_that_nobody_wrote_so_is_found_when_it_is_read_and_rebuilding_helps(
+    tmp_path: Path,
+) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    indexed(root, index)
+    with sqlite3.connect(index) as found:
+        found.execute("UPDATE slurm_health_seen SET data = x'00'")
+    found.close()
+
+    with pytest.raises(IndexUnusable, match="is damaged"):
+        checks_of(root, index, "n1")
+
+    indexed(root, index, rebuild=True)
+    assert checks_of(root, index, "n1") == [("12", "0")]
+
+
+@pytest.mark.parametrize("text", ["import torch\n", "SQLite format 3\0" + 200 * "x"])
+def test_a_file_that_was_named_by_mistake_is_left_as_it_is(tmp_path: Path, text: str) -> None:
+    precious = tmp_path / "train.py"
+    precious.write_text(text)
+
+    with pytest.raises(IndexUnusable, match="--index FILE"):
+        indexed(tmp_path / "journal", precious)
+    with pytest.raises(IndexUnusable, match="--index FILE"):
+        indexed(tmp_path / "journal", precious, rebuild=True)
+
+    assert precious.read_text() == text
+
+
+def test_a_database_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as found:
+        found.execute("CREATE TABLE seen (x)")
+    found.close()
+    before = other.read_bytes()
+
+    with pytest.raises(IndexUnusable, match="another program"):
+        indexed(tmp_path / "journal", other, rebuild=True)
+
+    assert other.read_bytes() == before
+
+
+def test_an_index_where_others_can_write_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+
+    with pytest.raises(IndexUnusable, match="others than you and root can write"):
+        place.choose(str(shared / "index"), {}, tmp_path)
+
+
+def test_without_a_home_that_can_be_written_the_history_is_read_each_time(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file")
+    write_healthy_run(tmp_path / "journal", job=12, nodes=("n1", "n2"))
+
+    where = place.choose(None, {"XDG_CACHE_HOME": str(tmp_path / "home")}, tmp_path / "journal")
+
+    assert where.path is None
+    with refresh.opened(where, tmp_path / "journal", now_s=NOW_S) as found:
+        assert found.nodes() == ["n1", "n2"]
+
+
+def test_a_journal_that_cannot_be_read_is_counted_and_the_others_are_there(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    odd = write_healthy_run(root, job=13, nodes=("n3", "n4"))
+    (odd.directory / "n3.jsonl").write_text('{"v":99,"id":"n3:0","time_s":1,"kind":"new"}\n')
+    (root / "lab" / "14").symlink_to("12")
+    (root / "lab" / "15").mkdir(mode=0o777)
+    (root / "lab" / "15").chmod(0o777)
+    (root / "lab" / "15" / "0").mkdir()
+
+    where = place.choose(str(tmp_path / "index"), {}, root)
+    with refresh.opened(where, root, now_s=NOW_S) as found:
+        assert found.nodes() == ["n1", "n2"]
+        reasons = " ".join(found.troubles())
+
+    assert "holds records of version 99" in reasons
+    assert "others can write" in reasons
+
+
+def test_what_cannot_be_a_clusters_name_is_passed_over(tmp_path: Path) -> None:
+    """Anybody may make a directory in a root that users share, and no text is in `\\xff`."""
+    root = tmp_path / "journal"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    (root / os.fsdecode(b"\xff") / "13" / "0").mkdir(parents=True)
+
+    assert indexed(root, tmp_path / "index") == {"n1", "n2"}
+
+
+@pytest.mark.root
+def test_journals_of_other_users_are_read_as_well(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    theirs = write_healthy_run(root, job=12, nodes=("n1", "n2")).directory.parent
+    for path in (theirs, *theirs.rglob("*")):
+        os.chown(path, 65534, 65534)
+
+    assert indexed(root, tmp_path / "index") == {"n1", "n2"}
+
+
+def test_a_journal_that_is_larger_than_is_read_of_another_user_says_so(tmp_path: Path) -> None:
+    run = write_healthy_run(tmp_path, job=12, nodes=("n1", "n2"))
+
+    seen = read_job(tmp_path, "lab", "12", most_bytes=1000)
+
+    assert run.directory.exists()
+    assert seen.checks == ()
+    assert "it has more than 1000 bytes" in seen.trouble
+
+
+def test_what_another_users_journal_takes_of_memory_is_limited() -> None:
+    def takes_too_much() -> JobSeen:
+        bytearray(1 << 33)
+        raise AssertionError
+
+    found = refresh.Others().read(7, "stamp", takes_too_much)
+
+    assert found is not None
+    assert (found.uid, found.stamp, found.checks) == (7, "stamp", ())
+    assert "cannot be read within limits: MemoryError" in found.trouble
+
+
+def test_two_processes_index_the_same_journals_at_once(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    for job in range(40):
+        write_healthy_run(root, job=100 + job, nodes=("n1", "n2"))
+    words = ("history", "n1", "--json", f"--journal={root}", f"--index={tmp_path / 'index'}")
+
+    processes = [start(*words) for _ in range(3)]
+    ends = [finish(each) for each in processes]
+
+    assert [each.code for each in ends] == [0, 0, 0], ends
+    counts = [len(json.loads(each.stdout)["nodes"][0]["checks"]) for each in ends]
+    assert counts == [40, 40, 40]
+
+
+def test_one_that_is_interrupted_keeps_what_it_has_and_says_nothing(tmp_path: Path) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    for job in range(300):
+        write_healthy_run(root, job=100 + job, nodes=("n1", "n2"))
+    process = start("lemons", f"--journal={root}", f"--index={index}")
+    while process.poll() is None and not index.exists():
+        pass
+    process.send_signal(signal.SIGINT)
+    ended = finish(process)
+
+    assert ended.code in {130, 0}, ended
+    assert "Traceback" not in ended.stderr
+    done = slurm_health("history", "n1", "--json", f"--journal={root}", f"--index={index}")
+    assert len(json.loads(done.stdout)["nodes"][0]["checks"]) == 300

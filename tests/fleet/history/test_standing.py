@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from fractions import Fraction
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_health.fleet.standing.standing import JobOnNode, NodeRecord, at_least, standings
+from slurm_health.records.standings import Level
+
+DAY_S = 86400.0
+
+
+def record(
+    node: str,
+    jobs: int,
+    spoiled: int = 0,
+    *,
+    apart_s: float = 2 * DAY_S,
+    uids: tuple[int, ...] = (1000,),
+    users: int = 1,
+) -> NodeRecord:
+    """Return a node that spoiled so many of its jobs, one every two days."""
+    return NodeRecord(
+        node=node,
+        jobs=jobs,
+        users=users,
+        spoiled=tuple(
+            JobOnNode(
+                job=str(number),
+                time_s=number * apart_s,
+                uid=uids[number % len(uids)],
+                signals=("slow",),
+            )
+            for number in range(spoiled)
+        ),
+    )
+
+
+FLEET = [record(f"n{number}", jobs=20) for number in range(10)]
+
+
+def level_of(found: NodeRecord, fleet: list[NodeRecord] = FLEET) -> Level:
+    return next(each.level for each in standings([found, *fleet]) if each.node == found.node)
+
+
+def test_a_node_that_spoils_jobs_on_many_days_is_a_lemon() -> None:
+    worst = standings([*FLEET, record("bad", jobs=12, spoiled=4)])[0]
+
+    assert (worst.node, worst.level) == ("bad", Level.LEMON)
+    assert worst.evidence == ("0", "1", "2", "3")
+    assert worst.reason.startswith("again and again over 6 days; by chance in 1 of ")
+    assert (worst.elsewhere_spoiled, worst.elsewhere_jobs) == (0, 200)
+
+
+def test_a_node_with_two_observations_is_no_lemon() -> None:
+    assert level_of(record("bad", jobs=2, spoiled=2)) is Level.SUSPECT
+
+
+def test_one_fault_that_spoils_many_jobs_within_hours_is_no_lemon() -> None:
+    assert level_of(record("bad", jobs=9, spoiled=9, apart_s=600)) is Level.SUSPECT
+
+
+def test_a_node_is_compared_with_the_others_and_not_with_perfection() -> None:
+    as_bad = [record(f"n{number}", jobs=20, spoiled=5) for number in range(10)]
+
+    assert level_of(record("bad", jobs=20, spoiled=6), as_bad) is Level.SUSPECT
+
+
+def test_a_node_without_others_to_compare_it_with_is_no_lemon() -> None:
+    assert level_of(record("alone", jobs=10, spoiled=5), []) is Level.SUSPECT
+
+
+def test_in_a_larger_fleet_the_same_node_is_less_surprising() -> None:
+    def chance(nodes: int) -> float:
+        # The others together are as they were: only how many nodes could have been odd differs.
+        fleet = [record(f"n{number}", jobs=2000 // nodes) for number in range(nodes)]
+        return standings([*fleet, record("bad", jobs=20, spoiled=3)])[0].chance
+
+    assert chance(1000) > 10 * chance(10)
+
+
+def test_jobs_of_one_user_make_no_lemon_of_a_node_that_others_use_too() -> None:
+    assert level_of(record("bad", jobs=12, spoiled=4, users=2)) is Level.SUSPECT
+    assert level_of(record("bad", jobs=12, spoiled=4, users=2, uids=(1, 2))) is Level.LEMON
+
+
+def test_a_node_with_few_jobs_and_nothing_against_it_is_unknown_and_not_clear() -> None:
+    assert level_of(record("new", jobs=9)) is Level.UNKNOWN
+    assert level_of(record("old", jobs=10)) is Level.CLEAR
+
+
+def test_the_score_of_a_node_with_few_jobs_is_near_that_of_its_fleet() -> None:
+    scores = {
+        each.node: each.score
+        for each in standings([*FLEET, record("few", 2, 2), record("many", 40, 40)])
+    }
+
+    assert scores["few"] < scores["many"] / 2
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.fractions("1/1000", "999/1000"))
+def test_the_probability_is_that_of_the_binomial_distribution(
+    trials: int, successes: int, rate: Fraction
+) -> None:
+    exact = sum(
+        comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(successes, trials + 1)
+    )
+
+    assert at_least(successes, trials, float(rate)) == pytest.approx(float(exact), rel=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=20))
+def test_every_fleet_has_a_standing_for_every_node_and_no_lemon_without_three_spoiled_jobs(
+    counts: list[tuple[int, int]],
+) -> None:
+    fleet = [
+        record(f"n{number}", jobs=max(jobs, spoiled), spoiled=spoiled)
+        for number, (jobs, spoiled) in enumerate(counts)
+    ]
+
+    found = standings(fleet)
+
+    assert sorted(each.node for each in found) == sorted(each.node for each in fleet)
+    assert all(each.spoiled >= 3 for each in found if each.level is Level.LEMON)
+    assert all(0 <= each.score <= 100 and 0 <= each.chance <= 1 for each in found)

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health clean` as it is called. No Slurm answers here; the lab has one that does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+from pathlib import Path
+from unittest.mock import ANY
+
+import pytest
+
+from slurm_health.fleet.retention import found, remove
+from slurm_health.fleet.retention.rules import JobJournal
+from slurm_health.records.records import RunFinished
+from slurm_health.system import journal as journals
+from slurm_health.system.killable import Answered, run_one
+from tests.support.command_line import COMMAND, DEADLINE_S, Done, slurm_health
+from tests.support.journals import Clock, write_healthy_run, write_requeued_job
+
+DAY_S = 86400.0
+NOBODY = 65534
+CTRL_C = b"\x03"
+PRESSED_AGAIN_S = 2.0
+
+
+def write(root: Path, job: int, days_ago: float, *, array: str = "") -> Path:
+    """Write a job's journal as it would be after so many days."""
+    directory = write_healthy_run(root, job=job, array=array, nodes=("n1", "n2")).directory.parent
+    age(directory, days_ago)
+    return directory
+
+
+def age(directory: Path, days_ago: float) -> None:
+    written_s = time.time() - days_ago * DAY_S
+    for path in (*directory.rglob("*"), directory):
+        os.utime(path, (written_s, written_s), follow_symlinks=False)
+
+
+def clean(root: Path, *words: str) -> Done:
+    return slurm_health("clean", f"--journal={root}", *words, environ={"PATH": "/nonexistent"})
+
+
+def left(root: Path) -> list[str]:
+    return sorted(each.name for each in (root / "lab").iterdir())
+
+
+def test_what_is_older_goes_and_the_rest_stays(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100)
+    write(tmp_path, 13, 80)
+
+    done = clean(tmp_path, "--older-than=90d", "--yes")
+
+    assert done.code == 0, done
+    assert done.stdout.startswith("1 of 2 journals, ")
+    assert left(tmp_path) == ["13"]
+
+
+def test_a_dry_run_lists_what_would_go_and_removes_nothing(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100)
+
+    done = clean(tmp_path, "--older-than=4w", "--dry-run")
+
+    assert done.stdout.splitlines()[1].split()[0] == "12"
+    assert left(tmp_path) == ["12"]
+
+
+def test_where_slurm_cannot_be_asked_that_is_said_and_younger_journals_stay(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, 12, 100)
+    write(tmp_path, 13, 40)
+
+    done = clean(tmp_path, "--older-than=30d", "--yes")
+
+    assert left(tmp_path) == ["13"]
+    assert "scontrol not found" in done.stderr
+    assert "younger than 60 days: job 13" in done.stderr
+
+
+def test_the_oldest_go_until_the_rest_fits(tmp_path: Path) -> None:
+    for job, days in ((12, 100), (13, 90), (14, 80)):
+        write(tmp_path, job, days)
+    one = found.journals(tmp_path, uid=os.geteuid())[0].size_bytes
+
+    clean(tmp_path, f"--max-size={one * 2.5 / 1000:.3f}k", "--yes")
+
+    assert left(tmp_path) == ["13", "14"]
+
+
+def test_the_name_of_an_array_task_goes_with_its_journal(tmp_path: Path) -> None:
+    for job, task, days in ((13, 1, 100), (14, 2, 10)):
+        write(tmp_path, job, days, array=f"12_{task}")
+        (tmp_path / "lab" / f"12_{task}").symlink_to(str(job))
+
+    clean(tmp_path, "--older-than=90d", "--yes")
+
+    assert left(tmp_path) == ["12_2", "14"]
+
+
+def test_no_link_is_followed_out_of_a_journal(tmp_path: Path) -> None:
+    root, precious = tmp_path / "journal", tmp_path / "precious"
+    precious.mkdir()
+    (precious / "weights").write_text("years of work")
+    directory = write(root, 12, 100)
+    (directory / "0" / "n9.jsonl").symlink_to(precious / "weights")
+    (directory / "1").symlink_to(precious, target_is_directory=True)
+    (root / "lab" / "99").symlink_to(precious, target_is_directory=True)
+    age(directory, 100)
+
+    clean(root, "--older-than=90d", "--yes")
+
+    assert (precious / "weights").read_text() == "years of work"
+    assert left(root) == ["99"]
+
+
+def test_what_is_no_journal_is_left(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100)
+    (tmp_path / "lab" / "notes").mkdir()
+    (tmp_path / "lab" / "77").write_text("a file")
+    (tmp_path / "README").write_text("mine")
+
+    clean(tmp_path, "--max-size=0", "--yes")
+
+    assert left(tmp_path) == ["77", "notes"]
+
+
+@pytest.mark.root
+def test_journals_of_others_stay_unless_root_says_all_users(tmp_path: Path) -> None:
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab").chmod(0o1777)
+    write(tmp_path, 12, 100)
+    for path in (theirs := write(tmp_path, 13, 100), *theirs.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+
+    clean(tmp_path, "--older-than=90d", "--yes")
+    assert left(tmp_path) == ["13"]
+
+    clean(tmp_path, "--older-than=90d", "--yes", "--all-users")
+    assert left(tmp_path) == []
+
+
+def test_a_journal_that_was_written_since_it_was_chosen_stays(tmp_path: Path) -> None:
+    run, _ = write_requeued_job(tmp_path, job=12)
+    age(run.directory.parent, 100)
+    (chosen,) = found.journals(tmp_path, uid=os.geteuid())
+    run.clock = Clock(time.time())
+    run.finish("proceed")
+
+    with pytest.raises(remove.Changed, match="written just now"):
+        remove.remove(tmp_path, chosen)
+
+    records = journals.read_all(run.directory, journals.MASTER)
+    assert isinstance(records[-1].record, RunFinished)
+
+
+def test_a_journal_that_became_anothers_stays(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100)
+    (chosen,) = found.journals(tmp_path, uid=None)
+    theirs = JobJournal(
+        cluster="lab", job="12", uid=chosen.uid + 1, size_bytes=1, written_s=chosen.written_s
+    )
+
+    with pytest.raises(remove.Changed, match="belongs to"):
+        remove.remove(tmp_path, theirs)
+
+
+def test_what_an_interrupted_clean_has_left_goes_the_next_time(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100).rename(tmp_path / "lab" / ".removed-12")
+    write(tmp_path, 13, 1)
+
+    done = clean(tmp_path, "--older-than=90d", "--yes")
+
+    assert done.stdout.startswith("nothing to remove: 1 journals")
+    assert left(tmp_path) == ["13"]
+
+
+def test_a_tree_deeper_than_any_path_goes_and_so_do_the_others(tmp_path: Path) -> None:
+    """Python's own walk and removal give up on it, and with it on all that come after."""
+    deep, _ = write(tmp_path, 12, 100), write(tmp_path, 13, 100)
+    inside = os.open(deep, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d" * 50, dir_fd=inside)
+        inner = os.open("d" * 50, os.O_RDONLY, dir_fd=inside)
+        os.utime(inside, (0, 0))
+        os.close(inside)
+        inside = inner
+    os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=inside))
+    os.close(inside)
+
+    done = clean(tmp_path, "--max-size=0", "--yes")
+
+    assert (done.code, done.stderr) == (0, "")
+    assert left(tmp_path) == []
+
+
+def test_what_cannot_be_a_clusters_name_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100)
+    odd = os.fsencode(tmp_path) + b"/\xff\x1b[2J"
+    Path(os.fsdecode(odd), "13", "0").mkdir(parents=True)
+
+    done = clean(tmp_path, "--max-size=0", "--yes")
+
+    assert done.code == 0, done
+    assert left(tmp_path) == []
+    assert Path(os.fsdecode(odd), "13").exists()
+
+
+@pytest.mark.root
+def test_a_journal_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Path) -> None:
+    held = write(tmp_path, 12, 100) / "0"
+    write(tmp_path, 13, 100)
+    subprocess.run(["mount", "--bind", held, held], check=True)
+    try:
+        done = clean(tmp_path, "--max-size=0", "--yes")
+    finally:
+        for path in (tmp_path / "lab").rglob("0"):
+            subprocess.run(["umount", path], check=False)
+
+    assert done.code == 4
+    assert "job 12 could not be removed" in done.stderr
+    assert "13" not in left(tmp_path)
+
+
+def test_json_has_what_goes_and_what_is_left(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100)
+    write(tmp_path, 13, 40)
+
+    told = json.loads(clean(tmp_path, "--older-than=30d", "--dry-run", "--json").stdout)
+
+    assert [each["job"] for each in told["remove"]] == ["12"]
+    assert [each["job"] for each in told["left"]["unasked"]] == ["13"]
+    assert (told["version"], told["journals"], told["dry_run"]) == (1, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "--older-than AGE, --max-size SIZE, or both"),
+        (("--older-than=90",), "90d"),
+        (("--max-size=much",), "20GiB"),
+        (("--older-than=90d",), "say --yes, or --dry-run"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = clean(tmp_path, *words)
+
+    assert (done.code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_where_there_is_nothing_that_is_said(tmp_path: Path) -> None:
+    done = clean(tmp_path / "none", "--older-than=1d", "--yes")
+
+    assert (done.code, done.stdout) == (0, "nothing to remove: 0 journals, 0 bytes\n")
+
+
+@pytest.mark.parametrize(("answer", "kept"), [(b"n\n", ["12"]), (b"\n", ["12"]), (b"y\n", [])])
+def test_on_a_terminal_it_asks_first(tmp_path: Path, answer: bytes, kept: list[str]) -> None:
+    write(tmp_path, 12, 100)
+    assert on_a_terminal(tmp_path, answer) == 0
+    assert left(tmp_path) == kept
+
+
+def test_who_interrupts_the_question_keeps_everything(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100)
+    assert on_a_terminal(tmp_path, CTRL_C) == 130
+    assert left(tmp_path) == ["12"]
+
+
+def on_a_terminal(root: Path, answer: bytes) -> int:
+    """Call `clean` on a terminal of its own, type the answer to its question; its exit code."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        words = [*COMMAND, "clean", f"--journal={root}", "--older-than=90d"]
+        os.execvpe(words[0], words, {**os.environ, "PATH": "/nonexistent"})
+    shown, typed = b"", False
+    try:
+        while True:
+            # A Ctrl-C just before Python waits for input is seen when that returns: pressed again.
+            again = typed and not select.select([terminal], [], [], PRESSED_AGAIN_S)[0]
+            if not again:
+                shown += os.read(terminal, 4096)
+            if (again and answer == CTRL_C) or (not typed and b"[y/N]" in shown):
+                typed = bool(os.write(terminal, answer))
+    except OSError:
+        pass  # so a terminal tells that its other end is closed
+    os.close(terminal)
+    assert typed, shown
+    assert b"Traceback" not in shown, shown
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100)
+    done = subprocess.run(
+        ["bash", "-c", f"{' '.join(COMMAND)} clean --max-size=0 --dry-run | head -c 1"],
+        env={**os.environ, "SLURM_HEALTH_JOURNAL": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_what_another_user_has_put_in_the_way_blocks_no_clean(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100)
+    blocked = tmp_path / "lab" / ".removed-12"
+    blocked.mkdir()
+    (blocked / "full").touch()
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == 0 and not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o011)
+    for path in (tmp_path / "lab" / "12", *(tmp_path / "lab" / "12").rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    (tmp_path / "lab").chmod(0o1777)
+    (journal,) = found.journals(tmp_path, uid=NOBODY)
+
+    def take_away() -> bytes:
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        remove.remove(tmp_path, journal)
+        return b"gone"
+
+    assert run_one(take_away, DEADLINE_S) == Answered(b"gone", ANY)
+    assert left(tmp_path) == [".removed-12"]

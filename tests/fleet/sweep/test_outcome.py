@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sweep's jobs have left, from real shells in real directories."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurm_health.fleet.sweep.outcome import (
+    Outcome,
+    checks_nothing,
+    directory,
+    ended,
+    prepare,
+    script,
+    told,
+)
+
+UID = os.getuid()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    assert prepare(tmp_path, UID) == ""
+    return tmp_path
+
+
+def run(root: Path, job: int, *words: str, ended_by_slurm: str = "") -> None:
+    """Let a job run whose check is this command."""
+    with (directory(root, UID) / f"{job}.out").open("w") as output:
+        if ended_by_slurm:
+            output.write(f"slurmstepd: error: *** JOB {job} ON n1 CANCELLED {ended_by_slurm} ***\n")
+        else:
+            subprocess.run(
+                ["/bin/sh", "-c", script(words)], stdout=output, stderr=output, check=False
+            )
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome"),
+    [
+        (["true"], Outcome(job=7, checked=True)),
+        (["sh", "-c", "exit 1"], Outcome(job=7, checked=True)),
+        (["sh", "-c", "exit 3"], Outcome(job=7, checked=True, undecided=True)),
+        (
+            ["sh", "-c", "echo no torch; exit 2"],
+            Outcome(job=7, trouble="its check ended with 2: no torch"),
+        ),
+        (
+            ["sh", "-c", "exit 70"],
+            Outcome(job=7, trouble="its check ended with 70: it says nothing"),
+        ),
+        (
+            ["sh", "-c", "echo 'error: *** JOB 7 ON n1 CANCELLED AT x DUE TO PREEMPTION'; exit 4"],
+            Outcome(job=7),
+        ),
+    ],
+)
+def test_a_job_tells_how_its_check_ended(root: Path, words: list[str], outcome: Outcome) -> None:
+    run(root, 7, *words)
+    assert ended(root, UID, []) == [outcome]
+    assert ended(root, UID, []) == []  # told once
+
+
+def test_a_check_that_slurm_ended_has_given_way_or_run_out_of_time(root: Path) -> None:
+    run(root, 1, ended_by_slurm="AT 2026-11-23T02:00:00 DUE TO PREEMPTION")
+    run(root, 2, ended_by_slurm="AT 2026-11-23T02:00:00 DUE TO TIME LIMIT")
+    found = ended(root, UID, [])
+    assert found == [Outcome(job=1), Outcome(job=2, trouble="ran into its time limit")]
+    assert told(found) == (
+        "of 2 jobs that have ended, 0 checked their nodes, 1 gave way, 1 checked nothing: ran into"
+        " its time limit (job 2)"
+    )
+
+
+def test_a_job_that_waits_or_runs_is_left_alone(root: Path) -> None:
+    run(root, 7, "true")
+    assert ended(root, UID, [7]) == []
+    assert len(ended(root, UID, [8])) == 1
+
+
+def test_a_shell_that_is_ended_waits_for_its_check(root: Path) -> None:
+    run(root, 7, "sh", "-c", "kill -TERM $PPID; sleep 0.1; exit 1")
+    assert ended(root, UID, []) == [Outcome(job=7, checked=True)]
+
+
+def test_somebody_has_to_look_where_a_job_failed_or_none_could_decide() -> None:
+    fine, undecided = Outcome(job=1, checked=True), Outcome(job=2, checked=True, undecided=True)
+    assert not checks_nothing([])
+    assert not checks_nothing([fine, undecided])
+    assert checks_nothing([undecided])
+    assert checks_nothing([fine, Outcome(job=3, trouble="no torch")])
+
+
+def test_a_directory_that_is_anothers_is_not_used(tmp_path: Path) -> None:
+    planted = directory(tmp_path, UID)
+    planted.symlink_to("/tmp")
+    assert prepare(tmp_path, UID)
+    assert ended(tmp_path, UID, []) == []

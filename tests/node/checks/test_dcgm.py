@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dcgmi diag -j` as a program prints it: DCGM 4 gives severities, older releases words alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.dcgm import Dcgm
+from slurm_health.node.hooks.init_config import draft
+from slurm_health.node.rules.finding import Finding, Status
+from tests.support.supervised import write_executable
+
+PERSISTENCE = {
+    "error_category": 8,
+    "error_id": 29,
+    "error_severity": 5,
+    "warning": "Persistence Mode: Persistence mode for GPU 3 is disabled.",
+}
+MEMORY = {
+    "error_category": 10,
+    "error_id": 12,
+    "error_severity": 2,
+    "warning": "Detected 4 volatile double-bit ECC error(s) in GPU 3.",
+}
+RESET = {**MEMORY, "error_severity": 6}
+TRIAGE = {**MEMORY, "error_severity": 4, "warning": "The plugin could not be loaded."}
+
+
+def document(category: str, test: str, *results: object, root: str = "DCGM Diagnostic") -> str:
+    software = {
+        "name": "software",
+        "results": [{"entity_group": "GPU", "entity_id": 0, "status": "Pass"}],
+        "test_summary": {"status": "Pass"},
+    }
+    body = {
+        "test_categories": [
+            {"category": "Deployment", "tests": [software]},
+            {"category": category, "tests": [{"name": test, "results": list(results)}]},
+        ]
+    }
+    return json.dumps({root: body, "metadata": {"version": "4.2.3"}}, indent=4)
+
+
+def failed(*errors: object, status: str = "Fail") -> dict[str, object]:
+    return {"entity_group": "GPU", "entity_id": 3, "status": status, "warnings": list(errors)}
+
+
+def run(tmp_path: Path, output: str, code: int = 0) -> Finding:
+    (tmp_path / "output").write_text(output)
+    text = f'#!/bin/sh\n[ "$*" = "diag -r 2 -j" ] || exit 9\ncat {tmp_path}/output\nexit {code}\n'
+    program = write_executable(tmp_path / "dcgmi", text)
+    check = Dcgm(program=str(program))
+    return check.judge(check.collect(CheckContext()))
+
+
+def test_a_node_whose_gpus_pass_is_well(tmp_path: Path) -> None:
+    found = run(tmp_path, document("Hardware", "memory", failed(status="Pass")))
+
+    assert (found.status, found.text) == (Status.PASS, "dcgmi diag, level 2: all tests passed")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (MEMORY, Status.NODE_FAULT, "GPU 3: memory: Detected 4 volatile double-bit ECC error(s)"),
+        (RESET, Status.NODE_FAULT, "; reset the GPU"),
+        (PERSISTENCE, Status.WARN, "Persistence mode for GPU 3 is disabled"),
+        (TRIAGE, Status.INCONCLUSIVE, "The plugin could not be loaded."),
+        ({"warning": "AER error"}, Status.INCONCLUSIVE, "GPU 3: memory: AER error"),
+    ],
+)
+def test_what_failed_is_named_and_weighs_what_dcgm_says_it_weighs(
+    tmp_path: Path, error: object, status: Status, said: str
+) -> None:
+    found = run(tmp_path, document("Hardware", "memory", failed(error)), code=226)
+
+    assert found.status is status
+    assert said in found.text
+
+
+def test_an_older_dcgm_that_gives_words_alone_convicts_nobody(tmp_path: Path) -> None:
+    result = {"gpu_ids": "3", "status": "Fail", "warnings": "Pending page retirements"}
+    text = document("Hardware", "memory", result, root="DCGM GPU Diagnostic")
+
+    found = run(tmp_path, text)
+
+    assert found.status is Status.INCONCLUSIVE
+    assert "GPU 3: memory: Pending page retirements" in found.text
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("Error: unable to establish a connection to the specified host: localhost", "unable to"),
+        ('{"DCGM Diagnostic": {"runtime_error": "nvvs is missing"}}', "nvvs is missing"),
+        (document("Hardware", "memory").replace('"Pass"', '"Skip"'), "ran no test"),
+        ('{"DCGM Diagnostic": []}', "no result"),
+        ("", "exit code 1"),
+    ],
+)
+def test_a_diagnostic_that_did_not_run_says_nothing_of_the_node(
+    tmp_path: Path, output: str, said: str
+) -> None:
+    found = run(tmp_path, output, code=1)
+
+    assert found.status is Status.INCONCLUSIVE
+    assert said in found.text
+
+
+def test_a_long_document_is_read_whole(tmp_path: Path) -> None:
+    results = [failed(MEMORY) for _ in range(1000)]
+
+    assert run(tmp_path, document("Hardware", "memory", *results)).status is Status.NODE_FAULT
+
+
+def test_it_is_drafted_where_it_is_installed(tmp_path: Path) -> None:
+    assert "[checks.dcgm]" not in draft(CheckContext(root=tmp_path), node="n1")[0]
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/dcgmi").touch()
+
+    text, _ = draft(CheckContext(root=tmp_path), node="n1")
+
+    assert "[checks.dcgm]\nlevel = 2\ntime_limit_s = 300\nshadow = true\n" in text

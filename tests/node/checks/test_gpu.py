@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs through NVML: a played library has those that are broken."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node.checks.check import Check, CheckContext, Planned
+from slurm_health.node.checks.gpu import Gpu, GpuProcesses
+from slurm_health.node.checks.xid import Xid
+from slurm_health.node.hooks.run_checks import run_checks
+from slurm_health.node.rules.finding import CheckResult, Finding, Status
+from slurm_health.node.rules.xid import LOOK, NODE, judge_xid
+from tests.played_gpu import nvml_library
+from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
+from tests.support.sites import tree
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml_library.built(tmp_path_factory)
+
+
+class Player(Check, frozen=True, kw_only=True):
+    """A check with the played NVML loaded and told what to play, in the check's own child."""
+
+    check: Check
+    library: str
+    state: str
+
+    def collect(self, machine: CheckContext) -> object:
+        os.environ[VARIABLE] = self.state
+        ctypes.CDLL(self.library)  # from now on the library of that name
+        return self.check.collect(machine)
+
+    def judge(self, seen: object) -> object:  # type: ignore[override]
+        return self.check.judge(seen)
+
+
+class Bench:
+    def __init__(self, library: Path, directory: Path) -> None:
+        self.library = library
+        self.state = directory / "state"
+        self.environ: dict[str, str] = {}
+        self.context = "healthcheck"
+
+    def play(
+        self, check: Check, *faults: Fault, limit_s: float = 10, count: int = 8
+    ) -> CheckResult:
+        return self.play_on(with_faults(machine(count), *faults), check, limit_s=limit_s)
+
+    def play_on(self, played: Machine, check: Check, *, limit_s: float = 10) -> CheckResult:
+        write(self.state, played)
+
+        class Playing(Player, frozen=True, kw_only=True):
+            SEEN = check.SEEN
+
+        player = Playing(check=check, library=str(self.library), state=str(self.state))
+        planned = Planned(
+            name="gpu",
+            check=player,
+            time_limit_s=limit_s,
+            severity=check.SEVERITY,
+            shadow=False,
+            contexts=(),
+        )
+        node = CheckContext(environ=self.environ, context=self.context)
+        (result,) = run_checks([planned], node)
+        return result
+
+
+@pytest.fixture
+def bench(library: Path, tmp_path: Path) -> Bench:
+    return Bench(library, tmp_path)
+
+
+def test_eight_well_gpus_pass(bench: Bench) -> None:
+    result = bench.play(Gpu(count=8, nvlinks=18, min_pcie_generation=5))
+    assert result.status is Status.PASS, result
+    assert result.finding.text == "8 GPUs healthy, driver 580.82.07"
+
+
+def fault(device: int, kind: str, value: float = 1) -> Fault:
+    return Fault(device=device, kind=kind, value=value)
+
+
+def everywhere(kind: str, value: float, count: int = 8) -> tuple[Fault, ...]:
+    return tuple(fault(device, kind, value) for device in range(count))
+
+
+FAULTS = [
+    ((fault(3, "off_bus"),), "GPU 3 is lost: GPU is lost"),
+    ((fault(3, "nvml_error", 15), fault(5, "nvml_error", 15)), "GPU 5 is lost: GPU is lost"),
+    ((fault(3, "no_handle", 15),), "GPU 3 is lost"),
+    ((fault(3, "no_handle", 999),), "GPU 3 is lost: NVML gives no handle to it: Unknown Error"),
+    ((fault(2, "recovery_action", 1),), "GPU 2 (00000000:29:00.0) needs a reset"),
+    ((fault(2, "recovery_action", 2),), "needs a reboot of the node"),
+    ((fault(2, "recovery_action", 9),), "needs action 9"),
+    ((fault(0, "uncorrected_errors"),), "has 1 uncorrected ECC errors, limit 0"),
+    ((fault(0, "sticky_error", 214),), "has 1 uncorrected ECC errors, limit 0"),
+    ((fault(0, "remap_pending"),), "has a pending row remap"),
+    ((fault(0, "remap_failed"),), "failed to remap"),
+    ((fault(5, "nvlinks_down", 2),), "has 16 of 18 NVLinks (down: 0, 1)"),
+    ((fault(1, "pcie_width", 8),), "runs on 8 PCIe lanes, limit 16"),
+    (
+        (fault(1, "clock_reasons", 4), fault(1, "pcie_generation", 3)),
+        "runs PCIe generation 3, limit 5",
+    ),
+    ((fault(1, "fabric_status", 999),), "failed to join the NVLink fabric"),
+]
+
+
+@pytest.mark.parametrize(("faults", "text"), FAULTS)
+def test_a_broken_gpu_is_named_with_its_fault(
+    bench: Bench, faults: tuple[Fault, ...], text: str
+) -> None:
+    result = bench.play(Gpu(count=8, nvlinks=18, min_pcie_generation=5), *faults)
+    assert result.status is Status.NODE_FAULT, result
+    assert text in result.finding.text
+
+
+def test_a_gpu_too_few_is_a_fault(bench: Bench) -> None:
+    result = bench.play(Gpu(count=8), count=7)
+    assert result.status is Status.NODE_FAULT, result
+    assert result.finding.text == "7 GPUs, Slurm expects 8"
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(9, "the NVIDIA driver is not loaded"), (18, "of different versions")]
+)
+def test_a_driver_that_does_not_work_is_a_fault(bench: Bench, code: int, text: str) -> None:
+    result = bench.play_on(dataclasses.replace(machine(8), nvml_start=code), Gpu(count=8))
+    assert result.status is Status.NODE_FAULT, result
+    assert text in result.finding.text
+
+
+@pytest.mark.parametrize("code", [1, 10, 17, 999])
+def test_a_gpu_that_answers_with_errors_only_is_named_and_not_called_healthy(
+    bench: Bench, code: int
+) -> None:
+    result = bench.play(Gpu(count=8, nvlinks=18), fault(3, "nvml_error", code))
+    assert result.status is Status.INCONCLUSIVE, result
+    assert "GPU 3 cannot be asked: " in result.finding.text
+    assert "GPU 2" not in result.finding.text
+
+
+def test_a_gpu_that_answers_with_errors_hides_no_fault_of_another(bench: Bench) -> None:
+    faults = (fault(3, "nvml_error", 999), fault(5, "remap_failed"))
+    result = bench.play(Gpu(count=8), *faults)
+    assert result.status is Status.NODE_FAULT, result
+    assert "GPU 5" in result.finding.text
+
+
+def test_no_gpu_is_proven_lost_where_none_answers(bench: Bench) -> None:
+    """A reset of all of them, or an update of the driver, looks so too."""
+    result = bench.play(Gpu(count=8), *everywhere("nvml_error", 15))
+    assert result.status is Status.INCONCLUSIVE, result
+    assert "GPU 7 cannot be asked, nor can any other: GPU is lost" in result.finding.text
+
+
+def test_the_only_gpu_of_a_node_needs_no_peer_to_be_lost(bench: Bench) -> None:
+    assert bench.play(Gpu(), fault(0, "off_bus"), count=1).status is Status.NODE_FAULT
+
+
+def test_a_gpu_that_may_not_be_asked_is_not_lost(bench: Bench) -> None:
+    result = bench.play(Gpu(count=8), fault(3, "no_handle", 4))
+    assert result.status is Status.INCONCLUSIVE, result
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (
+            *everywhere("uncorrected_errors", -1),
+            *everywhere("remap_pending", -1),
+            *everywhere("clock_reasons", -1),
+            *everywhere("pcie_width", -1),
+            *everywhere("pcie_generation", -1),
+        ),
+        everywhere("recovery_action", -1),
+        (*everywhere("fabric_state", 0), *everywhere("fabric_status", 999)),
+        (fault(1, "pcie_generation", 1),),  # idle
+        (fault(1, "clock_reasons", 4),),  # the power cap, normal under load
+        everywhere("nvml_error", 3),
+    ],
+)
+def test_what_a_gpu_does_not_tell_is_not_held_against_it(
+    bench: Bench, faults: tuple[Fault, ...]
+) -> None:
+    result = bench.play(Gpu(count=8, min_pcie_generation=5), *faults)
+    assert result.status is Status.PASS, result
+
+
+@pytest.mark.parametrize("bit", [0x8, 0x40, 0x80, 0x20])
+def test_throttling_warns_unless_the_site_says_more(bench: Bench, bit: int) -> None:
+    slowed = fault(4, "clock_reasons", bit)
+    assert bench.play(Gpu(), slowed).status is Status.WARN
+    assert bench.play(Gpu(throttling="ignore"), slowed).status is Status.PASS
+
+
+@pytest.mark.parametrize("code", [1, 4, 12, 999])
+def test_nvml_that_does_not_start_is_inconclusive(bench: Bench, code: int) -> None:
+    played = dataclasses.replace(machine(8), nvml_start=code)
+    assert bench.play_on(played, Gpu(count=8)).status is Status.INCONCLUSIVE
+
+
+def test_a_hung_driver_is_inconclusive_after_its_limit(bench: Bench) -> None:
+    played = dataclasses.replace(machine(8), nvml_start=-1)
+    result = bench.play_on(played, Gpu(count=8), limit_s=0.5)
+    assert result.hung
+    assert result.status is Status.INCONCLUSIVE
+
+
+def test_slurms_count_is_enough_where_the_site_names_none(bench: Bench) -> None:
+    bench.environ = {"SLURM_JOB_GPUS": "0,7"}
+    assert bench.play(Gpu()).status is Status.PASS
+    assert bench.play(Gpu(), count=7).status is Status.NODE_FAULT
+
+
+def test_a_retest_that_knows_no_count_finds_faults_and_proves_nothing_else(bench: Bench) -> None:
+    """The GPU that was lost may have left the bus, and those that remain are well."""
+    assert bench.play(Gpu(), count=7).status is Status.PASS
+    bench.context = "retest"
+    result = bench.play(Gpu(), count=7)
+    assert result.status is Status.INCONCLUSIVE
+    assert result.finding.text == "7 GPUs, and how many there should be is not known: set count"
+    assert bench.play(Gpu(), fault(4, "remap_failed")).status is Status.NODE_FAULT
+    assert bench.play(Gpu(count=8)).status is Status.PASS
+    assert bench.play(Gpu(), *everywhere("mig_mode", 1)).status is Status.PASS
+    bench.environ = {"SLURM_JOB_GPUS": "0,7"}
+    assert bench.play(Gpu()).status is Status.PASS
+
+
+PROCESS_ON_5 = fault(5, "occupied_by", 4711)
+
+
+def test_slurms_numbers_do_not_count_gpus_that_are_divided(bench: Bench) -> None:
+    """With MIG they number instances: 13 is a half of the second GPU, and 5 a part of the first."""
+    bench.environ = {"SLURM_JOB_GPUS": "5,13"}
+    assert bench.play(Gpu(), count=2).status is Status.NODE_FAULT
+    assert bench.play(Gpu(), fault(0, "mig_mode"), count=2).status is Status.PASS
+    assert (
+        bench.play(Gpu(count=3), *everywhere("mig_mode", 1, 2), count=2).status is Status.NODE_FAULT
+    )
+    assert bench.play(Gpu(), *everywhere("mig_mode", -1)).status is Status.NODE_FAULT
+    processes = bench.play(GpuProcesses(), *everywhere("mig_mode", 1), PROCESS_ON_5)
+    assert processes.status is Status.INCONCLUSIVE
+    assert "divided (MIG)" in processes.finding.text
+
+
+def test_a_process_on_the_jobs_gpu_is_the_users_fault_and_on_another_nobodys(bench: Bench) -> None:
+    bench.environ = {"SLURM_JOB_GPUS": "2,3"}
+    result = bench.play(GpuProcesses(), fault(3, "occupied_by", 4711))
+    assert result.status is Status.USER_FAULT
+    assert "GPU 3 is in use by processes 4711" in result.finding.text
+    assert bench.play(GpuProcesses(), PROCESS_ON_5).status is Status.PASS
+
+
+@pytest.mark.parametrize("error", [fault(2, "nvml_error", 999), fault(2, "off_bus")])
+def test_a_gpu_that_does_not_tell_its_processes_is_not_called_free(
+    bench: Bench, error: Fault
+) -> None:
+    bench.environ = {"SLURM_JOB_GPUS": "2,3"}
+    result = bench.play(GpuProcesses(), error)
+    assert result.status is Status.INCONCLUSIVE, result
+    assert "GPU 2" in result.finding.text
+    bench.environ = {"SLURM_JOB_GPUS": "4,5"}
+    assert bench.play(GpuProcesses(), error).status is Status.PASS
+
+
+def test_without_the_binding_the_checks_can_be_configured_and_say_what_is_missing() -> None:
+    code = (
+        "import sys; sys.modules['pynvml'] = None\n"
+        "from slurm_health.node.checks.gpu import Gpu\n"
+        "from slurm_health.node.checks.check import CheckContext, Unmeasured\n"
+        "try: Gpu(count=8).collect(CheckContext())\n"
+        "except Unmeasured as err: print(err)\n"
+    )
+    import sys
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "nvidia-ml-py is not installed" in ran.stdout
+
+
+# --- Xid --------------------------------------------------
+
+
+def xid(tmp_path: Path, number: int, bus: str = "PCI:0000:3b:00") -> CheckContext:
+    line = f"3,9,9990000000,-;NVRM: Xid ({bus}): {number}, pid=77, name=python, text\n"
+    return tree(tmp_path, {"/dev/kmsg": line, "/proc/uptime": "10000.0 1\n"})
+
+
+@pytest.mark.parametrize("number", [46, 48, 62, 64, 74, 79, 95, 119, 120])
+def test_hardware_xids_are_seen(tmp_path: Path, number: int) -> None:
+    check = Xid()
+    found = check.judge(check.collect(xid(tmp_path, number)))
+    assert found.status is judge_xid(number)[0]
+    assert found.status in (Status.NODE_FAULT, Status.WARN)
+    assert f"Xid {number} 10 s ago" in found.text
+    assert "0000:3b:00" in found.text
+
+
+@pytest.mark.parametrize("number", [8, 11, 13, 31, 32, 43, 45, 66, 68, 69, 500])
+def test_a_programs_own_xid_says_nothing_about_the_node(tmp_path: Path, number: int) -> None:
+    check = Xid()
+    assert check.judge(check.collect(xid(tmp_path, number))).status is Status.PASS
+
+
+@pytest.mark.parametrize("number", range(144, 151))
+def test_an_nvlink_5_xid_never_drains_on_the_bare_number(number: int) -> None:
+    assert judge_xid(number)[0] is Status.WARN
+
+
+def test_what_a_program_can_cause_at_a_peer_drains_nobody() -> None:
+    assert judge_xid(137)[0] is Status.WARN
+    assert "program" in judge_xid(137)[1]
+    assert judge_xid(109) == (Status.NODE_FAULT, "context switch timed out; reset the GPU")
+
+
+def sxid(tmp_path: Path, text: str, number: int = 20034) -> Finding:
+    lines = "".join(
+        f"3,9,9990000000,-;nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): {number}, {each}\n"
+        for each in (text, "Severity 1 Engine instance 28 Sub-engine instance 00", "Data {0x10}")
+    )
+    context = tree(tmp_path, {"/dev/kmsg": lines, "/proc/uptime": "10000.0 1\n"})
+    return Xid().judge(Xid().collect(context))
+
+
+def test_a_fatal_error_of_an_nvswitch_is_a_fault_of_the_node(tmp_path: Path) -> None:
+    found = sxid(tmp_path, "Fatal, Link 28 LTSSM Fault Up")
+
+    assert found.status is Status.NODE_FAULT
+    assert "NVSwitch 0000:c2:00.0: SXid 20034 10 s ago (Link 28 LTSSM Fault Up: " in found.text
+    assert "reset all GPUs and NVSwitches" in found.text
+
+
+def test_only_a_reboot_ends_what_is_always_fatal(tmp_path: Path) -> None:
+    assert "reboot the node" in sxid(tmp_path, "Fatal, Link 28 HOST_MHZ", 22003).text
+
+
+def test_an_error_of_an_nvswitch_that_is_not_fatal_is_a_warning(tmp_path: Path) -> None:
+    assert sxid(tmp_path, "Non-fatal, Link 29 AN1 Heartbeat Timeout", 19084).status is Status.WARN
+
+
+def test_a_user_cannot_write_an_xid_by_naming_a_program(tmp_path: Path) -> None:
+    line = "3,9,9990000000,-;x[7]: segfault in NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n"
+    context = tree(tmp_path, {"/dev/kmsg": line, "/proc/uptime": "10000.0 1\n"})
+    assert Xid().judge(Xid().collect(context)).status is Status.PASS
+
+
+def test_a_site_may_amend_the_table(tmp_path: Path) -> None:
+    seen = Xid().collect(xid(tmp_path, 79))
+    assert Xid(ignore=(79,)).judge(seen).status is Status.PASS
+    assert Xid(warn=(79,)).judge(seen).status is Status.WARN
+    assert Xid(fault=(13,)).judge(Xid().collect(xid(tmp_path, 13))).status is Status.NODE_FAULT
+
+
+def test_the_same_xid_is_seen_again_the_next_time(tmp_path: Path) -> None:
+    context = xid(tmp_path, 79)
+    for _ in range(2):
+        assert Xid().judge(Xid().collect(context)).status is Status.NODE_FAULT
+
+
+def test_no_xid_is_in_both_tables() -> None:
+    assert not set(NODE) & set(LOOK)

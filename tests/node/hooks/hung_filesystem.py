@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A filesystem that takes requests and never answers, and what of hooks meets it, twice.
+
+    python -m tests.node.hooks.hung_filesystem checks|journal|ledger|trick DIRECTORY STATE
+
+In a mount namespace of its own. Whoever asks the filesystem sleeps in the kernel where SIGKILL
+does not reach, until this program ends and the kernel breaks the connection off. Prints one line
+of JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import struct
+import sys
+import time
+from pathlib import Path
+
+from slurm_health.node.checks.check import CheckContext, Planned
+from slurm_health.node.checks.filesystem import Filesystem
+from slurm_health.node.checks.memory import Memory
+from slurm_health.node.draining.shared_state import known_refusal
+from slurm_health.node.hooks.run_checks import run_checks
+from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations
+from slurm_health.node.rules.breaker import Entry
+from slurm_health.node.rules.finding import Status
+from slurm_health.node.site_settings import Site
+from tests.support.sites import load_site
+
+_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
+_FUSE_INIT = 26
+_LIMIT_S = 3.0
+_NOBODY = 65534
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount(directory: Path) -> int:
+    """Mount the filesystem; return the descriptor through which the kernel asks."""
+    fuse = os.open("/dev/fuse", os.O_RDWR)
+    _call("unshare", _CLONE_NEWNS)
+    _call("mount", b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
+    options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
+    _call("mount", b"hung", str(directory).encode(), b"fuse.hung", ctypes.c_ulong(0), options)
+    return fuse
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
+def serve(fuse: int) -> None:
+    """Answer the first request, which opens the connection, and no other."""
+    while True:
+        request = os.read(fuse, 1 << 17)
+        _, opcode, unique = struct.unpack_from("<IIQ", request)
+        if opcode == _FUSE_INIT:
+            body = struct.pack("<IIIIHHI", 7, 31, 0, 0, 12, 9, 4096).ljust(64, b"\0")
+            os.write(fuse, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
+
+
+def main(what: str, directory: Path, state: Path) -> None:
+    """Do it beside the server, then end the server and with it the hang."""
+    run = {"checks": checks, "journal": journal, "ledger": ledger, "trick": trick}[what]
+    fuse = mount(directory)
+    server = os.fork()
+    if server == 0:
+        serve(fuse)
+    os.close(fuse)
+    try:
+        print(json.dumps([[*run(directory, state), waiting()] for _ in range(2)]), flush=True)
+    finally:
+        os.kill(server, 9)
+        os.waitpid(server, 0)
+
+
+def waiting() -> int:
+    """Count the children that the kernel holds."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2] for pid in children]
+    return sum(stat.split()[0] == "D" for stat in stats)
+
+
+def journal(directory: Path, state: Path) -> list[object]:
+    """Read a user's journal, as the epilog does."""
+    ended = JobEnded(job=7, uid=os.getuid(), gid=os.getgid(), cluster="lab", attempt=0)
+    began = time.monotonic()
+    try:
+        accusations(site(directory, state), ended, "n3")
+    except Unreadable as err:
+        return [time.monotonic() - began, str(err)]
+    return [0, "it was read"]
+
+
+def trick(directory: Path, state: Path) -> list[object]:
+    """Read the journal of a job whose user mounted it over, then that of another user's job."""
+    said = []
+    for job, uid in ((7, os.getuid()), (8, _NOBODY)):
+        ended = JobEnded(job=job, uid=uid, gid=uid, cluster="lab", attempt=0)
+        try:
+            accusations(site(directory.parents[1], state), ended, "n3")
+        except Unreadable as err:
+            said.append(str(err))
+        else:
+            said.append("it was read")
+    return [said]
+
+
+def ledger(directory: Path, state: Path) -> list[object]:
+    """Ask the ledger, as whoever wants to drain does."""
+    began = time.monotonic()
+    why_not = known_refusal(site(directory, state), Entry(node="n3", time_s=1.0))
+    return [time.monotonic() - began, why_not]
+
+
+def site(directory: Path, state: Path) -> Site:
+    """Return the settings of a site that keeps everything on the filesystem."""
+    text = f"""\
+journal = "{directory}"
+[hooks]
+state = "{state}"
+[breaker]
+directory = "{directory}"
+lock_limit_s = 0.1
+[accusations]
+read_limit_s = {_LIMIT_S}
+"""
+    return load_site(state.with_name("etc"), text)
+
+
+def checks(directory: Path, state: Path) -> list[object]:
+    """Run one check that meets the filesystem and one that does not."""
+    planned = [
+        Planned(
+            name=name,
+            check=check,
+            time_limit_s=_LIMIT_S,
+            severity=Status.NODE_FAULT,
+            shadow=False,
+            contexts=(),
+        )
+        for name, check in (
+            ("hung", Filesystem(path=str(directory), mounted=False)),
+            ("memory", Memory()),
+        )
+    ]
+    began = time.monotonic()
+    results = run_checks(planned, CheckContext(state=state))
+    elapsed_s = time.monotonic() - began
+    return [elapsed_s, [[each.name, each.status.value, each.finding.text] for each in results]]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

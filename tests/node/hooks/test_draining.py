@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draining, when others are at it too: hooks of this node, other nodes, administrators."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pytest
+
+from slurm_health.node.draining import own_drain, shared_state
+from slurm_health.node.draining.drain import Cause, DrainStatus, drain_node
+from slurm_health.node.hooks import prolog
+from slurm_health.node.rules import drain_note
+from slurm_health.node.rules.breaker import Ledger
+from slurm_health.system.slurm.client import Client
+from tests.support.accusing import JOB, Story, journal, judged
+from tests.support.fake_scontrol import FakeScontrol
+from tests.support.hooked_node import Node
+
+
+def updates(slurm: FakeScontrol) -> list[str]:
+    return [call for call in slurm.calls() if call.startswith("update")]
+
+
+def drained_by_a_job(node: Node, component: str, job: int = JOB) -> None:
+    """Let root's own check drain the node, as its job does."""
+    cause = Cause(checks=(component,), text="no allgather", job=job, uid=0, hook="check")
+    controller = Client.for_hook(node.environ(), limit_s=5)
+    result = drain_node(node.site, node.name, cause, controller=controller, now_s=node.now_s)
+    assert result.status is DrainStatus.DRAINED
+
+
+# --- an administrator --------------------------------------------------
+
+
+def test_a_drain_by_an_administrator_just_before_ours_stays(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    """Between the first look and the drain lies the wait for the ledger."""
+    node.break_it()
+    theirs = "NodeName=n3 State=IDLE+DRAIN Partitions=gpu Reason=fan [ada@2026-01-02T03:04:05]"
+    slurm.trouble(
+        'if [ "$1 $2" = "show nodes" ]; then\n'
+        "cat $dir/nodes\n"
+        f"sed -i 's|^NodeName=n3 .*|{theirs}|' $dir/nodes\n"
+        "exit\nfi\n"
+    )
+    assert node.prolog()
+    assert node.reason == "fan [ada@2026-01-02T03:04:05]"
+    assert updates(slurm) == []
+    assert own_drain.recall(node.site.state) is None
+    assert shared_state.read_ledger(node.site.breaker).entries == ()
+
+
+# --- hooks of this node --------------------------------------------------
+
+
+def at_once(node: Node, jobs: Sequence[int]) -> list[int]:
+    """Run the prologs of several jobs at once; the exit code of each."""
+    pids, site = [], node.site
+    for job in jobs:
+        pid = os.fork()
+        if pid == 0:
+            code = 2
+            try:
+                environ = node.environ(job, uid=job)
+                code = int(prolog.run(node.hook("prolog", environ, site)))
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def test_eight_prologs_at_once_drain_once_and_all_keep_their_job_away(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    node.break_it()
+    assert at_once(node, range(100, 108)) == [1] * 8
+    assert len(updates(slurm)) == 1
+    kept = own_drain.recall(node.site.state)
+    assert kept is not None
+    assert kept.reason == drain_note.unsigned(node.reason)
+    assert len(shared_state.read_ledger(node.site.breaker).entries) == 1
+
+
+def test_a_record_that_is_newer_than_what_a_hook_has_read_stays(node: Node) -> None:
+    node.break_it()
+    node.prolog(job=7)
+    old = own_drain.recall(node.site.state)
+    assert old is not None
+    node.slurm.set({"n3": ("IDLE", "")})
+    node.now_s += 60
+    node.prolog(job=8)
+    new = own_drain.recall(node.site.state)
+    own_drain.amend(node.site.state, old, old)
+    assert own_drain.recall(node.site.state) == new != old
+    controller = Client.for_hook(node.environ(), limit_s=5)
+    assert "drained again" in own_drain.release_own(node.site, old, controller)
+    assert node.state == "IDLE+DRAIN"
+
+
+# --- a job of root's --------------------------------------------------
+
+
+def test_a_node_a_job_drained_comes_back_once_a_test_that_confirms_it_passes(
+    story: Story,
+) -> None:
+    node = story.node
+    drained_by_a_job(node, "node")
+    story.write(journal())
+    node.break_it()
+    assert story.ended()
+    reason = node.reason
+    assert "check=node" in reason
+    node.mend()
+    for _ in range(3):
+        node.now_s += 61
+        node.healthcheck()
+    assert node.state == "IDLE"
+    assert len(updates(node.slurm)) == 2  # one drain, one release
+
+
+@pytest.mark.parametrize("component", ["network", "node"])
+def test_a_node_that_no_test_of_its_own_finds_faulty_waits_for_a_person(
+    story: Story, component: str
+) -> None:
+    node = story.node
+    drained_by_a_job(node, component)
+    story.write(journal(judged()))
+    story.ended()
+    assert own_drain.recall(node.site.state) is None
+
+
+def test_what_a_hook_finds_besides_does_not_bring_a_node_back_that_a_job_drained(
+    node: Node,
+) -> None:
+    drained_by_a_job(node, "network")
+    node.break_it()
+    assert node.prolog(job=JOB)
+    assert node.healthcheck()
+    assert own_drain.recall(node.site.state) is None
+
+
+@pytest.mark.parametrize("call", range(1, 6))
+def test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_once(
+    node: Node, slurm: FakeScontrol, call: int
+) -> None:
+    slurm.trouble(f'[ "$(grep -vc -e --version $dir/calls)" = {call} ] && kill -9 $PPID\n')
+    node.break_it()
+    assert at_once(node, [7]) == [-9]
+    node.now_s += 60
+    assert node.prolog(job=8, uid=8)
+    assert node.state == "IDLE+DRAIN"
+    kept = own_drain.recall(node.site.state)
+    assert kept is not None
+    assert kept.reason == drain_note.unsigned(node.reason)
+    within = {entry.node for entry in shared_state.read_ledger(node.site.breaker).entries}
+    assert within == {"n3"}
+
+
+# --- the ledger --------------------------------------------------
+
+
+def test_after_a_trip_a_faulty_node_asks_slurm_nothing_and_writes_nothing(
+    rack: list[Node], slurm: FakeScontrol
+) -> None:
+    for each in rack:
+        each.break_it()
+        each.healthcheck()
+    before = (rack[0].shared / shared_state.LEDGER).stat()
+    asked = len(slurm.calls())
+    for each in rack[5:]:
+        assert not each.prolog()
+        assert "the breaker of gpu has tripped" in each.said
+    assert len(slurm.calls()) == asked
+    assert (rack[0].shared / shared_state.LEDGER).stat() == before
+
+
+def test_a_rack_that_fails_trips_its_own_breaker_within_the_share_of_the_partition(
+    rack: list[Node], slurm: FakeScontrol
+) -> None:
+    slurm.below(leaf1="n[1-5]", leaf2="n[6-20]")
+    for each in (*rack[:3], rack[5]):
+        each.break_it()
+        each.healthcheck()
+    assert [each.state for each in rack[:3]] == ["IDLE+DRAIN", "IDLE+DRAIN", "IDLE"]
+    assert "n[1-3] would be drained, now or within 60 min: 3 of 5 nodes of switch leaf1" in (
+        rack[2].said
+    )
+    rack[3].break_it()
+    rack[3].healthcheck()
+    assert "the breaker of switch leaf1 has tripped" in rack[3].said
+    assert rack[5].state == "IDLE+DRAIN"  # three of twenty nodes of the partition, limit four
+
+
+def test_a_node_whose_clock_is_a_day_ahead_forgets_nothing(rack: list[Node]) -> None:
+    for number, each in enumerate(rack[:5]):
+        each.break_it()
+        each.now_s += 86_400 if number == 2 else 0
+        each.prolog(job=100 + number, uid=number)
+        each.slurm.set({each.name: ("IDLE", "")})
+    ledger = shared_state.read_ledger(rack[0].site.breaker)
+    assert len(ledger.entries) == 4
+    assert "gpu" in ledger.trips
+
+
+def test_a_node_that_is_drained_more_than_three_times_a_day_waits_for_a_person(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    node.break_it()
+    for job in range(1, 5):
+        slurm.set({"n3": ("IDLE", "")})
+        node.now_s += 3600
+        assert node.prolog(job=job, uid=job)
+        kept = own_drain.recall(node.site.state)
+        assert kept is not None
+        assert kept.retest == (() if job == 4 else ("scratch",))
+    assert "a person has to release it" in node.said
+
+
+def test_a_node_remembers_what_slurm_expected_of_it(node: Node) -> None:
+    node.break_it()
+    node.prolog(SLURM_JOB_GPUS="0,1,2,3")
+    kept = own_drain.recall(node.site.state)
+    assert kept is not None
+    assert kept.expected == {"SLURM_JOB_GPUS": "0,1,2,3"}
+
+
+def test_a_reset_mends_a_damaged_ledger(node: Node) -> None:
+    (node.shared / shared_state.LEDGER).write_text("{")
+    node.break_it()
+    assert not node.prolog()
+    assert "nodes reset" in node.said
+    shared_state.clear_ledger(node.site)
+    assert shared_state.read_ledger(node.site.breaker) == Ledger()
+    assert node.prolog()

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The epilog: a user's finding about this node, read as that user, tested, never just believed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node.draining import shared_state
+from slurm_health.records.verdict import Level
+from tests.support.accusing import JOB, UID, Story, journal, judged
+from tests.support.hooked_node import Node
+
+# --- what an accusation brings about --------------------------------------------------
+
+
+def test_a_job_without_a_journal_accuses_nobody(story: Story) -> None:
+    assert not story.ended()
+    assert story.node.said == ""
+    assert story.node.slurm.calls() == []
+
+
+def test_a_truly_bad_node_is_drained_by_an_ordinary_users_finding(story: Story) -> None:
+    story.write(journal())
+    story.node.break_it()
+    assert story.ended()
+    assert story.node.state == "IDLE+DRAIN"
+    assert "check=" in story.node.reason
+    assert "/broken exists" in story.node.reason
+    assert f"job={JOB}" in story.node.reason
+
+
+def test_a_good_node_is_only_marked(story: Story) -> None:
+    story.write(journal())
+    assert not story.ended()
+    assert story.node.state == "IDLE"
+    (mark,) = shared_state.marks_of(story.node.site.breaker, "n3")
+    assert (mark.job, mark.uid, mark.component) == (JOB, UID, "node")
+    assert story.node.slurm.calls() == []
+
+
+def test_no_number_of_jobs_of_one_user_drains_a_good_node(story: Story) -> None:
+    for job in range(10, 30):
+        story.write(journal(job=job), job=job)
+        assert not story.ended(job)
+    assert story.node.state == "IDLE"
+
+
+@pytest.mark.root
+def test_marks_of_different_users_and_jobs_add_up_to_a_drain(story: Story) -> None:
+    answers = []
+    for job, uid in ((10, 1), (11, 1), (12, 2)):
+        story.write(journal(job=job), job=job, uid=uid)
+        answers.append(story.ended(job, uid))
+    assert answers == [False, False, True]
+    assert "check=marks job=12" in story.node.reason
+    assert "accused by 3 jobs of 2 users" in story.node.reason
+
+
+@pytest.mark.root
+def test_a_node_drained_for_marks_comes_back_by_a_persons_hand_only(story: Story) -> None:
+    for job, uid in ((10, 1), (11, 1), (12, 2)):
+        story.write(journal(job=job), job=job, uid=uid)
+        story.ended(job, uid)
+    for _ in range(9):
+        story.node.now_s += 100
+        story.node.healthcheck()
+    assert story.node.state == "IDLE+DRAIN"
+
+
+@pytest.mark.root
+def test_old_marks_do_not_count(story: Story) -> None:
+    for job, uid in ((10, 1), (11, 1), (12, 2)):
+        story.write(journal(job=job), job=job, uid=uid)
+        story.node.now_s += 8 * 24 * 3600
+        assert not story.ended(job, uid)
+
+
+@pytest.mark.parametrize("restarts", ["3", None])
+@pytest.mark.parametrize("run", ["3", "3-2", "3-9", "3-12", "3-1002"])
+def test_every_run_of_the_attempt_is_read_however_many_steps_it_had(
+    story: Story, run: str, restarts: str | None
+) -> None:
+    for other in ("0", "1-7"):
+        story.write(journal(judged(level=Level.HEALTHY)), attempt=other)
+    story.write(journal(), attempt=run)
+    story.node.break_it()
+    assert story.ended(restarts=restarts)
+
+
+@pytest.mark.parametrize(("older_s", "counts"), [(3600, True), (30 * 24 * 3600, False)])
+def test_the_journal_of_an_older_job_with_the_same_id_says_nothing(
+    story: Story, older_s: int, counts: bool
+) -> None:
+    path = story.write(journal())
+    os.utime(path, (10**9 - older_s,) * 2)
+    story.node.break_it()
+    assert story.ended(SLURM_JOB_START_TIME=str(10**9)) is counts
+
+
+@pytest.mark.parametrize(("older_s", "counts"), [(3600, True), (30 * 24 * 3600, False)])
+def test_where_slurm_does_not_tell_when_a_job_started_it_is_asked_about_an_accused_node(
+    story: Story, older_s: int, counts: bool
+) -> None:
+    story.node.slurm.started(10**9)
+    story.node.now_s = 10**9 + 60.0
+    os.utime(story.write(journal()), (10**9 - older_s,) * 2)
+    story.node.break_it()
+    assert story.ended() is counts
+
+
+def test_one_job_marks_once_however_often_it_starts(story: Story) -> None:
+    for attempt in range(4):
+        story.write(journal(), attempt=str(attempt))
+        story.ended(restarts=str(attempt))
+    assert len(shared_state.marks_of(story.node.site.breaker, "n3")) == 1
+
+
+def test_a_site_may_ignore_accusations(story: Story) -> None:
+    story.policy = "never"
+    story.write(journal())
+    story.node.break_it()
+    assert not story.ended()
+    assert "accuses this node" in story.node.said
+
+
+def test_a_site_that_trusts_its_users_drains_on_strong_evidence(story: Story) -> None:
+    story.policy = "evidence"
+    story.write(journal(judged(probability=0.5)))
+    assert not story.ended()
+    story.write(journal(), job=8)
+    story.write(journal(job=8), job=8)
+    assert story.ended(8)
+    assert "check=accused job=8" in story.node.reason
+
+
+@pytest.mark.parametrize("level", [Level.HEALTHY, Level.INCONCLUSIVE])
+def test_only_a_bad_node_is_accused(story: Story, level: Level) -> None:
+    story.write(journal(judged(level=level)))
+    story.node.break_it()
+    assert not story.ended()
+    assert story.node.said == ""
+
+
+def test_a_slow_node_is_tested_and_drained_for_what_the_test_finds(story: Story) -> None:
+    story.write(journal(judged(level=Level.SLOW)))
+    story.node.break_it()
+    assert story.ended()
+    assert "calls this node slow" in story.node.said
+    assert "check=flag" in story.node.reason
+
+
+@pytest.mark.parametrize("policy", ["confirm", "evidence"])
+def test_a_slow_node_that_passes_the_test_is_not_even_marked(story: Story, policy: str) -> None:
+    story.policy = policy
+    for job, uid in ((7, 1000), (8, 1001), (9, 1002), (10, 1003)):
+        story.write(journal(judged(level=Level.SLOW), job=job), job=job, uid=uid)
+        assert not story.ended(job, uid)
+    assert shared_state.marks_of(story.node.site.breaker, "n3") == ()
+
+
+def test_among_several_runs_the_one_that_calls_it_faulty_counts(story: Story) -> None:
+    story.write(journal(), attempt="0")
+    story.write(journal(judged(level=Level.SLOW)), attempt="0-2")
+    assert not story.ended()
+    assert "marked" in story.node.said
+
+
+def test_what_a_later_check_takes_back_accuses_nobody(story: Story) -> None:
+    story.write(journal(), attempt="0")
+    story.write(journal(judged(level=Level.HEALTHY)), attempt="0-2")
+    story.node.break_it()
+    assert not story.ended()
+    assert story.node.said == ""
+
+
+def test_an_undecided_check_takes_nothing_back(story: Story) -> None:
+    story.write(journal(), attempt="0")
+    story.write(journal(judged(level=Level.INCONCLUSIVE)), attempt="0-2")
+    assert not story.ended()
+    assert "marked" in story.node.said
+
+
+def test_a_slow_node_is_tested_whatever_part_is_called_slow(story: Story) -> None:
+    """A starved processor makes the network slow; no check here is of the network."""
+    story.write(journal(judged(level=Level.SLOW, component="network")))
+    story.node.break_it()
+    assert story.ended()
+
+
+def test_one_users_accusations_have_a_node_tested_so_often_and_no_more(story: Story) -> None:
+    for job in range(10, 14):
+        story.write(journal(job=job), job=job)
+        assert not story.ended(job)
+    assert f"jobs of user {UID} have had it tested 2 times within the hour" in story.node.said
+    assert "marked" in story.node.said
+    story.node.now_s += 3600
+    story.node.break_it()
+    story.write(journal(job=14), job=14)
+    assert story.ended(14)
+
+
+def test_tests_run_one_at_a_time(story: Story) -> None:
+    from slurm_health.node.hooks.turn import turn
+
+    story.write(journal())
+    story.node.break_it()
+    site = story.node.site
+    with turn(site.state, 1, story.node.now_s, site.accusations) as why_not:
+        assert why_not == ""
+        assert not story.ended()
+    assert "not tested: another test of this node is running" in story.node.said
+
+
+def test_without_the_restart_count_every_attempt_is_looked_at(story: Story) -> None:
+    story.write(journal(), attempt="3-2")
+    story.node.break_it()
+    assert story.ended(restarts=None)
+
+
+def test_an_attempt_that_was_requeued_is_looked_at_although_slurm_counts_on(story: Story) -> None:
+    """In its epilog, Slurm's restart count is the next attempt's already."""
+    story.write(journal(), attempt="2")
+    story.node.break_it()
+    assert not story.ended(restarts="1")
+    assert story.ended(restarts="3")
+
+
+def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
+    from slurm_health.node.rules.accusations import Mark
+
+    site = story.node.site
+    pids = []
+    for job in range(100, 108):
+        pid = os.fork()
+        if pid == 0:
+            mark = Mark(job=job, uid=job, component="node", text="", time_s=1.0)
+            try:
+                shared_state.add_mark(site, "n3", mark)
+            finally:
+                os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    found = shared_state.marks_of(site.breaker, "n3")
+    assert {each.job for each in found} == set(range(100, 108))
+
+
+# --- clean-up --------------------------------------------------
+
+
+@pytest.mark.root
+def test_what_the_job_left_running_is_ended_and_nothing_else(node: Node) -> None:
+    from slurm_health.node.checks.check import CheckContext
+    from slurm_health.node.hooks.epilog import end_leftovers
+
+    def sleeper(job: str) -> subprocess.Popen[bytes]:
+        environ = {**os.environ, "SLURM_JOB_ID": job}
+        return subprocess.Popen(["sleep", "600"], env=environ, user=UID, start_new_session=True)
+
+    ours, other = sleeper("4242"), sleeper("4243")
+    try:
+        context = CheckContext(environ={"SLURM_JOB_ID": "4242", "SLURM_JOB_UID": str(UID)})
+        assert end_leftovers(context) == []
+        assert ours.wait(5) == -9
+        assert other.poll() is None
+    finally:
+        for each in (ours, other):
+            each.kill()
+            each.wait()
+
+
+@pytest.mark.root
+def test_a_state_directory_without_room_ends_no_epilog(story: Story, tmp_path: Path) -> None:
+    from slurm_health.node.hooks.turn import turn
+    from tests.support.full_filesystem import full_filesystem
+
+    with full_filesystem(tmp_path / "full") as state:
+        filler = state / "filler"
+        filler.write_bytes(b"x" * 4096)
+        with turn(state, 1, story.node.now_s, story.node.site.accusations) as why_not:
+            assert "tests cannot be counted" in why_not

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The health check: drains for a fault, and brings back only what is ours, untouched and well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node.draining import own_drain, shared_state
+from slurm_health.node.hooks import nodes
+from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import Node as SlurmNode
+from tests.support.fake_scontrol import FakeScontrol
+from tests.support.hooked_node import Node
+
+
+def pass_after_pass(node: Node, count: int, apart_s: float = 61.0) -> None:
+    for _ in range(count):
+        node.now_s += apart_s
+        node.healthcheck()
+
+
+@pytest.fixture
+def drained(node: Node) -> Node:
+    """A node our health check has drained, and that is well again."""
+    node.break_it()
+    assert node.healthcheck()
+    node.mend()
+    assert node.state == "IDLE+DRAIN"
+    (node.slurm.directory / "calls").unlink()
+    return node
+
+
+def test_on_a_well_node_slurm_is_asked_nothing(node: Node) -> None:
+    for _ in range(3):
+        assert not node.healthcheck()
+    assert node.slurm.calls() == []
+
+
+def test_a_fault_drains(node: Node) -> None:
+    node.break_it()
+    assert node.healthcheck()
+    assert node.reason.startswith("shealth:scratch /broken exists check=scratch job=0 t=1000000")
+
+
+def test_a_drained_node_that_stays_bad_is_not_drained_again_and_says_so(drained: Node) -> None:
+    drained.break_it()
+    pass_after_pass(drained, 5)
+    assert drained.slurm.calls() == ["show node -o n3"] * 5
+    assert drained.state == "IDLE+DRAIN"
+    assert "already out of the pool: IDLE+DRAIN: shealth:scratch /broken exists" in drained.said
+
+
+def test_it_comes_back_after_three_fresh_passes(drained: Node) -> None:
+    pass_after_pass(drained, 2)
+    assert drained.slurm.calls() == ["show node -o n3"] * 2  # is the drain still ours?
+    pass_after_pass(drained, 1)
+    assert (drained.state, drained.reason) == ("IDLE", "")
+    assert "State=UNDRAIN" in " ".join(drained.slurm.calls())
+    assert own_drain.recall(drained.site.state) is None
+
+
+def test_passes_too_close_together_are_one(drained: Node) -> None:
+    pass_after_pass(drained, 30, apart_s=2)
+    assert drained.state == "IDLE+DRAIN"
+
+
+def test_a_failure_between_passes_begins_the_count_anew(drained: Node) -> None:
+    pass_after_pass(drained, 2)
+    drained.break_it()
+    pass_after_pass(drained, 1)
+    drained.mend()
+    pass_after_pass(drained, 2)
+    assert drained.state == "IDLE+DRAIN"
+    pass_after_pass(drained, 1)
+    assert drained.state == "IDLE"
+
+
+def test_another_fault_keeps_it_although_its_own_check_passes(drained: Node) -> None:
+    (drained.machine / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 1 kB\n")
+    pass_after_pass(drained, 5)
+    assert drained.state == "IDLE+DRAIN"
+
+
+def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
+    node = drained
+    node.more = "[checks.memory2]\ncheck='memory'\n"
+    import msgspec
+
+    kept = own_drain.recall(node.site.state)
+    assert kept is not None
+    own_drain.remember(
+        node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2"))
+    )
+    (node.machine / "proc/meminfo").unlink()
+    pass_after_pass(node, 5)
+    assert node.state == "IDLE+DRAIN"
+
+
+def test_a_check_that_is_not_configured_any_more_cannot_pass(drained: Node) -> None:
+    import msgspec
+
+    kept = own_drain.recall(drained.site.state)
+    assert kept is not None
+    own_drain.remember(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
+    pass_after_pass(drained, 5)
+    assert drained.state == "IDLE+DRAIN"
+    assert "no longer configured" in drained.said
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "ADMIN SHUTDOWN [root@2026-01-02T04:00:00]",
+        "Prolog error",
+        "shealth:scratch /broken exists check=scratch job=0 t=999",
+        "shealth:scratch /broken exists check=scratch job=0 t=1000000, keep it -- admin",
+        "",
+    ],
+)
+def test_a_note_that_anybody_touched_is_anothers(
+    drained: Node, slurm: FakeScontrol, note: str
+) -> None:
+    slurm.set({"n3": ("IDLE+DRAIN", note)})
+    pass_after_pass(drained, 8)
+    assert drained.state == "IDLE+DRAIN"
+    assert drained.reason == note
+    assert not any(call.startswith("update") for call in slurm.calls())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "DOWN+DRAIN",
+        "DOWN*+DRAIN",
+        "IDLE*+DRAIN",
+        "IDLE+DRAIN+REBOOT_REQUESTED",
+        "IDLE+DRAIN+REBOOT_ISSUED",
+        "IDLE+DRAIN+MAINT",
+        "IDLE+DRAIN+POWERED_DOWN",
+        "IDLE+DRAIN+FAIL",
+        "IDLE+DRAIN+INVALID_REG",
+        "IDLE+DRAIN+NOT_RESPONDING",
+        "IDLE+DRAIN@",
+    ],
+)
+def test_a_node_that_something_else_holds_is_not_released(
+    drained: Node, slurm: FakeScontrol, state: str
+) -> None:
+    slurm.set({"n3": (state, drained.reason)})
+    pass_after_pass(drained, 8)
+    assert drained.state == state
+    assert not any(call.startswith("update") for call in slurm.calls())
+
+
+def test_a_node_an_administrator_gave_back_is_forgotten(drained: Node, slurm: FakeScontrol) -> None:
+    slurm.set({"n3": ("IDLE", "")})
+    pass_after_pass(drained, 3)
+    assert own_drain.recall(drained.site.state) is None
+    drained.break_it()
+    assert drained.healthcheck()
+    assert drained.state == "IDLE+DRAIN"
+
+
+def test_a_release_is_noticed_although_no_check_can_tell_any_more(
+    drained: Node, slurm: FakeScontrol
+) -> None:
+    import msgspec
+
+    kept = own_drain.recall(drained.site.state)
+    assert kept is not None
+    own_drain.remember(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
+    metrics = drained.directory / "metrics"
+    metrics.mkdir()
+    drained.more = f'[metrics]\ndirectory = "{metrics}"\n'
+    pass_after_pass(drained, 1)
+    assert "slurm_health_drained 1\n" in (metrics / "slurm_health.prom").read_text()
+    assert "no longer configured: a person has to release it" in drained.said
+
+    slurm.set({"n3": ("IDLE", "")})
+    pass_after_pass(drained, 1)
+
+    assert "somebody has returned it to the pool" in drained.said
+    assert "no longer configured" not in drained.said
+    assert own_drain.recall(drained.site.state) is None
+    assert "slurm_health_drained 0\n" in (metrics / "slurm_health.prom").read_text()
+    pass_after_pass(drained, 1)
+    assert drained.said == ""
+
+
+def test_a_note_that_was_edited_is_anothers_for_hook_list_and_release(
+    drained: Node, slurm: FakeScontrol
+) -> None:
+    note = drained.reason.partition(" [")[0].replace("exists", "exists, keep it -- admin")
+    slurm.set({"n3": ("IDLE+DRAIN", f"{note} [admin@2026-01-02T04:00:00]")})
+
+    pass_after_pass(drained, 1)
+    assert "the drain is no longer ours: IDLE+DRAIN: shealth:scratch" in drained.said
+    assert own_drain.recall(drained.site.state) is None
+
+    known = shared_state.read_ledger(drained.site.breaker)
+    (listed,) = nodes.drained(_nodes(drained), known, {})
+    assert listed.edited
+    assert "(note edited: only scontrol lifts it)" in nodes.table([listed], [], 0.0)
+    controller = Client.for_hook(drained.environ(), limit_s=5)
+    came = nodes.release(drained.site, ["n3"], controller, {})
+    assert came == {
+        "n3": "not released: its note was edited since, so the drain is another's:"
+        " scontrol update NodeName=n3 State=RESUME"
+    }
+    assert drained.state == "IDLE+DRAIN"
+
+
+@pytest.mark.parametrize("trouble", ["exit 1", "sleep 3600", "echo nonsense; exit 0"])
+def test_a_controller_in_trouble_releases_nothing(
+    drained: Node, slurm: FakeScontrol, trouble: str
+) -> None:
+    slurm.trouble(trouble)
+    drained.limit_s = 2
+    pass_after_pass(drained, 3)
+    drained.limit_s = 30
+    assert drained.state == "IDLE+DRAIN"
+    slurm.trouble("")
+    pass_after_pass(drained, 1)
+    assert drained.state == "IDLE"
+
+
+def test_a_node_given_back_although_it_is_bad_is_drained_anew(
+    drained: Node, slurm: FakeScontrol
+) -> None:
+    slurm.set({"n3": ("IDLE", "")})
+    drained.break_it()
+    pass_after_pass(drained, 1)
+    assert drained.state == "IDLE+DRAIN"
+    assert "somebody has returned it to the pool" in drained.said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x State=IDLE Partitions=other Reason=none",
+        "NodeName=n9 State=DOWN",
+        "a [root@2026-01-01T00:00:00] b",
+    ],
+)
+def test_a_note_that_looks_like_fields_misleads_nobody(node: Node, text: str) -> None:
+    node.more = f"[checks.odd]\ncheck='command'\nargv=['sh', '-c', 'echo {text}; exit 77']\n"
+    assert node.healthcheck()
+    assert node.state == "IDLE+DRAIN"
+    (found,) = [each for each in _nodes(node).values() if each.drained]
+    assert found.name == "n3"
+    assert found.partitions == ("gpu",)
+
+
+def _nodes(node: Node) -> dict[str, SlurmNode]:
+    return Client.for_hook(node.environ(), limit_s=5).nodes()
+
+
+def test_the_note_is_read_without_the_fields_behind_it(node: Node, slurm: FakeScontrol) -> None:
+    slurm.set({"n4": ("IDLE+DRAIN", "a b=c [root@2026-01-02T03:04:05] ReservationName=x")})
+    assert _nodes(node)["n4"].reason == "a b=c [root@2026-01-02T03:04:05]"
+
+
+def test_a_site_may_keep_releases_to_itself(drained: Node) -> None:
+    drained.more = "[recovery]\nrelease = false\n"
+    pass_after_pass(drained, 9)
+    assert drained.state == "IDLE+DRAIN"
+
+
+# What a prolog knows of its job, and a health check does not.
+_OF_JOBS = """\
+[checks.counts]
+check = "command"
+argv = ["sh", "-c", 'test -z "${%s:-}" || { echo 7 GPUs, Slurm counts on 8; exit 77; }']
+contexts = ["prolog"]
+"""
+
+
+def test_a_fault_against_what_slurm_expects_is_tested_against_the_same(node: Node) -> None:
+    node.more = _OF_JOBS % "SLURM_JOB_GPUS"
+    assert node.prolog(SLURM_JOB_GPUS="0,1,2,3,4,5,6,7")
+    pass_after_pass(node, 9)
+    assert node.state == "IDLE+DRAIN"
+    assert "7 GPUs, Slurm counts on 8" in node.said
+
+
+def test_a_fault_that_no_retest_shows_is_left_to_a_person_in_the_end(node: Node) -> None:
+    node.more = _OF_JOBS % "SLURM_JOB_ID"
+    for job in range(3):
+        assert node.prolog(job=70 + job)
+        pass_after_pass(node, 3)
+        assert node.state == "IDLE"
+    assert node.prolog(job=73)
+    assert "(drain 4 within a day: a person has to release it)" in node.said
+    pass_after_pass(node, 30, apart_s=3600)
+    assert node.state == "IDLE+DRAIN"
+
+
+def test_drains_of_days_ago_do_not_count(node: Node) -> None:
+    for _ in range(5):
+        node.break_it()
+        assert node.healthcheck()
+        node.mend()
+        pass_after_pass(node, 3)
+        assert node.state == "IDLE"
+        node.now_s += 24 * 3600
+
+
+def _exclusive(node: Node) -> None:
+    """A test that would disturb other jobs: it leaves a trace where it runs."""
+    argv = f'["touch", "{node.directory}/ran"]'
+    node.more = (
+        f"[checks.burn]\ncheck='command'\nexclusive=true\ncontexts=['retest']\nargv={argv}\n"
+    )
+
+
+@pytest.mark.parametrize(("state", "runs"), [("MIXED+DRAIN", False), ("IDLE+DRAIN", True)])
+def test_an_exclusive_test_runs_on_an_idle_node_only(
+    drained: Node, slurm: FakeScontrol, state: str, runs: bool
+) -> None:
+    import msgspec
+
+    _exclusive(drained)
+    kept = own_drain.recall(drained.site.state)
+    assert kept is not None
+    own_drain.remember(drained.site.state, msgspec.structs.replace(kept, retest=("burn",)))
+    slurm.set({"n3": (state, drained.reason)})
+    pass_after_pass(drained, 1)
+    assert (drained.directory / "ran").exists() is runs
+    assert ("it needs an idle node, and this one is MIXED+DRAIN" in drained.said) is not runs
+
+
+def test_two_tests_that_each_need_the_node_alone_do_not_run_side_by_side(
+    drained: Node, slurm: FakeScontrol
+) -> None:
+    import msgspec
+
+    busy, met = drained.directory / "busy", drained.directory / "met"
+    text = f"mkdir {busy} || touch {met}; sleep 0.3; rmdir {busy}; echo >>{drained.directory}/ran"
+    for name in ("burn", "bench"):
+        drained.more += f"[checks.{name}]\ncheck='command'\nexclusive=true\n"
+        drained.more += f"contexts=['retest']\nargv=['sh', '-c', '{text}']\n"
+    kept = own_drain.recall(drained.site.state)
+    assert kept is not None
+    again = msgspec.structs.replace(kept, retest=("burn", "bench"))
+    own_drain.remember(drained.site.state, again)
+    slurm.set({"n3": ("IDLE+DRAIN", drained.reason)})
+    pass_after_pass(drained, 1)
+    assert (drained.directory / "ran").read_text() == "\n\n"
+    assert not met.exists()
+
+
+def test_a_clock_that_is_set_back_neither_holds_nor_frees(drained: Node) -> None:
+    drained.now_s -= 500_000
+    pass_after_pass(drained, 3)
+    assert drained.state == "IDLE+DRAIN"
+    pass_after_pass(drained, 1)
+    assert drained.state == "IDLE"
+
+
+def test_a_record_that_cannot_be_kept_is_told_and_drains_all_the_same(
+    node: Node, tmp_path: Path
+) -> None:
+    node.break_it()
+    (node.directory / "state").write_text("a file where a directory should be")
+    assert node.healthcheck()
+    assert node.state == "IDLE+DRAIN"
+    assert "will not be released by itself" in node.said
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"node":"n3"}', "\0" * 100])
+def test_a_garbled_record_is_as_good_as_none(drained: Node, text: str) -> None:
+    (drained.site.state / own_drain.RECORD).write_text(text)
+    pass_after_pass(drained, 5)
+    assert drained.state == "IDLE+DRAIN"

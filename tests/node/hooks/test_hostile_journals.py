@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A journal may hold and be anything: its owner wrote it, and wishes the node or root ill."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node.hooks import user_journal
+from slurm_health.node.hooks.user_journal import JobEnded, Unreadable
+from slurm_health.records.records import VerdictReached
+from slurm_health.records.verdict import Level
+from tests.support.accusing import JOB, UID, Story, journal, judged, lines, started
+
+
+def accuse_others(story: Story) -> None:
+    story.write(lines(started(), VerdictReached(nodes=[judged("n9"), judged("n4")])))
+
+
+def run_elsewhere(story: Story) -> None:
+    story.write(lines(started(nodes=("n8", "n9")), VerdictReached(nodes=[judged()])))
+
+
+def another_job(story: Story) -> None:
+    story.write(lines(started(job=8), VerdictReached(nodes=[judged()])))
+
+
+def twice(story: Story) -> None:
+    story.write(journal(judged(), judged()))
+
+
+def no_start(story: Story) -> None:
+    story.write(lines(VerdictReached(nodes=[judged()])))
+
+
+def future(story: Story) -> None:
+    story.write(journal() + b'{"v":2,"id":"x","time_s":1,"kind":"verdict_reached"}\n')
+
+
+def not_a_probability(story: Story) -> None:
+    data = journal(judged(probability=0.75)).replace(b"0.75", b"1e999")
+    story.write(data)
+
+
+def oversized(story: Story) -> None:
+    story.write(journal() + b" " * 1_000_001)
+
+
+def link(story: Story) -> None:
+    path = story.write(journal())
+    path.rename(path.with_name("real"))
+    path.symlink_to("real")
+    story.own(JOB, UID)
+
+
+def linked_directory(story: Story) -> None:
+    run = story.write(journal()).parent
+    run.rename(run.with_name("real"))
+    run.symlink_to("real")
+    story.own(JOB, UID)
+
+
+def hard_link(story: Story) -> None:
+    path = story.write(journal())
+    os.link(path, path.with_name("second"))
+
+
+def fifo(story: Story) -> None:
+    path = story.write(b"")
+    path.unlink()
+    os.mkfifo(path)
+    story.own(JOB, UID)
+
+
+def directory(story: Story) -> None:
+    path = story.write(b"")
+    path.unlink()
+    path.mkdir()
+    story.own(JOB, UID)
+
+
+def device(story: Story) -> None:
+    path = story.write(b"")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def brackets(story: Story) -> None:
+    story.write(journal() + b"[" * 900_000 + b"\n" + b'{"v":2}')
+
+
+def writable(story: Story) -> None:
+    story.write(journal()).parent.parent.chmod(0o777)
+
+
+HOSTILE = [
+    writable,
+    accuse_others,
+    run_elsewhere,
+    another_job,
+    twice,
+    no_start,
+    future,
+    not_a_probability,
+    oversized,
+    link,
+    linked_directory,
+    hard_link,
+    fifo,
+    directory,
+    device,
+]
+
+
+@pytest.mark.parametrize("policy", ["confirm", "evidence"])
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_a_hostile_journal_accuses_nobody(
+    story: Story, hostile: Callable[[Story], None], policy: str
+) -> None:
+    story.policy = policy
+    hostile(story)
+    story.node.break_it()
+    began = time.monotonic()
+    assert not story.ended()
+    assert time.monotonic() - began < 60
+    assert story.node.slurm.calls() == []
+
+
+def test_a_journal_of_deep_nesting_does_no_harm(story: Story) -> None:
+    brackets(story)
+    story.ended()
+
+
+@pytest.mark.root
+def test_a_journal_that_belongs_to_another_is_not_read(story: Story) -> None:
+    story.write(journal(), uid=2)
+    story.node.break_it()
+    (story.root / "lab" / str(JOB)).chmod(0o755)
+    assert not story.ended()
+    assert "belongs to user 2, not to user 1" in story.node.said
+
+
+@pytest.mark.root
+def test_root_is_given_up_before_anything_is_opened(story: Story, tmp_path: Path) -> None:
+    """What only root can read stays unread, wherever the user lays it."""
+    path = story.write(journal())
+    os.chown(path, 0, 0)
+    path.chmod(0o600)
+    story.node.break_it()
+    assert not story.ended()
+    assert "could not read the job's journal" in story.node.said
+
+
+@pytest.mark.root
+def test_the_reader_cannot_become_root_again() -> None:
+    from slurm_health.system.killable import Answered, run_one
+
+    def work() -> bytes:
+        user_journal.become(JobEnded(job=1, uid=1, gid=1, cluster="lab", attempt=0))
+        try:
+            os.setuid(0)
+        except PermissionError:
+            return str((os.getresuid(), os.getresgid(), os.getgroups())).encode()
+        return b"root"
+
+    outcome = run_one(work, 5)
+    assert isinstance(outcome, Answered)
+    assert outcome.data.startswith(b"((1, 1, 1), (1, 1, 1)")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_CLUSTER_NAME": "../etc"},
+        {"SLURM_CLUSTER_NAME": ""},
+        {"SLURM_JOB_ID": "../../x"},
+        {"SLURM_JOB_UID": "-1"},
+    ],
+)
+def test_a_strange_environment_is_no_job(changes: dict[str, str]) -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1", "SLURM_CLUSTER_NAME": "lab"}
+    assert user_journal.job_of(environ) is not None
+    assert user_journal.job_of(environ | changes) is None
+
+
+def test_a_users_text_reaches_log_and_note_tamed(story: Story) -> None:
+    story.policy = "evidence"
+    evil = 'x"; scontrol update NodeName=n9 State=DRAIN \n\x1b[2J\u202e' + "A" * 10_000
+    story.write(journal(judged(reason=evil, component="net\nwork")))
+    story.ended()
+    assert "\x1b" not in story.node.said + story.node.reason
+    assert len(story.node.said.splitlines()) <= 4
+    assert story.node.slurm.nodes()["n9"] == ("IDLE", "")
+
+
+@pytest.mark.parametrize("form", ["$(touch {})", "`touch {}`", "; touch {} #", "\n touch {}\n"])
+def test_nothing_that_a_user_writes_is_executed(story: Story, tmp_path: Path, form: str) -> None:
+    made = tmp_path / "made"
+    evil = form.format(made)
+    story.policy = "evidence"
+    story.write(journal(judged(reason=evil, component=evil, evidence=(evil, f"{evil} again"))))
+    story.ended()
+    node = story.node
+    node.break_it()
+    said = ("NAME", "COMMENT", "EXTRA", "ACCOUNT", "USER", "WORK_DIR", "STDOUT")
+    extra = {f"SLURM_JOB_{name}": evil for name in said}
+    node.prolog(7, 1000, **extra)
+    assert node.state == "IDLE+DRAIN"
+    assert not made.exists()
+
+
+CASES = int(os.environ.get("ACCUSATION_CASES", "100000"))
+
+
+def test_no_mutation_of_a_journal_accuses_what_it_should_not() -> None:
+    """Whatever comes out is about this node and job."""
+    from slurm_health.node.rules.accusations import from_journal
+
+    choice = random.Random(7)
+    well = journal(judged("n4"), judged("n3", level=Level.HEALTHY))
+    seeds = [well, journal(judged("n9")), journal(job=8), lines(started()), b"", b"\0" * 64]
+    for _ in range(CASES):
+        data = bytearray(choice.choice(seeds))
+        for _ in range(choice.randint(1, 12)):
+            _mutate(data, choice)
+        found = from_journal(bytes(data), node="n3", job=JOB)
+        if found is not None:
+            assert (found.node, found.job) == ("n3", JOB)
+            assert found.reason.isprintable()
+            assert len(found.reason) <= 160
+            assert 0 <= found.probability <= 1
+
+
+def _mutate(data: bytearray, choice: random.Random) -> None:
+    at = choice.randint(0, len(data))
+    match choice.randint(0, 4):
+        case 0:
+            data[at:at] = choice.randbytes(choice.randint(1, 9))
+        case 1:
+            del data[at : at + choice.randint(1, 30)]
+        case 2 if data:
+            data[at % len(data)] = choice.randint(0, 255)
+        case 3:
+            data[at:at] = data[: choice.randint(0, 200)]
+        case _:
+            words = (b'"n3"', b'"faulty"', b"7", b"[", b"{", b'"\\ud8"', b"1e999", b"\n")
+            data[at:at] = choice.choice(words)
+
+
+def test_nonsense_from_the_reader_is_refused() -> None:
+    ended = JobEnded(job=JOB, uid=UID, gid=UID, cluster="lab", attempt=0)
+    choice = random.Random(11)
+    for _ in range(500):
+        try:
+            assert user_journal._checked(choice.randbytes(choice.randint(0, 80)), ended, "n3") == []
+        except Unreadable:
+            continue

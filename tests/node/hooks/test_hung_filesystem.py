@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A filesystem that hangs for real, in the kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def met_twice(what: str, tmp_path: Path, hung: str = "hung") -> Any:
+    """Have something of the hooks meet a filesystem that hangs, and meet it again."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no /dev/fuse")
+    (tmp_path / hung).mkdir(parents=True, exist_ok=True)
+    places = [str(tmp_path / name) for name in (hung, "state")]
+    argv = [sys.executable, "-m", "tests.node.hooks.hung_filesystem", what, *places]
+    root = Path(__file__).parents[3]
+    ran = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    if "unshare: Operation not permitted" in ran.stderr or "mount: " in ran.stderr:
+        pytest.skip(f"cannot mount here: {ran.stderr.splitlines()[-1]}")
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.root
+def test_a_dead_filesystem_costs_its_time_limit_and_its_child_is_left_behind(
+    tmp_path: Path,
+) -> None:
+    (elapsed_s, results, waiting), (_, results_again, waiting_again) = met_twice("checks", tmp_path)
+    found = {name: (status, text) for name, status, text in results}
+    assert elapsed_s < 50
+    status, text = found["hung"]
+    assert status == "inconclusive"
+    assert text == ("did not end within 3 s and cannot be killed (its process waits in the kernel)")
+    assert found["memory"][0] == "pass"
+    # No other child is sent after the one that the kernel holds.
+    found = {name: (status, text) for name, status, text in results_again}
+    status, text = found["hung"]
+    assert status == "inconclusive"
+    assert "of an earlier run waits in the kernel" in text
+    assert found["memory"][0] == "pass"
+    assert 0 < waiting_again <= waiting
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["journal", "ledger"])
+def test_no_child_is_sent_to_a_journal_or_ledger_after_one_that_the_kernel_holds(
+    what: str, tmp_path: Path
+) -> None:
+    (_, said, waiting), (again_s, said_again, waiting_again) = met_twice(what, tmp_path)
+    assert "within 3" in said
+    assert waiting == waiting_again == 1
+    assert again_s < 2
+    assert "in the kernel" in said_again
+
+
+@pytest.mark.root
+def test_what_a_user_mounts_over_a_journal_keeps_no_other_journal_from_being_read(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "root" / "lab").mkdir(parents=True)
+    for each in (tmp_path / "root" / "lab", tmp_path / "root", tmp_path, *tmp_path.parents):
+        if not each.stat().st_mode & 0o001:
+            each.chmod(each.stat().st_mode | 0o011)
+    for said, waiting in met_twice("trick", tmp_path, "root/lab/7"):
+        assert "within 3 s" in said[0] or "in the kernel" in said[0]
+        assert said[1] == "it was read"
+        assert waiting == 1

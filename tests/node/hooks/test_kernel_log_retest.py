@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel said of a fault repairs nothing by growing old; a reboot or a person does."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.draining import own_drain
+from slurm_health.node.hooks.nodes import repeat
+from tests.support.fake_scontrol import FakeScontrol
+from tests.support.hooked_node import Node
+from tests.support.sites import tree
+
+_XID = "NVRM: Xid (PCI:0000:3b:00): 48, pid=77, DBE"
+_MCE = "mce: [Hardware Error]: Machine check events logged: Uncorrected error"
+_CHECKS = "[checks.xid]\n[checks.kernel-log]\n"
+
+
+class Clock:
+    """The machine's clock and the kernel's, which go together unless somebody sets the first."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.boot = "b-1"
+        self.uptime_s = 10_000.0
+        self.messages: list[tuple[float, str]] = [(0.0, "Linux version 6.8")]
+        self.first = 0
+        self.go(0)
+
+    def go(self, seconds: float) -> None:
+        """Let time pass."""
+        self.node.now_s += seconds
+        self.uptime_s += seconds
+        self.write()
+
+    def say(self, text: str) -> None:
+        """Let the kernel say something."""
+        self.messages.append((self.uptime_s, text))
+        self.write()
+
+    def reboot(self) -> None:
+        """Start the machine anew, with a log that has nothing of before."""
+        self.boot, self.uptime_s = "b-2", 50.0
+        self.messages = [(0.0, "Linux version 6.8")]
+        self.write()
+
+    def write(self) -> None:
+        """Lay down what the kernel's files say now."""
+        lines = [
+            f"3,{self.first + number},{int(when_s * 1e6)},-;{text}\n"
+            for number, (when_s, text) in enumerate(self.messages)
+        ]
+        files = {
+            "/proc/uptime": f"{self.uptime_s:.2f} 9.00\n",
+            "/proc/sys/kernel/random/boot_id": f"{self.boot}\n",
+            "/dev/kmsg": "".join(lines),
+        }
+        tree(self.node.machine, files)
+
+
+@pytest.fixture
+def clock(node: Node) -> Clock:
+    """A node that watches the kernel's log."""
+    node.more = _CHECKS
+    return Clock(node)
+
+
+def drained_for(clock: Clock, text: str) -> Node:
+    """Have the node drained for a message of the kernel."""
+    clock.say(text)
+    clock.go(10)
+    assert clock.node.healthcheck()
+    assert clock.node.state == "IDLE+DRAIN"
+    return clock.node
+
+
+def check_often(clock: Clock, hours: float) -> None:
+    """Let many health checks pass, over so long."""
+    for _ in range(8):
+        clock.go(hours * 3600 / 8)
+        clock.node.healthcheck()
+
+
+@pytest.mark.parametrize("text", [_XID, _MCE])
+def test_an_hour_and_a_day_without_repair_return_nothing(clock: Clock, text: str) -> None:
+    node = drained_for(clock, text)
+    check_often(clock, 3)
+    check_often(clock, 24)
+    assert node.state == "IDLE+DRAIN"
+    kept = own_drain.recall(node.site.state)
+    assert kept is not None
+    assert kept.passes == 0
+
+
+def test_a_clock_that_is_set_back_returns_nothing(clock: Clock) -> None:
+    node = drained_for(clock, _XID)
+    node.now_s -= 30 * 86400
+    check_often(clock, 8)
+    assert node.state == "IDLE+DRAIN"
+
+
+def test_a_log_that_has_lost_the_message_is_no_pass(clock: Clock) -> None:
+    node = drained_for(clock, _XID)
+    clock.go(4000)
+    clock.messages = [(clock.uptime_s - 60, "a.out[77]: segfault at 0")] * 9
+    clock.first = 4711
+    check_often(clock, 8)
+    assert node.state == "IDLE+DRAIN"
+    assert "does not reach back to the drain" in node.said
+
+
+def test_a_log_that_has_lost_the_message_and_reaches_back_to_the_drain_is_no_pass(
+    clock: Clock,
+) -> None:
+    node = drained_for(clock, _XID)
+    clock.messages = [(clock.uptime_s - 5, "a.out[77]: segfault at 0")] * 9
+    clock.first = 4711
+    check_often(clock, 8)
+    assert node.state == "IDLE+DRAIN"
+    assert "does not reach back to the drain" in node.said
+
+
+@pytest.mark.parametrize("text", [_XID, _MCE])
+def test_after_a_reboot_three_passes_return_it(clock: Clock, text: str) -> None:
+    node = drained_for(clock, text)
+    clock.go(600)
+    clock.reboot()
+    check_often(clock, 1)
+    assert (node.state, node.reason) == ("IDLE", "")
+
+
+def test_a_message_after_the_reboot_keeps_it(clock: Clock) -> None:
+    node = drained_for(clock, _XID)
+    clock.reboot()
+    clock.say(_XID)
+    check_often(clock, 0.5)
+    assert node.state == "IDLE+DRAIN"
+
+
+@pytest.mark.parametrize("hook", ["prolog", "healthcheck"])
+def test_what_was_said_before_a_person_returned_the_node_does_not_count(
+    clock: Clock, slurm: FakeScontrol, hook: str
+) -> None:
+    node = drained_for(clock, _XID)
+    clock.go(60)
+    slurm.set({"n3": ("IDLE", "")})
+    assert not getattr(node, hook)()
+    assert node.state == "IDLE"
+    clock.go(60)
+    assert not node.healthcheck()
+    assert node.state == "IDLE"
+    clock.say(_XID)
+    clock.go(60)
+    assert node.prolog()
+    assert node.state == "IDLE+DRAIN"
+
+
+def test_a_drain_that_slurm_refused_is_nobodys_word(clock: Clock, slurm: FakeScontrol) -> None:
+    slurm.trouble('case "$*" in *State=DRAIN*) echo no >&2; exit 1;; esac')
+    clock.say(_XID)
+    clock.go(10)
+    assert clock.node.healthcheck()
+    assert clock.node.state == "IDLE"
+    slurm.trouble("")
+    clock.go(60)
+    assert clock.node.healthcheck()
+    assert clock.node.state == "IDLE+DRAIN"
+
+
+def test_a_person_who_repeats_the_checks_sees_why_it_does_not_come_back(clock: Clock) -> None:
+    node = drained_for(clock, _XID)
+    clock.go(86400)
+    kept = own_drain.recall(node.site.state)
+    assert kept is not None
+    place = CheckContext(root=node.machine, now_s=node.now_s, context="retest")
+    (found,) = repeat(node.site, kept, place)
+    assert "Xid 48" in found.finding.text

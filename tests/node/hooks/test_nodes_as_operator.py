@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nodes` as an operator who is not root calls it: Slurm obeys, the shared directory does not."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from slurm_health.node.draining import shared_state
+from slurm_health.node.draining.shared_state import ForRootOnly
+from slurm_health.node.hooks import nodes
+from slurm_health.node.rules.accusations import Mark
+from slurm_health.system.killable import Answered, run_one
+from slurm_health.system.slurm.client import Client
+from tests.support.accusing import Story
+from tests.support.fake_scontrol import FakeScontrol
+from tests.support.hooked_node import Node
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+_OPERATOR = 65534
+_OF_CHECK = "shealth:scratch /broken exists check=scratch job=0 t=1"
+_OF_MARKS = "shealth:marks accused by 3 jobs check=marks job=7 t=1"
+
+
+@pytest.fixture
+def marked(node: Node, slurm: FakeScontrol, story: Story) -> Node:
+    """Two drained nodes with marks, one of them drained for these."""
+    _ = story  # it lets others into the directories above
+    slurm.set({"n5": ("IDLE+DRAIN", _OF_CHECK), "n6": ("IDLE+DRAIN", _OF_MARKS)})
+    mark = Mark(job=7, uid=1000, component="network", text="slow", time_s=node.now_s)
+    for name in ("n5", "n6"):
+        shared_state.add_mark(node.site, name, mark)
+    for path in (slurm.directory, *slurm.directory.rglob("*")):
+        path.chmod(0o777)
+    return node
+
+
+def as_operator(work: Callable[[], object]) -> bytes:
+    """Do something as a user who is not root; what it returns, as JSON."""
+
+    def become() -> bytes:
+        os.setgroups([])
+        os.setresgid(_OPERATOR, _OPERATOR, _OPERATOR)
+        os.setresuid(_OPERATOR, _OPERATOR, _OPERATOR)
+        return msgspec.json.encode(work())
+
+    ended = run_one(become, 30.0)
+    assert isinstance(ended, Answered), ended
+    return ended.data
+
+
+def test_what_cannot_be_done_for_one_node_is_told_and_the_others_go_on(
+    marked: Node, slurm: FakeScontrol
+) -> None:
+    site, controller = marked.site, Client.for_hook(marked.environ(), limit_s=20)
+    told = as_operator(lambda: nodes.release(site, ["n6", "n99", "n5"], controller, {}))
+    came = msgspec.json.decode(told, type=dict[str, str])
+    assert list(came) == ["n6", "n99", "n5"]
+    assert came["n6"].startswith("not released: the next mark would drain it again")
+    assert came["n5"].startswith("released; its marks are kept: only root can")
+    assert slurm.nodes()["n6"] == ("IDLE+DRAIN", _OF_MARKS)
+    assert slurm.nodes()["n5"] == ("IDLE", "")
+
+
+def test_root_releases_both(marked: Node, slurm: FakeScontrol) -> None:
+    controller = Client.for_hook(marked.environ(), limit_s=20)
+    came = nodes.release(marked.site, ["n6", "n5"], controller, {})
+    assert came == {"n6": nodes.RELEASED, "n5": nodes.RELEASED}
+    assert shared_state.marked_nodes(marked.site.breaker) == []
+
+
+def test_who_accuses_which_node_is_for_root(marked: Node) -> None:
+    marked.break_it()
+    marked.prolog(job=9, uid=1000)
+    assert [each.uid for each in shared_state.read_ledger(marked.site.breaker).entries] == [1000]
+    site = marked.site
+    settings = site.breaker
+
+    def look() -> list[str]:
+        refused = []
+        for ask in (
+            lambda: shared_state.read_ledger(settings),
+            lambda: shared_state.marked_nodes(settings),
+            lambda: shared_state.marks_of(settings, "n5"),
+        ):
+            try:
+                ask()
+            except ForRootOnly as err:
+                refused.append(str(err))
+        found = nodes.listing(site, {}, 0.0)
+        assert found.tripped is None
+        return [*refused, nodes.text(found, 0.0).splitlines()[0]]
+
+    told = msgspec.json.decode(as_operator(look), type=list[str])
+    assert len(told) == 4
+    assert told[-1] == "only root can see whether the breaker has tripped"
+
+
+def test_what_an_earlier_version_left_for_all_to_read_is_closed(marked: Node) -> None:
+    marks = marked.shared / "marks"
+    marks.chmod(0o755)
+    mark = Mark(job=8, uid=1001, component="network", text="slow", time_s=marked.now_s)
+    shared_state.add_mark(marked.site, "n5", mark)
+    assert stat.S_IMODE(marks.stat().st_mode) == 0o700
+    assert stat.S_IMODE((marks / "n5.json").stat().st_mode) == 0o600

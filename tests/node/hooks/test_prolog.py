@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prolog: a proven fault drains and requeues; nothing else keeps a job from starting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from slurm_health.node.draining import shared_state
+from slurm_health.node.rules import drain_note
+from tests.support.fake_scontrol import FakeScontrol
+from tests.support.hooked_node import Node
+
+
+def test_on_a_well_node_the_job_starts_and_slurm_is_not_asked(node: Node) -> None:
+    assert not node.prolog()
+    assert node.slurm.calls() == []
+    assert node.said == ""
+
+
+def test_a_fault_drains_with_our_note_and_keeps_the_job_away(node: Node) -> None:
+    node.break_it()
+    assert node.prolog(job=7)
+    assert node.state == "IDLE+DRAIN"
+    note = drain_note.parse(node.reason)
+    assert note is not None
+    assert (note.checks, note.job, note.time_s) == (("scratch",), 7, int(node.now_s))
+    assert note.text == "/broken exists"
+    assert len(node.slurm.calls()) == 5
+
+
+def test_the_note_is_set_before_the_hook_fails(node: Node) -> None:
+    """Slurm writes `Prolog error` only where there is no note yet."""
+    node.break_it()
+    assert node.prolog()
+    assert [call.split()[0] for call in node.slurm.calls()] == [*["show"] * 3, "update", "show"]
+
+
+@pytest.mark.parametrize("severity", ["warn", "user_fault"])
+def test_a_fault_that_the_site_lowers_drains_nobody(node: Node, severity: str) -> None:
+    node.more = f"[checks.low]\ncheck='memory'\nmin_total_gib=9999\nseverity='{severity}'\n"
+    assert not node.prolog()
+    assert f"check=low {severity}" in node.said
+    assert node.slurm.calls() == []
+
+
+def test_a_check_in_shadow_is_logged_and_drains_nobody(node: Node) -> None:
+    node.more = "[checks.new]\ncheck='memory'\nmin_total_gib=9999\nshadow=true\n"
+    assert not node.prolog()
+    assert "check=new node_fault (in shadow: logged only)" in node.said
+    assert node.slurm.calls() == []
+
+
+def test_a_hung_check_is_named_and_drains_nobody(node: Node) -> None:
+    node.more = "[checks.hung]\ncheck='command'\nargv=['sleep', '3600']\ntime_limit_s=0.5\n"
+    began = time.monotonic()
+    assert not node.prolog()
+    assert time.monotonic() - began < 60
+    assert "check=hung inconclusive: did not end within 0.5 s" in node.said
+    assert node.said.startswith("slurm-health: prolog: node=n3 job=7 ")
+    assert node.slurm.calls() == []
+
+
+def test_a_hung_check_drains_where_the_site_calls_a_hang_a_fault(node: Node) -> None:
+    check = "check='command'\nargv=['sleep', '3600']\ntime_limit_s=0.5\nhang_is_fault=true\n"
+    node.more = f"[checks.hung]\n{check}"
+    assert node.prolog()
+    assert "did not end within 0.5 s" in node.reason
+
+
+def test_a_hung_check_among_those_that_share_a_child_is_named(node: Node) -> None:
+    import os
+
+    path = node.machine / "proc/loadavg"
+    path.unlink()
+    os.mkfifo(path)  # opening it for reading waits for a writer that never comes
+    node.more = "[checks.load]\ntime_limit_s=1\n"
+    began = time.monotonic()
+    assert not node.prolog()
+    assert time.monotonic() - began < 60
+    assert node.said.count("inconclusive") == 1
+    assert "check=load inconclusive: did not end within 1 s" in node.said
+
+
+def test_a_job_may_opt_out_where_the_site_has_a_word_for_it(node: Node) -> None:
+    node.break_it()
+    assert not node.prolog(SLURM_JOB_COMMENT="please nocheck thanks")
+    assert not node.prolog(SLURM_JOB_EXTRA="nocheck")
+    assert "opted out" in node.said
+    assert node.slurm.calls() == []
+    assert node.prolog(SLURM_JOB_COMMENT="nocheck-ish")
+
+
+# --- who else has a say --------------------------------------------------
+
+NOTES = [
+    "ADMIN SHUTDOWN",
+    "NHC: check_fs_mount: /x not mounted",
+    "Not responding",
+    "Prolog error",
+    "[node_problem] gpu",
+]
+
+
+@pytest.mark.parametrize("note", [*NOTES, "slurm-health: job 3: network: older version"])
+def test_a_node_that_is_drained_keeps_its_note(node: Node, slurm: FakeScontrol, note: str) -> None:
+    slurm.set({"n3": ("MIXED+DRAIN", note)})
+    node.break_it()
+    assert node.prolog()
+    assert node.reason == note
+    assert not any(call.startswith("update") for call in slurm.calls())
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_a_note_on_a_node_in_the_pool_stays_and_slurm_drains(
+    node: Node, slurm: FakeScontrol, note: str
+) -> None:
+    slurm.set({"n3": ("IDLE", note)})
+    node.break_it()
+    assert node.prolog()
+    assert (node.state, node.reason) == ("IDLE", note)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "DOWN*",
+        "DOWN",
+        "IDLE+MAINT+RESERVED",
+        "IDLE+REBOOT_REQUESTED",
+        "IDLE@",
+        "REBOOT^",
+        "IDLE+POWERED_DOWN",
+        "IDLE+POWERING_DOWN",
+        "FAIL",
+        "INVAL",
+    ],
+)
+def test_a_node_in_the_hands_of_others_is_left_alone(
+    node: Node, slurm: FakeScontrol, state: str
+) -> None:
+    slurm.set({"n3": (state, "")})
+    node.break_it()
+    assert not node.prolog()
+    assert node.state == state
+    assert not any(call.startswith("update") for call in slurm.calls())
+
+
+@pytest.mark.parametrize("state", ["MIXED", "ALLOCATED", "IDLE+PLANNED", "IDLE+RESERVED", "MIXED-"])
+def test_a_node_in_the_pool_is_drained_whatever_it_does(
+    node: Node, slurm: FakeScontrol, state: str
+) -> None:
+    slurm.set({"n3": (state, "")})
+    node.break_it()
+    assert node.prolog()
+    assert node.state == "IDLE+DRAIN"
+
+
+# --- Slurm in trouble --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1",
+        "sleep 3600",
+        "exit 0",
+        "echo; exit 0",
+        "echo 'slurm_load_node error: nonsense'; exit 0",
+        "head -c 100000 /dev/urandom; exit 0",
+        "kill -SEGV $$",
+        "case $1 in update) echo 'Invalid user id' >&2; exit 1;; esac",
+        "case $1 in update) exit 0;; esac",
+        "case $1 in update) sleep 3600;; esac",
+    ],
+)
+def test_a_controller_in_trouble_drains_nobody_and_the_job_starts(
+    node: Node, slurm: FakeScontrol, trouble: str
+) -> None:
+    node.break_it()
+    slurm.trouble(trouble)
+    node.limit_s = 2
+    began = time.monotonic()
+    assert not node.prolog()
+    assert time.monotonic() - began < 60
+    assert "not_drained" in node.said
+    assert node.state == "IDLE"
+    assert shared_state.read_ledger(node.site.breaker).entries == ()
+
+
+def test_a_missing_scontrol_drains_nobody(node: Node) -> None:
+    node.break_it()
+    assert not node.prolog(PATH="/nowhere")
+    assert "scontrol not found" in node.said
+
+
+# --- the breaker --------------------------------------------------
+
+
+def test_a_rack_that_fails_at_once_is_not_drained(rack: list[Node]) -> None:
+    for each in rack:
+        each.break_it()
+    answers = [each.prolog(job=100 + number, uid=number) for number, each in enumerate(rack)]
+    assert answers.count(True) == 4  # a fifth of twenty
+    assert sum(each.state == "IDLE+DRAIN" for each in rack) == 4
+    assert "a fabric or software problem" in rack[4].said
+    assert "nodes reset" in rack[-1].said
+    assert list(shared_state.read_ledger(rack[0].site.breaker).trips) == ["gpu"]
+
+
+def test_a_job_that_breaks_nodes_costs_two_and_no_more(rack: list[Node]) -> None:
+    for each in rack[:3]:
+        each.break_it()
+    assert [each.prolog(job=7, uid=5) for each in rack[:3]] == [True, True, False]
+    assert "job 7 has cost 2 nodes already" in rack[2].said
+    assert shared_state.read_ledger(rack[0].site.breaker).trips == {}
+
+
+def test_a_user_whose_jobs_break_nodes_is_capped_within_the_hour(rack: list[Node]) -> None:
+    for each in rack:
+        each.more = "per_user_hour = 3\n"
+        each.break_it()
+    answers = [each.prolog(job=100 + number, uid=5) for number, each in enumerate(rack[:4])]
+    assert answers == [True, True, True, False]
+    assert "jobs of user 5 have cost 3 nodes" in rack[3].said
+
+
+def test_a_lifted_drain_counts_on_within_the_window(rack: list[Node], slurm: FakeScontrol) -> None:
+    for number, each in enumerate(rack[:5]):
+        each.break_it()
+        each.prolog(job=100 + number, uid=number)
+        slurm.set({each.name: ("IDLE", "")})
+    assert rack[4].state == "IDLE"
+    assert "not_drained" in rack[4].said
+
+
+def _untrusted(node: Node) -> None:
+    node.shared.chmod(0o777)
+
+
+def _gone(node: Node) -> None:
+    node.shared.rmdir()
+
+
+def _garbled(node: Node) -> None:
+    (node.shared / shared_state.LEDGER).write_text("{")
+
+
+def _hung(node: Node) -> None:
+    import os
+
+    os.mkfifo(node.shared / shared_state.LEDGER)
+
+
+@pytest.mark.parametrize("trouble", [_untrusted, _gone, _garbled, _hung])
+def test_a_ledger_that_cannot_be_used_drains_nobody(
+    node: Node, trouble: Callable[[Node], None]
+) -> None:
+    node.break_it()
+    trouble(node)
+    node.limit_s = 2
+    assert not node.prolog()
+    assert node.state == "IDLE"
+    assert "not_drained: could not use the breaker's ledger" in node.said
+
+
+def test_a_lock_that_another_holds_drains_nobody(node: Node) -> None:
+    from filelock import FileLock
+
+    node.break_it()
+    node.limit_s = 2
+    with FileLock(node.shared / "lock"):
+        assert not node.prolog()
+    node.limit_s = 30
+    assert "is held by another" in node.said
+    assert node.prolog()
+
+
+def test_without_a_shared_directory_nobody_is_drained(node: Node) -> None:
+    from tests.support.sites import load_site
+
+    node.break_it()
+    state = f"[hooks]\nstate = '{node.directory}/state'\n"
+    site = load_site(node.directory / "etc", f"{state}[checks.f]\ncheck='file'\npath='/x'\n")
+    from slurm_health.node.hooks import prolog
+
+    assert not prolog.run(node.hook("prolog", node.environ(7), site))
+    assert node.slurm.calls() == []

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pure rules of the hooks: breaker, marks, recovery, notes, findings."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_health.node.rules import accusations, breaker, drain_note, recovery
+from slurm_health.node.rules.accusations import Mark
+from slurm_health.node.rules.breaker import Allowed, Entry, Ledger, Refused
+from slurm_health.node.rules.drain_note import DrainNote
+from slurm_health.node.rules.finding import Finding, Status, capped, is_worse, joined
+from slurm_health.node.rules.recovery import DrainRecord
+from slurm_health.node.rules.settings import Breaker, Marks, Recovery
+from slurm_health.records.text import REASON_LENGTH
+
+NODES = [f"n{number}" for number in range(1, 41)]
+drains = st.lists(
+    st.tuples(
+        st.sampled_from(NODES),
+        st.floats(0, 7200),  # how long after the one before
+        st.integers(0, 5),  # job
+        st.integers(0, 3),  # user
+    ),
+    max_size=60,
+)
+
+
+@given(drains, st.floats(0.02, 1.0), st.integers(1, 5), st.integers(1, 6))
+def test_no_sequence_of_drains_gets_past_the_breaker(
+    wanted: list[tuple[str, float, int, int]], share: float, per_job: int, per_user: int
+) -> None:
+    limits = Breaker(share=share, per_job=per_job, per_user_hour=per_user, window_s=3600)
+    ledger, now_s = Ledger(), 0.0
+    done: list[Entry] = []
+    for node, later_s, job, uid in wanted:
+        now_s += later_s
+        entry = Entry(node=node, time_s=now_s, job=job, uid=uid)
+        ours = [each.node for each in done if now_s - each.time_s < 1000]
+        match breaker.reserve(ledger, entry, limits=limits, members={"gpu": NODES}, ours=ours):
+            case Allowed(ledger=ledger):
+                done.append(entry)
+            case Refused(ledger=ledger, why=why):
+                assert why
+        within = {each.node for each in done if now_s - each.time_s <= 3600}
+        assert len(within) <= max(2, int(share * len(NODES)))
+        for number in range(1, 6):
+            recent = {each.node for each in done if each.job == number}
+            window = {e.node for e in done if e.job == number and now_s - e.time_s <= 3600}
+            assert len(window) <= per_job or not recent
+
+
+@given(drains)
+def test_a_tripped_breaker_allows_nothing_until_it_is_reset(
+    wanted: list[tuple[str, float, int, int]],
+) -> None:
+    trip = breaker.Trip(time_s=0, node="n1", why="x", nodes="n[1-40]")
+    tripped = Ledger(trips={"gpu": trip})
+    for node, time_s, job, uid in wanted:
+        entry = Entry(node=node, time_s=time_s, job=job, uid=uid)
+        answer = breaker.reserve(
+            tripped, entry, limits=Breaker(share=1.0), members={"gpu": NODES}, ours=[]
+        )
+        assert isinstance(answer, Refused)
+        assert answer.ledger == tripped
+
+
+def test_a_drain_that_did_not_happen_does_not_count() -> None:
+    entry = Entry(node="n1", time_s=5.0)
+    assert breaker.take_back(Ledger(entries=(entry,)), "n1", 5.0).entries == ()
+
+
+def test_what_a_person_has_returned_does_not_count_against_the_share() -> None:
+    limits = Breaker(share=0.05)
+    trial = tuple(Entry(node=node, time_s=1.0) for node in ("n1", "n2"))
+    wanted = Entry(node="n3", time_s=2.0)
+
+    def answer(ledger: Ledger) -> Allowed | Refused:
+        return breaker.reserve(ledger, wanted, limits=limits, members={"gpu": NODES}, ours=[])
+
+    ledger = Ledger(entries=trial)
+    assert isinstance(answer(ledger), Refused)
+    assert isinstance(answer(breaker.with_return(ledger, "n1")), Allowed)
+
+
+def test_a_note_that_anybody_touched_is_edited() -> None:
+    note = drain_note.write(DrainNote(checks=("gpu",), job=7, time_s=5, text="GPU 3 is lost"))
+    assert not drain_note.is_edited(f"{note} [root@2026-01-02T03:04:05]", note)
+    assert not drain_note.is_edited(note)  # of an earlier version's ledger, which knows no notes
+    assert not drain_note.is_edited("slurm-health: n3 is faulty [root@2026-01-02T03:04:05]")
+    assert drain_note.is_edited(f"{note}, keep it")
+    assert drain_note.is_edited(note.replace("lost", "lost, RMA 12"), note)
+
+
+def test_one_node_of_a_small_partition_may_always_be_drained() -> None:
+    entry = Entry(node="n1", time_s=5.0)
+    answer = breaker.reserve(
+        Ledger(), entry, limits=Breaker(share=0.01), members={"one": ["n1"]}, ours=[]
+    )
+    assert isinstance(answer, Allowed)
+
+
+def trips_after(users: list[int], nodes: list[str]) -> tuple[str, list[str]]:
+    """Let the breaker refuse a drain after those of jobs of these users; why, and what tripped."""
+    limits = Breaker(share=0.1, per_user_hour=99)
+    ledger = Ledger()
+    for number, uid in enumerate(users):
+        entry = Entry(node=nodes[number], time_s=float(number), job=number + 1, uid=uid)
+        answer = breaker.reserve(ledger, entry, limits=limits, members={"gpu": nodes}, ours=[])
+        ledger = answer.ledger
+    assert isinstance(answer, Refused)
+    return answer.why, list(answer.ledger.trips)
+
+
+@pytest.mark.parametrize(
+    ("users", "tripped"),
+    [
+        ([5, 5, 5, 5], []),
+        ([5, 5, 5, -1], []),
+        ([5, 5, 5, 6], []),
+        ([-1, -1, -1, -1], ["gpu"]),
+        ([5, 6, 7, 8], ["gpu"]),
+        ([5, 5, -1, -1], ["gpu"]),
+    ],
+)
+def test_one_users_jobs_are_refused_beyond_the_share_and_trip_nothing(
+    users: list[int], tripped: list[str]
+) -> None:
+    why, found = trips_after(users, NODES[:30])
+    assert found == tripped
+    assert "n[1-4] would be drained, now or within 60 min: 4 of 30 nodes of gpu, limit 3" in why
+    assert ("a fabric or software problem" in why) == bool(tripped)
+
+
+def test_a_trip_stops_its_own_partition_and_no_other() -> None:
+    trip = breaker.Trip(time_s=0, node="n1", why="x", nodes="n[1-9]")
+    ledger = Ledger(trips={"gpu": trip})
+    stopped = Entry(node="n3", time_s=1.0)
+    other = Entry(node="n12", time_s=1.0, partitions=("cpu",))
+    assert "the breaker of gpu has tripped" in breaker.refusal(ledger, stopped, Breaker())
+    members = {"cpu": NODES[9:]}
+    answer = breaker.reserve(ledger, other, limits=Breaker(), members=members, ours=[])
+    assert isinstance(answer, Allowed)
+    assert answer.ledger.trips == ledger.trips
+
+
+@pytest.mark.parametrize(
+    ("nodes", "allowed"), [(1, 1), (2, 1), (3, 1), (4, 2), (6, 2), (20, 2), (40, 4)]
+)
+def test_a_small_cluster_bears_two_faults_at_once(nodes: int, allowed: int) -> None:
+    assert Breaker().allowed(nodes) == allowed
+
+
+mark = st.builds(
+    Mark,
+    job=st.integers(1, 30),
+    uid=st.integers(1000, 1003),
+    component=st.just("node"),
+    text=st.just(""),
+    time_s=st.floats(0, 1e6),
+)
+
+
+@given(st.lists(mark, max_size=60))
+def test_one_users_marks_alone_convict_nobody(found: list[Mark]) -> None:
+    known: tuple[Mark, ...] = ()
+    for each in sorted(found, key=lambda m: m.time_s):
+        known = accusations.add(known, each, Marks())
+    for uid in range(1000, 1004):
+        own = [each for each in known if each.uid == uid]
+        assert not accusations.convict(own, Marks())
+    assert len({(each.job, each.uid) for each in known}) == len(known)
+    assert not accusations.convict(known, Marks(users=0))
+
+
+@given(st.lists(mark, max_size=60), st.integers(1, 4), st.integers(1, 4))
+def test_marks_that_are_not_kept_would_not_have_counted(
+    found: list[Mark], users: int, jobs: int
+) -> None:
+    settings = Marks(users=users, jobs=jobs, ttl_h=8760)
+    known: tuple[Mark, ...] = ()
+    every: dict[tuple[int, int], Mark] = {}
+    for each in sorted(found, key=lambda m: m.time_s):
+        known = accusations.add(known, each, settings)
+        every[each.job, each.uid] = each
+    assert accusations.convict(known, settings) == accusations.convict([*every.values()], settings)
+
+
+def test_one_users_marks_push_out_nobody_elses() -> None:
+    def by(uid: int, job: int) -> Mark:
+        return Mark(job=job, uid=uid, component="node", text="", time_s=float(job))
+
+    known = accusations.add((), by(1, 1), Marks())
+    for job in range(2, 500):
+        known = accusations.add(known, by(2, job), Marks())
+    assert {each.uid for each in known} == {1, 2}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 500)), max_size=40))
+def test_a_node_is_due_only_after_that_many_passes_in_a_row(
+    story: list[tuple[bool, float]],
+) -> None:
+    settings = Recovery(passes=3, apart_s=60)
+    record = DrainRecord(node="n1", reason="r", retest=("a",), time_s=0.0)
+    now_s, row = 0.0, 0
+    for passes, later_s in story:
+        now_s += later_s
+        record = recovery.after_test(record, all_passed=passes, now_s=now_s, settings=settings)
+        row = row + 1 if passes else 0
+        assert record.passes <= row
+        assert not recovery.is_due(record, settings) or row >= 3
+
+
+def test_what_no_check_can_tell_is_never_due() -> None:
+    record = DrainRecord(node="n1", reason="r", retest=(), time_s=0.0, passes=99)
+    assert not recovery.is_due(record, Recovery())
+
+
+@given(
+    st.lists(st.from_regex(r"[\w.-]{1,20}", fullmatch=True), min_size=1, max_size=3),
+    st.integers(0, 10**7),
+    st.integers(0, 2**33),
+    st.text(max_size=300),
+)
+def test_a_note_is_known_again_whatever_it_says(
+    checks: list[str], job: int, time_s: int, text: str
+) -> None:
+    note = drain_note.write(DrainNote(checks=tuple(checks), job=job, time_s=time_s, text=text))
+    assert note.isascii()
+    assert note.isprintable()
+    assert '"' not in note
+    assert len(note) <= REASON_LENGTH
+    assert drain_note.is_ours(note)
+    read = drain_note.parse(f"{note} [root@2026-01-02T03:04:05]")
+    assert read is not None
+    assert (read.job, read.time_s) == (job, time_s)
+
+
+@pytest.mark.parametrize(
+    ("check", "text", "shown"),
+    [
+        ("filesystem-scratch", "/scratch is not mounted", "shealth:fs /scratch "),
+        ("gpu", "GPU 3 is lost: GPU is lost", "shealth:gpu GPU 3 is"),
+        ("ethernet-eth0", "eth0 is down", "shealth:eth eth0 is "),
+        ("site-nvlink", "NVLink 3 of GPU 5 is down", "shealth: NVLink 3 of"),
+        ("burn", "GPU 3 computes wrongly", "shealth:burn GPU 3 c"),
+    ],
+)
+def test_the_20_columns_that_sinfo_shows_say_what_is_wrong(
+    check: str, text: str, shown: str
+) -> None:
+    note = drain_note.write(DrainNote(checks=(check,), job=7, time_s=5, text=text))
+    assert note[:20] == shown
+    assert note.endswith(f" check={check} job=7 t=5")
+
+
+def test_the_notes_of_earlier_versions_are_known_and_read() -> None:
+    old = "slurm-health: check=gpu,fs job=7 t=5 GPU 3 is lost [root@2026-01-02T03:04:05]"
+    assert drain_note.is_ours(old)
+    expected = DrainNote(checks=("gpu", "fs"), job=7, time_s=5, text="GPU 3 is lost")
+    assert drain_note.parse(old) == expected
+    assert drain_note.is_ours("slurm-health: job 3: network: x")
+    assert drain_note.bare_text("slurm-health: job 3: network: x") == "job 3: network: x"
+
+
+NOT_NOTES = {
+    "nothing": "",
+    "a name": "ADMIN",
+    "our name alone": "slurm-health",
+    "somebody else's": "NHC: slurm-health: x",
+    "no parts": "slurm-health: job 3: x",
+    "a number beyond all": f"shealth:fs x check=fs job=7 t={'9' * 5000}",
+}
+
+
+@pytest.mark.parametrize("reason", NOT_NOTES.values(), ids=NOT_NOTES)
+def test_what_is_not_a_hooks_note_is_not_read_as_one(reason: str) -> None:
+    assert drain_note.parse(reason) is None
+
+
+findings = st.builds(Finding, status=st.sampled_from(Status), text=st.text(min_size=1, max_size=5))
+
+
+@given(st.lists(findings, max_size=6))
+def test_several_findings_are_as_bad_as_the_worst(found: list[Finding]) -> None:
+    whole = joined(found, well="well")
+    assert not any(is_worse(each.status, whole.status) for each in found)
+    assert whole.status in {each.status for each in found} | {Status.PASS}
+
+
+@given(findings, st.sampled_from([Status.WARN, Status.USER_FAULT, Status.NODE_FAULT]))
+def test_a_site_can_lower_a_fault_and_nothing_else(found: Finding, severity: Status) -> None:
+    after = capped(found, severity)
+    assert not is_worse(after.status, found.status)
+    if found.status in (Status.PASS, Status.WARN, Status.INCONCLUSIVE):
+        assert after == found
+    else:
+        assert not is_worse(after.status, severity)
+
+
+def test_a_figure_that_is_no_number_is_not_passed_on() -> None:
+    from slurm_health.node.hooks.run_checks import _is_plain
+
+    assert not _is_plain(math.nan)
+    assert _is_plain(1.5)
+
+
+def test_a_drain_by_a_clock_years_ahead_does_not_hold_the_breaker_for_ever() -> None:
+    year_s = 365 * 86400.0
+    wrong = tuple(
+        breaker.Entry(node=node, time_s=5 * year_s, partitions=("gpu",)) for node in ("n1", "n2")
+    )
+    wanted = breaker.Entry(node="n3", time_s=year_s, partitions=("gpu",), job=7, uid=7)
+    ledger, ten = breaker.Ledger(entries=wrong), {"gpu": NODES[:10]}
+    answer = breaker.reserve(ledger, wanted, limits=Breaker(), members=ten, ours=[])
+    assert isinstance(answer, breaker.Allowed)
+    held = breaker.reserve(ledger, wanted, limits=Breaker(), members=ten, ours=["n1", "n2"])
+    assert isinstance(held, breaker.Refused), "what is drained now counts, whatever its clock says"
+
+
+def test_a_mark_from_another_day_to_come_counts_no_more_than_an_old_one() -> None:
+    mark = Mark(job=1, uid=1, component="node", text="", time_s=10 * 86400.0)
+    assert accusations.alive([mark], 0.0, Marks()) == ()
+    assert accusations.alive([mark], 10 * 86400.0 - 60, Marks()) == (mark,)

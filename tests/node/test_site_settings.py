@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site's file: what it says is taken, what it cannot mean is refused with line and key."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node import site_settings as site_file
+from slurm_health.node.checks.memory import Memory
+from slurm_health.node.rules.finding import Status
+from slurm_health.preflight import config
+from slurm_health.records.errors import ConfigError
+from tests.support.sites import load_site, write_site
+
+
+def test_an_empty_file_has_no_checks_and_drains_nobody(tmp_path: Path) -> None:
+    site = load_site(tmp_path, "")
+    assert site.checks == ()
+    assert site.breaker.directory == ""
+
+
+def test_a_check_is_read_with_its_limits(tmp_path: Path) -> None:
+    site = load_site(
+        tmp_path,
+        """
+        journal = "/shared/journals"
+        [checks.ram]
+        check = "memory"
+        min_total_gib = 500
+        contexts = ["prolog"]
+        nodes = ["gpu[01-16]"]
+        severity = "warn"
+        time_limit_s = 2
+        shadow = true
+        """,
+    )
+    (planned,) = site.checks
+    assert planned.check == Memory(min_total_gib=500)
+    assert planned.contexts == ("prolog",)
+    assert planned.severity is Status.WARN
+    assert planned.shadow
+    assert planned.line == 3
+    assert site.journal == "/shared/journals"
+
+
+def test_a_check_takes_its_kind_from_its_table_where_nothing_else_is_said(tmp_path: Path) -> None:
+    (planned,) = load_site(tmp_path, "[checks.memory]\n").checks
+    assert isinstance(planned.check, Memory)
+    assert planned.severity is Status.NODE_FAULT
+
+
+def test_a_disabled_check_is_not_run_but_still_checked(tmp_path: Path) -> None:
+    assert load_site(tmp_path, "[checks.memory]\nenabled = false\n").checks == ()
+    with pytest.raises(ConfigError):
+        load_site(tmp_path, "[checks.memory]\nenabled = false\nmin_totl_gib = 1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("jurnal = '/x'\n", ":1: jurnal: unknown setting; did you mean journal?"),
+        ("\n[hook]\n", ":2: hook: unknown setting; did you mean hooks?"),
+        ("[checks.memory]\n\nmin_totl_gib = 1\n", ":3: min_totl_gib: unknown setting; did you"),
+        ("[checks.memory]\nmin_total_gib = -1\n", ":2: min_total_gib: Expected `float` >= 0"),
+        ("[checks.memory]\nmin_total_gib = '1'\n", ":2: min_total_gib: Expected `float`, got"),
+        ("[checks.memry]\n", ":1: memry: no such check; did you mean memory?"),
+        ("[checks.x]\ncheck='memry'\n", ":2: memry: no such check; did you mean memory?"),
+        ("[checks.memory]\ncontexts=['prolg']\n", ":2: contexts: unknown context 'prolg'"),
+        ("[checks.memory]\nseverity='bad'\n", ":2: severity: Invalid enum value 'bad'"),
+        ("[checks.memory]\nseverity='pass'\n", ":2: severity: cannot be pass"),
+        ("[checks.memory]\nnodes=['a b']\n", ":2: nodes: invalid pattern 'a b'"),
+        ("[checks.memory]\ntime_limit_s=0\n", ":2: time_limit_s: Expected `float` > 0"),
+        ("[checks.filesystem]\n", ":1: checks.filesystem: Object missing required field `path`"),
+        ("[checks.file]\npath='/x'\ncontains='('\n", ":1: checks.file: '(' is not a regular"),
+        ("[breaker]\nshare = 1.5\n", ":2: share: Expected `float` <= 1"),
+        ("[accusations]\npolicy = 'always'\n", ":2: policy: Invalid enum value 'always'"),
+        ("checks = 3\n", ":1: checks: expected a table, found 3"),
+        ("[checks]\nmemory = 3\n", ":2: memory: expected a table, found 3"),
+        ("[checks.memory]\ncheck = 3\n", ":2: check: expected a name, found 3"),
+        ("journal = 3\n", ":1: journal: expected a directory, found 3"),
+        ("[checks.memory\n", "is not TOML"),
+    ],
+)
+def test_what_it_cannot_mean_is_refused_with_its_line_and_the_nearest_key(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_site(tmp_path, text)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    path = write_site(tmp_path / "etc", "")
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match="can be written by others"):
+        site_file.load(path)
+
+
+def test_a_file_in_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    path = write_site(tmp_path / "etc", "")
+    path.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written by others"):
+        site_file.load(path)
+
+
+@pytest.mark.root
+def test_a_file_of_an_ordinary_user_is_refused(tmp_path: Path) -> None:
+    path = write_site(tmp_path / "etc", "")
+    os.chown(path, 12345, 12345)
+    with pytest.raises(ConfigError, match="can be written by others"):
+        site_file.load(path)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        site_file.load(tmp_path / "none.toml")
+
+
+def test_the_same_file_tells_users_where_journals_go(tmp_path: Path) -> None:
+    path = write_site(tmp_path, "journal = '/shared/j'\n[hooks]\n[checks.memory]\n")
+    environ = {config.SITE_FILE_VARIABLE: str(path), "HOME": "/home/alice"}
+    assert config.journal_root(None, environ) == Path("/shared/j")
+
+
+def test_expectations_are_for_users_checks_and_a_mistake_in_them_is_named_with_its_line(
+    tmp_path: Path,
+) -> None:
+    good = '[expectations."NVIDIA H200"]\nhealthy_fraction = 0.6\n'
+    assert load_site(tmp_path, good).checks == ()
+
+    with pytest.raises(ConfigError, match=r":3: .*did you mean healthy_fraction"):
+        load_site(tmp_path, '\n\n[expectations."NVIDIA H200"]\nhealthy_fractoin = 0.6\n')
+
+
+def test_choices_about_localisation_are_for_users_checks_and_a_mistake_has_its_line(
+    tmp_path: Path,
+) -> None:
+    assert load_site(tmp_path, "[localize]\nmin_rounds = 4\n").checks == ()
+
+    with pytest.raises(ConfigError, match=r":3: min_round: .*did you mean min_rounds"):
+        load_site(tmp_path, "\n[localize]\nmin_round = 4\n")

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The played GPUs of one node and what is broken in them: one flat text file for all who play.
+
+The played CUDA runtime, driver, NCCL and NVML read the file that `PLAYED_GPUS_FILE` names, and read
+it again once it has changed: it is replaced by rename, so a fault can strike a running process.
+README.md describes the format and what each fault does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+VARIABLE = "PLAYED_GPUS_FILE"
+FORMAT = 1
+MIB, GIB = 1 << 20, 1 << 30
+# The libraries keep tables of this size.
+MOST_DEVICES = 64
+_NAMESPACE = uuid.UUID("6f1d3c58-6c1e-4b3a-9a2e-0d7c5b7e4a10")  # of the UUIDs that are made here
+
+
+class NotADescription(ValueError):
+    """A line of the file, or a fault, that no played library would understand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultKind:
+    """What the numbers of a fault of this kind mean. Empty: it has no such number."""
+
+    does: str
+    value: str = ""
+    after: str = ""
+
+
+# What NVML alone shows, or shows otherwise than it would by itself; -1: the device does not tell.
+_NVML_FAULT_KINDS = {
+    kind: FaultKind(does=does, value=value)
+    for kind, does, value in (
+        ("nvml_error", "answers every question with this, as 999 for unknown", "NVML error"),
+        ("no_handle", "has no handle, for this reason", "NVML error"),
+        ("uncorrected_errors", "has so many uncorrected memory errors", "errors"),
+        ("corrected_errors", "has so many corrected memory errors", "errors"),
+        ("remapped_rows", "has remapped so many rows for uncorrected errors", "rows"),
+        ("remap_pending", "has a row to remap at the next reset", "0 or 1"),
+        ("remap_failed", "could not remap a row", "0 or 1"),
+        ("retired_pages", "has retired so many pages", "pages"),
+        ("ecc_mode", "corrects memory errors", "0 or 1"),
+        ("recovery_action", "wants this done: 1 reset, 2 reboot", "action"),
+        ("nvlinks_down", "has lost its first so many NVLinks", "links"),
+        ("pcie_width", "runs on so many PCIe lanes", "lanes"),
+        ("max_pcie_width", "could run on so many PCIe lanes", "lanes"),
+        ("pcie_generation", "runs at this PCIe generation", "generation"),
+        ("fabric_state", "is so far in joining the NVLink fabric", "state"),
+        ("fabric_status", "ended so with joining the NVLink fabric", "NVML error"),
+        ("mig_mode", "is divided", "0 or 1"),
+        ("persistence_mode", "keeps its state without users", "0 or 1"),
+        ("occupied_by", "is used by this process as well", "process id"),
+        ("clock_reasons", "has these bits for why its clock is not higher", "bits"),
+        ("clock_mhz", "has this clock", "MHz"),
+        ("temperature_c", "is so warm", "degrees"),
+        ("power_w", "takes so much power", "watts"),
+        ("utilization", "was at work for this share of the time", "percent"),
+    )
+}
+
+# What breaks, not how it looks: each library shows what a real one would. `after` counts on the
+# device since the process began, unless it says otherwise.
+FAULT_KINDS = MappingProxyType(
+    {
+        "open_error": FaultKind(does="cannot be opened", value="CUDA error"),
+        "open_slowly": FaultKind(does="takes this long to open", value="seconds"),
+        "slow": FaultKind(does="computes at this share of its speed", value="share"),
+        "throttle": FaultKind(
+            does="computes at this share of its speed while hot; cools down as fast as it heats up",
+            value="share",
+            after="seconds of work",
+        ),
+        "wrong_bit": FaultKind(
+            does="flips a bit of one number in every so many products", value="products"
+        ),
+        "sticky_error": FaultKind(
+            does="fails for good, told by the next call: 214 uncorrectable ECC error, 719",
+            value="CUDA error",
+            after="operations",
+        ),
+        "off_bus": FaultKind(
+            does="falls off the bus in the middle of an operation", after="operations"
+        ),
+        "hang": FaultKind(does="never ends an operation", after="operations"),
+        "memory_used": FaultKind(does="others hold this much of its memory", value="bytes"),
+        "slow_memory": FaultKind(does="copies its memory at this share", value="share"),
+        "wrong_memory": FaultKind(
+            does="flips a bit in every so many of the large arrays that are written or copied",
+            value="arrays",
+        ),
+        "slow_host": FaultKind(does="exchanges data with its host at this speed", value="GB/s"),
+        "link_slow": FaultKind(does="sends and receives at this speed", value="GB/s"),
+        "link_drop": FaultKind(does="its connections break", after="collectives"),
+        "link_never": FaultKind(does="never connects to its peers"),
+        "link_flip": FaultKind(
+            does="flips a bit in every so many of the large messages it receives",
+            value="messages",
+        ),
+        "nccl_init_hang": FaultKind(does="NCCL hangs in initialisation"),
+        "nccl_async_error": FaultKind(
+            does="NCCL returns an asynchronous error", value="NCCL result", after="collectives"
+        ),
+        "nccl_version": FaultKind(
+            does="NCCL of its processes has another version", value="version, as 22907"
+        ),
+        "strike_init": FaultKind(
+            does="its process gets a signal in NCCL's initialisation", value="signal"
+        ),
+        "strike_collective": FaultKind(
+            does="its process gets a signal in a collective", value="signal", after="collectives"
+        ),
+        **_NVML_FAULT_KINDS,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU, as it would be if it were well.
+
+    Speeds of 0 stand for as fast as the CPU that plays it. `jitter` is the standard deviation of
+    the time of an operation, as a share of it.
+    """
+
+    name: str = "Played GPU"
+    uuid: str = ""
+    pci_address: str = ""
+    memory_bytes: int = 2 * GIB
+    processors: int = 16
+    capability: str = "9.0"
+    tflops: float = 0.0
+    memory_gb_per_s: float = 0.0
+    link_gb_per_s: float = 0.0
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What is broken in one device: one of `FAULT_KINDS`, with its numbers."""
+
+    device: int
+    kind: str
+    value: float = 0.0
+    after: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The GPUs of one node. NCCL's played connections come from `address`.
+
+    `nvml_start` is the error that NVML does not start with; -1: it hangs.
+    """
+
+    devices: tuple[Device, ...]
+    faults: tuple[Fault, ...] = ()
+    address: str = "127.0.0.1"
+    nccl_version: int = 22907
+    driver_version: int = 13000  # as cuDriverGetVersion says it
+    nvml_start: int = 0
+
+
+def machine(
+    count: int, device: Device | None = None, *, address: str = "127.0.0.1", seed: str = ""
+) -> Machine:
+    """Return so many devices of one kind, each with a UUID and a PCI address of its own.
+
+    UUIDs differ between nodes if `seed` does, as by the node's name.
+    """
+    kind = device or Device()
+    return Machine(
+        devices=tuple(
+            dataclasses.replace(
+                kind,
+                uuid=kind.uuid or f"GPU-{uuid.uuid5(_NAMESPACE, f'{seed}/{index}')}",
+                pci_address=kind.pci_address or f"0000:{0x19 + 8 * index:02x}:00.0",
+            )
+            for index in range(count)
+        ),
+        address=address,
+    )
+
+
+def with_device(played: Machine, index: int, **changes: object) -> Machine:
+    """Return the machine with one device described otherwise."""
+    devices = list(played.devices)
+    devices[index] = dataclasses.replace(devices[index], **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(played, devices=tuple(devices))
+
+
+def with_faults(played: Machine, *faults: Fault) -> Machine:
+    """Return the machine with these faults as well; one of the same kind and device gives way."""
+    new = {(fault.device, fault.kind) for fault in faults}
+    kept = (fault for fault in played.faults if (fault.device, fault.kind) not in new)
+    return dataclasses.replace(played, faults=(*kept, *faults))
+
+
+def text(played: Machine) -> str:
+    """Return the file's text.
+
+    Raises:
+        NotADescription: a fault is of an unknown kind or of a device that is not there.
+    """
+    _require_known(played)
+    return "".join(f"{line}\n" for line in _lines(played))
+
+
+def _lines(played: Machine) -> Iterator[str]:
+    yield f"played_gpus {FORMAT}"
+    yield f"count {len(played.devices)}"
+    yield f"address {played.address}"
+    yield f"nccl_version {played.nccl_version}"
+    yield f"driver_version {played.driver_version}"
+    yield f"nvml_start {played.nvml_start}"
+    for index, device in enumerate(played.devices):
+        for field in dataclasses.fields(device):
+            yield f"device {index} {field.name} {_number(getattr(device, field.name))}"
+    for fault in played.faults:
+        yield (
+            f"fault {fault.device} {fault.kind} {_number(fault.value)} after {_number(fault.after)}"
+        )
+
+
+def _number(value: object) -> str:
+    """Return 719.0 as 719, and 85899345920 without an exponent: C reads both."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def parsed(file_text: str) -> Machine:
+    """Return what a file's text describes.
+
+    Raises:
+        NotADescription: a line cannot be read; the error quotes it.
+    """
+    machine_keys: dict[str, str] = {}
+    devices: dict[int, dict[str, str]] = {}
+    faults: list[Fault] = []
+    for line in file_text.splitlines():
+        try:
+            match line.split(maxsplit=3):
+                case [] | ["#", *_]:
+                    pass
+                case ["device", index, key, value]:
+                    devices.setdefault(int(index), {})[key] = value
+                case ["fault", index, kind, numbers]:
+                    faults.append(_fault(int(index), kind, numbers))
+                case [key, value]:
+                    machine_keys[key] = value
+                case _:
+                    raise ValueError  # noqa: TRY301
+        except (ValueError, IndexError) as error:
+            raise NotADescription(
+                f"not a line of a description of played GPUs: {line!r}"
+            ) from error
+    return _machine(machine_keys, devices, faults)
+
+
+def _fault(device: int, kind: str, numbers: str) -> Fault:
+    value, _, after = numbers.partition(" after ")
+    return Fault(device=device, kind=kind, value=float(value), after=float(after or 0))
+
+
+def _machine(
+    keys: dict[str, str], devices: dict[int, dict[str, str]], faults: Iterable[Fault]
+) -> Machine:
+    if keys.get("played_gpus") != str(FORMAT):
+        raise NotADescription(f"no line 'played_gpus {FORMAT}': another format, or no description")
+    count = int(keys.get("count", "0"))
+    if sorted(devices) != list(range(count)):
+        raise NotADescription(f"count says {count}, the devices described are {sorted(devices)}")
+    played = Machine(
+        devices=tuple(_device(devices[index]) for index in range(count)),
+        faults=tuple(faults),
+        address=keys["address"],
+        nccl_version=int(keys["nccl_version"]),
+        driver_version=int(keys["driver_version"]),
+        nvml_start=int(keys["nvml_start"]),
+    )
+    _require_known(played)
+    return played
+
+
+def _device(keys: dict[str, str]) -> Device:
+    kinds = {"int": int, "float": float, "str": str}
+    fields = {field.name: kinds[str(field.type)] for field in dataclasses.fields(Device)}
+    if fields.keys() != keys.keys():
+        raise NotADescription(f"a device's lines are {sorted(fields)}, here {sorted(keys)}")
+    try:
+        return Device(**{name: fields[name](value) for name, value in keys.items()})
+    except ValueError as error:
+        raise NotADescription(f"a device's number cannot be read: {error}") from error
+
+
+def _require_known(played: Machine) -> None:
+    if len(played.devices) > MOST_DEVICES:
+        raise NotADescription(f"{len(played.devices)} devices: at most {MOST_DEVICES} are played")
+    for fault in played.faults:
+        if fault.kind not in FAULT_KINDS:
+            raise NotADescription(
+                f"no fault {fault.kind!r}; those that are played: {', '.join(FAULT_KINDS)}"
+            )
+        if not 0 <= fault.device < len(played.devices):
+            raise NotADescription(f"fault {fault.kind}: there is no device {fault.device}")
+
+
+def write(path: Path, played: Machine) -> None:
+    """Replace the file by rename, so that whoever reads it sees all of one description."""
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    new.write_text(text(played))
+    new.replace(path)
+
+
+def read(path: Path) -> Machine:
+    """Return what the file describes.
+
+    Raises:
+        OSError: it cannot be read.
+        NotADescription: it is none.
+    """
+    return parsed(path.read_text())
+
+
+def strike(path: Path, *faults: Fault) -> None:
+    """Add faults to a file; processes that play its devices have them from their next call on."""
+    write(path, with_faults(read(path), *faults))

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// A communicator has a TCP connection to each peer; a collective is an exchange over them, done by
+// the stream's thread, so that it is pending until the peers have come.
+#pragma once
+#include "device.h"
+#include "stream.h"
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#define API __attribute__((visibility("default")))
+
+namespace played::nccl {
+
+enum Result { SUCCESS, CUDA_ERROR, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, IN_PROGRESS };
+
+struct UniqueId {
+    char internal[128];
+};
+struct Config {  // the beginning of ncclConfig_t, the same since 2.14
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+};
+
+struct Comm : std::enable_shared_from_this<Comm> {
+    ~Comm();
+    void close_all();
+
+    int rank = 0, size = 0, device = 0;
+    std::vector<int> data, control;  // a connection to each peer; -1: to none
+    std::atomic<bool> aborted{false};
+    std::atomic<int> error{SUCCESS}, pending{0}, running{0};
+    std::mutex order;  // one exchange at a time
+    std::map<int, double> scales;  // of the operations that were made by ncclRedOpCreatePreMulSum
+    int next_operation = 5;
+
+    bool must_end() const { return aborted || is_lost(device); }
+    int version() const;
+    // Wait as a kernel does that nobody tells that its peer is gone.
+    void wait_for_abort() const;
+};
+
+// ---- sockets
+int listen_on(const std::string &address, uint16_t *port);
+int connect_to(const std::string &address, uint16_t port);
+int accept_from(int listener, const std::atomic<bool> *stop);
+bool send_all(int fd, const void *data, size_t size, const std::atomic<bool> *stop);
+bool receive_all(int fd, void *data, size_t size, const std::atomic<bool> *stop);
+std::string own_address();
+
+// ---- exchange
+struct Part {
+    int peer;
+    char *data;
+    size_t size;
+};
+// Send and receive all of it. False: aborted, or the device or a peer is gone.
+bool exchange(Comm &comm, std::vector<Part> sends, std::vector<Part> receives);
+
+// ---- numbers
+size_t bytes_of(int type);
+// Reduce `count` numbers of each of `ranks`, which lie one after another.
+void reduce(char *to, const char *from, size_t count, int ranks, int type, int operation, double scale);
+double scalar(const void *value, int type);
+
+// ---- the log
+enum class Level { VERSION, WARN, INFO };
+// `subsystems` as NCCL_DEBUG_SUBSYS names them, INFO only.
+void log(const Comm &comm, Level level, const std::string &text, const char *subsystems = "INIT");
+const char *last_error();
+
+}  // namespace played::nccl

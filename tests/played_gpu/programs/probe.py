@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One probe on one device, as a worker runs it: `probe NAME DEVICE [KEY=NUMBER...]`.
+
+It writes its samples, or what it raised, as JSON.
+"""
+
+import dataclasses
+import importlib
+import json
+import sys
+
+import torch
+
+from slurm_health.preflight.probes.context import ProbeContext
+
+name, index, *options = sys.argv[1:]
+torch.cuda.set_device(int(index))
+numbers = dict(option.split("=") for option in options)
+context = ProbeContext(
+    device=torch.device("cuda", int(index)),
+    local_rank=int(index),
+    local_size=torch.cuda.device_count(),
+    options={key: int(value) for key, value in numbers.items()},
+)
+answer: dict[str, object]
+try:
+    samples = importlib.import_module(f"slurm_health.preflight.probes.{name}").measure(context)
+    answer = {"samples": [dataclasses.asdict(sample) for sample in samples]}
+except Exception as err:
+    answer = {"raised": type(err).__name__, "said": str(err)}
+print(json.dumps(answer))

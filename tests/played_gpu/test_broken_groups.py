@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a check over NCCL says of a node that breaks its groups, and what that costs the others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.played_gpu.description import Device, Fault, machine, with_faults, write
+from tests.played_gpu.running import LONGEST_S, environment
+
+pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
+
+# Of this speed whatever else the machine does, so that times say something.
+SMALL = Device(tflops=0.002, memory_gb_per_s=4.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What `--json` says of each node, and the journal of the run."""
+
+    verdicts: Mapping[str, Mapping[str, Any]]
+    journal: Path
+
+    def said(self, node: str, kind: str) -> list[dict[str, Any]]:
+        """Return the records of a kind that a node wrote."""
+        (file,) = self.journal.rglob(f"{node}.jsonl")
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        return [record for record in records if record["kind"] == kind]
+
+
+def check(python: Path, directory: Path, nodes: int, devices: int, *faults: Fault) -> Checked:
+    """Check so many played nodes, each with its share of these devices."""
+    gpus, journal = directory / "gpus", directory / "journal"
+    write(gpus, with_faults(machine(devices, SMALL), *faults))
+    argv = [sys.executable, "-m", "slurm_health", "check", f"--local={nodes}", "--check=quick"]
+    done = subprocess.run(
+        [*argv, "--json", f"--journal={journal}", f"--python={python}"],
+        env=environment(
+            gpus, {"CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in range(devices))}
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST_S,
+    )
+    found = json.loads(done.stdout)
+    verdicts = {node["node"]: node for node in found["nodes"]}
+    return Checked(verdicts=verdicts, journal=journal)
+
+
+def test_who_had_a_partner_that_died_stays_alive_and_the_dead_ones_signal_is_told(
+    played_python: Path, tmp_path: Path
+) -> None:
+    dies = Fault(device=1, kind="strike_collective", value=9, after=3)
+
+    found = check(played_python, tmp_path, 3, 3, dies)
+
+    levels = {node: verdict["level"] for node, verdict in found.verdicts.items()}
+    assert levels == {"local0": "healthy", "local1": "faulty", "local2": "healthy"}
+    assert "killed by SIGKILL" in found.verdicts["local1"]["reason"]
+    for innocent in ("local0", "local2"):
+        assert len(found.said(innocent, "workers_ready")) == 1
+        assert not found.said(innocent, "workers_starting")
+
+
+def test_data_that_arrives_changed_is_told_with_whose_it_was_on_which_device(
+    played_python: Path, tmp_path: Path
+) -> None:
+    flips = Fault(device=2, kind="link_flip", value=1)
+
+    found = check(played_python, tmp_path, 3, 6, flips)
+
+    assert found.verdicts["local1"]["level"] == "faulty"
+    assert "received other data than rank" in found.verdicts["local1"]["reason"]
+    (ready, *_) = found.said("local0", "workers_ready")
+    assert all("GPU-" in device and " at 0000:" in device for device in ready["devices"])
+    for innocent in ("local0", "local2"):
+        assert not found.said(innocent, "workers_starting")
+
+
+def test_an_error_of_a_device_is_told_with_its_place_and_address(
+    played_python: Path, tmp_path: Path
+) -> None:
+    ecc = Fault(device=3, kind="sticky_error", value=214, after=300)
+
+    found = check(played_python, tmp_path, 3, 6, ecc)
+
+    reason = found.verdicts["local1"]["reason"]
+    (ready, *_) = found.said("local1", "workers_ready")
+    assert found.verdicts["local1"]["level"] == "faulty"
+    assert "uncorrectable ECC error" in reason
+    assert f"device 1 is {ready['devices'][1]}" in reason

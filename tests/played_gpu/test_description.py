@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file that describes played GPUs says what was meant, and refuses what none would play."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.played_gpu.description import (
+    FAULT_KINDS,
+    MOST_DEVICES,
+    Device,
+    Fault,
+    Machine,
+    NotADescription,
+    machine,
+    parsed,
+    read,
+    strike,
+    text,
+    with_device,
+    with_faults,
+    write,
+)
+
+H100 = Device(
+    name="NVIDIA H100 80GB HBM3",
+    memory_bytes=85899345920,
+    processors=132,
+    tflops=700.5,
+    jitter=0.01,
+)
+
+
+def test_a_description_is_read_as_it_was_written(tmp_path: Path) -> None:
+    played = with_faults(
+        with_device(machine(4, H100, address="10.0.0.3", seed="n3"), 2, tflops=400.0),
+        Fault(device=2, kind="sticky_error", value=214, after=3),
+        Fault(device=0, kind="memory_used", value=80e9),
+        Fault(device=1, kind="slow", value=0.55),
+    )
+    write(tmp_path / "gpus", played)
+    assert read(tmp_path / "gpus") == played
+
+
+def test_each_line_is_what_c_reads_without_a_parser() -> None:
+    lines = text(
+        with_faults(machine(1, H100), Fault(device=0, kind="memory_used", value=8e10))
+    ).splitlines()
+    assert "device 0 name NVIDIA H100 80GB HBM3" in lines
+    assert "device 0 memory_bytes 85899345920" in lines
+    assert "device 0 tflops 700.5" in lines
+    assert "fault 0 memory_used 80000000000 after 0" in lines
+
+
+def test_devices_of_two_nodes_differ_and_are_the_same_each_time() -> None:
+    uuids = [device.uuid for node in "ab" for device in machine(8, seed=node).devices]
+    assert len(set(uuids)) == 16
+    assert uuids[:8] == [device.uuid for device in machine(8, seed="a").devices]
+    assert all(re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", u) for u in uuids)
+
+
+def test_a_fault_that_strikes_again_replaces_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "gpus"
+    write(path, machine(2))
+    strike(path, Fault(device=1, kind="slow", value=0.5), Fault(device=0, kind="slow", value=0.7))
+    strike(path, Fault(device=1, kind="slow", value=0.9))
+    assert read(path).faults == (
+        Fault(device=0, kind="slow", value=0.7),
+        Fault(device=1, kind="slow", value=0.9),
+    )
+
+
+def test_a_reader_sees_a_whole_description_while_it_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "gpus"
+    write(path, machine(2))
+    with path.open() as before:
+        write(path, machine(3))
+        assert len(parsed(before.read()).devices) == 2
+    assert [left.name for left in tmp_path.iterdir()] == ["gpus"]
+
+
+@pytest.mark.parametrize(
+    "played",
+    [
+        with_faults(machine(2), Fault(device=2, kind="slow", value=0.5)),
+        with_faults(machine(2), Fault(device=0, kind="no_such_fault")),
+        machine(MOST_DEVICES + 1),
+    ],
+)
+def test_what_none_would_play_is_refused(played: Machine) -> None:
+    with pytest.raises(NotADescription):
+        text(played)
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement"),
+    [
+        ("played_gpus 1", "played_gpus 2"),
+        ("count 2", "count 3"),
+        ("device 0 name Played GPU", ""),
+        ("device 0 memory_bytes 2147483648", "device 0 memory_bytes much"),
+        ("address 127.0.0.1", "address"),
+    ],
+)
+def test_a_damaged_description_is_refused(line: str, replacement: str) -> None:
+    good = text(machine(2))
+    assert line in good
+    with pytest.raises(NotADescription):
+        parsed(good.replace(line, replacement))
+
+
+def test_the_page_describes_every_fault() -> None:
+    page = (Path(__file__).parent / "README.md").read_text()
+    assert [kind for kind in FAULT_KINDS if f"| `{kind}` |" not in page] == []

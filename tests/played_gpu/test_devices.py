@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A played device is what its file describes, and breaks as that says, also while it works."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.played_gpu.description import Device, Fault, machine, strike, write
+from tests.played_gpu.running import Ended, Started, run, start
+
+pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
+# Slower than any CPU that plays it, so that its times are the described ones.
+DEVICE = Device(name="Played GPU of the test", memory_bytes=1 << 30, tflops=0.0002)
+PRODUCT_MS = 2 * 128**3 / 0.0002e12 * 1e3
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Path:
+    write(tmp_path / "gpus", machine(2, DEVICE, seed=str(tmp_path)))
+    return tmp_path / "gpus"
+
+
+def figures(ended: Ended) -> dict[str, float]:
+    assert ended.status == 0, ended.errors
+    lines = [line.split() for line in ended.output.splitlines()]
+    return {line[0]: float(line[1]) for line in lines if len(line) == 2}
+
+
+def work(python: Path, gpus: Path, products: int, **variables: str) -> Ended:
+    return run(
+        python,
+        "device",
+        ["1", "60"],
+        gpus=gpus,
+        variables={"PRODUCTS": str(products), **variables},
+    )
+
+
+def working(python: Path, gpus: Path) -> Started:
+    """Start a process that works on device 1 for a minute, and wait until it has opened it."""
+    started = start(python, "device", ["1", "60"], gpus=gpus)
+    assert started.process.stdout is not None
+    assert started.process.stdout.readline() == "opened\n"
+    return started
+
+
+def test_a_device_is_as_fast_as_described_and_computes_rightly(
+    played_python: Path, gpus: Path
+) -> None:
+    seen = figures(work(played_python, gpus, 6))
+    assert seen["wrong"] == 0
+    assert seen["least_ms"] >= PRODUCT_MS
+    assert seen["total"] == 1 << 30
+
+
+def test_a_slow_device_takes_longer(played_python: Path, gpus: Path) -> None:
+    strike(gpus, Fault(device=1, kind="slow", value=0.25))
+    assert figures(work(played_python, gpus, 6))["least_ms"] >= 4 * PRODUCT_MS
+
+
+def test_a_device_that_is_hot_slows_down(played_python: Path, gpus: Path) -> None:
+    strike(gpus, Fault(device=1, kind="throttle", value=0.2, after=30 * PRODUCT_MS / 1e3))
+    seen = figures(work(played_python, gpus, 50, BATCH="50"))
+    assert seen["last_ms"] >= 2 * PRODUCT_MS  # 30 at its speed, 20 at a fifth
+
+
+def test_one_bit_in_so_many_products_is_wrong(played_python: Path, gpus: Path) -> None:
+    strike(gpus, Fault(device=1, kind="wrong_bit", value=3))
+    assert figures(work(played_python, gpus, 9))["wrong"] == 3
+
+
+def test_memory_that_others_hold_is_not_free(played_python: Path, gpus: Path) -> None:
+    strike(gpus, Fault(device=1, kind="memory_used", value=512 << 20))
+    seen = figures(work(played_python, gpus, 1))
+    assert seen["free"] < 512 << 20
+
+
+def test_memory_of_another_process_on_the_device_is_not_free(
+    played_python: Path, gpus: Path
+) -> None:
+    alone = figures(work(played_python, gpus, 1))
+    other = working(played_python, gpus)
+    with other.process:
+        together = figures(work(played_python, gpus, 1))
+        other.process.kill()
+    assert together["free"] < alone["free"]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(999, "unknown error"), (46, "busy or unavailable"), (802, "system not yet initialized")],
+)
+def test_a_device_that_does_not_open_says_why(
+    played_python: Path, gpus: Path, code: int, said: str
+) -> None:
+    strike(gpus, Fault(device=1, kind="open_error", value=code))
+    ended = work(played_python, gpus, 1)
+    assert ended.status == 1
+    assert said in ended.errors
+    well = run(played_python, "device", ["0", "60"], gpus=gpus, variables={"PRODUCTS": "1"})
+    assert well.status == 0, well.errors
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault(device=1, kind="sticky_error", value=214), "uncorrectable ECC error encountered"),
+        (Fault(device=1, kind="sticky_error", value=719), "unspecified launch failure"),
+        (Fault(device=1, kind="off_bus"), "unspecified launch failure"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Fault) else "",
+)
+def test_a_device_that_dies_while_it_works_says_so_at_the_next_call(
+    played_python: Path, gpus: Path, fault: Fault, said: str
+) -> None:
+    started = working(played_python, gpus)
+    strike(gpus, fault)
+    ended = started.ended()
+    assert ended.status != 0  # often PyTorch cannot even leave, and aborts
+    assert said in ended.errors
+
+
+def test_a_device_that_fell_off_the_bus_cannot_be_opened_again(
+    played_python: Path, gpus: Path
+) -> None:
+    strike(gpus, Fault(device=1, kind="off_bus", after=20))
+    assert "unspecified launch failure" in work(played_python, gpus, 50).errors
+    assert "unknown error" in work(played_python, gpus, 1).errors
+
+
+def test_a_device_that_hangs_goes_on_once_it_is_mended(played_python: Path, gpus: Path) -> None:
+    strike(gpus, Fault(device=1, kind="hang"))
+    started = start(played_python, "device", ["1", "60"], gpus=gpus, variables={"PRODUCTS": "3"})
+    with pytest.raises(subprocess.TimeoutExpired):
+        started.process.wait(6)
+    write(gpus, machine(2, DEVICE, seed=str(gpus.parent)))
+    assert figures(started.ended())["products"] == 3
+
+
+def test_devices_are_chosen_by_uuid(played_python: Path, gpus: Path) -> None:
+    uuid = machine(2, DEVICE, seed=str(gpus.parent)).devices[1].uuid
+    strike(gpus, Fault(device=1, kind="memory_used", value=900 << 20))
+    ended = run(
+        played_python,
+        "device",
+        ["0", "60"],
+        gpus=gpus,
+        variables={"PRODUCTS": "1", "CUDA_VISIBLE_DEVICES": uuid},
+    )
+    assert figures(ended)["free"] < 124 << 20
+
+
+def test_nothing_is_left_behind(played_python: Path, gpus: Path) -> None:
+    played = machine(2, DEVICE, seed=str(gpus.parent))
+    assert work(played_python, gpus, 1).status == 0
+    left = [path for path in Path("/dev/shm").iterdir() if played.devices[1].uuid in path.name]
+    assert left == []

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the played driver writes into the kernel's log is read as a real one's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node.checks.xid import Xid
+from slurm_health.node.rules.finding import Status
+from tests.played_gpu.description import Fault, machine
+from tests.played_gpu.kernel_log import loaded, records, said
+from tests.support.sites import tree
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "status", "number"),
+    [
+        ("off_bus", 0, Status.NODE_FAULT, 79),
+        ("open_error", 999, Status.NODE_FAULT, 119),
+        ("hang", 0, Status.NODE_FAULT, 109),
+        ("remap_failed", 1, Status.NODE_FAULT, 64),
+        ("sticky_error", 214, Status.WARN, 94),
+        ("nvlinks_down", 2, Status.WARN, 74),
+    ],
+)
+def test_a_fault_that_the_driver_notices_is_told_of_its_device(
+    tmp_path: Path, kind: str, value: float, status: Status, number: int
+) -> None:
+    device = machine(2).devices[1]
+    messages = [loaded(), *said(device, Fault(device=1, kind=kind, value=value))]
+    log = records(messages, first=7, uptime_s=9990.0)
+    node = tree(tmp_path, {"/dev/kmsg": log, "/proc/uptime": "10000.0 1\n"})
+    finding = Xid().judge(Xid().collect(node))
+    assert finding.status is status, finding
+    assert f"GPU 0000:21:00: Xid {number} 10 s ago" in finding.text
+    assert [line.split(",")[1] for line in log.splitlines()] == [
+        str(7 + count) for count in range(len(messages))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("slow", 0.5), ("wrong_bit", 1), ("open_error", 46), ("link_slow", 0.1)]
+)
+def test_of_what_the_driver_does_not_notice_nothing_is_said(kind: str, value: float) -> None:
+    device = machine(1).devices[0]
+    assert list(said(device, Fault(device=0, kind=kind, value=value))) == []

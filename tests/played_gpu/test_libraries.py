@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The played libraries are found without PyTorch, are the only ones, and name their own crashes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.played_gpu import build
+from tests.played_gpu.description import Device, machine, write
+from tests.played_gpu.running import CRASHED, environment, run, start
+
+PLAYED = machine(2, Device(name="Played GPU of the test", memory_bytes=1 << 30), seed="libraries")
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Path:
+    write(tmp_path / "gpus", PLAYED)
+    return tmp_path / "gpus"
+
+
+@pytest.mark.played_gpu
+@pytest.mark.timeout(600)
+def test_the_driver_is_found_without_pytorch_and_no_other_is_loaded(
+    played_python: Path, gpus: Path
+) -> None:
+    ended = run(played_python, "driver", gpus=gpus)
+    assert ended.status == 0, ended.errors
+    libraries = build.ready(played_python.parents[1])
+    assert ended.output.splitlines() == [
+        "devices 2",
+        "name Played GPU of the test",
+        f"uuid {PLAYED.devices[1].uuid.removeprefix('GPU-').replace('-', '')}",
+        r"memory b'played\x07\x07'",
+        f"total {1 << 30}",
+        "freed twice 1",
+        f"libraries from {libraries.resolve()}",
+    ]
+
+
+@pytest.mark.played_gpu
+@pytest.mark.timeout(600)
+def test_a_crash_in_a_played_library_is_named_as_one(played_python: Path, gpus: Path) -> None:
+    process = start(played_python, "driver", ["crash"], gpus=gpus).process
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == -signal.SIGSEGV
+    assert errors.startswith(CRASHED)
+    assert "of no device" in errors
+
+
+@pytest.mark.played_gpu
+@pytest.mark.timeout(600)
+def test_without_a_description_there_is_no_device(played_python: Path, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [played_python, "-c", "import torch; print(torch.cuda.is_available())"],
+        env=environment(tmp_path / "none"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    )
+    assert ended.stdout == "False\n"
+
+
+def venv_with_torch(directory: Path) -> Path:
+    site = directory / "lib/python3.11/site-packages"
+    (site / "torch/lib").mkdir(parents=True)
+    (site / "torch/lib/libtorch_cuda.so").touch()
+    return site
+
+
+def test_a_venv_without_pytorch_for_cuda_says_what_to_do(tmp_path: Path) -> None:
+    assert "make played-gpu" in build.why_not(tmp_path)
+
+
+def test_nothing_is_played_where_nvidias_own_libraries_are(tmp_path: Path) -> None:
+    site = venv_with_torch(tmp_path)
+    (site / "nvidia/cu13/lib").mkdir(parents=True)
+    with pytest.raises(build.CannotPlay, match="NVIDIA's own libraries"):
+        build.ready(tmp_path)
+    assert not list(site.glob("played_gpus*"))

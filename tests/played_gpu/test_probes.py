@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The probes of one device, on played ones: what they measure, and what they find."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.played_gpu.description import Device, Fault, machine, strike, write
+from tests.played_gpu.running import environment, run
+
+pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+SMALL = ("copy_bytes=4194304", "pattern_bytes=8388608")
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Path:
+    write(tmp_path / "gpus", machine(2, Device(memory_bytes=1 << 30), seed=str(tmp_path)))
+    return tmp_path / "gpus"
+
+
+def probed(python: Path, gpus: Path, name: str, *options: str) -> dict[str, Any]:
+    """What a probe says of device 1."""
+    ended = run(
+        python,
+        "probe",
+        [name, "1", *(options or SMALL)],
+        gpus=gpus,
+        variables={"PYTHONPATH": str(ROOT)},
+    )
+    assert ended.status == 0, ended.errors
+    found: dict[str, Any] = json.loads(ended.output)
+    return found
+
+
+def gb_per_s(samples: list[dict[str, Any]]) -> dict[str, float]:
+    return {
+        each["quantity"]: each["total_bytes"] / min(each["iteration_ms"]) / 1e6 for each in samples
+    }
+
+
+def test_memory_that_is_well_gives_back_every_pattern(played_python: Path, gpus: Path) -> None:
+    (sample,) = probed(played_python, gpus, "memory_pattern")["samples"]
+    assert sample["figures"] == {"bytes": 8 * MIB, "patterns": 18, "wrong": 0}
+
+
+def test_little_free_memory_is_tested_too(played_python: Path, gpus: Path) -> None:
+    strike(gpus, Fault(device=1, kind="memory_used", value=600 * MIB))
+    (sample,) = probed(played_python, gpus, "memory_pattern", "pattern_bytes=1073741824")["samples"]
+    assert 64 * MIB <= sample["figures"]["bytes"] <= 106 * MIB
+
+
+@pytest.mark.parametrize("arrays", [1, 17, 18])
+def test_one_wrong_bit_in_memory_is_found_and_its_device_named(
+    played_python: Path, gpus: Path, arrays: int
+) -> None:
+    strike(gpus, Fault(device=1, kind="wrong_memory", value=arrays))
+    found = probed(played_python, gpus, "memory_pattern")
+    assert found["raised"] == "WrongResults"
+    assert found["said"].startswith("memory of device 1 does not give back what was written: 1 of")
+
+
+def test_a_device_exchanges_data_with_its_host_in_both_directions(
+    played_python: Path, gpus: Path
+) -> None:
+    samples = probed(played_python, gpus, "host_copy")["samples"]
+    assert [each["quantity"] for each in samples] == ["to_device", "to_host"]
+    assert all(each["total_bytes"] == 4 * MIB and each["iteration_ms"] for each in samples)
+
+
+def test_a_slow_way_to_the_host_shows_in_both_directions(played_python: Path, gpus: Path) -> None:
+    strike(gpus, Fault(device=1, kind="slow_host", value=0.05))
+    found = gb_per_s(probed(played_python, gpus, "host_copy")["samples"])
+    assert all(0 < speed <= 0.05 for speed in found.values()), found
+
+
+def test_data_that_changes_on_its_way_is_found(played_python: Path, gpus: Path) -> None:
+    strike(gpus, Fault(device=1, kind="wrong_memory", value=1))
+    found = probed(played_python, gpus, "host_copy")
+    assert found["raised"] == "WrongResults"
+    assert "changed on its way from the host to device 1: 1 of" in found["said"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(device=1, kind="open_error", value=46),
+        Fault(device=1, kind="memory_used", value=1 << 30),
+    ],
+    ids=["busy", "memory is full"],
+)
+def test_who_occupies_a_device_is_told_with_name_and_user(
+    played_python: Path, gpus: Path, fault: Fault
+) -> None:
+    # Not a child of ours: what has the parent of the asking process is a worker of its node.
+    started = subprocess.run(
+        ["sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE, check=True
+    )
+    other = int(started.stdout)
+    try:
+        strike(gpus, fault, Fault(device=1, kind="occupied_by", value=other))
+        claim = "import os; from slurm_health.preflight.probes.device import claim"
+        done = subprocess.run(
+            [played_python, "-c", f"{claim}; claim(1, expected=2, environ=os.environ)"],
+            env={**environment(gpus), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.kill(other, signal.SIGKILL)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert f"device 1 (used by process {other}, sleep of {user}): " in done.stderr

@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done about a verdict, on a cluster that refuses what Slurm refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.node.draining.shared_state import read_ledger
+from slurm_health.node.rules import drain_note
+from slurm_health.node.rules.settings import Breaker
+from slurm_health.preflight.acting import requeue_helper
+from slurm_health.preflight.acting.job_facts import (
+    earlier_runs,
+    hold_obstacle,
+    left_behind,
+    requeues,
+)
+from slurm_health.preflight.acting.perform import RecordAppender, act
+from slurm_health.preflight.decide.policy import OnInconclusive, OnStraggler, Policy
+from slurm_health.records.errors import ExitCode
+from slurm_health.records.records import (
+    Action,
+    ActionDone,
+    ActionIntended,
+    Record,
+    RunFinished,
+    RunStarted,
+    VerdictReached,
+)
+from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.system import journal
+from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import Job
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.journals import RunJournal, write_requeued_job
+from tests.support.sites import write_site
+
+JOB = 12
+ELSEWHERE = Policy(on_inconclusive=OnInconclusive.REQUEUE)
+HOLD = Policy(on_inconclusive=OnInconclusive.HOLD)
+
+
+class Scene:
+    """A job on n1 to n3, its check, and what was recorded."""
+
+    def __init__(self, directory: Path) -> None:
+        self.slurm = FakeSlurm(directory / "slurm")
+        self.slurm.run_job(JOB, ["n1", "n2", "n3"])
+        self.run = RunJournal(directory / "journal", job=JOB, nodes=["n1", "n2", "n3"])
+        self.shared = directory / "shared"
+        self.shared.mkdir(mode=0o755)
+        self.site_file = write_site(directory / "etc", f"[breaker]\ndirectory='{self.shared}'\n")
+        self.records: list[Record] = []
+        self.append: RecordAppender = self.records.append
+
+    def act(
+        self, *, uid: int = 65534, policy: Policy | None = None, array: str = "", **levels: Level
+    ) -> RunFinished:
+        judged = [
+            NodeVerdict(node=node, level=level, component="network", reason="no allgather")
+            for node, level in {"n1": Level.HEALTHY, "n2": Level.HEALTHY, **levels}.items()
+        ]
+        return act(
+            VerdictReached(nodes=judged),
+            started=RunStarted(
+                run_id="r",
+                job_id=JOB,
+                attempt=0,
+                cluster="lab",
+                partition="main",
+                nodes=["n1", "n2", "n3"],
+                master_node="n1",
+                user="ml",
+                array=array,
+            ),
+            directory=self.run.directory,
+            policy=policy or Policy(),
+            client=Client(self.slurm.environ()),
+            uid=uid,
+            append=self.append,
+            helper=requeue_helper.Helper(
+                command=("slurm-health", "requeue-helper"),
+                directory=self.run.directory,
+                environ=self.slurm.environ(),
+                uid=0,
+            ),
+            site_file=self.site_file,
+            clock=lambda: 1_000_000.0,
+        )
+
+    def told(self) -> list[tuple[str, str, bool | None]]:
+        """Return kind, action and success of each record, in order."""
+        found: list[tuple[str, str, bool | None]] = []
+        for record in self.records:
+            match record:
+                case ActionIntended(action=action):
+                    found.append(("intended", action, None))
+                case ActionDone(action=action, succeeded=succeeded):
+                    found.append(("done", action, succeeded))
+                case RunFinished(disposition=disposition):
+                    found.append(("finished", disposition, None))
+        return found
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_undecided_nodes_cause_no_call_either(scene: Scene) -> None:
+    finished = scene.act(uid=0, n3=Level.INCONCLUSIVE)
+
+    assert (finished.disposition, finished.exit_code) == ("proceed", ExitCode.INCONCLUSIVE)
+    assert scene.slurm.calls() == []
+
+
+def test_a_drain_that_slurm_accepts_and_loses_is_recorded_as_failed(scene: Scene) -> None:
+    scene.slurm.set(admin=True, drain_is_lost=["n3"])
+
+    finished = scene.act(uid=0, n3=Level.FAULTY)
+
+    assert finished.disposition == "requeue"
+    done = next(r for r in scene.records if isinstance(r, ActionDone))
+    assert (done.succeeded, done.nodes) == (False, ["n3"])
+    assert "the node is still in the pool" in done.detail
+    assert read_ledger(Breaker(directory=str(scene.shared))).entries == ()
+
+
+@pytest.mark.parametrize(("state", "note"), [("IDLE", "watch the fan"), ("IDLE+DRAIN", "ADMIN")])
+def test_anothers_note_stays_whether_the_node_is_in_the_pool_or_not(
+    scene: Scene, state: str, note: str
+) -> None:
+    scene.slurm.set(admin=True)
+    scene.slurm.change_node("n3", state=state, reason=note)
+
+    assert scene.act(uid=0, n3=Level.FAULTY).disposition == "requeue"
+
+    assert scene.slurm.node("n3") == {"state": state, "reason": note}
+    assert ("done", "drain", False) in scene.told()
+
+
+def test_a_jobs_drain_has_a_hooks_note_and_counts_where_hooks_count(scene: Scene) -> None:
+    scene.slurm.set(admin=True)
+
+    scene.act(uid=0, n3=Level.FAULTY)
+
+    note = drain_note.parse(scene.slurm.node("n3")["reason"])
+    assert note is not None
+    assert (note.checks, note.job, note.text) == (("network",), JOB, "network: no allgather")
+    (entry,) = read_ledger(Breaker(directory=str(scene.shared))).entries
+    assert (entry.node, entry.job, entry.uid, entry.hook) == ("n3", JOB, 0, "check")
+
+
+def test_a_job_costs_no_more_nodes_than_the_cap_for_every_job(scene: Scene) -> None:
+    scene.slurm.set(admin=True)
+    breaker = f"directory='{scene.shared}'\nshare=1.0\nper_job=1"
+    write_site(scene.site_file.parent, f"[breaker]\n{breaker}\n")
+
+    policy = Policy(max_bad_share=1.0)
+    scene.act(uid=0, policy=policy, n2=Level.FAULTY, n3=Level.FAULTY)
+
+    assert scene.slurm.node("n2")["state"] == "MIXED+DRAIN"
+    assert scene.slurm.node("n3")["state"] == "IDLE"
+    assert ("done", "drain", False) in scene.told()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[hooks]\ndrain=false\n", "hooks.drain is false"),
+        ("", "breaker.directory is not set"),
+        ("nonsense", "the site's rules for drains cannot be read"),
+    ],
+)
+def test_where_hooks_may_not_drain_a_job_may_not_either(scene: Scene, text: str, said: str) -> None:
+    scene.slurm.set(admin=True)
+    write_site(scene.site_file.parent, text)
+
+    assert scene.act(uid=0, n3=Level.FAULTY).disposition == "requeue"
+
+    assert scene.slurm.node("n3")["state"] == "IDLE"
+    assert any(isinstance(r, ActionDone) and said in r.detail for r in scene.records)
+
+
+def test_a_drain_that_is_refused_does_not_keep_the_job_on_the_bad_node(scene: Scene) -> None:
+    finished = scene.act(uid=0, n3=Level.FAULTY)  # root in name only
+
+    assert finished.disposition == "requeue"
+    assert ("done", "drain", False) in scene.told()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"BatchFlag": 0}, "not a batch job"),
+        ({"Requeue": 0}, "--no-requeue"),
+        ({"ReqNodeList": "n[2-3]"}, "it asks for n3 by name (--nodelist)"),
+    ],
+)
+def test_a_job_that_cannot_move_stops_and_says_why(
+    scene: Scene, changes: dict[str, object], said: str
+) -> None:
+    scene.slurm.change_job(JOB, **changes)
+
+    finished = scene.act(n3=Level.FAULTY)
+
+    assert (finished.disposition, finished.exit_code) == ("stop", ExitCode.BAD_NODES)
+    assert said in finished.reason
+    assert scene.slurm.calls("sbatch") == scene.slurm.calls("scontrol", "requeuehold") == []
+
+
+@pytest.mark.parametrize(("wanted", "nodes"), [(4, ["n1", "n2", "n3"]), (3, []), (None, [])])
+def test_a_job_that_started_smaller_than_wanted_names_its_nodes_for_the_scripts_variables(
+    scene: Scene, wanted: int | None, nodes: list[str]
+) -> None:
+    policy = Policy(nodes_wanted=wanted, nodes_needed=wanted and 3)
+
+    finished = scene.act(policy=policy, n3=Level.HEALTHY)
+
+    assert (finished.disposition, finished.nodes) == ("proceed", nodes)
+
+
+# --- slow nodes ----------------------------------------------------------------------------------
+
+
+def test_a_slow_node_is_left_for_an_idle_one(scene: Scene) -> None:
+    finished = scene.act(n3=Level.SLOW)
+
+    assert finished.disposition == "requeue"
+    (asked,) = scene.slurm.calls("sbatch", "--test-only")
+    assert {"--nodes=1", "--exclude=n[1-3]", "--partition=main", "--cpus-per-task=2"} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"waiting": {"15": "Priority"}}, "job 15 waits for nodes of partition main"),
+        ({"private": "accounts,jobs"}, "(PrivateData=jobs)"),
+        ({"refuse": {"--test-only": "allocation failure: not now"}}, "allocation failure: not now"),
+        ({"refuse": {"--states=PENDING": "Socket timed out"}}, "no other nodes: Socket timed out"),
+    ],
+)
+def test_a_slow_node_is_not_left_where_slurm_does_not_promise_another_at_once(
+    scene: Scene, changes: dict[str, object], said: str
+) -> None:
+    scene.slurm.set(**changes)
+
+    finished = scene.act(n3=Level.SLOW)
+
+    assert finished.disposition == "proceed"
+    assert said in finished.reason
+    assert "continuing with n3 anyway" in finished.reason
+    assert scene.slurm.calls("scontrol", "requeuehold") == []
+
+
+@pytest.mark.parametrize(
+    ("node", "state", "said"),
+    [
+        ("n4", "IDLE+DRAIN", "no other nodes: allocation failure: Requested node configuration"),
+        ("n1", "MIXED+DRAIN", "it would have to wait for nodes: n1 is MIXED+DRAIN"),
+    ],
+)
+def test_a_node_that_takes_no_jobs_is_no_place_to_go_to(
+    scene: Scene, node: str, state: str, said: str
+) -> None:
+    scene.slurm.change_node(node, state=state)
+
+    finished = scene.act(n3=Level.SLOW)
+
+    assert finished.disposition == "proceed"
+    assert said in finished.reason
+
+
+def test_a_job_whose_requeue_is_refused_stays_on_its_slow_node(scene: Scene) -> None:
+    scene.slurm.set(refuse={"requeuehold": "disabled"})
+
+    finished = scene.act(n3=Level.SLOW)
+
+    assert finished.disposition == "proceed"
+    assert "could not move the job off n3" in finished.reason
+    assert scene.slurm.calls("scancel") == [["scancel", "13"]]
+
+
+def test_a_job_that_leaves_its_batch_host_needs_no_other_node_where_it_has_a_spare(
+    scene: Scene,
+) -> None:
+    scene.slurm.set(refuse={"--test-only": "allocation failure: no node is idle"})
+    policy = Policy(nodes_wanted=2, nodes_needed=2)
+
+    finished = scene.act(n1=Level.SLOW, n3=Level.HEALTHY, policy=policy)
+
+    assert finished.disposition == "requeue"
+    assert scene.slurm.calls("sbatch", "--test-only") == []
+
+
+def test_several_slow_nodes_are_left_together_or_not_at_all(scene: Scene) -> None:
+    scene.slurm.add_node("n5")
+    scene.slurm.run_job(15, ["n5"])
+    finished = scene.act(n2=Level.SLOW, n3=Level.SLOW)
+
+    assert finished.disposition == "proceed"
+    assert "it would have to wait for 2 other nodes for up to 60 min" in finished.reason
+    assert "continuing with n[2-3] anyway" in finished.reason
+
+
+def test_a_job_leaves_a_faulty_node_and_keeps_a_slow_one_that_it_would_wait_for(
+    scene: Scene,
+) -> None:
+    finished = scene.act(n2=Level.SLOW, n3=Level.FAULTY)
+
+    assert finished.disposition == "requeue"
+    intended = [r for r in scene.records if isinstance(r, ActionIntended)]
+    assert [r.nodes for r in intended if r.action is Action.EXCLUDE] == [["n3"]]
+
+
+def test_a_job_that_is_to_wait_for_other_nodes_does_not_ask_for_any(scene: Scene) -> None:
+    scene.slurm.set(waiting={"15": "Priority"})
+
+    finished = scene.act(n3=Level.SLOW, policy=Policy(on_straggler=OnStraggler.REQUEUE))
+
+    assert finished.disposition == "requeue"
+    assert scene.slurm.calls("sbatch", "--test-only") == []
+
+
+def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_again(
+    scene: Scene,
+) -> None:
+    earlier = RunJournal(scene.run.directory.parents[2], job=JOB, label="7")
+    earlier.write(
+        journal.MASTER, ActionIntended(action=Action.HOLD, nodes=["n3"], reason="n3: no allgather")
+    )
+
+    assert scene.act(policy=HOLD, n3=Level.INCONCLUSIVE).disposition == "proceed"
+    assert scene.act(policy=HOLD, n2=Level.INCONCLUSIVE, n3=Level.HEALTHY).disposition == "hold"
+
+
+@pytest.mark.parametrize(
+    "refusal", [{"no_submissions": True}, {"refuse": {"requeuehold": "disabled"}}]
+)
+def test_a_job_that_cannot_leave_nodes_in_doubt_stays_on_them(
+    scene: Scene, refusal: dict[str, object]
+) -> None:
+    scene.slurm.set(**refusal)
+
+    finished = scene.act(policy=ELSEWHERE, n3=Level.INCONCLUSIVE)
+
+    assert (finished.disposition, finished.exit_code) == ("proceed", ExitCode.INCONCLUSIVE)
+    assert "could not move the job off n3" in finished.reason
+    assert scene.slurm.job(JOB)["state"] == "RUNNING"
+    assert scene.slurm.job(JOB)["Comment"] == ""
+
+
+def test_a_hold_that_is_refused_stops_the_job_and_gives_its_comment_back(scene: Scene) -> None:
+    scene.slurm.change_job(JOB, Comment="mine")
+    scene.slurm.set(refuse={"requeuehold": "Requested operation is presently disabled"})
+
+    finished = scene.act(policy=HOLD, n3=Level.INCONCLUSIVE)
+
+    assert (finished.disposition, finished.exit_code) == ("stop", ExitCode.INCONCLUSIVE)
+    assert scene.slurm.job(JOB)["Comment"] == "mine"
+
+
+def test_doubt_does_not_stop_a_job_when_slurm_cannot_be_asked(scene: Scene) -> None:
+    scene.slurm.set(refuse={"show": "slurm_load error: something is wrong"})
+
+    assert scene.act(policy=ELSEWHERE, n3=Level.INCONCLUSIVE).disposition == "proceed"
+    assert scene.act(policy=HOLD, n3=Level.INCONCLUSIVE).disposition == "stop"
+
+
+def test_a_requeue_that_is_refused_withdraws_the_helper_and_stops(scene: Scene) -> None:
+    scene.slurm.set(refuse={"requeuehold": "Requested operation is presently disabled"})
+
+    finished = scene.act(n3=Level.FAULTY)
+
+    assert finished.disposition == "stop"
+    assert "presently disabled" in finished.reason
+    assert scene.slurm.calls("scancel") == [["scancel", "13"]]
+    assert scene.slurm.job(13)["state"] == "CANCELLED"
+    assert ("done", "requeue", False) in scene.told()
+
+
+def test_where_slurm_does_not_answer_the_job_stops_rather_than_run_on_a_bad_node(
+    scene: Scene,
+) -> None:
+    scene.slurm.set(refuse={"show": "slurm_load error: something is wrong"})
+
+    finished = scene.act(n3=Level.FAULTY)
+
+    assert finished.disposition == "stop"
+    assert "could not query Slurm" in finished.reason
+    assert "something is wrong" in finished.reason
+
+
+def started(attempt: int, **more: Any) -> RunStarted:
+    return RunStarted(
+        run_id=f"{JOB}.{attempt}",
+        job_id=JOB,
+        attempt=attempt,
+        cluster="c",
+        partition="main",
+        nodes=["n1"],
+        master_node="n1",
+        user="ml",
+        **more,
+    )
+
+
+def test_requeues_are_counted_from_the_earlier_attempts(tmp_path: Path) -> None:
+    first, second = write_requeued_job(tmp_path, job=JOB)
+    (first.directory.parent / "2").mkdir()
+
+    assert requeues(earlier_runs(second.directory, started(1))) == 1
+    assert requeues(earlier_runs(first.directory, started(0))) == 0
+    assert requeues(earlier_runs(tmp_path / "nowhere" / "0", started(0))) == 0
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [({}, started(0)), ({"submit_time_s": 5}, started(2, submit_time_s=9))],
+    ids=["attempts that begin anew", "another time of submission"],
+)
+def test_requeues_of_an_older_job_with_the_same_id_do_not_count(
+    tmp_path: Path, older: dict[str, Any], newer: RunStarted
+) -> None:
+    intended = ActionIntended(action=Action.REQUEUE, nodes=["n1"])
+    run = RunJournal(tmp_path, job=JOB, label="1")
+    run.start(**older)
+    run.master(intended)
+
+    assert requeues(earlier_runs(run.directory.parent / "0-2", newer)) == 0
+    assert requeues(earlier_runs(run.directory.parent / "2", started(2))) == 1
+
+
+def test_a_faulty_node_that_was_given_back_in_this_attempt_is_left_behind(tmp_path: Path) -> None:
+    for label, node in (("0", "n2"), ("1", "n3"), ("1-2", "n4")):
+        run = RunJournal(tmp_path, job=JOB, label=label)
+        run.start()
+        run.judge(NodeVerdict(node=node, level=Level.FAULTY, reason="no allgather"))
+        run.judge(NodeVerdict(node="n5", level=Level.SLOW, reason="slow"))
+    own = run.directory.parent / "1-3"
+
+    assert left_behind(own, started(1), held=["n1"]) == ("n3", "n4")
+    assert left_behind(own, started(1), held=["n1", "n4"]) == ("n3",)
+    assert left_behind(own, started(2), held=["n1"]) == ()
+
+
+def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: Path) -> None:
+    newer = tmp_path / "job" / "0"
+    newer.mkdir(parents=True)
+    (newer / "master.jsonl").write_text('{"v":99,"id":"master:0","time_s":0,"kind":"x"}\n')
+
+    assert requeues(earlier_runs(tmp_path / "job" / "1", started(1))) == 1
+
+
+@pytest.mark.parametrize("flag", ["1", "2"])
+def test_a_job_that_slurm_has_requeued_itself_is_still_a_batch_job(flag: str) -> None:
+    fields = {"BatchFlag": flag, "Requeue": "1", "ReqNodeList": "(null)"}
+    job = Job(job_id=1, states=frozenset(), reason="", fields=fields)
+
+    assert hold_obstacle(job) == ""
+
+
+def test_what_was_decided_is_in_the_journal_before_it_is_done(tmp_path: Path) -> None:
+    """An append that fails stops everything after it."""
+    scene = Scene(tmp_path)
+    scene.slurm.set(admin=True)
+
+    class Full(Exception):
+        pass
+
+    def refuse(_: Record) -> None:
+        raise Full
+
+    scene.append = refuse
+    with pytest.raises(Full):
+        scene.act(uid=0, n3=Level.FAULTY)
+
+    assert not [call for call in scene.slurm.calls() if call[1] in {"update", "requeuehold"}]
+    assert scene.slurm.calls("sbatch") == []
+    assert journal.read_all(scene.run.directory, journal.MASTER) == []

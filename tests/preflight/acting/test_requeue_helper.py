@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper job: the job is let go only where Slurm has been seen to keep the list."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_health.preflight.acting.job_facts import placement
+from slurm_health.preflight.acting.release_elsewhere import (
+    PENDING_S,
+    TRIES,
+    Here,
+    release_elsewhere,
+)
+from slurm_health.preflight.acting.requeue_helper import Helper, Move, helper_name
+from slurm_health.records.records import ActionDone
+from slurm_health.system import journal
+from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import Job
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.journals import Clock
+
+JOB, HELPER = 12, 13
+OWN = "it's mine; a=b"
+
+
+def move(*exclude: str, least: int | None = None, keep_size: bool = False) -> Move:
+    told = Move(job=str(JOB), attempt=0, exclude=exclude, comment=OWN, least=least)
+    return msgspec.structs.replace(told, keep_size=keep_size)
+
+
+class Scene:
+    def __init__(self, directory: Path) -> None:
+        self.slurm = FakeSlurm(directory / "slurm")
+        self.slurm.run_job(JOB, ["n1", "n2"])
+        self.client = Client(self.slurm.environ())
+        self.directory = directory / "run"
+        self.directory.mkdir()
+        self.clock = Clock(0.0)
+        self.slept: list[float] = []
+        self.on_sleep: Callable[[float], None] = lambda _: None
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.clock.now_s += seconds
+        self.on_sleep(seconds)
+
+    def release(self, *exclude: str, least: int | None = None, keep_size: bool = False) -> bool:
+        return release_elsewhere(
+            move(*exclude, least=least, keep_size=keep_size),
+            directory=self.directory,
+            client=self.client,
+            here=Here(HELPER, "n1"),
+            clock=self.clock,
+            sleep=self.sleep,
+        )
+
+    def recorded(self) -> tuple[bool, str]:
+        (entry,) = journal.read_all(self.directory, journal.REQUEUE)
+        assert isinstance(entry.record, ActionDone)
+        assert entry.record.action == "requeue"
+        return entry.record.succeeded, entry.record.detail
+
+    def submit(self, *exclude: str) -> int:
+        """Submit the helper."""
+        found = placement(self.client.job(JOB))
+        return self.helper().ensure_submitted(
+            self.client, move(*exclude), job_id=JOB, placement=found
+        )
+
+    def helper(self) -> Helper:
+        return Helper(
+            command=("python3", "-m", "a name with spaces"),
+            directory=self.directory,
+            environ={**self.slurm.environ(), "SLURM_JOB_ID": str(JOB), "SLURM_NTASKS": "64"},
+            uid=0,
+        )
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_nothing_is_changed_before_the_job_has_stopped_completing(scene: Scene) -> None:
+    scene.slurm.set(completing_steps=5)
+    scene.client.requeue_held(JOB)
+    before = len(scene.slurm.calls("scontrol"))
+
+    assert scene.release("n2")
+
+    called = [call[1] for call in scene.slurm.calls("scontrol")[before:]]
+    assert called[: called.index("update")] == ["show"] * 6
+
+
+def test_a_list_that_slurm_does_not_keep_leaves_the_job_held_with_a_word_of_why(
+    scene: Scene,
+) -> None:
+    scene.slurm.set(lose_lists=True)
+    scene.client.requeue_held(JOB)
+
+    assert not scene.release("n2")
+
+    job = scene.slurm.job(JOB)
+    assert (job["state"], job["Priority"]) == ("PENDING", 0)
+    assert scene.slurm.calls("scontrol", "release") == []
+    assert len(scene.slept) >= TRIES
+    assert "Slurm did not keep the list" in job["Comment"]
+    assert job["Comment"].endswith(OWN)
+    assert f"scontrol release {JOB}" in job["Comment"]
+    succeeded, detail = scene.recorded()
+    assert not succeeded
+    assert detail.startswith("left held")
+
+
+def test_a_release_that_has_no_effect_is_noticed_and_tried_again(scene: Scene) -> None:
+    scene.slurm.set(lose_releases=True)
+    scene.client.requeue_held(JOB)
+
+    def mend(_: float) -> None:
+        if len(scene.slurm.calls("scontrol", "release")) == 2:
+            scene.slurm.set(lose_releases=False)
+
+    scene.on_sleep = mend
+
+    assert scene.release("n2")
+    assert len(scene.slurm.calls("scontrol", "release")) == 3
+    assert scene.recorded() == (True, "without n2")
+
+
+def test_a_refusal_that_passes_is_tried_again(scene: Scene) -> None:
+    scene.client.requeue_held(JOB)
+    scene.slurm.set(refuse={"release": "Resource temporarily unavailable"})
+
+    def let_pass(_: float) -> None:
+        if len(scene.slurm.calls("scontrol", "release")) == 3:
+            scene.slurm.set(refuse={})
+
+    scene.on_sleep = let_pass
+    assert scene.release("n2")
+    assert scene.recorded() == (True, "without n2")
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETED", "TIMEOUT", "OUT_OF_MEMORY"])
+def test_a_job_that_has_ended_is_left_alone(scene: Scene, state: str) -> None:
+    scene.slurm.change_job(JOB, state=state)
+
+    assert not scene.release("n2")
+
+    assert scene.slept == []
+    assert scene.slurm.calls("scontrol", "update") == []
+    assert scene.recorded() == (False, f"the job has ended ({state})")
+
+
+def test_the_helper_waits_ten_minutes_and_slurm_lets_it(scene: Scene) -> None:
+    assert PENDING_S == 600
+    scene.submit("n2")
+    (submitted,) = scene.slurm.calls("sbatch")
+    (limit,) = [word for word in submitted if word.startswith("--time=")]
+    assert int(limit.removeprefix("--time=")) * 60 > PENDING_S + TRIES
+
+
+def test_a_job_that_is_never_requeued_is_given_up(scene: Scene) -> None:
+    scene.slurm.set(refuse={"show": "slurm_load_jobs error: Socket timed out"})
+
+    def hurry(seconds: float) -> None:
+        scene.clock.now_s += 600 * seconds
+
+    scene.on_sleep = hurry
+    assert not scene.release("n2")
+
+    assert PENDING_S <= scene.clock.now_s < 2 * PENDING_S
+    assert not scene.recorded()[0]
+
+
+def test_a_journal_that_is_gone_does_not_keep_the_job_held(scene: Scene) -> None:
+    scene.client.requeue_held(JOB)
+    scene.directory.rmdir()
+
+    assert scene.release("n2")
+
+
+def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(
+    scene: Scene,
+) -> None:
+    job_id = scene.submit("n3", "n2")
+
+    (call,) = scene.slurm.calls("sbatch")
+    assert {
+        f"--job-name={helper_name(JOB, 0)}",
+        "--ntasks=1",
+        "--no-requeue",
+        "--exclude=n[2-3]",
+        "--partition=main",
+        f"--chdir={scene.directory}",
+    } <= set(call)
+    assert not [word for word in call if word.startswith(("--account", "--qos"))]
+    shebang, command = scene.slurm.job(job_id)["script"].splitlines()
+    assert shebang == "#!/bin/sh"
+    *words, told = shlex.split(command)
+    assert words == [
+        "exec",
+        "python3",
+        "-m",
+        "a name with spaces",
+        f"--directory={scene.directory}",
+    ]
+    assert msgspec.json.decode(told.removeprefix("--move="), type=Move) == move("n3", "n2")
+
+
+def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene) -> None:
+    job = scene.client.job(JOB)
+    fields = {**job.fields, "Account": "ml", "QOS": "high", "Partition": "gpu"}
+    fields["Reservation"] = "mine"
+
+    found = placement(Job(job_id=JOB, states=job.states, reason="", fields=fields))
+
+    assert found == {"partition": "gpu", "account": "ml", "qos": "high", "reservation": "mine"}
+
+
+def test_a_helper_that_cannot_be_cancelled_is_no_error(scene: Scene) -> None:
+    scene.helper().withdraw(scene.client, 99)
+
+
+def test_a_job_that_was_requeued_again_is_left_to_the_helper_of_that_attempt(
+    scene: Scene,
+) -> None:
+    scene.client.requeue_held(JOB)
+    scene.slurm.change_job(JOB, Restarts=2)
+
+    assert not scene.release("n2")
+
+    assert scene.slurm.calls("scontrol", "update") == []
+    assert scene.slurm.calls("scontrol", "release") == []
+    assert "requeued again" in scene.recorded()[1]
+
+
+def test_a_job_that_slurm_has_forgotten_is_not_waited_for(scene: Scene) -> None:
+    scene.slurm.forget_job(JOB)
+
+    assert not scene.release("n2")
+
+    assert scene.slept == []
+    assert "forgotten" in scene.recorded()[1]
+
+
+def test_a_job_that_is_cancelled_while_it_is_being_released_is_left_alone(scene: Scene) -> None:
+    scene.slurm.set(lose_releases=True)
+    scene.client.requeue_held(JOB)
+
+    def cancel(_: float) -> None:
+        if scene.slurm.calls("scontrol", "release"):
+            scene.slurm.change_job(JOB, state="CANCELLED")
+
+    scene.on_sleep = cancel
+
+    assert not scene.release("n2")
+
+    assert len(scene.slurm.calls("scontrol", "release")) == 1
+    assert scene.recorded() == (False, "the job has ended (CANCELLED)")
+    assert scene.slurm.job(JOB)["Comment"] == ""
+
+
+def test_a_job_that_somebody_else_let_run_on_the_bad_node_is_not_touched(scene: Scene) -> None:
+    scene.client.requeue_held(JOB)
+
+    def release(_: float) -> None:
+        scene.slurm.change_job(JOB, state="RUNNING", nodes=["n1", "n2"])
+
+    scene.slurm.set(completing_steps=1)
+    scene.on_sleep = release
+
+    assert not scene.release("n2")
+
+    assert scene.slurm.calls("scontrol", "update") == []
+    assert "somebody else has released the job" in scene.recorded()[1]
+
+
+@pytest.mark.parametrize(
+    ("least", "drained", "asked"),
+    [
+        (1, [], None),  # n1 and n3 are as many as it asks for
+        (1, ["n3"], "1-2"),
+        (2, ["n3"], None),
+        (None, ["n3"], None),
+    ],
+)
+def test_a_job_that_makes_do_with_fewer_nodes_asks_for_those_there_are(
+    scene: Scene, least: int | None, drained: list[str], asked: str | None
+) -> None:
+    scene.slurm.set(partition_nodes="n[1-3]")
+    scene.slurm.change_job(JOB, size=[2, 8, 4])
+    for node in drained:
+        scene.slurm.change_node(node, state="IDLE+DRAIN", reason="disk")
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2", least=least)
+
+    job = scene.slurm.job(JOB)
+    changed = [job.get(key) for key in ("NumNodes", "NumTasks", "NumCPUs")]
+    assert changed == ([asked, "2", "4"] if asked else [None] * 3)
+    said = ", with a node count of 1, as no more nodes are available" if asked else ""
+    assert scene.recorded() == (True, f"without n2{said}")
+
+
+def test_a_job_that_was_made_smaller_while_it_ran_asks_for_the_tasks_of_the_nodes_it_has(
+    scene: Scene,
+) -> None:
+    scene.slurm.set(partition_nodes="n[1-4]")
+    scene.slurm.change_job(JOB, size=[3, 8, 4], tasks_per_node=1)
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2", least=3)
+
+    job = scene.slurm.job(JOB)
+    assert [job.get(key) for key in ("NumNodes", "NumTasks", "NumCPUs")] == ["3", "3", "6"]
+
+
+@pytest.mark.parametrize(
+    ("busy", "state", "keep_size", "asked"),
+    [
+        ({"n1": [HELPER], "n3": []}, "IDLE", False, None),  # the helper is gone in a moment
+        ({"n1": [HELPER, 14], "n3": []}, "IDLE", False, "1-2"),
+        ({"n1": [HELPER], "n3": []}, "IDLE+RESERVED", False, "1-2"),
+        ({"n1": [HELPER], "n3": []}, "IDLE+PLANNED", False, "1-2"),
+        ({"n1": [HELPER], "n3": [14]}, "IDLE", False, "1-2"),
+        ({"n1": [HELPER], "n3": [14]}, "IDLE", True, None),
+    ],
+)
+def test_a_job_that_makes_do_with_fewer_nodes_does_not_wait_for_those_that_others_use(
+    scene: Scene, busy: dict[str, list[int]], state: str, keep_size: bool, asked: str | None
+) -> None:
+    scene.slurm.set(partition_nodes="n[1-3]")
+    scene.slurm.change_job(JOB, size=[2, 8, 4])
+    for node, jobs in busy.items():
+        scene.slurm.change_node(node, state=state if not jobs else "MIXED")
+        for job in jobs:
+            known = scene.slurm.jobs().get(str(job), {"nodes": []})["nodes"]
+            scene.slurm.run_job(job, [*known, node])
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2", least=1, keep_size=keep_size)
+
+    assert scene.slurm.job(JOB).get("NumNodes") == asked
+
+
+def test_a_job_that_slurm_does_not_make_smaller_is_released_all_the_same(scene: Scene) -> None:
+    scene.slurm.set(partition_nodes="n[1-2]", refuse={"NumNodes=1-2": "Access denied"})
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2", least=1)
+
+    assert scene.recorded() == (True, "without n2, with its node count, which could not be reduced")

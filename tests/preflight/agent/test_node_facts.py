@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.agent.node_facts import (
+    chosen_interface,
+    device_count,
+    driver_keeps_state,
+    interface_of,
+    leaf_switch,
+    missing_devices,
+    own_address,
+    usable_cpus,
+    visible_devices,
+)
+from slurm_health.preflight.played_nodes import VisibleDevices
+
+
+def test_the_address_is_that_of_the_route_to_where_srun_was_started() -> None:
+    environ = {"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
+
+    assert own_address(environ, "no-such-host.invalid") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("target", ["", "fe80::1", "not an address"])
+def test_without_a_usable_route_the_name_decides(target: str) -> None:
+    environ = {"SLURM_LAUNCH_NODE_IPADDR": target}
+
+    assert own_address(environ, "localhost").startswith("127.")
+
+
+@pytest.mark.parametrize(
+    ("environ", "backend", "said"),
+    [
+        ({}, "gloo", "lo"),
+        (
+            {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "ib0"},
+            "gloo",
+            "GLOO_SOCKET_IFNAME=eth1",
+        ),
+        ({"NCCL_SOCKET_IFNAME": "ib0"}, "nccl", "NCCL_SOCKET_IFNAME=ib0"),
+        ({"NCCL_SOCKET_IFNAME": ""}, "nccl", "NCCL's own choice (the node's address is on lo)"),
+    ],
+)
+def test_the_interface_is_the_users_choice_or_who_chooses_is_said(
+    environ: Mapping[str, str], backend: str, said: str
+) -> None:
+    assert chosen_interface(environ, "127.0.0.1", backend) == said
+
+
+def test_a_name_that_nothing_resolves_is_all_there_is() -> None:
+    assert own_address({}, "no such host") == "no such host"
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.77") is None  # an address for documentation
+
+
+@pytest.mark.parametrize(
+    ("environ", "count"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 3),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5ebe9f43, MIG-1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
+        ({"ROCR_VISIBLE_DEVICES": "0"}, 1),
+        ({}, 0),
+    ],
+)
+def test_the_job_sees_as_many_devices_as_slurm_gave_it(
+    tmp_path: Path, environ: Mapping[str, str], count: int
+) -> None:
+    assert device_count(environ, root=tmp_path) == count
+
+
+def test_without_a_word_from_slurm_amd_accelerators_are_counted_by_the_kernel(
+    tmp_path: Path,
+) -> None:
+    # Two processors, two dies of an Instinct MI250X, and the graphics inside of a processor.
+    for number, units in enumerate((0, 0, 440, 440, 48)):
+        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"cpu_cores_count 0\nsimd_count {units}\nnum_xcc 1\n")
+
+    assert device_count({}, root=tmp_path) == 2
+    assert device_count({"ROCR_VISIBLE_DEVICES": "1"}, root=tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "of_the_job", "visible", "said"),
+    [
+        ("1", 8, 1, "Slurm gave the job 8 GPUs here, 1 of them can be seen"),
+        ("", 8, 0, "Slurm gave the job 8 GPUs here, none of them can be seen"),
+        ("2", 0, 1, "Slurm gave the job 2 GPUs here, 1 of them can be seen"),
+        ("1", 8, 8, ""),
+        ("", 0, 0, ""),
+    ],
+)
+def test_devices_of_the_job_that_are_not_seen_are_said_though_slurm_tells_the_step_otherwise(
+    told: str, of_the_job: int, visible: int, said: str
+) -> None:
+    environ = {"SLURM_GPUS_ON_NODE": told}
+    assert missing_devices(environ, visible, gpus=of_the_job) == said
+
+
+def test_without_a_word_from_slurm_the_driver_is_asked(tmp_path: Path) -> None:
+    gpus = tmp_path / "proc/driver/nvidia/gpus"
+    for name in ("0000:17:00.0", "0000:65:00.0"):
+        (gpus / name).mkdir(parents=True)
+
+    assert device_count({}, root=tmp_path) == 2
+    assert visible_devices({}, root=tmp_path).names == ("0", "1")
+
+
+def test_devices_keep_the_names_that_the_caller_gave_them(tmp_path: Path) -> None:
+    assert visible_devices({"ROCR_VISIBLE_DEVICES": "2, GPU-4d2"}, root=tmp_path) == VisibleDevices(
+        is_chosen=True, variable="ROCR_VISIBLE_DEVICES", names=("2", "GPU-4d2")
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "count"),
+    [("1", 1), ("100000", None), ("", None), ("many", None), ("²", None), ("0", 1)],
+)
+def test_a_node_has_the_cpus_of_the_job_but_not_more_than_it_may_use(
+    told: str, count: int | None
+) -> None:
+    allowed = len(os.sched_getaffinity(0))
+
+    assert usable_cpus({"SLURM_CPUS_ON_NODE": told}) == (count or allowed)
+
+
+@pytest.mark.parametrize(
+    ("told", "leaf"),
+    [
+        ({}, ""),
+        ({"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}, ""),
+        (
+            {
+                "SLURM_TOPOLOGY_ADDR": "spine.leaf1.n1",
+                "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+            },
+            "leaf1",
+        ),
+        (
+            {"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"},
+            "",
+        ),
+        ({"SLURM_TOPOLOGY_ADDR": "b1.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}, ""),
+    ],
+)
+def test_the_leaf_switch_is_what_slurmd_tells_a_task(told: dict[str, str], leaf: str) -> None:
+    assert leaf_switch(told) == leaf
+
+
+def test_a_driver_keeps_its_state_where_its_persistence_daemon_runs(tmp_path: Path) -> None:
+    assert not driver_keeps_state(tmp_path)
+
+    (tmp_path / "run/nvidia-persistenced").mkdir(parents=True)
+    (tmp_path / "run/nvidia-persistenced/socket").touch()
+
+    assert driver_keeps_state(tmp_path)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows a failed script: by evidence, and by a check where that decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_health.preflight.decide.after_failure import Failure, Next, plan
+from slurm_health.records.attribution import Attribution
+from slurm_health.records.records import Diagnosed
+
+FAILURE = Failure(diagnosed=None, batch_node="n1", nodes=("n1", "n2", "n3"))
+WITH_SPARE = replace(FAILURE, spares=("n4",), least=3)
+LOST = (("n2", "Slurm took n2 out of the job; it is DOWN*"),)
+
+
+def found(attribution: Attribution, *accused: str, sureness: str = "likely") -> Diagnosed:
+    return Diagnosed(
+        cause="a-cause",
+        description="something broke",
+        attribution=attribution.value,
+        sureness=sureness,
+        accused=list(accused),
+        evidence=["a line"],
+    )
+
+
+@pytest.mark.parametrize("sureness", ["possible", "likely", "certain"])
+def test_a_users_error_stops_the_job_and_accuses_no_node(sureness: str) -> None:
+    failure = replace(FAILURE, diagnosed=found(Attribution.USER, sureness=sureness))
+
+    decided = plan(failure)
+
+    assert (decided.next, decided.at_fault, decided.check) == (Next.STOP, (), ())
+    assert "something broke (user error)" in decided.reason
+    assert decided.evidence == ("a line",)
+
+
+def test_what_slurm_or_a_person_ended_stays_ended() -> None:
+    transient = found(Attribution.TRANSIENT)
+
+    assert plan(replace(FAILURE, diagnosed=found(Attribution.OUTSIDE))).next is Next.STOP
+    cancelled = plan(replace(FAILURE, diagnosed=transient, job_over="CANCELLED", lost=LOST))
+    assert (cancelled.next, cancelled.at_fault) == (Next.STOP, ())
+    assert "CANCELLED" in cancelled.reason
+
+
+def test_a_transient_failure_restarts_at_once_and_its_repetition_after_a_check() -> None:
+    failure = replace(FAILURE, diagnosed=found(Attribution.TRANSIENT))
+
+    assert plan(failure).next is Next.RESTART
+    again = plan(replace(failure, restarted_unchecked=True))
+    assert (again.next, again.check) == (Next.CHECK, ("n1", "n2", "n3"))
+
+
+@pytest.mark.parametrize(
+    "diagnosed", [None, found(Attribution.UNDECIDED), found(Attribution.NODE, sureness="possible")]
+)
+def test_where_evidence_decides_nothing_the_check_of_all_nodes_does(
+    diagnosed: Diagnosed | None,
+) -> None:
+    decided = plan(replace(WITH_SPARE, diagnosed=diagnosed))
+
+    assert (decided.next, decided.at_fault) == (Next.CHECK, ())
+    assert decided.check == ("n1", "n2", "n3", "n4")
+
+
+def test_a_lost_node_is_left_for_a_spare_that_is_checked_first() -> None:
+    decided = plan(replace(WITH_SPARE, lost=LOST))
+
+    assert (decided.next, decided.check) == (Next.CHECK, ("n1", "n3", "n4"))
+    assert [each.node for each in decided.at_fault] == ["n2"]
+    assert LOST[0][1] in decided.evidence
+
+
+def test_an_error_that_a_lost_node_caused_is_not_taken_for_the_users() -> None:
+    failure = replace(WITH_SPARE, lost=LOST, diagnosed=found(Attribution.USER))
+
+    assert plan(failure).next is Next.CHECK
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        replace(FAILURE, lost=LOST),  # no spare was asked for
+        replace(WITH_SPARE, lost=(*LOST, ("n3", "it is DOWN"))),  # more were lost than there are
+        replace(WITH_SPARE, diagnosed=found(Attribution.NODE, "n1")),  # the batch host
+    ],
+)
+def test_a_job_that_cannot_go_on_without_a_node_leaves_it(failure: Failure) -> None:
+    decided = plan(failure)
+
+    assert decided.next is Next.LEAVE
+    assert decided.at_fault
+
+
+@given(
+    st.builds(
+        Failure,
+        diagnosed=st.none()
+        | st.builds(
+            found,
+            st.sampled_from(Attribution),
+            st.sampled_from(["n1", "n2", "n4"]),
+            sureness=st.sampled_from(["possible", "likely"]),
+        ),
+        job_over=st.sampled_from(["", "TIMEOUT"]),
+        batch_node=st.just("n1"),
+        nodes=st.just(("n1", "n2", "n3")),
+        spares=st.sampled_from([(), ("n4",)]),
+        lost=st.sampled_from([(), LOST]),
+        restarted_unchecked=st.booleans(),
+        least=st.none() | st.integers(1, 4),
+    )
+)
+def test_every_plan_says_why_and_checks_no_node_that_it_holds_at_fault(failure: Failure) -> None:
+    decided = plan(failure)
+
+    assert decided.reason
+    guilty = {verdict.node for verdict in decided.at_fault}
+    assert guilty.isdisjoint(decided.check)
+    assert all(verdict.evidence for verdict in decided.at_fault)
+    accused = set(failure.diagnosed.accused if failure.diagnosed else ())
+    assert guilty <= accused | {node for node, _ in failure.lost}
+    if failure.job_over:
+        assert decided.next is Next.STOP
+    if decided.next is Next.CHECK:
+        assert "n1" in decided.check

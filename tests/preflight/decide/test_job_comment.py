@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_health.preflight.decide.job_comment import leaving, own_comment, waiting, with_own
+from slurm_health.system.slurm.parsing import parse_pairs
+
+
+@given(st.text(), st.text())
+def test_a_jobs_own_comment_comes_back_from_behind_our_note(own: str, reason: str) -> None:
+    if own.startswith("slurm-health:"):
+        return
+    note = with_own(leaving("12", ["n3"], [], reason), own)
+
+    assert own_comment(note) == own
+    assert own_comment(with_own(leaving("12", ["n4"], [], reason), own_comment(note))) == own
+
+
+@pytest.mark.parametrize("note", [leaving, waiting])
+def test_a_note_holds_no_word_that_scontrol_prints_as_a_field(note: object) -> None:
+    assert callable(note)
+    text = note("12_3", ["n3"], ["n1"], "n3: JobState=RUNNING in its log")
+
+    fields = parse_pairs(f"JobState=PENDING Comment={text} Power=")
+
+    assert set(fields) == {"JobState", "Comment", "Power"}
+    assert fields["Comment"] == text
+
+
+def test_a_note_says_why_and_the_very_commands_to_type() -> None:
+    assert waiting("12", ["n3"], ["n1"], "n3: undecided") == (
+        "slurm-health: held (n3: undecided). To run it without n3: scontrol update jobid=12"
+        " excnodelist=n[1,3] starttime=now; scontrol release 12. To run it anyway:"
+        " scontrol release 12"
+    )
+
+
+@given(st.text(min_size=400))
+def test_a_long_reason_is_cut(reason: str) -> None:
+    assert len(leaving("12", ["n3"], [], reason)) < 500

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.preflight.decide.resized_environ import changes, packed, unpacked
+
+FIVE_NODES = {
+    "SLURM_JOB_NODELIST": "n[1-5]",
+    "SLURM_NODELIST": "n[1-5]",
+    "SLURM_NNODES": "5",
+    "SLURM_JOB_NUM_NODES": "5",
+    "SLURM_JOB_CPUS_PER_NODE": "2(x4),8",
+    "SLURM_TASKS_PER_NODE": "2(x5)",
+    "SLURM_NTASKS": "10",
+    "SLURM_NPROCS": "10",
+    "HOME": "/home/alice",
+}
+
+
+def test_counts_and_lists_are_those_of_the_nodes_that_are_kept() -> None:
+    assert changes(FIVE_NODES, ("n1", "n3", "n5")) == {
+        "SLURM_JOB_NODELIST": "n[1,3,5]",
+        "SLURM_NODELIST": "n[1,3,5]",
+        "SLURM_NNODES": "3",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_JOB_CPUS_PER_NODE": "2(x2),8",
+        "SLURM_TASKS_PER_NODE": "2(x3)",
+        "SLURM_NTASKS": "6",
+        "SLURM_NPROCS": "6",
+    }
+
+
+def test_variables_the_job_does_not_have_are_not_invented() -> None:
+    environ = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NNODES": "4", "SLURM_TASKS_PER_NODE": "1(x4)"}
+    assert changes(environ, ("n1", "n2")) == {
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_NNODES": "2",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }
+
+
+def test_a_count_per_node_that_cannot_be_read_is_left_alone() -> None:
+    environ = {**FIVE_NODES, "SLURM_TASKS_PER_NODE": "many"}
+    assert "SLURM_TASKS_PER_NODE" not in changes(environ, ("n1",))
+    assert "SLURM_NTASKS" not in changes(environ, ("n1",))
+
+
+@pytest.mark.parametrize("values", [[], [1], [2, 2, 2], [8, 2, 2, 8]])
+def test_counts_per_node_survive_packing(values: list[int]) -> None:
+    assert unpacked(packed(values)) == values

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input ends in a typed error or in weaker evidence, never in a crash or a conviction."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_health.preflight.localize.localizer import (
+    GroupResult,
+    Level,
+    Localizer,
+    LocalizeSettings,
+    Outcome,
+    Round,
+)
+from slurm_health.records.errors import LocalizeError
+
+FOUR = ["n1", "n2", "n3", "n4"]
+BAD_TIMES = [math.nan, math.inf, -math.inf, 0.0, -1.0]
+
+
+def well(group: tuple[str, ...], ms: float = 50.0) -> GroupResult:
+    return GroupResult(nodes=group, outcome=Outcome.MEASURED, shared_ms={"allgather": ms})
+
+
+def planned(loc: Localizer) -> Round:
+    round_ = loc.next_round()
+    assert round_ is not None
+    return round_
+
+
+def accused(loc: Localizer) -> set[str]:
+    verdict = loc.verdict()
+    return {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
+
+
+def test_a_round_that_was_never_planned_is_refused() -> None:
+    with pytest.raises(LocalizeError, match="round 0 was never planned"):
+        Localizer(FOUR).observe(0, [])
+
+
+@pytest.mark.parametrize("index", [1, -1])
+def test_a_round_of_another_number_is_refused(index: int) -> None:
+    loc = Localizer(FOUR)
+    planned(loc)
+    with pytest.raises(LocalizeError, match="never planned"):
+        loc.observe(index, [])
+
+
+def test_a_group_that_was_not_planned_is_refused() -> None:
+    loc = Localizer(FOUR)
+    round_ = planned(loc)
+    (one, _), (other, _) = round_.groups
+    with pytest.raises(LocalizeError, match="never planned the group"):
+        loc.observe(0, [well((one, other))])
+
+
+def test_an_unknown_node_is_named() -> None:
+    loc = Localizer(FOUR)
+    round_ = planned(loc)
+    strange = GroupResult(nodes=round_.groups[0], outcome=Outcome.FAILED, crashed=("x9",))
+    with pytest.raises(LocalizeError, match="unknown nodes: x9"):
+        loc.observe(0, [strange])
+
+
+def test_a_report_about_a_node_of_another_group_is_refused() -> None:
+    loc = Localizer(FOUR)
+    first, second = planned(loc).groups
+    strange = GroupResult(nodes=first, outcome=Outcome.FAILED, silent=(second[0],))
+    with pytest.raises(LocalizeError, match="not a member"):
+        loc.observe(0, [strange])
+
+
+def test_a_refused_report_changes_nothing() -> None:
+    loc = Localizer(FOUR)
+    first, _ = planned(loc).groups
+    with pytest.raises(LocalizeError):
+        loc.observe(0, [well(first), well(("n1", "x"))])
+    assert loc.next_round() is not None
+    assert loc.verdict().nodes[first[0]].reason == "was never measured"
+
+
+def test_a_round_in_progress_is_planned_again_unchanged() -> None:
+    loc = Localizer(FOUR)
+    assert loc.next_round() == loc.next_round()
+
+
+def test_a_result_that_arrives_twice_counts_once() -> None:
+    two = LocalizeSettings(min_rounds=2)
+    once, twice = Localizer(FOUR, settings=two), Localizer(FOUR, settings=two)
+    for loc, times in ((once, 1), (twice, 3)):
+        for _ in range(2):
+            round_ = planned(loc)
+            for _ in range(times):
+                loc.observe(round_.index, [well(group) for group in round_.groups])
+    assert once.verdict() == twice.verdict()
+
+
+def test_two_results_that_contradict_each_other_say_nothing() -> None:
+    loc = Localizer(FOUR)
+    for _ in range(2):
+        round_ = planned(loc)
+        loc.observe(round_.index, [well(group) for group in round_.groups])
+        failed = [GroupResult(nodes=g, outcome=Outcome.TIMED_OUT) for g in round_.groups]
+        loc.observe(round_.index, failed)
+    assert not accused(loc)
+    assert {verdict.level for verdict in loc.verdict().nodes.values()} == {Level.INCONCLUSIVE}
+    assert "contradict" in loc.verdict().nodes["n1"].evidence[0]
+
+
+def test_a_late_result_still_counts() -> None:
+    loc = Localizer(FOUR)
+    first = planned(loc)
+    loc.observe(first.index, [well(first.groups[0])])
+    planned(loc)
+    loc.observe(first.index, [well(first.groups[1])])
+    assert loc.verdict().nodes[first.groups[1][0]].level is Level.HEALTHY
+
+
+@pytest.mark.parametrize("time", BAD_TIMES)
+def test_an_impossible_time_is_left_out_and_said_so(time: float) -> None:
+    loc = Localizer(FOUR)
+    while (round_ := loc.next_round()) is not None:
+        loc.observe(
+            round_.index,
+            [
+                GroupResult(
+                    nodes=group,
+                    outcome=Outcome.MEASURED,
+                    shared_ms={"allgather": time if "n2" in group else 50.0},
+                    node_ms={"matmul": {node: time if node == "n2" else 3.0 for node in group}},
+                )
+                for group in round_.groups
+            ],
+        )
+    assert not accused(loc)
+    assert any("cannot be a time" in line for line in loc.verdict().nodes["n2"].evidence)
+
+
+def test_with_half_of_the_nodes_silent_the_others_are_still_judged() -> None:
+    nodes = [f"n{number}" for number in range(20)]
+    silent = set(nodes[::2])
+    loc = Localizer(nodes)
+    while (round_ := loc.next_round()) is not None:
+        results = []
+        for group in round_.groups:
+            mute = tuple(node for node in group if node in silent)
+            outcome = Outcome.TIMED_OUT if mute else Outcome.MEASURED
+            results.append(GroupResult(nodes=group, outcome=outcome, silent=mute))
+        loc.observe(round_.index, results)
+    verdict = loc.verdict()
+    assert set(verdict.named(Level.INCONCLUSIVE)) == silent
+    assert set(verdict.named(Level.HEALTHY)) == set(nodes) - silent
+
+
+@pytest.mark.parametrize("prior", [-0.1, 1.1, math.nan])
+def test_a_prior_that_is_no_probability_is_refused(prior: float) -> None:
+    with pytest.raises(LocalizeError, match="prior of n1"):
+        Localizer(FOUR, prior={"n1": prior})
+
+
+def test_a_node_on_two_leaves_is_refused() -> None:
+    with pytest.raises(LocalizeError, match="two leaf switches"):
+        Localizer(FOUR, topology={"a": ("n1", "n2"), "b": ("n2",)})
+
+
+TIMES = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True), st.sampled_from([50.0, 51.0, 1e-300, 1e300])
+)
+
+
+@given(st.data(), st.integers(1, 9))
+@settings(max_examples=25)
+def test_no_answers_whatever_crash_the_localizer(data: st.DataObject, count: int) -> None:
+    nodes = [f"n{number}" for number in range(count)]
+    loc = Localizer(nodes)
+    while (round_ := loc.next_round()) is not None:
+        results = []
+        for group in round_.groups:
+            some = st.lists(st.sampled_from(group), unique=True, max_size=2).map(tuple)
+            results.append(
+                GroupResult(
+                    nodes=group,
+                    outcome=data.draw(st.sampled_from(list(Outcome))),
+                    shared_ms={"allgather": data.draw(TIMES)},
+                    node_ms={"matmul": {node: data.draw(TIMES) for node in group}},
+                    silent=data.draw(some) if data.draw(st.booleans()) else (),
+                    crashed=data.draw(some) if data.draw(st.booleans()) else (),
+                )
+            )
+        loc.observe(round_.index, data.draw(st.permutations(results)))
+    verdict = loc.verdict()
+    assert list(verdict.nodes) == nodes
+    for found in verdict.nodes.values():
+        assert found.reason
+        assert 0 <= found.probability <= 1
+        assert math.isfinite(found.slowdown)

@@ -1,0 +1,509 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Localizer concludes, from the smallest runs upwards."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from slurm_health.preflight.localize.localizer import (
+    GroupResult,
+    Level,
+    Localizer,
+    LocalizeSettings,
+    Outcome,
+    Round,
+    Verdict,
+)
+from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.records.errors import LocalizeError
+from slurm_health.records.probe_catalog import Metric
+
+Answer = Callable[[int, tuple[str, ...]], GroupResult]
+
+
+def names(count: int) -> list[str]:
+    return [f"n{number}" for number in range(1, count + 1)]
+
+
+def cluster(
+    *,
+    dead: Collection[str] = (),
+    network: Mapping[str, float] | None = None,
+    compute: Mapping[str, float] | None = None,
+    noise: float = 0.02,
+    seed: int = 0,
+) -> Answer:
+    """Answer as a cluster in which these nodes are dead, or slow by these factors."""
+    rng = random.Random(seed)
+
+    def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
+        matmul = {
+            node: 3.0 * (compute or {}).get(node, 1.0) * math.exp(rng.gauss(0, noise))
+            for node in group
+        }
+        if set(group) & set(dead):
+            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT, node_ms={"matmul": matmul})
+        slowest = max((network or {}).get(node, 1.0) for node in group)
+        return GroupResult(
+            nodes=group,
+            outcome=Outcome.MEASURED,
+            shared_ms={"allgather": 50.0 * slowest * math.exp(rng.gauss(0, noise))},
+            node_ms={"matmul": matmul},
+        )
+
+    return answer
+
+
+def run(
+    nodes: list[str],
+    answer: Answer,
+    *,
+    seed: int = 0,
+    kind: Device = Device.ACCELERATOR,
+    chosen: Mapping[str, object] = MappingProxyType({}),
+) -> tuple[Verdict, list[Round]]:
+    loc = Localizer(nodes, settings=replace(settings_from(chosen, kind=kind), seed=seed))
+    rounds = []
+    while (round_ := loc.next_round()) is not None:
+        rounds.append(round_)
+        loc.observe(round_.index, [answer(round_.index, group) for group in round_.groups])
+    return loc.verdict(), rounds
+
+
+def level(verdict: Verdict, node: str) -> Level:
+    return verdict.nodes[node].level
+
+
+@pytest.mark.parametrize(
+    ("count", "least"), [(2, 1), (4, 1), (6, 1), (8, 1), (64, 1), (3, 3), (5, 2), (17, 2)]
+)
+def test_a_healthy_run_ends_once_each_node_was_in_a_pair_and_accuses_nobody(
+    count: int, least: int
+) -> None:
+    verdict, rounds = run(names(count), cluster())
+    assert len(rounds) == least
+    assert {level(verdict, node) for node in names(count)} == {Level.HEALTHY}
+
+
+@pytest.mark.parametrize("asked", [2, 4])
+def test_a_healthy_run_takes_as_many_rounds_as_were_asked_for(asked: int) -> None:
+    _, rounds = run(names(8), cluster(), chosen={"min_rounds": asked})
+    assert len(rounds) == asked
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("count", [4, 6, 8, 64])
+@pytest.mark.parametrize("kind", ["network", "compute"])
+def test_one_slow_node_is_in_doubt_after_one_round_and_named_by_later_ones(
+    kind: str, count: int, seed: int
+) -> None:
+    slow = {f"n{1 + seed}": 1.5}
+    answer = cluster(network=slow) if kind == "network" else cluster(compute=slow)
+    verdict, rounds = run(names(count), answer, seed=seed)
+    assert verdict.named(Level.SLOW) == tuple(slow)
+    assert len(rounds) > 1
+
+
+def test_two_equally_slow_nodes_that_meet_in_the_first_round_are_found() -> None:
+    planned = Localizer(names(4)).next_round()
+    assert planned is not None
+    bad = planned.groups[0]
+    verdict, rounds = run(names(4), cluster(network=dict.fromkeys(bad, 1.5)))
+    assert rounds[0] == planned
+    assert set(verdict.named(Level.SLOW)) == set(bad)
+
+
+def test_of_four_nodes_a_verdict_after_one_round_says_what_two_pairs_cannot_show() -> None:
+    planned = Localizer(names(4)).next_round()
+    assert planned is not None
+    one_of_each = {group[0]: 1.5 for group in planned.groups}
+
+    verdict, rounds = run(names(4), cluster(network=one_of_each))
+    assert len(rounds) == 1
+    for node in names(4):
+        assert level(verdict, node) is Level.HEALTHY
+        assert "not excluded: an equally slow node in either pair" in verdict.nodes[node].reason
+
+    twice, _ = run(names(4), cluster(), chosen={"min_rounds": 2})
+    assert all("not excluded" not in found.reason for found in twice.nodes.values())
+
+
+def test_of_two_nodes_nobody_can_say_that_their_network_is_as_fast_as_others() -> None:
+    verdict, _ = run(names(2), cluster())
+    assert "not excluded: a slow network" in verdict.nodes["n1"].reason
+
+    expected = {"expected_ms": "allgather=50"}
+    known, _ = run(names(2), cluster(), chosen=expected)
+    assert "not excluded" not in known.nodes["n1"].reason
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 64])
+def test_healthy_nodes_that_are_measured_alone_take_one_round(count: int) -> None:
+    loc = Localizer(names(count), settings=LocalizeSettings(alone=True, min_rounds=1))
+    answer = cluster()
+    planned = loc.next_round()
+    assert planned is not None
+    assert planned.groups == tuple((name,) for name in names(count))
+
+    loc.observe(planned.index, [answer(planned.index, group) for group in planned.groups])
+
+    assert loc.next_round() is None
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 16])
+@pytest.mark.parametrize(("crashing", "needed"), [((0, 1), 2), ((0, 2), 3)])
+def test_a_node_that_crashes_alone_twice_is_faulty_and_no_further_round_is_run(
+    count: int, crashing: tuple[int, ...], needed: int
+) -> None:
+    loc = Localizer(names(count), settings=LocalizeSettings(alone=True, min_rounds=1, max_rounds=3))
+    answer = cluster()
+    rounds = 0
+    while (planned := loc.next_round()) is not None:
+        rounds += 1
+        results = [answer(planned.index, group) for group in planned.groups]
+        loc.observe(
+            planned.index,
+            [
+                replace(result, outcome=Outcome.FAILED, crashed=("n2",))
+                if result.nodes == ("n2",) and planned.index in crashing
+                else result
+                for result in results
+            ],
+        )
+
+    assert rounds == needed
+    assert loc.verdict().named(Level.FAULTY) == ("n2",)
+    assert len(loc.verdict().named(Level.HEALTHY)) == count - 1
+
+
+def test_a_single_node_is_measured_alone_and_told_that_the_network_is_untested() -> None:
+    verdict, rounds = run(names(1), cluster())
+    assert [round_.groups for round_ in rounds] == [(("n1",),)]
+    assert level(verdict, "n1") is Level.HEALTHY
+    assert "no partner" in verdict.nodes["n1"].reason
+
+
+def test_of_two_nodes_that_fail_together_neither_is_condemned() -> None:
+    verdict, _ = run(names(2), cluster(dead=["n2"]))
+    assert {level(verdict, node) for node in names(2)} == {Level.INCONCLUSIVE}
+
+
+@pytest.mark.parametrize("failing", [{0, 2}, {0, 2, 4}, {0, 2, 4, 6}, {0, 1, 2, 3, 4}])
+def test_two_nodes_that_fail_together_now_and_then_are_in_doubt(failing: set[int]) -> None:
+    well = cluster()
+
+    def answer(index: int, group: tuple[str, ...]) -> GroupResult:
+        bad = GroupResult(nodes=group, outcome=Outcome.TIMED_OUT)
+        return bad if index in failing else well(index, group)
+
+    verdict, _ = run(names(2), answer)
+
+    assert {level(verdict, node) for node in names(2)} == {Level.INCONCLUSIVE}
+    assert "no allgather with n2 (timed out)" in verdict.nodes["n1"].reason
+
+
+def test_what_a_node_said_of_its_failures_stands_in_the_verdict() -> None:
+    died = "check process of device 0 died: killed by SIGKILL"
+
+    def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
+        if "n2" not in group:
+            return GroupResult(nodes=group, outcome=Outcome.MEASURED, shared_ms={"allgather": 5.0})
+        return GroupResult(nodes=group, outcome=Outcome.FAILED, said={"n2": died})
+
+    verdict, _ = run(names(3), answer)
+
+    assert verdict.nodes["n2"].reason.endswith(f"(failed): {died}")
+
+
+def test_where_only_its_partners_said_something_that_stands_in_the_verdict() -> None:
+    def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
+        said = {node: "received other data than rank 1 sent" for node in group if node != "n2"}
+        failed = GroupResult(nodes=group, outcome=Outcome.FAILED, said=said)
+        well = GroupResult(nodes=group, outcome=Outcome.MEASURED, shared_ms={"allgather": 5.0})
+        return failed if "n2" in group else well
+
+    verdict, _ = run(names(3), answer)
+
+    assert "(failed); n" in verdict.nodes["n2"].reason
+    assert "said: received other data than rank 1 sent" in verdict.nodes["n2"].reason
+
+
+def test_an_undecided_pair_says_what_it_reported() -> None:
+    def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
+        return GroupResult(nodes=group, outcome=Outcome.FAILED, said={"n1": "no route to host"})
+
+    verdict, _ = run(names(2), answer)
+
+    assert verdict.nodes["n1"].reason.endswith("identify the faulty node: no route to host")
+    assert verdict.nodes["n2"].reason.endswith("; n1 said: no route to host")
+
+
+def test_devices_that_are_all_slow_are_said_to_be_slower_than_expected_and_not_than_peers() -> None:
+    slow = cluster(compute=dict.fromkeys(names(4), 1.7))
+    verdict, _ = run(names(4), slow, chosen={"expected_ms": "matmul=2.4"})
+
+    assert {level(verdict, node) for node in names(4)} == {Level.SLOW}
+    assert "slower than expected of this model (" in verdict.nodes["n1"].reason
+    assert "expected at most 3 ms)" in verdict.nodes["n1"].reason
+
+    known, _ = run(names(4), cluster(compute={"n3": 1.7}), chosen={"expected_ms": "matmul=9"})
+    assert "slower than its peers (" in known.nodes["n3"].reason
+    assert ", peers " in known.nodes["n3"].reason
+
+
+def test_a_node_whose_only_partner_died_by_itself_is_cleared_by_what_it_measured_alone() -> None:
+    def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
+        matmul: dict[Metric | str, Mapping[str, float]] = {"matmul": dict.fromkeys(group, 3.0)}
+        crashed, said = ("n2",), {"n2": "stopped by a signal for 1 s"}
+        return GroupResult(
+            nodes=group, outcome=Outcome.FAILED, node_ms=matmul, crashed=crashed, said=said
+        )
+
+    verdict, _ = run(names(2), answer)
+
+    assert level(verdict, "n2") is Level.FAULTY
+    assert level(verdict, "n1") is Level.HEALTHY
+    assert verdict.nodes["n1"].reason == "no partner to test the network with"
+
+
+def test_one_dead_node_of_three_is_found() -> None:
+    verdict, rounds = run(names(3), cluster(dead=["n2"]))
+    assert verdict.named(Level.FAULTY) == ("n2",)
+    assert len(rounds) == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("dead", names(4))
+@pytest.mark.parametrize(("count", "needed"), [(3, 3), (4, 2)])
+def test_one_dead_node_is_known_after_as_many_rounds_as_any_plan_needs(
+    count: int, needed: int, dead: str, seed: int
+) -> None:
+    loc = Localizer(names(count), settings=LocalizeSettings(seed=seed))
+    answer = cluster(dead=[dead], seed=seed)
+    for _ in range(needed):
+        planned = loc.next_round()
+        assert planned is not None
+        loc.observe(planned.index, [answer(planned.index, group) for group in planned.groups])
+
+    assert loc.verdict().named(Level.FAULTY) == ((dead,) if dead in names(count) else ())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_two_dead_nodes_of_four_are_found(seed: int) -> None:
+    dead = random.Random(seed).sample(names(4), 2)
+    verdict, _ = run(names(4), cluster(dead=dead), seed=seed)
+    assert set(verdict.named(Level.FAULTY)) == set(dead)
+    assert len(verdict.named(Level.HEALTHY)) == 2
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 30])
+def test_when_nobody_passes_nobody_is_condemned(count: int) -> None:
+    verdict, _ = run(names(count), cluster(dead=names(count)))
+    assert {level(verdict, node) for node in names(count)} == {Level.INCONCLUSIVE}
+
+
+def test_a_dead_node_is_named_with_its_partners_and_rounds() -> None:
+    verdict, _ = run(names(4), cluster(dead=["n4"]))
+    found = verdict.nodes["n4"]
+    assert found.level is Level.FAULTY
+    assert found.component == "network"
+    assert found.reason.startswith("no allgather with n")
+    assert found.reason.endswith("(timed out)")
+    assert any(line.startswith("round 0 with n") for line in found.evidence)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("noise", [0.02, 0.2])
+def test_a_link_three_and_a_half_times_slower_is_found_among_four(seed: int, noise: float) -> None:
+    answer = cluster(network={"n3": 3.5}, noise=noise, seed=seed)
+    verdict, _ = run(names(4), answer, seed=seed)
+    assert verdict.named(Level.SLOW) == ("n3",)
+    assert verdict.nodes["n3"].component == "network"
+    assert verdict.nodes["n3"].reason.startswith("allgather slow with n")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("kind", "compute", "component"),
+    [
+        (Device.CPU, 1.6, "node"),
+        (Device.CPU, 1.0, "network"),
+        (Device.ACCELERATOR, 1.1, "network"),
+    ],
+)
+def test_a_slow_network_is_not_blamed_where_the_cores_that_carry_it_are_slow_too(
+    kind: Device, compute: float, component: str, seed: int
+) -> None:
+    answer = cluster(network={"n3": 6.0}, compute={"n3": compute}, noise=0.05, seed=seed)
+
+    verdict, _ = run(names(4), answer, seed=seed, kind=kind)
+
+    found = verdict.nodes["n3"]
+    assert (found.level, found.component) == (Level.SLOW, component)
+    assert ("matmul" in found.reason) is (component == "node")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("noise", [0.02, 0.2])
+def test_a_starved_cpu_is_found_among_four(seed: int, noise: float) -> None:
+    answer = cluster(compute={"n3": 4.0}, noise=noise, seed=seed)
+    verdict, _ = run(names(4), answer, seed=seed)
+    assert verdict.named(Level.SLOW) == ("n3",)
+    assert verdict.nodes["n3"].component == "compute"
+    assert "slower than its peers" in verdict.nodes["n3"].reason
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_when_the_whole_cluster_slows_down_no_node_is_accused_of_it(seed: int) -> None:
+    # Of four nodes one is dead, and the other three are tested a pair at a time.
+    quiet, busy = cluster(dead=["n1"], seed=seed), cluster(dead=["n1"], seed=seed)
+
+    def answer(index: int, group: tuple[str, ...]) -> GroupResult:
+        if index == 0:
+            return quiet(index, group)
+        found = busy(index, group)
+        return replace(found, shared_ms={name: 1.6 * ms for name, ms in found.shared_ms.items()})
+
+    verdict, _ = run(names(4), answer, seed=seed)
+
+    assert {level(verdict, node) for node in names(4)[1:]} <= {Level.HEALTHY, Level.INCONCLUSIVE}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("quiet", range(5))
+def test_one_quiet_round_of_a_busy_cluster_accuses_nobody(quiet: int, seed: int) -> None:
+    # As above, but all is slow except in one round: whoever is not in it must not look slow.
+    well = cluster(dead=["n4"], noise=0.03, seed=seed)
+
+    def answer(index: int, group: tuple[str, ...]) -> GroupResult:
+        found = well(index, group)
+        times = 1.0 if index == quiet else 2.0
+        return replace(found, shared_ms={name: times * ms for name, ms in found.shared_ms.items()})
+
+    verdict, _ = run(names(4), answer, seed=seed)
+
+    assert {level(verdict, node) for node in names(3)} <= {Level.HEALTHY, Level.INCONCLUSIVE}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slow_node_beside_a_dead_one_is_found_among_four(seed: int) -> None:
+    answer = cluster(dead=["n1"], network={"n2": 1.6}, seed=seed)
+
+    verdict, rounds = run(names(4), answer, seed=seed)
+
+    assert [level(verdict, node) for node in names(4)] == [
+        Level.FAULTY,
+        Level.SLOW,
+        Level.HEALTHY,
+        Level.HEALTHY,
+    ]
+    assert len(rounds) <= 9
+
+
+def test_two_nodes_that_cannot_reach_each_other_are_not_tried_as_a_control_for_ever() -> None:
+    answer = cluster(dead=["n1"])
+
+    def cut(index: int, group: tuple[str, ...]) -> GroupResult:
+        if set(group) == {"n3", "n4"}:
+            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT)
+        return answer(index, group)
+
+    verdict, rounds = run(names(4), cut)
+
+    tried = [round_.index for round_ in rounds if ("n3", "n4") in round_.groups]
+    assert len(tried) <= 5  # as many as it takes to tell the path from its ends
+    assert level(verdict, "n1") is Level.FAULTY
+    assert {level(verdict, node) for node in names(4)[1:]} == {Level.HEALTHY}
+    assert [path.ends for path in verdict.paths] == [("n3", "n4")]
+
+
+def test_a_node_that_is_silent_twice_is_left_alone_and_its_partners_are_healthy() -> None:
+    healthy = cluster()
+
+    def answer(round_index: int, group: tuple[str, ...]) -> GroupResult:
+        if "n2" in group:
+            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT, silent=("n2",))
+        return healthy(round_index, group)
+
+    verdict, rounds = run(names(4), answer)
+    assert level(verdict, "n2") is Level.INCONCLUSIVE
+    assert verdict.nodes["n2"].reason == "did not answer in rounds 0 and 1"
+    assert verdict.named(Level.HEALTHY) == ("n1", "n3", "n4")
+    assert not any("n2" in group for round_ in rounds[2:] for group in round_.groups)
+
+
+@pytest.mark.parametrize("count", [2, 4, 9])
+def test_a_node_whose_process_crashes_twice_is_faulty_and_its_partners_are_not(count: int) -> None:
+    healthy = cluster()
+
+    def answer(round_index: int, group: tuple[str, ...]) -> GroupResult:
+        if "n2" in group:
+            return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=("n2",))
+        return healthy(round_index, group)
+
+    verdict, _ = run(names(count), answer)
+    assert verdict.named(Level.FAULTY) == ("n2",)
+    assert verdict.nodes["n2"].component == "node"
+    assert verdict.nodes["n2"].reason == "its check process crashed (rounds 0 and 1)"
+
+
+def test_a_process_that_crashes_once_and_then_works_is_mentioned() -> None:
+    healthy = cluster()
+
+    def answer(round_index: int, group: tuple[str, ...]) -> GroupResult:
+        if "n2" in group and round_index == 0:
+            return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=("n2",))
+        return healthy(round_index, group)
+
+    verdict, _ = run(names(4), answer)
+    assert verdict.named(Level.HEALTHY) == tuple(names(4))
+    assert "crashed (round 0), but worked afterwards" in verdict.nodes["n2"].reason
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 20])
+def test_if_every_process_crashes_it_is_the_software(count: int) -> None:
+    def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
+        return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=group)
+
+    verdict, rounds = run(names(count), answer)
+    assert {level(verdict, node) for node in names(count)} == {Level.INCONCLUSIVE}
+    assert len(rounds) == min(count, 2)
+
+
+def test_a_group_that_was_not_run_says_nothing() -> None:
+    def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
+        return GroupResult(nodes=group, outcome=Outcome.NOT_RUN)
+
+    verdict, _ = run(names(4), answer)
+    assert {verdict.nodes[node].reason for node in names(4)} == {"was never measured"}
+    assert {level(verdict, node) for node in names(4)} == {Level.INCONCLUSIVE}
+
+
+def test_a_run_without_nodes_is_refused() -> None:
+    with pytest.raises(LocalizeError, match="no node"):
+        Localizer([])
+
+
+def test_a_node_named_twice_is_refused() -> None:
+    with pytest.raises(LocalizeError, match="named twice: n1"):
+        Localizer(["n1", "n2", "n1"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_good_nodes_of_eight_are_enough_to_convict_the_other_six(seed: int) -> None:
+    good = random.Random(seed).sample(names(8), 2)
+    dead = set(names(8)) - set(good)
+    verdict, _ = run(names(8), cluster(dead=dead), seed=seed)
+    assert set(verdict.named(Level.FAULTY)) == dead
+    assert set(verdict.named(Level.HEALTHY)) == set(good)
+
+
+def test_one_good_node_of_four_cannot_be_told_from_the_bad_ones() -> None:
+    verdict, _ = run(names(4), cluster(dead=["n1", "n2", "n3"]))
+    assert {level(verdict, node) for node in names(4)} == {Level.INCONCLUSIVE}

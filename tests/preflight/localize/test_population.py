@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Healthy devices differ for good: that is told, and accuses nobody."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from slurm_health.preflight.localize.localizer import (
+    GroupResult,
+    Level,
+    Localizer,
+    LocalizeSettings,
+    Outcome,
+)
+from slurm_health.preflight.localize.population import population_of
+from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
+from slurm_health.records.verdict import Verdict
+
+DEVICES = 8
+SPREAD = Weather(device_spread=0.03)
+
+
+def judged(count: int, *, seed: int, slow: float = 1.0) -> Verdict:
+    """Return the verdict on nodes whose devices differ by 3 %, with a slow one on n1 perhaps."""
+    nodes = [f"n{number}" for number in range(count)]
+    faults = Faults(compute={"n1": slow} if slow > 1 else {})
+    cluster = SimulatedCluster(nodes, faults=faults, weather=SPREAD, devices=DEVICES, seed=seed)
+    return play(Localizer(nodes, settings=LocalizeSettings(seed=seed)), cluster)[0]
+
+
+def alone(slowness: float, kind: Device = Device.ACCELERATOR) -> Verdict:
+    """Return the verdict on four nodes of which n2 has one device that is slower by this factor."""
+    nodes = [f"n{number}" for number in range(4)]
+    loc = Localizer(nodes, settings=settings_from({}, kind=kind))
+    rng = random.Random(0)
+    while (round_ := loc.next_round()) is not None:
+        results = [
+            GroupResult(
+                nodes=group,
+                outcome=Outcome.MEASURED,
+                shared_ms={"allgather": 50.0 + rng.random()},
+                node_ms={
+                    f"matmul:device {device}": {
+                        node: (slowness if (node, device) == ("n2", 3) else 1.0)
+                        * (3.0 + rng.random() / 50)
+                        for node in group
+                    }
+                    for device in range(DEVICES)
+                },
+            )
+            for group in round_.groups
+        ]
+        loc.observe(round_.index, results)
+    return loc.verdict()
+
+
+@pytest.mark.parametrize(("count", "seeds"), [(2, 8), (16, 2), (64, 1)])
+def test_healthy_devices_that_differ_for_good_accuse_no_node(count: int, seeds: int) -> None:
+    for seed in range(seeds):
+        verdict = judged(count, seed=seed)
+        assert not verdict.named(Level.SLOW), seed
+
+
+@pytest.mark.parametrize(("count", "seeds"), [(16, 2), (64, 1)])
+def test_a_device_a_quarter_slower_is_found_among_devices_that_differ(
+    count: int, seeds: int
+) -> None:
+    for seed in range(seeds):
+        assert judged(count, seed=seed, slow=1.25).named(Level.SLOW) == ("n1",), seed
+
+
+def test_a_device_within_what_healthy_ones_differ_by_is_told_and_its_node_is_healthy() -> None:
+    found = alone(1.07).nodes["n2"]
+
+    assert found.level is Level.HEALTHY
+    assert found.reason == (
+        "matmul:device 3 is 7 % slower than its peers, within what healthy devices differ by"
+    )
+    assert found.slowdown == pytest.approx(1.07, abs=0.01)
+
+
+def test_a_share_of_processors_that_others_use_is_no_word_against_a_node() -> None:
+    found = alone(1.6, kind=Device.CPU).nodes["n2"]
+
+    assert found.level is Level.HEALTHY
+    assert found.reason.startswith("passed with")
+    assert "slower than" not in found.reason
+    assert found.slowdown == pytest.approx(1.6, abs=0.05)  # a spare is chosen before it
+
+
+def test_a_device_outside_of_what_healthy_ones_differ_by_is_named() -> None:
+    found = alone(1.2).nodes["n2"]
+
+    assert found.level is Level.SLOW
+    assert found.component == "compute device 3"
+
+
+def floor_of(deviations: list[float]) -> float:
+    devices = np.arange(len(deviations), dtype=np.int64)
+    return population_of(np.array(deviations), devices, np.zeros_like(devices), 0.12).floor
+
+
+def test_the_floor_is_four_deviations_where_devices_differ_by_more_than_usual() -> None:
+    rng = random.Random(0)
+    widely = [rng.gauss(0, 0.05) for _ in range(2000)]
+
+    assert np.log1p(floor_of(widely)) == pytest.approx(0.2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "deviations",
+    [
+        [0.0],
+        [0.0, 0.5],
+        [0.0, 0.01, 0.5],
+        [0.0, 0.01, 0.5, 0.5],
+        [0.0, 0.005, 0.01, 0.5, 0.5],
+    ],
+)
+def test_slow_devices_among_few_do_not_hide_themselves(deviations: list[float]) -> None:
+    assert floor_of(deviations) == 0.12

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users may set, as text and as numbers, and what wrong values answer."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import fields
+
+import pytest
+
+from slurm_health.preflight.localize.settings import (
+    OPTIONS,
+    USUAL,
+    Device,
+    LocalizeSettings,
+    settings_from,
+)
+from slurm_health.records.errors import LocalizeError
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: LocalizeSettings(min_rounds=0),
+        lambda: LocalizeSettings(min_rounds=2, max_rounds=1),
+        lambda: LocalizeSettings(network_floor=0.0),
+        lambda: LocalizeSettings(compute_floor=math.nan),
+        lambda: LocalizeSettings(error=1.0),
+        lambda: LocalizeSettings(expected_slack=1.0),
+        lambda: LocalizeSettings(expected_ms={"matmul": 0.0}),
+    ],
+)
+def test_settings_that_no_run_can_honour_are_refused(wrong: Callable[[], object]) -> None:
+    with pytest.raises(LocalizeError):
+        wrong()
+
+
+def test_every_option_is_a_setting_and_says_what_it_is_for() -> None:
+    assert {option.name for option in OPTIONS} <= {field.name for field in fields(LocalizeSettings)}
+    assert all(option.help.endswith(".") and "\n" not in option.help for option in OPTIONS)
+
+
+@pytest.mark.parametrize("kind", list(Device))
+def test_the_floors_are_those_of_the_device_unless_they_are_chosen(kind: Device) -> None:
+    usual = settings_from({}, kind=kind)
+    chosen = settings_from({"network_floor": "0.2"}, kind=kind)
+
+    known = USUAL[kind]
+    assert (usual.network_floor, usual.compute_floor) == (known.network_floor, known.compute_floor)
+    assert (chosen.network_floor, chosen.compute_floor) == (0.2, known.compute_floor)
+    assert usual.noise == chosen.noise == known.noise
+
+
+def test_what_nobody_chose_for_accelerators_is_the_default() -> None:
+    assert settings_from({}, kind=Device.ACCELERATOR) == LocalizeSettings()
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"min_rounds": "6", "expected_ms": "matmul=3.1, gpt compute = 50"},
+        {"min_rounds": 6, "expected_ms": {"matmul": 3.1, "gpt compute": 50}},
+    ],
+)
+def test_text_and_numbers_say_the_same(chosen: dict[str, object]) -> None:
+    made = settings_from(chosen, kind=Device.ACCELERATOR)
+
+    assert made.min_rounds == 6
+    assert made.expected_ms == {"matmul": 3.1, "gpt compute": 50.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("network_floor", "8%", "a number from 0.01 to 10"),
+        ("network_floor", "nan", "a number from 0.01 to 10"),
+        ("compute_floor", 0.001, "a number from 0.01 to 10"),
+        ("compute_floor", True, "a number from 0.01 to 10"),
+        ("min_rounds", "2.5", "a whole number"),
+        ("min_rounds", 0, "a whole number"),
+        ("min_rounds", "inf", "a whole number"),
+        ("expected_ms", "matmul", "milliseconds above 0 by metric"),
+        ("expected_ms", "=3", "milliseconds above 0 by metric"),
+        ("expected_ms", {"matmul": -1}, "milliseconds above 0 by metric"),
+        ("expected_ms", 3, "milliseconds above 0 by metric"),
+        ("floor", "1", "no such setting, there are network_floor, "),
+    ],
+)
+def test_a_wrong_choice_is_refused_by_name_with_what_is_allowed(
+    name: str, value: object, allowed: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: .*{re.escape(allowed)}") as refused:
+        settings_from({name: value}, kind=Device.CPU)
+    assert repr(value) in str(refused.value) or name == "floor"

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bad uplink that no topology names blames no node; nodes that are slow themselves are found."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from slurm_health.preflight.localize.localizer import Level, Localizer, LocalizeSettings
+from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
+from slurm_health.records.verdict import Verdict
+
+LEAF = 8
+NODES = [f"n{number}" for number in range(64)]
+
+
+def judged(
+    faults: Faults, *, nodes: list[str] = NODES, leaf: int = LEAF, seed: int = 0
+) -> tuple[Verdict, int]:
+    """Return verdict and rounds where the nodes hang on leaves of which the run knows nothing."""
+    leaves = {f"leaf{k}": nodes[leaf * k : leaf * (k + 1)] for k in range(len(nodes) // leaf)}
+    cluster = SimulatedCluster(nodes, faults=faults, weather=Weather(), topology=leaves, seed=seed)
+    verdict, rounds = play(Localizer(nodes, settings=LocalizeSettings(seed=seed)), cluster)
+    return verdict, len(rounds)
+
+
+def accused(verdict: Verdict) -> set[str]:
+    return {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_slow_uplink_that_nobody_knows_of_is_named_by_its_nodes(seed: int) -> None:
+    verdict, rounds = judged(Faults(leaves={"leaf3": 1.3}), seed=seed)
+
+    assert not accused(verdict)
+    assert [leaf.ends for leaf in verdict.leaves] == [("n[24-31]",)]
+    assert verdict.leaves[0].level is Level.SLOW
+    assert verdict.leaves[0].reason.startswith(
+        "allgather slow between n[24-31], which are well with one another, and other nodes in"
+    )
+    assert rounds <= 6
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slow_uplink_of_a_few_nodes_of_few_blames_none_of_them(seed: int) -> None:
+    nodes = NODES[:16]
+    verdict, _ = judged(Faults(leaves={"leaf3": 1.3}), nodes=nodes, leaf=4, seed=seed)
+
+    assert not accused(verdict)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nodes_that_are_slow_with_each_other_too_are_convicted(seed: int) -> None:
+    slow = random.Random(seed).sample(NODES, 6)
+    verdict, rounds = judged(Faults(network=dict.fromkeys(slow, 1.3)), seed=seed)
+
+    assert accused(verdict) == set(slow)
+    assert not verdict.leaves
+    assert rounds <= 5
+
+
+def test_a_slow_node_beside_a_slow_uplink_that_nobody_knows_of_is_found_as_well() -> None:
+    verdict, _ = judged(Faults(leaves={"leaf3": 1.3}, network={"n5": 1.5}))
+
+    assert accused(verdict) == {"n5"}
+    assert [leaf.ends for leaf in verdict.leaves] == [("n[24-31]",)]
+
+
+def test_one_slow_node_costs_no_round_for_what_it_might_have_in_common() -> None:
+    verdict, rounds = judged(Faults(network={"n5": 1.3}))
+
+    assert accused(verdict) == {"n5"}
+    assert rounds <= 3

@@ -1,0 +1,494 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is understood of srun's words, recorded from a real one, and agents as local processes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.master.launcher import (
+    JOB_END_S,
+    Launcher,
+    LocalLauncher,
+    ReadGres,
+    SlurmLauncher,
+    srun_argv,
+)
+from slurm_health.records.errors import SlurmCommandMissing, SlurmError
+from slurm_health.records.records import AgentsLost, LossCause
+from slurm_health.system.slurm.job_gres import NodeGres, Share
+from tests.support.supervised import eventually, write_executable
+
+DATA = Path(__file__).parents[2] / "data" / "slurm-22.05"
+NODES = ("n1", "n2")
+
+
+def agent_command(launch: int, node: str | None) -> list[str]:
+    return ["agent", f"--launch={launch}", *([f"--node={node}"] if node else [])]
+
+
+class Srun:
+    """A directory with an srun that says what it is told to, and launchers that use it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.launchers: list[Launcher] = []
+
+    def launcher(self, script: str, read_gres: ReadGres = dict) -> SlurmLauncher:
+        write_executable(self.directory / "srun", f"#!/bin/sh\n{script}\n")
+        path = f"{self.directory}:{os.environ['PATH']}"
+        environ = {"PATH": path, "SLURM_NTASKS": "9", "SLURM_GPUS": "16"}
+        launcher = SlurmLauncher(12, agent_command, environ, read_gres)
+        self.launchers.append(launcher)
+        return launcher
+
+    def says(self, recorded: str, *, code: int = 1, stays: bool = False) -> SlurmLauncher:
+        end = "exec sleep 100" if stays else f"exit {code}"
+        return self.launcher(f"cat {shlex.quote(str(DATA / recorded))} >&2; {end}")
+
+
+@pytest.fixture
+def srun(tmp_path: Path) -> Iterator[Srun]:
+    srun = Srun(tmp_path)
+    yield srun
+    for launcher in srun.launchers:
+        launcher.stop(0.0)
+
+
+def losses(launcher: Launcher, nodes: Sequence[str], launch: int = 0) -> dict[str, AgentsLost]:
+    """Poll until each of these nodes is said to be lost; return the first word on each."""
+    found: dict[str, AgentsLost] = {}
+
+    def all_lost() -> bool:
+        for lost in launcher.poll():
+            assert lost.launch == launch
+            for node in lost.nodes:
+                assert node not in found, f"{node} is lost twice"
+                found[node] = lost
+        return set(nodes) <= set(found)
+
+    eventually(all_lost, f"the loss of {nodes}")
+    return found
+
+
+def test_the_command_of_a_launch_leaves_nothing_to_the_surrounding_job() -> None:
+    share = Share(nodes=("n1", "n2"), options=("--gres=gpu:4",), gpus=4)
+    argv = srun_argv(12, share, ["agent", "--x"])
+
+    assert argv[0] == "srun"
+    assert argv[-3:] == ["--gres=gpu:4", "agent", "--x"]
+    assert {
+        "--jobid=12",
+        "--nodelist=n[1-2]",
+        "--nodes=2",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--overlap",
+        "--mem=0",
+        "--kill-on-bad-exit=0",
+        "--no-kill",
+    } <= set(argv)
+
+
+def test_srun_is_started_with_that_command_and_without_the_jobs_variables(
+    srun: Srun, tmp_path: Path
+) -> None:
+    launcher = srun.launcher(f'echo "$@" > {tmp_path}/said; env >> {tmp_path}/said')
+
+    launcher.start(3, NODES)
+    losses(launcher, NODES, launch=3)
+
+    said = (tmp_path / "said").read_text()
+    command = srun_argv(12, Share(nodes=NODES), ["agent", "--launch=3", "--gpus=0"])
+    assert said.splitlines()[0].split() == command[1:]
+    assert "SLURM_NTASKS" not in said
+    assert "SLURM_GPUS" not in said
+
+
+def test_nodes_that_differ_in_their_gpus_have_a_step_each_and_are_lost_as_one_launch(
+    srun: Srun, tmp_path: Path
+) -> None:
+    gres = {"n1": NodeGres(gpus=4, request="4"), "n2": NodeGres(gpus=1, request="1")}
+    launcher = srun.launcher(f'echo "$@" >> {tmp_path}/said', lambda: gres)
+
+    launcher.start(0, NODES)
+    losses(launcher, NODES)
+
+    said = sorted((tmp_path / "said").read_text().splitlines())
+    assert len(said) == 2
+    for node, count, line in (("n1", 4, said[0]), ("n2", 1, said[1])):
+        assert {f"--nodelist={node}", f"--gpus={count}", "--ntasks=1"} <= set(line.split())
+        assert line.endswith(f"--gpus={count}")  # the agent is told, too
+
+
+def test_where_slurm_does_not_say_what_the_job_has_the_agents_are_started_all_the_same(
+    srun: Srun, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+
+    def unanswered() -> dict[str, NodeGres]:
+        asked.append(1)
+        raise SlurmError("no answer")
+
+    launcher = srun.launcher("exit 0", unanswered)
+    launcher.start(0, NODES)
+    launcher.start(1, NODES)
+
+    assert len(asked) == 1
+    assert "which GPUs the job has is not known" in caplog.text
+
+
+def test_without_srun_there_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(SlurmCommandMissing, match="srun not found"):
+        SlurmLauncher(12, agent_command, {"PATH": str(tmp_path)}, dict)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "reason"),
+    [
+        ("srun-exit-both.txt", "its agent ended: Exited with exit code 4"),
+        ("srun-exit-different.txt", "its agent ended: Exited with exit code {number}"),
+        ("srun-segfault.txt", "its agent ended: Segmentation fault"),
+        ("srun-no-such-command.txt", "its agent ended: Exited with exit code 2"),
+        (
+            "srun-node-outside.txt",
+            "Unable to create step for job 6: Requested node configuration is not available",
+        ),
+    ],
+)
+def test_a_task_that_ended_is_an_agent_that_may_be_started_again(
+    srun: Srun, recorded: str, reason: str
+) -> None:
+    launcher = srun.says(recorded)
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, NODES)
+    assert {node: loss.reason for node, loss in lost.items()} == {
+        node: reason.format(number=node[1]) for node in NODES
+    }
+    assert {loss.cause for loss in lost.values()} == {LossCause.ENDED}
+
+
+def test_no_agent_starts_in_a_job_that_has_ended(srun: Srun) -> None:
+    launcher = srun.says("srun-job-ended.txt")
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, NODES)
+    assert {loss.cause for loss in lost.values()} == {LossCause.JOB_ENDED}
+    assert {loss.reason for loss in lost.values()} == {"Slurm job 1 has expired"}
+
+
+@pytest.mark.parametrize("recorded", ["srun-killed.txt", "srun-exit-one.txt"])
+def test_one_task_that_ended_does_not_concern_the_others(srun: Srun, recorded: str) -> None:
+    launcher = srun.says(recorded, stays=True)
+
+    launcher.start(0, NODES)
+
+    assert set(losses(launcher, ["n2"])) == {"n2"}
+    assert launcher.poll() == []
+
+
+def test_an_agent_that_ends_by_sigterm_is_lost_only_once_the_job_has_not_ended_with_it(
+    srun: Srun,
+) -> None:
+    line = "srun: error: n2: task 1: Terminated"
+    launcher = srun.launcher(f"echo '{line}' >&2; exec sleep 100")
+    began_s = time.monotonic()
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, ["n2"])
+    assert time.monotonic() - began_s >= JOB_END_S
+    assert lost["n2"].reason == "its agent ended: Terminated"
+    assert launcher.poll() == []
+
+
+def test_a_node_on_which_no_step_starts_is_told_from_those_that_merely_ended_with_it(
+    srun: Srun,
+) -> None:
+    launcher = srun.says("srun-slurmd-dead.txt")
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, NODES)
+    assert (lost["n2"].cause, lost["n2"].reason) == (
+        LossCause.NOT_STARTED,
+        "Communication connection failure",
+    )
+    assert lost["n1"].cause is LossCause.ENDED
+    assert "Application launch failed" in lost["n1"].reason
+
+
+def test_no_node_is_to_blame_where_srun_may_not_open_enough_files(srun: Srun) -> None:
+    launcher = srun.says("srun-few-files.txt", stays=True)
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, ["n1", "n2"])
+    assert {loss.cause for loss in lost.values()} == {LossCause.ENDED}
+    assert "ulimit -Hn" in lost["n1"].reason
+
+
+def test_thousands_of_agents_that_end_with_the_launch_of_three_are_lost_in_few_records(
+    srun: Srun, tmp_path: Path
+) -> None:
+    nodes = [f"n{number}" for number in range(1, 4097)]
+    unreached, killed = nodes[6:9], [*nodes[:6], *nodes[9:]]
+    words = [
+        f"srun: error: Task launch for StepId=1.0 failed on node {node}: Communication connection"
+        " failure"
+        for node in unreached
+    ]
+    words += [f"srun: error: {node}: task {node[1:]}: Killed" for node in killed]
+    (tmp_path / "words").write_text("\n".join(words) + "\n")
+    launcher = srun.launcher(f"cat {tmp_path}/words >&2; exit 1")
+    launcher.start(0, nodes)
+
+    polls: list[list[AgentsLost]] = []
+
+    def all_lost() -> bool:
+        polls.append(launcher.poll())
+        return sum(len(lost.nodes) for each in polls for lost in each) == len(nodes)
+
+    eventually(all_lost, "the loss of all")
+
+    assert all(len(lost) <= 2 for lost in polls)
+    found = {node: lost for each in polls for lost in each for node in lost.nodes}
+    assert [node for node in nodes if found[node].cause is LossCause.NOT_STARTED] == unreached
+    assert {found[node].cause for node in killed} == {LossCause.ENDED}
+
+
+def test_an_agent_that_sees_no_journal_says_so_itself_even_after_sruns_word_of_its_end(
+    srun: Srun,
+) -> None:
+    launcher = srun.says("srun-agent-says.txt")
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, NODES)
+    assert {loss.cause for loss in lost.values()} == {LossCause.NO_JOURNAL}
+    assert {loss.reason for loss in lost.values()} == {"does not see the journal /x"}
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes", "cause"),
+    [
+        ("srun: error: n[1-2]: tasks 0-1: Killed", ["n1", "n2"], LossCause.ENDED),
+        ("srun: error: Node failure on n2", ["n2"], LossCause.NOT_STARTED),
+    ],
+)
+def test_several_nodes_in_one_line_are_all_meant(
+    srun: Srun, line: str, nodes: list[str], cause: LossCause
+) -> None:
+    launcher = srun.launcher(f"echo '{line}' >&2; exec sleep 100")
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, nodes)
+    assert set(lost) == set(nodes)
+    assert {loss.cause for loss in lost.values()} == {cause}
+
+
+@pytest.mark.parametrize(
+    "line", ["srun: error: n[1-: task 0: Killed", "srun: error: n9: task 0: Killed", "\\377"]
+)
+def test_words_about_other_nodes_or_about_nothing_lose_nobody(srun: Srun, line: str) -> None:
+    launcher = srun.launcher(f"printf '{line}\\n' >&2; echo 'srun: error: last words' >&2; exit 1")
+
+    launcher.start(0, NODES)
+
+    assert {loss.reason for loss in losses(launcher, NODES).values()} == {"last words"}
+
+
+def test_an_srun_that_ends_without_a_word_has_lost_its_nodes_too(srun: Srun) -> None:
+    launcher = srun.launcher("exit 0")
+
+    launcher.start(0, NODES)
+
+    lost = losses(launcher, NODES)
+    assert {loss.reason for loss in lost.values()} == {"srun ended with exit code 0"}
+
+
+def test_two_launches_are_told_apart(srun: Srun) -> None:
+    launcher = srun.launcher("case $* in *--launch=1*) exit 1;; esac; exec sleep 100")
+    launcher.start(0, ["n1"])
+    launcher.start(1, ["n2"])
+
+    assert set(losses(launcher, ["n2"], launch=1)) == {"n2"}
+    assert launcher.poll() == []
+
+
+def test_an_srun_that_does_not_leave_is_ended(srun: Srun) -> None:
+    launcher = srun.launcher("trap '' TERM; while :; do sleep 0.1; done")
+    launcher.start(0, NODES)
+
+    launcher.stop(0.1)
+
+    assert launcher.poll() == []
+
+
+def test_agents_that_take_their_time_to_free_their_devices_are_waited_for(
+    srun: Srun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaves = f"sleep 5 & wait $!; echo left >> {tmp_path}/said; exit"
+    launcher = srun.launcher(f"trap 'echo killed >> {tmp_path}/said; exit' TERM; {leaves}")
+    launcher.start(0, NODES)
+
+    launcher.stop()
+
+    assert (tmp_path / "said").read_text() == "left\n"
+    assert caplog.text == ""
+
+
+def test_agents_that_were_killed_because_they_did_not_leave_are_named(
+    srun: Srun, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = srun.launcher("exec sleep 100")
+    launcher.start(0, NODES)
+
+    launcher.stop(0.1)
+
+    assert "agents on n[1-2] have not left within 0.1 s and were killed" in caplog.text
+
+
+# --- local processes -----------------------------------------------------------------------------
+
+
+Start = Callable[..., LocalLauncher]
+
+
+@pytest.fixture
+def local() -> Iterator[Start]:
+    launchers: list[LocalLauncher] = []
+
+    def launcher(script: str, **environ: str) -> LocalLauncher:
+        def command(launch: int, node: str | None) -> list[str]:
+            return [sys.executable, "-c", script, str(launch), str(node)]
+
+        launchers.append(LocalLauncher(command, {**os.environ, **environ}, NODES))
+        return launchers[-1]
+
+    yield launcher
+    for each in launchers:
+        each.stop(0.0)
+
+
+def test_a_local_agent_is_told_its_node_and_its_share_of_the_machine(
+    local: Start, tmp_path: Path
+) -> None:
+    launcher = local(
+        f"import os, sys; open('{tmp_path}/' + sys.argv[2], 'w').write("
+        "os.environ['SLURM_CPUS_ON_NODE'] + ' ' + os.environ['SLURM_LAUNCH_NODE_IPADDR'])"
+    )
+
+    launcher.start(0, ["n1", "n2"])
+    losses(launcher, NODES)
+
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert {(tmp_path / node).read_text() for node in NODES} == {f"{share} 127.0.0.1"}
+
+
+def test_local_agents_have_different_devices_and_keep_them_when_started_again(
+    local: Start, tmp_path: Path
+) -> None:
+    devices = "CUDA_VISIBLE_DEVICES"
+    launcher = local(
+        "import os, sys; open(f'{tmp_path}/{sys.argv[2]}.{sys.argv[1]}', 'w').write("
+        f"os.environ['{devices}'])".replace("{tmp_path}", str(tmp_path)),
+        **{devices: "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e"},
+    )
+
+    launcher.start(0, NODES)
+    losses(launcher, NODES)
+    launcher.start(1, ["n2"])
+    losses(launcher, ["n2"], launch=1)
+
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "n1.0": "GPU-a,GPU-b",
+        "n2.0": "GPU-c,GPU-d",
+        "n2.1": "GPU-c,GPU-d",
+    }
+
+
+def test_a_local_agent_that_ends_is_lost_with_its_last_words(local: Start) -> None:
+    launcher = local("import sys; print('first\\nlast', file=sys.stderr); sys.exit(4)")
+
+    launcher.start(0, ["n1"])
+
+    lost = losses(launcher, ["n1"])["n1"]
+    assert (lost.cause, lost.reason) == (
+        LossCause.ENDED,
+        "its agent ended: exit code 4: last",
+    )
+
+
+def test_a_local_agent_that_is_killed_is_lost_with_the_signal(local: Start) -> None:
+    launcher = local("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+
+    launcher.start(0, ["n1"])
+
+    assert losses(launcher, ["n1"])["n1"].reason == "its agent ended: killed by SIGKILL"
+
+
+def test_a_local_agent_that_sees_no_journal_is_heard(local: Start) -> None:
+    launcher = local("import sys; sys.exit('slurm-health agent: n1: does not see it')")
+
+    launcher.start(0, ["n1"])
+
+    lost = losses(launcher, ["n1"])["n1"]
+    assert (lost.cause, lost.reason) == (LossCause.NO_JOURNAL, "does not see it")
+
+
+def test_local_agents_that_do_not_leave_are_ended(local: Start) -> None:
+    launcher = local(
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
+    )
+    launcher.start(0, NODES)
+
+    launcher.stop(0.0)
+
+    assert launcher.poll() == []
+
+
+_RINGS_WHEN_RUNG = """
+import time
+from slurm_health.preflight.bell import Bell
+bell = Bell("{node}")
+while not bell.heard():
+    time.sleep(0.01)
+bell.ring()
+time.sleep(60)
+"""
+
+
+def test_local_agents_hear_the_bell_and_are_heard(local: Start) -> None:
+    launcher = local(_RINGS_WHEN_RUNG.replace("{node}", "n1"))
+    launcher.start(0, ["n1"])
+    assert launcher.wait(0.1, 0.0) == set()
+
+    launcher.ring()
+
+    assert launcher.wait(30.0, 0.0) == {"n1"}
+
+
+def test_a_ring_in_the_name_of_another_node_is_none(local: Start) -> None:
+    launcher = local(_RINGS_WHEN_RUNG.replace("{node}", "n7"))
+    launcher.start(0, ["n1"])
+    launcher.ring()
+    assert launcher.wait(2.0, 0.0) == set()
+
+
+def test_an_agent_that_prints_without_end_holds_nobody_up(local: Start) -> None:
+    launcher = local("import os\nwhile True: os.write(1, b'y' * 4096)")
+    launcher.start(0, ["n1"])
+    for _ in range(3):
+        assert launcher.wait(0.5, 0.2) == set()
+    assert launcher.poll() == []

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site's history as a check reads it: what cannot be used is said, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_health.fleet.standing.standing import Standing, published
+from slurm_health.preflight.master.site_history import prior
+from slurm_health.records.standings import Level
+
+NOW_S = 1_700_000_000.0
+
+
+def write(path: Path, level: Level = Level.LEMON) -> Path:
+    standing = Standing(
+        node="n3",
+        level=level,
+        score=28.2,
+        chance=0.001,
+        jobs=12,
+        spoiled=6,
+        elsewhere_jobs=48,
+        elsewhere_spoiled=0,
+        signals={"slow": 6},
+        reason="again and again",
+    )
+    path.write_bytes(published({"lab": [standing]}, now_s=NOW_S))
+    path.chmod(0o644)
+    return path
+
+
+def known(path: Path | None, *nodes: str, now_s: float = NOW_S) -> dict[str, float]:
+    return prior(path, "lab", nodes or ("n1", "n2", "n3"), now_s=now_s)
+
+
+@pytest.fixture(autouse=True)
+def info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+
+def test_a_lemon_among_the_nodes_is_named_and_weighs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert known(write(tmp_path / "standings.json")) == {"n3": 0.282}
+    assert caplog.messages == ["n3 has spoiled 6 of 12 jobs: it is looked at closely"]
+
+
+def test_of_a_suspect_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert known(write(tmp_path / "standings.json", Level.SUSPECT)) == {"n3": 0.1}
+    assert caplog.messages == []
+
+
+def test_nodes_without_a_history_and_sites_without_a_file_change_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert known(write(tmp_path / "standings.json"), "n1", "n2") == {}
+    assert known(None) == {}
+    assert caplog.messages == []
+
+
+def others_can_write(path: Path) -> None:
+    write(path).chmod(0o666)
+
+
+def is_a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def is_damaged(path: Path) -> None:
+    path.write_bytes(write(path).read_bytes()[:-20])
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Path.absolute, "No such file or directory"),
+        (Path.mkdir, "Is a directory"),
+        (is_a_pipe, "it is not a plain file"),
+        (others_can_write, "others than root and you can write it"),
+        (is_damaged, "it is damaged"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_said_and_accuses_nobody(
+    make: object, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "standings.json"
+    assert callable(make)
+    make(path)
+
+    assert known(path) == {}
+    (message,) = caplog.messages
+    assert message.startswith(f"the history of nodes is left out of account: {path}: ")
+    assert said in message
+
+
+def test_a_file_of_last_month_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert known(write(tmp_path / "standings.json"), now_s=NOW_S + 30 * 86400) == {}
+    assert "written 30 days ago" in caplog.text

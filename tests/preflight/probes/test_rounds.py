@@ -1,0 +1,481 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real workers with the real torch: one after another serves rounds as the agent would ask."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.preflight.agent.worker_process import Worker, end_together
+from slurm_health.preflight.probes import worker as worker_program
+from slurm_health.preflight.probes.meeting import ATTEMPT_S, ATTEMPTS
+from tests.support import wrong_torch
+from tests.support.supervised import descendants, eventually, write_executable
+
+VALUES = {"name": "values", "scope": "solo", "path": ""}
+
+
+class Bench:
+    """Workers of one node, or of several that play theirs, as agents have them."""
+
+    def __init__(self, count: int = 1, *, nodes: int = 1, **environ: str) -> None:
+        self.local_size = count // nodes
+        self.workers = [
+            Worker(
+                python=sys.executable,
+                local_rank=rank % self.local_size,
+                threads=1,
+                devices=0,
+                environ={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environ},
+            )
+            for rank in range(count)
+        ]
+        self.events: list[list[dict[str, Any]]] = [[] for _ in self.workers]
+        self.ready: list[dict[str, Any]] = []
+        self.options: dict[str, float] = {}
+
+    def get_ready(self) -> None:
+        self.ready = [self.hears(rank, "ready") for rank in range(len(self.workers))]
+
+    def hears(self, rank: int, kind: str) -> dict[str, Any]:
+        worker, events = self.workers[rank], self.events[rank]
+
+        def heard() -> bool:
+            events.extend(worker.read_events())
+            return any(event["event"] == kind for event in events) or worker.ended() is not None
+
+        eventually(heard, f"the event {kind}")
+        found = [event for event in events if event["event"] == kind]
+        assert found, worker.ended()
+        return found[0]
+
+    def round(self, *probes: dict[str, str], **groups: str) -> list[dict[str, Any]]:
+        """Run one round; return how it ended on each worker. `groups` are scopes and addresses."""
+        self.begin(*probes, **groups)
+        return [self.hears(rank, "done") for rank in range(len(self.workers))]
+
+    def begin(self, *probes: dict[str, str], **groups: str) -> None:
+        """Begin a round."""
+        size = len(self.workers)
+        for events in self.events:
+            events.clear()
+        for rank, worker in enumerate(self.workers):
+            group = {"rank": rank, "world_size": size, "port": self.ready[0]["store_port"]}
+            rail = {
+                "rank": rank // self.local_size,
+                "world_size": size // self.local_size,
+            }
+            worker.send(
+                {
+                    "op": "round",
+                    "round": 7,
+                    "timeout_s": 30.0,
+                    "local_size": self.local_size,
+                    "probes": probes,
+                    "options": self.options,
+                    "groups": {
+                        "rail": rail,
+                        **{
+                            scope: {**group, "address": address, "prefix": f"7/{scope}"}
+                            for scope, address in groups.items()
+                        },
+                    },
+                }
+            )
+
+    def samples(self, rank: int = 0) -> dict[str, dict[str, Any]]:
+        return {e["probe"]: e for e in self.events[rank] if e["event"] == "sample"}
+
+
+@pytest.fixture
+def make() -> Iterator[type[Bench]]:
+    made: list[Bench] = []
+
+    class Made(Bench):
+        def __init__(self, count: int = 1, *, nodes: int = 1, **environ: str) -> None:
+            super().__init__(count, nodes=nodes, **environ)
+            made.append(self)
+            self.get_ready()
+
+    yield Made
+    for bench in made:
+        end_together(bench.workers)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    """One worker for all that need nothing special of it, as an agent keeps one for all rounds."""
+    bench = Bench()
+    bench.get_ready()
+    yield bench
+    end_together(bench.workers)
+
+
+PAIR = {"name": "allgather", "scope": "pair", "path": ""}
+
+
+def solo(name: str, path: str = "") -> dict[str, str]:
+    return {"name": name, "scope": "solo", "path": path}
+
+
+def test_a_node_by_itself_is_measured_in_all_it_can_do_alone(bench: Bench) -> None:
+    (done,) = bench.round(VALUES, solo("matmul"), solo("memory_copy"))
+
+    assert done["outcome"] == "measured"
+    samples = bench.samples()
+    assert samples["values"]["figures"]["wrong"] == 0
+    assert samples["matmul"]["flop"] > 0
+    assert samples["memory_copy"]["total_bytes"] > 0
+    assert all(
+        ms > 0 for probe in ("matmul", "memory_copy") for ms in samples[probe]["iteration_ms"]
+    )
+    assert bench.ready[0]["free_bytes"] > 0
+    assert bench.ready[0]["model"].endswith("with 1 thread")
+
+
+def test_a_worker_that_dies_leaves_no_core_file(bench: Bench) -> None:
+    (worker,) = (pid for pid in descendants(os.getpid()) if _runs(pid, "worker.py"))
+    limits = Path(f"/proc/{worker}/limits").read_text().splitlines()
+
+    (core,) = (line.split() for line in limits if line.startswith("Max core file size"))
+    assert core[4:6] == ["0", "0"]
+
+
+def _runs(pid: int, program: str) -> bool:
+    return program in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def test_a_probe_without_anybody_to_run_it_with_is_left_out(bench: Bench) -> None:
+    (done,) = bench.round(VALUES, {"name": "allgather", "scope": "pair", "path": ""})
+
+    assert (done["outcome"], list(bench.samples())) == ("measured", ["values"])
+
+
+def test_two_devices_of_a_node_exchange_data_and_each_rail_by_itself(make: type[Bench]) -> None:
+    bench = make(2)
+    probe = {"name": "node_allgather", "scope": "node", "path": ""}
+    done = bench.round(solo("matmul"), probe, node="127.0.0.1")
+
+    assert [each["outcome"] for each in done] == ["measured", "measured"]
+    sample = bench.samples(1)["node_allgather"]
+    assert (sample["scope"], sample["world_size"]) == ("node", 2)
+    assert bench.samples(1)["matmul"]["scope"] == "solo"
+
+
+def test_a_device_that_calculates_wrongly_is_found_and_is_at_fault(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(wrong_torch.SITECUSTOMIZE)
+    bench = make(PYTHONPATH=str(tmp_path))
+
+    (done,) = bench.round(VALUES)
+
+    assert (done["outcome"], done["own_fault"], done["wrong_results"]) == ("failed", True, True)
+    assert done["detail"].startswith("device 0 computes wrong results: 4 of 1048576 values")
+
+
+def test_the_burn_ends_with_exact_products_so_that_a_hot_device_is_found_too(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(wrong_torch.SITECUSTOMIZE)
+    bench = make(PYTHONPATH=str(tmp_path))
+    assert bench.round(solo("matmul"))[0]["outcome"] == "measured"
+    bench.options = {"burn_s": 3.0}
+
+    (done,) = bench.round(solo("matmul"))
+
+    assert (done["outcome"], done["wrong_results"]) == ("failed", True)
+
+
+def test_an_interface_that_does_not_exist_is_no_fault_and_is_named(make: type[Bench]) -> None:
+    bench = make(GLOO_SOCKET_IFNAME="ib7")
+
+    (done,) = bench.round({"name": "allgather", "scope": "pair", "path": ""}, pair="127.0.0.1")
+
+    assert (done["outcome"], done["own_fault"]) == ("unmeasured", False)
+    assert "GLOO_SOCKET_IFNAME names the interface ib7, but this node has" in done["detail"]
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "own_fault"),
+    [
+        (0, "measured", False),
+        (77, "failed", True),
+        (78, "unmeasured", False),
+        (3, "unmeasured", False),
+    ],
+)
+def test_the_exit_code_of_a_program_is_its_finding(
+    bench: Bench, tmp_path: Path, code: int, outcome: str, own_fault: bool
+) -> None:
+    script = f"#!/bin/sh\necho first >&2; echo 'disk is slow' >&2; exit {code}\n"
+    program = write_executable(tmp_path / "mine.sh", script)
+
+    (done,) = bench.round(solo("mine.sh", str(program)))
+
+    assert (done["outcome"], done["own_fault"]) == (outcome, own_fault)
+    if code:
+        assert done["detail"].startswith("mine.sh: disk is slow")
+
+
+OWN_PROBE = """
+from slurm_health.preflight.probes.context import NodeFault, Sample
+
+def measure(context):
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome", "own_fault", "detail"),
+    [
+        ("return [Sample(iteration_ms=[4.0])]", "measured", False, ""),
+        ("raise NodeFault('scratch is read-only')", "failed", True, "scratch is read-only"),
+        ("raise OSError('no scratch')", "failed", True, "mine: OSError: no scratch"),
+        ("raise MemoryError", "unmeasured", False, "mine: MemoryError: "),
+        ("syntax error", "unmeasured", False, "mine.py cannot be loaded: SyntaxError"),
+    ],
+)
+def test_a_probe_of_ones_own_is_one_file(
+    bench: Bench, tmp_path: Path, body: str, outcome: str, own_fault: bool, detail: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN_PROBE.format(body=body))
+
+    (done,) = bench.round(solo("mine", str(path)))
+
+    assert (done["outcome"], done["own_fault"]) == (outcome, own_fault)
+    assert detail in done["detail"]
+
+
+def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
+    worker = Worker(
+        python=sys.executable, local_rank=0, threads=1, devices=2, environ=dict(os.environ)
+    )
+    try:
+        eventually(lambda: worker.ended() is not None, "the worker's end")
+        assert "2 accelerators were expected, but torch" in (worker.ended() or "")
+    finally:
+        end_together([worker])
+
+
+def test_a_node_exchanges_data_with_itself_through_its_interface(bench: Bench) -> None:
+    (done,) = bench.round(solo("nic_loopback"))
+
+    assert done["outcome"] == "measured"
+    sample = bench.samples()["nic_loopback"]
+    assert (sample["quantity"], sample["total_bytes"]) == ("lo", 2 * (4 << 20))
+
+
+# A sitecustomize.py with which the processes of nic_loopback say as much as NCCL_DEBUG=INFO does.
+TALKATIVE = """
+import os, sys
+if "loopback" in sys.orig_argv:
+    os.write(1, b"n1:1:1 [0] NCCL INFO Channel 00/0 via NET/IB/0\\n" * 10_000)
+    os.write(2, b"n1:1:1 [0] NCCL INFO Channel 00/0 via NET/IB/0\\n" * 10_000)
+"""
+
+
+def test_an_adapter_is_measured_however_much_the_library_says(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(TALKATIVE)
+    bench = make(PYTHONPATH=str(tmp_path))
+
+    (done,) = bench.round(solo("nic_loopback"))
+
+    assert done["outcome"] == "measured", done["detail"]
+
+
+def test_the_python_file_that_is_shown_as_a_probe_is_one(bench: Bench, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs/reference/probes.md").read_text()
+    begin = text.index("    # embedding_probe.py")
+    path = tmp_path / "embedding_probe.py"
+    path.write_text(textwrap.dedent(text[begin : text.index("It is found through")]))
+
+    (done,) = bench.round(solo("embedding", str(path)))
+
+    assert done["outcome"] == "measured"
+    assert len(bench.samples()["embedding"]["iteration_ms"]) == 10
+
+
+# The workers of the first rail come 0.6 s later. Each worker says with whom it is on its rail, and
+# when it was past the meeting.
+RAIL_PROBE = """
+import time
+import torch
+import torch.distributed as dist
+from slurm_health.preflight.probes.context import Sample
+
+def measure(context):
+    if context.local_rank == 0:
+        time.sleep(0.6)
+    mine = torch.tensor([dist.get_rank()])
+    rail = [torch.zeros_like(mine) for _ in range(context.world_size)]
+    dist.all_gather(rail, mine, group=context.group)
+    context.meet()
+    figures = {"rail": str([int(each) for each in rail]), "met_s": time.time()}
+    return [Sample(figures=figures)]
+"""
+
+
+def test_rails_are_parts_of_the_group_of_a_pair_and_begin_together(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    bench = make(4, nodes=2)
+    path = tmp_path / "mine.py"
+    path.write_text(RAIL_PROBE)
+
+    done = bench.round(
+        {"name": "mine", "scope": "rail", "path": str(path)},
+        {"name": "rail_allgather", "scope": "rail", "path": ""},
+        {"name": "allgather", "scope": "pair", "path": ""},
+        pair="127.0.0.1",
+    )
+
+    assert [each["outcome"] for each in done] == ["measured"] * 4
+    found = [bench.samples(rank) for rank in range(4)]
+    assert [each["mine"]["figures"]["rail"] for each in found] == ["[0, 2]", "[1, 3]"] * 2
+    met_s = [each["mine"]["figures"]["met_s"] for each in found]
+    assert max(met_s) - min(met_s) < 0.3
+    assert [each["rail_allgather"]["world_size"] for each in found] == [2] * 4
+    assert [each["allgather"]["world_size"] for each in found] == [4] * 4
+    assert {each["allgather"]["figures"]["transport"] for each in found} == {"lo"}
+
+
+def test_a_rail_that_waits_for_the_others_hears_an_abort(make: type[Bench], tmp_path: Path) -> None:
+    bench = make(4, nodes=2)
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import time\n\ndef measure(context):\n"
+        "    if context.local_rank:\n        time.sleep(3600)\n    context.meet()\n"
+    )
+    probe = {"name": "mine", "scope": "rail", "path": str(path)}
+    bench.begin(probe, pair="127.0.0.1")
+    for worker in bench.workers:
+        worker.send({"op": "abort", "round": 7})
+
+    assert [bench.hears(rank, "done")["outcome"] for rank in (0, 2)] == ["timed_out"] * 2
+
+
+def test_data_that_arrives_changed_is_a_failure_and_whose_it_was_is_said(
+    make: type[Bench], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(wrong_torch.CHANGED_ON_THE_WAY)
+    bench = make(2, nodes=2, PYTHONPATH=str(tmp_path))
+
+    done = bench.round({"name": "allgather", "scope": "pair", "path": ""}, pair="127.0.0.1")
+
+    assert [(each["outcome"], each["own_fault"]) for each in done] == [
+        ("failed", False),
+        ("measured", False),
+    ]
+    assert "rank 0 of 2 received other data than rank 1 sent" in done[0]["detail"]
+
+
+@contextlib.contextmanager
+def silent_port() -> Iterator[int]:
+    """Return a port on which nothing is answered, as behind a link that drops every packet."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        place = server.getsockname()
+        for _ in range(4):  # what is queued beyond the backlog gets no answer
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(place)
+        yield place[1]
+
+
+def test_a_meeting_place_that_does_not_answer_ends_the_round_before_any_deadline(
+    make: type[Bench],
+) -> None:
+    bench = make()
+    with silent_port() as port:
+        well, bench.ready = bench.ready, [{"store_port": port}]
+        (done,) = bench.round(solo("matmul"), PAIR, pair="127.0.0.1")
+
+    assert (done["outcome"], done["own_fault"], done["spent"]) == ("failed", False, False)
+    assert done["detail"] == f"allgather: no answer from 127.0.0.1 port {port} to 10 attempts"
+    bench.ready = well
+    assert bench.round(solo("matmul"))[0]["outcome"] == "measured"
+
+
+def test_a_worker_that_waits_for_an_answer_hears_an_abort(make: type[Bench]) -> None:
+    bench = make()
+    with silent_port() as port:
+        bench.ready = [{"store_port": port}]
+        bench.begin(PAIR, pair="127.0.0.1")
+        bench.workers[0].send({"op": "abort", "round": 7})
+
+        assert bench.hears(0, "done")["outcome"] == "timed_out"
+
+
+def test_a_meeting_place_that_refuses_is_waited_for_until_an_abort(make: type[Bench]) -> None:
+    bench = make()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    bench.ready = [{"store_port": port}]
+    bench.begin(PAIR, pair="127.0.0.1")
+    bench.hears(0, "scope")
+    begun_s = time.monotonic()
+    eventually(lambda: time.monotonic() > begun_s + 1.2 * ATTEMPTS * ATTEMPT_S, "some patience")
+    assert not [e for e in bench.workers[0].read_events() if e["event"] == "done"]
+    bench.workers[0].send({"op": "abort", "round": 7})
+
+    assert bench.hears(0, "done")["outcome"] == "timed_out"
+
+
+class AbsentMinded(Bench):
+    """Two workers of one node, as partners; the second comes to a round and does no more."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "sitecustomize.py").write_text(wrong_torch.ABSENT_MINDED)
+        present = directory / "present"
+        super().__init__(2, PYTHONPATH=str(directory), ABSENT_MINDED=str(present))
+        self.get_ready()
+        self.begin(solo("matmul"), PAIR, pair="127.0.0.1")
+        eventually(present.exists, "a group with both in it")
+
+
+@pytest.fixture
+def absent_minded(tmp_path: Path) -> Iterator[AbsentMinded]:
+    bench = AbsentMinded(tmp_path)
+    yield bench
+    end_together(bench.workers)
+
+
+def test_a_partner_that_dies_is_no_fault_of_this_node_which_says_so_before_it_leaves_the_group(
+    absent_minded: AbsentMinded,
+) -> None:
+    absent_minded.workers[1].kill()
+
+    done = absent_minded.hears(0, "done")
+
+    assert (done["outcome"], done["own_fault"]) == ("failed", False)
+    scopes = [each["scope"] for each in absent_minded.events[0] if each["event"] == "scope"]
+    assert scopes == ["solo", "pair"]
+
+
+def test_a_partner_that_exchanges_nothing_is_waited_for_until_an_abort(
+    absent_minded: AbsentMinded,
+) -> None:
+    absent_minded.workers[0].send({"op": "abort", "round": 7})
+
+    assert absent_minded.hears(0, "done")["outcome"] == "timed_out"
+
+
+def test_a_long_reason_ends_with_a_whole_sentence() -> None:
+    told = "CUDA out of memory. Tried to allocate 2 GiB. "
+
+    assert worker_program._cut(told + "Of the allocated memory " + "x " * 300) == told.strip()
+    assert worker_program._cut("word " * 100).endswith("word …")
+    assert worker_program._cut(told) == told

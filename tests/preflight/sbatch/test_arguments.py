@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.sbatch.arguments import (
+    LONG,
+    SHORT,
+    CommandLine,
+    Value,
+    listed_options,
+    parse,
+)
+from slurm_health.records.errors import UsageError
+
+OWN = {"check": True, "journal": True, "dry-run": False}
+# As pyxis and other plugins appear in the help.
+PLUGIN_HELP = """
+  -N, --nodes=N               number of nodes on which to run (N = min[-max])
+      --constraint=list       specify a list of constraints
+Options provided by plugins:
+      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH  [pyxis] the image to use
+      --container-mount-home  [pyxis] bind mount the home
+      --x-level[=N]           optional
+"""
+
+
+def never() -> str:
+    raise AssertionError("sbatch --help was asked without need")
+
+
+def read(*words: str, help_text: Callable[[], str] = never) -> CommandLine:
+    return parse(words, own=OWN, read_help=help_text)
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["t.sh"], 0),
+        (["-N", "5", "t.sh"], 2),
+        (["-N5", "t.sh"], 1),
+        (["-HN5", "t.sh"], 1),
+        (["-HN", "5", "t.sh"], 2),
+        (["-HWvv", "t.sh"], 1),
+        (["-k", "t.sh"], 1),
+        (["-koff", "t.sh"], 1),
+        (["-Hk", "t.sh"], 1),
+        (["--nodes=5", "t.sh"], 1),
+        (["--nodes", "5", "t.sh"], 2),
+        (["--nodes=", "t.sh"], 1),
+        (["--no-kill", "t.sh"], 1),
+        (["--exclusive", "t.sh"], 1),
+        (["--exclusive=user", "t.sh"], 1),
+        (["--nice", "t.sh"], 1),
+        (["--requeue=expedite", "t.sh"], 1),
+        (["--requeue", "t.sh"], 1),
+        (["--propagate", "t.sh"], 1),
+        (["--get-user-env=10L", "t.sh"], 1),
+        (["--part", "gpu", "t.sh"], 2),
+        (["--part=gpu", "t.sh"], 1),
+        (["--mem", "1G", "t.sh"], 2),
+        (["--conta", "image", "t.sh"], 2),
+        (["--ntasks-per", "4", "t.sh"], 2),
+        (["--", "t.sh"], 1),
+        (["--", "-N5"], 1),
+        (["-J", "--check=off", "t.sh"], 2),
+        (["-J", "--", "t.sh"], 2),
+        (["-"], 0),
+        (["", "x"], 0),
+        (["t.sh", "-N", "5", "--check=off", ":"], 0),
+        (["--spank-option=1", "t.sh"], 1),
+    ],
+)
+def test_script_is_found_where_sbatch_finds_it(words: list[str], script: int) -> None:
+    line = read(*words)
+    assert line.undecided is None
+    assert line.script == words[script]
+    assert line.arguments == tuple(words[script + 1 :])
+    assert line.options == words[:script]
+    assert line.plain == words
+
+
+def test_options_without_a_script() -> None:
+    line = read("-N", "2", "--wait")
+    assert line.script is None
+    assert line.options == line.plain == ["-N", "2", "--wait"]
+    assert line.seen == {"nodes", "wait"}
+
+
+@pytest.mark.parametrize("words", [["--wrap=a b"], ["--wrap", "a b"], ["--wra=a b"]])
+def test_wrap_is_taken_out_of_the_options(words: list[str]) -> None:
+    line = read("-N2", *words, "-H")
+    assert line.wrap == "a b"
+    assert line.options == ["-N2", "-H"]
+    assert line.plain == ["-N2", *words, "-H"]
+
+
+@pytest.mark.parametrize("words", [["-D", "/x"], ["-D/x"], ["-HD", "/x"], ["--chd=/x"]])
+def test_directory_is_noted(words: list[str]) -> None:
+    assert read(*words).chdir == "/x"
+
+
+def test_own_options_are_taken_out_wherever_they_stand() -> None:
+    line = read("--check", "off", "-N", "2", "--journal=/a b", "--dry-run", "t.sh", "--check=x")
+    assert line.own == [("check", "off"), ("journal", "/a b"), ("dry-run", None)]
+    assert line.options == ["-N", "2"]
+    assert line.plain == ["-N", "2", "t.sh", "--check=x"]
+    assert line.arguments == ("--check=x",)
+
+
+def test_own_options_have_no_short_forms() -> None:
+    assert read("--dry", "t.sh", help_text=lambda: "").undecided == "--dry"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--check"], "--check needs a value"), (["--dry-run=1"], "--dry-run takes no value")],
+)
+def test_misused_own_option_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read(*words)
+
+
+@pytest.mark.parametrize(
+    "words", [["-N1", ":", "-N2", "t.sh"], [":", "t.sh"], ["--", ":"], ["-J", ":", "t.sh"]]
+)
+def test_components_of_a_heterogeneous_job_are_noticed(words: list[str]) -> None:
+    line = read(*words)
+    assert line.components
+    assert line.script is None
+    assert line.plain == words
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["--container-image", "a.sqsh", "t.sh"], 2),
+        (["--container-mount-home", "t.sh"], 1),
+        (["--x-level", "t.sh"], 1),
+        (["--container-im", "a.sqsh", "t.sh"], 2),
+        # 22.05 has no option beside --constraint that begins like this; later releases do.
+        (["--cons", "a100", "t.sh"], 2),
+    ],
+)
+def test_help_of_sbatch_decides_what_the_table_does_not(words: list[str], script: int) -> None:
+    line = read(*words, help_text=lambda: PLUGIN_HELP)
+    assert line.undecided is None
+    assert line.script == words[script]
+
+
+@pytest.mark.parametrize("words", [["--bogus", "t.sh"], ["-Nx", "-Y", "t.sh"], ["-N"], ["--nodes"]])
+def test_words_that_sbatch_will_refuse_are_undecided(words: list[str]) -> None:
+    line = read(*words, help_text=lambda: PLUGIN_HELP)
+    assert line.undecided is not None
+    assert line.script is None
+    assert line.plain == words
+
+
+def test_help_is_read_as_it_is_printed() -> None:
+    assert listed_options(PLUGIN_HELP) == {
+        "nodes": Value.REQUIRED,
+        "constraint": Value.REQUIRED,
+        "container-image": Value.REQUIRED,
+        "container-mount-home": Value.NONE,
+        "x-level": Value.OPTIONAL,
+    }
+
+
+def test_every_option_of_the_installed_sbatch_is_in_the_table(tmp_path: Path) -> None:
+    if shutil.which("sbatch") is None:
+        pytest.skip("sbatch is not installed")
+    config = tmp_path / "slurm.conf"
+    config.write_text("ClusterName=t\nSlurmctldHost=h\nNodeName=n\nPartitionName=p Nodes=n\n")
+    told = subprocess.run(
+        ["sbatch", "--help"],
+        env={**os.environ, "SLURM_CONF": str(config)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    if told.returncode != 0:
+        pytest.skip(f"sbatch --help fails: {told.stderr.strip()}")
+    listed = listed_options(told.stdout)
+    # The help itself errs here: --wrap needs its value, --container does too.
+    listed |= {"wrap": Value.REQUIRED, "container": Value.REQUIRED}
+    told_values = {name: value for name, value in listed.items() if value is not Value.NONE}
+    assert listed.keys() - LONG.keys() == set()
+    assert {name for name, value in told_values.items() if LONG[name] is Value.NONE} == set()
+    assert {
+        name
+        for name, value in listed.items()
+        if value is Value.NONE and LONG[name] is Value.REQUIRED
+    } == set()
+
+
+def test_installed_sbatch_finds_the_same_script(tmp_path: Path) -> None:
+    if shutil.which("sbatch") is None:
+        pytest.skip("sbatch is not installed")
+    config = tmp_path / "slurm.conf"
+    config.write_text("ClusterName=t\nSlurmctldHost=h\nNodeName=n\nPartitionName=p Nodes=n\n")
+    for name, value in LONG.items():
+        if name in {"help", "usage", "version", "autocomplete", "external", "wrap", "uid", "gid"}:
+            continue
+        words = [f"--{name}", "1"] if value is Value.REQUIRED else [f"--{name}"]
+        told = subprocess.run(
+            ["sbatch", *words, "no-such-script"],
+            env={**os.environ, "SLURM_CONF": str(config)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        ).stderr
+        assert read(*words, "no-such-script").script == "no-such-script"
+        assert "Unable to open file 1" not in told, words
+        assert "Batch script is empty" not in told, words
+
+
+def test_short_options_belong_to_the_table() -> None:
+    assert all(name in LONG for name in SHORT.values())
+    assert all(len(letter) == 1 for letter in SHORT)

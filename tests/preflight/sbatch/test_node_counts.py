@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from slurm_health.preflight.sbatch.arguments import parse
+from slurm_health.preflight.sbatch.node_counts import (
+    NodeCounts,
+    node_counts,
+    options_asked,
+    require_room,
+)
+from slurm_health.records.errors import UsageError
+from slurm_health.system.slurm.parsing import partition_of
+
+
+def asked(
+    *words: str, header: Sequence[bytes] = (), environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    line = parse([*words, "train.sh"], own={}, read_help=str)
+    return options_asked(line, header, environ or {})
+
+
+def test_without_spares_and_range_the_job_asks_for_what_it_asked_for() -> None:
+    assert node_counts(asked("-N4"), {}) is None
+
+
+def test_spares_are_added_to_the_nodes_of_the_asked() -> None:
+    counts = node_counts(asked("-N", "4", header=[b"#SBATCH --nodes=9"]), {"spares": "2"})
+    assert counts == NodeCounts(request="6", wanted=4, needed=4, spares=2)
+
+
+def test_spares_are_added_to_the_nodes_of_the_script() -> None:
+    header = [b"#!/bin/sh", b"#SBATCH --time=1 -N 4 # four", b"#HEALTH --spares=1"]
+    counts = node_counts(asked(header=header), {"spares": "1"})
+    assert counts == NodeCounts(request="5", wanted=4, needed=4, spares=1)
+
+
+def test_a_range_makes_do_with_its_lower_end() -> None:
+    assert node_counts(asked("--nodes=3-4"), {}) == NodeCounts(request="3-4", wanted=4, needed=3)
+
+
+def test_a_range_grows_at_its_upper_end() -> None:
+    counts = node_counts(asked("--nodes=3-4"), {"spares": "1"})
+    assert counts == NodeCounts(request="3-5", wanted=4, needed=3, spares=1)
+
+
+def test_a_minimum_asks_for_no_more_nodes() -> None:
+    counts = node_counts(asked("-N4"), {"min-nodes": "3"})
+    assert counts == NodeCounts(request="4", wanted=4, needed=3)
+
+
+def test_a_range_with_a_total_is_left_to_slurm() -> None:
+    assert node_counts(asked("-N3-4", "-n8"), {}) is None
+
+
+def test_a_total_of_tasks_is_shared_out_among_nodes_and_spares() -> None:
+    counts = node_counts(asked("-N4", "-n8"), {"spares": "1"})
+    assert counts is not None
+    assert counts.options == ["--nodes=5", "--ntasks=10", "--ntasks-per-node=2"]
+
+
+def test_a_total_that_would_change_with_the_nodes_is_refused_with_what_to_write() -> None:
+    with pytest.raises(UsageError, match=r"--min-nodes: cannot .* use --ntasks-per-node=2"):
+        node_counts(asked("-N4", "-n8"), {"min-nodes": "3"})
+
+
+@pytest.mark.parametrize("total", ["--ntasks=9", "-n3", "--gpus=8", "--nodelist=n[1-5]", "-wn1"])
+def test_spares_are_refused_beside_counts_that_would_no_longer_fit(total: str) -> None:
+    with pytest.raises(UsageError, match=r"--spares: cannot be combined with --.*use --"):
+        node_counts(asked("-N4", total), {"spares": "1"})
+
+
+@pytest.mark.parametrize("words", [(), ("--nodes=4k",), ("--nodes=1,3",)])
+def test_spares_need_a_number_of_nodes(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="needs the number of nodes"):
+        node_counts(asked(*words), {"spares": "1"})
+
+
+def test_a_minimum_above_the_nodes_asked_for_is_refused() -> None:
+    with pytest.raises(UsageError, match="--min-nodes: 5 is more than --nodes=4"):
+        node_counts(asked("-N4"), {"min-nodes": "5"})
+
+
+PARTITIONS = {
+    name: partition_of({"PartitionName": name, **fields})
+    for name, fields in {
+        "main": {"Default": "YES", "TotalNodes": "6", "MaxNodes": "UNLIMITED"},
+        "small": {"Default": "NO", "TotalNodes": "3", "MaxNodes": "UNLIMITED"},
+        "capped": {"Default": "NO", "TotalNodes": "6", "MaxNodes": "4"},
+    }.items()
+}
+
+
+def refuse(
+    words: Sequence[str],
+    settings: Mapping[str, str],
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    options = asked(*words, environ=environ)
+    counts = node_counts(options, settings)
+    assert counts is not None
+    require_room(counts, options, PARTITIONS)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "told"),
+    [
+        (["-N6"], {}, "6 nodes and 1 spare make 7, and partition main allows a job at most 6"),
+        (["-N3", "-psmall"], {}, "partition small allows a job at most 3; ask for fewer"),
+        (["-N4"], {"SBATCH_PARTITION": "capped"}, "partition capped allows a job at most 4"),
+        (["-N4", "-psmall,capped"], {}, "small allows a job at most 3, capped"),
+    ],
+)
+def test_spares_that_no_partition_of_the_job_has_are_refused(
+    words: Sequence[str], environ: Mapping[str, str], told: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"^--spares: .*{told}"):
+        refuse(words, {"spares": "1"}, environ)
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        (["-N5"], {"spares": "1"}),
+        (["-N3", "-psmall,main"], {"spares": "1"}),
+        (["-N3-6"], {"spares": "1"}),  # the spare one is taken where there is one
+        (["-N9"], {"min-nodes": "8"}),  # for Slurm to refuse: it is what the user asked for
+        (["-N9", "-pmisspelt"], {"spares": "1"}),
+    ],
+)
+def test_spares_that_a_partition_has_are_not_refused(
+    words: Sequence[str], settings: Mapping[str, str]
+) -> None:
+    refuse(words, settings)
+
+
+def test_gpus_of_all_nodes_together_are_refused_wherever_they_are_asked_for() -> None:
+    with pytest.raises(UsageError, match="--spares: cannot be combined with --gpus"):
+        node_counts(asked("-N4", environ={"SBATCH_GPUS": "8"}), {"spares": "1"})

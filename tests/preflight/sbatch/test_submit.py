@@ -1,0 +1,543 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.preflight.options import Door, options_of
+from slurm_health.preflight.sbatch import script as batch_script
+from slurm_health.preflight.sbatch.submit import submit
+from slurm_health.records.errors import ConfigError, SlurmCommandMissing, UsageError
+from slurm_health.system.slurm import real_sbatch
+from tests.support.command_line import COMMAND
+from tests.support.full_filesystem import NO_LARGE_FILES
+from tests.support.supervised import eventually, write_executable
+
+SCRIPT = b"#!/bin/bash\n#SBATCH -N 2\necho d\xe9j\xe0 vu"
+MARKER = b"# The script as it was submitted:\n"
+# Stands for sbatch: records what it is given, then says and does what the test wants.
+FAKE = f"""#!{sys.executable} -S
+import os, sys, time
+record = os.environ["FAKE_RECORD"]
+words = sys.argv[1:]
+if words == ["--help"]:
+    print("      --container-image=IMAGE  [pyxis] the image")
+    open(record + ".help", "w").close()
+    sys.exit(0)
+open(record + ".words", "wb").write(b"".join(os.fsencode(word) + b"\\0" for word in words))
+open(record + ".environ", "wb").write(open("/proc/self/environ", "rb").read())
+script = next((word for word in words if os.path.isfile(word)), None)
+text = open(script, "rb").read() if script else sys.stdin.buffer.read()
+open(record + ".script", "wb").write(text)
+print("Submitted batch job 12")
+sys.stdout.flush()
+print("sbatch: a word on stderr", file=sys.stderr)
+open(record + ".ready", "w").close()
+if "--wait" in words:
+    time.sleep(1000)
+sys.exit(int(os.environ.get("FAKE_CODE", "0")))
+"""
+
+
+@dataclass
+class Desk:
+    """Where jobs are submitted from, with a fake sbatch on the PATH."""
+
+    directory: Path
+    record: Path
+    environ: dict[str, str]
+
+    def submit(self, *words: str, stdin: bytes = b"", **extra: str) -> int:
+        return submit(
+            list(words),
+            environ=self.environ | extra,
+            stdin=io.BytesIO(stdin),
+            python="/opt/slurm-health/bin/python",
+            now_s=1_700_000_000.0,
+        )
+
+    def _recorded(self, what: str) -> bytes:
+        return Path(f"{self.record}.{what}").read_bytes()
+
+    @property
+    def words(self) -> list[str]:
+        return [os.fsdecode(word) for word in self._recorded("words").split(b"\0")[:-1]]
+
+    @property
+    def text(self) -> bytes:
+        """What sbatch was given as the script."""
+        return self._recorded("script")
+
+    @property
+    def environment(self) -> dict[bytes, bytes]:
+        entries = self._recorded("environ").split(b"\0")[:-1]
+        return {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
+
+    @property
+    def called(self) -> bool:
+        return Path(f"{self.record}.words").exists()
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    directory = tmp_path / "desk"
+    (tmp_path / "bin").mkdir()
+    directory.mkdir()
+    write_executable(tmp_path / "bin" / "sbatch", FAKE)
+    monkeypatch.chdir(directory)
+    (directory / "train.sh").write_bytes(SCRIPT)
+    record = tmp_path / "record"
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    return Desk(directory, record, {"PATH": path, "FAKE_RECORD": str(record)})
+
+
+def inside(text: bytes) -> bytes:
+    """Return the user's script in a batch script of ours."""
+    assert text.startswith(b"#!/bin/sh\n")
+    assert b"-m slurm_health supervise" in text
+    return text.split(MARKER, 1)[1]
+
+
+def launcher_options(text: bytes) -> list[str]:
+    words = text.split(b"supervise", 1)[1].split(b" -- ", 1)[0].split()
+    return [os.fsdecode(word) for word in words if word.startswith(b"--")]
+
+
+# --- what sbatch is given ------------------------------------------------------------------------
+
+
+def test_script_goes_in_a_file_of_the_same_name(
+    desk: Desk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.submit("-N", "2", "--part=gpu", "./train.sh", "a b", "--check=off") == 0
+    options, path, arguments = desk.words[:3], Path(desk.words[3]), desk.words[4:]
+    assert options == ["-N", "2", "--part=gpu"]
+    assert path.name == "train.sh"
+    assert arguments == ["a b", "--check=off"]
+    assert inside(desk.text) == SCRIPT
+    assert not path.parent.exists()
+    assert capfd.readouterr() == ("Submitted batch job 12\n", "sbatch: a word on stderr\n")
+    assert launcher_options(desk.text)[0] == "--check=standard"
+    assert launcher_options(desk.text)[1] == "--submit-time=1700000000"
+    assert launcher_options(desk.text)[3] == "--script-name=train.sh"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["missing.sh"], "sbatch: a word on stderr"),
+        (["{closed}/train.sh"], "sbatch: a word on stderr"),
+        (["--check={closed}/probe", "train.sh"], "{closed}/probe: is not a program that can be"),
+        (["--setup={closed}/setup.sh", "train.sh"], "--setup={closed}/setup.sh: no such file here"),
+        (["--journal={closed}/a/b", "train.sh"], "{closed} cannot be written here: the job runs"),
+    ],
+)
+def test_a_directory_that_is_closed_to_the_user_ends_in_a_sentence(
+    words: list[str], said: str
+) -> None:
+    """As root, who may enter every directory, becomes a user that may not."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        place.chmod(0o777)
+        closed = place / "closed"
+        closed.mkdir(mode=0o700)
+        write_executable(place / "sbatch", FAKE)
+        (place / "train.sh").write_bytes(SCRIPT)
+        argv = [word.format(closed=closed) for word in words]
+        code = (
+            "import os, sys\nfrom slurm_health.cli.main import main\nos.setuid(4242)\n"
+            f"sys.argv = ['slurm-health', 'sbatch', *{argv}]\nmain()"
+        )
+        environ = {"PATH": f"{place}:{closed}:/usr/bin", "FAKE_RECORD": f"{place}/record"}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=place,
+            env={**environ, "HOME": str(place), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert said.format(closed=closed) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_exit_code_is_that_of_sbatch(desk: Desk) -> None:
+    assert desk.submit("train.sh", FAKE_CODE="17") == 17
+
+
+def test_environment_of_sbatch_is_ours(desk: Desk) -> None:
+    desk.submit("train.sh", SBATCH_PARTITION="x", SLURM_HEALTH_MAX_REQUEUES="1")
+    ours = {os.fsencode(key): os.fsencode(value) for key, value in desk.environ.items()}
+    given = desk.environment
+    given.pop(b"LC_CTYPE", None)  # of the Python that plays sbatch
+    given.pop(os.fsencode(real_sbatch.CALLED))  # it may be a wrapper: it is no compiled program
+    assert given == ours | {b"SBATCH_PARTITION": b"x", b"SLURM_HEALTH_MAX_REQUEUES": b"1"}
+
+
+def test_script_on_standard_input_stays_there(desk: Desk) -> None:
+    assert desk.submit("-N2", stdin=SCRIPT) == 0
+    assert desk.words == ["-N2"]
+    assert inside(desk.text) == SCRIPT
+
+
+@pytest.mark.parametrize("words", [["--wrap=echo 'a  b'"], ["--wrap", "echo 'a  b'"]])
+def test_wrap_becomes_the_script_that_sbatch_makes(desk: Desk, words: list[str]) -> None:
+    assert desk.submit("-N2", *words, "-H") == 0
+    assert desk.words == ["-N2", "-H"]
+    assert inside(desk.text) == batch_script.wrapped(b"echo 'a  b'")
+    assert desk.text.split(b"\n")[1] == b"#SBATCH --job-name=wrap"
+
+
+def test_script_is_searched_as_sbatch_does(desk: Desk, tmp_path: Path) -> None:
+    for place in ("elsewhere", "bin"):
+        (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / "bin" / "onpath.sh").write_bytes(b"#!/bin/sh\necho path\n")
+    (tmp_path / "elsewhere" / "train.sh").write_bytes(b"#!/bin/sh\necho elsewhere\n")
+    desk.submit("onpath.sh")
+    assert inside(desk.text) == b"#!/bin/sh\necho path\n"
+    desk.submit("-D", "../elsewhere", "train.sh")
+    assert inside(desk.text) == b"#!/bin/sh\necho elsewhere\n"
+    desk.submit("-D", "../elsewhere", "./train.sh")
+    assert inside(desk.text) == SCRIPT
+
+
+def test_script_from_a_pipe_is_read_once(desk: Desk) -> None:
+    for check in ("standard", "off"):
+        fifo = desk.directory / f"pipe-{check}"
+        os.mkfifo(fifo)
+        script = b"#!/bin/sh\n#HEALTH --check=" + check.encode() + b"\necho\n"
+        writer = threading.Thread(target=fifo.write_bytes, args=[script])
+        writer.start()
+        assert desk.submit(str(fifo)) == 0
+        writer.join()
+        assert Path(desk.words[0]).name == fifo.name
+        assert (desk.text == script) is (check == "off")
+
+
+def test_option_of_a_plugin_is_looked_up(desk: Desk) -> None:
+    assert desk.submit("--container-image", "a.sqsh", "train.sh") == 0
+    assert desk.words[:2] == ["--container-image", "a.sqsh"]
+    assert inside(desk.text) == SCRIPT
+    assert Path(f"{desk.record}.help").exists()
+
+
+# --- what is left to sbatch ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--test-only", "train.sh"],
+        ["-N2", "--version"],
+        ["-V"],
+        ["--usage"],
+        ["--external", "-N2"],
+        ["--test-on", "-J", "x", "train.sh", "a"],
+    ],
+)
+def test_what_submits_no_script_goes_straight_to_sbatch(desk: Desk, words: list[str]) -> None:
+    assert desk.submit(*words) == 0
+    assert desk.words == words
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["--check=off", "-N2", "train.sh", "--check=off"], {}),
+        (["-N2", "train.sh", "--check=off"], {"SLURM_HEALTH_CHECK": "off"}),
+        (["--check=off", "-N2", "--wrap=x"], {}),
+        (["--check=off", "-N1", ":", "-N2", "train.sh"], {}),
+    ],
+)
+def test_check_off_is_plain_sbatch(desk: Desk, words: list[str], extra: Mapping[str, Any]) -> None:
+    assert desk.submit(*words, **extra) == 0
+    assert desk.words == [word for word in words if word != "--check=off"] + (
+        ["--check=off"] if words[-1] == "--check=off" else []
+    )
+
+
+def test_check_off_in_the_script_is_plain_sbatch(desk: Desk) -> None:
+    script = b"#!/bin/sh\n#SBATCH hetjob\n#HEALTH --check=off\n"
+    (desk.directory / "off.sh").write_bytes(script)
+    assert desk.submit("off.sh") == 0
+    assert desk.words == ["off.sh"]
+    assert desk.submit(stdin=script) == 0
+    assert (desk.words, desk.text) == ([], script)
+
+
+@pytest.mark.parametrize(
+    "script", [b"", b"\n \n", b"echo\n", b"#!/bin/sh\n\0\n", b"#!/bin/sh\r\necho\r\n"]
+)
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_sbatch_refuses_it_is_given_as_it_is(
+    desk: Desk, script: bytes, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (desk.directory / "bad.sh").write_bytes(script)
+    assert desk.submit("-N2", "bad.sh", "a", FAKE_CODE=str(code)) == code
+    assert desk.words == ["-N2", "bad.sh", "a"]
+    assert desk.text == script
+    assert ("UNCHECKED" in capfd.readouterr().err) is (code == 0)
+    assert desk.submit("-N2", stdin=script, FAKE_CODE=str(code)) == code
+    assert (desk.words, desk.text) == (["-N2"], script)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["missing.sh"], ["."], ["--wrap=x", "train.sh"], ["--bogus", "train.sh"], ["-Y"], ["-N"]],
+)
+def test_words_that_sbatch_refuses_it_is_given_as_they_are(desk: Desk, words: list[str]) -> None:
+    assert desk.submit(*words, FAKE_CODE="1") == 1
+    assert desk.words == words
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("--max-restart=2", "--max-restarts"), ("--spare=1", "--spares")]
+)
+def test_an_option_of_ours_that_is_misspelt_is_suggested_where_sbatch_refuses_it(
+    desk: Desk, word: str, meant: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.submit(word, "train.sh", FAKE_CODE="1") == 1
+    assert f"did you mean {meant}?" in capfd.readouterr().err
+    desk.submit("--bogus", "train.sh", FAKE_CODE="1")
+    assert "did you mean" not in capfd.readouterr().err
+
+
+def test_missing_sbatch_is_named(desk: Desk) -> None:
+    with pytest.raises(SlurmCommandMissing, match="sbatch not found"):
+        desk.submit("train.sh", PATH="/nowhere")
+
+
+@pytest.mark.parametrize("words", [["-N1", ":", "-N2", "train.sh"], ["het.sh"]])
+def test_heterogeneous_job_is_refused(desk: Desk, words: list[str]) -> None:
+    (desk.directory / "het.sh").write_bytes(b"#!/bin/sh\n#SBATCH -N1\n#SBATCH hetjob\n")
+    with pytest.raises(UsageError, match="heterogeneous job"):
+        desk.submit(*words)
+    assert not desk.called
+
+
+# --- our options ---------------------------------------------------------------------------------
+
+
+def test_command_line_wins_over_environment_over_script(desk: Desk) -> None:
+    (desk.directory / "s.sh").write_bytes(
+        b"#!/bin/sh\n#HEALTH --max-requeues=1 --journal '/from script' # why\n"
+        b"#HEALTH --python /script/python\n"
+    )
+    desk.submit(
+        "--python=env/bin/python",
+        "s.sh",
+        SLURM_HEALTH_JOURNAL="/from/environment",
+        SLURM_HEALTH_PYTHON="python3.12",
+        SLURM_HEALTH_CHECK="",
+    )
+    assert launcher_options(desk.text)[:4] == [
+        "--check=standard",
+        "--journal=/from/environment",
+        f"--python={desk.directory}/env/bin/python",
+        "--max-requeues=1",
+    ]
+
+
+def test_what_localisation_is_told_reaches_the_check_from_each_place(desk: Desk) -> None:
+    (desk.directory / "s.sh").write_text(
+        "#!/bin/sh\n#HEALTH --network-floor=0.3 --min-rounds 4 --expected-ms=matmul=3.1\n"
+    )
+
+    desk.submit("--network-floor", "0.2", "s.sh", SLURM_HEALTH_MIN_ROUNDS="5")
+
+    found = {"--network-floor=0.2", "--min-rounds=5", "--expected-ms=matmul=3.1"}
+    assert found <= {*launcher_options(desk.text)}
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "line", "expected"),
+    [
+        (["--on-inconclusive=hold"], "requeue", "proceed", "hold"),
+        ([], "requeue", "hold", "requeue"),
+        ([], "", "hold", "hold"),
+        ([], "", "", None),
+    ],
+)
+def test_what_doubt_causes_is_read_from_all_four_places(
+    desk: Desk, words: list[str], variable: str, line: str, expected: str | None
+) -> None:
+    text = "#!/bin/sh\n" + (f"#HEALTH --on-inconclusive={line}\n" if line else "")
+    (desk.directory / "s.sh").write_text(text)
+
+    desk.submit(*words, "s.sh", SLURM_HEALTH_ON_INCONCLUSIVE=variable)
+
+    found = [word for word in launcher_options(desk.text) if word.startswith("--on-inconclusive")]
+    assert found == ([f"--on-inconclusive={expected}"] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--max-requeue=1", r"s\.sh, line 3: --max-requeue: unknown.*mean --max-requeues\?"),
+        ("--dry-run", r"s\.sh, line 3: --dry-run: unknown #HEALTH option"),
+        ("spares=1", r"s\.sh, line 3: spares: unknown"),
+        ("--max-requeues=many", r"s\.sh, line 3: --max-requeues: expected a whole number"),
+        ("--max-requeues", r"s\.sh, line 3: --max-requeues: needs a value"),
+        ("--on-straggler=shoot", r"line 3: --on-straggler: 'shoot' is not one of exclude, report"),
+        ("--at-requeue-limit=go", r"line 3: --at-requeue-limit: 'go' is not one of start, hold"),
+        ("--check=fast", r"s\.sh, line 3: --check: fast: no such probe; valid: quick"),
+        ("--network-floor=8%", r"s\.sh, line 3: --network-floor: expected a number from 0.01"),
+        ("--min-round=3", r"s\.sh, line 3: --min-round: unknown.*mean --min-rounds\?"),
+        ("--journal='x", r"s\.sh, line 3: #HEALTH: cannot be read: no closing quotation"),
+    ],
+)
+def test_bad_line_is_named_with_its_number(desk: Desk, line: str, message: str) -> None:
+    (desk.directory / "s.sh").write_text(f"#!/bin/sh\n#SBATCH -N2\n#HEALTH {line}\n")
+    with pytest.raises(ConfigError, match=message):
+        desk.submit("s.sh")
+    assert not desk.called
+
+
+@pytest.mark.parametrize(
+    ("words", "extra", "message"),
+    [
+        (["--max-requeues=-1"], {}, "command line: --max-requeues: expected a whole number"),
+        (["--check=", "x"], {}, "command line: --check: '': names nothing to check; valid: quick"),
+        (
+            [],
+            {"SLURM_HEALTH_CHECK": "no"},
+            "environment: SLURM_HEALTH_CHECK: no: no such probe; valid: quick",
+        ),
+    ],
+)
+def test_bad_value_is_named_with_its_source(
+    desk: Desk, words: list[str], extra: Mapping[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        desk.submit(*words, "train.sh", **extra)
+
+
+def test_lines_that_are_not_ours_are_left_alone(desk: Desk) -> None:
+    (desk.directory / "s.sh").write_text(
+        "#!/bin/sh\n#HEALTHY --x\n# HEALTH --x\ntrue\n#HEALTH --x\n"
+    )
+    assert desk.submit("s.sh") == 0
+
+
+def test_dry_run_prints_and_submits_nothing(
+    desk: Desk, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert desk.submit("--dry-run", "-N2", "train.sh", PATH="/nowhere") == 0
+    assert inside(capfdbinary.readouterr().out) == SCRIPT
+    assert not desk.called
+
+
+@pytest.mark.parametrize("words", [["--external"], ["missing.sh"], ["--bogus"], ["bad.sh"]])
+def test_dry_run_never_submits(desk: Desk, words: list[str]) -> None:
+    (desk.directory / "bad.sh").write_text("echo\n")
+    with pytest.raises(UsageError, match="--dry-run"):
+        desk.submit("--dry-run", *words)
+    assert not desk.called
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "-Hh"])
+def test_help_names_every_option_and_variable(
+    desk: Desk, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.submit(word) == 0
+    told = capsys.readouterr().out
+    in_script = options_of(Door.SCRIPT)
+    for option in options_of(Door.SBATCH).values():
+        assert f"--{option.name}" in told
+        assert (option.variable in told) is (option.name in in_script)
+    assert "sbatch --help" in told
+    assert not desk.called
+
+
+@pytest.mark.parametrize("python_path", ["", "/other", str(Path(batch_script.__file__).parents[3])])
+def test_foreign_python_variables_are_ignored_unless_we_are_found_through_them(
+    desk: Desk, python_path: str
+) -> None:
+    desk.submit("train.sh", PYTHONPATH=python_path)
+    ignored = not python_path or python_path == "/other"
+    assert (b"/python -E -P -m slurm_health" in desk.text) is ignored
+    assert b"-P -m slurm_health" in desk.text
+
+
+def test_a_script_that_no_temporary_directory_takes_is_an_error(desk: Desk) -> None:
+    (desk.directory / "train.sh").write_bytes(SCRIPT + b"\n# padding" * 1000)
+    done = subprocess.run(
+        [*NO_LARGE_FILES, *COMMAND, "sbatch", "train.sh"],
+        env=desk.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, desk.called) == (4, "", False)
+    assert done.stderr == (
+        "slurm-health: train.sh: no temporary directory takes a copy of it: File too large;"
+        " set TMPDIR to a directory with room\n"
+    )
+
+
+# --- signals while sbatch waits ------------------------------------------------------------------
+
+MAIN = """
+import os, sys
+from slurm_health.preflight.sbatch.submit import submit
+from slurm_health.system.slurm import real_sbatch
+sys.exit(submit(sys.argv[1:], environ=os.environ, stdin=sys.stdin.buffer, python="/p", now_s=0))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_ends_sbatch_and_leaves_no_file(
+    desk: Desk, tmp_path: Path, number: signal.Signals
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", MAIN, "--wait", "train.sh"],
+        env={**desk.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        eventually(Path(f"{desk.record}.ready").exists, "sbatch to wait")
+        assert len(list(temporary.iterdir())) == 1
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 128 + number
+        assert list(temporary.iterdir()) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_job_that_keeps_its_spares_outlives_a_node_and_is_restarted_as_often(
+    desk: Desk,
+) -> None:
+    desk.submit("-N4", "--spares=2", "--keep-spares", "train.sh")
+
+    assert {"--nodes=6", "--no-kill"} <= set(desk.words)
+    options = launcher_options(desk.text)
+    assert {"--keep-spares=yes", "--max-restarts=2", "--nodes-wanted=4"} <= set(options)
+
+
+def test_restarts_alone_change_nothing_that_sbatch_is_asked_for(desk: Desk) -> None:
+    desk.submit("-N4", "--max-restarts=3", "train.sh")
+
+    assert "--no-kill" not in desk.words
+    assert "--max-restarts=3" in launcher_options(desk.text)
+
+
+def test_spares_that_are_not_there_cannot_be_kept(desk: Desk) -> None:
+    with pytest.raises(UsageError, match="--keep-spares: there are none to keep"):
+        desk.submit("-N4", "--keep-spares", "train.sh")

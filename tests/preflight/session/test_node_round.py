@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.preflight.session.node_round import Ending, NodeRound, part_of, process_groups
+from slurm_health.records.records import GroupAborted, ProbeUsed, Rendezvous, RoundStarted
+from slurm_health.records.verdict import Outcome
+
+STARTED = RoundStarted(
+    round=3,
+    groups=[["n1", "n2"], ["n3"]],
+    rendezvous=[Rendezvous(address="n1", port=4001), Rendezvous(address="n3", port=4003)],
+    probes=[ProbeUsed(name="allgather", scope="pair")],
+    deadline_s=10.0,
+)
+NEAR = Rendezvous(address="127.0.0.1", port=4000)
+
+
+def round_of(node: str = "n2", *, workers: int = 2) -> NodeRound:
+    part = part_of(STARTED, node)
+    assert part is not None
+    return NodeRound(record=STARTED, node=node, group=part[0], workers=workers, started_s=0.0)
+
+
+def sample(*iteration_ms: float, probe: str = "allgather") -> dict[str, object]:
+    return {
+        "probe": probe,
+        "quantity": "",
+        "scope": "pair",
+        "iteration_ms": [*iteration_ms],
+        "world_size": 4,
+        "total_bytes": 1024,
+        "flop": 0.0,
+        "figures": {},
+    }
+
+
+def done(
+    outcome: str, detail: str = "", *, own_fault: bool = False, spent: bool = False
+) -> dict[str, object]:
+    flags = {"own_fault": own_fault, "wrong_results": False, "spent": spent}
+    return {"outcome": outcome, "detail": detail, **flags}
+
+
+def groups(node: str, local_rank: int, *, workers: int = 2) -> dict[str, dict[str, object]]:
+    part = part_of(STARTED, node)
+    assert part is not None
+    current = round_of(node, workers=workers)
+    return process_groups("a7", current, local_rank, far=part[1], near=NEAR)
+
+
+def test_a_node_that_is_in_no_group_has_no_part() -> None:
+    assert part_of(STARTED, "n4") is None
+
+
+def test_ranks_follow_the_order_of_the_group_and_within_a_node_that_of_its_workers() -> None:
+    ranks = [groups(node, local)["pair"]["rank"] for node in ("n1", "n2") for local in range(2)]
+
+    assert ranks == [0, 1, 2, 3]
+    assert groups("n2", 1)["rail"] == {"rank": 1, "world_size": 2}
+
+
+def test_a_group_of_nobody_else_is_none() -> None:
+    assert groups("n3", 0, workers=1) == {}
+    assert groups("n3", 0).keys() == {"node"}
+    assert groups("n1", 0, workers=1).keys() == {"pair"}
+
+
+def test_a_quantity_is_recorded_once_all_workers_have_measured_it() -> None:
+    current = round_of()
+
+    assert current.sample(1, sample(2.0)) is None
+    sampled = current.sample(0, sample(1.00004, 1.5))
+
+    assert sampled is not None
+    assert sampled.iteration_ms == [[1.0, 1.5], [2.0]]
+    assert current.partial_samples() == []
+
+
+def test_what_one_worker_alone_measures_is_recorded_with_the_others_places_empty() -> None:
+    current = round_of()
+    current.sample(1, sample(2.0, probe="nic_loopback"))
+
+    (sampled,) = current.partial_samples()
+
+    assert sampled.iteration_ms == [[], [2.0]]
+
+
+def test_a_round_is_measured_when_every_worker_is_done() -> None:
+    current = round_of()
+
+    assert current.done(0, done("measured")) is None
+    assert current.done(1, done("measured")) == Ending(outcome=Outcome.MEASURED, detail="")
+
+
+@pytest.mark.parametrize("outcome", ["failed", "unmeasured", "timed_out"])
+@pytest.mark.parametrize("spent", [False, True])
+def test_all_workers_are_replaced_when_one_of_them_is_spent(outcome: str, spent: bool) -> None:
+    current = round_of()
+    current.done(0, done("measured"))
+
+    ending = current.done(1, done(outcome, "peer left", spent=spent))
+
+    assert ending is not None
+    assert ending.replace is spent
+
+
+def test_a_failure_is_known_before_the_others_are_done_who_stay_if_they_heed_an_abort() -> None:
+    current = round_of()
+    ending = current.done(0, done("failed", "peer left"))
+
+    assert ending == Ending(outcome=Outcome.FAILED, detail="peer left", unsettled=True)
+
+    settled = current.done(1, done("timed_out", "told to stop"))
+    assert settled == Ending(outcome=Outcome.FAILED, detail="peer left")
+
+
+@pytest.mark.parametrize("spent", ["first", "last"])
+def test_workers_are_replaced_with_one_that_is_spent_whichever_of_them_failed(spent: str) -> None:
+    current = round_of()
+    first = current.done(0, done("failed", "peer left", spent=spent == "first"))
+    last = current.done(1, done("timed_out", "told to stop", spent=spent == "last"))
+
+    assert [ending.replace for ending in (first, last) if ending] == [spent == "first", True]
+
+
+@pytest.mark.parametrize(
+    ("scopes", "crashed"),
+    [
+        ([], True),
+        (["solo"], True),
+        (["solo", "node"], True),
+        (["solo", "rail"], False),
+        (["pair"], False),
+        (["pair", "solo"], True),
+    ],
+)
+def test_a_death_is_the_nodes_own_where_no_partner_can_be_its_cause(
+    scopes: list[str], crashed: bool
+) -> None:
+    current = round_of()
+    for scope in scopes:
+        current.entered(1, {"scope": scope})
+
+    assert current.died(1, "killed by SIGABRT") == Ending(
+        outcome=Outcome.FAILED,
+        detail="check process of device 1 died: killed by SIGABRT",
+        crashed=crashed,
+        replace=True,
+    )
+
+
+@pytest.mark.parametrize("scopes", [["solo"], ["pair"]])
+def test_a_stopped_process_is_the_nodes_own_failure_whoever_it_works_with(
+    scopes: list[str],
+) -> None:
+    current = round_of()
+    for scope in scopes:
+        current.entered(1, {"scope": scope})
+
+    assert current.stands_still(1, "stopped by a signal for 1 s", stopped=True) == Ending(
+        outcome=Outcome.FAILED,
+        detail="check process of device 1 stands still: stopped by a signal for 1 s",
+        crashed=True,
+        replace=True,
+    )
+
+
+def test_a_process_that_the_kernel_holds_is_not_a_failure() -> None:
+    ending = round_of().stands_still(1, "held in the kernel for 2 s", stopped=False)
+
+    assert (ending.outcome, ending.crashed, ending.unmeasured) == (Outcome.NOT_RUN, False, True)
+    assert ending.replace
+
+
+def test_what_could_not_be_measured_is_not_a_failure() -> None:
+    current = round_of()
+    current.done(0, done("measured"))
+
+    ending = current.done(1, done("unmeasured", "out of memory"))
+
+    assert ending == Ending(outcome=Outcome.NOT_RUN, detail="out of memory", unmeasured=True)
+
+
+@pytest.mark.parametrize(
+    ("timed_out", "outcome"), [(True, Outcome.TIMED_OUT), (False, Outcome.NOT_RUN)]
+)
+def test_an_aborted_round_ends_as_the_master_saw_it(timed_out: bool, outcome: Outcome) -> None:
+    current = round_of()
+    abort = GroupAborted(round=3, group=["n1", "n2"], reason="n1 is silent", timed_out=timed_out)
+    assert current.is_aborted_by(abort)
+    current.aborted = abort
+
+    assert current.stuck().outcome is outcome
+    current.done(0, done("stopped"))
+    ending = current.done(1, done("stopped"))
+
+    assert ending == Ending(outcome=outcome, detail="n1 is silent")
+
+
+def test_the_end_of_another_group_is_nothing_to_this_one() -> None:
+    abort = GroupAborted(round=3, group=["n3"], reason="", timed_out=True)
+
+    assert not round_of().is_aborted_by(abort)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.preflight.expectations import (
+    COPY_BYTES,
+    MATMUL_FLOP,
+    expectations_from,
+    expected_ms,
+)
+from slurm_health.preflight.session.phases import Phase, phases
+from slurm_health.records.probe_catalog import BUILT_IN, SETS, Metric, Probe, Scope
+
+OWN = Probe("dataloader", Scope.SOLO, "/p.py")
+
+
+def probes_of(*chosen: str) -> dict[str, list[str]]:
+    return {phase.name: [p.name for p in phase.probes] for phase in phases(chosen, [OWN])}
+
+
+def used(phase: Phase, *, several_devices: bool = True, on_cpus: bool = False) -> list[str]:
+    return [each.name for each in phase.used(several_devices=several_devices, on_cpus=on_cpus)]
+
+
+def test_a_quick_check_is_pairs_and_nothing_else() -> None:
+    assert probes_of("quick") == {"pair": ["matmul", "allgather"]}
+
+
+def test_a_standard_check_has_each_node_alone_before_the_pairs() -> None:
+    assert list(probes_of("standard")) == ["solo", "pair"]
+    assert probes_of("standard")["solo"] == [
+        "values",
+        "matmul",
+        "memory_copy",
+        "node_allgather",
+    ]
+
+
+def test_a_thorough_check_ends_with_training_on_the_survivors() -> None:
+    assert list(probes_of("thorough")) == ["solo", "pair", "size", "gpt"]
+    assert all(phase.survivors_only for phase in phases(["thorough"])[2:])
+
+
+def test_the_training_step_is_never_run_without_finding_out_what_fits() -> None:
+    assert probes_of("gpt") == {"size": ["gpt_fit"], "gpt": ["gpt"]}
+    assert probes_of("straggler-detection") == probes_of("gpt")
+
+
+def test_sets_and_probes_are_united_whatever_their_order() -> None:
+    assert probes_of("network-check", "straggler-detection") == {
+        **probes_of("network-check"),
+        **probes_of("straggler-detection"),
+    }
+    assert probes_of("allgather", "quick") == probes_of("quick")
+
+
+def test_one_probe_alone_is_run_alone() -> None:
+    assert probes_of("matmul") == {"solo": ["matmul"]}
+    assert probes_of("values", "dataloader") == {"solo": ["values", "dataloader"]}
+
+
+def test_a_name_of_no_probe_is_an_error() -> None:
+    with pytest.raises(KeyError, match="matmull"):
+        phases(["matmull"])
+
+
+def test_probes_that_need_several_devices_are_left_out_where_no_node_has_them() -> None:
+    pair = phases(["standard"])[1]
+
+    assert used(pair, several_devices=False) == ["matmul", "allgather"]
+    assert "rail_allgather" in used(pair, several_devices=True)
+
+
+def test_what_others_on_a_cpu_node_disturb_is_measured_there_only_if_it_is_asked_for() -> None:
+    standard, thorough, asked = (
+        phases([*chosen])[0] for chosen in (["standard"], ["thorough"], ["standard", "memory_copy"])
+    )
+
+    assert used(standard, on_cpus=True) == ["values", "node_allgather"]
+    assert used(standard, on_cpus=False)[:3] == ["values", "matmul", "memory_copy"]
+    assert used(thorough, on_cpus=True)[:3] == ["values", "matmul", "memory_copy"]
+    assert used(asked, on_cpus=True) == ["values", "memory_copy", "node_allgather"]
+
+
+def test_what_only_accelerators_have_is_measured_on_cpus_only_if_it_is_asked_for() -> None:
+    thorough, asked = (phases([*chosen])[0] for chosen in (["thorough"], ["thorough", "host_copy"]))
+
+    assert {"memory_pattern", "host_copy"} <= {*used(thorough)}
+    assert {"memory_pattern", "host_copy"}.isdisjoint(used(thorough, on_cpus=True))
+    assert "host_copy" in used(asked, on_cpus=True)
+
+
+def extra_s(
+    chosen: str, number: int = 0, *, on_cpus: bool = False, devices: int = 8, adapters: int = 8
+) -> float:
+    phase = phases([chosen])[number]
+    return phase.extra_s(on_cpus=on_cpus, devices=devices, adapters=adapters)
+
+
+def test_a_round_gets_time_for_its_burn_its_adapters_and_its_training() -> None:
+    assert extra_s("quick") == 0
+    assert extra_s("standard") == pytest.approx(3)
+    waves = 2  # eight adapters, two devices each
+    assert extra_s("thorough") == pytest.approx(3 + 8 + 12 * waves)
+    assert extra_s("thorough", adapters=12) == pytest.approx(3 + 8 + 12 * 3)
+    assert extra_s("thorough", devices=1, adapters=2) == pytest.approx(3 + 8 + 12 * 2)
+    assert extra_s("thorough", number=3) > 0
+
+
+def test_a_phase_takes_no_longer_than_its_probes_do_where_there_are_no_accelerators() -> None:
+    assert extra_s("standard", on_cpus=True) == 0
+    assert extra_s("thorough", on_cpus=True, devices=1, adapters=0) == 12
+    assert extra_s("thorough", number=3, on_cpus=True) == 0
+
+
+def test_every_probe_finds_faults_of_a_known_part() -> None:
+    parts = {Metric(probe=probe.name).component for probe in BUILT_IN}
+
+    assert parts == {"compute", "memory", "links", "nic", "network"}
+
+
+def test_every_probe_of_a_set_exists_and_every_probe_is_in_the_thorough_set() -> None:
+    names = {probe.name for probe in BUILT_IN}
+
+    assert {name for names_of_set in SETS.values() for name in names_of_set} == names
+    assert set(SETS["thorough"]) == names
+
+
+@pytest.mark.parametrize(
+    ("metric", "component"),
+    [
+        (Metric(probe="matmul"), "compute"),
+        (Metric(probe="matmul", model="NVIDIA H200", part="device 3"), "compute"),
+        (Metric(probe="memory_copy"), "memory"),
+        (Metric(probe="rail_allgather"), "network"),
+        (Metric(probe="nic_loopback", quantity="mlx5_0"), "nic"),
+        (Metric(probe="gpt", quantity="light_compute"), "compute"),
+        (Metric(probe="gpt", quantity="communication"), "network"),
+        (Metric(probe="dataloader"), "dataloader"),
+    ],
+)
+def test_a_metric_is_about_one_part_of_a_node(metric: Metric, component: str) -> None:
+    assert metric.component == component
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (Metric(probe="allgather"), "allgather"),
+        (Metric(probe="gpt", quantity="step"), "gpt step"),
+        (Metric(probe="rail_allgather", part="rail 5"), "rail_allgather:rail 5"),
+        (
+            Metric(probe="matmul", model="NVIDIA H200", part="device 3"),
+            "matmul on NVIDIA H200:device 3",
+        ),
+    ],
+)
+def test_a_metric_reads_the_same_wherever_it_is_named(metric: Metric, text: str) -> None:
+    assert str(metric) == text
+
+
+KNOWN = expectations_from({}, "site")
+
+
+def test_a_known_device_is_held_against_its_peak_and_an_unknown_one_against_nothing() -> None:
+    slack = 1.25
+    found = expected_ms({"n1": "NVIDIA H200", "n2": "NVIDIA H200"}, KNOWN, slack)
+
+    assert found["matmul"] * slack == pytest.approx(MATMUL_FLOP / (989e9 * 0.55))
+    assert found["memory_copy"] * slack == pytest.approx(COPY_BYTES / (4800e6 * 0.55))
+    assert expected_ms({"n1": "cpu with 2 threads"}, KNOWN) == {}
+
+
+def test_each_of_several_models_has_its_own_expectation() -> None:
+    found = expected_ms({"n1": "NVIDIA H200", "n2": "NVIDIA L40S", "n3": "cpu"}, KNOWN)
+
+    assert sorted(found) == [
+        "matmul on NVIDIA H200",
+        "matmul on NVIDIA L40S",
+        "memory_copy on NVIDIA H200",
+        "memory_copy on NVIDIA L40S",
+    ]
+    assert found["matmul on NVIDIA H200"] < found["matmul on NVIDIA L40S"]

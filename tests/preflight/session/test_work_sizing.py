@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import replace as changed
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_health.preflight.expectations import expectations_from, expected_ms
+from slurm_health.preflight.session.gpt_sizing import CPU, TABLE, choose, flop_per_step
+from slurm_health.preflight.session.work_sizing import FULL, work_for
+from slurm_health.records.records import AgentsLaunched, NodesAdmitted, RoundStarted, WorkersReady
+from tests.support.session_story import Story, ready, started
+
+H100 = {"gflop_per_s": 300_000.0, "memory_gb_per_s": 2500.0, "free_bytes": 84_000_000_000}
+SMALL = {"gflop_per_s": 1.0, "memory_gb_per_s": 8.0, "free_bytes": 2 << 30}
+
+
+def node(name: str, **device: Any) -> WorkersReady:
+    return replace(ready(name, devices=8), backend="nccl", model="GPU", **device)
+
+
+@pytest.mark.parametrize("idle", [1.0, 0.02])
+def test_gpus_do_the_full_work_at_their_lowest_clock_too(idle: float) -> None:
+    slow = {"gflop_per_s": H100["gflop_per_s"] * idle, "memory_gb_per_s": 2500.0 * max(idle, 0.1)}
+
+    assert work_for([node(name, **{**H100, **slow}) for name in ("n1", "n2")]) == FULL
+
+
+def test_a_journal_that_tells_no_speed_means_the_full_work() -> None:
+    assert work_for([node("n1", free_bytes=84_000_000_000)]) == FULL
+
+
+def test_small_devices_get_work_of_milliseconds() -> None:
+    work = work_for([node("n1", **SMALL), node("n2", **SMALL)])
+
+    assert 2.0 * work.matmul_size**3 <= 1.0e9 * 0.02
+    assert 2 * work.copy_bytes / 8e9 <= 0.01
+    assert work.gather_bytes < work.copy_bytes
+    assert work.exact_products < FULL.exact_products
+    assert work.pattern_bytes <= 8 * work.copy_bytes
+
+
+def test_one_slow_device_makes_nobodys_work_smaller() -> None:
+    sick = {**H100, "gflop_per_s": 900.0, "memory_gb_per_s": 50.0}
+
+    assert work_for([node("n1", **sick), node("n2", **H100)]) == FULL
+    assert work_for([node("n1", **sick), *(node(f"n{i}", **H100) for i in range(2, 6))]) == FULL
+
+
+def test_the_work_fits_the_device_with_the_least_memory() -> None:
+    work = work_for([node("n1", **{**H100, "free_bytes": 1 << 30}), node("n2", **H100)])
+
+    assert 3 * 2 * work.matmul_size**2 < 1 << 30
+    assert 2 * work.copy_bytes <= 1 << 29
+    assert 2 * 8 * work.gather_bytes <= 1 << 30
+
+
+def test_all_rounds_of_a_run_name_the_same_work_whoever_is_ready_later() -> None:
+    story = Story(("n1", "n2"))
+    story.does(AgentsLaunched)
+    story.says(started("n1"), node("n1", **SMALL), started("n2"), node("n2", **SMALL))
+    story.does(NodesAdmitted)
+    story.says(node("n1", **H100), node("n2", **H100))
+
+    begun = story.does(RoundStarted)
+
+    assert isinstance(begun, RoundStarted)
+    assert begun.options == work_for([node("n1", **SMALL), node("n2", **SMALL)]).options()
+
+
+def test_a_round_of_cpus_names_no_work() -> None:
+    story = Story(("n1", "n2"))
+    story.is_in_round()
+
+    assert story.session.state.round is not None
+    assert not story.session.state.round.record.options
+
+
+def test_peaks_say_nothing_of_work_that_is_less_than_full() -> None:
+    models = {"n1": "NVIDIA H200", "n2": "NVIDIA H200"}
+    known = expectations_from({}, "site")
+
+    assert {"matmul", "memory_copy"} <= expected_ms(models, known).keys()
+    assert not FULL.reduced()
+    small = changed(FULL, matmul_size=128, copy_bytes=1 << 20, gather_bytes=1 << 14)
+    assert not expected_ms(models, known, reduced=small.reduced())
+
+
+@pytest.mark.parametrize("gflop_per_s", [0.0, 20_000.0, 300_000.0])
+def test_every_current_gpu_trains_the_model_that_its_memory_holds(gflop_per_s: float) -> None:
+    assert choose(85_000_000_000, gflop_per_s) == TABLE[5]
+
+
+def test_a_slow_device_trains_the_largest_model_with_steps_of_seconds() -> None:
+    model = choose(85_000_000_000, 2000.0)
+
+    assert model in TABLE[:5]
+    assert flop_per_step(model) <= 10 * 2000e9
+    assert choose(85_000_000_000, 1.0) == CPU

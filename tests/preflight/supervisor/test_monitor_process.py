@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The monitor beside a script begins and ends with it, and changes nothing about it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.supervised import Bench, eventually
+
+ONE_NODE = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+# A training in the batch script itself, until the file `end` is there.
+TRAINS = f"""#!/bin/bash
+{sys.executable} -c '
+import os, time
+from slurm_health import heartbeat
+step = 0
+while not os.path.exists("end"):
+    heartbeat.step(step)
+    step += 1
+    time.sleep(0.05)
+' &
+wait $!
+exit 5
+"""
+WAITS = "#!/bin/bash\nuntil [ -e end ]; do sleep 0.05; done\nexit 5\n"
+BESIDE, NODE = "slurm_health.training.monitor.beside", "slurm_health.training.monitor.node"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.clean_up()
+
+
+def start(bench: Bench, script: str, mode: str = "report", after_s: str = "0") -> subprocess.Popen:  # type: ignore[type-arg]
+    return bench.supervised(
+        script,
+        options=(f"--monitor={mode}", f"--monitor-after-s={after_s}"),
+        environ={**bench.environ(), **ONE_NODE},
+        cwd=bench.directory,
+    )
+
+
+def running(bench: Bench, module: str) -> list[int]:
+    """Return the processes that run a module of ours for this test, by its temporary directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = f"TMPDIR={bench.temporary}".encode() in (process / "environ").read_bytes()
+            if ours and module.encode() in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_training_has_a_monitor_until_its_script_ends(bench: Bench) -> None:
+    process = start(bench, TRAINS)
+    eventually(lambda: running(bench, NODE), "a monitor of the node")
+    (bench.directory / "end").touch()
+    code, _, said = bench.finish(process)
+
+    assert (code, b"monitor" in said) == (5, False)
+    assert running(bench, BESIDE) == running(bench, NODE) == []
+
+
+def test_a_script_without_a_heartbeat_has_no_monitor_of_its_node(bench: Bench) -> None:
+    process = start(bench, WAITS)
+    eventually(lambda: running(bench, BESIDE), "the watch")
+    (bench.directory / "end").touch()
+    code, _, said = bench.finish(process)
+
+    assert code == 5
+    assert b"monitor" not in said
+    assert running(bench, BESIDE) == []
+
+
+def test_a_script_of_seconds_is_not_held_up(bench: Bench) -> None:
+    (bench.directory / "end").touch()
+    code, _, said = bench.finish(start(bench, WAITS, after_s="600"))
+
+    assert code == 5
+    assert running(bench, BESIDE) == []
+    assert b"monitor" not in said
+
+
+@pytest.mark.parametrize("victim", [BESIDE, NODE])
+def test_a_script_whose_monitor_is_killed_runs_on(bench: Bench, victim: str) -> None:
+    process = start(bench, TRAINS)
+    eventually(lambda: running(bench, NODE), "a monitor of the node")
+    for pid in running(bench, victim):
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not running(bench, NODE), "the end of the monitor")
+    assert process.poll() is None
+    (bench.directory / "end").touch()
+
+    assert bench.finish(process)[0] == 5
+
+
+def test_a_supervisor_that_is_killed_leaves_no_monitor(bench: Bench) -> None:
+    process = start(bench, TRAINS)
+    eventually(lambda: running(bench, NODE), "a monitor of the node")
+    process.kill()
+    process.wait()
+
+    eventually(lambda: not running(bench, BESIDE), "the end of the watch")
+    eventually(lambda: not running(bench, NODE), "the end of the monitor")
+
+
+def test_signals_for_the_script_do_not_end_its_monitor(bench: Bench) -> None:
+    process = start(bench, TRAINS)
+    eventually(lambda: running(bench, NODE), "a monitor of the node")
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        for pid in (*running(bench, BESIDE), *running(bench, NODE)):
+            os.kill(pid, number)
+    (watch,) = running(bench, BESIDE)
+    os.kill(watch, signal.SIGTERM)
+    (bench.directory / "end").touch()
+
+    assert bench.finish(process)[0] == 5
+    assert running(bench, NODE) == []
+
+
+def test_off_starts_nothing(bench: Bench) -> None:
+    process = start(bench, TRAINS, mode="off")
+    eventually(lambda: running(bench, "heartbeat"), "the training")
+    assert running(bench, BESIDE) == []
+    (bench.directory / "end").touch()
+
+    assert bench.finish(process)[0] == 5

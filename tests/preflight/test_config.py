@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.config import (
+    JOURNAL_VARIABLE,
+    SITE_FILE_VARIABLE,
+    expectations,
+    journal_root,
+    localize,
+    standings,
+)
+from slurm_health.preflight.expectations import expectation_of
+from slurm_health.records.errors import ConfigError, ExitCode
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """The environment of a user whose site has no configuration."""
+    return {"HOME": "/home/ml", SITE_FILE_VARIABLE: str(tmp_path / "config.toml")}
+
+
+def write_site(environ: dict[str, str], text: str) -> None:
+    Path(environ[SITE_FILE_VARIABLE]).write_text(text)
+
+
+def test_without_any_choice_journals_are_kept_in_the_users_home(environ: dict[str, str]) -> None:
+    assert journal_root(None, environ) == Path("/home/ml/.slurm-health/journal")
+
+
+def test_the_option_wins_over_the_variable_over_the_site(environ: dict[str, str]) -> None:
+    write_site(environ, 'journal = "/site"')
+    assert journal_root(None, environ) == Path("/site")
+    environ[JOURNAL_VARIABLE] = "/variable"
+    assert journal_root(None, environ) == Path("/variable")
+    assert journal_root("/option", environ) == Path("/option")
+
+
+@pytest.mark.parametrize("text", ["standings = 3", 'standings = ""', 'standings = "here.json"'])
+def test_a_sites_standings_are_a_file_with_its_whole_path(
+    text: str, environ: dict[str, str]
+) -> None:
+    write_site(environ, text)
+
+    with pytest.raises(ConfigError, match="expected a file, with its whole path"):
+        standings(environ)
+
+
+def test_a_site_may_name_no_standings(environ: dict[str, str]) -> None:
+    assert standings(environ) is None
+    write_site(environ, 'standings = "/shared/standings.json"')
+    assert standings(environ) == Path("/shared/standings.json")
+
+
+def test_an_empty_variable_is_no_choice(environ: dict[str, str]) -> None:
+    environ[JOURNAL_VARIABLE] = ""
+
+    assert journal_root(None, environ) == Path("/home/ml/.slurm-health/journal")
+
+
+def test_a_relative_directory_is_relative_to_where_the_command_runs(
+    environ: dict[str, str],
+) -> None:
+    assert journal_root("here", environ) == Path.cwd() / "here"
+
+
+def test_a_sites_tilde_stands_for_each_users_home(environ: dict[str, str]) -> None:
+    write_site(environ, 'journal = "~/checks"')
+
+    assert journal_root(None, environ) == Path("/home/ml/checks")
+
+
+def test_where_home_is_not_set_the_passwd_entry_says_it(environ: dict[str, str]) -> None:
+    del environ["HOME"]
+    entry = Path(pwd.getpwuid(os.getuid()).pw_dir)
+
+    assert journal_root(None, environ) == entry / ".slurm-health" / "journal"
+    write_site(environ, 'journal = "~/checks"')
+    assert journal_root(None, environ) == entry / "checks"
+
+
+def test_without_a_home_the_error_names_the_option(environ: dict[str, str]) -> None:
+    del environ["HOME"]
+
+    with pytest.raises(ConfigError, match="--journal DIR") as caught:
+        journal_root(None, environ, home_in_passwd=lambda: "")
+
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert journal_root("/option", environ) == Path("/option")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('jornal = "/x"', "jornal: unknown setting; did you mean journal"),
+        ("colour = 1", "colour: unknown setting; valid: journal"),
+        ("journal = 3", "journal: expected a directory, found 3"),
+        ('journal = ""', "journal: expected a directory, found ''"),
+        ("journal =", "file: is not TOML"),
+        (f"journal = {'9' * 5000}", "file: is not TOML"),
+        (f"journal = {'[' * 5000}", "file: is not TOML"),
+    ],
+)
+def test_a_sites_mistake_is_named_with_its_file(
+    environ: dict[str, str], text: str, said: str
+) -> None:
+    write_site(environ, text)
+
+    with pytest.raises(ConfigError) as caught:
+        journal_root(None, environ)
+
+    assert str(caught.value).startswith(environ[SITE_FILE_VARIABLE])
+    assert said in str(caught.value)
+
+
+def test_a_site_file_that_is_not_text_is_an_error(environ: dict[str, str]) -> None:
+    Path(environ[SITE_FILE_VARIABLE]).write_bytes(b"\xff\xfe")
+
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        journal_root(None, environ)
+
+
+def test_expectations_are_the_tables_where_a_site_says_nothing(environ: dict[str, str]) -> None:
+    found = expectation_of("NVIDIA H200", expectations(environ))
+
+    assert found is not None
+    assert found.bf16_tflop_per_s == 989
+
+
+def test_a_sites_expectations_stand_beside_its_journal(environ: dict[str, str]) -> None:
+    write_site(
+        environ,
+        'journal = "/site"\n[hooks]\ndrain = false\n'
+        '[expectations."NVIDIA H200"]\nhealthy_fraction = 0.6\n',
+    )
+
+    found = expectation_of("NVIDIA H200", expectations(environ))
+    assert found is not None
+    assert found.healthy_fraction == 0.6
+    assert journal_root(None, environ) == Path("/site")
+
+
+def test_a_sites_impossible_expectation_is_named_with_its_file(environ: dict[str, str]) -> None:
+    write_site(environ, '[expectations."NVIDIA H200"]\nhealthy_fraction = 60\n')
+
+    with pytest.raises(ConfigError, match="healthy_fraction: Expected `float` <= 1") as caught:
+        expectations(environ)
+
+    assert str(caught.value).startswith(environ[SITE_FILE_VARIABLE])
+
+
+def test_a_sites_choices_about_localisation_stand_beside_its_journal(
+    environ: dict[str, str],
+) -> None:
+    assert localize(environ) == {}
+    write_site(environ, "[localize]\nnetwork_floor = 0.3\n[localize.expected_ms]\nmatmul = 3.1\n")
+
+    assert localize(environ) == {"network_floor": 0.3, "expected_ms": {"matmul": 3.1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("localize = 3", "localize: expected a table, found 3"),
+        ("[localize]\nmin_round = 3", ":2: min_round: unknown setting; did you mean min_rounds"),
+        ("[localize]\nmin_rounds = 0.5", "min_rounds: expected a whole number of at least 1"),
+        ("[localize]\nexpected_ms = 3", "expected_ms: expected milliseconds above 0 by metric"),
+    ],
+)
+def test_a_sites_impossible_choice_is_named_with_its_file(
+    environ: dict[str, str], text: str, said: str
+) -> None:
+    write_site(environ, text)
+
+    with pytest.raises(ConfigError) as caught:
+        localize(environ)
+
+    assert str(caught.value).startswith(environ[SITE_FILE_VARIABLE])
+    assert said in str(caught.value)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is expected of a device, and of a site that says otherwise."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.expectations import (
+    KNOWN,
+    LEAST_KNOWN,
+    Expectation,
+    Links,
+    expectation_of,
+    expectations_from,
+    expected_ms,
+    largest_copy_ms,
+    largest_matmul_ms,
+)
+from slurm_health.records.errors import ConfigError
+
+PAGE = Path(__file__).parents[2] / "docs/reference/expectations.md"
+PLAIN = expectations_from({}, "config.toml")
+# The product that the matmul probe computes on a GPU.
+FLOP = 2.0 * 8192**3
+
+
+def expected(model: str) -> Expectation:
+    found = expectation_of(model, PLAIN)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("each", KNOWN, ids=[each.model for each in KNOWN])
+def test_every_known_model_is_found_by_the_name_torch_gives_it(each: Expectation) -> None:
+    assert expected(each.model) == each
+    assert expected(f" {each.model.upper()}  ") == each
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "NVIDIA H200 MIG 1g.18gb",
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        "NVIDIA H100",
+        "Tesla V100-SXM2-32GB",
+        "cpu",
+        "",
+    ],
+)
+def test_slices_and_models_nobody_knows_are_not_judged(model: str) -> None:
+    assert expectation_of(model, PLAIN) is None
+
+
+def test_the_longest_believable_times_of_an_h200() -> None:
+    device = expected("NVIDIA H200")
+
+    assert largest_matmul_ms(device, flop=FLOP) == pytest.approx(2.021, abs=0.001)
+    assert largest_copy_ms(device, moved_bytes=2 * (2 << 30)) == pytest.approx(1.627, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("model", "measured_tflop_per_s"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 271),
+        ("NVIDIA A100 80GB PCIe", 253),
+        ("NVIDIA H100 80GB HBM3", 794),
+        ("NVIDIA H200", 794),
+        ("NVIDIA B200", 1745),
+        ("NVIDIA GB200", 1822),
+        ("NVIDIA B300 SXM6 AC", 1769),
+        ("AMD Instinct MI300X", 668),
+        ("AMD Instinct MI325X", 785),
+        ("AMD Instinct MI355X", 1565),
+    ],
+)
+def test_no_published_rate_is_near_the_limit(model: str, measured_tflop_per_s: float) -> None:
+    """The best measured rates leave a sustained square product a fifth of room at least."""
+    limit_ms = largest_matmul_ms(expected(model), flop=FLOP)
+
+    assert limit_ms is not None
+    assert FLOP / (measured_tflop_per_s * 1e9) < 0.81 * limit_ms
+
+
+def test_fractions_are_never_below_the_least_that_is_published_nor_above_what_copies_reach() -> (
+    None
+):
+    assert all(LEAST_KNOWN <= each.healthy_fraction <= 0.70 for each in KNOWN)
+
+
+def test_a_site_changes_a_model_and_keeps_what_it_does_not_name() -> None:
+    known = expectations_from({"nvidia h200": {"healthy_fraction": 0.65}}, "config.toml")
+
+    changed = expectation_of("NVIDIA H200", known)
+    assert changed is not None
+    assert changed.healthy_fraction == 0.65
+    assert changed.bf16_tflop_per_s == 989
+
+
+def test_a_site_adds_a_slice_of_its_own_and_silences_a_kind() -> None:
+    known = expectations_from(
+        {
+            "NVIDIA H200 MIG 1g.18gb": {"bf16_tflop_per_s": 120},
+            "NVIDIA B200": {"memory_gb_per_s": 0},
+        },
+        "config.toml",
+    )
+
+    mine = expectation_of("NVIDIA H200 MIG 1g.18gb", known)
+    assert mine is not None
+    assert (mine.bf16_tflop_per_s, mine.memory_gb_per_s) == (120, None)
+    assert mine.healthy_fraction == LEAST_KNOWN
+    silenced = expectation_of("NVIDIA B200", known)
+    assert silenced is not None
+    assert largest_copy_ms(silenced, moved_bytes=1e9) is None
+    assert largest_matmul_ms(silenced, flop=FLOP) is not None
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"NVIDIA H200": {"helthy_fraction": 0.5}}, "did you mean healthy_fraction"),
+        ({"NVIDIA H200": {"peak": 5}}, "peak: unknown setting; valid: bf16_tflop_per_s"),
+        ({"NVIDIA H200": {"healthy_fraction": 1.5}}, "healthy_fraction: Expected `float` <= 1"),
+        ({"NVIDIA H200": {"healthy_fraction": 0}}, "found 0"),
+        ({"NVIDIA H200": {"bf16_tflop_per_s": -1}}, "bf16_tflop_per_s: Expected `float` >= 0"),
+        ({"NVIDIA H200": {"memory_gb_per_s": "4.8 TB/s"}}, "found '4.8 TB/s'"),
+        ({"NVIDIA H200": {"memory_gb_per_s": float("nan")}}, "found nan"),
+        ({"NVIDIA H2000": {"healthy_fraction": 0.6}}, "did you mean NVIDIA H200?"),
+        ({"NVIDIA H200": 989}, 'expected a table as [expectations."NVIDIA H200"], found 989'),
+        ("NVIDIA H200", "expected a table, found 'NVIDIA H200'"),
+    ],
+)
+def test_what_a_site_cannot_mean_is_refused_with_its_key(table: object, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        expectations_from(table, "/etc/slurm-health/config.toml")
+
+    assert str(caught.value).startswith("/etc/slurm-health/config.toml: ")
+    assert said in str(caught.value)
+
+
+def test_the_documentation_has_the_table_of_the_code() -> None:
+    row = r"^\| `(.*)` \| (.*) \| (.*) \| (.*) \| (.*) \|$"
+    rows = re.findall(row, PAGE.read_text(), re.MULTILINE)
+
+    assert rows[-len(KNOWN) :] == [
+        (
+            each.model,
+            f"{each.bf16_tflop_per_s:g}",
+            f"{each.memory_gb_per_s:g}",
+            f"{each.healthy_fraction:.2f}",
+            "-" if each.allgather_gb_per_s is None else f"{each.allgather_gb_per_s:g}",
+        )
+        for each in KNOWN
+    ]
+
+
+# Eight H200s with an adapter of 400 Gbit/s each.
+H200 = Links(devices=8, ports_gbit_per_s=(400.0,) * 8)
+BYTES_PER_RANK = 128 << 20
+
+
+def took_ms(busbw_gb_per_s: float, ranks: int) -> float:
+    """Return what an all-gather of the probe takes at a bus bandwidth of nccl-tests."""
+    return BYTES_PER_RANK * (ranks - 1) / (busbw_gb_per_s * 1e6)
+
+
+def link_limits(model: str = "NVIDIA H200", **nodes: Links) -> dict[str, float]:
+    found = expected_ms(dict.fromkeys(nodes, model), PLAIN, 1.0, nodes)
+    return {name: ms for name, ms in found.items() if "allgather" in name}
+
+
+def test_infiniband_that_is_not_used_on_any_node_is_seen_and_a_healthy_link_is_not() -> None:
+    limits = link_limits(n1=H200, n2=H200)
+
+    # By nccl-tests: NVLink 361 GB/s, one rail 42 to 48, two nodes 330 to 390.
+    assert limits["node_allgather"] > 3 * took_ms(361, 8)
+    assert limits["rail_allgather"] > 5 * took_ms(42, 2)
+    assert limits["allgather"] > 5 * took_ms(330, 16)
+    # Over PCIe, and over one Ethernet of 100 Gbit/s for all GPUs of a node.
+    assert limits["node_allgather"] < took_ms(45, 8)
+    assert limits["rail_allgather"] < took_ms(12.5 / 8, 2)
+    assert limits["allgather"] < took_ms(12.5, 16)
+
+
+def test_rails_that_share_ports_are_expected_to_share_their_rate() -> None:
+    half = Links(devices=8, ports_gbit_per_s=(400.0,) * 4)
+
+    whole_ms = link_limits(n1=H200, n2=H200)["rail_allgather"]
+    assert link_limits(n1=H200, n2=half)["rail_allgather"] == pytest.approx(2 * whole_ms)
+
+
+def test_nothing_is_expected_of_links_that_are_not_known() -> None:
+    assert link_limits(n1=H200, n2=Links(devices=8)).keys() == {"node_allgather"}
+    assert link_limits("cpu with 2 threads", n1=H200) == {}
+    assert link_limits("NVIDIA L40S", n1=H200, n2=H200).keys() == {"rail_allgather"}
+    alone = Links(devices=1, ports_gbit_per_s=(100.0,))
+    assert link_limits("NVIDIA L40S", n1=alone).keys() >= {"allgather"}
+
+
+def test_a_site_may_expect_nothing_of_its_ports() -> None:
+    known = expectations_from({"NVIDIA H200": {"port_fraction": 0}}, "config.toml")
+
+    found = expected_ms({"n1": "NVIDIA H200"}, known, 1.0, {"n1": H200})
+
+    assert "rail_allgather" not in found
+    assert "node_allgather" in found

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.probe_choice import chosen_phases, spelled_out
+from slurm_health.records.errors import ConfigError
+from slurm_health.records.probe_catalog import Scope
+from tests.support.supervised import write_executable
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of somebody else's that brings a probe, as pip would have installed it."""
+    package = tmp_path / "site"
+    metadata = package / "their_probes-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-probes\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[slurm_health.probes.rail]\nfabric = their_fabric_probe\n"
+        "[slurm_health.probes.solo]\ngone = no_such_module_at_all\n"
+    )
+    probe = package / "their_fabric_probe.py"
+    probe.write_text("raise AssertionError('loaded where torch may be missing')\n")
+    monkeypatch.setattr(sys, "path", [str(package), *sys.path])
+    return probe
+
+
+def names(value: str) -> list[str]:
+    return [probe.name for phase in chosen_phases(value) for probe in phase.probes]
+
+
+def test_a_list_may_name_sets_and_probes_with_spaces_between() -> None:
+    assert names("network-check, values") == [
+        "values",
+        "matmul",
+        "matmul",
+        "rail_allgather",
+        "allgather",
+    ]
+
+
+def test_a_probe_of_another_package_is_found_and_not_loaded(installed: Path) -> None:
+    (phase,) = chosen_phases("fabric")
+    (probe,) = phase.probes
+
+    assert (probe.name, probe.scope, probe.path) == ("fabric", Scope.RAIL, str(installed))
+
+
+def test_a_probe_whose_module_is_missing_is_named(installed: Path) -> None:
+    with pytest.raises(ConfigError, match="gone: no_such_module_at_all is not a module"):
+        chosen_phases("gone")
+
+
+def test_a_program_is_a_probe_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = write_executable(tmp_path / "my check.sh", "#!/bin/sh\n")
+    monkeypatch.chdir(tmp_path)
+
+    (phase,) = chosen_phases("./my check.sh")
+
+    assert [(probe.name, probe.path) for probe in phase.probes] == [("my check.sh", str(program))]
+    assert spelled_out("quick, ./my check.sh", "--check") == f"quick,{program}"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("matmull", "matmull: no such probe; did you mean matmul?"),
+        ("thorogh", "thorogh: no such probe; did you mean thorough?"),
+        ("", "'': names nothing to check; valid: quick, standard"),
+        (" , ", "names nothing to check"),
+        ("quick,off", "off: stands alone, and only sbatch"),
+        ("./nowhere.sh", "./nowhere.sh: is not a program that can be run here"),
+        ("/etc", "/etc: is not a program"),
+        ("/etc/passwd", "/etc/passwd: is not a program"),
+    ],
+)
+def test_what_is_no_probe_is_named_with_the_nearest_that_is(value: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        chosen_phases(value)
+
+    assert message in str(refused.value)
+
+
+def test_a_program_must_not_be_called_like_a_probe(tmp_path: Path) -> None:
+    program = write_executable(tmp_path / "matmul", "#!/bin/sh\n")
+
+    with pytest.raises(ConfigError, match="is named like the probe matmul"):
+        chosen_phases(str(program))
+
+
+def test_two_programs_of_one_name_cannot_be_told_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    programs = [write_executable(tmp_path / name / "io.sh", "#!/bin/sh\n") for name in ("a", "b")]
+
+    with pytest.raises(ConfigError, match=r"b/io\.sh: is named like the probe io\.sh"):
+        chosen_phases(",".join(map(str, programs)))
+
+    assert len(chosen_phases(f"{programs[0]},{programs[0]}")[0].probes) == 1

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what GPUs said under load to what is worth saying of them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from slurm_health.records.gpu_load import (
+    Burn,
+    DeviceSample,
+    NotSampled,
+    decode,
+    summarise,
+    words,
+)
+
+UUID = "GPU-6f3c"
+
+
+def burn(**series: list[object]) -> Burn:
+    """Summarise one GPU, sampled four times a second; the last value of a series stays."""
+    length = max(len(values) for values in series.values())
+    samples = [
+        DeviceSample(
+            at_s=100 + place / 4,
+            index=3,
+            uuid=UUID,
+            **{name: values[min(place, len(values) - 1)] for name, values in series.items()},  # type: ignore[arg-type]
+        )
+        for place in range(length)
+    ]
+    (found,) = summarise(samples)
+    return found
+
+
+def steady(value: object, times: int = 20) -> list[object]:
+    return [value] * times
+
+
+def test_a_gpu_that_is_well_gives_no_words() -> None:
+    well = burn(clock_mhz=steady(1980), reasons=[0], temperature_c=[45, 60, 66], power_w=[690.0])
+
+    assert words(well) == []
+    assert well.clock_mhz == 1980
+    assert well.clock_slope_mhz_per_s == 0
+    assert well.max_temperature_c == 66
+    assert well.power_w == 690
+
+
+def test_the_power_cap_is_normal_under_load() -> None:
+    capped = burn(clock_mhz=steady(1500), reasons=[0x4])
+
+    assert words(capped) == []
+    assert capped.reasons == 0x4
+
+
+def test_a_hot_gpu_is_named_with_its_clocks_and_its_temperature() -> None:
+    hot = burn(
+        clock_mhz=[1980, 1980, 1980, 1980, *range(1960, 1410, -50), *steady(1410, 4)],
+        reasons=[0, 0, 0, 0, 0x48],
+        temperature_c=[60, 70, 80, 89, 88],
+    )
+
+    (said,) = words(hot)
+    assert said == (
+        "GPU 3 (GPU-6f3c): hardware thermal slowdown during the burn,"
+        " clock 1,980 -> 1,410 MHz, 89 C"
+    )
+    assert hot.clock_slope_mhz_per_s is not None
+    assert hot.clock_slope_mhz_per_s < -100
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said", "serious"),
+    [
+        (0x8, "hardware slowdown during", True),
+        (0x88, ": power brake of the board or the rack during", True),
+        (0x80, "power brake", True),
+        (0x60, ": hardware thermal slowdown during", True),
+        (0x20, "software thermal slowdown during", False),
+        (0xE8, "hardware thermal slowdown and power brake", True),
+    ],
+)
+def test_each_reason_has_its_words(reasons: int, said: str, serious: bool) -> None:
+    slowed = burn(reasons=steady(reasons))
+
+    assert said in words(slowed)[0]
+
+
+@pytest.mark.parametrize("reasons", [0x2, 0x10, 0x100, 0x200])
+def test_settings_and_unknown_reasons_accuse_nobody(reasons: int) -> None:
+    assert words(burn(reasons=steady(reasons))) == []
+
+
+def test_a_reason_that_blinks_once_is_kept_and_accuses_nobody() -> None:
+    blinked = burn(clock_mhz=steady(1980), reasons=[0, 0x8, 0])
+
+    assert blinked.reason_samples == {0x8: 1}
+    assert words(blinked) == []
+
+
+def test_clocks_between_two_loads_do_not_count() -> None:
+    paused = burn(clock_mhz=[1980, 345, 345, 345, 1980], reasons=[0, 1, 1, 1, 0])
+
+    assert paused.clock_mhz == 1980
+    assert paused.first_clock_mhz == paused.last_clock_mhz == 1980
+    assert paused.reasons == 0
+
+
+@pytest.mark.parametrize(
+    ("series", "said", "serious"),
+    [
+        ({"uncorrected": [2, 2, 5]}, "3 uncorrected memory errors during", True),
+        ({"remap_failed": [False, True]}, "a memory row could not be remapped", True),
+        ({"remapped_rows": [0, 1]}, "1 memory row remapped", False),
+        ({"remap_pending": [False, True]}, "to be remapped at the next reset", False),
+        ({"retired_pages": [0, 2]}, "2 memory pages retired", False),
+    ],
+)
+def test_counters_that_grow_during_the_burn_are_told(
+    series: dict[str, list[object]], said: str, serious: bool
+) -> None:
+    grown = burn(**series)
+
+    assert said in " ".join(words(grown))
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        {"uncorrected": [7, 7]},
+        {"remapped_rows": [4, 4]},
+        {"remap_pending": [True, True]},
+        {"remap_failed": [True, True]},
+        {"uncorrected": [None, 3]},
+    ],
+)
+def test_what_was_there_before_the_burn_is_not_of_the_burn(series: dict[str, list[object]]) -> None:
+    assert words(burn(**series)) == []
+
+
+def test_a_counter_that_begins_again_has_grown_by_what_it_shows() -> None:
+    assert burn(uncorrected=[9, 0, 1]).uncorrected == 1
+
+
+def test_a_gpu_that_tells_nothing_is_not_accused() -> None:
+    silent = burn(clock_mhz=[None, None])
+
+    assert words(silent) == []
+    assert silent.clock_mhz is None
+    assert silent.clock_slope_mhz_per_s is None
+    assert silent.max_temperature_c is None
+
+
+def test_a_gpu_that_is_lost_keeps_its_name() -> None:
+    samples = [
+        DeviceSample(at_s=1, index=3, uuid=UUID, clock_mhz=1980),
+        DeviceSample(at_s=2, index=3, lost="GPU is lost"),
+    ]
+
+    (gone,) = summarise(samples)
+    assert words(gone) == ["GPU 3 (GPU-6f3c): lost during the burn: GPU is lost"]
+
+
+def test_gpus_are_summarised_apart() -> None:
+    samples = [
+        DeviceSample(at_s=at, index=index, uuid=f"GPU-{index}", clock_mhz=1000 + index)
+        for at in (1, 2, 3)
+        for index in (1, 0)
+    ]
+
+    assert [(each.index, each.clock_mhz) for each in summarise(samples)] == [(0, 1000), (1, 1001)]
+
+
+def test_lines_come_back_and_torn_ones_are_skipped() -> None:
+    sample = DeviceSample(at_s=1.25, index=0, uuid=UUID, clock_mhz=1980, remap_pending=False)
+    line = msgspec.json.encode(sample)
+
+    assert decode(line) == sample
+    assert decode(line[:-4]) is None
+    assert decode(b"") is None
+    assert decode(b'{"not_sampled": "no driver"}') == NotSampled(not_sampled="no driver")

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_health.records import record_codec
+from slurm_health.records.record_codec import VERSION, Entry, NewerVersion, decode, encode
+from slurm_health.records.records import KINDS, MasterResumed, Record, ScriptStarted
+from tests.strategies import records as any_record
+
+
+@given(any_record(), st.text(), st.floats(0, 4e9))
+def test_a_record_comes_back_as_it_was_written(
+    record: Record, entry_id: str, time_s: float
+) -> None:
+    line = encode(record, entry_id=entry_id, time_s=time_s)
+
+    entry = decode(line)
+
+    assert entry == Entry(id=entry_id, time_s=time_s, kind=entry.kind, record=record)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+
+
+@given(any_record(), st.data())
+def test_a_record_cut_short_is_not_another_record(record: Record, data: st.DataObject) -> None:
+    line = encode(record, entry_id="n1:0", time_s=1.0).rstrip(b"\n")
+
+    with pytest.raises(ValueError):  # noqa: PT011 - msgspec words it
+        decode(line[: data.draw(st.integers(0, len(line) - 1))])
+
+
+@given(st.binary(max_size=40) | st.sampled_from([b"[" * 100_000, b'{"a":' * 100_000]))
+def test_any_line_is_a_record_or_a_value_error(line: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - msgspec words it
+        decode(line)
+
+
+def test_every_kind_has_a_name_of_its_own_and_is_listed() -> None:
+    names = [str(kind.__struct_config__.tag) for kind in KINDS]
+
+    assert len(set(names)) == len(names)
+    assert set(Record.__subclasses__()) == set(KINDS)
+
+
+def test_the_name_of_a_kind_is_that_of_its_class() -> None:
+    for kind in KINDS:
+        words = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+        assert kind.__struct_config__.tag == words
+
+
+def test_a_kind_that_is_not_known_is_kept_without_its_content() -> None:
+    line = b'{"v":1,"id":"n1:3","time_s":2.5,"kind":"from_the_future","more":[1]}\n'
+
+    assert decode(line) == Entry(id="n1:3", time_s=2.5, kind="from_the_future", record=None)
+
+
+def test_a_field_that_is_not_known_is_passed_over() -> None:
+    line = b'{"v":1,"id":"master:1","time_s":2.5,"kind":"master_resumed","pid":7,"new":true}\n'
+
+    assert decode(line).record == MasterResumed(pid=7)
+
+
+def test_a_newer_version_is_refused_by_its_number() -> None:
+    line = json.dumps({"v": VERSION + 1, "id": "m:0", "time_s": 0.0, "kind": "master_resumed"})
+
+    with pytest.raises(NewerVersion, match=rf"version {VERSION + 1}, known {VERSION}") as caught:
+        decode(line.encode())
+
+    assert caught.value.version == VERSION + 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"v":1,"id":"m:0","time_s":0,"kind":"master_resumed"}',
+        b'{"v":1,"id":"m:0","time_s":0,"kind":"master_resumed","pid":"7"}',
+        b'{"v":1,"id":"m:0","time_s":0,"kind":"round_ended","round":-1}',
+        b'{"id":"m:0","time_s":0,"kind":"master_resumed","pid":7}',
+    ],
+)
+def test_a_line_with_missing_or_wrong_fields_is_not_a_record(line: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - msgspec words it
+        decode(line)
+
+
+def test_a_file_name_that_is_not_utf_8_can_be_recorded() -> None:
+    name = b"tr\xffain.sh".decode(errors="surrogateescape")
+
+    entry = decode(encode(ScriptStarted(script=name, pid=1), entry_id="s:0", time_s=0.0))
+
+    assert entry.record == ScriptStarted(script=r"tr\udcffain.sh", pid=1)
+
+
+def test_the_docstring_says_what_a_line_carries() -> None:
+    header = record_codec.Header.__struct_fields__
+
+    assert all(f"`{name}`" in (record_codec.__doc__ or "") for name in header)

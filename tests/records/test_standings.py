@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site's history says against nodes, as a file and as the prior of a check."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.fleet.standing.standing import Standing, published
+from slurm_health.preflight.localize import Localizer
+from slurm_health.records.standings import OLD_S, Level, known_of, prior_of, read
+
+NOW_S = 1_700_000_000.0
+
+
+def standing(node: str, level: Level, score: float, *, spoiled: int = 5) -> Standing:
+    return Standing(
+        node=node,
+        level=level,
+        score=score,
+        chance=0.01,
+        jobs=20,
+        spoiled=spoiled,
+        elsewhere_jobs=100,
+        elsewhere_spoiled=1,
+        signals={"slow": spoiled},
+        reason="again and again",
+    )
+
+
+FLEET = [
+    standing("n1", Level.LEMON, 64.0),
+    standing("n2", Level.LEMON, 12.5),
+    standing("n3", Level.SUSPECT, 40.0),
+    standing("n4", Level.CLEAR, 2.0, spoiled=0),
+    standing("n5", Level.UNKNOWN, 2.0, spoiled=0),
+]
+
+
+def test_a_file_holds_only_nodes_that_something_speaks_against() -> None:
+    found = read(published({"lab": FLEET}, now_s=NOW_S), now_s=NOW_S)
+
+    known = known_of(found, "lab", [f"n{number}" for number in range(1, 9)])
+
+    assert list(known) == ["n1", "n2", "n3"]
+    assert (known["n1"].jobs, known["n1"].spoiled) == (20, 5)
+
+
+def test_what_another_clusters_node_of_that_name_did_does_not_count() -> None:
+    found = read(published({"lab": FLEET}, now_s=NOW_S), now_s=NOW_S)
+
+    assert known_of(found, "other", ["n1"]) == {}
+
+
+def test_a_lemon_weighs_by_its_score_and_a_suspect_less_and_neither_convicts() -> None:
+    found = read(published({"lab": FLEET}, now_s=NOW_S), now_s=NOW_S)
+
+    prior = prior_of(known_of(found, "lab", ["n1", "n2", "n3"]))
+
+    assert prior == {"n1": 0.3, "n2": 0.125, "n3": 0.1}
+    Localizer(["n1", "n2", "n3", "n4"], prior=prior)
+
+
+def test_a_file_that_cron_has_forgotten_is_too_old() -> None:
+    data = published({"lab": FLEET}, now_s=NOW_S)
+
+    read(data, now_s=NOW_S + OLD_S)
+    with pytest.raises(ValueError, match="written 7 days ago"):
+        read(data, now_s=NOW_S + OLD_S + 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "damaged"),
+        (b"[]", "damaged"),
+        (published({"lab": FLEET}, now_s=NOW_S)[:100], "damaged"),
+        (b'{"version": 2, "written_s": 0, "clusters": {}}', "version 2"),
+        (b'{"version": 1, "written_s": "x", "clusters": {}}', "damaged"),
+        (
+            published({"lab": [standing("n1", Level.LEMON, 101.0)]}, now_s=NOW_S),
+            "damaged",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_why(data: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read(data, now_s=0.0)

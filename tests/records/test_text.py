@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever others write, one line of harmless text is what becomes of it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_health.records.text import cut, one_line, plain
+
+ANY = st.text(max_size=100)
+
+
+@given(ANY)
+def test_any_text_becomes_one_line_that_does_nothing_to_a_terminal(text: str) -> None:
+    assert one_line(text).isprintable()
+    assert one_line(one_line(text)) == one_line(text)
+
+
+def test_the_words_of_a_text_are_kept() -> None:
+    assert one_line("srun: error\n\tnode\x1bn1\u202e  is “gone”") == "srun: error node n1 is “gone”"
+
+
+@given(ANY)
+def test_what_slurm_gets_is_ascii_without_double_quotes(text: str) -> None:
+    assert plain(text).isascii()
+    assert plain(text).isprintable()
+    assert '"' not in plain(text)
+
+
+def test_what_ascii_lacks_is_marked() -> None:
+    assert plain('é "x"') == "? 'x'"
+
+
+@given(ANY, st.integers(4, 120))
+def test_a_text_that_is_cut_says_so(text: str, length: int) -> None:
+    shown = cut(text, length)
+    assert len(shown) <= length
+    assert shown == text or shown.endswith("...")

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_health.fleet.history import place, refresh
+from slurm_health.fleet.retention import remove
+from slurm_health.fleet.retention.found import journals
+from slurm_health.records.records import Disposition, Record, RunFinished, RunStarted
+from slurm_health.report.find import runs_of_job
+from slurm_health.system import journal
+from tests.support.journals import Clock, write_healthy_run
+
+STARTED = RunStarted(
+    run_id="now",
+    job_id=12,
+    attempt=0,
+    cluster="lab",
+    partition="main",
+    nodes=["n1", "n2"],
+    master_node="n1",
+    user="ml",
+    start_time_s=1000,
+)
+
+
+def write(root: Path, label: str, *records: Record) -> Path:
+    directory = journal.job_directory(root, "lab", 12) / label
+    journal.create(directory, [journal.MASTER])
+    journal.Writer(directory, journal.MASTER, Clock()).append(*records)
+    return directory
+
+
+def before(**changes: object) -> RunStarted:
+    return msgspec.structs.replace(STARTED, run_id="before", **changes)
+
+
+def finished(disposition: str) -> RunFinished:
+    return RunFinished(disposition=Disposition(disposition), exit_code=1)
+
+
+def test_the_first_check_of_an_attempt_has_the_attempts_number(tmp_path: Path) -> None:
+    directory, started = journal.directory_of_check(tmp_path, STARTED)
+
+    assert directory == tmp_path / "lab" / "12" / "0"
+    assert started is STARTED
+
+
+def test_an_attempt_after_a_requeue_has_a_directory_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, "0", before(), finished("requeue"))
+    again = msgspec.structs.replace(STARTED, attempt=1)
+
+    assert journal.directory_of_check(tmp_path, again) == (tmp_path / "lab" / "12" / "1", again)
+
+
+def test_an_empty_directory_is_used(tmp_path: Path) -> None:
+    directory = write(tmp_path, "0")
+
+    assert journal.directory_of_check(tmp_path, STARTED) == (directory, STARTED)
+
+
+def test_a_check_that_was_cut_short_is_gone_on_with(tmp_path: Path) -> None:
+    directory = write(tmp_path, "0", before())
+
+    assert journal.directory_of_check(tmp_path, STARTED) == (directory, before())
+
+
+def test_a_check_whose_requeue_did_not_happen_is_gone_on_with(tmp_path: Path) -> None:
+    directory = write(tmp_path, "0", before(), finished("requeue"))
+
+    assert journal.directory_of_check(tmp_path, STARTED) == (directory, before())
+
+
+@pytest.mark.parametrize("disposition", ["proceed", "stop"])
+def test_a_second_check_in_the_same_job_does_not_touch_the_first(
+    tmp_path: Path, disposition: str
+) -> None:
+    write(tmp_path, "0", before(), finished(disposition))
+    write(tmp_path, "0-2", before(), finished(disposition))
+
+    directory, started = journal.directory_of_check(tmp_path, STARTED)
+
+    assert (directory.name, started) == ("0-3", STARTED)
+
+
+def test_a_check_that_ended_unheard_is_told_by_its_name(tmp_path: Path) -> None:
+    write(tmp_path, "0", before(), finished("proceed"))  # a start before, or the script's own check
+    directory = write(tmp_path, "0-2", STARTED, finished("proceed"))
+    fewer = msgspec.structs.replace(STARTED, nodes=["n1"])
+
+    assert journal.directory_of_check(tmp_path, fewer) == (directory, STARTED)
+
+
+@pytest.mark.parametrize(
+    "change", [{"nodes": ["n1", "n3"]}, {"user": "other"}, {"start_time_s": 999}]
+)
+def test_an_older_job_with_the_same_id_is_not_gone_on_with(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    write(tmp_path, "0", before(**change))
+
+    directory, started = journal.directory_of_check(tmp_path, STARTED)
+
+    assert (directory.name, started) == ("0-2", STARTED)
+
+
+def test_an_array_task_is_found_under_the_id_its_user_knows(tmp_path: Path) -> None:
+    started = msgspec.structs.replace(STARTED, array="11_3")
+    directory = write(tmp_path, "0", started)
+
+    journal.link_array_task(tmp_path, started)
+    journal.link_array_task(tmp_path, started)
+
+    assert (tmp_path / "lab" / "11_3" / "0").samefile(directory)
+
+
+def test_an_array_task_whose_name_is_taken_has_a_log_line_and_its_check(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "lab" / "11_3" / "0").mkdir(parents=True)
+
+    journal.link_array_task(tmp_path, msgspec.structs.replace(STARTED, array="11_3"))
+
+    assert f"11_3 cannot be made (Is a directory): report {STARTED.job_id} finds it" in caplog.text
+    assert [each.name for each in (tmp_path / "lab").iterdir()] == ["11_3"]
+
+
+NOBODY = 65534
+BESIDE = f"{STARTED.job_id}.{'0' * 15}"
+
+
+def taken(root: Path) -> Path:
+    """Have another user take the name of the job in a directory that users share."""
+    (root / "lab").mkdir()
+    (root / "lab").chmod(0o1777)
+    occupied = root / "lab" / str(STARTED.job_id)
+    (occupied / "0").mkdir(parents=True)
+    for path in (occupied, occupied / "0"):
+        os.chown(path, NOBODY, NOBODY)
+    return occupied
+
+
+@pytest.mark.root
+def test_a_job_whose_name_another_user_has_taken_is_checked_beside_it(tmp_path: Path) -> None:
+    occupied = taken(tmp_path)
+    for name in (f"{BESIDE}a", f"{BESIDE}b"):  # nor is what others lay there with such a name
+        (tmp_path / "lab" / name).mkdir(mode=0o700)
+        os.chown(tmp_path / "lab" / name, NOBODY, NOBODY)
+
+    directory, started = journal.directory_of_check(tmp_path, STARTED)
+    journal.create(directory, [journal.MASTER])
+
+    assert started == STARTED
+    assert journal.job_of(directory.parent.name) == str(STARTED.job_id)
+    assert directory.parent.name not in {occupied.name, f"{BESIDE}a", f"{BESIDE}b"}
+    assert directory.parent.stat().st_uid == os.geteuid()
+    assert journal.directory_of_check(tmp_path, STARTED)[0] == directory
+    # So the epilog finds it.
+    own = journal.name_of(tmp_path, "lab", str(STARTED.job_id), os.geteuid(), quick=True)
+    assert own == directory.parent.name
+
+
+@pytest.mark.parametrize("what", ["another name of a file of mine", "a directory others can write"])
+def test_what_another_can_lay_there_that_is_mine_costs_no_check(tmp_path: Path, what: str) -> None:
+    # Whoever may write a file may give it a second name (protected_hardlinks), and whoever may
+    # write a directory and the one it is in may move it: the owner stays.
+    (tmp_path / "lab").mkdir()
+    for name in (str(STARTED.job_id), f"{BESIDE}0"):
+        laid = tmp_path / "lab" / name
+        if what.endswith("write"):
+            laid.mkdir()
+            laid.chmod(0o777)
+        else:
+            (tmp_path / "mine").touch()
+            laid.hardlink_to(tmp_path / "mine")
+
+    directory, _ = journal.directory_of_check(tmp_path, STARTED)
+    journal.create(directory, [journal.MASTER])
+
+    assert directory.parent.name not in {str(STARTED.job_id), f"{BESIDE}0"}
+    assert journal.directory_of_check(tmp_path, STARTED)[0] == directory
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_stands_beside_a_taken_name_is_found_by_who_reads_and_removes(
+    tmp_path: Path, leaves: bool
+) -> None:
+    occupied = taken(tmp_path)
+    job = journal.directory_of_check(tmp_path, STARTED)[0].parent
+    run = write_healthy_run(tmp_path / "x", job=STARTED.job_id, nodes=("n1", "n2"))
+    run.directory.rename(job / "0")
+    shutil.rmtree(tmp_path / "x")
+    if leaves:
+        shutil.rmtree(occupied)
+
+    assert runs_of_job(tmp_path, str(STARTED.job_id)) == [job / "0"]
+    where = place.choose(str(tmp_path / "index"), {}, tmp_path)
+    with refresh.opened(where, tmp_path, now_s=time.time()) as found:
+        assert set(found.nodes()) == {"n1", "n2"}
+    there = {each.job: each for each in journals(tmp_path, uid=os.geteuid())}
+    assert set(there) == {job.name}
+    remove.remove(tmp_path, there[job.name])
+    assert not job.exists()

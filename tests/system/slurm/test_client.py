@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Slurm's own output means, and what is asked of its commands."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_health.records.errors import SlurmCommandError, SlurmError, UnknownJob
+from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import Job, Node, parse_pairs
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.supervised import write_executable
+
+DATA = Path(__file__).parents[2] / "data" / "slurm-22.05"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    slurm.run_job(12, ["n1", "n2"])
+    return slurm
+
+
+@pytest.fixture
+def client(slurm: FakeSlurm) -> Client:
+    return Client(slurm.environ())
+
+
+def client_that_prints(tmp_path: Path, recorded: str) -> Client:
+    """Return a client whose scontrol prints a recorded file whatever it is asked."""
+    write_executable(tmp_path / "scontrol", f"#!/bin/sh\ncat '{DATA / recorded}'\n")
+    return Client({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+
+
+# --- recorded output ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recorded", "states", "reason", "pending", "held", "excluded", "nodes"),
+    [
+        ("job-running.txt", frozenset({"RUNNING"}), "None", False, False, (), ("n1", "n2")),
+        (
+            "job-completing.txt",
+            frozenset({"COMPLETING"}),
+            "job_requeued_in_held_state",
+            False,
+            True,
+            (),
+            ("n1", "n2"),
+        ),
+        (
+            "job-requeued-held.txt",
+            frozenset({"PENDING"}),
+            "job_requeued_in_held_state",
+            True,
+            True,
+            ("n2",),
+            (),
+        ),
+        ("job-released.txt", frozenset({"PENDING"}), "None", True, False, ("n2",), ()),
+    ],
+)
+def test_a_job_as_slurm_shows_it_is_understood(
+    tmp_path: Path,
+    recorded: str,
+    states: frozenset[str],
+    reason: str,
+    pending: bool,
+    held: bool,
+    excluded: tuple[str, ...],
+    nodes: tuple[str, ...],
+) -> None:
+    job = client_that_prints(tmp_path, recorded).job(4)
+
+    assert (job.states, job.reason) == (states, reason)
+    assert (job.pending, job.held) == (pending, held)
+    assert (job.excluded, job.nodes) == (excluded, nodes)
+
+
+def test_names_and_comments_with_spaces_do_not_disturb_the_other_fields() -> None:
+    fields = parse_pairs((DATA / "job-running.txt").read_text())
+
+    assert fields["JobName"] == "two words"
+    assert fields["Comment"] == "a note with spaces and k=v"
+    assert fields["ReqB:S:C:T"] == "0:0:*:*"
+    assert fields["CPUs/Task"] == "1"
+    assert (fields["BatchFlag"], fields["Requeue"]) == ("1", "1")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "name", "states", "reason", "out"),
+    [
+        ("node-idle.txt", "n1", {"IDLE"}, "", False),
+        (
+            "node-drained.txt",
+            "n2",
+            {"IDLE", "DRAIN"},
+            "slurm-health: job 3: network: allgather 95 GB/s, limit k=v [root@",
+            True,
+        ),
+    ],
+)
+def test_a_node_as_slurm_shows_it_is_understood(
+    tmp_path: Path, recorded: str, name: str, states: set[str], reason: str, out: bool
+) -> None:
+    (node,) = client_that_prints(tmp_path, recorded).nodes([name]).values()
+
+    assert node.states == states
+    assert node.reason.startswith(reason)
+    assert bool(node.reason) == bool(reason)
+    assert node.out_of_pool is out
+
+
+def test_several_nodes_are_read_in_one_call(tmp_path: Path) -> None:
+    nodes = client_that_prints(tmp_path, "nodes-down-and-idle.txt").nodes(["n1", "n2"])
+
+    assert {name: node.out_of_pool for name, node in nodes.items()} == {"n1": True, "n2": False}
+    assert nodes["n1"].reason.startswith("fan broken")
+
+
+@pytest.mark.parametrize(
+    ("state", "out"),
+    [
+        ("IDLE", False),
+        ("MIXED+DRAIN", True),
+        ("ALLOCATED+COMPLETING", False),
+        ("DOWN*+DRAIN", True),
+        ("IDLE+MAINTENANCE", True),
+        ("IDLE+NOT_RESPONDING", False),
+        ("FAILING", True),
+        ("REBOOT", True),
+    ],
+)
+def test_a_node_that_somebody_took_out_of_use_is_told_by_its_state(state: str, out: bool) -> None:
+    assert Node(name="n1", state=state).out_of_pool is out
+
+
+@pytest.mark.parametrize(("uid", "may"), [(0, True), (64030, True), (4242, False)])
+def test_root_and_slurms_own_user_may_drain(tmp_path: Path, uid: int, may: bool) -> None:
+    assert client_that_prints(tmp_path, "config.txt").may_drain(uid) is may
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+
+def test_root_is_not_even_asked_about(slurm: FakeSlurm, client: Client) -> None:
+    assert client.may_drain(0)
+    assert slurm.calls() == []
+
+
+@pytest.mark.parametrize(("level", "may"), [("Administrator", True), ("None", False)])
+def test_an_administrator_of_the_accounting_may_drain(
+    slurm: FakeSlurm, tmp_path: Path, level: str, may: bool
+) -> None:
+    slurm.set(accounting="accounting_storage/slurmdbd")
+    write_executable(tmp_path / "sacctmgr", f"#!/bin/sh\necho '{level}'\n")
+    environ = slurm.environ()
+
+    client = Client({**environ, "PATH": f"{tmp_path}:{environ['PATH']}"})
+
+    assert client.may_drain(65534) is may
+
+
+def test_a_job_that_slurm_does_not_know_is_an_error(client: Client) -> None:
+    with pytest.raises(UnknownJob, match="does not know job 99"):
+        client.job(99)
+
+
+def test_a_comment_is_read_whole_whatever_stands_in_it(slurm: FakeSlurm, client: Client) -> None:
+    assert client.comment(12) == ""
+
+    slurm.change_job(12, Comment="mine: JobState=RUNNING  it's  odd")
+
+    assert client.comment(12) == "mine: JobState=RUNNING  it's  odd"
+
+
+def test_a_running_job_cannot_exclude_nodes(client: Client) -> None:
+    with pytest.raises(SlurmCommandError, match="no longer pending"):
+        client.update_job(12, ExcNodeList="n2")
+
+
+def test_a_drain_without_rights_is_an_error(client: Client) -> None:
+    with pytest.raises(SlurmCommandError, match="Invalid user id"):
+        client.drain(["n2"], "slurm-health: x")
+
+
+def test_a_drain_of_several_nodes_is_one_call(slurm: FakeSlurm, client: Client) -> None:
+    slurm.set(admin=True)
+
+    client.drain(["n2", "n3"], "slurm-health: job 12: a reason of words")
+
+    assert slurm.calls("scontrol", "update") == [
+        [
+            "scontrol",
+            "update",
+            "NodeName=n[2-3]",
+            "State=DRAIN",
+            "Reason=slurm-health: job 12: a reason of words",
+        ]
+    ]
+    after = client.nodes(["n2", "n3"])
+    assert all(node.out_of_pool for node in after.values())
+
+
+def test_a_submitted_jobs_id_is_read_beside_its_clusters_name(
+    slurm: FakeSlurm, client: Client, tmp_path: Path
+) -> None:
+    arguments = ["--job-name=helper", f"--chdir={tmp_path}", "--exclude=n2"]
+
+    job_id = client.submit(arguments, "#!/bin/sh\ntrue\n", slurm.environ())
+
+    assert job_id == 13
+    assert slurm.job(13)["script"] == "#!/bin/sh\ntrue\n"
+    assert client.jobs_named("helper", 0) == [13]
+    client.cancel(13)
+    assert client.jobs_named("helper", 0) == []
+
+
+def test_jobs_are_found_where_the_node_cannot_look_up_their_owner(
+    slurm: FakeSlurm, client: Client, tmp_path: Path
+) -> None:
+    arguments = ["--job-name=helper", f"--chdir={tmp_path}", "--exclude=n2"]
+    client.submit(arguments, "#!/bin/sh\ntrue\n", slurm.environ())
+
+    assert client.jobs_named("helper", 4_000_000_000) == [13]
+
+
+def test_an_answer_that_is_no_job_id_is_an_error(tmp_path: Path) -> None:
+    write_executable(tmp_path / "sbatch", "#!/bin/sh\ncat > /dev/null; echo Submitted\n")
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    with pytest.raises(SlurmError, match="answered 'Submitted', expected a job id"):
+        Client(environ).submit([], "#!/bin/sh\n", environ)
+
+
+def test_a_controller_that_restarts_is_asked_again(tmp_path: Path) -> None:
+    write_executable(
+        tmp_path / "scontrol",
+        f"""#!/bin/sh
+[ -e '{tmp_path}/up' ] && exec echo JobId=4 JobState=RUNNING
+touch '{tmp_path}/up'
+echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2
+exit 1
+""",
+    )
+    slept: list[float] = []
+    client = Client({"PATH": f"{tmp_path}:{os.environ['PATH']}"}, sleep=slept.append)
+
+    assert client.job(4).states == {"RUNNING"}
+    assert len(slept) == 1
+
+
+def test_a_controller_that_stays_away_is_given_up(tmp_path: Path) -> None:
+    # Its version scontrol tells without a controller.
+    says = "[ $1 = --version ] || { echo 'Unable to contact slurm controller' >&2; exit 1; }"
+    write_executable(tmp_path / "scontrol", f"#!/bin/sh\n{says}\n")
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += 10 * seconds
+
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    client = Client(environ, patience_s=30.0, monotonic=lambda: now_s, sleep=sleep)
+
+    with pytest.raises(SlurmCommandError, match="Unable to contact"):
+        client.job(4)
+    assert now_s == 30.0
+
+
+def test_a_job_without_node_lists_excludes_and_holds_none() -> None:
+    job = Job(job_id=1, states=frozenset(), reason="", fields={"ExcNodeList": "(null)"})
+
+    assert (job.excluded, job.nodes, job.held) == ((), (), False)
+
+
+def test_a_node_list_that_cannot_be_read_is_an_error_and_never_no_nodes() -> None:
+    job = Job(job_id=1, states=frozenset(), reason="", fields={"ExcNodeList": "n[1-"})
+
+    with pytest.raises(SlurmError, match="cannot be read"):
+        _ = job.excluded
+
+
+def test_a_reason_that_looks_like_a_state_does_not_change_the_state() -> None:
+    line = "NodeName=n1 State=IDLE+DRAIN Reason=see State=IDLE [root@2026-11-20T18:00:00]"
+
+    assert parse_pairs(line)["State"] == "IDLE+DRAIN"
+
+
+def test_a_line_without_fields_has_none() -> None:
+    assert parse_pairs("") == {}
+    assert parse_pairs("slurm_load_node error") == {}
+
+
+def test_one_task_of_an_array_is_told_from_the_others(tmp_path: Path) -> None:
+    # The task that is split off last has the id of the array, and that id shows every task.
+    client = client_that_prints(tmp_path, "job-array.txt")
+
+    assert client.job(18).value("ArrayTaskId") == "2"
+    assert client.job(18).nodes == ("n4", "n5", "n6")
+    assert client.job(19).value("ArrayTaskId") == "1"
+
+
+def test_a_job_name_that_looks_like_fields_disturbs_none(tmp_path: Path) -> None:
+    job = client_that_prints(tmp_path, "job-odd-name.txt").job(20)
+
+    assert job.states == {"PENDING"}
+    assert (job.fields["Requeue"], job.fields["Partition"]) == ("1", "main")
+    assert job.fields["JobId"] == "20"
+
+
+def test_nothing_is_asked_or_waited_for_once_the_time_for_all_questions_is_over(
+    tmp_path: Path,
+) -> None:
+    write_executable(tmp_path / "scontrol", "#!/bin/sh\nexec sleep 60\n")
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    began_s = time.monotonic()
+    client = Client.for_hook(environ, limit_s=30.0, give_up_s=began_s + 1.0)
+
+    with pytest.raises(SlurmError, match="did not answer within"):
+        client.drain(["n1"], "slow")
+    with pytest.raises(SlurmError, match="no time is left to ask: scontrol update NodeName=n1"):
+        client.drain(["n1"], "slow")
+
+    assert time.monotonic() - began_s < 20

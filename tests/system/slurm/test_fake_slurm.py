@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fake Slurm answers as a real one: the same commands to both, compared where we read them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import pytest
+
+from slurm_health.records.nodeset import expand
+from slurm_health.system.slurm.job_gres import options_on
+from slurm_health.system.slurm.parsing import JOB_FIELDS
+from tests.lab import Lab, missing
+from tests.lab.records import parse_record
+from tests.support.fake_slurm import FakeSlurm
+
+NODES = ("n1", "n2", "n3", "n4")
+SLEEPS = "#!/bin/sh\nsleep 600\n"
+
+
+class Answer(NamedTuple):
+    """How a command ended, and what it said."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Slurm(Protocol):
+    """Somewhere to run Slurm's commands as root."""
+
+    def ask(self, *argv: str) -> Answer:
+        """Run a command to its end."""
+
+    def start_job(self, *options: str) -> str:
+        """Let a job of two nodes run, or wait where its options say so; its id."""
+
+
+class Real:
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+
+    def ask(self, *argv: str) -> Answer:
+        done = self.lab.ask(*argv, check=False)
+        return Answer(done.returncode, done.stdout.strip(), done.stderr.strip())
+
+    def start_job(self, *options: str) -> str:
+        job = self.lab.sbatch(SLEEPS, "-N2", "--job-name=train", *options, user="root")
+        self.lab.wait_job(job, {"RUNNING"})
+        return str(job)
+
+
+class Fake:
+    def __init__(self, slurm: FakeSlurm) -> None:
+        slurm.set(admin=True, partition_nodes="n[1-4]")
+        self.slurm = slurm
+        self.started = 0
+
+    def ask(self, *argv: str) -> Answer:
+        done = subprocess.run(
+            argv, env=self.slurm.environ(), capture_output=True, text=True, check=False, timeout=60
+        )
+        return Answer(done.returncode, done.stdout.strip(), done.stderr.strip())
+
+    def start_job(self, *options: str) -> str:
+        self.started += 1
+        changes = {"Requeue": 0} if "--no-requeue" in options else {}
+        self.slurm.run_job(self.started, NODES[:2], **changes)
+        return str(self.started)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with Lab.start(nodes=NODES) as lab:
+        yield lab
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.lab)])
+def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Slurm]:
+    if request.param == "fake":
+        yield Fake(FakeSlurm(tmp_path / "slurm", NODES))
+        return
+    lab: Lab = request.getfixturevalue("lab")
+    yield Real(lab)
+    lab.reset()
+
+
+def job_fields(slurm: Slurm, job: str) -> dict[str, str]:
+    """Return what we read of a job; a field that Slurm leaves out is not there."""
+    shown = slurm.ask("scontrol", "show", "job", "-o", job)
+    assert shown.code == 0, shown
+    record = parse_record(shown.stdout)
+    # Of a priority it only matters whether it is 0, which means held.
+    record["Priority"] = "0" if record["Priority"] == "0" else "some"
+    record["NodeList"] = ",".join(expand(record["NodeList"])) if record["NodeList"] else ""
+    return {name: record[name] for name in JOB_FIELDS if name in record and name != "JobId"}
+
+
+RUNNING = {
+    "JobState": "RUNNING",
+    "Reason": "None",
+    "Priority": "some",
+    "NodeList": "n1,n2",
+    "ReqNodeList": "(null)",
+    "ExcNodeList": "(null)",
+    "BatchFlag": "1",
+    "Requeue": "1",
+    "Restarts": "0",
+    "Partition": "main",
+    "Account": "(null)",
+    "QOS": "(null)",
+}
+
+
+def test_a_running_job_is_shown_in_these_fields(slurm: Slurm) -> None:
+    assert job_fields(slurm, slurm.start_job()) == RUNNING
+
+
+def await_pending(slurm: Slurm, job: str) -> dict[str, str]:
+    for _ in range(600):
+        fields = job_fields(slurm, job)
+        if fields["JobState"] == "PENDING":
+            return fields
+    raise AssertionError(fields)
+
+
+def test_a_job_that_is_requeued_and_held_keeps_a_list_once_it_is_pending(slurm: Slurm) -> None:
+    job = slurm.start_job()
+    assert slurm.ask("scontrol", "requeuehold", job) == (0, "", "")
+    held = {"JobState": "PENDING", "Priority": "0", "Restarts": "1", "NodeList": ""}
+    fields = await_pending(slurm, job)
+    assert fields == {**RUNNING, **held, "Reason": fields["Reason"]}
+    changes = ("ExcNodeList=n[1-2]", "StartTime=now")
+    assert slurm.ask("scontrol", "update", f"JobId={job}", *changes) == (0, "", "")
+    assert job_fields(slurm, job)["ExcNodeList"] == "n[1-2]"
+    assert slurm.ask("scontrol", "release", job) == (0, "", "")
+    assert job_fields(slurm, job)["Priority"] == "some"
+
+
+def test_a_comment_and_a_size_are_those_of_squeue(slurm: Slurm) -> None:
+    job = slurm.start_job()
+    comment = ("squeue", "--noheader", f"--jobs={job}", "--format=%k")
+    size = "NumNodes:.20,NumCPUs:.20,NumTasks:.20"
+    assert slurm.ask(*comment) == (0, "(null)", "")
+    slurm.ask("scontrol", "update", f"JobId={job}", "Comment=mine: JobState=X  it's")
+    assert slurm.ask(*comment) == (0, "mine: JobState=X  it's", "")
+    shown = slurm.ask("squeue", "--noheader", f"--jobs={job}", f"--Format={size}")
+    assert shown.stdout.split() == ["2", "2", "2"]
+
+
+def test_a_helper_is_submitted_found_by_its_name_and_cancelled(slurm: Slurm) -> None:
+    slurm.start_job()
+    words = ["--job-name=helper", "--chdir=/", "--exclude=n1", "--wrap=sleep 600"]
+    found = ("squeue", "--noheader", "--user=0", "--name=helper", "--format=%A")
+    assert slurm.ask(*found) == (0, "", "")
+    submitted = slurm.ask("sbatch", "--parsable", "--output=/dev/null", *words)
+    assert submitted.code == 0
+    helper = submitted.stdout.partition(";")[0]
+    assert slurm.ask(*found) == (0, helper, "")
+    assert slurm.ask("scancel", helper) == (0, "", "")
+    assert slurm.ask(*found) == (0, "", "")
+
+
+def test_a_node_that_is_drained_is_shown_with_who_said_why(slurm: Slurm) -> None:
+    update = ("scontrol", "update", "NodeName=n[3-4]", "State=DRAIN")
+    assert slurm.ask(*update, "Reason=slurm-health: job 1: a b") == (0, "", "")
+    shown = slurm.ask("scontrol", "show", "node", "-o", "n[3-4]")
+    lines = shown.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["NodeName=n3", "NodeName=n4"]
+    for record in map(parse_record, lines):
+        assert "DRAIN" in record["State"].split("+")
+        assert record["Reason"].startswith("slurm-health: job 1: a b [root@")
+        assert record["Partitions"] == "main"
+
+
+def test_partitions_are_shown_in_one_line_each(slurm: Slurm) -> None:
+    shown = slurm.ask("scontrol", "show", "partition", "-a", "-o")
+    (record,) = map(parse_record, shown.stdout.splitlines())
+    wanted = {"PartitionName": "main", "Default": "YES", "MaxNodes": "UNLIMITED", "Nodes": "n[1-4]"}
+    assert {name: record[name] for name in wanted} == wanted
+
+
+def test_a_job_that_is_only_asked_about_is_told_when_and_where_it_would_start(
+    slurm: Slurm,
+) -> None:
+    job = slurm.start_job()
+    words = ("--nodes=1", "--ntasks=1", "--exclude=n3", "--wrap=true")
+    asked = slurm.ask("sbatch", "--test-only", *words)
+    assert (asked.code, asked.stdout) == (0, "")
+    start = r"sbatch: Job \d+ to start at \S+( a)? using 1 processors on nodes n4 in partition main"
+    assert re.fullmatch(start, asked.stderr)
+    shown = slurm.ask("scontrol", "show", "job", "-d", "-o", job)
+    assert options_on("n2", shown.stdout)[0].startswith("--cpus-per-task=")
+    assert re.search(
+        r"^PrivateData\s*=\s*none$", slurm.ask("scontrol", "show", "config").stdout, re.M
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "argv", "said"),
+    [
+        ("", "scontrol show job -o 99", "Invalid job id specified"),
+        ("", "scontrol show node -o n9", "Node n9 not found"),
+        ("", "scontrol update JobId={job} ExcNodeList=n3", "Job is no longer pending execution"),
+        ("", "sbatch --parsable --chdir=/ --exclude=n9 --wrap=true", "Invalid node name specified"),
+        ("", "scontrol update NodeName=n3 State=DRAIN", "You must specify a reason when DOWNING"),
+        ("--no-requeue", "scontrol requeuehold {job}", "Requested operation is presently disabled"),
+        ("", "scontrol requeuehold 99", "Invalid job id specified"),
+    ],
+)
+def test_what_is_refused_is_refused_with_the_same_words_in_the_same_place(
+    slurm: Slurm, options: str, argv: str, said: str
+) -> None:
+    job = slurm.start_job(*options.split())
+    answer = slurm.ask(*argv.format(job=job).split())
+    assert answer.code == 1
+    to_stdout = "not found" in said
+    assert said in (answer.stdout if to_stdout else answer.stderr)
+    assert (answer.stderr if to_stdout else answer.stdout) == ""

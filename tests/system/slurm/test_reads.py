@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One contract for every reader: scontrol's recorded output, scontrol and pyslurm in the lab."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_health.node.rules import drain_note
+from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError, UnknownJob
+from slurm_health.system.slurm import command
+from slurm_health.system.slurm.parsing import JOB_FIELDS, Job, JobId, Node
+from slurm_health.system.slurm.pyslurm_client import PyslurmReads, choose, mismatch, proven
+from slurm_health.system.slurm.reads import CommandReads, Reads, Run
+from tests.lab import Lab, missing
+from tests.lab.errors import DeadlinePassed
+from tests.support.supervised import write_executable
+
+DATA = Path(__file__).parents[2] / "data" / "slurm-22.05"
+NOTE = "slurm-health: job 3: network: allgather 95 GB/s, limit k=v"
+LAB_LIMIT_S = 60.0
+ODD_NAME = "a 'b\" c\nd Requeue=0 JobState=X"
+ODD_COMMENT = "x\nJobId=99 y "
+# Answers from recorded files, and refuses in Slurm's words what they do not have.
+RECORDED = """\
+#!/bin/sh
+cd '{data}'
+case "$*" in
+"show job -o 4") cat job-running.txt ;;
+"show job -o 5") cat job-requeued-held.txt ;;
+"show job -o 18") cat job-array.txt ;;
+"show job -o 19" | "show job -o 18_1") grep ArrayTaskId=1 job-array.txt ;;
+"show job -o 20") cat job-odd-name.txt ;;
+"show job -o "*) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;;
+"show node -o n1") cat node-idle.txt ;;
+"show node -o n2") cat node-drained.txt ;;
+"show node -o n[1-2]" | "show nodes -o") cat node-idle.txt node-drained.txt ;;
+*) echo "Node $4 not found" >&2; exit 1 ;;
+esac
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A cluster: n1 is well, n2 drained with NOTE; one job holds both.
+
+    Another was requeued once and is held without n2. All tasks of the array run, 2 is the last.
+    The odd job is held, and its name and comment look like fields. `silence` makes the controller
+    unreachable until it is called again.
+    """
+
+    reads: Reads
+    running: int
+    held: int
+    array: int
+    odd: int
+    silence: Callable[[bool], None]
+
+
+# --- the stages --------------------------------------------------------------------------------
+
+
+def recorded(directory: Path) -> Stage:
+    scontrol = directory / "scontrol"
+    text = RECORDED.format(data=DATA)
+    write_executable(scontrol, text)
+    says = "#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
+    environ = {"PATH": f"{directory}:/usr/bin:/bin"}
+
+    def silence(silent: bool) -> None:
+        write_executable(scontrol, says if silent else text)
+
+    return Stage(
+        reads=CommandReads(lambda argv: command.run(argv, environ=environ)),
+        running=4,
+        held=5,
+        array=18,
+        odd=20,
+        silence=silence,
+    )
+
+
+def run_in(lab: Lab) -> Run:
+    """Return a way to run a command on the lab's login node, with the errors of a real one."""
+
+    def run(argv: Sequence[str]) -> str:
+        try:
+            ran = lab.run(list(argv), check=False, deadline_s=LAB_LIMIT_S)
+        except DeadlinePassed:
+            raise SlurmTimeoutError(argv, LAB_LIMIT_S) from None
+        if ran.returncode != 0:
+            raise SlurmCommandError(argv, ran.returncode, ran.stderr)
+        return ran.stdout
+
+    return run
+
+
+@dataclass(frozen=True)
+class Played:
+    """The lab on which the contract is played."""
+
+    lab: Lab
+    running: int
+    held: int
+    array: int
+    odd: int
+
+    def silence(self, silent: bool) -> None:
+        if silent:
+            self.lab.kill_slurmctld()
+        else:
+            self.lab.start_slurmctld()
+
+
+@pytest.fixture(scope="module")
+def played() -> Iterator[Played]:
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    # Slurm's own clients then say within seconds that nobody answers.
+    with Lab.start(nodes=3, cpus=4, slurm_conf_extra="MessageTimeout=2") as lab:
+        running = lab.sbatch("#!/bin/sh\nsleep 600\n", "-wn1,n2", "-N2", "--mem=100M")
+        lab.wait_job(running, {"RUNNING"})
+        array = lab.sbatch("#!/bin/sh\nsleep 600\n", "-wn1", "--mem=100M", "--array=0-2")
+        for task in range(3):
+            lab.wait_job(f"{array}_{task}", {"RUNNING"})
+        held = requeued_and_held(lab)
+        named = [f"--job-name={ODD_NAME}", f"--comment={ODD_COMMENT}"]
+        odd = lab.sbatch("#!/bin/sh\nhostname\n", "--hold", *named)
+        lab.run(["scontrol", "update", "NodeName=n2", "State=DRAIN", f"Reason={NOTE}"])
+        lab.restart_slurmctld()  # what it has saved outlives being killed
+        lab.wait_node("n2", "MIXED")
+        yield Played(lab, running, held, array, odd)
+
+
+def requeued_and_held(lab: Lab) -> int:
+    job = lab.sbatch("#!/bin/sh\nsleep 600\n", "-wn3")
+    lab.wait_job(job, {"RUNNING"})
+    lab.run(["scontrol", "requeuehold", str(job)])
+    lab.wait_job(job, {"PENDING"})
+    lab.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=n2", "ReqNodeList="])
+    return job
+
+
+@pytest.fixture(
+    params=[
+        "recorded",
+        pytest.param("scontrol", marks=pytest.mark.lab),
+        pytest.param("pyslurm", marks=pytest.mark.lab),
+    ]
+)
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
+    if request.param == "recorded":
+        return recorded(tmp_path)
+    played = request.getfixturevalue("played")
+    return Stage(
+        reads=reader(played.lab, request.param),
+        running=played.running,
+        held=played.held,
+        array=played.array,
+        odd=played.odd,
+        silence=played.silence,
+    )
+
+
+def reader(lab: Lab, name: str) -> Reads:
+    """Return the lab's reader of that name, or skip and say why there is none."""
+    run = run_in(lab)
+    if name == "scontrol":
+        return CommandReads(run)
+    choice = proven(choose(run), run)
+    if choice.name != "pyslurm":
+        pytest.skip(f"{choice.why} (make pyslurm builds it)")
+    return choice.reads
+
+
+def task_of(job: Job) -> tuple[str, str]:
+    """Return which task of which array a job is."""
+    return job.value("ArrayJobId"), job.value("ArrayTaskId")
+
+
+# --- the contract ------------------------------------------------------------------------------
+
+
+def test_a_running_job_holds_its_nodes(stage: Stage) -> None:
+    job = stage.reads.job(stage.running)
+
+    assert (job.job_id, job.reason) == (stage.running, "None")
+    assert job.states == {"RUNNING"}
+    assert job.restarts == 0
+    assert (job.nodes, job.excluded) == (("n1", "n2"), ())
+    assert not job.pending
+    assert not job.held
+    wanted = {"BatchFlag": "1", "Requeue": "1", "Partition": "main", "Account": "(null)"}
+    assert {key: job.fields[key] for key in wanted} == wanted
+
+
+def test_a_held_job_is_pending_and_says_which_nodes_it_excludes(stage: Stage) -> None:
+    job = stage.reads.job(stage.held)
+
+    assert job.pending
+    assert job.held
+    assert (job.nodes, job.excluded) == ((), ("n2",))
+    assert (job.job_id, job.restarts) == (stage.held, 1)
+
+
+def test_a_task_of_an_array_is_told_from_the_others(stage: Stage) -> None:
+    array = str(stage.array)
+
+    job = stage.reads.job(f"{array}_1")
+
+    assert (job.job_id, task_of(job)) == (f"{array}_1", (array, "1"))
+    assert job.states == {"RUNNING"}
+    assert task_of(stage.reads.job(int(job.fields["JobId"]))) == (array, "1")
+    # The array's own id is that of the task which was split off last.
+    assert task_of(stage.reads.job(stage.array)) == (array, "2")
+
+
+def test_a_name_and_a_comment_that_look_like_fields_disturb_none(stage: Stage) -> None:
+    job = stage.reads.job(stage.odd)
+
+    assert job.pending
+    assert job.held
+    assert job.fields["JobId"] == str(stage.odd)
+    assert (job.fields["Requeue"], job.fields["Partition"]) == ("1", "main")
+
+
+def test_a_drained_node_has_its_note_and_who_left_it(stage: Stage) -> None:
+    (node,) = stage.reads.nodes(["n2"]).values()
+
+    assert node.name == "n2"
+    assert node.drained
+    assert node.releasable
+    assert node.out_of_pool
+    assert node.partitions == ("main",)
+    assert drain_note.unsigned(node.reason) == NOTE
+    _, by, since = drain_note.signed(node.reason)
+    assert by == "root"
+    assert since.startswith("20")
+
+
+def test_a_node_that_is_well_is_in_the_pool_and_has_no_note(stage: Stage) -> None:
+    node = stage.reads.nodes(["n1"])["n1"]
+
+    assert not node.out_of_pool
+    assert not node.drained
+    assert node.reason == ""
+
+
+def test_some_nodes_and_all_nodes_are_told_apart_by_name(stage: Stage) -> None:
+    some, every = stage.reads.nodes(["n1", "n2"]), stage.reads.nodes([])
+
+    assert sorted(some) == ["n1", "n2"]
+    assert set(some) <= set(every)
+    assert every["n2"] == some["n2"]
+
+
+@pytest.mark.parametrize("names", [["n99"], ["n1", "n99"]])
+def test_a_node_slurm_does_not_know_is_an_error(stage: Stage, names: list[str]) -> None:
+    with pytest.raises(SlurmError, match="99"):
+        stage.reads.nodes(names)
+
+
+@pytest.mark.parametrize("job_id", [999_999, "999999_1"])
+def test_a_job_slurm_does_not_know_is_an_error(stage: Stage, job_id: JobId) -> None:
+    with pytest.raises(UnknownJob) as caught:
+        stage.reads.job(job_id)
+
+    assert caught.value.job_id == job_id
+
+
+def test_a_controller_that_is_not_there_is_an_error_and_never_an_empty_answer(
+    stage: Stage,
+) -> None:
+    stage.silence(True)
+    try:
+        with pytest.raises(SlurmError, match=r"Unable to contact slurm controller|did not end"):
+            stage.reads.nodes([])
+        with pytest.raises(SlurmError, match=r"Unable to contact slurm controller|did not end"):
+            stage.reads.job(stage.running)
+    finally:
+        stage.silence(False)
+
+
+# --- both readers side by side, on the real thing -----------------------------------------------
+
+STATES = (
+    ["State=DRAIN", "Reason=a note with k=v, Words=5 and [brackets] at@sign"],
+    ["State=DOWN", "Reason=fan broken"],
+    ["State=FAIL", "Reason=x"],
+    ["State=NORESP"],
+    ["Weight=7", "Reason=a note on a node in the pool"],
+)
+
+
+def alike(nodes: dict[str, Node]) -> dict[str, Node]:
+    """Return nodes without what only scontrol tells: that jobs use a part of a node."""
+    return {
+        name: msgspec.structs.replace(node, state=node.state.replace("MIXED", "ALLOCATED"))
+        for name, node in nodes.items()
+    }
+
+
+def agree(lab: Lab, ask: Callable[[Reads], dict[str, Node]]) -> None:
+    """Wait until both readers say the same; states move on between two questions."""
+    readers = [reader(lab, name) for name in ("scontrol", "pyslurm")]
+    lab.wait_until(
+        lambda: [alike(ask(each)) for each in readers],
+        lambda seen: seen[0] == seen[1],
+        "both readers saying the same",
+    )
+
+
+@pytest.mark.lab
+def test_both_readers_say_the_same_of_jobs(played: Played) -> None:
+    scontrol, pyslurm = reader(played.lab, "scontrol"), reader(played.lab, "pyslurm")
+    tasks = range(played.array, played.array + 3)
+    for number in (played.running, played.held, played.odd, *tasks):
+        seen, found = scontrol.job(number), pyslurm.job(number)
+        asked = {key: seen.fields[key] for key in JOB_FIELDS if key in seen.fields}
+        assert {key: found.fields[key] for key in JOB_FIELDS if key in found.fields} == asked
+        assert (found.states, task_of(found)) == (seen.states, task_of(seen))
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("change", STATES, ids=lambda change: change[0])
+def test_both_readers_say_the_same_of_nodes_in_every_state(
+    played: Played, change: list[str]
+) -> None:
+    lab = played.lab
+    reader(lab, "pyslurm")
+    lab.run(["scontrol", "update", "NodeName=n3", *change])
+    try:
+        agree(lab, lambda reads: reads.nodes([]))
+        agree(lab, lambda reads: reads.nodes(["n3"]))
+    finally:
+        lab.run(["scontrol", "update", "NodeName=n3", "State=RESUME"], check=False)
+        lab.run(["scontrol", "update", "NodeName=n3", "Reason="])
+        lab.wait_node("n3", "IDLE")
+
+
+@pytest.mark.lab
+def test_both_readers_say_the_same_of_a_node_in_maintenance(played: Played) -> None:
+    lab = played.lab
+    scontrol, pyslurm = reader(lab, "scontrol"), reader(lab, "pyslurm")
+    reservation = ["ReservationName=m", "starttime=now", "duration=60", "user=root"]
+    lab.run(["scontrol", "create", *reservation, "flags=maint,ignore_jobs", "nodes=n3"])
+    try:
+        lab.wait_until(
+            lambda: scontrol.nodes(["n3"])["n3"],
+            lambda node: "MAINT" in node.state,
+            "n3 in maintenance",
+        )
+        agree(lab, lambda reads: reads.nodes([]))
+        assert pyslurm.nodes(["n3"])["n3"].out_of_pool
+    finally:
+        lab.run(["scontrol", "delete", "ReservationName=m"])
+        lab.wait_node("n3", "IDLE")
+
+
+# --- which reader is used ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pyslurm", "slurm", "said"),
+    [
+        ("22.5.3", "slurm 22.05.8", ""),
+        ("22.5.1", "slurm-wlm 22.05.8", ""),
+        ("24.11.0", "slurm 24.11.5", ""),
+        ("24.11.0", "slurm 22.05.8", "does not go with Slurm 22.05: install pyslurm 22.5.x"),
+        ("25.11.2", "slurm 25.11.1", "has not been tested with pyslurm for Slurm 25.11"),
+        ("22.5.1", "nonsense", "cannot tell which Slurm this is"),
+        ("of unknown version", "slurm 22.05.8", "does not go with"),
+    ],
+)
+def test_pyslurm_is_used_where_it_fits_and_was_tested(pyslurm: str, slurm: str, said: str) -> None:
+    assert said in mismatch(pyslurm, slurm)
+    assert bool(said) == bool(mismatch(pyslurm, slurm))
+
+
+def test_a_pyslurm_that_ends_its_process_is_replaced_by_the_commands_for_good() -> None:
+    asked: list[str] = []
+
+    def run(argv: Sequence[str]) -> str:
+        asked.append(argv[0])
+        if argv[0] == "scontrol":
+            return (DATA / "node-idle.txt").read_text()
+        # What importing pyslurm does to a process where there is no slurm.conf.
+        environ = {"PATH": "/usr/bin:/bin"}
+        says = "echo 'fatal: Could not establish a configuration source' >&2; exit 1"
+        return command.run(["sh", "-c", says], environ=environ)
+
+    reads = PyslurmReads(run, instead=CommandReads(run))
+
+    assert reads.nodes(["n1"])["n1"].state == "IDLE"
+    assert reads.nodes(["n1"])["n1"].state == "IDLE"
+    assert asked == [sys.executable, "scontrol", "scontrol"]
+
+
+def test_a_pyslurm_that_hangs_is_not_waited_for_twice() -> None:
+    def run(argv: Sequence[str]) -> str:
+        raise SlurmTimeoutError(argv, 8)
+
+    with pytest.raises(SlurmTimeoutError):
+        PyslurmReads(run, instead=CommandReads(run)).nodes([])
+
+
+@pytest.mark.parametrize(
+    ("job_id", "answer", "asked"),
+    [
+        (18, {"JobId": "19", "ArrayJobId": "18", "ArrayTaskId": "1"}, [sys.executable, "scontrol"]),
+        (18, {"JobId": "18", "ArrayJobId": "18"}, [sys.executable, "scontrol"]),
+        ("18_2", {}, ["scontrol"]),
+        (18, {"JobId": "18", "ArrayJobId": "18", "ArrayTaskId": "2"}, [sys.executable]),
+    ],
+    ids=["another task", "task 0, or several", "a task by name", "the task"],
+)
+def test_a_task_that_pyslurm_cannot_tell_is_read_through_the_commands(
+    job_id: JobId, answer: dict[str, str], asked: list[str]
+) -> None:
+    ran: list[str] = []
+
+    def run(argv: Sequence[str]) -> str:
+        ran.append(argv[0])
+        recorded = (DATA / "job-array.txt").read_text()
+        return recorded if argv[0] == "scontrol" else msgspec.json.encode(answer).decode()
+
+    PyslurmReads(run, instead=CommandReads(run)).job(job_id)
+
+    assert ran == asked
+
+
+@pytest.mark.parametrize("answer", ["", "nonsense", "[1]", '[{"name": "n1"}]', "{}"])
+def test_nonsense_from_pyslurms_process_is_an_error(answer: str) -> None:
+    with pytest.raises(SlurmError, match="nonsense"):
+        PyslurmReads(lambda _argv: answer, instead=CommandReads(lambda _argv: "")).nodes([])

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hung, dying or chatty child costs its time limit and no more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from slurm_health.system.killable import ANSWER_BYTES, Answered, Broke, Hung, run_all, run_one
+from tests.support.supervised import descendants
+
+LONG_S = 3600.0
+
+
+def _sleep() -> bytes:
+    time.sleep(LONG_S)
+    return b""
+
+
+def test_what_the_work_returns_is_the_answer() -> None:
+    outcome = run_one(lambda: b"seen", 5)
+    assert isinstance(outcome, Answered)
+    assert outcome.data == b"seen"
+
+
+def test_an_empty_answer_is_an_answer() -> None:
+    assert isinstance(run_one(lambda: b"", 5), Answered)
+
+
+def test_work_that_raises_is_told_with_its_text() -> None:
+    def work() -> bytes:
+        raise OSError("no such device")
+
+    outcome = run_one(work, 5)
+    assert isinstance(outcome, Broke)
+    assert outcome.reason == "no such device"
+
+
+def test_work_that_ends_the_process_is_told() -> None:
+    def work() -> bytes:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return b""
+
+    outcome = run_one(work, 5)
+    assert isinstance(outcome, Broke)
+    assert "without an answer" in outcome.reason
+
+
+def test_work_that_exits_is_told() -> None:
+    assert isinstance(run_one(lambda: sys.exit(3), 5), Broke)
+
+
+def test_an_endless_answer_is_cut_and_told() -> None:
+    outcome = run_one(lambda: b"x" * (ANSWER_BYTES * 3), 5)
+    assert isinstance(outcome, Broke)
+    assert "bytes" in outcome.reason
+
+
+def test_a_hung_child_is_killed_at_its_limit_and_the_others_are_not_held_up() -> None:
+    began = time.monotonic()
+    outcomes = run_all({"hung": (_sleep, 0.3), "well": (lambda: b"1", 5)})
+    assert time.monotonic() - began < 60
+    assert outcomes["hung"] == Hung(0.3, abandoned=False)
+    assert isinstance(outcomes["well"], Answered)
+
+
+def test_a_child_that_has_hardly_begun_is_killed_too() -> None:
+    for _ in range(20):
+        assert run_one(_sleep, 0.0) == Hung(0.0, abandoned=False)
+
+
+def test_children_late_together_are_all_collected() -> None:
+    before = descendants(os.getpid())
+    outcomes = run_all(dict.fromkeys(range(20), (_sleep, 0.2)))
+    assert set(outcomes.values()) == {Hung(0.2, abandoned=False)}
+    assert set(descendants(os.getpid())) <= set(before)
+
+
+def test_a_hung_child_takes_its_own_children_with_it(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+
+    def work() -> bytes:
+        process = subprocess.Popen(["sleep", str(LONG_S)])
+        note.write_text(str(process.pid))
+        return bytes(process.wait())
+
+    assert isinstance(run_one(work, 0.5), Hung)
+    grandchild = int(note.read_text())
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{grandchild}/cmdline").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{grandchild}/cmdline").read_bytes() == b"":
+            break  # a zombie of whoever reaps here
+        time.sleep(0.01)
+    else:
+        assert not Path(f"/proc/{grandchild}").exists()
+
+
+def test_a_child_that_ignores_signals_is_killed() -> None:
+    def work() -> bytes:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+            signal.signal(number, signal.SIG_IGN)
+        return _sleep()
+
+    assert run_one(work, 0.2) == Hung(0.2, abandoned=False)
+
+
+def test_a_child_holds_neither_our_output_nor_our_files(tmp_path: Path) -> None:
+    """slurmd waits until nobody holds the hook's standard output."""
+    with (tmp_path / "held").open("w") as held:
+        number = held.fileno()
+
+        def work() -> bytes:
+            links = [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in (0, 1, 2)]
+            assert set(links) == {os.devnull}
+            try:
+                os.fstat(number)
+            except OSError:
+                return b"closed"
+            return str(Path(f"/proc/self/fd/{number}").readlink()).encode()
+
+        outcome = run_one(work, 5)
+    assert isinstance(outcome, Answered)
+    assert b"held" not in outcome.data
+
+
+def test_children_run_at_the_same_time(tmp_path: Path) -> None:
+    def work() -> bytes:
+        (tmp_path / str(os.getpid())).touch()
+        while len(list(tmp_path.iterdir())) < 20:
+            time.sleep(0.01)
+        return b""
+
+    outcomes = run_all(dict.fromkeys(range(20), (work, 60.0)))
+    assert all(isinstance(each, Answered) for each in outcomes.values())
+
+
+HOOK = """
+import sys, time
+sys.path[:0] = {path!r}
+from slurm_health.system.killable import run_one
+def work():
+    open({note!r}, "w").write(str(__import__("os").getpid()))
+    time.sleep(3600)
+run_one(work, 3600)
+"""
+
+
+ENDED_AT_ONCE = """
+import os, sys, time
+from signal import SIGTERM
+sys.path[:0] = {path!r}
+from slurm_health.system.killable import run_all
+def work():
+    os.kill(os.getppid(), SIGTERM)
+    open({notes!r} + "/" + str(os.getpid()), "w").close()
+    time.sleep(3600)
+run_all({{number: (work, 3600) for number in range(20)}})
+"""
+
+
+def test_a_child_that_starts_as_the_hook_is_told_to_end_is_ended_too(tmp_path: Path) -> None:
+    for attempt in range(10):
+        notes = tmp_path / str(attempt)
+        notes.mkdir()
+        code = ENDED_AT_ONCE.format(path=sys.path, notes=str(notes))
+        assert subprocess.run([sys.executable, "-c", code], check=False, timeout=20).returncode == 0
+        deadline = time.monotonic() + 20
+        while (left := [pid for pid in notes.iterdir() if _lives(pid.name)]) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.01)
+        assert not left
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+def test_a_hook_that_is_told_to_end_ends_its_children(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = HOOK.format(path=sys.path, note=str(note))
+    hook = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 20
+    while not (note.exists() and note.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    hook.terminate()
+    assert hook.wait(10) == 0
+    child = Path(f"/proc/{note.read_text()}/cmdline")
+    while time.monotonic() < deadline:
+        try:
+            if not child.read_bytes():
+                return
+        except OSError:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the child lives on")

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What another user laid ready in a shared directory is neither read nor written nor followed."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_health.records.errors import JournalError
+from slurm_health.records.records import MasterResumed
+from slurm_health.system import journal, private_files
+from tests.support.full_filesystem import full_filesystem
+from tests.support.journals import Clock
+
+WORD = MasterResumed(pid=1)
+
+
+class Shared:
+    """A directory as `doctor` advises, with the journal of this user's job 12 in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cluster = root / "lab"
+        for path in (root, self.cluster):
+            path.mkdir()
+            path.chmod(0o1777)
+        self.job = self.cluster / "12"
+        self.run = self.job / "0"
+        journal.create(self.run, [journal.MASTER])
+        journal.Writer(self.run, journal.MASTER, Clock()).append(WORD)
+        self.master = journal.path_of(self.run, journal.MASTER)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Shared:
+    return Shared(tmp_path / "shared")
+
+
+def writable_job(shared: Shared) -> None:
+    shared.job.chmod(0o777)
+
+
+def writable_by_the_group(shared: Shared) -> None:
+    shared.run.chmod(0o770)
+
+
+def writable_file(shared: Shared) -> None:
+    shared.master.chmod(0o622)
+
+
+def linked_job(shared: Shared) -> None:
+    shared.job.rename(shared.cluster / "13")
+    shared.job.symlink_to("13")
+
+
+def linked_run(shared: Shared) -> None:
+    shared.run.rename(shared.job / "1")
+    shared.run.symlink_to("1")
+
+
+def linked_cluster(shared: Shared) -> None:
+    shared.cluster.rename(shared.root / "other")
+    shared.cluster.symlink_to("other")
+
+
+def linked_file(shared: Shared) -> None:
+    shared.master.rename(shared.run / "real")
+    shared.master.symlink_to("real")
+
+
+def second_name(shared: Shared) -> None:
+    os.link(shared.master, shared.cluster / "second")
+
+
+def device(shared: Shared) -> None:
+    shared.master.unlink()
+    shared.master.symlink_to("/dev/zero")
+
+
+def fifo(shared: Shared) -> None:
+    shared.master.unlink()
+    os.mkfifo(shared.master)
+
+
+def open_cluster(shared: Shared) -> None:
+    shared.cluster.chmod(0o777)
+
+
+HOSTILE = (
+    writable_job,
+    writable_by_the_group,
+    writable_file,
+    linked_job,
+    linked_run,
+    linked_cluster,
+    linked_file,
+    second_name,
+    device,
+    fifo,
+    open_cluster,
+)
+
+
+def create(run: Path) -> None:
+    journal.create(run, [journal.MASTER, "n1"])
+
+
+def write(run: Path) -> None:
+    journal.Writer(run, journal.MASTER, Clock()).append(WORD)
+
+
+def read(run: Path) -> None:
+    journal.read_all(run, journal.MASTER)
+
+
+USES = (create, write, read)
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_what_others_can_change_is_not_used(
+    shared: Shared, hostile: Callable[[Shared], None], use: Callable[[Path], None]
+) -> None:
+    hostile(shared)
+
+    with pytest.raises(JournalError, match=r"cannot be (read|written): .*"):
+        use(shared.run)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("level", ["cluster", "job", "run", "master"])
+def test_what_belongs_to_another_is_not_used_and_the_owner_is_named(
+    shared: Shared, level: str, use: Callable[[Path], None]
+) -> None:
+    os.chown(getattr(shared, level), 1, 1)
+
+    with pytest.raises(JournalError, match=r"belongs to user 1.* --journal DIR"):
+        use(shared.run)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("hostile", [linked_job, linked_run])
+@pytest.mark.parametrize("use", USES)
+def test_whoever_owns_a_link_in_the_way_is_named(
+    shared: Shared, hostile: Callable[[Shared], None], use: Callable[[Path], None]
+) -> None:
+    hostile(shared)
+    link = shared.job if shared.job.is_symlink() else shared.run
+    os.lchown(link, 1, 1)
+
+    with pytest.raises(JournalError, match=f"{link.name} is a link or a file.* to user 1;"):
+        use(shared.run)
+
+
+@pytest.mark.root
+def test_root_reads_anybodys_journal_but_only_what_is_that_persons(shared: Shared) -> None:
+    for path in (shared.job, shared.run, shared.master):
+        os.chown(path, 1, 1)
+    assert len(journal.read_all(shared.run, journal.MASTER, of_anybody=True)) == 1
+
+    os.chown(shared.master, 2, 2)
+    with pytest.raises(JournalError, match="belongs to user 2, not to user 1"):
+        journal.read_all(shared.run, journal.MASTER, of_anybody=True)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_every_level_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        journal.create(tmp_path / "new" / "root" / "lab" / "12" / "0", [journal.MASTER])
+    finally:
+        os.umask(before)
+
+    made = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").rglob("*")}
+    assert len(made) == 5
+    assert {mode for path, mode in made.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in made.items() if path.is_file()} == {0o600}
+
+
+def test_the_word_of_a_device_or_a_pipe_is_not_waited_for(shared: Shared) -> None:
+    fifo(shared)
+    code = (
+        "import sys, pathlib\nfrom slurm_health import journal\n"
+        "journal.read_all(pathlib.Path(sys.argv[1]), 'master', of_anybody=True)"
+    )
+    argv = [sys.executable, "-c", code, str(shared.run)]
+
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    assert "not a plain file" in done.stderr
+
+
+def test_a_file_of_any_size_is_not_read_into_memory(shared: Shared) -> None:
+    os.truncate(shared.master, private_files.MOST_BYTES + 1)
+
+    with pytest.raises(JournalError, match=f"limit {private_files.MOST_BYTES}"):
+        read(shared.run)
+
+
+@pytest.mark.root
+def test_a_temporary_file_lies_in_the_next_place_where_the_first_is_full(tmp_path: Path) -> None:
+    code = (
+        "from slurm_health import private_files\n"
+        "with private_files.temporary('script', b'x' * 9999, mode=0o700) as path:\n"
+        "    print(path, oct(path.stat().st_mode & 0o777), path.stat().st_size)\n"
+        "assert not path.parent.exists()\n"
+    )
+    with full_filesystem(tmp_path / "full") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "TMPDIR": str(full)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert list(full.iterdir()) == []
+
+    path, *rest = done.stdout.split()
+    assert not path.startswith(str(full))
+    assert Path(path).name == "script"
+    assert rest == ["0o700", "9999"]
+
+
+# --- files that root writes where another account may write too ---------------------------------
+
+
+def test_a_published_file_follows_no_link_that_was_laid_ready(tmp_path: Path) -> None:
+    victim = tmp_path / "shadow"
+    victim.write_text("root's")
+    victim.chmod(0o600)
+    place = tmp_path / "textfile"
+    place.mkdir()
+    for name in ("x.prom", f".x.prom.{os.uname().nodename}.{os.getpid()}", ".x.prom.new"):
+        (place / name).symlink_to(victim)
+
+    private_files.publish(place / "x.prom", b"told")
+
+    assert (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("root's", 0o600)
+    assert not (place / "x.prom").is_symlink()
+    assert (place / "x.prom").read_bytes() == b"told"
+    assert stat.S_IMODE((place / "x.prom").stat().st_mode) == 0o644
+
+
+def test_what_cannot_be_published_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "x.prom").mkdir()
+    with pytest.raises(IsADirectoryError):
+        private_files.publish(tmp_path / "x.prom", b"told")
+    assert [each.name for each in tmp_path.iterdir()] == ["x.prom"]
+
+
+def test_files_for_others_are_written_in_one_place() -> None:
+    """Whatever makes a file beside its place and renames it does so by `publish`."""
+    package = Path(private_files.__file__).parents[1]
+    renames = re.compile(r"\bfresh\.replace\(|os\.replace\(|\.with_name\(f?\"\.")
+    users = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if renames.search(path.read_text())
+    }
+    assert users == {"system/journal/directories.py"}  # a link, and never a file

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes: nothing outlives its parent or its deadline."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import slurm_health
+from slurm_health.system.processes import (
+    ask_python,
+    close_pipes,
+    end_session,
+    exit_text,
+    kill_session,
+    read_available,
+    start_tied,
+)
+from tests.support.supervised import eventually
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+# Both ignore SIGTERM; the child's id goes to standard output.
+STUBBORN_PARENT = STUBBORN + (
+    "import subprocess, sys; "
+    "child = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); "
+    "print(child.pid, flush=True); time.sleep(100)"
+)
+STARTS_TIED = """
+import os, subprocess, sys, time
+from slurm_health.system.processes import start_tied
+child = start_tied(["sleep", "100"], environ=os.environ)
+print(child.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return stat.rpartition(b")")[2].split()[0] != b"Z"
+    return False
+
+
+def start(*argv: str) -> subprocess.Popen[bytes]:
+    return start_tied(argv, environ=os.environ, stdout=subprocess.PIPE)
+
+
+def said(process: subprocess.Popen[bytes]) -> str:
+    """Return what a process writes first to its standard output."""
+    text = b""
+
+    def has_spoken() -> bool:
+        nonlocal text
+        text += read_available(process.stdout)
+        return b"\n" in text
+
+    eventually(has_spoken, "a first line")
+    return text.decode().strip()
+
+
+def test_an_interrupt_while_a_child_is_started_is_heard() -> None:
+    code = """
+import os, signal
+from slurm_health.system.processes import start_tied
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+try:
+    start_tied(["true"], environ=os.environ)
+except KeyboardInterrupt:
+    print("heard")
+"""
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("heard\n", "")
+
+
+def test_a_child_that_ignores_sigterm_is_gone_with_its_own_child() -> None:
+    parent = start(sys.executable, "-c", STUBBORN_PARENT, STUBBORN + "time.sleep(100)")
+    child = int(said(parent))
+
+    end_session(parent, grace_s=0.1)
+
+    assert parent.returncode == -signal.SIGKILL
+    eventually(lambda: not alive(child), "the grandchild's end")
+    close_pipes(parent)
+
+
+def test_a_child_that_heeds_sigterm_ends_by_it() -> None:
+    process = start("sleep", "100")
+
+    end_session(process, grace_s=10.0)
+
+    assert process.returncode == -signal.SIGTERM
+    close_pipes(process)
+
+
+def test_what_an_ended_leader_left_behind_is_killed() -> None:
+    leader = start("sh", "-c", "trap '' TERM; sleep 100 & echo $!")
+    child = int(said(leader))
+    leader.wait(10)
+    assert alive(child)
+
+    end_session(leader, grace_s=0.1)
+
+    eventually(lambda: not alive(child), "the child's end")
+    close_pipes(leader)
+
+
+def test_a_child_dies_with_its_parent_even_when_that_is_killed() -> None:
+    parent = start(sys.executable, "-c", STARTS_TIED)
+    child = int(said(parent))
+
+    parent.kill()  # the parent alone: the child is in a session of its own
+    parent.wait(10)
+
+    eventually(lambda: not alive(child), "the child's end")
+    close_pipes(parent)
+
+
+def test_reading_never_waits() -> None:
+    process = start("sleep", "100")
+
+    assert read_available(process.stdout) == b""
+    assert read_available(process.stderr) == b""
+
+    kill_session(process)
+    process.wait(10)
+    assert read_available(process.stdout) == b""
+    close_pipes(process)
+
+
+def test_ending_or_killing_twice_is_no_error() -> None:
+    process = start("true")
+    process.wait(10)
+
+    end_session(process, grace_s=0.1)
+    kill_session(process)
+    end_session(process, grace_s=0.1)
+
+    assert process.returncode == 0
+    close_pipes(process)
+
+
+def test_a_command_that_is_not_there_is_an_os_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        start_tied(["/nonexistent/python"], environ=os.environ)
+
+
+@pytest.mark.parametrize(
+    ("returncode", "text"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-11, "killed by SIGSEGV"),
+        (-63, "killed by signal 63"),
+    ],
+)
+def test_the_end_of_a_process_is_said_in_words(returncode: int, text: str) -> None:
+    assert exit_text(returncode) == text
+
+
+# Python drops what is raised in the callback, in which this one spends most of its time.
+IN_CALLBACKS = """
+import signal, time, weakref
+from slurm_health.system.processes import leaving_on
+class Node: pass
+def gone(_): time.sleep(0.005)
+try:
+    with leaving_on(signal.SIGTERM):
+        print("ready", flush=True)
+        while True:
+            node = Node()
+            watched = weakref.ref(node, gone)
+            del node
+            time.sleep(0.001)
+finally:
+    print("left in peace", flush=True)
+"""
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_signal_ends_a_process_wherever_python_is_at_that_moment(attempt: int) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", IN_CALLBACKS], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    child.terminate()
+    said, errors = child.communicate(timeout=60)
+    assert (child.returncode, said, errors) == (128 + signal.SIGTERM, b"left in peace\n", b"")
+
+
+# --- interpreters of jobs ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"PYTHONPATH": ""}, {"PYTHONPATH": ":/nowhere"}])
+def test_an_interpreter_that_is_asked_imports_nothing_of_the_callers_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, str]
+) -> None:
+    (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    environ = {"PATH": os.defpath, **more}
+    question = "import importlib.util as u; print(u.find_spec('torch'))\nimport torch"
+    ended = ask_python(sys.executable, question, environ=environ, deadline_s=60)
+    assert b"torch.py" not in ended.stdout
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_interpreter_is_found_where_the_caller_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    ended = ask_python("bin/python", "print(1)", environ={"PATH": os.defpath}, deadline_s=60)
+    assert ended.stdout == b"1\n"
+
+
+def interpreter_calls(path: Path) -> Iterator[list[ast.expr]]:
+    """Yield the literal command lines in a module that have -c or -m."""
+    for each in ast.walk(ast.parse(path.read_text())):
+        if isinstance(each, ast.List | ast.Tuple) and any(
+            isinstance(word, ast.Constant) and word.value in ("-c", "-m") for word in each.elts
+        ):
+            yield each.elts
+
+
+# Shells, a check's own option, and torchrun, which the process becomes in its user's directory.
+NO_INTERPRETERS = {
+    "preflight/master/setup_file.py",
+    "preflight/supervisor/kept_spares.py",
+    "node/checks/external.py",
+    "torchrun/train.py",
+}
+
+
+def test_no_interpreter_is_called_so_that_it_imports_from_the_callers_directory() -> None:
+    package = Path(slurm_health.__file__).parent
+    loose = []
+    for path in sorted(package.rglob("*.py")):
+        place = str(path.relative_to(package))
+        for words in interpreter_calls(path):
+            said = {ast.unparse(word) for word in words}
+            if place not in NO_INTERPRETERS and not said & {"'-I'", "'-P'", "*flags"}:
+                loose.append(f"{place}: {' '.join(sorted(said))}")
+    assert loose == ["system/processes.py: '-c' path question"]  # in `ask_python`, from /
+
+
+def test_no_shell_script_calls_python_without_a_flag_that_keeps_the_directory_out() -> None:
+    top = Path(slurm_health.__file__).parents[1]
+    scripts = [path for name in ("prolog", "epilog") for path in (top / name).iterdir()]
+    scripts += [
+        top / "slurm_health/preflight/sbatch/launcher.sbatch",
+        *(top / "distribution").glob("*.sh"),
+    ]
+    calls = [
+        line
+        for path in scripts
+        for line in path.read_text().splitlines()
+        if re.search(r"python\S* .*(?<!/sh )-[cm] ", line) and not line.startswith("#")
+    ]
+    assert calls
+    assert [each for each in calls if not re.search(r"-I |-P |\$\{flags\} ", each)] == []

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of trainings that failed over NCCL on played GPUs, by their recordings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.played_training.causes import BY_NAME
+from benchmarks.played_training.recording import Recording, read
+from benchmarks.played_training.say import Verdict, monitor, post_mortem
+from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
+
+DATA = Path(__file__).parent / "data" / "played_training"
+RECORDED = sorted(each.name for each in DATA.iterdir() if each.is_dir())
+
+
+def recording(name: str) -> Recording:
+    return read(DATA / name)
+
+
+def log_of(text: str) -> TrainingLog:
+    return read_log([("out", text)])
+
+
+def unlabelled(text: str) -> str:
+    return re.sub(r"^\d+: ", "", text, flags=re.M)
+
+
+def test_every_recording_is_of_a_cause_that_is_played() -> None:
+    assert RECORDED
+    assert set(RECORDED) <= set(BY_NAME)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_no_recording_names_the_machine_that_it_was_made_on(name: str) -> None:
+    for path in (DATA / name).rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert not re.search(rb"/tmp/|/root/", content), path
+            assert bytes(DATA.parents[1]) not in content, path
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_an_abort_by_nccls_watchdog_is_no_crash_of_a_rank(labelled: bool) -> None:
+    text = recording("stopped").output
+    log = log_of(text if labelled else unlabelled(text))
+
+    assert log.of_their_own == ()
+    aborted = [each for each in log.failures if each.rank in {0, 1, 3}]
+    assert {each.rank for each in aborted} == {0, 1, 3}
+    assert all("Watchdog caught collective operation timeout" in each.error for each in aborted)
+    assert {(each.rank, each.node) for each in aborted} == {(0, "n1"), (1, "n1"), (3, "n2")}
+
+
+def test_a_rank_that_srun_kills_after_the_others_did_not_fail_first() -> None:
+    text = recording("stopped").output
+    (killed,) = [each for each in log_of(text).failures if each.rank == 2]
+    assert killed.consequence
+
+    alone = "srun: error: n2: task 2: Killed\nsrun: Terminating StepId=1.0\n"
+    assert not log_of(alone).failures[0].consequence
+
+
+def test_an_abort_without_a_word_of_the_watchdog_is_a_crash() -> None:
+    (failure,) = log_of("srun: error: n1: task 0: Aborted (core dumped)\n").failures
+
+    assert failure.signal == 6
+    assert not failure.consequence
+
+
+def test_an_exception_of_a_rank_is_its_failure_whatever_its_watchdog_says_later() -> None:
+    raised = "[rank0]: Traceback (most recent call last):\n[rank0]: ValueError: batch 7 is empty\n"
+    (own,) = log_of(raised + recording("stopped").output).of_their_own
+
+    assert own.error == "ValueError: batch 7 is empty"
+
+
+def test_a_rank_that_left_no_dump_is_known_by_the_dumps_of_the_others() -> None:
+    said = post_mortem(recording("stopped"))
+
+    assert said.verdict is Verdict.RIGHT
+    assert said.found is not None
+    assert (said.found.cause, said.found.ranks, said.found.nodes) == ("never-entered", [2], ["n2"])
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_nothing_wrong_is_said_of_a_recording(name: str) -> None:
+    said = [post_mortem(recording(name)), monitor(recording(name))]
+
+    assert [each.why for each in said if each and each.verdict is Verdict.WRONG] == []

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every promise of SECURITY.md has a test that attacks it, and this table says which."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+_SECTIONS = ("What the hooks promise about it:", "## Not in scope")
+
+# What a sentence of SECURITY.md begins with -> the tests that attack what it promises.
+PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
+    "They never execute what a user wrote": {
+        "node/hooks/test_hostile_journals.py": (
+            "test_nothing_that_a_user_writes_is_executed",
+            "test_a_hostile_journal_accuses_nobody",
+        ),
+    },
+    "The journal is read by a child": {
+        "node/hooks/test_hostile_journals.py": (
+            "test_root_is_given_up_before_anything_is_opened",
+            "test_the_reader_cannot_become_root_again",
+            "test_a_journal_of_deep_nesting_does_no_harm",
+        ),
+    },
+    "Whoever reads or writes a journal": {
+        "system/test_private_files.py": (
+            "test_what_others_can_change_is_not_used",
+            "test_the_word_of_a_device_or_a_pipe_is_not_waited_for",
+            "test_a_file_of_any_size_is_not_read_into_memory",
+        ),
+    },
+    "So a directory of mode 1777": {
+        "system/test_private_files.py": ("test_whoever_owns_a_link_in_the_way_is_named",),
+        "fleet/retention/test_clean.py": (
+            "test_what_another_user_has_put_in_the_way_blocks_no_clean",
+        ),
+    },
+    "Nothing that a user does makes them block": {
+        "node/hooks/test_hung_filesystem.py": (
+            "test_what_a_user_mounts_over_a_journal_keeps_no_other_journal_from_being_read",
+        ),
+        "node/hooks/test_epilog.py": ("test_a_state_directory_without_room_ends_no_epilog",),
+        "node/hooks/test_serve.py": ("test_eighty_who_wait_keep_nobody_from_an_answer",),
+    },
+    "If that child cannot be killed": {
+        "node/hooks/test_hung_filesystem.py": (
+            "test_a_dead_filesystem_costs_its_time_limit_and_its_child_is_left_behind",
+        ),
+    },
+    "Text from a user is stripped": {
+        "node/hooks/test_hostile_journals.py": ("test_a_users_text_reaches_log_and_note_tamed",),
+    },
+    "A user can accuse only a node": {
+        "node/hooks/test_epilog.py": (
+            "test_no_number_of_jobs_of_one_user_drains_a_good_node",
+            "test_one_job_marks_once_however_often_it_starts",
+        ),
+        "node/hooks/test_hostile_journals.py": (
+            "test_no_mutation_of_a_journal_accuses_what_it_should_not",
+        ),
+    },
+    "The breaker limits how many": {
+        "node/rules/test_rules.py": ("test_no_sequence_of_drains_gets_past_the_breaker",),
+        "node/hooks/test_prolog.py": (
+            "test_a_job_that_breaks_nodes_costs_two_and_no_more",
+            "test_a_user_whose_jobs_break_nodes_is_capped_within_the_hour",
+        ),
+    },
+    "A user's word makes root test": {
+        "node/hooks/test_epilog.py": (
+            "test_one_users_accusations_have_a_node_tested_so_often_and_no_more",
+            "test_tests_run_one_at_a_time",
+        ),
+    },
+    "A drain is lifted by passes": {
+        "node/hooks/test_kernel_log_retest.py": (
+            "test_an_hour_and_a_day_without_repair_return_nothing",
+            "test_a_log_that_has_lost_the_message_is_no_pass",
+        ),
+        "node/hooks/test_healthcheck.py": ("test_a_note_that_anybody_touched_is_anothers",),
+    },
+    "Who accuses which node": {
+        "node/hooks/test_nodes_as_operator.py": ("test_who_accuses_which_node_is_for_root",),
+    },
+    "What one user's journals say": {
+        "fleet/history/test_hostile_journals.py": (
+            "test_nodes_that_slurm_does_not_know_are_left_out",
+            "test_one_users_word_makes_no_lemon_where_another_was_long_ago",
+        ),
+    },
+    "A configuration that anyone": {
+        "node/test_site_settings.py": (
+            "test_a_file_that_others_can_write_is_refused",
+            "test_a_file_in_a_directory_that_others_can_write_is_refused",
+        ),
+    },
+    "If in doubt, a hook drains nothing": {
+        "node/hooks/test_prolog.py": (
+            "test_a_controller_in_trouble_drains_nobody_and_the_job_starts",
+            "test_a_ledger_that_cannot_be_used_drains_nobody",
+        ),
+    },
+    "Who has not proven the secret": {
+        "torchrun/test_channel.py": (
+            "test_a_stranger_is_sent_away_and_nothing_is_written",
+            "test_many_strangers_keep_no_node_out",
+            "test_what_a_node_may_not_write_is_not_written",
+        ),
+    },
+    "The monitor of a job believes": {
+        "training/monitor/test_nccl_ras.py": (
+            "test_another_user_who_listens_on_the_port_is_not_believed",
+        ),
+    },
+    "Anything by which an ordinary user": {
+        "node/hooks/test_hostile_journals.py": ("test_root_is_given_up_before_anything_is_opened",),
+        "node/hooks/test_healthcheck.py": ("test_a_note_that_anybody_touched_is_anothers",),
+        "fleet/retention/test_clean.py": ("test_no_link_is_followed_out_of_a_journal",),
+    },
+    "Anything by which one user's job": {
+        "system/test_private_files.py": (
+            "test_what_belongs_to_another_is_not_used_and_the_owner_is_named",
+            "test_every_level_is_its_owners_alone_whatever_the_umask",
+        ),
+    },
+    "Anything by which a process without the secret": {
+        "torchrun/test_channel.py": (
+            "test_who_does_not_know_the_secret_does_not_come_in",
+            "test_who_poses_as_node_0_is_not_believed",
+            "test_a_secret_that_others_may_read_or_change_is_refused",
+        ),
+    },
+    "Text of one user that is executed": {
+        "report/test_spreadsheet.py": ("test_no_cell_has_a_formula_or_a_control_character",),
+        "report/test_find.py": ("test_a_directory_that_is_no_clusters_name_is_not_looked_into",),
+    },
+}
+# What says how things are, or where to read on, and promises nothing.
+STATEMENTS = (
+    "See [the policy]",
+    "Outside Slurm, node 0 of a",
+    "Without a secret whoever reaches that port",
+    "Inside Slurm, the workers of a check meet",
+    "Whoever can connect to the nodes",
+    "What was spoilt so drains no node by itself",
+    "Keep others off",
+    "## In scope",
+)
+
+
+def sentences() -> list[str]:
+    """Return the sentences from the hooks' promises to what is not in scope."""
+    text = (REPOSITORY / "SECURITY.md").read_text()
+    begin, end = (text.index(each) for each in _SECTIONS)
+    parts = re.split(r"\n\n|\n(?=- )", text[begin + len(_SECTIONS[0]) : end])
+    found = [
+        sentence
+        for part in parts
+        for sentence in re.split(r"(?<=\.) (?=[A-Z])", " ".join(part.split()).removeprefix("- "))
+    ]
+    return [each for each in found if each]
+
+
+def names_in(path: str) -> set[str]:
+    """Return the names of the functions in a file of tests."""
+    tree = ast.parse((REPOSITORY / "tests" / path).read_text())
+    return {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
+
+
+def test_every_promise_has_a_test_that_attacks_it() -> None:
+    told = (*PROMISES, *STATEMENTS)
+    untested = [each for each in sentences() if not each.startswith(told)]
+    assert untested == [], "SECURITY.md says what no test attacks"
+
+
+def test_every_line_of_the_table_is_of_a_promise_that_is_there() -> None:
+    there = sentences()
+    gone = [each for each in (*PROMISES, *STATEMENTS) if not any(s.startswith(each) for s in there)]
+    assert gone == []
+
+
+@pytest.mark.parametrize("path", sorted({path for tests in PROMISES.values() for path in tests}))
+def test_every_test_of_the_table_is_there(path: str) -> None:
+    named = {name for tests in PROMISES.values() for name in tests.get(path, ())}
+    assert named - names_in(path) == set()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_health.training.diagnosis.chain import InferenceChain, OperatorFailed
+from slurm_health.training.diagnosis.collected import Collected
+from slurm_health.training.diagnosis.inference import (
+    Attribution,
+    Inference,
+    InferenceOperator,
+    Sureness,
+)
+
+NOTHING = Collected()
+
+
+class Leads:
+    """Leads from one inference to others."""
+
+    def __init__(self, before: str, *after: Inference) -> None:
+        self.name = f"from-{before}"
+        self._before = before
+        self._after = after
+
+    def is_compatible(self, inference: Inference, _: Collected) -> bool:
+        return inference.name == self._before
+
+    def infer(self, _: Inference, __: Collected) -> Sequence[Inference]:
+        return self._after
+
+
+class Endless:
+    """Leads from anything to something new."""
+
+    name = "endless"
+
+    def is_compatible(self, _: Inference, __: Collected) -> bool:
+        return True
+
+    def infer(self, inference: Inference, _: Collected) -> Sequence[Inference]:
+        return [named(inference.name + "a"), named(inference.name + "b")]
+
+
+def named(
+    name: str,
+    sureness: Sureness = Sureness.POSSIBLE,
+    attribution: Attribution = Attribution.UNDECIDED,
+) -> Inference:
+    return Inference(name=name, description=name, sureness=sureness, attribution=attribution)
+
+
+def test_the_way_leads_step_by_step_from_the_symptom_to_the_cause() -> None:
+    cause = named("c", Sureness.LIKELY)
+    walk = InferenceChain([Leads("b", cause), Leads("a", named("b"))]).infer(named("a"), NOTHING)
+
+    assert walk.conclusion == cause
+    assert [step.operator for step in walk.way_to(cause)] == ["from-a", "from-b"]
+
+
+def test_the_surest_cause_is_the_conclusion() -> None:
+    sure = named("sure", Sureness.CERTAIN, Attribution.NODE)
+    ends = [named("guess", Sureness.POSSIBLE, Attribution.USER), sure]
+
+    assert InferenceChain([Leads("a", *ends)]).infer(named("a"), NOTHING).conclusion == sure
+
+
+def test_causes_that_are_as_sure_and_blame_others_leave_it_undecided() -> None:
+    ends = [
+        named("theirs", Sureness.CERTAIN, Attribution.USER),
+        named("its", Sureness.CERTAIN, Attribution.NODE),
+    ]
+    found = InferenceChain([Leads("a", *ends)]).infer(named("a"), NOTHING).conclusion
+
+    assert found.attribution is Attribution.UNDECIDED
+    assert found.accused == ()
+    assert "theirs" in found.description
+    assert "its" in found.description
+
+
+def test_operators_that_lead_on_for_ever_or_in_a_circle_come_to_an_end() -> None:
+    walk = InferenceChain([Endless()], most_steps=10).infer(named("a"), NOTHING)
+    circle = InferenceChain([Leads("a", named("b")), Leads("b", named("a"))])
+
+    assert len(walk.steps) == 10
+    assert circle.infer(named("a"), NOTHING).conclusion is not None
+
+
+def test_an_operator_that_fails_is_named_and_the_others_go_on() -> None:
+    cause = named("c", Sureness.LIKELY)
+
+    def apply(
+        operator: InferenceOperator, inference: Inference, data: Collected
+    ) -> Sequence[Inference]:
+        if operator.name == "endless":
+            raise OperatorFailed("it hangs")
+        return operator.infer(inference, data) if inference.name == "a" else ()
+
+    operators: list[InferenceOperator] = [Endless(), Leads("a", cause)]
+    walk = InferenceChain(operators, apply=apply).infer(named("a"), NOTHING)
+
+    assert walk.conclusion == cause
+    assert walk.failed == ("endless: it hangs",)
+
+
+def test_only_a_likely_fault_of_a_node_accuses_it() -> None:
+    def accused(sureness: Sureness, attribution: Attribution) -> tuple[str, ...]:
+        return Inference(
+            name="x", description="x", sureness=sureness, attribution=attribution, nodes=("n1",)
+        ).accused
+
+    assert accused(Sureness.LIKELY, Attribution.NODE) == ("n1",)
+    assert accused(Sureness.POSSIBLE, Attribution.NODE) == ()
+    assert accused(Sureness.CERTAIN, Attribution.USER) == ()

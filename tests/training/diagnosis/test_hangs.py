@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from slurm_health.records.records import Diagnosed
+from slurm_health.training.diagnosis.chain import InferenceChain
+from slurm_health.training.diagnosis.collected import (
+    Collected,
+    FlightRecord,
+    FlightRecords,
+    Operation,
+)
+from slurm_health.training.diagnosis.diagnostician import ActionKind, Diagnostician, observe_hang
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.pace import PATIENCE, Pace, allowance_s
+from slurm_health.training.diagnosis.seen import (
+    BrokenPath,
+    Frame,
+    RankSeen,
+    Standstill,
+    paths_by_node,
+    still_works,
+)
+from slurm_health.training.diagnosis.stack import Doing, place_of
+
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+TRAIN = Frame("/home/a/train.py", 70, "main")
+IN_COLLECTIVE = (TRAIN, Frame(f"{TORCH}/distributed/distributed_c10d.py", 3000, "all_reduce"))
+IN_OTHER = (TRAIN, Frame(f"{TORCH}/distributed/distributed_c10d.py", 4000, "all_gather"))
+IN_BACKWARD = (TRAIN, Frame(f"{TORCH}/autograd/graph.py", 800, "_engine_run_backward"))
+IN_LOADER = (TRAIN, Frame(f"{TORCH}/utils/data/dataloader.py", 700, "__next__"))
+IN_CHECKPOINT = (TRAIN, Frame(f"{TORCH}/serialization.py", 900, "save"))
+IN_OWN_CODE = (TRAIN, Frame("/home/a/augment.py", 12, "read"))
+
+
+def rank(number: int, stack: Iterable[Frame] = IN_COLLECTIVE, **more: object) -> RankSeen:
+    seen = RankSeen(
+        rank=number,
+        node=f"n{number + 1}",
+        pid=100 + number,
+        step=12,
+        state="S",
+        answered=bool(stack),
+        stack=tuple(stack),
+    )
+    return RankSeen(**{**{f: getattr(seen, f) for f in seen.__struct_fields__}, **more})
+
+
+def standstill(*ranks: RankSeen, **more: object) -> Standstill:
+    told = {
+        "stalled_s": 40.0,
+        "allowance_s": 25.0,
+        "step": 12,
+        "nodes": tuple(each.node for each in ranks),
+        "ranks": ranks,
+    }
+    return Standstill(**{**told, **more})  # type: ignore[arg-type]
+
+
+def found(seen: Standstill, *records: FlightRecord) -> Diagnosed:
+    data = Collected([seen, FlightRecords(records=records)])
+    diagnosed = Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    assert diagnosed is not None
+    return diagnosed
+
+
+def flight(number: int, *operations: tuple[int, str, str]) -> FlightRecord:
+    return FlightRecord(
+        rank=number,
+        operations=tuple(
+            Operation(group="0", sequence=sequence, what=what, state=state)
+            for sequence, what, state in operations
+        ),
+    )
+
+
+# --- where it hangs -------------------------------------------------------------------------
+
+
+def test_a_stopped_rank_is_named_with_its_process() -> None:
+    diagnosed = found(standstill(rank(0), rank(1, (), state="T"), rank(2)))
+
+    assert (diagnosed.cause, diagnosed.sureness) == ("rank-stopped", "certain")
+    assert (diagnosed.ranks, diagnosed.nodes, diagnosed.accused) == ([1], ["n2"], [])
+    assert "kill -CONT 101 on n2" in diagnosed.advice
+
+
+def test_a_job_that_is_stopped_as_a_whole_has_no_stopped_rank() -> None:
+    diagnosed = found(standstill(rank(0, (), state="T"), rank(1, (), state="T")))
+
+    assert diagnosed.cause == "no-progress"
+
+
+def test_a_rank_whose_process_has_ended_is_named() -> None:
+    diagnosed = found(standstill(rank(0), rank(1, (), gone=True), rank(2)))
+
+    assert (diagnosed.cause, diagnosed.ranks, diagnosed.nodes) == ("rank-gone", [1], ["n2"])
+
+
+@pytest.mark.parametrize(
+    ("stack", "cause", "words"),
+    [
+        (IN_LOADER, "data-loader-stuck", "waits for the data loader"),
+        (IN_CHECKPOINT, "checkpoint-stuck", "is at a checkpoint"),
+        (IN_OWN_CODE, "rank-elsewhere", "is in code of its own (augment.py:12)"),
+    ],
+)
+def test_a_rank_outside_any_collective_points_to_its_own_host(
+    stack: tuple[Frame, ...], cause: str, words: str
+) -> None:
+    diagnosed = found(standstill(rank(0, IN_BACKWARD), rank(1, stack), rank(2)))
+
+    assert (diagnosed.cause, diagnosed.ranks, diagnosed.nodes) == (cause, [1], ["n2"])
+    assert words in diagnosed.description
+    assert "ranks 0,2 wait in a collective" in diagnosed.description
+
+
+def test_ranks_that_all_wait_for_their_data_are_said_to() -> None:
+    diagnosed = found(standstill(rank(0, IN_LOADER), rank(1, IN_LOADER)))
+
+    assert (diagnosed.cause, diagnosed.ranks) == ("data-loader-stuck", [0, 1])
+    assert diagnosed.description.endswith("wait for the data loader (train.py:70)")
+
+
+def test_what_never_entered_by_the_flight_recorder_leads_on_to_where_it_is() -> None:
+    records = (
+        flight(0, (6, "all_reduce", "retired"), (7, "all_reduce", "scheduled")),
+        flight(1, (6, "all_reduce", "retired")),
+    )
+    diagnosed = found(standstill(rank(0, IN_BACKWARD), rank(1, IN_LOADER)), *records)
+
+    assert diagnosed.cause == "data-loader-stuck"
+    assert diagnosed.chain == ["flight-recorder: never-entered", "stacks: data-loader-stuck"]
+
+
+def test_a_mismatched_collective_is_the_scripts() -> None:
+    records = (
+        flight(0, (7, "all_reduce", "scheduled")),
+        flight(1, (7, "all_gather", "scheduled")),
+        flight(2, (7, "all_reduce", "scheduled")),
+    )
+    diagnosed = found(standstill(rank(0), rank(1, IN_OTHER), rank(2)), *records)
+
+    assert (diagnosed.cause, diagnosed.attribution) == ("mismatched-collective", "user error")
+    assert (diagnosed.ranks, diagnosed.nodes) == ([1], ["n2"])
+
+
+def test_without_a_flight_record_different_collectives_are_only_possibly_the_scripts() -> None:
+    diagnosed = found(standstill(rank(0), rank(1, IN_OTHER), rank(2)))
+
+    assert (diagnosed.cause, diagnosed.sureness) == ("collectives-differ", "possible")
+    assert diagnosed.ranks == [1]
+
+
+def test_a_rank_that_is_inside_an_earlier_collective_has_not_stayed_away() -> None:
+    """A node whose answers are lost waits in a collective that the others have left."""
+    records = (
+        flight(0, (6, "all_reduce", "retired"), (7, "all_reduce", "scheduled")),
+        flight(1, (6, "all_reduce", "scheduled")),
+    )
+    diagnosed = found(standstill(rank(0, IN_BACKWARD), rank(1, IN_BACKWARD)), *records)
+
+    assert diagnosed.cause == "network-of-group"
+
+
+def test_where_nobody_leaves_the_node_to_which_all_broken_connections_lead_is_named() -> None:
+    paths = (
+        BrokenPath(node="n1", peer="n2", retransmits=6),
+        BrokenPath(node="n2", peer="n3", retransmits=5),
+    )
+    seen = standstill(rank(0), rank(1), rank(2), paths=paths)
+    diagnosed = found(seen)
+
+    assert (diagnosed.cause, diagnosed.nodes, diagnosed.accused) == (
+        "network-of-group",
+        ["n2"],
+        [],
+    )
+    assert "every broken connection leads to n2" in diagnosed.description
+
+
+def test_of_one_broken_connection_neither_end_is_preferred() -> None:
+    paths = (BrokenPath(node="n1", peer="n2", retransmits=6),)
+    diagnosed = found(standstill(rank(0), rank(1), rank(2), paths=paths))
+
+    assert diagnosed.nodes == ["n1", "n2"]
+
+
+def test_a_node_that_says_nothing_any_more_is_named_and_not_accused() -> None:
+    diagnosed = found(standstill(rank(0), rank(1, ()), rank(2), silent=("n2",)))
+
+    assert (diagnosed.cause, diagnosed.nodes, diagnosed.accused) == ("node-silent", ["n2"], [])
+
+
+def test_where_nothing_was_seen_nothing_is_said_but_that() -> None:
+    diagnosed = found(standstill(rank(0, ()), rank(1, ())))
+
+    assert (diagnosed.cause, diagnosed.sureness, diagnosed.nodes) == ("no-progress", "possible", [])
+
+
+def test_a_pause_within_the_allowance_is_no_symptom() -> None:
+    data = Collected([standstill(rank(0), rank(1), stalled_s=20.0)])
+
+    assert (
+        Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).kind
+        is ActionKind.NOTHING
+    )
+
+
+# --- whether it does ------------------------------------------------------------------------
+
+
+def test_a_rank_that_computes_or_writes_keeps_a_pause_from_being_a_hang() -> None:
+    busy = standstill(rank(0, IN_CHECKPOINT, cpu_share=0.9), rank(1))
+    writes = standstill(rank(0, IN_CHECKPOINT, io_bytes=1 << 30), rank(1))
+
+    assert still_works(busy, [1]) == "rank 0 on n1 still works"
+    assert still_works(writes, [1]) == "rank 0 on n1 still works"
+
+
+def test_a_rank_that_spins_while_it_waits_for_the_others_does_not_work() -> None:
+    assert still_works(standstill(rank(0, cpu_share=1.0), rank(1)), [0, 1]) == ""
+
+
+def test_an_evaluation_on_all_ranks_may_take_as_long_as_it_likes() -> None:
+    late = standstill(
+        rank(0, IN_OWN_CODE, cpu_share=1.0), rank(1, IN_OWN_CODE, cpu_share=1.0), stalled_s=86400.0
+    )
+
+    assert "still works" in still_works(late, [])
+
+
+def test_a_rank_that_works_by_itself_for_very_long_hangs_all_the_same() -> None:
+    late = standstill(rank(0, IN_OWN_CODE, cpu_share=1.0), rank(1), stalled_s=PATIENCE.working_s)
+
+    assert still_works(late, [1]) == ""
+
+
+def test_storage_gets_more_time_than_a_rank_that_just_sleeps() -> None:
+    slow = standstill(rank(0, IN_CHECKPOINT, state="D"), rank(1))
+    dead = standstill(rank(0, IN_CHECKPOINT, state="D"), rank(1), stalled_s=PATIENCE.storage_s)
+
+    assert "waits for storage" in still_works(slow, [1])
+    read = standstill(rank(0, IN_LOADER, state="D"), rank(1), stalled_s=PATIENCE.reading_s)
+    assert still_works(read, [1], loading=[0]) == ""
+    assert "waits for storage" in still_works(read, [1])
+    assert still_works(dead, [1]) == ""
+
+
+def test_ranks_that_end_one_after_another_are_no_hang() -> None:
+    """The first one still saves the model, and sends it where no counter sees it."""
+    last = standstill(rank(0, IN_OWN_CODE), rank(1, (), gone=True))
+
+    assert "have ended" in still_works(last, [])
+
+
+# --- how long it may ------------------------------------------------------------------------------
+
+
+def test_steps_of_a_second_may_pause_for_half_a_minute() -> None:
+    assert allowance_s([Pace(steps=50, typical_s=1.0, longest_s=1.2)]) == PATIENCE.at_least_s
+
+
+def test_steps_of_ten_minutes_may_pause_for_ten_of_them() -> None:
+    assert allowance_s([Pace(steps=50, typical_s=600.0, longest_s=620.0)]) == 6000.0
+
+
+def test_the_longest_pause_so_far_and_half_of_it_is_allowed_again() -> None:
+    assert allowance_s([Pace(steps=500, typical_s=1.0, longest_s=100.0)]) == 151.0
+
+
+def test_before_there_is_a_pace_half_an_hour_is_allowed() -> None:
+    paces = [Pace(steps=3, typical_s=1.0, longest_s=1.0), Pace(steps=50, typical_s=1, longest_s=1)]
+
+    assert allowance_s(paces) == PATIENCE.first_s
+    assert allowance_s([]) == PATIENCE.first_s
+
+
+# --- stacks and paths -----------------------------------------------------------------------------
+
+
+def test_a_collective_inside_a_data_loader_or_checkpoint_is_a_collective() -> None:
+    place = place_of([*IN_CHECKPOINT, *IN_COLLECTIVE[1:]])
+
+    assert (place.doing, place.what, place.at) == (Doing.COLLECTIVE, "all_reduce", "train.py:70")
+
+
+def test_connections_are_added_up_by_node_and_peer() -> None:
+    told = {"n1": [("10.0.0.2", 5), ("10.0.0.2", 7), ("10.9.9.9", 4)]}
+
+    assert paths_by_node(told, {"10.0.0.2": "n2"}) == (
+        BrokenPath(node="n1", peer="10.9.9.9", connections=1, retransmits=4),
+        BrokenPath(node="n1", peer="n2", connections=2, retransmits=7),
+    )
+
+
+def test_no_order_of_what_was_seen_names_a_node_twice_or_accuses_one() -> None:
+    dice = random.Random(5)
+    stacks = [(), IN_COLLECTIVE, IN_OTHER, IN_BACKWARD, IN_LOADER, IN_CHECKPOINT, IN_OWN_CODE]
+    for _ in range(500):
+        ranks = [
+            rank(n, dice.choice(stacks), state=dice.choice("SRDT"), gone=dice.random() < 0.1)
+            for n in range(dice.randint(1, 6))
+        ]
+        diagnosed = found(standstill(*ranks))
+        assert diagnosed.accused == []
+        assert len(set(diagnosed.nodes)) == len(diagnosed.nodes)
+        assert diagnosed.advice
+
+
+# --- ranks without a heartbeat -----------------------------------------------------------------
+
+
+def silent(number: int, kernel: str = "futex_wait_queue", **more: object) -> RankSeen:
+    return rank(number, (), kernel=kernel, **more)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    ["wait_for_partner", "nfs_wait_bit_killable, child poll", "poll_schedule, child fuse_get_req"],
+)
+def test_a_rank_that_waits_for_a_file_while_no_other_does_is_named(kernel: str) -> None:
+    cause = found(standstill(silent(0), silent(1, kernel), silent(2)))
+
+    assert (cause.cause, cause.ranks, cause.nodes) == ("file-awaited", [1], ["n2"])
+    assert cause.sureness == "likely"
+    assert cause.accused == []
+
+
+def test_what_all_ranks_do_alike_names_none() -> None:
+    """A data loader's workers may wait in pipes for what they are to load."""
+    ranks = [silent(number, "futex_wait_queue, child pipe_read") for number in range(3)]
+
+    assert found(standstill(*ranks)).cause == "no-progress"
+
+
+def test_ranks_that_differ_where_the_kernel_does_not_tell_files_name_none() -> None:
+    assert found(standstill(silent(0), silent(1, "do_poll"), silent(2, ""))).cause == "no-progress"
+
+
+def test_connections_that_are_not_answered_name_the_node_that_they_share() -> None:
+    paths = (
+        BrokenPath(node="n1", peer="n2", retransmits=6),
+        BrokenPath(node="n3", peer="n2", retransmits=5),
+    )
+    cause = found(standstill(silent(0), silent(1), silent(2), paths=paths))
+
+    assert (cause.cause, cause.nodes, cause.ranks) == ("network-of-group", ["n2"], [1])
+
+
+def test_a_stopped_rank_among_silent_ones_is_named_alone() -> None:
+    paths = (BrokenPath(node="n1", peer="n2", retransmits=6),)
+    stopped = silent(1, state="T")
+    cause = found(standstill(silent(0), stopped, silent(2), paths=paths))
+
+    assert (cause.cause, cause.ranks) == ("rank-stopped", [1])
+
+
+def test_a_rank_that_had_ended_before_anybody_looked_may_be_gone() -> None:
+    gone = RankSeen(rank=1, node="n2", gone=True)
+    cause = found(standstill(rank(0), gone, rank(2)))
+
+    assert (cause.cause, cause.ranks, cause.nodes) == ("rank-gone", [1], ["n2"])
+    assert cause.sureness == "possible"
+
+
+def test_what_is_likely_comes_before_a_rank_that_nobody_has_seen() -> None:
+    """A task of the step that had its part done and ended is not what the others wait for."""
+    done = RankSeen(rank=3, node="n4", gone=True)
+    cause = found(standstill(rank(0), rank(1, IN_LOADER), rank(2), done))
+
+    assert (cause.cause, cause.ranks) == ("data-loader-stuck", [1])
+
+
+def test_a_rank_of_which_not_even_the_node_is_known_may_be_gone() -> None:
+    cause = found(standstill(rank(0), RankSeen(rank=1, node="", gone=True), rank(2)))
+
+    assert (cause.cause, cause.ranks, cause.nodes) == ("rank-gone", [1], [])
+
+
+# --- on GPUs, where a rank that waits stands wherever it next needs its device ------------------
+
+IN_ITEM = (TRAIN,)
+
+
+@pytest.mark.parametrize(
+    ("stack", "cause"), [(IN_LOADER, "data-loader-stuck"), (IN_OWN_CODE, "rank-elsewhere")]
+)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_rank_that_is_elsewhere_is_named_and_not_those_that_wait_for_their_devices(
+    stack: tuple[Frame, ...], cause: str, recorded: bool
+) -> None:
+    ranks = [rank(0, IN_ITEM), rank(1, IN_ITEM), rank(2, stack), rank(3, IN_ITEM)]
+    waiting = (7, "all_reduce", "scheduled")
+    records = [flight(each, (6, "all_reduce", "completed"), waiting) for each in (0, 1, 3)]
+    records.append(flight(2, (6, "all_reduce", "completed")))
+    diagnosed = found(standstill(*ranks), *(records if recorded else ()))
+
+    assert (diagnosed.cause, diagnosed.ranks, diagnosed.nodes) == (cause, [2], ["n3"])
+    where = "in a collective" if recorded else "for what their devices do"
+    assert f"while ranks 0-1,3 wait {where}" in diagnosed.description
+
+
+def test_where_no_line_has_most_ranks_nobody_is_told_apart() -> None:
+    diagnosed = found(standstill(rank(0, IN_ITEM), rank(1, IN_OWN_CODE)))
+
+    assert (diagnosed.cause, diagnosed.ranks) == ("rank-elsewhere", [0, 1])
+
+
+def test_where_all_devices_are_in_a_collective_that_none_leaves_no_rank_is_elsewhere() -> None:
+    ranks = [rank(0, IN_ITEM), rank(1, IN_ITEM), rank(2, IN_OWN_CODE)]
+    records = [flight(each, (7, "all_reduce", "scheduled")) for each in range(3)]
+    diagnosed = found(standstill(*ranks), *records)
+
+    assert (diagnosed.cause, diagnosed.sureness) == ("network-of-group", "possible")
+    assert "(all_reduce)" in diagnosed.description

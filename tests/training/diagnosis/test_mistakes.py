@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A person's mistakes that are no Python exception: what programs wrote, and what is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.decide.after_failure import Failure, Next, plan
+from slurm_health.records.records import Diagnosed
+from slurm_health.training.diagnosis.chain import InferenceChain
+from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
+from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.training_log import read_log
+
+# As torchrun of two nodes wrote it, with lines of one in the traceback of the other.
+TORCHRUN = (Path(__file__).parents[2] / "data" / "diagnosis" / "wrong-arguments.txt").read_text()
+NO_FILE = "python: can't open file '/home/alice/trian.py': [Errno 2] No such file or directory"
+BOTH_ENDED = """\
+srun: error: n2: task 1: Exited with exit code {code}
+srun: error: n1: task 0: Exited with exit code {code}
+"""
+
+
+def diagnose(text: str, code: int = 1, nodes: int = 2, signal: int = 0) -> Diagnosed:
+    names = tuple(f"n{number + 1}" for number in range(nodes))
+    end = ScriptEnd(exit_code=code, signal=signal, nodes=names, script="train.sh")
+    known = Collected([end, read_log([("out", text)])])
+    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(known).diagnosed
+    assert found is not None
+    return found
+
+
+def what_follows(found: Diagnosed) -> Next:
+    failure = Failure(diagnosed=found, batch_node="n1", nodes=("n1", "n2"), least=1)
+    return plan(failure).next
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "quoted"),
+    [
+        (TORCHRUN, 1, "args.py: error: unrecognized arguments: --lrr 3"),
+        (f"{NO_FILE}\n{NO_FILE}\n" + BOTH_ENDED.format(code=2), 2, NO_FILE),
+        (
+            "slurmstepd-n1: error: execve(): trochrun: No such file or directory\n"
+            "slurmstepd-n2: error: execve(): trochrun: No such file or directory\n"
+            + BOTH_ENDED.format(code=2),
+            2,
+            "error: execve(): trochrun: No such file or directory",
+        ),
+        (
+            "config: unknown optimizer 'adanw', choose adamw\n" * 2 + BOTH_ENDED.format(code=3),
+            3,
+            "config: unknown optimizer 'adanw', choose adamw",
+        ),
+        (
+            "srun: error: Unable to create step for job 12: More processors requested than 1",
+            1,
+            "More processors requested than 1",
+        ),
+    ],
+)
+def test_the_same_mistake_of_all_ranks_is_quoted_and_names_no_node(
+    text: str, code: int, quoted: str
+) -> None:
+    found = diagnose(text, code)
+
+    assert found.attribution == "user error"
+    assert quoted in found.description
+    assert (found.first, found.nodes, found.accused) == ("", [], [])
+    assert what_follows(found) is Next.STOP
+
+
+@pytest.mark.parametrize(
+    ("script", "quoted"),
+    [
+        ("if true then\necho 1\n", "syntax error"),
+        ("echo begins\ntrochrun train.py\n", "trochrun: command not found"),
+        (f"{sys.executable} trian.py\n", "can't open file"),
+        (f"{sys.executable} -m trochrun\n", "No module named trochrun"),
+        (f"{sys.executable} wrong.py\n", "SyntaxError"),
+        (f"{sys.executable} args.py --lrr 3\n", "unrecognized arguments: --lrr 3"),
+    ],
+)
+def test_what_a_real_shell_and_python_cannot_run_is_the_users_mistake(
+    tmp_path: Path, script: str, quoted: str
+) -> None:
+    (tmp_path / "train.sh").write_text(script)
+    (tmp_path / "wrong.py").write_text("print('begins'\n")
+    (tmp_path / "args.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    ran = subprocess.run(
+        ["bash", "train.sh"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    found = diagnose(ran.stdout + ran.stderr, ran.returncode, nodes=1)
+
+    assert (found.attribution, found.sureness) == ("user error", "certain")
+    assert quoted in found.description
+
+
+def test_a_file_that_one_node_alone_lacks_is_not_decided_and_that_node_is_named() -> None:
+    text = f"{NO_FILE}\nsrun: error: n2: task 1: Exited with exit code 2\n"
+    found = diagnose(text, 2)
+
+    assert (found.attribution, found.nodes, found.accused) == ("undecided", ["n2"], [])
+    assert "look whether n2 has" in found.advice
+    assert what_follows(found) is Next.CHECK
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "loader: cannot read /data/x: Stale file handle",
+        "NCCL setup failed: invalid usage of ring",
+        "step 12 loss 0.2",
+        "store: Connection reset by peer, failed",
+    ],
+)
+def test_what_a_machine_does_to_all_ranks_or_mere_progress_is_nobodys_mistake(words: str) -> None:
+    found = diagnose(f"{words}\n{words}\n" + BOTH_ENDED.format(code=1))
+
+    assert found.attribution == "undecided"
+    assert f"the job wrote: {words}" in found.evidence
+    assert what_follows(found) is Next.CHECK
+
+
+def test_different_last_words_are_not_decided_and_those_of_each_failed_rank_are_quoted() -> None:
+    text = (
+        "0: loading\n1: loading\n0: shard 3: checksum failed\n1: unknown tokenizer\n"
+        + BOTH_ENDED.format(code=4)
+    )
+    found = diagnose(text, 4)
+
+    assert found.attribution == "undecided"
+    assert "rank 0 wrote: shard 3: checksum failed" in found.evidence
+    assert "rank 1 wrote: unknown tokenizer" in found.evidence
+
+
+def test_a_command_that_was_not_found_and_did_not_end_the_script_is_not_why_it_failed() -> None:
+    found = diagnose("train.sh: line 2: module: command not found\nlost it\n", 5)
+
+    assert found.attribution == "undecided"
+    assert "the job wrote: train.sh: line 2: module: command not found" in found.evidence
+
+
+def test_a_script_that_a_signal_ended_has_no_mistake_in_its_words() -> None:
+    assert diagnose(f"{NO_FILE}\n", 143).attribution == "undecided"

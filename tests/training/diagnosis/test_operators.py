@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what ranks really wrote to the cause; and no node is accused but by Slurm or its driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_health.records.records import Diagnosed
+from slurm_health.report.post_mortem import lines_of
+from slurm_health.training.diagnosis.chain import InferenceChain
+from slurm_health.training.diagnosis.collected import (
+    Collected,
+    FlightRecord,
+    FlightRecords,
+    KernelMessages,
+    MemoryEvents,
+    Operation,
+    ScriptEnd,
+    SlurmView,
+)
+from slurm_health.training.diagnosis.diagnostician import ActionKind, Diagnostician, observe_failure
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.rank_failures import RankFailure
+from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
+
+DATA = Path(__file__).parents[2] / "data" / "diagnosis"
+END = ScriptEnd(exit_code=1, nodes=("n1", "n2", "n3"), script="train.sh")
+TIMED_OUT = "RuntimeError: Timed out waiting 20000ms for recv operation to complete"
+
+
+def diagnose(*data: msgspec.Struct, end: ScriptEnd = END) -> Diagnosed:
+    chain = InferenceChain(OPERATORS)
+    action = Diagnostician(observe_failure, chain).diagnose(Collected([end, *data]))
+    assert action.diagnosed is not None
+    return action.diagnosed
+
+
+def of_text(text: str) -> Diagnosed:
+    return diagnose(read_log([("out", text)]))
+
+
+def failed(rank: int, error: str = "", node: str = "", **rest: int | bool | str) -> RankFailure:
+    return msgspec.convert(
+        {
+            "rank": rank,
+            "error": error,
+            "node": node,
+            "at": rank,
+            "line": f"{rank}: {error}",
+            **rest,
+        },
+        RankFailure,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "attribution", "sureness", "ranks"),
+    [
+        ("wrong-shape", "wrong-shape", "user error", "likely", [1]),
+        ("key-error", "same-error-everywhere", "user error", "certain", [0, 1]),
+        ("nan", "not-a-number", "user error", "certain", [0, 1]),
+        ("mismatch", "collectives-differ", "user error", "possible", [0, 1]),
+        ("memory", "host-out-of-memory", "user error", "likely", [1]),
+        ("disk-full", "disk-full", "undecided", "certain", [1]),
+        ("checkpoint-disk-full", "disk-full", "undecided", "likely", [2]),
+        ("kill", "killed", "undecided", "likely", [1]),
+        ("segfault", "crashed", "undecided", "likely", [1]),
+        ("exit", "rank-failed", "undecided", "likely", [1]),
+    ],
+)
+def test_the_cause_is_found_in_what_ranks_really_wrote(
+    name: str, cause: str, attribution: str, sureness: str, ranks: list[int]
+) -> None:
+    found = of_text((DATA / f"{name}.txt").read_text())
+
+    assert (found.cause, found.attribution, found.sureness) == (cause, attribution, sureness)
+    assert found.ranks == ranks
+    assert found.accused == []
+
+
+def test_the_first_failure_wins_over_the_connections_that_broke_after_it() -> None:
+    found = of_text((DATA / "wrong-shape.txt").read_text())
+
+    assert found.first == "rank 1 raised RuntimeError first; 1 other failed after it"
+
+
+def test_the_place_is_the_users_line_where_the_first_of_a_chain_names_none() -> None:
+    found = of_text((DATA / "checkpoint-disk-full.txt").read_text())
+
+    assert found.evidence[0].endswith("iostream error (train.py:101)")
+
+
+def test_a_script_that_ended_well_needs_no_diagnosis() -> None:
+    action = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(
+        Collected([ScriptEnd(exit_code=0)])
+    )
+
+    assert action.kind is ActionKind.NOTHING
+
+
+def test_without_any_data_the_end_of_the_script_is_all_that_is_said() -> None:
+    found = diagnose()
+
+    assert (found.cause, found.attribution) == ("script-failed", "undecided")
+    assert "nothing that was collected says why" in found.description
+
+
+def test_a_node_that_is_down_is_lost_and_accused() -> None:
+    view = SlurmView(node_states={"n1": "ALLOCATED", "n2": "DOWN*", "n3": "MIXED"})
+    log = TrainingLog(failures=(failed(0, TIMED_OUT, consequence=True),))
+    found = diagnose(view, log, end=ScriptEnd(exit_code=143, signal=15, nodes=END.nodes))
+
+    assert (found.cause, found.attribution) == ("node-lost", "node fault")
+    assert found.accused == ["n2"]
+
+
+def test_all_nodes_lost_at_once_are_not_accused() -> None:
+    found = diagnose(SlurmView(node_states=dict.fromkeys(END.nodes, "DOWN*")))
+
+    assert found.cause == "node-lost"
+    assert found.accused == []
+
+
+def test_a_node_that_only_does_not_answer_is_no_cause_where_a_rank_failed_by_itself() -> None:
+    view = SlurmView(node_states={"n2": "ALLOCATED*"})
+    log = TrainingLog(failures=(failed(0, "KeyError: 'lr'"),))
+    found = diagnose(view, log)
+
+    assert (found.cause, found.attribution) == ("program-error", "user error")
+    assert found.accused == []
+
+
+def test_a_broken_gpu_that_the_driver_reports_is_the_cause_of_what_its_rank_met() -> None:
+    xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus."
+    log = TrainingLog(failures=(failed(2, "RuntimeError: CUDA error: unspecified launch failure"),))
+    found = diagnose(KernelMessages(node="n1", messages=(xid,)), log)
+
+    assert (found.cause, found.attribution, found.sureness) == (
+        "gpu-broken",
+        "node fault",
+        "certain",
+    )
+    assert found.accused == ["n1"]
+
+
+def test_an_xid_that_a_program_causes_accuses_nobody() -> None:
+    xid = "NVRM: Xid (PCI:0000:3b:00): 31, pid=12, MMU Fault"
+    found = diagnose(KernelMessages(node="n1", messages=(xid,)))
+
+    assert found.accused == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        MemoryEvents(node="n1", kills=1, limit_bytes=2_000_000_000),
+        TrainingLog(notes=("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.",)),
+        KernelMessages(
+            node="n1", messages=("Memory cgroup out of memory: Killed process 12 (python)",)
+        ),
+    ],
+    ids=["cgroup", "slurmstepd", "kernel"],
+)
+def test_a_kill_for_memory_explains_a_rank_that_was_killed(data: msgspec.Struct) -> None:
+    log = TrainingLog(failures=(failed(2, signal=9),), notes=getattr(data, "notes", ()))
+    found = diagnose(*({type(each): each for each in (data, log)}.values()))
+
+    assert (found.cause, found.attribution) == ("killed-for-memory", "user error")
+    assert found.accused == []
+
+
+def test_a_count_of_no_kills_says_nothing() -> None:
+    log = TrainingLog(failures=(failed(2, signal=9),))
+
+    assert diagnose(MemoryEvents(node="n1", kills=0), log).cause == "killed"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [("TIMEOUT", "time limit"), ("CANCELLED", "was cancelled")]
+)
+def test_a_job_that_slurm_ended_is_no_failure_of_a_rank(state: str, words: str) -> None:
+    log = TrainingLog(failures=(failed(0, TIMED_OUT, consequence=True),))
+    end = ScriptEnd(exit_code=143, signal=15, nodes=END.nodes)
+    found = diagnose(SlurmView(job_states=("COMPLETING", state)), log, end=end)
+
+    assert (found.cause, found.attribution) == ("ended-from-outside", "ended from outside")
+    assert words in found.description
+
+
+@pytest.mark.parametrize(
+    ("due", "cause"),
+    [
+        ("", "ended-from-outside"),
+        (" DUE TO TIME LIMIT", "ended-from-outside"),
+        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "connections-broke"),
+    ],
+)
+def test_slurms_line_in_the_output_says_that_a_job_was_ended_whatever_its_script_made_of_it(
+    due: str, cause: str
+) -> None:
+    line = f"slurmstepd-n1: error: *** JOB 2 ON n1 CANCELLED AT 2026-11-22T12:09:33{due} ***"
+    found = of_text(f"{line}\nsrun: error: n1: task 0: Terminated\n")
+
+    assert found.cause == cause
+
+
+def test_a_file_that_is_missing_on_the_ranks_of_one_node_is_not_decided() -> None:
+    error = "FileNotFoundError: [Errno 2] No such file or directory: '/data/train'"
+    log = TrainingLog(failures=(failed(0, error, "n2"), failed(1, error, "n2")))
+    found = diagnose(log)
+
+    assert (found.cause, found.attribution) == ("same-error-everywhere", "undecided")
+    assert found.nodes == ["n2"]
+    assert found.accused == []
+
+
+def test_a_gpu_error_on_several_nodes_accuses_none() -> None:
+    error = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    alone = diagnose(TrainingLog(failures=(failed(0, error, "n2"),)))
+    everywhere = diagnose(TrainingLog(failures=(failed(0, error, "n2"), failed(1, error, "n3"))))
+
+    assert alone.accused == ["n2"]
+    assert everywhere.accused == []
+
+
+def test_a_nan_on_one_rank_alone_leaves_room_for_a_device_that_computes_wrongly() -> None:
+    found = diagnose(TrainingLog(failures=(failed(3, "AssertionError: loss is nan", "n2"),)))
+
+    assert (found.attribution, found.sureness) == ("user error", "likely")
+    assert "a device that computes wrongly is possible" in found.description
+    assert found.accused == []
+
+
+def test_connections_that_broke_without_a_cause_are_transient_and_accuse_nobody() -> None:
+    failures = tuple(failed(rank, TIMED_OUT, consequence=True) for rank in (0, 1))
+    found = diagnose(TrainingLog(failures=failures))
+
+    assert (found.cause, found.attribution) == ("connections-broke", "transient")
+    assert found.sureness == "possible"
+    assert found.accused == []
+
+
+def recorded(rank: int, *whats: str) -> FlightRecord:
+    return FlightRecord(
+        rank=rank,
+        operations=tuple(
+            Operation(group="0", sequence=number, what=what, state="scheduled")
+            for number, what in enumerate(whats)
+        ),
+    )
+
+
+def test_the_flight_recorder_turns_a_guess_into_certainty() -> None:
+    log = read_log([("out", (DATA / "mismatch.txt").read_text())])
+    records = FlightRecords(
+        records=(
+            recorded(0, "broadcast", "allreduce"),
+            recorded(1, "broadcast", "all_gather"),
+            recorded(2, "broadcast", "allreduce"),
+        )
+    )
+    found = diagnose(log, records)
+
+    assert (found.cause, found.sureness, found.ranks) == ("mismatched-collective", "certain", [1])
+
+
+def test_the_flight_recorder_names_the_rank_that_never_came() -> None:
+    failures = tuple(failed(rank, TIMED_OUT, consequence=True) for rank in (0, 1))
+    records = FlightRecords(
+        records=(recorded(0, "allreduce", "allreduce"), recorded(2, "allreduce"))
+    )
+    found = diagnose(TrainingLog(failures=failures), records)
+
+    assert (found.cause, found.ranks) == ("never-entered", [2])
+    assert found.accused == []
+
+
+def test_what_was_not_looked_at_is_told_only_where_it_may_have_decided() -> None:
+    missing = {"kernel-log": "/dev/kmsg: Permission denied"}
+    chain = InferenceChain(OPERATORS)
+
+    def titles(log: TrainingLog) -> set[str]:
+        data = Collected([END, log], missing=missing)
+        found = Diagnostician(observe_failure, chain).diagnose(data).diagnosed
+        assert found is not None
+        return {title for title, _ in lines_of(found)}
+
+    assert "not seen" in titles(TrainingLog(failures=(failed(2, signal=9),)))
+    assert "not seen" not in titles(TrainingLog(failures=(failed(2, "KeyError: 1"),)))

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ranks' GPUs compute, as NVML tells it; the driver's library is played."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_health.training.diagnosis.seen import RankSeen
+from slurm_health.training.monitor.gpu_activity import Activity, activity
+from tests.played_gpu import nvml_library
+from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
+
+ASKS = """
+import ctypes, sys
+from pathlib import Path
+import msgspec
+from slurm_health.training.monitor.gpu_activity import activity
+ctypes.CDLL(sys.argv[1])  # from now on the library of that name
+print(msgspec.json.encode(activity(driver=Path("/dev/null"))).decode())
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml_library.built(tmp_path_factory)
+
+
+def asked(library: Path, played: Machine, *faults: tuple[int, str, float]) -> Activity:
+    state = library.with_name("state")
+    broken = [Fault(device=device, kind=kind, value=value) for device, kind, value in faults]
+    write(state, with_faults(played, *broken))
+    asks = subprocess.run(
+        [sys.executable, "-c", ASKS, str(library)],
+        env={**os.environ, VARIABLE: str(state)},
+        capture_output=True,
+        check=True,
+    )
+    return msgspec.json.decode(asks.stdout, type=Activity)
+
+
+USED = [
+    (0, "occupied_by", 41),
+    (0, "utilization", 10),
+    (1, "occupied_by", 41),
+    (1, "utilization", 97),
+    (2, "occupied_by", 42),
+]
+
+
+def test_the_busiest_gpu_of_each_process_counts(library: Path) -> None:
+    assert asked(library, machine(3), *USED).by_pid == {41: 0.97, 42: 0.0}
+
+
+def test_a_gpu_that_is_lost_hides_no_other(library: Path) -> None:
+    seen = asked(library, machine(3), *USED, (0, "off_bus", 0))
+
+    assert seen.by_pid == {41: 0.97, 42: 0.0}
+    assert seen.why_not == "GPU 0 is lost: GPU is lost"
+
+
+@pytest.mark.parametrize(
+    ("start", "faults", "why"),
+    [
+        (9, [], "the NVIDIA driver is not loaded"),
+        (-1, [], "did not answer within 3 s"),
+        (0, [], "no process on a GPU"),
+        (0, [(0, "nvml_error", 15), (1, "nvml_error", 15)], "GPU 1 is lost: GPU is lost"),
+        (0, [(1, "nvml_error", 999)], "GPU 1 cannot be asked: Unknown Error"),
+    ],
+)
+def test_what_the_driver_does_not_tell_has_a_reason(
+    library: Path, start: int, faults: list[tuple[int, str, float]], why: str
+) -> None:
+    seen = asked(library, dataclasses.replace(machine(2), nvml_start=start), *faults)
+
+    assert seen.by_pid == {}
+    assert why in seen.why_not
+
+
+def test_a_node_without_a_gpu_is_not_asked(tmp_path: Path) -> None:
+    def read() -> bytes:
+        raise AssertionError
+
+    assert activity(driver=tmp_path / "none", read=read).why_not == "no NVIDIA GPU on this node"
+
+
+def test_a_rank_whose_gpu_computes_works() -> None:
+    """One that waits for its GPU may sleep meanwhile."""
+    assert RankSeen(rank=0, node="n1", gpu_share=0.9).works
+    assert not RankSeen(rank=0, node="n1").works

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NCCL's RAS service, played by a server that speaks its protocol as NCCL 2.28.7 and later do."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from slurm_health.records.records import Diagnosed
+from slurm_health.system.killable import Answered, run_one
+from slurm_health.training.diagnosis.chain import InferenceChain
+from slurm_health.training.diagnosis.collected import Collected
+from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_hang
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.ras import RasStatus
+from slurm_health.training.diagnosis.seen import RankSeen, Standstill
+from slurm_health.training.monitor.collector import NothingCollected
+from slurm_health.training.monitor.containment import collect_live
+from slurm_health.training.monitor.nccl_ras import NcclRas
+
+LIMIT_S = 20.0
+RANKS = 4
+
+
+def communicator(launched: dict[int, int], missing: dict[int, str]) -> dict[str, Any]:
+    return {
+        "hash": "0x5a",
+        "secondary_hash": "0x1:0x2",
+        "size": len(launched) + len(missing),
+        "ranks_count": len(launched),
+        "missing_ranks_count": len(missing),
+        "ranks": [
+            {
+                "rank": rank,
+                "host": f"10.0.0.{rank + 1}",
+                "pid": 100 + rank,
+                "cuda_dev": 0,
+                "nvml_dev": 0,
+                "status": {"init_state": 0, "async_error": 0, "abort_flag": False},
+                "collective_counts": {"Broadcast": 1, "AllReduce": count - 1},
+            }
+            for rank, count in launched.items()
+        ],
+        "missing_ranks": [
+            {
+                "rank": rank,
+                "host": f"10.0.0.{rank + 1}",
+                "pid": 100 + rank,
+                "status": {"unresponsive": True, "considered_dead": how == "dead"},
+            }
+            for rank, how in missing.items()
+        ],
+    }
+
+
+def status(*communicators: dict[str, Any]) -> bytes:
+    said = {
+        "nccl_version": "2.30.7",
+        "communicators_count": len(communicators),
+        "communicators": communicators,
+        "ras": {"collection_time_sec": 0.01, "timeouts_count": 0},
+    }
+    return json.dumps(said, indent=2).encode()
+
+
+Serve = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start a server that answers with these bytes; return the environment that names it."""
+    servers: list[socket.socket] = []
+
+    def start(answer: bytes, *, json_known: bool = True, silent: bool = False) -> dict[str, str]:
+        server = socket.create_server(("127.0.0.1", 0))
+        servers.append(server)
+
+        def talk() -> None:
+            client, _ = server.accept()
+            with client, client.makefile("rwb", buffering=0) as lines:
+                for line in lines:
+                    words = line.decode().strip().lower()
+                    if silent:
+                        continue
+                    if words.startswith("client protocol"):
+                        lines.write(b"SERVER PROTOCOL 2\n")
+                    elif words == "verbose status":
+                        lines.write(answer)
+                        return
+                    elif words.startswith("set format") and not json_known:
+                        lines.write(f"ERROR: Unknown command {words}\n".encode())
+                    else:
+                        lines.write(b"OK\n")
+
+        threading.Thread(target=talk, daemon=True).start()
+        return {"NCCL_RAS_ADDR": f"127.0.0.1:{server.getsockname()[1]}"}
+
+    yield start
+    for each in servers:
+        each.close()
+
+
+def standstill() -> Standstill:
+    """All ranks are alive and do not say where they are; two nodes have the same process number."""
+    return Standstill(
+        stalled_s=60.0,
+        allowance_s=25.0,
+        step=7,
+        nodes=tuple(f"n{rank}" for rank in range(RANKS)),
+        ranks=tuple(
+            RankSeen(rank=rank, node=f"n{rank}", pid=100 + rank, state="S") for rank in range(RANKS)
+        ),
+    )
+
+
+def found(environ: dict[str, str]) -> Diagnosed:
+    data = collect_live(environ, [NcclRas()], [standstill()], limit_s=LIMIT_S)
+    diagnosed = Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    assert diagnosed is not None
+    return diagnosed
+
+
+def test_the_rank_that_launched_fewer_collectives_is_named_with_its_node(serve: Serve) -> None:
+    cause = found(serve(status(communicator({0: 42, 1: 42, 2: 41, 3: 42}, {}))))
+
+    assert (cause.cause, cause.ranks, cause.nodes) == ("never-entered", [2], ["n2"])
+    assert "launched 41 collectives, others 42" in cause.evidence[0]
+    assert cause.accused == []
+
+
+@pytest.mark.parametrize(("how", "said"), [("dead", "considered dead"), ("late", "unresponsive")])
+def test_a_rank_that_does_not_answer_nccl_is_named(serve: Serve, how: str, said: str) -> None:
+    cause = found(serve(status(communicator({0: 42, 1: 42, 3: 42}, {2: how}))))
+
+    assert (cause.cause, cause.ranks, cause.nodes) == ("rank-unresponsive", [2], ["n2"])
+    assert said in cause.evidence[0]
+
+
+def test_ranks_that_are_alike_name_none(serve: Serve) -> None:
+    assert found(serve(status(communicator(dict.fromkeys(range(RANKS), 42), {})))).cause == (
+        "no-progress"
+    )
+
+
+def test_where_most_are_behind_none_is_named(serve: Serve) -> None:
+    assert found(serve(status(communicator({0: 42, 1: 41, 2: 41, 3: 41}, {})))).cause == (
+        "no-progress"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "how", "why"),
+    [
+        (b"", {"json_known": False}, "JSON comes with NCCL 2.28.7"),
+        (b"NCCL version 2.24\n", {}, "malformed"),
+        (b"", {"silent": True}, "no answer in time"),
+        (b'{"communicators": 5}', {}, "Expected `array`"),
+    ],
+)
+def test_what_does_not_answer_as_nccl_does_says_why(
+    serve: Serve, answer: bytes, how: dict[str, bool], why: str
+) -> None:
+    with pytest.raises(NothingCollected, match=why):
+        NcclRas().collect_data(serve(answer, **how), 1.0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "[::1]:x"])
+def test_where_nobody_listens_it_is_off_and_why(address: str) -> None:
+    environ = {"NCCL_RAS_ADDR": address}
+    data: Collected = collect_live(environ, [NcclRas()], [standstill()], limit_s=LIMIT_S)
+
+    assert data.get(RasStatus) is None
+    assert address in data.missing["nccl-ras"]
+
+
+def test_where_it_was_switched_off_nobody_is_asked() -> None:
+    data = collect_live({"NCCL_RAS_ENABLE": "0"}, [NcclRas()], [], limit_s=LIMIT_S)
+
+    assert data.missing == {"nccl-ras": "NCCL_RAS_ENABLE is 0"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_another_user_who_listens_on_the_port_is_not_believed(serve: Serve) -> None:
+    environ = serve(status(communicator({0: 42, 1: 41}, {})))
+
+    def ask() -> bytes:
+        os.setresuid(65534, 65534, 65534)
+        try:
+            NcclRas().collect_data(environ, LIMIT_S)
+        except NothingCollected as err:
+            return str(err).encode()
+        return b"believed"
+
+    ended = run_one(ask, LIMIT_S)
+    assert isinstance(ended, Answered)
+    assert b"not a process of this user" in ended.data

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import io
+import re
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from slurm_health.records.records import Diagnosed, HangFound, HangOver, StragglerFound
+from slurm_health.system import journal
+from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
+from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.rank_failures import RankFailure
+from slurm_health.training.monitor import post_mortem, registry
+from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
+from slurm_health.training.monitor.findings_before import MonitorFindings
+from slurm_health.training.monitor.registry import COLLECTORS, Registered, registered
+
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "post-mortem.md"
+EXAMPLE = re.compile(r"<!-- example: run by .*? -->\n```python\n(.*?)```", re.S)
+
+
+class Weather(msgspec.Struct, frozen=True):
+    words: str
+
+
+class Plugin:
+    """A collector of another distribution that does as it is told."""
+
+    data = Weather
+
+    def __init__(self, name: str, how: str = "well") -> None:
+        self.name = name
+        self._how = how
+
+    def is_enabled(self, _: EndedJob) -> Enabled:
+        return Enabled("it rains") if self._how == "off" else Enabled()
+
+    def collect_data(self, _: EndedJob) -> msgspec.Struct:
+        if self._how == "raises":
+            raise RuntimeError("no barometer")
+        if self._how == "hangs":
+            time.sleep(600)
+        if self._how == "nothing":
+            raise NothingCollected("no clouds")
+        return ScriptEnd(exit_code=1) if self._how == "other" else Weather("fine")
+
+
+class Forecaster:
+    """An operator of another distribution that does as it is told."""
+
+    def __init__(self, name: str, how: str = "well") -> None:
+        self.name = name
+        self._how = how
+
+    def is_compatible(self, inference: Inference, _: Collected) -> bool:
+        return inference.name == "script-failed"
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Any]:
+        if self._how == "raises":
+            raise RuntimeError("no crystal ball")
+        if self._how == "hangs":
+            time.sleep(600)
+        if self._how == "other":
+            return ["a sunny day"]
+        weather = data.get(Weather)
+        return [
+            Inference(
+                name="weather",
+                description=f"the weather was {weather.words if weather else 'not known'}",
+                attribution=Attribution.TRANSIENT,
+                sureness=Sureness.CERTAIN,
+            )
+        ]
+
+
+def ended(
+    directory: Path,
+    *,
+    exit_code: int = 1,
+    outputs: Sequence[Path] = (),
+    run_directory: Path | None = None,
+    ended_s: float = 2e9,
+    duration_s: float = 2e9,
+) -> EndedJob:
+    return EndedJob(
+        end=ScriptEnd(exit_code=exit_code, nodes=("n1",), script="train.sh"),
+        environ={"HOME": str(directory)},
+        node="n1",
+        directory=directory,
+        outputs=tuple(outputs),
+        ended_s=ended_s,
+        duration_s=duration_s,
+        run_directory=run_directory,
+    )
+
+
+def held(
+    job: EndedJob,
+    *,
+    collectors: Sequence[Any] = (),
+    operators: Sequence[Any] = (),
+    directory: Path | None = None,
+) -> tuple[Diagnosed, str]:
+    out = io.StringIO()
+    used = Registered(tuple(collectors), (*OPERATORS, *operators), {})
+    found = post_mortem.hold(job, directory, clock=lambda: 2e9, used=used, limit_s=1.0, out=out)
+    assert found is not None
+    return found, out.getvalue()
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "journal" / "lab" / "12" / "0"
+    journal.create(directory, [journal.MASTER])
+    return directory
+
+
+def test_what_is_found_is_said_and_recorded(tmp_path: Path, run_directory: Path) -> None:
+    output = tmp_path / "out"
+    output.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'lr'\n")
+    found, said = held(
+        ended(tmp_path, outputs=[output]), collectors=COLLECTORS[:1], directory=run_directory
+    )
+
+    assert (found.cause, found.ranks) == ("program-error", [1])
+    assert all(line.startswith("slurm-health: ") for line in said.splitlines())
+    assert "KeyError: 'lr'" in said
+    (entry,) = journal.read_all(run_directory, journal.POST_MORTEM)
+    assert entry.record == found
+
+
+def test_a_journal_that_cannot_be_written_costs_only_the_record(tmp_path: Path) -> None:
+    _, said = held(
+        ended(tmp_path),
+        operators=[Forecaster("forecast")],
+        directory=tmp_path / "journal" / "lab" / "12" / "0",
+    )
+
+    assert "why train.sh failed" in said
+    assert "the post-mortem is not recorded" in said
+
+
+def test_a_script_that_ended_well_is_not_written_about(tmp_path: Path) -> None:
+    out = io.StringIO()
+    used = Registered((), OPERATORS, {})
+    job = ended(tmp_path, exit_code=0)
+
+    assert post_mortem.hold(job, None, clock=lambda: 0.0, used=used, out=out) is None
+    assert out.getvalue() == ""
+
+
+def test_data_of_another_collector_reach_an_operator_of_another(tmp_path: Path) -> None:
+    found, _ = held(
+        ended(tmp_path), collectors=[Plugin("barometer")], operators=[Forecaster("forecast")]
+    )
+
+    assert (found.cause, found.description) == ("weather", "the weather was fine")
+    assert found.failed == []
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "no barometer"),
+        ("hangs", "did not answer within 1 s"),
+        ("other", "answered with something else"),
+    ],
+)
+def test_a_collector_that_fails_is_named_and_leaves_the_cause_undecided(
+    tmp_path: Path, how: str, said: str
+) -> None:
+    found, text = held(ended(tmp_path), collectors=[Plugin("barometer", how)])
+
+    assert found.attribution == "undecided"
+    (failed,) = found.failed
+    assert failed.startswith("collector barometer: ")
+    assert said in failed
+    assert failed in text
+
+
+@pytest.mark.parametrize(("how", "why"), [("off", "it rains"), ("nothing", "no clouds")])
+def test_a_collector_that_is_off_says_why_and_did_not_fail(
+    tmp_path: Path, how: str, why: str
+) -> None:
+    found, text = held(ended(tmp_path), collectors=[Plugin("barometer", how)])
+
+    assert found.failed == []
+    assert found.not_collected == [f"barometer: {why}"]
+    assert text == ""  # nothing was found, and the script has said what it has to say
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "no crystal ball"),
+        ("hangs", "did not answer within 2.0 s"),
+        ("other", "answered with something else"),
+    ],
+)
+def test_an_operator_that_fails_is_named_and_leaves_the_cause_undecided(
+    tmp_path: Path, how: str, said: str
+) -> None:
+    found, _ = held(ended(tmp_path), operators=[Forecaster("forecast", how)])
+
+    assert (found.cause, found.attribution) == ("script-failed", "undecided")
+    (failed,) = found.failed
+    assert failed.startswith("operator forecast: ")
+    assert said in failed
+
+
+def test_names_of_ours_are_all_different() -> None:
+    assert len({each.name for each in COLLECTORS}) == len(COLLECTORS)
+    assert len({each.name for each in OPERATORS}) == len(OPERATORS)
+
+
+def install(directory: Path, monkeypatch: pytest.MonkeyPatch, module: str, points: str) -> None:
+    """Install a distribution with one module."""
+    (directory / "hints-1.dist-info").mkdir(parents=True)
+    (directory / "hints-1.dist-info" / "METADATA").write_text("Name: hints\nVersion: 1\n")
+    (directory / "hints-1.dist-info" / "entry_points.txt").write_text(textwrap.dedent(points))
+    (directory / "nccl_hints.py").write_text(module)
+    monkeypatch.syspath_prepend(directory)
+
+
+def test_the_operator_that_the_documentation_shows_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = EXAMPLE.search(PAGE.read_text())
+    assert shown is not None
+    points = f"[{registry.OPERATOR_POINTS}]\ntoo-few-files = nccl_hints:TooFewFiles\n"
+    install(tmp_path, monkeypatch, shown[1], points)
+    used = registered()
+    failure = RankFailure(rank=1, error="OSError: Too many open files", line="rank 1: OSError")
+
+    class Told(Plugin):
+        data = TrainingLog  # type: ignore[assignment]
+
+        def collect_data(self, _: EndedJob) -> msgspec.Struct:
+            return TrainingLog(failures=(failure,))
+
+    found, _ = held(
+        ended(tmp_path), collectors=[Told("told")], operators=used.operators[len(OPERATORS) :]
+    )
+
+    assert used.failed == {}
+    assert (found.cause, found.attribution) == ("too-few-files", "user error")
+    assert found.chain == ["first-failure: rank-failed", "too-few-files: too-few-files"]
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("raise RuntimeError('no licence')", "no licence"),
+        ("while True: pass", "not within 3 s"),
+        ("", "TooFewFiles"),
+        ("class TooFewFiles: name = 'x'", "it has no is_compatible"),
+    ],
+    ids=["raises", "hangs", "empty", "no operator"],
+)
+def test_an_operator_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, said: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "nccl_hints", raising=False)
+    points = f"[{registry.OPERATOR_POINTS}]\ntoo-few-files = nccl_hints:TooFewFiles\n"
+    install(tmp_path, monkeypatch, module, points)
+    used = registered()
+
+    assert used.operators == OPERATORS
+    assert said in used.failed["too-few-files"]
+
+
+HUNG = HangFound(
+    stalled_s=33.0,
+    allowance_s=25.0,
+    step=45,
+    found=Diagnosed(
+        cause="rank-stopped",
+        description="rank 1 on n1 has been stopped",
+        attribution="undecided",
+        sureness="certain",
+        nodes=["n1"],
+    ),
+)
+
+
+def test_a_hang_that_the_monitor_recorded_explains_a_failure_that_nothing_else_does(
+    tmp_path: Path, run_directory: Path
+) -> None:
+    journal.Writer(run_directory, journal.MONITOR, lambda: 1e9).append(HUNG)
+    job = ended(tmp_path, run_directory=run_directory)
+    found, said = held(job, collectors=[MonitorFindings()])
+
+    assert (found.cause, found.sureness) == ("rank-stopped", "certain")
+    assert "the training hung before it failed: rank 1 on n1 has been stopped" in said
+
+
+def test_what_was_slow_before_a_failure_is_told_with_it(
+    tmp_path: Path, run_directory: Path
+) -> None:
+    why = Diagnosed(
+        cause="no-processor",
+        description="rank 1 on n1 is slow because it waits for a processor",
+        attribution="undecided",
+        sureness="likely",
+        nodes=["n1"],
+    )
+    slow = StragglerFound(node="n1", rank=1, ratio=1.5, own_ms=150.0, usual_ms=100.0, found=why)
+    journal.Writer(run_directory, journal.MONITOR, lambda: 1e9).append(slow)
+    found, _ = held(ended(tmp_path, run_directory=run_directory), collectors=[MonitorFindings()])
+
+    assert found.cause == "script-failed"
+    assert found.evidence == [f"monitor, before that: {why.description}"]
+
+
+@pytest.mark.parametrize("over", ["it went on", "it was of an earlier start"])
+def test_a_hang_that_was_over_explains_nothing(
+    tmp_path: Path, run_directory: Path, over: str
+) -> None:
+    writer = journal.Writer(run_directory, journal.MONITOR, lambda: 1e9)
+    writer.append(HUNG)
+    if over == "it went on":
+        writer.append(HangOver(stalled_s=40.0, step=46))
+    duration_s = 2e9 if over == "it went on" else 100.0
+    job = ended(tmp_path, run_directory=run_directory, duration_s=duration_s)
+
+    assert held(job, collectors=[MonitorFindings()])[0].cause == "script-failed"

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes with a heartbeat, as the monitor of their node sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.training.diagnosis.stack import Doing, place_of
+from slurm_health.training.diagnosis.watched import RankLook
+from slurm_health.training.monitor import py_spy
+from slurm_health.training.monitor.closer_look import with_stacks
+from slurm_health.training.monitor.ranks import Ranks
+
+JOB = str(os.getpid())  # other processes that run these tests have jobs of their own
+DEADLINE_S = 30.0
+TRAINING = """
+import os, sys, time
+from pathlib import Path
+from slurm_health import heartbeat
+here = Path(sys.argv[1])
+for step in range(int(sys.argv[2])):
+    heartbeat.step(step, 0.25)
+child = os.fork() if sys.argv[3] == "fork" else 0
+if child == 0:
+    (here / "there").touch()
+if child == 0 and sys.argv[3] == "fork":
+    time.sleep(600)
+def wait_for_data():
+    os.read(os.pipe()[0], 1)
+wait_for_data()
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a training with a heartbeat; it has done its steps when this returns."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(
+        steps: int = 5, how: str = "", script: str = TRAINING, **environ: str
+    ) -> subprocess.Popen[bytes]:
+        here = tmp_path / str(len(started))
+        here.mkdir()
+        told = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3", **environ}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", script, str(here), str(steps), how],
+                env={**os.environ, **told},
+                start_new_session=True,
+            )
+        )
+        eventually(lambda: (here / "there").exists())
+        return started[-1]
+
+    yield begin
+    for each in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.pid, signal.SIGKILL)
+        each.wait()
+
+
+def eventually(holds: Callable[[], Any]) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def found(own_step: str = "9") -> Ranks:
+    ranks = Ranks(JOB, "n1", own_step)
+    ranks.find()
+    return ranks
+
+
+def test_a_rank_is_found_by_its_heartbeat_with_its_step_and_pace(start: Any) -> None:
+    process = start(RANK="7")
+    (now,) = found().now()
+
+    assert (now.program, now.rank, now.pid) == ("3", 7, process.pid)
+    assert (now.step, now.steps, now.own_steps) == (4, 5, 5)
+    assert now.own_s == pytest.approx(1.25)
+    assert 0 <= now.typical_s <= now.longest_s + 1e-3
+    assert now.age_s >= 0
+
+
+def test_without_torchrun_the_rank_is_that_of_sruns_task(start: Any) -> None:
+    start(SLURM_PROCID="2")
+
+    assert [now.rank for now in found().now()] == [2]
+
+
+LOADING = """
+import os, sys, time
+from pathlib import Path
+from slurm_health import heartbeat
+def batches():
+    for step in range(int(sys.argv[2])):
+        time.sleep(0.02)
+        yield step
+    if sys.argv[3] == "more":
+        (Path(sys.argv[1]) / "there").touch()
+        time.sleep(600)
+for step in heartbeat.loading(batches()):
+    heartbeat.step(step, 0.25)
+(Path(sys.argv[1]) / "there").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("how", "ended"), [("", True), ("more", False)])
+def test_a_rank_tells_how_long_it_waited_for_its_data_and_whether_that_ended(
+    start: Any, how: str, ended: bool
+) -> None:
+    start(how=how, script=LOADING, RANK="0")
+    (now,) = found().now()
+
+    assert (now.step, now.batches, now.data_ended) == (4, 5, ended)
+    assert now.loading_s >= 0.1
+    # What it waited for its data is its own.
+    assert now.own_s == pytest.approx(1.25 + now.loading_s, abs=1e-3)
+
+
+def test_the_kernel_counts_how_long_a_rank_ran(start: Any) -> None:
+    start(RANK="0")
+    (now,) = found().now()
+
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not count it")
+    assert now.ran_s > 0
+    assert now.unserved_s >= 0
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"SLURM_JOB_ID": "1"}, {"SLURMD_NODENAME": "n2"}, {"SLURM_STEP_ID": "9"}],
+    ids=["another job", "another node", "our own step"],
+)
+def test_what_is_not_of_this_job_and_node_is_passed_over(
+    start: Any, environ: dict[str, str]
+) -> None:
+    start(**environ)
+
+    assert found().now() == []
+
+
+def test_a_process_outside_any_step_is_the_scripts_own(start: Any) -> None:
+    start(SLURM_STEP_ID="")
+
+    assert [now.program for now in found().now()] == ["script"]
+
+
+def test_a_rank_tells_where_its_main_thread_is(start: Any) -> None:
+    start(RANK="0")
+    (look,) = found().look(DEADLINE_S)
+
+    assert look.answered
+    assert [frame.function for frame in look.stack] == ["<module>", "wait_for_data"]
+    assert place_of(look.stack).doing is Doing.OWN_CODE
+
+
+def test_it_answers_as_often_as_it_is_asked(start: Any) -> None:
+    start(RANK="0")
+    ranks = found()
+
+    assert [ranks.look(DEADLINE_S)[0].answered for _ in range(3)] == [True] * 3
+
+
+def test_a_stopped_rank_does_not_answer_and_is_seen_to_be_stopped(start: Any) -> None:
+    process = start(RANK="0")
+    ranks = found()
+    os.kill(process.pid, signal.SIGSTOP)
+    eventually(lambda: ranks.now()[0].state == "T")
+    (look,) = ranks.look(0.5)
+
+    assert not look.answered
+    assert look.stack == ()
+
+
+def test_a_rank_that_has_ended_is_no_longer_there(start: Any) -> None:
+    process = start(RANK="0")
+    ranks = found()
+    process.kill()
+    process.wait()
+
+    assert ranks.now() == []
+    assert ranks.look(0.5) == []
+
+
+def test_a_forked_child_is_no_rank_and_dies_unnoticed_with_none(start: Any) -> None:
+    """A data loader's worker may outlive its rank: that rank is gone all the same."""
+    process = start(how="fork", RANK="0")
+    ranks = found()
+    assert [now.pid for now in ranks.now()] == [process.pid]
+    process.kill()
+    process.wait()
+    ranks.find()
+
+    assert ranks.now() == []
+
+
+def test_what_was_before_the_monitor_ran_again_is_no_standstill(start: Any) -> None:
+    start(RANK="0")
+    ranks = found()
+    woke_s = time.monotonic()
+
+    assert ranks.now(woke_s)[0].age_s <= time.monotonic() - woke_s + 0.1
+
+
+def test_two_ranks_of_one_node_are_two(start: Any) -> None:
+    start(RANK="0")
+    start(steps=9, RANK="1")
+
+    assert sorted((now.rank, now.step) for now in found().now()) == [(0, 4), (1, 8)]
+
+
+SILENT = """
+import os, sys, time
+from pathlib import Path
+if sys.argv[2] == "fork":
+    os.fork()
+(Path(sys.argv[1]) / "there").touch()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a training without a heartbeat, as a shell runs it."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(how: str = "", wrapper: str = 'python "$@"; :', **environ: str) -> Any:
+        here = tmp_path / f"silent-{len(started)}"
+        here.mkdir()
+        told = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3", **environ}
+        wrapper = wrapper.replace("python", sys.executable)
+        started.append(
+            subprocess.Popen(
+                ["/bin/sh", "-c", wrapper, "sh", "-c", SILENT, str(here), how],
+                env={**os.environ, **told},
+                start_new_session=True,
+            )
+        )
+        eventually(lambda: (here / "there").exists())
+        return started[-1]
+
+    yield begin
+    for each in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.pid, signal.SIGKILL)
+        each.wait()
+
+
+@pytest.mark.parametrize("how", ["", "fork"])
+def test_a_rank_without_a_heartbeat_is_what_the_shell_of_its_task_runs(
+    silent: Any, how: str
+) -> None:
+    shell = silent(how, SLURM_PROCID="2")
+    (now,) = found().now()
+
+    assert not found().outlived
+    assert (now.program, now.rank, now.steps, now.age_s) == ("3", 2, 0, 0.0)
+    assert now.pid != shell.pid
+
+
+def test_torchruns_workers_are_ranks_and_torchrun_itself_is_none(silent: Any) -> None:
+    workers = 'export SLURM_PROCID=0; RANK=4 python "$@" & RANK=5 python "$@" & wait'
+    silent(wrapper=workers, WORLD_SIZE="8")
+    eventually(lambda: len(found().now()) == 2)
+
+    assert sorted((now.rank, now.world) for now in found().now()) == [(4, 8), (5, 8)]
+
+
+def test_what_outlives_a_rank_is_none_when_nobody_saw_the_rank(silent: Any) -> None:
+    shell = silent("fork", SLURM_PROCID="2")
+    (rank,) = found().now()
+    os.kill(shell.pid, signal.SIGKILL)
+    os.kill(rank.pid, signal.SIGKILL)
+    eventually(lambda: not any(now.pid == rank.pid for now in found().now()))
+
+    assert found().now() == []
+    assert found().outlived
+
+
+def test_the_one_training_of_a_script_is_its_rank(silent: Any) -> None:
+    silent(SLURM_STEP_ID="", SLURM_PROCID="0")
+
+    assert [(now.program, now.rank) for now in found().now()] == [("script", 0)]
+
+
+def test_ranks_with_and_without_a_heartbeat_are_seen_beside_each_other(
+    start: Any, silent: Any
+) -> None:
+    start(RANK="0")
+    silent(RANK="1")
+
+    assert sorted((now.rank, now.steps) for now in found().now()) == [(0, 5), (1, 0)]
+
+
+def test_a_rank_without_a_heartbeat_says_nothing_and_its_state_is_seen(silent: Any) -> None:
+    silent(SLURM_PROCID="0")
+    ranks = found()
+    (now,) = ranks.now()
+    os.kill(now.pid, signal.SIGSTOP)
+    eventually(lambda: ranks.now()[0].state == "T")
+    (look,) = ranks.look(0.5)
+
+    assert (look.rank, look.answered) == (0, False)
+
+
+@pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
+def test_a_rank_without_a_heartbeat_is_seen_where_it_is_by_py_spy(silent: Any) -> None:
+    silent(SLURM_PROCID="0")
+    ranks = found()
+    seen: list[RankLook] = []
+
+    def look() -> bool:
+        looks, _ = with_stacks(ranks.look(0.5), ranks.processes(), DEADLINE_S)
+        seen[:] = looks
+        return bool(looks[0].stack)
+
+    eventually(look)
+    assert [frame.function for frame in seen[0].stack] == ["<module>"]
+
+
+# A torch built with NCCL has two Flight Recorders: NCCL's, and that of every other library.
+TORCH_WITH_NCCL = """
+import json, sys, time, types
+from pathlib import Path
+from slurm_health import heartbeat
+def entry(name, number, retired):
+    return {"profiling_name": name, "process_group": ["0", "default_pg"], "is_p2p": False,
+            "collective_seq_id": number, "input_sizes": [[4]], "state": "started",
+            "retired": retired}
+def record(*entries):
+    return lambda: json.dumps({"version": "2.10", "entries": entries}).encode()
+def hangs():
+    while True:
+        time.sleep(1)
+torch = sys.modules["torch._C"] = types.ModuleType("torch._C")
+torch._distributed_c10d = types.SimpleNamespace(
+    _dump_fr_trace_json=record(entry("gloo:allreduce", 3, True)),
+    _dump_nccl_trace_json=hangs if sys.argv[3] == "hangs" else record(
+        *(entry("nccl:all_reduce", number, number < 41) for number in range(42))
+    ),
+)
+heartbeat.step(1)
+(Path(sys.argv[1]) / "there").touch()
+time.sleep(600)
+"""
+
+
+def test_what_nccl_recorded_is_told_beside_what_others_did(start: Any) -> None:
+    start(RANK="0", script=TORCH_WITH_NCCL)
+    (look,) = found().look(DEADLINE_S)
+
+    assert look.flight is not None
+    latest = {each.group: each for each in look.flight.operations}
+    assert set(latest) == {"0 (gloo)", "0 (nccl)"}
+    nccl = latest["0 (nccl)"]
+    assert (nccl.sequence, nccl.what, nccl.state) == (41, "all_reduce", "started")
+    assert latest["0 (gloo)"].state == "retired"
+
+
+def test_a_rank_whose_driver_hangs_tells_where_it_is_all_the_same(start: Any) -> None:
+    start(how="hangs", RANK="0", script=TORCH_WITH_NCCL)
+    ranks = found()
+    eventually(lambda: ranks.look(0.5)[0].answered)
+    # However often: the thread that asks the driver is left behind.
+    eventually(lambda: ranks.look(0.5)[0].answered)
+    (look,) = ranks.look(0.5)
+
+    assert look.flight is None
+
+
+def test_a_number_that_is_another_file_by_now_is_not_written_to(start: Any, tmp_path: Path) -> None:
+    kept = tmp_path / "checkpoint"
+    kept.write_text("weights")
+    spoilt = TRAINING.replace(
+        "def wait_for_data():",
+        """
+import struct
+for entry in os.scandir("/proc/self/fd"):
+    if os.readlink(entry.path).startswith("/memfd:" + heartbeat.NAME):
+        beat = os.open(entry.path, os.O_RDWR)
+        seen = os.pread(beat, heartbeat.LAYOUT.size, 0)
+        if len(seen) < heartbeat.LAYOUT.size:
+            continue
+        data = list(heartbeat.LAYOUT.unpack(seen))
+        data[-3] = os.open(os.environ["KEPT"], os.O_RDONLY)
+        os.pwrite(beat, heartbeat.LAYOUT.pack(*data), 0)
+(here / "spoilt").touch()
+def wait_for_data():""",
+    )
+    start(script=spoilt, RANK="0", KEPT=str(kept))
+    eventually(lambda: any(tmp_path.glob("*/spoilt")))
+    (look,) = found().look(0.5)
+
+    assert not look.answered
+    assert kept.read_text() == "weights"

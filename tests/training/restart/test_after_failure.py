@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done about a failed script, on a cluster that is played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.decide.policy import Policy
+from slurm_health.preflight.master.check_settings import CheckSettings
+from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.records.allocation import Allocation
+from slurm_health.records.attribution import Attribution
+from slurm_health.records.records import (
+    Diagnosed,
+    Disposition,
+    FailurePlanned,
+    RunFinished,
+    RunStarted,
+    ScriptStarted,
+    VerdictReached,
+)
+from slurm_health.system import journal
+from slurm_health.training.restart.after_failure import after_failure
+from slurm_health.training.restart.known import FailedScript
+from tests.support.fake_slurm import FakeSlurm
+
+JOB = 12
+NODES = ("n1", "n2", "n3")
+
+
+class Scene:
+    """A job whose script has failed, and what becomes of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.slurm = FakeSlurm(directory / "slurm")
+        self.slurm.run_job(JOB, list(NODES))
+        self.root = directory / "journal"
+        self.run = journal.job_directory(self.root, "lab", JOB) / "0"
+        journal.create(self.run, [journal.MASTER])
+        master = journal.Writer(self.run, journal.MASTER, lambda: 1.0)
+        started = RunStarted(
+            run_id="r",
+            job_id=JOB,
+            attempt=0,
+            cluster="lab",
+            partition="main",
+            nodes=list(NODES),
+            master_node="n1",
+            user="ml",
+        )
+        master.append(started, RunFinished(disposition=Disposition.PROCEED, exit_code=0))
+        self.started(2.0)
+        self.told: list[RunFinished] = []
+
+    def started(self, time_s: float) -> None:
+        record = ScriptStarted(script="train.sh", pid=1)
+        journal.Writer(self.run, journal.SUPERVISOR, lambda: time_s).append(record)
+
+    def diagnosed(self, attribution: Attribution, time_s: float = 3.0, *accused: str) -> None:
+        record = Diagnosed(
+            cause="a-cause",
+            description="something broke",
+            attribution=attribution.value,
+            sureness="likely",
+            accused=list(accused),
+            evidence=["a line"],
+        )
+        journal.Writer(self.run, journal.POST_MORTEM, lambda: time_s).append(record)
+
+    def outcome(self, policy: Policy | None = None) -> RunFinished:
+        environ = {**self.slurm.environ(), "SLURMD_NODENAME": "n1"}
+        return after_failure(
+            FailedScript(directory=self.run, restart=1, max_restarts=2, batch_node="n1"),
+            Allocation(job_id=JOB, attempt=0, cluster="lab", partition="main", nodes=NODES),
+            CheckSettings(
+                journal_root=self.root,
+                python="/no/such/python",
+                policy=policy or Policy(),
+                limits=Limits(),
+                phases=(),
+                tell=lambda finished, _: self.told.append(finished),
+            ),
+            environ,
+        )
+
+    def plans(self) -> list[FailurePlanned]:
+        entries = journal.read_all(self.run, journal.RESTART)
+        return [e.record for e in entries if isinstance(e.record, FailurePlanned)]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_a_users_error_stops_the_job_and_changes_nothing_in_slurm(scene: Scene) -> None:
+    scene.diagnosed(Attribution.USER)
+
+    finished = scene.outcome()
+
+    assert finished.disposition == "stop"
+    assert "something broke (user error)" in finished.reason
+    assert scene.told == [finished]
+    assert {call[:2] for call in map(tuple, scene.slurm.calls())} <= {("scontrol", "show")}
+    (plan,) = scene.plans()
+    assert (plan.plan, plan.restart, plan.max_restarts, plan.evidence) == ("stop", 1, 2, ["a line"])
+
+
+def test_a_transient_failure_starts_the_script_again_where_it_ran(scene: Scene) -> None:
+    scene.diagnosed(Attribution.TRANSIENT)
+
+    finished = scene.outcome()
+
+    assert (finished.disposition, finished.nodes) == ("proceed", list(NODES))
+    assert scene.plans()[0].plan == "restart"
+
+
+def test_a_job_that_slurm_has_ended_is_not_started_again(scene: Scene) -> None:
+    scene.slurm.run_job(JOB, list(NODES), state="CANCELLED")
+    scene.diagnosed(Attribution.TRANSIENT)
+
+    assert scene.outcome().disposition == "stop"
+    assert "CANCELLED" in scene.plans()[0].reason
+
+
+def test_a_node_that_is_accused_is_left_elsewhere_where_the_job_has_no_spare(
+    scene: Scene,
+) -> None:
+    scene.diagnosed(Attribution.NODE, 3.0, "n2")
+
+    finished = scene.outcome()
+
+    assert finished.disposition == "requeue"
+    run = scene.run.parent / "0-2"
+    records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
+    (verdict,) = (r for r in records if isinstance(r, VerdictReached))
+    assert [(each.node, each.level.value) for each in verdict.nodes] == [("n2", "faulty")]
+    assert "something broke" in verdict.nodes[0].reason
+    assert scene.told[-1] == finished
+
+
+def test_what_was_found_of_an_earlier_start_of_the_script_does_not_count(scene: Scene) -> None:
+    scene.diagnosed(Attribution.TRANSIENT, time_s=3.0)
+    scene.started(4.0)
+    scene.slurm.run_job(JOB, list(NODES), state="CANCELLED")
+
+    scene.outcome()
+
+    assert scene.plans()[0].evidence == []
