@@ -93,6 +93,8 @@ def ready(venv: Path) -> Path:
     if reason := why_not(venv):
         raise CannotPlay(reason)
     site = next(venv.glob(_CUDA_BUILD)).parents[2]
+    if any(lib.is_dir() and not lib.is_symlink() for lib in site.glob("nvidia/*/lib")):
+        raise CannotPlay(f"{site / 'nvidia'} holds NVIDIA's own libraries: play in another venv")
     made = site / f"{PACKAGE}-{_name(site)}"
     with (site / f"{PACKAGE}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second finds what the first has built
@@ -270,10 +272,6 @@ def _point(link: Path, target: Path) -> None:
 def _connect(site: Path, cuda: int) -> None:
     """Have torch, and every interpreter of the venv, find what was built."""
     lib = site / "nvidia" / _SEARCHED[cuda] / "lib"
-    if (site / "nvidia").is_dir() and any(
-        path.is_dir() and not path.is_symlink() for path in (site / "nvidia").glob("*/lib")
-    ):
-        raise CannotPlay(f"{site / 'nvidia'} holds NVIDIA's own libraries: play in another venv")
     lib.parent.mkdir(parents=True, exist_ok=True)
     _point(lib, site / PACKAGE)
     begins = site / f"{PACKAGE}.pth"

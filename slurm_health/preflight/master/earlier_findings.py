@@ -24,7 +24,7 @@ def prior(root: Path, cluster: str, job_id: int, user_id: int) -> dict[str, floa
         name = journal.name_of(root, cluster, str(job_id), user_id, quick=True)
         runs = journal.runs_of(root, cluster, name, owner=user_id)[-_MOST_RUNS:]
     except OSError as err:
-        log.warning("what was found before is left out of account: %s", err)
+        log.warning("what was found before is left out of account: %s", err.strerror or err)
         return {}
     return prior_of(found for run in runs for found in _found(run))
 
