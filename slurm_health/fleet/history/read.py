@@ -36,6 +36,8 @@ _SETTLED_S = 24 * 3600.0
 # What is not complete after so long never will be: longer than Slurm jobs run.
 _ABANDONED_S = 60 * 24 * 3600.0
 _MOST_NODES = 64 * 1024  # as Slurm's node lists
+# Of a job's runs the last ones: no job has as many, and whoever owns it may make any number.
+MOST_RUNS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ def _stamp_and_time(root: Path, cluster: str, job: str) -> tuple[str, float]:
         OSError: it cannot be read, or is refused.
     """
     parts, newest_s = [], 0.0
-    for directory in journal.runs_of(root, cluster, job):
+    for directory in journal.runs_of(root, cluster, job)[-MOST_RUNS:]:
         with journal.opened(directory, None) as run:
             for writer in (journal.MASTER, journal.SUPERVISOR, journal.POST_MORTEM):
                 name = journal.path_of(directory, writer).name
@@ -85,7 +87,10 @@ def read_job(root: Path, cluster: str, job: str, *, most_bytes: int | None = Non
     uid = journal.job_directory(root, cluster, job).lstat().st_uid
     runs, troubles = [], []
     budget = _Budget(most_bytes)
-    for directory in journal.runs_of(root, cluster, job):
+    listed = journal.runs_of(root, cluster, job)
+    if len(listed) > MOST_RUNS:
+        troubles.append(f"it has more than {MOST_RUNS} runs: earlier ones are not read")
+    for directory in listed[-MOST_RUNS:]:
         try:
             runs.append(_read_run(directory, budget))
         except (JournalError, OSError) as err:

@@ -9,32 +9,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
-
 from slurm_health.fleet.history.database import Busy, Damaged, Denied
 from slurm_health.fleet.history.index import Index
+from slurm_health.fleet.history.others import Others
 from slurm_health.fleet.history.place import Place
 from slurm_health.fleet.history.sqlite_file import is_index
 from slurm_health.fleet.standing.observation import JobSeen
-from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.errors import IndexUnusable, JournalError
-from slurm_health.records.text import cut, one_line
 from slurm_health.system import journal, private_files
-from slurm_health.system.killable import Answered, Broke, Hung, run_one
 
 _log = logging.getLogger(__name__)
-# What reading one job of another user may take. A check of 4,096 nodes has some 100 MB.
-_MOST_BYTES = 512 << 20
-_MEMORY_BYTES = 4 << 30
-_ANSWER_BYTES = 16 << 20
-_READ_LIMIT_S = 60.0
-_MOST_OF_A_USER_S = 600.0
-_SHOWN = 200
 Progress = Callable[[int, int], None]
 
 
@@ -161,7 +148,7 @@ def bring_up_to_date(
     if gone:
         index.forget(gone)
     open_ = sorted(each for each in found if each not in known or now_s <= known[each][0])
-    others = Others()
+    others = Others(root, open_)
     for done, (cluster, job) in enumerate(open_):
         progress(done, len(open_))
         seen = _read_if_changed(root, cluster, job, index.stamp(cluster, job), others)
@@ -175,52 +162,16 @@ def _read_if_changed(
     from slurm_health.fleet.history.read import read_job, stamp_of  # an answer alone does without
 
     try:
-        now = stamp_of(root, cluster, job)
-        if stamp is not None and stamp == now:
-            return None
         uid = journal.job_directory(root, cluster, job).lstat().st_uid
-        if uid == os.geteuid():
-            return read_job(root, cluster, job)
-        return others.read(uid, now, lambda: read_job(root, cluster, job, most_bytes=_MOST_BYTES))
+        if uid != os.geteuid():
+            return others.read_if_changed(uid, cluster, job, stamp)
+        if stamp is not None and stamp == stamp_of(root, cluster, job):
+            return None
+        return read_job(root, cluster, job)
     except FileNotFoundError:
         return None  # it is being removed
-    except OSError as err:  # another user's, where several share the root
+    except OSError as err:
         return JobSeen(uid=-1, stamp="", final_s=0.0, trouble=err.strerror or str(err))
-
-
-class Others:
-    """Reads the journals of other users, each in a child with limits.
-
-    Who fills theirs with what takes long to read is left alone after a while, until the next time.
-    """
-
-    def __init__(self) -> None:
-        self._spent_s: dict[int, float] = {}
-
-    def read(self, uid: int, stamp: str, work: Callable[[], JobSeen]) -> JobSeen | None:
-        """Return what a job of a user says, and why not where it cannot be read within limits."""
-        spent_s = self._spent_s.get(uid, 0.0)
-        if spent_s > _MOST_OF_A_USER_S:
-            return None
-
-        def limited() -> bytes:
-            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-            return msgspec.msgpack.encode(work())
-
-        began_s = time.monotonic()
-        outcome = run_one(limited, _READ_LIMIT_S, most_bytes=_ANSWER_BYTES)
-        self._spent_s[uid] = spent_s = spent_s + time.monotonic() - began_s
-        if spent_s > _MOST_OF_A_USER_S:
-            _log.warning("further journals of user %d are left for the next time", uid)
-        match outcome:
-            case Answered(data=data):
-                return from_msgpack(data, JobSeen)
-            case Broke(reason=reason):
-                why = f"it cannot be read within limits: {cut(one_line(reason), _SHOWN)}"
-            case Hung(limit_s=limit_s):
-                stamp, why = "", f"it cannot be read within {limit_s:g} s"
-        # What broke is not tried again before its stamp changes.
-        return JobSeen(uid=uid, stamp=stamp, final_s=0.0, trouble=why)
 
 
 def _jobs(root: Path) -> Iterator[tuple[str, str]]:
