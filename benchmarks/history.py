@@ -37,11 +37,10 @@ from slurm_health.records.records import (
     RunFinished,
     RunStarted,
     Sampled,
-    ScriptEnded,
-    ScriptStarted,
     VerdictReached,
     WorkersReady,
 )
+from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.records.verdict import Level, NodeVerdict, Outcome
 
 _ANSWER_S = 0.2

@@ -8,7 +8,8 @@ import itertools
 import msgspec
 from hypothesis import strategies as st
 
-from slurm_health.records.records import KINDS, Record, VerdictReached
+from slurm_health.records.record_codec import KINDS
+from slurm_health.records.records import Record, VerdictReached
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 
 node_names = st.from_regex(

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_health.cli.main import commands
 from slurm_health.records.probe_catalog import BUILT_IN, SETS
-from slurm_health.records.records import KINDS
+from slurm_health.records.record_codec import KINDS
 from tests import command_reference
 from tests.support.supervised import write_executable
 from tests.test_layers import HOUSE, MODULES, NAME, PACKAGE

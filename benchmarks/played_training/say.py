@@ -11,7 +11,7 @@ import msgspec
 from benchmarks.played_training.causes import Cause, Whose
 from benchmarks.played_training.perform import NODES
 from benchmarks.played_training.recording import DUMPS, Recording
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.by_output import OutputProgress
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected, KernelMessages, ScriptEnd

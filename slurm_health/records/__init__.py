@@ -3,20 +3,17 @@
 
 A word is said in one way everywhere, so it is here once.
 
-    records         what a journal holds: one type for each kind of record
+    records         what a journal holds of a check: one type for each kind of record
+    script_records  what it holds of the user's script: its runs, how it hung or failed, and why
     record_codec    a record to a line of a journal, and back
     decoding        bytes from outside to values: the one place, and every way to fail is one error
     verdict         rounds, what came out of them, and what is concluded about each node
-    attribution     whose doing a failure is, and how sure that is
-    allocation      what Slurm gave a job, and what it says it would give one
-    same_job        which checks below one job id belong to one job
+    allocation      what Slurm gave a job or would give one; which checks belong to one job
     nodeset         node lists as Slurm writes them, to names and back
     probe_catalog   which probes there are, who runs each, which part of a node it is about
     gpu_load        what GPUs reported while they were under load
     standings       what a site's history says against nodes, as every check reads it
     topology        which nodes hang on which leaf switch
-    inference_names  names of inferences, which the report knows too
-    words           ranks, nodes and signals in a few words
-    text            foreign text made safe for a terminal, a log, or a field of Slurm
+    text            foreign text made safe for terminals, logs and Slurm; signals and ranks in words
     errors          the tree of errors, and their exit codes
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from slurm_health.records.errors import AllocationError
 from slurm_health.records.nodeset import expand
+from slurm_health.records.records import RunStarted
 from slurm_health.records.text import whole_number
 
 
@@ -89,3 +90,16 @@ def _integer(environ: Mapping[str, str], variable: str, default: str | None = No
         return int(value)
     except ValueError:
         raise AllocationError(variable, f"expected a whole number, found {value!r}") from None
+
+
+def is_of_another_job(before: RunStarted, after: RunStarted) -> bool:
+    """Tell whether a check belongs to another job than one that began before it.
+
+    Checks of one job were submitted at one time; where that is not known, its attempts count
+    upwards and each of them has one start.
+    """
+    if before.submit_time_s is not None and after.submit_time_s is not None:
+        return before.submit_time_s != after.submit_time_s
+    if before.attempt == after.attempt and None not in (before.start_time_s, after.start_time_s):
+        return before.start_time_s != after.start_time_s
+    return after.attempt < before.attempt

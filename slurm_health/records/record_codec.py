@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import msgspec
 
+from slurm_health.records import records, script_records
 from slurm_health.records.decoding import JsonDecoder
-from slurm_health.records.records import KINDS, Record
+from slurm_health.records.records import Record
 
 VERSION = 1
+KINDS = (*records.KINDS, *script_records.KINDS)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):

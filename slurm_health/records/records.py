@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a journal holds: the vocabulary of its records.
+"""What a journal holds of a check: the vocabulary of its records.
 
 Samples are stored raw, never only reduced, so that a better rule can judge an old run again. How
 a record becomes a line is in `record_codec`.
 
 Who writes what: the master its decisions and acts, each agent what happened on its node, the
-supervisor the start and end of the user's script, the post-mortem why it failed, the requeue
-helper its own acts.
+requeue helper its own acts. What is written of the user's script is in `script_records`.
 """
 
 from __future__ import annotations
@@ -397,136 +396,5 @@ class AgentEnded(Record, frozen=True, kw_only=True, tag="agent_ended"):
     reason: str = ""
 
 
-# --- written by the supervisor -------------------------------------------------------------------
-
-
-class ScriptStarted(Record, frozen=True, kw_only=True, tag="script_started"):
-    """The user's script began, on `nodes` where these are not all of the job's.
-
-    `restart` counts how often it was started again in this attempt of the job.
-    """
-
-    script: str
-    pid: int
-    restart: Count = 0
-    nodes: list[str] = []
-
-
-class ScriptEnded(Record, frozen=True, kw_only=True, tag="script_ended"):
-    """The user's script ended, with `exit_code` or by `signal` (0: none)."""
-
-    exit_code: int
-    signal: int = 0
-    duration_s: float
-
-
-# --- written after a failed script ---------------------------------------------------------------
-
-
-class FailurePlanned(Record, frozen=True, kw_only=True, tag="failure_planned"):
-    """What is to be done about a failed script, why, and on what evidence.
-
-    `plan` is `stop`, `restart`, `check` or `leave`. It would be restart number `restart` of the
-    `max_restarts` that its user allows. `nodes` are those held at fault.
-    """
-
-    plan: str
-    reason: str
-    restart: Count
-    max_restarts: Count
-    evidence: list[str] = []
-    nodes: list[str] = []
-
-
-# --- written by the post-mortem ------------------------------------------------------------------
-
-
-class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
-    """Why the script failed, as far as what was collected after its end says it.
-
-    `first` is what happened first, where that is not the cause itself. `nodes` and `ranks` are
-    where the cause showed; only `accused` are held at fault. `chain` has one `operator: inference`
-    per step; `not_collected` says why a collector gave nothing, `failed` which collector or
-    operator did not do its work, so that something may have been missed.
-    """
-
-    cause: str
-    description: str
-    attribution: str
-    sureness: str
-    first: str = ""
-    nodes: list[str] = []
-    ranks: list[int] = []
-    accused: list[str] = []
-    evidence: list[str] = []
-    advice: str = ""
-    chain: list[str] = []
-    not_collected: list[str] = []
-    failed: list[str] = []
-
-
-# --- written by the monitor ----------------------------------------------------------------------
-
-
-class ProgressSeen(Record, frozen=True, kw_only=True, tag="progress_seen"):
-    """How far a script is whose ranks have no heartbeat, or none so far.
-
-    `ranks` are those on `node`, the first of the job, `stopped` those of them that are stopped.
-    `line` is the last line of the job's output that counted, empty where none does, `step` its
-    number, and `age_s` how old it was. `beating`: a rank has a heartbeat now, which tells more.
-    """
-
-    node: str
-    ranks: int = 0
-    stopped: list[int] = []
-    step: int = 0
-    line: str = ""
-    age_s: float = 0.0
-    beating: bool = False
-
-
-class HangFound(Record, frozen=True, kw_only=True, tag="hang_found"):
-    """The script still runs and makes no progress: since when, where it hangs, as far as is known.
-
-    `step` is the last one; `allowance_s` is how long a pause would have been usual. `line` is the
-    last line of the job's output that counted steps, where output alone told of the standstill.
-    """
-
-    stalled_s: float
-    allowance_s: float
-    step: int
-    found: Diagnosed
-    line: str = ""
-
-
-class HangOver(Record, frozen=True, kw_only=True, tag="hang_over"):
-    """The training goes on by itself, after it had stood still for so long."""
-
-    stalled_s: float
-    step: int
-
-
-class StragglerFound(Record, frozen=True, kw_only=True, tag="straggler_found"):
-    """A rank takes longer for its own part of a step than the others do, in minutes on end.
-
-    `found` says why, as far as is known; None in the journals of the first versions.
-    """
-
-    node: str
-    rank: int
-    ratio: float
-    own_ms: float
-    usual_ms: float
-    found: Diagnosed | None = None
-
-
-class SlowdownFound(Record, frozen=True, kw_only=True, tag="slowdown_found"):
-    """Steps take longer than before on all ranks, in minutes on end, and where that comes from."""
-
-    step_ms: float
-    usual_ms: float
-    found: Diagnosed
-
-
-# All of them, in the order in which they stand here.
+# All of this page, in the order in which they stand here.
 KINDS: tuple[type[Record], ...] = tuple(Record.__subclasses__())

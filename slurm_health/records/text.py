@@ -1,13 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others wrote, made fit for one line of a terminal, of a log or of a field of Slurm's."""
+"""What others wrote, made fit for one line of a terminal, of a log or of a field of Slurm's.
+
+And ranks, nodes and signals in a few words.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_health.records.nodeset import fold
 
 # Every comment that slurm-health sets on a job begins so, and is known again by it.
 REASON_PREFIX = "slurm-health:"
 # Slurm's own tools cut longer reasons.
 REASON_LENGTH = 200
 _MOST_DIGITS = 18  # of what fits into 64 bits; Python refuses some thousands
+SIGKILL, SIGTERM = 9, 15
+# By their numbers on Linux, as signal(7) has them; other numbers differ between machines.
+_SIGNALS = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    3: "SIGQUIT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    11: "SIGSEGV",
+    13: "SIGPIPE",
+    15: "SIGTERM",
+}
 
 
 def one_line(text: str) -> str:
@@ -30,3 +52,28 @@ def plain(text: str) -> str:
 def cut(text: str, length: int) -> str:
     """Return at most `length` characters of text, with dots where some are left out."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def signal_text(number: int) -> str:
+    """Return `SIGSEGV`, or `signal 40` for one without a name here."""
+    return _SIGNALS.get(number, f"signal {number}")
+
+
+def listed(nodes: Sequence[str]) -> str:
+    """Return nodes as a short list; names that no node list can hold, as they are."""
+    try:
+        return fold(list(nodes))
+    except ValueError:
+        return ", ".join(nodes)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, `ranks 0-7`, `ranks 1,4`."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank])
+    text = ",".join("-".join(map(str, run)) for run in runs)
+    return f"rank {text}" if len(set(ranks)) == 1 else f"ranks {text}"

@@ -8,13 +8,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
 
-from slurm_health.records.attribution import Attribution
-from slurm_health.records.inference_names import REQUEUED
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
-    Diagnosed,
-    HangFound,
-    HangOver,
     MasterResumed,
     MasterStopped,
     Record,
@@ -23,12 +18,19 @@ from slurm_health.records.records import (
     RunFinished,
     RunStarted,
     Sampled,
+    Unchecked,
+    VerdictReached,
+)
+from slurm_health.records.script_records import (
+    REQUEUED,
+    Attribution,
+    Diagnosed,
+    HangFound,
+    HangOver,
     ScriptEnded,
     ScriptStarted,
     SlowdownFound,
     StragglerFound,
-    Unchecked,
-    VerdictReached,
 )
 from slurm_health.records.verdict import Level, LinkVerdict
 from slurm_health.report.acts import Act, Progress, acts_of

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import (
+from slurm_health.records.records import RunStarted, Sampled, Unchecked
+from slurm_health.records.script_records import (
     Diagnosed,
     HangFound,
     HangOver,
-    RunStarted,
-    Sampled,
     SlowdownFound,
     StragglerFound,
-    Unchecked,
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.acts import Act

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.records.attribution import Attribution
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import Attribution, Diagnosed
 from slurm_health.records.text import cut, one_line
 from slurm_health.report.layout import Page
 from slurm_health.report.model import RunReport

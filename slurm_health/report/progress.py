@@ -9,20 +9,22 @@ from typing import NamedTuple, TypeVar
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     Disposition,
-    HangFound,
-    HangOver,
     NodeReported,
-    ProgressSeen,
     Record,
     RoundEnded,
     RoundStarted,
     RunFinished,
     RunStarted,
-    ScriptEnded,
-    ScriptStarted,
     VerdictReached,
     WorkersFailed,
     WorkersReady,
+)
+from slurm_health.records.script_records import (
+    HangFound,
+    HangOver,
+    ProgressSeen,
+    ScriptEnded,
+    ScriptStarted,
 )
 from slurm_health.records.text import cut
 from slurm_health.report.model import RunEntries

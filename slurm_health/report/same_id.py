@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slurm_health.records.allocation import is_of_another_job
 from slurm_health.records.records import RunStarted
-from slurm_health.records.same_job import is_of_another_job
 from slurm_health.report.model import RunEntries
 from slurm_health.system import journal
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from slurm_health.records.records import Diagnosed, Sampled, Unchecked
+from slurm_health.records.records import Sampled, Unchecked
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.export import LEFT_OUT, RENAMED, SCHEMA
 from slurm_health.report.hardware import Hardware

@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_health.records.attribution import Attribution
-from slurm_health.records.inference_names import SCRIPT_FAILED
-from slurm_health.records.records import Diagnosed
-from slurm_health.records.text import cut
+from slurm_health.records.script_records import (
+    SCRIPT_FAILED,
+    Attribution,
+    Diagnosed,
+    advice_afterwards,
+)
+from slurm_health.records.text import cut, ranks_text
 from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.records.words import advice_afterwards, ranks_text
 from slurm_health.report.acts import Progress
 from slurm_health.report.details import part_text
 from slurm_health.report.model import JobReport, NodeReport, RunReport, State

@@ -6,24 +6,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from slurm_health.records.inference_names import REQUEUED
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     ActionDone,
     ActionIntended,
-    Diagnosed,
-    FailurePlanned,
-    HangFound,
-    HangOver,
     MasterResumed,
     MasterStopped,
     RunFinished,
     RunStarted,
+    VerdictReached,
+)
+from slurm_health.records.script_records import (
+    REQUEUED,
+    Diagnosed,
+    FailurePlanned,
+    HangFound,
+    HangOver,
     ScriptEnded,
     ScriptStarted,
     SlowdownFound,
     StragglerFound,
-    VerdictReached,
 )
 from slurm_health.records.verdict import Level
 from slurm_health.report.model import Event, RunEntries

@@ -24,9 +24,8 @@ from slurm_health.preflight import config
 from slurm_health.preflight.decide.after_failure import Failure, Next, Plan, plan
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
-from slurm_health.records.inference_names import SCRIPT_FAILED
 from slurm_health.records.nodeset import fold
-from slurm_health.records.records import Diagnosed, FailurePlanned
+from slurm_health.records.script_records import SCRIPT_FAILED, Diagnosed, FailurePlanned
 from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent, leaving_on
 from slurm_health.torchrun import joint_check

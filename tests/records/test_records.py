@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.records import record_codec
-from slurm_health.records.record_codec import VERSION, Entry, NewerVersion, decode, encode
-from slurm_health.records.records import KINDS, MasterResumed, Record, ScriptStarted
+from slurm_health.records.record_codec import KINDS, VERSION, Entry, NewerVersion, decode, encode
+from slurm_health.records.records import MasterResumed, Record
+from slurm_health.records.script_records import ScriptStarted
 from tests.strategies import records as any_record
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.records import Diagnosed, VerdictReached
+from slurm_health.records.records import VerdictReached
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.report.latest import LatestJob, latest_jobs, latest_text
 from slurm_health.system import journal
 from tests.support.fake_slurm import FakeSlurm

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.report.export import as_json
 from slurm_health.report.find import load
 from slurm_health.report.table import job_text

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.records import (
+from slurm_health.records.records import WorkersFailed
+from slurm_health.records.script_records import (
     Diagnosed,
     HangFound,
     HangOver,
     ProgressSeen,
     ScriptStarted,
-    WorkersFailed,
 )
 from slurm_health.report.build import job_report
 from slurm_health.report.find import read_run

@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.records import (
-    Action,
-    ActionDone,
-    ActionIntended,
+from slurm_health.records.records import Action, ActionDone, ActionIntended, NodeReported
+from slurm_health.records.script_records import (
     Diagnosed,
     HangFound,
     HangOver,
-    NodeReported,
     ScriptStarted,
     SlowdownFound,
     StragglerFound,

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from slurm_health.records.records import Diagnosed, VerdictReached
+from slurm_health.records.records import VerdictReached
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Outcome
 from slurm_health.report.find import load
 from slurm_health.report.web_page import as_html

@@ -22,11 +22,10 @@ from slurm_health.records.records import (
     RunFinished,
     RunStarted,
     Sampled,
-    ScriptEnded,
-    ScriptStarted,
     VerdictReached,
     WorkersReady,
 )
+from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Outcome
 from slurm_health.system import journal
 

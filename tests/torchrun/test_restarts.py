@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.records import Diagnosed, FailurePlanned
+from slurm_health.records.script_records import Diagnosed, FailurePlanned
 from slurm_health.system import journal
 from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.joint_check import directory_of

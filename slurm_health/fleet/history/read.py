@@ -18,15 +18,8 @@ from slurm_health.fleet.standing.observation import NODE_NAME, CheckSeen, Figure
 from slurm_health.fleet.standing.observe import observations, without_job_end
 from slurm_health.records.errors import JournalError
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import (
-    Record,
-    RunFinished,
-    RunStarted,
-    Sampled,
-    ScriptEnded,
-    ScriptStarted,
-    VerdictReached,
-)
+from slurm_health.records.records import Record, RunFinished, RunStarted, Sampled, VerdictReached
+from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.records.verdict import Level
 from slurm_health.report.figures import figures_by_node
 from slurm_health.system import journal

@@ -26,7 +26,6 @@ from slurm_health.records.records import (
     ActionDone,
     AgentsLost,
     DevicesWatched,
-    Diagnosed,
     LossCause,
     Record,
     RunStarted,
@@ -34,6 +33,7 @@ from slurm_health.records.records import (
     VerdictReached,
     WorkersReady,
 )
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.text import cut, one_line
 from slurm_health.records.verdict import Level, NodeVerdict
 

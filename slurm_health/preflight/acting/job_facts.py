@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.policy import Policy
+from slurm_health.records.allocation import is_of_another_job
 from slurm_health.records.errors import JournalError, SlurmCommandError, SlurmError
 from slurm_health.records.records import (
     Action,
@@ -18,7 +19,6 @@ from slurm_health.records.records import (
     RunStarted,
     VerdictReached,
 )
-from slurm_health.records.same_job import is_of_another_job
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client

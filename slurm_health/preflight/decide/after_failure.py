@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from slurm_health.records.attribution import Attribution
 from slurm_health.records.nodeset import fold
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import Attribution, Diagnosed
 from slurm_health.records.verdict import Level, NodeVerdict
 
 

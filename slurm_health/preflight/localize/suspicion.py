@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurm_health.records.records import Diagnosed, VerdictReached
+from slurm_health.records.records import VerdictReached
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level
 
 # Chosen, not measured: the more was seen, the more; a node of which nothing is known has 0.02.

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from slurm_health.preflight.localize.suspicion import prior_of
 from slurm_health.records.errors import JournalError
-from slurm_health.records.records import Diagnosed, VerdictReached
+from slurm_health.records.records import VerdictReached
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.system import journal
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from slurm_health.preflight.supervisor.check_process import HARMLESS, Answer
 from slurm_health.preflight.supervisor.recorder import Recorder, say
 from slurm_health.preflight.supervisor.script_process import FOR_SCRIPT, ScriptProcess
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
-from slurm_health.records.records import ScriptEnded, ScriptStarted
+from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system.processes import signal_name
 
 # How often this attempt of the job has started the script again.

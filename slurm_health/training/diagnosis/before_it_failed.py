@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.records.inference_names import RANK_FAILED, RANKS_WAITED, SCRIPT_FAILED
-from slurm_health.records.records import HangFound
-from slurm_health.records.words import advice_afterwards
+from slurm_health.records.script_records import (
+    RANK_FAILED,
+    RANKS_WAITED,
+    SCRIPT_FAILED,
+    HangFound,
+    advice_afterwards,
+)
 from slurm_health.training.diagnosis.collected import Collected, MonitorSaw, TrainingLog
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from slurm_health.records.records import Diagnosed, HangFound
-from slurm_health.records.words import SIGKILL, SIGTERM
+from slurm_health.records.script_records import Diagnosed, HangFound
+from slurm_health.records.text import SIGKILL, SIGTERM
 from slurm_health.training.diagnosis.training_log import TrainingLog as TrainingLog
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from slurm_health.records.inference_names import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS
-from slurm_health.records.records import Diagnosed
-from slurm_health.records.words import signal_text
+from slurm_health.records.script_records import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS, Diagnosed
+from slurm_health.records.text import signal_text
 from slurm_health.training.diagnosis.before_it_failed import slow_before
 from slurm_health.training.diagnosis.chain import InferenceChain, Step, Walk
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd

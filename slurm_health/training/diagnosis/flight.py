@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_health.records.words import ranks_text
+from slurm_health.records.text import ranks_text
 from slurm_health.training.diagnosis.collected import FlightRecord, Operation
 
 _OVER = {"completed", "retired"}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from slurm_health.records.inference_names import MOST_LINES, NEVER_ENTERED, NO_PROGRESS
-from slurm_health.records.words import listed, ranks_text
+from slurm_health.records.script_records import MOST_LINES, NEVER_ENTERED, NO_PROGRESS
+from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords
 from slurm_health.training.diagnosis.flight import Difference, first_difference, is_over
 from slurm_health.training.diagnosis.hang_words import (

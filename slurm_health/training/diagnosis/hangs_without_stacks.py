@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from slurm_health.records.inference_names import MOST_LINES, NO_PROGRESS
-from slurm_health.records.words import listed
+from slurm_health.records.script_records import MOST_LINES, NO_PROGRESS
+from slurm_health.records.text import listed
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.hang_words import (
     broken_line,

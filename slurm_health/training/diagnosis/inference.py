@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from slurm_health.records.attribution import Attribution, Sureness
+from slurm_health.records.script_records import Attribution, Sureness
 from slurm_health.training.diagnosis.collected import Collected
 
 __all__ = ["Attribution", "Inference", "InferenceOperator", "Sureness"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from slurm_health.records.attribution import Attribution, Sureness
+from slurm_health.records.script_records import Attribution, Sureness
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_health.records.inference_names import MOST_LINES, RANK_FAILED, SCRIPT_FAILED
-from slurm_health.records.words import listed, ranks_text
+from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, SCRIPT_FAILED
+from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.consequences import is_consequence
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness

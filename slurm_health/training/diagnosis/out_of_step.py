@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.records.inference_names import MOST_LINES, NO_PROGRESS, OUT_OF_STEP
-from slurm_health.records.words import ranks_text
+from slurm_health.records.script_records import MOST_LINES, NO_PROGRESS, OUT_OF_STEP
+from slurm_health.records.text import ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords
 from slurm_health.training.diagnosis.flight import Difference, first_difference
 from slurm_health.training.diagnosis.hang_words import nodes_of, ranks_of, who

@@ -5,13 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.records.inference_names import (
-    MOST_LINES,
-    RANK_FAILED,
-    RANKS_WAITED,
-    SCRIPT_FAILED,
-)
-from slurm_health.records.words import SIGKILL, listed, ranks_text, signal_text
+from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, RANKS_WAITED, SCRIPT_FAILED
+from slurm_health.records.text import SIGKILL, listed, ranks_text, signal_text
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.known_errors import (

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slurm_health.records.inference_names import MOST_LINES, NEVER_ENTERED, NO_PROGRESS
-from slurm_health.records.words import listed, ranks_text
+from slurm_health.records.script_records import MOST_LINES, NEVER_ENTERED, NO_PROGRESS
+from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords
 from slurm_health.training.diagnosis.flight import first_difference
 from slurm_health.training.diagnosis.inference import Inference, Sureness

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from slurm_health.records.inference_names import MOST_LINES, SLOWER_STEPS
-from slurm_health.records.words import listed
+from slurm_health.records.script_records import MOST_LINES, SLOWER_STEPS
+from slurm_health.records.text import listed
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.inference import Inference, Sureness
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slurm_health.records.inference_names import SLOWER_RANK
+from slurm_health.records.script_records import SLOWER_RANK
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.inference import Inference, Sureness
 from slurm_health.training.diagnosis.stragglers import Spent

@@ -9,8 +9,14 @@ from collections.abc import Mapping, Sequence
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import OUT_OF_MEMORY, XID
 from slurm_health.node.rules.xid import judge_xid
-from slurm_health.records.inference_names import HUNG, MOST_LINES, REQUEUED, SCRIPT_FAILED
-from slurm_health.records.words import advice_afterwards, listed
+from slurm_health.records.script_records import (
+    HUNG,
+    MOST_LINES,
+    REQUEUED,
+    SCRIPT_FAILED,
+    advice_afterwards,
+)
+from slurm_health.records.text import listed
 from slurm_health.training.diagnosis.before_it_failed import hang_at_the_end, line_of
 from slurm_health.training.diagnosis.collected import (
     Collected,

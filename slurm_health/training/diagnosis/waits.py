@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.records.inference_names import (
+from slurm_health.records.script_records import (
     MOST_LINES,
     NEVER_ENTERED,
     NO_PROGRESS,
     RANKS_WAITED,
     SCRIPT_FAILED,
 )
-from slurm_health.records.words import ranks_text
+from slurm_health.records.text import ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords, TrainingLog
 from slurm_health.training.diagnosis.flight import first_difference
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slurm_health.records.records import HangFound
+    from slurm_health.records.script_records import HangFound
     from slurm_health.training.monitor.findings import Findings
     from slurm_health.training.monitor.monitors import Monitors
 

@@ -14,12 +14,12 @@ from typing import TextIO
 import msgspec
 
 from slurm_health.records.errors import JournalError
-from slurm_health.records.inference_names import SLOWER_STEPS
-from slurm_health.records.records import (
+from slurm_health.records.records import Record
+from slurm_health.records.script_records import (
+    SLOWER_STEPS,
     Diagnosed,
     HangFound,
     HangOver,
-    Record,
     SlowdownFound,
     StragglerFound,
 )

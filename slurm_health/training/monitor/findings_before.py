@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 from slurm_health.records.errors import JournalError
-from slurm_health.records.records import (
-    Action,
-    ActionDone,
-    ActionIntended,
+from slurm_health.records.records import Action, ActionDone, ActionIntended
+from slurm_health.records.script_records import (
     Diagnosed,
     HangFound,
     HangOver,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from slurm_health.records.records import ProgressSeen
+from slurm_health.records.script_records import ProgressSeen
 from slurm_health.training.diagnosis.by_output import OutputProgress
 from slurm_health.training.diagnosis.seen import STOPPED
 from slurm_health.training.diagnosis.watched import RankNow, Watched

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from slurm_health.records.errors import JournalError
-from slurm_health.records.inference_names import REQUEUED, SCRIPT_FAILED
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import REQUEUED, SCRIPT_FAILED, Diagnosed
 from slurm_health.report.post_mortem import lines_of
 from slurm_health.system import journal
 from slurm_health.training.diagnosis.chain import InferenceChain

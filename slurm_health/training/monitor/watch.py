@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from slurm_health.records.records import HangFound
+from slurm_health.records.script_records import HangFound
 from slurm_health.training.diagnosis.pace import PATIENCE, Patience
 from slurm_health.training.diagnosis.slow_network import Slowdown, speeds_of
 from slurm_health.training.diagnosis.slow_steps import Longer

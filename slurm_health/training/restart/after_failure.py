@@ -22,13 +22,8 @@ from slurm_health.preflight.master.run_check import check_allocation, run_starte
 from slurm_health.records.allocation import Allocation
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.nodeset import fold
-from slurm_health.records.records import (
-    Disposition,
-    FailurePlanned,
-    Record,
-    RunFinished,
-    VerdictReached,
-)
+from slurm_health.records.records import Disposition, Record, RunFinished, VerdictReached
+from slurm_health.records.script_records import FailurePlanned
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from slurm_health.system.processes import own_command

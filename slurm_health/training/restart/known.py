@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_health.preflight.decide.after_failure import Failure, Next
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.errors import SlurmError
-from slurm_health.records.records import Diagnosed, FailurePlanned, ScriptStarted
+from slurm_health.records.script_records import Diagnosed, FailurePlanned, ScriptStarted
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 

@@ -12,7 +12,6 @@ from slurm_health.records.records import (
     ActionDone,
     AgentsLost,
     DevicesWatched,
-    Diagnosed,
     LossCause,
     MasterStopped,
     MasterWaits,
@@ -22,6 +21,7 @@ from slurm_health.records.records import (
     VerdictReached,
     WorkersReady,
 )
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level, NodeVerdict
 
 NODES = ["n1", "n2", "n3", "n4"]

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.preflight.decide.after_failure import Failure, Next, plan
-from slurm_health.records.attribution import Attribution
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import Attribution, Diagnosed
 
 FAILURE = Failure(diagnosed=None, batch_node="n1", nodes=("n1", "n2", "n3"))
 WITH_SPARE = replace(FAILURE, spares=("n4",), least=3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from slurm_health.preflight.localize import Localizer
 from slurm_health.preflight.localize.suspicion import prior_of
-from slurm_health.records.records import Diagnosed, VerdictReached
+from slurm_health.records.records import VerdictReached
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level, NodeVerdict
 
 

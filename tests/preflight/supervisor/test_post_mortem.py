@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.system import journal
 from tests.support.supervised import Bench, eventually
 

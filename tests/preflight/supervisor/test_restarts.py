@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.supervisor.kept_spares import cpus_of
-from slurm_health.records.records import ScriptEnded, ScriptStarted
+from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal
 from tests.support.supervised import Bench
 

@@ -16,7 +16,7 @@ import pytest
 
 from slurm_health.preflight.supervisor.check_process import heartbeat
 from slurm_health.preflight.supervisor.script_process import command_line
-from slurm_health.records.records import ScriptEnded, ScriptStarted
+from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal
 from tests.support.full_filesystem import NO_LARGE_FILES, full_filesystem
 from tests.support.supervised import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.records.inference_names import REQUEUED
-from slurm_health.records.records import Diagnosed, HangFound
+from slurm_health.records.script_records import REQUEUED, Diagnosed, HangFound
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import (
     Collected,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import (
     Collected,

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.report.post_mortem import lines_of
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import (

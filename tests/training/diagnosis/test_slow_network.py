@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import (

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from msgspec import Struct
 
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.report.post_mortem import lines_of
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords, ScriptEnd, SlurmView

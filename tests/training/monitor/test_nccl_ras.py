@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.records.records import Diagnosed
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.killable import Answered, run_one
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected

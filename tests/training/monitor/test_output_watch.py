@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.records import HangFound, HangOver, ProgressSeen
+from slurm_health.records.script_records import HangFound, HangOver, ProgressSeen
 from slurm_health.system import journal
 from slurm_health.system.processes import NOTHING, PIPE, own_module, start_tied
 from slurm_health.training.diagnosis.by_output import OutputProgress

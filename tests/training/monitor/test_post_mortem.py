@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_health.records.records import Diagnosed, HangFound, HangOver, StragglerFound
+from slurm_health.records.script_records import Diagnosed, HangFound, HangOver, StragglerFound
 from slurm_health.system import journal
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness

@@ -11,15 +11,12 @@ from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.session.deadlines import Limits
 from slurm_health.records.allocation import Allocation
-from slurm_health.records.attribution import Attribution
-from slurm_health.records.records import (
+from slurm_health.records.records import Disposition, RunFinished, RunStarted, VerdictReached
+from slurm_health.records.script_records import (
+    Attribution,
     Diagnosed,
-    Disposition,
     FailurePlanned,
-    RunFinished,
-    RunStarted,
     ScriptStarted,
-    VerdictReached,
 )
 from slurm_health.system import journal
 from slurm_health.training.restart.after_failure import after_failure
