@@ -17,17 +17,7 @@ from slurm_health.cli.terminal import print_result, takes_colour, terminal
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode, NotWritten, PackageMissing, RunNotFound
-from slurm_health.report import (
-    colour,
-    elsewhere,
-    export,
-    find,
-    latest,
-    nodes_now,
-    spreadsheet,
-    table,
-    without_journal,
-)
+from slurm_health.report import export, find, latest, layout, slurm_now, spreadsheet, table
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport
 
@@ -152,13 +142,13 @@ def _show(job: str, asked: _Asked) -> None:
     try:
         tasks, found = _load(asked.root, job, asked.cluster, asked.earlier)
     except RunNotFound:
-        word = without_journal.word(job, os.environ) if find.JOB.fullmatch(job) else None
+        word = slurm_now.word(job, os.environ) if find.JOB.fullmatch(job) else None
         if asked.for_programs or word is None or not word.waits:
             raise
         _print(f"Job {job}: {word.text}")
         return
     if not tasks and not asked.earlier:
-        found = [nodes_now.waiting_again(found[0], now_s=time.time(), environ=os.environ)]
+        found = [slurm_now.waiting_again(found[0], now_s=time.time(), environ=os.environ)]
     others = _without_journal(job, tasks) if tasks and not asked.as_csv else {}
     if asked.html is not None:
         if tasks:
@@ -178,15 +168,15 @@ def _show(job: str, asked: _Asked) -> None:
 
 def _print_job(job: JobReport, width: int | None, *, unicode: bool, verbose: bool) -> None:
     text = table.job_text(job, width=width, unicode=unicode, verbose=verbose)
-    out = nodes_now.out_of_use(job, now_s=time.time(), environ=os.environ)
-    block = nodes_now.nodes_now(out, Page(width=width, unicode=unicode))
+    out = slurm_now.out_of_use(job, now_s=time.time(), environ=os.environ)
+    block = slurm_now.nodes_now(out, Page(width=width, unicode=unicode))
     _print("\n".join([text, *(["", *block] if block else [])]))
 
 
 def _print(text: str) -> None:
     """Print a table, in colour where standard output takes it."""
     text = text.rstrip("\n") + "\n"
-    print_result(colour.coloured(text) if takes_colour(os.environ) else text)
+    print_result(layout.coloured(text) if takes_colour(os.environ) else text)
 
 
 def _write_page(report: JobReport, file: Path) -> None:
@@ -221,7 +211,7 @@ def _load(
             for each in tasks or [job]
         ]
     except RunNotFound as err:
-        raise err.with_reason(elsewhere.of(root, job) or _why_no_journal(job)) from None
+        raise err.with_reason(find.elsewhere_text(root, job) or _why_no_journal(job)) from None
 
 
 def _without_journal(job: str, tasks: list[str]) -> dict[str, str]:
@@ -229,14 +219,14 @@ def _without_journal(job: str, tasks: list[str]) -> dict[str, str]:
     array, wanted = find.tasks_asked_for(job)
     known = {int(task.rpartition("_")[2]) for task in tasks}
     missing = None if wanted is None else wanted - known
-    return without_journal.of_tasks(array, missing, os.environ)
+    return slurm_now.of_tasks(array, missing, os.environ)
 
 
 def _why_no_journal(job: str) -> str:
     """Say what Slurm knows of a job, or of the tasks of an array, of which there is no journal."""
     array, wanted = find.tasks_asked_for(job)
     if wanted is None:
-        return without_journal.reason(job, os.environ)
-    told = without_journal.of_tasks(array, wanted, os.environ)
-    known = (f"{tasks}: {why}" for tasks, why in told.items() if why != without_journal.UNKNOWN)
+        return slurm_now.reason(job, os.environ)
+    told = slurm_now.of_tasks(array, wanted, os.environ)
+    known = (f"{tasks}: {why}" for tasks, why in told.items() if why != slurm_now.UNKNOWN)
     return " ".join(known)

@@ -21,11 +21,11 @@ from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode, RunNotFound
-from slurm_health.report import find, nodes_now, table, without_journal
+from slurm_health.report import find, slurm_now, table
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
 from slurm_health.report.progress import Progress, progress
-from slurm_health.report.same_id import jobs_in
+from slurm_health.report.read import jobs_in
 
 # Each look reads the journal's files once; a person sees no more than one change in a second.
 _LOOK_S = 1.0
@@ -94,7 +94,7 @@ class _Look:
         except RunNotFound:
             if now_s - self._asked_s >= _ASK_SLURM_S:
                 self._asked_s = now_s
-                said = without_journal.word(self._job, os.environ)
+                said = slurm_now.word(self._job, os.environ)
                 self.state = Progress(said.text or _SILENT, over=said.final)
             return
         runs = jobs_in([find.read_run(path) for path in paths])[-1]
@@ -112,11 +112,11 @@ class _Look:
 
     def _waits_again(self, report: JobReport, now_s: float) -> str:
         """Return what Slurm says of a job that was requeued, empty where it has ended."""
-        waits = nodes_now.waiting_again(report, now_s=now_s, environ=os.environ).waits
+        waits = slurm_now.waiting_again(report, now_s=now_s, environ=os.environ).waits
         if waits or not self._waits:
             return waits
         # It waited before: its next attempt may have begun, and written nothing yet.
-        ended = without_journal.word(self._job, os.environ).final
+        ended = slurm_now.word(self._job, os.environ).final
         return "" if ended else "about to start again"
 
 

@@ -34,8 +34,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.verdict import Level, LinkVerdict
 from slurm_health.report.acts import Act, Progress, acts_of
-from slurm_health.report.figures import figures_by_node
-from slurm_health.report.hardware import hardware_of
+from slurm_health.report.measured import figures_by_node, hardware_of, rounds_of
 from slurm_health.report.model import (
     Event,
     Hang,
@@ -47,7 +46,6 @@ from slurm_health.report.model import (
     State,
 )
 from slurm_health.report.progress import so_far
-from slurm_health.report.rounds import rounds_of
 from slurm_health.report.timeline import timeline, written
 from slurm_health.system import journal
 

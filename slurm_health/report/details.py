@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 
 from slurm_health.records.verdict import Level, NodeVerdict, Outcome
-from slurm_health.report.hardware import DeviceReport, Hardware
 from slurm_health.report.layout import Page
 from slurm_health.report.limits import limit_of
+from slurm_health.report.measured import DeviceReport, GroupReport, Hardware, RoundReport
 from slurm_health.report.model import JobReport, NodeReport, RunReport
 from slurm_health.report.phrases import (
     NOTHING,
@@ -17,7 +17,6 @@ from slurm_health.report.phrases import (
     nodes_text,
     number_text,
 )
-from slurm_health.report.rounds import GroupReport, RoundReport
 
 _NODES = 12  # that are not well and are told of one by one
 _LINES = 6  # of evidence for each, the latest

@@ -15,8 +15,8 @@ from types import MappingProxyType
 import msgspec
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.report.figures import ALLGATHER, MATMUL, Figure, unit_of
 from slurm_health.report.latest import LatestJob
+from slurm_health.report.measured import ALLGATHER, MATMUL, Figure, unit_of
 from slurm_health.report.model import Event, Hang, JobReport, NodeReport, RunReport
 from slurm_health.report.summary import summary_of
 

@@ -11,13 +11,17 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import msgspec
+
+from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import JournalError, RunNotFound, UsageError
+from slurm_health.records.text import one_line
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
 from slurm_health.report.phrases import moment_text
+from slurm_health.report.read import began_s, jobs_in
 from slurm_health.report.read import read_run as read_run  # for those who know a directory
-from slurm_health.report.same_id import began_s, jobs_in
-from slurm_health.system import journal
+from slurm_health.system import journal, private_files
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +32,9 @@ _TASKS = re.compile(r"([0-9]{1,10})_\[([0-9,-]+)(?:%[0-9]+)?\]", re.ASCII)
 _RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", re.ASCII)
 _NEAR = 5
 _MOST_NAMED = 10_000
+# Says where the journal is that another machine has.
+_ELSEWHERE = "elsewhere.json"
+_ELSEWHERE_BYTES = 1 << 16
 
 
 def tasks_of(root: Path, job: str, cluster: str | None = None) -> list[str]:
@@ -262,3 +269,42 @@ def changed_s(directory: Path) -> float:
         with contextlib.suppress(OSError):  # not there, or not to be seen
             return path.lstat().st_mtime
     return 0.0
+
+
+# The nodes of a `slurm-health run` that share no directory leave the journal to node 0. Each notes
+# beside its own journals where that is.
+
+
+class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine that has a job's journal, and the directory there."""
+
+    host: str
+    directory: str
+
+
+def note_elsewhere(root: Path, cluster: str, job: int, elsewhere: Elsewhere) -> None:
+    """Write down where a job's journal is; nothing where that cannot be written."""
+    data = msgspec.json.encode(elsewhere) + b"\n"
+    with (
+        contextlib.suppress(OSError),
+        private_files.directory(root, cluster, str(job), owner=os.geteuid(), make=True) as handle,
+        private_files.opened(handle, _ELSEWHERE, os.O_WRONLY | os.O_TRUNC, make=True) as file,
+    ):
+        os.write(file, data)
+
+
+def elsewhere_text(root: Path, job: str) -> str:
+    """Say where a job's journal is, nothing where no note of the caller's own says it."""
+    with contextlib.suppress(OSError):
+        for cluster in sorted(journal.clusters_in(root)):
+            with contextlib.suppress(OSError, ValueError):
+                found = _noted(root, cluster, job)
+                host, directory = one_line(found.host), one_line(found.directory)
+                return f"it is on {host}, in {directory}: run slurm-health report {job} there."
+    return ""
+
+
+def _noted(root: Path, cluster: str, job: str) -> Elsewhere:
+    with private_files.directory(root, cluster, job, owner=os.geteuid()) as handle:
+        data = private_files.read(handle, _ELSEWHERE, most_bytes=_ELSEWHERE_BYTES)
+    return from_json(data, Elsewhere)

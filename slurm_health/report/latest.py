@@ -25,8 +25,7 @@ from slurm_health.report.find import JOB, directories
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport
 from slurm_health.report.phrases import NOTHING, found_text, left_texts, moment_text, outcome_texts
-from slurm_health.report.read import read_run
-from slurm_health.report.same_id import jobs_in
+from slurm_health.report.read import jobs_in, read_run
 from slurm_health.report.summary import why_in_short
 from slurm_health.system import journal
 from slurm_health.system.killable import Answered, Broke, Hung, run_one

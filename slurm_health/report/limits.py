@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_health.preflight.localize.settings import USUAL, Device
-from slurm_health.report.figures import ALLGATHER, MATMUL
+from slurm_health.report.measured import ALLGATHER, MATMUL
 from slurm_health.report.model import RunReport
 
 _SETTINGS = {ALLGATHER: "network_floor", MATMUL: "compute_floor"}

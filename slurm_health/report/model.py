@@ -18,9 +18,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.acts import Act
-from slurm_health.report.figures import Figure
-from slurm_health.report.hardware import Hardware
-from slurm_health.report.rounds import RoundReport
+from slurm_health.report.measured import Figure, Hardware, RoundReport
 
 
 class State(Enum):

@@ -2,15 +2,18 @@
 """What one run left behind: the entries of its files, and what of them cannot be read.
 
 A report shows what is there and says what is missing: a file that is gone or closed, lines that are
-damaged, lines of a newer slurm-health.
+damaged, lines of a newer slurm-health. Runs below one id may be those of several jobs: Slurm counts
+anew after a reset of its state.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
+from slurm_health.records.allocation import is_of_another_job
 from slurm_health.records.errors import RecordTooNew
 from slurm_health.records.nodeset import fold
 from slurm_health.records.record_codec import VERSION, Entry, NewerVersion, decode
@@ -131,3 +134,37 @@ class _Files:
 def _nodes(master: list[Entry]) -> list[str]:
     started = [entry.record for entry in master if isinstance(entry.record, RunStarted)]
     return [node for node in (started[0].nodes if started else []) if _NODE.fullmatch(node)]
+
+
+def jobs_in(runs: Sequence[RunEntries]) -> list[list[RunEntries]]:
+    """Return the runs below one job id as those of each job, the oldest job first, at least one.
+
+    A run that nothing is known of belongs to the job before it.
+    """
+    jobs: list[list[RunEntries]] = []
+    for run in sorted(runs, key=began_s):
+        if jobs and not _is_another(jobs[-1][-1], run):
+            jobs[-1].append(run)
+        else:
+            jobs.append([run])
+    return [sorted(job, key=_place) for job in jobs] or [[]]
+
+
+def began_s(run: RunEntries) -> float:
+    """Return when a run began; one that nothing is known of is the newest."""
+    return run.master[0].time_s if run.master else float("inf")
+
+
+def _is_another(before: RunEntries, run: RunEntries) -> bool:
+    """Tell whether a run belongs to another job than the run before it."""
+    old, new = _start(before), _start(run)
+    return old is not None and new is not None and is_of_another_job(old, new)
+
+
+def _start(run: RunEntries) -> RunStarted | None:
+    found = (e.record for e in run.master if isinstance(e.record, RunStarted))
+    return next(found, None)
+
+
+def _place(run: RunEntries) -> tuple[int, int]:
+    return journal.attempt_and_check(run.label) or (0, 1)

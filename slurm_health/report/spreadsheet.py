@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from slurm_health.records.text import one_line
 from slurm_health.report.export import figure_key
-from slurm_health.report.figures import figures_by_round
+from slurm_health.report.measured import GroupReport, RoundReport, figures_by_round
 from slurm_health.report.model import JobReport, RunReport
-from slurm_health.report.rounds import GroupReport, RoundReport
 
 _FIGURES = (
     "allgather",

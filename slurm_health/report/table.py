@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from slurm_health.records.verdict import Level
 from slurm_health.report import details
-from slurm_health.report.figures import ALLGATHER, MATMUL, unit_of
 from slurm_health.report.layout import Page
+from slurm_health.report.measured import ALLGATHER, MATMUL, unit_of
 from slurm_health.report.model import JobReport, NodeReport, RunReport
 from slurm_health.report.phrases import (
     NOTHING,
@@ -24,10 +24,9 @@ from slurm_health.report.phrases import (
     outcome_texts,
     range_text,
 )
-from slurm_health.report.post_mortem import post_mortems
+from slurm_health.report.post_mortem import post_mortems, while_training
 from slurm_health.report.summary import summary_of
-from slurm_health.report.timeline_text import timeline_lines
-from slurm_health.report.while_training import while_training
+from slurm_health.report.timeline import timeline_lines
 
 _ALWAYS_SHOWN = (ALLGATHER, MATMUL)
 _PER_TFLOP = 1000.0

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened in a run and when, from all who wrote of it."""
+"""What happened in a run and when, from all who wrote of it, and as text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
@@ -28,8 +29,23 @@ from slurm_health.records.script_records import (
     StragglerFound,
 )
 from slurm_health.records.verdict import Level
-from slurm_health.report.model import Event, RunEntries
-from slurm_health.report.phrases import links_text, nodes_text
+from slurm_health.report import details
+from slurm_health.report.layout import Page
+from slurm_health.report.model import Event, RunEntries, RunReport
+from slurm_health.report.phrases import act_text, duration_text, links_text, nodes_text, verb_of
+
+_DISPOSITIONS = {
+    "proceed": "the job continues",
+    "requeue": "the job will be requeued",
+    "hold": "the job will be held",
+    "stop": "the job ends",
+}
+_PLANS = {
+    "stop": "the script is not started again",
+    "restart": "the script is to be started again",
+    "check": "nodes are to be checked before the script is started again",
+    "leave": "nodes are to be left",
+}
 
 
 def timeline(entries: RunEntries) -> tuple[Event, ...]:
@@ -128,3 +144,115 @@ def _monitor_event(
             return event(nodes=(node,), detail=description)
         case StragglerFound(node=node, rank=rank):
             return event(nodes=(node,), detail=f"rank {rank} on {node} is slower than the others")
+
+
+def timeline_lines(runs: Sequence[RunReport], page: Page, *, verbose: bool) -> list[str]:
+    """Return the timeline of every check, rounds included, if there is anything to tell."""
+    if not (verbose or any(map(_is_eventful, runs))):
+        return []
+    rows = [["TIMELINE", "SECONDS", "EVENT"]]
+    for attempt, checks in groupby(runs, key=lambda run: run.attempt):
+        label = f"attempt {attempt}"
+        for after_s, text in _events_of_attempt(list(checks), whole=verbose):
+            rows.append([label, f"{after_s:.1f}", text])
+            label = ""
+    return page.table(rows, align=("left", "right")) if len(rows) > 1 else []
+
+
+def _events_of_attempt(checks: Sequence[RunReport], *, whole: bool) -> list[tuple[float, str]]:
+    """Return what happened in an attempt, in seconds since its first check began."""
+    start_s = checks[0].started_s or 0.0
+    events = []
+    for run in checks:
+        later_s = (run.started_s or start_s) - start_s
+        which = f"check {run.check}: " if run.check > 1 else ""
+        events += [
+            (later_s + after_s, f"{which}{text}") for after_s, text in events_of(run, whole=whole)
+        ]
+    return sorted(events, key=lambda event: event[0])
+
+
+def events_of(run: RunReport, *, whole: bool = False) -> list[tuple[float, str]]:
+    """Return what happened in a check and when, rounds included; of these all groups if `whole`."""
+    told = run.timeline if whole else _without_echoes(run.timeline)
+    events = [(event.after_s, _text(event, run)) for event in told]
+    events += [
+        (each.after_s, details.round_text(run, each, whole=whole)) for each in run.each_round
+    ]
+    return sorted(events, key=lambda event: event[0])
+
+
+def _without_echoes(events: Sequence[Event]) -> list[Event]:
+    """Return events without plans of acts whose result is told, and ends that acts have told."""
+    done = {event.action for event in events if event.what == "action_done"}
+    return [
+        event
+        for event in events
+        if not (event.what == "action_intended" and event.action in done)
+        and not (event.what == "run_finished" and event.detail in done)
+    ]
+
+
+def _is_eventful(run: RunReport) -> bool:
+    """Tell whether a check led to more than that the job went on."""
+    ill = any(node.level not in (Level.HEALTHY, None) for node in run.nodes)
+    return acted(run.timeline) or ill or bool(run.paths or run.leaves or run.post_mortem)
+
+
+def _text(event: Event, run: RunReport) -> str:
+    nodes, verb = nodes_text(event.nodes), verb_of(event.action)
+    match event.what:
+        case "job_started":
+            return f"started by Slurm after {duration_text(float(event.detail))} in the queue"
+        case "run_started":
+            return f"began to check {nodes}"
+        case "master_stopped":
+            return f"the check was stopped by {event.detail}"
+        case "master_resumed":
+            return "a new master took over"
+        case "verdict_reached":
+            return f"verdict: {event.detail}"
+        case "action_intended":
+            return f"going to {act_text(verb.plain, event.action, event.nodes)}"
+        case "action_done":
+            words = verb.done if event.succeeded else verb.failed
+            said = f" ({event.detail})" if event.detail else ""
+            return act_text(words, event.action, event.nodes) + said
+        case "run_finished":
+            on = f" with {nodes}" if nodes else ""
+            return f"{_DISPOSITIONS.get(event.detail, event.detail)}{on}"
+        case _:
+            return _script_text(event, run)
+
+
+def _script_text(event: Event, run: RunReport) -> str:
+    match event.what:
+        case "diagnosed":
+            return f"post-mortem: {event.detail}"
+        case "requeued":
+            return event.detail
+        case "script_started":
+            on = f" on {nodes_text(event.nodes)}" if event.nodes else ""
+            again = f" again{on}" if event.action else ""
+            return f"{(run.script.name if run.script else '') or 'the script'} started{again}"
+        case "failure_planned":
+            plan, _, reason = event.detail.partition(": ")
+            return f"{_PLANS.get(plan, plan)}: {reason}"
+        case "script_ended":
+            return f"the script ended, {event.detail}"
+        case _:
+            return _monitor_text(event)
+
+
+def _monitor_text(event: Event) -> str:
+    match event.what:
+        case "hang_found":
+            return f"monitor: no step for {event.detail}"
+        case "hang_over":
+            return f"monitor: the training goes on, after {event.detail} without a step"
+        case "slowdown_found":
+            return f"monitor: steps take longer: {event.detail}"
+        case "straggler_found":
+            return f"monitor: {event.detail}"
+        case _:
+            return f"{event.what.replace('_', ' ')} {event.detail}".rstrip()

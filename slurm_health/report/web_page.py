@@ -15,9 +15,9 @@ import jinja2
 from slurm_health import __version__
 from slurm_health.records.text import one_line
 from slurm_health.records.verdict import Level
-from slurm_health.report import details, table, timeline_text
-from slurm_health.report.charts import Chart, Matrix, charts_of, matrix_of
-from slurm_health.report.figures import ALLGATHER, MATMUL
+from slurm_health.report import details, table, timeline
+from slurm_health.report.charts import Chart, Matrix, Span, charts_of, matrix_of, span_of
+from slurm_health.report.measured import ALLGATHER, MATMUL
 from slurm_health.report.model import JobReport, NodeReport, RunReport
 from slurm_health.report.phrases import (
     NOTHING,
@@ -28,10 +28,8 @@ from slurm_health.report.phrases import (
     nodes_text,
     range_text,
 )
-from slurm_health.report.post_mortem import lines_of
-from slurm_health.report.span import Span, span_of
+from slurm_health.report.post_mortem import lines_of, lines_while_training
 from slurm_health.report.summary import summary_of
-from slurm_health.report.while_training import lines_while_training
 
 _CARDS = 48  # nodes that get a card each; the rest is named
 _EVIDENCE = 40  # lines on a card
@@ -178,7 +176,7 @@ def _check(run: RunReport, *, pictured: bool, opened: bool) -> _Check:
         span=span_of(run) if pictured else None,
         matrix=matrix_of(run) if pictured else None,
         charts=tuple(charts_of(run)) if pictured else (),
-        events=tuple((f"{after_s:.1f}", text) for after_s, text in timeline_text.events_of(run)),
+        events=tuple((f"{after_s:.1f}", text) for after_s, text in timeline.events_of(run)),
         opened=opened,
         monitor=tuple(lines_while_training(run)),
         post_mortem=tuple(lines_of(run.post_mortem)) if run.post_mortem else (),

@@ -24,7 +24,7 @@ from slurm_health.records.nodeset import fold
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import AgentStarted, Record, RoundStarted
 from slurm_health.records.text import one_line
-from slurm_health.report import elsewhere
+from slurm_health.report import find
 from slurm_health.system import journal
 from slurm_health.system.processes import signal_behind
 from slurm_health.torchrun import joint_check
@@ -150,8 +150,8 @@ def take_part(
     node = OtherNode(_meeting(place), terms.secret, hello, say)
     try:
         welcome = node.join()
-        where = elsewhere.Elsewhere(host=welcome.host, directory=welcome.directory)
-        elsewhere.note(journal_root, place.cluster, welcome.job_id, where)
+        where = find.Elsewhere(host=welcome.host, directory=welcome.directory)
+        find.note_elsewhere(journal_root, place.cluster, welcome.job_id, where)
         say(f"taking part as {place.node}; node0 is {one_line(welcome.host)}")
         with _own_directory(place) as directory:
             agent_command = command(directory, welcome.run_id)

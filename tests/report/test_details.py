@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from slurm_health.records.gpu_load import HARDWARE_THERMAL, Burn
 from slurm_health.records.records import DevicesWatched, NodeReported, WorkersReady
 from slurm_health.records.verdict import Level, NodeVerdict, Outcome
-from slurm_health.report.colour import coloured
 from slurm_health.report.find import load
 from slurm_health.report.table import job_text
 from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
@@ -149,17 +146,3 @@ def test_of_hundreds_of_bad_nodes_the_first_are_told_and_the_rest_named(tmp_path
     assert "and n[013-200]: --verbose tells all" in text
     assert "194 more like these" in " ".join(text.split())
     assert len(text.splitlines()) < 40
-
-
-@pytest.mark.parametrize("width", [None, 60, 80])
-def test_colours_change_no_character(tmp_path: Path, width: int | None) -> None:
-    write_requeued_job(tmp_path)
-    text = job_text(load(tmp_path, "12"), width=width)
-
-    seen = coloured(text)
-
-    assert "\x1b[1;31mfaulty\x1b[0m" in seen
-    assert "\x1b[1mNODES" in seen
-    for code in ("\x1b[0m", "\x1b[1m", "\x1b[1;31m", "\x1b[32m", "\x1b[33m", "\x1b[35m"):
-        seen = seen.replace(code, "")
-    assert seen == text

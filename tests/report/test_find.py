@@ -14,7 +14,7 @@ import pytest
 
 from slurm_health.records.errors import JournalError, RecordTooNew, RunNotFound, UsageError
 from slurm_health.records.records import AgentsLaunched, RunStarted
-from slurm_health.report import elsewhere
+from slurm_health.report import find
 from slurm_health.report.find import (
     load,
     runs_of_job,
@@ -359,13 +359,13 @@ def test_whoever_else_has_a_journal_of_the_job_is_named(
 
 @pytest.mark.root
 def test_where_a_journal_is_anothers_note_does_not_say(tmp_path: Path) -> None:
-    note = elsewhere.Elsewhere(host="n9", directory="/journal")
-    elsewhere.note(tmp_path, "lab", 12, note)
-    assert elsewhere.of(tmp_path, "12").startswith("it is on n9, in /journal")
+    note = find.Elsewhere(host="n9", directory="/journal")
+    find.note_elsewhere(tmp_path, "lab", 12, note)
+    assert find.elsewhere_text(tmp_path, "12").startswith("it is on n9, in /journal")
 
     for path in (tmp_path / "lab" / "12", *(tmp_path / "lab" / "12").iterdir()):
         os.chown(path, 1, 1)
-    assert elsewhere.of(tmp_path, "12") == ""
+    assert find.elsewhere_text(tmp_path, "12") == ""
 
 
 # --- arrays --------------------------------------------------------------------------------------

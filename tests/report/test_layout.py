@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.records.text import one_line
-from slurm_health.report.layout import Page
+from slurm_health.report.find import load
+from slurm_health.report.layout import Page, coloured
+from slurm_health.report.table import job_text
+from tests.support.journals import write_requeued_job
 
 WIDTHS = st.integers(min_value=1, max_value=120)
 WORDS = st.text(alphabet=st.characters(codec="utf-8"), max_size=80)
@@ -82,3 +87,17 @@ def test_a_column_of_characters_twice_as_wide_loses_none_of_them() -> None:
     text = Page(width=40).table([("NODES", "VERDICT", "REASON"), ("n1", "slow", "電源が遅い " * 5)])
 
     assert " ".join(text).count("電源が遅い") == 5
+
+
+@pytest.mark.parametrize("width", [None, 60, 80])
+def test_colours_change_no_character(tmp_path: Path, width: int | None) -> None:
+    write_requeued_job(tmp_path)
+    text = job_text(load(tmp_path, "12"), width=width)
+
+    seen = coloured(text)
+
+    assert "\x1b[1;31mfaulty\x1b[0m" in seen
+    assert "\x1b[1mNODES" in seen
+    for code in ("\x1b[0m", "\x1b[1m", "\x1b[1;31m", "\x1b[32m", "\x1b[33m", "\x1b[35m"):
+        seen = seen.replace(code, "")
+    assert seen == text

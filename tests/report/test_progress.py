@@ -15,8 +15,8 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.report.build import job_report
 from slurm_health.report.find import read_run
+from slurm_health.report.post_mortem import lines_while_training
 from slurm_health.report.progress import Progress, progress
-from slurm_health.report.while_training import lines_while_training
 from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_healthy_run
 

@@ -31,7 +31,7 @@ from slurm_health.records.records import (
     VerdictReached,
 )
 from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.report import elsewhere
+from slurm_health.report import find
 from slurm_health.system import journal
 from slurm_health.torchrun.channel import messages, routing, secret
 from slurm_health.torchrun.channel.connection import Connection
@@ -500,16 +500,16 @@ def test_a_secret_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_machine_says_where_the_journal_of_a_job_is(tmp_path: Path) -> None:
-    there = elsewhere.Elsewhere(host="first\x1b[31m", directory="/home/alice/torchrun/7/0-2")
-    elsewhere.note(tmp_path, "torchrun", 7, there)
-    assert elsewhere.of(tmp_path, "7") == (
+    there = find.Elsewhere(host="first\x1b[31m", directory="/home/alice/torchrun/7/0-2")
+    find.note_elsewhere(tmp_path, "torchrun", 7, there)
+    assert find.elsewhere_text(tmp_path, "7") == (
         "it is on first [31m, in /home/alice/torchrun/7/0-2: run slurm-health report 7 there."
     )
-    assert elsewhere.of(tmp_path, "8") == ""
+    assert find.elsewhere_text(tmp_path, "8") == ""
     (note,) = (path for path in tmp_path.rglob("*") if path.is_file())
     note.write_bytes(b'{"x":' + b"[" * 100_000)
-    assert elsewhere.of(tmp_path, "7") == ""
-    assert elsewhere.of(tmp_path / "none", "7") == ""
+    assert find.elsewhere_text(tmp_path, "7") == ""
+    assert find.elsewhere_text(tmp_path / "none", "7") == ""
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o620])

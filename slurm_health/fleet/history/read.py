@@ -21,7 +21,7 @@ from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import Record, RunFinished, RunStarted, Sampled, VerdictReached
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.records.verdict import Level
-from slurm_health.report.figures import figures_by_node
+from slurm_health.report.measured import figures_by_node
 from slurm_health.system import journal
 
 # A post-mortem, a requeue or a release by hand may still add to a journal that looks complete.

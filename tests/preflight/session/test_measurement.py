@@ -19,7 +19,7 @@ from slurm_health.preflight.session.measurement import (
 from slurm_health.records.probe_catalog import Metric
 from slurm_health.records.records import NodeReported, Sampled
 from slurm_health.records.verdict import GroupResult, Outcome
-from slurm_health.report.figures import figures_by_node
+from slurm_health.report.measured import figures_by_node
 
 GROUP = ("n1", "n2")
 ALLGATHER, MATMUL = Metric(probe="allgather"), Metric(probe="matmul")

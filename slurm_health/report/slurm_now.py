@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a job has no journal, as far as Slurm knows."""
+"""What Slurm says of a job now: why it has no journal, whether it waits again, its lost nodes.
+
+The journal ends with the job, and an epilog drains after it: only Slurm's notes on the nodes tell.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,20 @@ import contextlib
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from slurm_health.preflight.decide import unchecked
 from slurm_health.records.errors import SlurmError, UnknownJob
+from slurm_health.report.layout import Page
+from slurm_health.report.model import JobReport, State
 from slurm_health.system.slurm.client import Client
-from slurm_health.system.slurm.parsing import Job, JobId
+from slurm_health.system.slurm.parsing import Job, JobId, Node
 
 UNKNOWN = "no journal"
 _WAITS = "it is pending"
+_PATIENCE_S = 3.0
+_RECENT_S = 7 * 86400.0  # what the nodes of an older job do today is of no use
 _ASKED = 20  # tasks of which Slurm is asked, a call each
 _OWNER = re.compile(r"(\S+)\((\d{1,10})\)", re.ASCII)
 # In every script that slurm-health submits.
@@ -112,10 +120,62 @@ def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None)
     if script and _OURS not in script:
         return f"it was not submitted with slurm-health sbatch, so nothing was checked ({state})."
     if job.pending:
-        why = f" ({job.reason})" if job.reason not in {"", "None"} else ""
-        return f"{_WAITS}{why}: its nodes are checked when it starts."
+        return f"{_WAITS}{_why_pending(job)}: its nodes are checked when it starts."
     output = job.value("StdOut") if job.nodes else ""  # it has never started
     see = f" Its output, {output}, says why." if output else ""
     if "RUNNING" in job.states:
         return f"it is running, and its check has not begun, or could not.{see}"
     return f"it ended before a check began ({state}).{see}"
+
+
+def _why_pending(job: Job) -> str:
+    return f" ({job.reason})" if job.reason not in {"", "None"} else ""
+
+
+def waiting_again(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -> JobReport:
+    """Return the report with what Slurm says of a job that waits for its next attempt.
+
+    As it is where the journal shows that it runs, where it is old, or where Slurm is silent.
+    """
+    last = report.runs[-1]
+    over = last.script is not None and last.script.exit_code is not None
+    if not (over or last.requeued or last.state is State.STOPPED):
+        return report
+    try:
+        client = _client_of(report, now_s=now_s, environ=environ)
+        job = client.job(report.job) if client else None
+    except SlurmError:
+        return report
+    if job is None or "PENDING" not in job.states:
+        return report
+    return replace(report, waits=f"pending again{_why_pending(job)}")
+
+
+def out_of_use(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -> list[Node]:
+    """Return the nodes of a recent job that Slurm has out of use; none where it does not answer."""
+    try:
+        client = _client_of(report, now_s=now_s, environ=environ) if report.nodes else None
+        found = client.nodes([node.node for node in report.nodes]) if client else {}
+    except (SlurmError, ValueError):  # names that no node list can hold
+        return []
+    return [node for node in found.values() if node.out_of_pool]
+
+
+def _client_of(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -> Client | None:
+    """Return whom to ask about a job, None where it is old or of another cluster.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    started_s = report.runs[-1].started_s
+    if started_s is None or not 0 <= now_s - started_s < _RECENT_S:
+        return None
+    client = Client(environ, patience_s=0, deadline_s=_PATIENCE_S)
+    return client if client.cluster() == report.cluster else None
+
+
+def nodes_now(nodes: list[Node], page: Page) -> list[str]:
+    """Return the lines of a block about nodes that are out of use, nothing where there are none."""
+    rows = [["NOW", "STATE", "WHY, BY WHOM AND SINCE WHEN"]]
+    rows += [[node.name, node.state.lower(), node.reason or "no reason given"] for node in nodes]
+    return page.table(rows) if len(rows) > 1 else []
