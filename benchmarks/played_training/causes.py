@@ -135,6 +135,12 @@ CAUSES = (
         named=("rank-out-of-step", "mismatched-collective"),
     ),
     Cause(
+        name="left-out",
+        title="a rank leaves out a small all_reduce, and is one collective behind",
+        whose=Whose.USER,
+        named=("mismatched-collective", "rank-out-of-step"),
+    ),
+    Cause(
         name="gone",
         title="a rank ends with exit code 3 and says nothing",
         whose=Whose.USER,

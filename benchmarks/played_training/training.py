@@ -34,7 +34,7 @@ MINE = RANK in PLAN["ranks"]
 
 
 class Batches(IterableDataset[torch.Tensor]):
-    """Batches without end; on the rank that it happens to, one comes from a pipe that is empty."""
+    """Batches without end; what happens to a rank may be that one never comes, or no more do."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         step = 0
@@ -42,6 +42,8 @@ class Batches(IterableDataset[torch.Tensor]):
             if CAUSE.startswith("loader") and MINE and step == PLAN["step"]:
                 mark()
                 Path(PLAN["pipe"]).read_bytes()
+            if CAUSE == "behind" and MINE and step == PLAN["step"]:
+                return
             yield torch.full((8, WIDTH), float(1 + step % 7))
             step += 1
 
@@ -206,8 +208,8 @@ def main() -> None:
         given = happen(batch) if now and (MINE or CAUSE == "nan") else batch
         if CAUSE == "nan" and now:
             given = given * float("nan")
-        if CAUSE == "behind" and MINE and now:
-            break
+        if CAUSE == "left-out" and now and not MINE:
+            dist.all_reduce(torch.zeros(4).cuda())
         step(given.cuda())
         if not PLAN["silent"]:
             heartbeat.step(number, time.monotonic() - began_s)

@@ -65,6 +65,27 @@ def test_the_watchdog_ends_a_rank_whose_peer_does_not_come_and_leaves_dumps(
     assert (tmp_path / "dump_0").stat().st_size > 0
 
 
+def test_ranks_that_call_different_collectives_wait_until_the_watchdog_ends_them(
+    played_python: Path, gpus: Path
+) -> None:
+    started = start_ranks(played_python, "mismatch", ["operation"], count=2, gpus=gpus)
+    for ended in [each.ended() for each in started]:
+        assert ended.status == -signal.SIGABRT, ended.errors
+        assert "Watchdog caught collective operation timeout" in ended.errors
+        assert ended.output == ""
+
+
+def test_of_two_sizes_the_greater_waits_and_the_smaller_goes_on_with_wrong_data(
+    played_python: Path, gpus: Path
+) -> None:
+    greater, smaller = start_ranks(played_python, "mismatch", ["size"], count=2, gpus=gpus)
+    ended = greater.ended()
+    assert "Watchdog caught collective operation timeout" in ended.errors
+    assert ended.output == ""
+    smaller.process.kill()
+    assert smaller.ended().output == "went on\n"
+
+
 def test_an_abort_ends_what_is_pending(played_python: Path, gpus: Path, tmp_path: Path) -> None:
     waits, absent = missing_peer(played_python, gpus, "abort", tmp_path, LIMIT_S="100")
     with absent.process:

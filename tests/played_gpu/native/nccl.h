@@ -61,8 +61,11 @@ struct Part {
     char *data;
     size_t size;
 };
-// Send and receive all of it. False: aborted, or the device or a peer is gone.
-bool exchange(Comm &comm, std::vector<Part> sends, std::vector<Part> receives);
+enum class Kind : uint32_t { ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, ALL_TO_ALL, REDUCE, BROADCAST, SEND };
+// Send and receive all of it. What a peer does not send never comes: nobody compares what ranks
+// called. One that awaits more than the peer's call sends, or has called something else, waits until
+// it is aborted; one that awaits less takes the beginning. False: aborted, or the device or a peer is gone.
+bool exchange(Comm &comm, Kind kind, std::vector<Part> sends, std::vector<Part> receives);
 
 // ---- numbers
 size_t bytes_of(int type);

@@ -44,7 +44,7 @@ void submit_parts(const std::vector<Operation> &all, Comm *comm, Stream *stream)
     for (auto &each : all)
         if (!each.run && each.comm == comm && each.stream == stream)
             (each.is_sent ? sends : receives).push_back(each.part);
-    submit(comm, stream, [=](Comm &c) { exchange(c, sends, receives); });
+    submit(comm, stream, [=](Comm &c) { exchange(c, Kind::SEND, sends, receives); });
 }
 
 int flush() {
@@ -83,13 +83,13 @@ int part(Comm *comm, void *stream, bool is_sent, void *data, size_t size, int pe
 }
 
 // Send a part of `in` to each, `step` bytes after the one before; receive one of each into `out`.
-bool all_to_all(Comm &comm, const char *in, size_t step, char *out, size_t size) {
+bool all_to_all(Comm &comm, Kind kind, const char *in, size_t step, char *out, size_t size) {
     std::vector<Part> sends, receives;
     for (int peer = 0; peer < comm.size; peer++) {
         sends.push_back({peer, (char *)in + (size_t)peer * step, size});
         receives.push_back({peer, out + (size_t)peer * size, size});
     }
-    return exchange(comm, sends, receives);
+    return exchange(comm, kind, sends, receives);
 }
 
 void reduce_received(Comm &comm, void *out, const std::vector<char> &received, size_t count, int type, int operation) {
@@ -116,13 +116,13 @@ API int ncclAllGather(const void *in, void *out, size_t count, int type, Comm *c
     return collective(comm, stream, [=](Comm &c) {
         const size_t size = count * bytes_of(type);
         const std::vector<char> own((const char *)in, (const char *)in + size);  // may lie in `out`
-        all_to_all(c, own.data(), 0, (char *)out, size);
+        all_to_all(c, Kind::ALL_GATHER, own.data(), 0, (char *)out, size);
     });
 }
 API int ncclAllReduce(const void *in, void *out, size_t count, int type, int operation, Comm *comm, void *stream) {
     return collective(comm, stream, [=](Comm &c) {
         std::vector<char> received(count * bytes_of(type) * (size_t)c.size);
-        if (all_to_all(c, (const char *)in, 0, received.data(), count * bytes_of(type)))
+        if (all_to_all(c, Kind::ALL_REDUCE, (const char *)in, 0, received.data(), count * bytes_of(type)))
             reduce_received(c, out, received, count, type, operation);
     });
 }
@@ -130,14 +130,14 @@ API int ncclReduceScatter(const void *in, void *out, size_t count, int type, int
     return collective(comm, stream, [=](Comm &c) {
         const size_t size = count * bytes_of(type);
         std::vector<char> received(size * (size_t)c.size);
-        if (all_to_all(c, (const char *)in, size, received.data(), size))
+        if (all_to_all(c, Kind::REDUCE_SCATTER, (const char *)in, size, received.data(), size))
             reduce_received(c, out, received, count, type, operation);
     });
 }
 API int ncclAlltoAll(const void *in, void *out, size_t count, int type, Comm *comm, void *stream) {
     return collective(comm, stream, [=](Comm &c) {
         const size_t size = count * bytes_of(type);
-        all_to_all(c, (const char *)in, size, (char *)out, size);
+        all_to_all(c, Kind::ALL_TO_ALL, (const char *)in, size, (char *)out, size);
     });
 }
 API int ncclReduce(const void *in, void *out, size_t count, int type, int operation, int root, Comm *comm, void *stream) {
@@ -147,7 +147,7 @@ API int ncclReduce(const void *in, void *out, size_t count, int type, int operat
         std::vector<Part> receives;
         for (int peer = 0; peer < c.size && c.rank == root; peer++)
             receives.push_back({peer, received.data() + (size_t)peer * size, size});
-        if (exchange(c, {{root, (char *)in, size}}, receives) && c.rank == root)
+        if (exchange(c, Kind::REDUCE, {{root, (char *)in, size}}, receives) && c.rank == root)
             reduce_received(c, out, received, count, type, operation);
     });
 }
@@ -156,7 +156,7 @@ API int ncclBroadcast(const void *in, void *out, size_t count, int type, int roo
         const size_t size = count * bytes_of(type);
         std::vector<Part> sends;
         for (int peer = 0; peer < c.size && c.rank == root; peer++) sends.push_back({peer, (char *)in, size});
-        exchange(c, sends, {{root, (char *)out, size}});
+        exchange(c, Kind::BROADCAST, sends, {{root, (char *)out, size}});
     });
 }
 API int ncclBcast(void *data, size_t count, int type, int root, Comm *comm, void *stream) {

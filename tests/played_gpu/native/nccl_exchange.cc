@@ -7,6 +7,7 @@
 #include <cstring>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 namespace played::nccl {
@@ -18,29 +19,72 @@ std::atomic<long> exchanges[MOST_DEVICES], received_large[MOST_DEVICES];
 
 enum Direction { SEND, RECEIVE };
 
+// What goes ahead of each part.
+struct Head {
+    uint64_t size;
+    Kind kind;
+    uint32_t unused;
+};
+
+// A part, and how far it has come.
+struct Message {
+    Part part;
+    Head head;
+    size_t head_moved = 0, moved = 0;
+
+    bool has_head() const { return head_moved == sizeof head; }
+};
+
 // What is still to be done with one peer, each way in the order in which it was asked for.
 struct Queue {
-    std::vector<Part> parts[2];
+    std::vector<Message> messages[2];
     size_t next[2] = {0, 0};
 };
 
-enum class Moved { ALL, WAITS, BROKEN };
+enum class Moved { ALL, WAITS, NEVER, BROKEN };
 
-Moved move(int fd, Queue &queue, Direction direction) {
-    auto &parts = queue.parts[direction];
-    for (size_t &at = queue.next[direction]; at < parts.size();) {
-        Part &part = parts[at];
-        const ssize_t moved = direction == RECEIVE ? recv(fd, part.data, part.size, 0)
-                                                   : send(fd, part.data, part.size, MSG_NOSIGNAL);
-        if (moved > 0) {
-            part.data += moved;
-            part.size -= (size_t)moved;
-            if (!part.size) at++;
-        } else if (moved < 0 && errno == EAGAIN) {
-            return Moved::WAITS;
-        } else if (moved == 0 || errno != EINTR) {
-            return Moved::BROKEN;
+ssize_t send_more(int fd, const Message &message) {
+    iovec pieces[] = {
+        {(char *)&message.head + message.head_moved, sizeof message.head - message.head_moved},
+        {message.part.data + message.moved, message.part.size - message.moved},
+    };
+    msghdr all{};
+    all.msg_iov = pieces;
+    all.msg_iovlen = 2;
+    return sendmsg(fd, &all, MSG_NOSIGNAL);
+}
+
+// What was sent beyond what is awaited is read, and dropped.
+ssize_t receive_more(int fd, Message &message) {
+    char surplus[4096];
+    if (!message.has_head()) return recv(fd, (char *)&message.head + message.head_moved, sizeof message.head - message.head_moved, 0);
+    const size_t awaited = std::min(message.part.size, (size_t)message.head.size);
+    if (message.moved < awaited) return recv(fd, message.part.data + message.moved, awaited - message.moved, 0);
+    return recv(fd, surplus, std::min(sizeof surplus, (size_t)message.head.size - message.moved), 0);
+}
+
+void has_moved(Message &message, size_t bytes) {
+    const size_t of_head = std::min(bytes, sizeof message.head - message.head_moved);
+    message.head_moved += of_head;
+    message.moved += bytes - of_head;
+}
+
+Moved move(int fd, Queue &queue, Direction direction, Kind kind) {
+    auto &messages = queue.messages[direction];
+    for (size_t &at = queue.next[direction]; at < messages.size();) {
+        Message &message = messages[at];
+        if (message.has_head()) {
+            if (message.head.kind != kind) return Moved::NEVER;
+            if (message.moved == message.head.size) {
+                if (message.part.size > message.head.size) return Moved::NEVER;
+                at++;
+                continue;
+            }
         }
+        const ssize_t moved = direction == RECEIVE ? receive_more(fd, message) : send_more(fd, message);
+        if (moved > 0) has_moved(message, (size_t)moved);
+        else if (moved < 0 && errno == EAGAIN) return Moved::WAITS;
+        else if (moved == 0 || errno != EINTR) return Moved::BROKEN;
     }
     return Moved::ALL;
 }
@@ -54,20 +98,31 @@ bool peer_is_gone(Comm &comm, int peer) {
     return false;
 }
 
-bool move_all(Comm &comm, std::vector<Queue> &queues) {
+// Of one that waits for what never comes, only the end of the peer is seen.
+short events_of(Moved moved, Direction direction) {
+    if (moved == Moved::NEVER) return POLLRDHUP;
+    return moved == Moved::ALL ? 0 : direction == SEND ? POLLOUT : POLLIN;
+}
+
+bool move_all(Comm &comm, Kind kind, std::vector<Queue> &queues) {
     while (!comm.must_end()) {
         std::vector<pollfd> waiting;
+        std::vector<int> peers;
         for (int peer = 0; peer < comm.size; peer++) {
             short events = 0;
             for (Direction direction : {SEND, RECEIVE}) {
-                const Moved moved = move(comm.data[peer], queues[peer], direction);
+                const Moved moved = move(comm.data[peer], queues[peer], direction, kind);
                 if (moved == Moved::BROKEN) return peer_is_gone(comm, peer);
-                if (moved == Moved::WAITS) events |= direction == SEND ? POLLOUT : POLLIN;
+                events |= events_of(moved, direction);
             }
-            if (events) waiting.push_back({comm.data[peer], events, 0});
+            if (!events) continue;
+            waiting.push_back({comm.data[peer], events, 0});
+            peers.push_back(peer);
         }
         if (waiting.empty()) return true;
         poll(waiting.data(), waiting.size(), POLL_MS);
+        for (size_t i = 0; i < waiting.size(); i++)
+            if (waiting[i].revents & POLLRDHUP) return peer_is_gone(comm, peers[i]);
     }
     return false;
 }
@@ -110,7 +165,7 @@ double link_seconds(const Comm &comm, const std::vector<Part> &sends, const std:
 
 }  // namespace
 
-bool exchange(Comm &comm, std::vector<Part> sends, std::vector<Part> receives) {
+bool exchange(Comm &comm, Kind kind, std::vector<Part> sends, std::vector<Part> receives) {
     const double begun_s = monotonic_s();
     if (is_struck(comm, ++exchanges[comm.device])) return false;
     std::vector<Queue> queues((size_t)comm.size);
@@ -118,11 +173,11 @@ bool exchange(Comm &comm, std::vector<Part> sends, std::vector<Part> receives) {
     for (Direction direction : {SEND, RECEIVE})
         for (auto &part : direction == SEND ? sends : receives) {
             if (part.peer == comm.rank) own[direction].push_back(part);
-            else if (part.size) queues[(size_t)part.peer].parts[direction].push_back(part);
+            else if (part.size) queues[(size_t)part.peer].messages[direction].push_back({part, {part.size, kind, 0}});
         }
     for (size_t i = 0; i < own[SEND].size() && i < own[RECEIVE].size(); i++)
         memmove(own[RECEIVE][i].data, own[SEND][i].data, own[RECEIVE][i].size);
-    if (!move_all(comm, queues)) return false;
+    if (!move_all(comm, kind, queues)) return false;
     flip_a_bit(comm, receives);
     sleep_s(link_seconds(comm, sends, receives) - (monotonic_s() - begun_s));
     return true;
