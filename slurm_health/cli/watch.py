@@ -10,9 +10,10 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -21,7 +22,7 @@ from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode, RunNotFound
-from slurm_health.report import find, slurm_now, table
+from slurm_health.report import find, others, slurm_now, table
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
 from slurm_health.report.progress import Progress, progress
@@ -77,6 +78,18 @@ def watch(job: str, journal: str | None, cluster: str | None) -> int:
     return int(ExitCode.HEALTHY)
 
 
+class _Seen(NamedTuple):
+    """What a job's journal says at one moment."""
+
+    report: JobReport
+    state: Progress
+
+
+def _seen(paths: Sequence[Path], now_s: float) -> _Seen:
+    runs = jobs_in([find.read_run(path) for path in paths])[-1]
+    return _Seen(job_report(runs, now_s=now_s), progress(runs[-1], now_s))
+
+
 class _Look:
     """What is known of a job, as of the last look."""
 
@@ -97,9 +110,8 @@ class _Look:
                 said = slurm_now.word(self._job, os.environ)
                 self.state = Progress(said.text or _SILENT, over=said.final)
             return
-        runs = jobs_in([find.read_run(path) for path in paths])[-1]
-        self.report = job_report(runs, now_s=now_s)
-        self.state = progress(runs[-1], now_s)
+        seen = others.read(paths[0].parent, lambda: _seen(paths, now_s), _Seen)
+        self.report, self.state = seen.report, seen.state
         if not self.state.over:
             self._waits = ""
             return

@@ -324,8 +324,9 @@ def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Job
     known = [report.started for report in reports if report.started]
     start = known[-1] if known else None
     return JobReport(
-        job=(start.array or str(start.job_id)) if start else runs[0].job,
-        cluster=start.cluster if start else runs[0].cluster,
+        # Where it lies is as Slurm said; what its records say of that is their owner's word.
+        job=runs[-1].task or journal.job_of(runs[0].job),
+        cluster=runs[0].cluster,
         partition=start.partition if start else "",
         script=next((report.script.name for report in reversed(reports) if report.script), "")
         or _script_name(start),

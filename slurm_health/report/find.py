@@ -8,7 +8,7 @@ import logging
 import os
 import pwd
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import JournalError, RunNotFound, UsageError
 from slurm_health.records.text import one_line
+from slurm_health.report import others
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
 from slurm_health.report.phrases import moment_text
@@ -134,14 +135,32 @@ def load(
         JournalError: a journal cannot be read, is somebody else's, or a newer slurm-health wrote
             all of it.
     """
-    jobs = jobs_in([read_run(path) for path in runs_of_job(root, job, cluster)])
-    if earlier >= len(jobs):
-        known = f"{len(jobs) - 1} before the last" if len(jobs) > 1 else "none before it"
+    runs = runs_of_job(root, job, cluster)
+    found = others.read(runs[0].parent, lambda: _loaded(runs, now_s, earlier), _Loaded)
+    if found.report is None:
+        known = f"{found.jobs - 1} before the last" if found.jobs > 1 else "none before it"
         raise UsageError(f"--earlier: of jobs with the id {job} there is {known}")
-    if len(jobs) > 1 and not earlier:
-        begun = moment_text(began_s(jobs[-2][0]))
+    if found.jobs > 1 and not earlier:
+        begun = moment_text(found.before_s)
         _log.warning("an earlier job had the id %s too, on %s: --earlier shows it", job, begun)
-    return job_report(jobs[-1 - earlier], now_s=now_s)
+    return found.report
+
+
+class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs had an id, when the last but one began, and the one that was asked for."""
+
+    jobs: int
+    before_s: float | None
+    report: JobReport | None
+
+
+def _loaded(runs: Sequence[Path], now_s: float | None, earlier: int) -> _Loaded:
+    jobs = jobs_in([read_run(path) for path in runs])
+    return _Loaded(
+        jobs=len(jobs),
+        before_s=began_s(jobs[-2][0]) if len(jobs) > 1 else None,
+        report=job_report(jobs[-1 - earlier], now_s=now_s) if earlier < len(jobs) else None,
+    )
 
 
 def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
@@ -163,6 +182,9 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
             raise RunNotFound(job, root, _near(root, job))
     except OSError as err:
         owner = _somebody_else(root, job)
+        layer = _who_laid(root, job)
+        if layer is not None:
+            raise JournalError(root, _own_id(job, layer)) from err
         if owner is not None and isinstance(err, PermissionError):
             raise JournalError(root, _ask(job, owner)) from err
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
@@ -172,8 +194,8 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
         _log.warning("the journal of job %s was written by user %s", job, user_name(uid))
         _tell_of_others(root, chosen, job, uid)
     if len(found) > 1:
-        others = ", ".join(sorted(set(found) - {chosen}))
-        _log.warning("job %s of cluster %s; there is also one of %s", job, chosen, others)
+        also = ", ".join(sorted(set(found) - {chosen}))
+        _log.warning("job %s of cluster %s; there is also one of %s", job, chosen, also)
     return found[chosen]
 
 
@@ -217,6 +239,23 @@ def _somebody_else(root: Path, job: str) -> str | None:
             if uid != os.geteuid():
                 return user_name(uid)
     return None
+
+
+def _who_laid(root: Path, task: str) -> str | None:
+    """Return which other user laid the name of an array's task, None where none did."""
+    with contextlib.suppress(OSError):
+        for cluster in journal.clusters_in(root):
+            link = journal.job_directory(root, cluster, task)
+            if link.is_symlink() and (uid := link.lstat().st_uid) not in {0, os.geteuid()}:
+                return user_name(uid)
+    return None
+
+
+def _own_id(task: str, layer: str) -> str:
+    return (
+        f"the name {task} there is of user {layer}, whose task it is or who was in the way: one"
+        f" that is another's is found by its own id, which `squeue -j {task} -O JobID` prints"
+    )
 
 
 def _ask(job: str, owner: str) -> str:

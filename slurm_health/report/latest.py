@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import stat
 import time
 from collections import Counter
@@ -19,7 +18,8 @@ import msgspec
 
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.errors import JournalError, SlurmError
-from slurm_health.records.text import cut, one_line
+from slurm_health.records.text import cut
+from slurm_health.report import others
 from slurm_health.report.build import job_report
 from slurm_health.report.find import JOB, directories
 from slurm_health.report.layout import Page
@@ -28,7 +28,6 @@ from slurm_health.report.phrases import NOTHING, found_text, left_texts, moment_
 from slurm_health.report.read import jobs_in, read_run
 from slurm_health.report.summary import why_in_short
 from slurm_health.system import journal
-from slurm_health.system.killable import Answered, Broke, Hung, run_one
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import ListedJob
 
@@ -93,8 +92,8 @@ def latest_jobs(
     except OSError as err:
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
     listed = _asked(environ)
-    others = _Others()
-    jobs = [others.read(each, partial(_from_journal, each, listed, now_s)) for each in found]
+    readers = _Others()
+    jobs = [readers.read(each, partial(_from_journal, each, listed, now_s)) for each in found]
     told = {job.job.partition("_")[0] for job in jobs if job.state}
     waiting = [
         LatestJob(
@@ -202,22 +201,24 @@ class _Others:
         why = f"user {found.uid} has others that take too long to read"
         if left_s > 0.0:
             began_s = time.monotonic()
-            outcome = run_one(lambda: _limited(work), left_s, most_bytes=_ANSWER_BYTES)
-            self._spent_s[found.uid] = _MOST_OF_A_USER_S - left_s + time.monotonic() - began_s
-            match outcome:
-                case Answered(data=data):
-                    return from_msgpack(data, LatestJob)
-                case Broke(reason=reason):
-                    why = cut(one_line(reason), _MOST_SAID)
-                case Hung(limit_s=limit_s):
-                    why = f"not within {limit_s:.0f} s"
+            try:
+                return self._read(work, left_s)
+            except others.NotRead as err:
+                why = str(err)
+            finally:
+                self._spent_s[found.uid] = _MOST_OF_A_USER_S - left_s + time.monotonic() - began_s
         why = f"its journal is not read: {why}"
         return LatestJob(job=found.array, cluster=found.directory.parent.name, found=why)
 
-
-def _limited(work: Callable[[], LatestJob]) -> bytes:
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    return msgspec.msgpack.encode(work())
+    @staticmethod
+    def _read(work: Callable[[], LatestJob], limit_s: float) -> LatestJob:
+        data = others.within_limits(
+            lambda: msgspec.msgpack.encode(work()),
+            limit_s=limit_s,
+            memory_bytes=_MEMORY_BYTES,
+            most_bytes=_ANSWER_BYTES,
+        )
+        return from_msgpack(data, LatestJob)
 
 
 def _from_journal(
@@ -227,11 +228,13 @@ def _from_journal(
     cluster = job.parent.name
     try:
         runs = journal.runs_of(job.parent.parent, cluster, job.name)
+        if not runs:
+            return LatestJob(job=found.array, cluster=cluster, found="its journal has no check")
         read = [read_run(run, of_nodes=False) for run in runs]
         report = job_report(jobs_in(read)[-1], now_s=now_s)
-    except (OSError, JournalError, IndexError) as err:
+    except (OSError, JournalError) as err:
         why = f"its journal cannot be read: {err}"
-        return LatestJob(job=found.array, cluster=cluster, script="", started_s=None, found=why)
+        return LatestJob(job=found.array, cluster=cluster, found=why)
     last, started = report.runs[-1], report.runs[-1].started
     said = [
         each for each in listed.get(found.array, ()) if not _is_another(each, found, last.started_s)

@@ -34,12 +34,14 @@ class State(Enum):
 class RunEntries:
     """What was read of one run: its files' entries, and its place in the journal.
 
+    `task` is `12_3` where a link of that name is to the job's directory, as the run's start says.
     `missing` says what of them is not there or cannot be read, a sentence each.
     """
 
     label: str
     job: str
     cluster: str
+    task: str = ""
     master: Sequence[Entry] = ()
     nodes: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
     supervisor: Sequence[Entry] = ()

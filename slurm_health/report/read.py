@@ -23,6 +23,7 @@ from slurm_health.system import journal, private_files
 
 # A node's name becomes a file's name. Anything else in a journal did not come from Slurm.
 _NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
+_TASK = re.compile(r"[0-9]{1,10}_[0-9]{1,10}", re.ASCII)
 _NO_FILE = "no file"
 
 
@@ -54,6 +55,7 @@ def read_run(directory: Path, *, of_nodes: bool = True) -> RunEntries:
                 label=directory.name,
                 job=directory.parent.name,
                 cluster=directory.parent.parent.name,
+                task=_task(directory.parent, master),
                 master=master,
                 nodes={node: files.entries_of_node(node, expected=begun) for node in nodes},
                 supervisor=files.entries(journal.SUPERVISOR),
@@ -129,6 +131,21 @@ class _Files:
                 return True
         except FileNotFoundError:
             return False
+
+
+def _task(job: Path, master: list[Entry]) -> str:
+    """Return which task of an array a job is: its owner's word, and a link that only they can lay.
+
+    Where users share a root, a job could pass itself off as a task of anybody's array.
+    """
+    started = [entry.record for entry in master if isinstance(entry.record, RunStarted)]
+    task = started[0].array if started else ""
+    known = _TASK.fullmatch(task)
+    return (
+        task
+        if known and journal.linked_to(job.parents[1], job.parent.name, task) == job.name
+        else ""
+    )
 
 
 def _nodes(master: list[Entry]) -> list[str]:

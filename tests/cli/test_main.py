@@ -198,7 +198,6 @@ def test_a_report_of_something_that_is_no_job_is_no_traceback(tmp_path: Path) ->
 def test_a_report_of_an_array_lists_its_tasks(tmp_path: Path) -> None:
     for job, task in ((13, 1), (14, 2)):
         write_healthy_run(tmp_path, job=job, array=f"12_{task}")
-        (tmp_path / "lab" / f"12_{task}").symlink_to(str(job))
     done = slurm_health("report", "12", f"--journal={tmp_path}")
     assert done.code == 0
     assert [line.split()[0] for line in done.stdout.splitlines()[:2]] == ["12_1", "12_2"]
@@ -220,7 +219,6 @@ def test_without_a_job_the_latest_ones_are_listed(tmp_path: Path) -> None:
 
 def test_a_report_is_a_line_of_csv_for_each_node_and_round(tmp_path: Path) -> None:
     write_healthy_run(tmp_path, job=13, array="12_3")
-    (tmp_path / "lab" / "12_3").symlink_to("13")
 
     done = slurm_health("report", "12", "--csv", f"--journal={tmp_path}")
 

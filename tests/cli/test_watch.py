@@ -127,7 +127,6 @@ def test_a_job_that_slurm_does_not_know_is_not_waited_for(tmp_path: Path) -> Non
 def test_of_an_array_it_asks_for_a_task(tmp_path: Path) -> None:
     run = RunJournal(tmp_path, job=14, nodes=["n1", "n2"])
     run.start(array="12_3")
-    (run.directory.parent.parent / "12_3").symlink_to("14")
     with watching(tmp_path) as terminal:
         drawn = terminal.read_until("")
         assert terminal.process.wait(DEADLINE_S) == 2

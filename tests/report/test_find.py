@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import pytest
 
 from slurm_health.records.errors import JournalError, RecordTooNew, RunNotFound, UsageError
 from slurm_health.records.records import AgentsLaunched, RunStarted
-from slurm_health.report import find
+from slurm_health.report import find, others
 from slurm_health.report.find import (
     load,
     runs_of_job,
@@ -49,7 +50,6 @@ def test_what_is_no_run_is_not_listed(tmp_path: Path) -> None:
 
 def test_a_task_of_an_array_is_found_by_both_of_its_ids(tmp_path: Path) -> None:
     write_healthy_run(tmp_path, job=13, array="12_3")
-    (tmp_path / "lab" / "12_3").symlink_to("13")
 
     assert load(tmp_path, "12_3").runs == load(tmp_path, "13").runs
     assert load(tmp_path, "13").job == "12_3"
@@ -338,6 +338,84 @@ def test_whose_journal_it_is_is_said_where_it_is_anothers(
     assert caplog.messages == [f"the journal of job 12 was written by user {user_name(1)}"]
 
 
+def given_to(uid: int, *directories: Path) -> None:
+    """Make another user the owner of directories and of what is in them."""
+    for directory in directories:
+        for path in (directory, *directory.rglob("*")):
+            os.chown(path, uid, uid, follow_symlinks=False)
+
+
+@pytest.mark.root
+def test_of_another_users_journal_root_is_told_the_same_and_reads_nothing_itself(
+    tmp_path: Path,
+) -> None:
+    run = write_requeued_job(tmp_path)[-1].directory
+    own = load(tmp_path, "12", now_s=2e9)
+    given_to(1, run.parent)
+    assert load(tmp_path, "12", now_s=2e9) == own
+
+    with journal.path_of(run, journal.MASTER).open("ab") as file:
+        file.truncate(240 << 20)  # sparse
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n")
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    theirs = load(tmp_path, "12", now_s=2e9)
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+
+    assert (theirs.job, theirs.nodes, theirs.script) == (own.job, own.nodes, own.script)
+    assert [run.acts for run in theirs.runs] == [run.acts for run in own.runs]
+    assert grown_kib < 64 << 10
+
+
+@pytest.mark.root
+def test_what_another_users_journal_takes_of_memory_is_limited(tmp_path: Path) -> None:
+    run = write_healthy_run(tmp_path).directory
+    given_to(1, run.parent)
+
+    with pytest.raises(JournalError, match="not read: it takes more than 4 GiB of memory"):
+        others.read(run.parent, lambda: bytes(1 << 33), bytes)
+
+
+@pytest.mark.root
+def test_what_is_wrong_with_another_users_journal_is_told_as_of_ones_own(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path).directory
+    path = journal.path_of(run, journal.MASTER)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(JournalError) as own:
+        load(tmp_path, "12")
+    given_to(1, run.parent)
+
+    with pytest.raises(JournalError) as theirs:
+        load(tmp_path, "12")
+
+    assert str(theirs.value) == str(own.value)
+
+
+def test_a_job_is_the_one_whose_directory_it_has_whatever_its_records_claim(
+    tmp_path: Path,
+) -> None:
+    write_healthy_run(tmp_path, job=99)
+    (tmp_path / "lab" / "99").rename(tmp_path / "lab" / "12")
+    write_healthy_run(tmp_path, job=98, array="77_1")
+    (tmp_path / "lab" / "77_1").unlink()
+
+    assert load(tmp_path, "12").job == "12"
+    assert load(tmp_path, "98").job == "98"
+
+
+@pytest.mark.root
+def test_the_name_of_a_task_that_another_has_laid_leads_nowhere(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path, job=13)
+    link = tmp_path / "lab" / "12_3"
+    link.symlink_to("13")
+    os.chown(link, 1, 1, follow_symlinks=False)
+
+    with pytest.raises(JournalError, match=r"the name 12_3 there is of user .*its own id"):
+        load(tmp_path, "12_3")
+    assert load(tmp_path, "13").job == "13"
+
+
 @pytest.mark.root
 def test_whoever_else_has_a_journal_of_the_job_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -376,7 +454,6 @@ def array(tmp_path: Path) -> Path:
     """Lay down an array of four tasks; the last one has the array's own id, as Slurm does it."""
     for job, task in ((13, 1), (14, 2), (15, 10), (12, 11)):
         write_healthy_run(tmp_path, job=job, array=f"12_{task}")
-        (tmp_path / "lab" / f"12_{task}").symlink_to(str(job))
     return tmp_path
 
 

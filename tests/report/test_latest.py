@@ -184,7 +184,6 @@ def test_an_array_is_one_line(root: Path, slurm: FakeSlurm) -> None:
     for job, task in ((13, 1), (14, 2), (12, 3)):
         directory = write_healthy_run(root, job=job, array=f"12_{task}").directory.parent
         os.utime(directory, (task, task))
-        (root / "lab" / f"12_{task}").symlink_to(str(job))
         slurm.run_job(f"12_{task}", ["n1"], state="RUNNING")
     slurm.run_job("12_[4-9]", ["n1"], state="PENDING")
 
@@ -206,6 +205,23 @@ def test_a_journal_that_cannot_be_read_is_listed_with_why(root: Path) -> None:
 
     assert found["12"].startswith("its journal cannot be read: ")
     assert found["9"].startswith("all healthy")
+
+
+def test_a_job_without_a_check_yet_is_listed_as_such(root: Path) -> None:
+    (root / "lab" / "12").mkdir(parents=True, mode=0o700)
+    RunJournal(root, job=13)
+
+    found = {job.job: job.found for job in listed(root)}
+
+    assert found["12"] == "its journal has no check"
+    assert "index" not in found["13"]
+
+
+def test_a_job_is_listed_by_its_directory_whatever_its_records_claim(root: Path) -> None:
+    checked(root, 99)
+    (root / "lab" / "99").rename(root / "lab" / "12")
+
+    assert [job.job for job in listed(root)] == ["12"]
 
 
 def test_the_jobs_of_one_cluster_can_be_asked_for(root: Path) -> None:

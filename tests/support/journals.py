@@ -84,22 +84,25 @@ class RunJournal:
         submit_time_s: int | None = None,
     ) -> None:
         """Begin the check: every node's agent and workers are there after half a second."""
+        started = RunStarted(
+            run_id=f"{self.job}.{self.attempt}",
+            job_id=int(str(self.job).partition("_")[0]),
+            attempt=self.attempt,
+            cluster=self.cluster,
+            partition="main",
+            nodes=list(self.nodes),
+            master_node=self.nodes[0],
+            user="ml",
+            script=script,
+            job_name=job_name,
+            array=array,
+            start_time_s=start_time_s,
+            submit_time_s=submit_time_s,
+        )
+        if array:
+            journal.link_array_task(self.directory.parents[2], started)
         self.master(
-            RunStarted(
-                run_id=f"{self.job}.{self.attempt}",
-                job_id=int(str(self.job).partition("_")[0]),
-                attempt=self.attempt,
-                cluster=self.cluster,
-                partition="main",
-                nodes=list(self.nodes),
-                master_node=self.nodes[0],
-                user="ml",
-                script=script,
-                job_name=job_name,
-                array=array,
-                start_time_s=start_time_s,
-                submit_time_s=submit_time_s,
-            ),
+            started,
             AgentsLaunched(launch=0, nodes=list(self.nodes)),
         )
         self.clock.now_s += 0.5

@@ -221,6 +221,20 @@ def _link(directory: int, name: str, target: str) -> None:
         raise
 
 
+def linked_to(root: Path, cluster: str, task: str) -> str:
+    """Return the directory's name that `12_3` is a link to, empty where it is none to follow.
+
+    Where users share a root, anybody may lay a link: it is of the directory's owner, or of root.
+    """
+    link = job_directory(root, cluster, task)
+    with contextlib.suppress(OSError):
+        name = str(link.readlink())
+        known = JOURNAL_NAME.fullmatch(name)
+        if known and link.lstat().st_uid in {0, link.with_name(name).lstat().st_uid}:
+            return name
+    return ""
+
+
 def runs_of(root: Path, cluster: str, job: str, *, owner: int | None = None) -> list[Path]:
     """Return the directories of a job's runs, oldest first; none where there is no such job.
 
@@ -233,9 +247,7 @@ def runs_of(root: Path, cluster: str, job: str, *, owner: int | None = None) -> 
     Raises:
         OSError: its directory cannot be read, or is refused.
     """
-    with contextlib.suppress(OSError):
-        behind = str(job_directory(root, cluster, job).readlink())
-        job = behind if JOURNAL_NAME.fullmatch(behind) else job
+    job = linked_to(root, cluster, job) or job
     try:
         with private_files.directory(root, cluster, job, owner=owner) as handle:
             names = private_files.directories_in(handle)

@@ -95,7 +95,6 @@ def test_the_oldest_go_until_the_rest_fits(tmp_path: Path) -> None:
 def test_the_name_of_an_array_task_goes_with_its_journal(tmp_path: Path) -> None:
     for job, task, days in ((13, 1, 100), (14, 2, 10)):
         write(tmp_path, job, days, array=f"12_{task}")
-        (tmp_path / "lab" / f"12_{task}").symlink_to(str(job))
 
     clean(tmp_path, "--older-than=90d", "--yes")
 
