@@ -48,16 +48,8 @@ NUMPY_USERS = f"{NAME}.preflight.localize."
 HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
     "records": (),
     "system": (
-        (
-            "exposition",
-            "killable",
-            "machine_log",
-            "nvml",
-            "private_files",
-            "processes",
-            "shipped",
-            "site_file",
-        ),
+        ("proc",),
+        ("killable", "nvml", "private_files", "processes", "site_file", "telemetry"),
         ("journal", "slurm", "templates"),
     ),
     "node": (

@@ -10,7 +10,7 @@ import click
 
 from slurm_health.cli.terminal import print_result
 from slurm_health.records.errors import ExitCode
-from slurm_health.system import shipped
+from slurm_health.system import templates
 
 
 @click.command(short_help="Print a page of the documentation.")
@@ -32,7 +32,7 @@ def docs(page: str | None) -> int:
 
 def _pages() -> dict[str, Path]:
     """Return every page by its name: the tutorial first, then the guides."""
-    root = shipped.path("docs")
+    root = templates.shipped("docs")
     order = {"tutorial.md": 0, "howto": 1, "admin": 2}
     paths = sorted(
         root.rglob("*.md"), key=lambda path: (order.get(path.relative_to(root).parts[0], 3), path)

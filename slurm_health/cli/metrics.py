@@ -12,7 +12,7 @@ from slurm_health.cli.history import index_options, nodes_of_slurm, opened_index
 from slurm_health.cli.replaced_file import replace_file
 from slurm_health.cli.terminal import print_result
 from slurm_health.records.errors import ExitCode
-from slurm_health.system import shipped
+from slurm_health.system import templates
 
 
 @click.command(short_help="Print metrics of all nodes for Prometheus.")
@@ -39,19 +39,19 @@ def metrics(
     the hooks find on each node, they write there themselves: see slurm-health docs metrics.
     """
     if dashboard:
-        text = shipped.path("grafana").joinpath("slurm-health.json").read_text(encoding="utf-8")
-        print_result(text)
+        shipped = templates.shipped("grafana") / "slurm-health.json"
+        print_result(shipped.read_text(encoding="utf-8"))
         return int(ExitCode.HEALTHY)
     from slurm_health.fleet.history import answer
     from slurm_health.fleet.history import metrics as of_history
-    from slurm_health.system.exposition import text as exposed
+    from slurm_health.system.telemetry import prometheus_text
 
     now_s = time.time()
     with opened_index(journal, index, rebuild=rebuild) as found:
         told = answer.lemons(found, cluster=cluster, now_s=now_s, days=days, known=nodes_of_slurm())
         gauges = of_history.gauges(told, found.troubles(), now_s=now_s)
     if output is None:
-        print_result(exposed(gauges))
+        print_result(prometheus_text(gauges))
     else:
-        replace_file(output, exposed(gauges).encode())
+        replace_file(output, prometheus_text(gauges).encode())
     return int(ExitCode.HEALTHY)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.records.decoding import from_json
+from slurm_health.system import proc
 from slurm_health.system.killable import Hung, Work, WorkResult, run_one
 
 _DIRECTORY = "stuck"
@@ -70,11 +71,9 @@ def _path(state: Path, name: str) -> Path:
 
 def _process(pid: int) -> Stuck | None:
     """Return a process as it is known again, None for one that has ended."""
-    from slurm_health.node.checks.tasks import parse_stat
-
     try:
-        found = parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
+        found = proc.stat(Path(f"/proc/{pid}"))
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError):
         return None
     return None if found.state == "Z" else Stuck(pid, found.start_ticks, boot.strip())

@@ -13,6 +13,8 @@ import contextlib
 import os
 import stat
 
+from slurm_health.records.text import LineBuffer
+
 _RING = b"slurm-health: news of "
 _ALL = b"slurm-health: news\n"
 _MOST_BYTES = 65536  # of what is read at once, and kept of a line that does not end
@@ -59,15 +61,13 @@ class Ringers:
     """The master's reading of one stream: whose rings have arrived."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._lines = LineBuffer(_MOST_BYTES)
 
     def rung(self, data: bytes) -> list[str]:
         """Return the nodes in whole lines of rings; other lines say nothing."""
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-_MOST_BYTES:]
         return [
             line.removeprefix(_RING).decode(errors="replace")
-            for line in lines
+            for line in self._lines.feed(data)
             if line.startswith(_RING)
         ]
 

@@ -32,6 +32,20 @@ _SIGNALS = {
 }
 
 
+class LineBuffer:
+    """Puts the lines of a stream together, which arrives in pieces."""
+
+    def __init__(self, most_bytes: int = 1 << 24) -> None:
+        self._most_bytes = most_bytes  # kept of a line that does not end
+        self._begun = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take in what has arrived; return the lines that are whole by now."""
+        *lines, begun = (self._begun + data).split(b"\n")
+        self._begun = begun[-self._most_bytes :]
+        return lines
+
+
 def one_line(text: str) -> str:
     """Return text in one line, without characters that act on a terminal."""
     if not text.isprintable():

@@ -171,7 +171,7 @@ def _client_of(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -
     if started_s is None or not 0 <= now_s - started_s < _RECENT_S:
         return None
     client = Client(environ, patience_s=0, deadline_s=_PATIENCE_S)
-    return client if client.cluster() == report.cluster else None
+    return client if client.cluster_name() == report.cluster else None
 
 
 def nodes_now(nodes: list[Node], page: Page) -> list[str]:

@@ -20,6 +20,8 @@ from typing import TypeVar
 
 import msgspec
 
+from slurm_health.system import proc
+
 ANSWER_BYTES = 1 << 20
 _ANSWER = b"+"
 _ERROR = b"-"
@@ -181,10 +183,9 @@ def _gather(running: dict[Key, _Child], results: dict[Key, WorkResult]) -> None:
 
 def _sleeps_in_kernel(pid: int) -> bool:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+        return proc.stat(Path(f"/proc/{pid}")).state == "D"
+    except (OSError, ValueError):
         return False
-    return stat.rpartition(b")")[2].split()[:1] == [b"D"]
 
 
 @contextlib.contextmanager

@@ -313,22 +313,6 @@ def _forwarding_signals(process: Process) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def ancestors() -> Iterator[tuple[int, int]]:
-    """Yield this process, its parent, and so on: each one's id, and when it started in ticks.
-
-    Ends where /proc shows no more. An id is given again one day; with its start it is unique.
-    """
-    pid = os.getpid()
-    while pid:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
-        except OSError:
-            return
-        words = stat.rpartition(b")")[2].split()  # from the third field on; see proc(5)
-        yield pid, int(words[19])
-        pid = int(words[1])
-
-
 @contextlib.contextmanager
 def leaving_on(number: int) -> Iterator[None]:
     """While active, a signal ends what is in progress by SystemExit, once, with the code 128+n.

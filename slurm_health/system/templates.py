@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
+import slurm_health
 from slurm_health.records.errors import UsageError
-from slurm_health.system import shipped
 from slurm_health.system.private_files import publish
 
 _SCRIPTS = "sbatch_templates"
@@ -46,7 +46,7 @@ class Template:
     @property
     def text(self) -> str:
         """Its text, as it is shipped."""
-        return shipped.path(self.source).read_text(encoding="utf-8")
+        return shipped(self.source).read_text(encoding="utf-8")
 
     @property
     def purpose(self) -> str:
@@ -85,7 +85,7 @@ HOOKS = {
 
 def every() -> dict[str, Template]:
     """Return all templates by name: the batch scripts, the wrapper, the hooks."""
-    scripts = sorted(path.name for path in shipped.path(_SCRIPTS).glob("*.sbatch"))
+    scripts = sorted(path.name for path in shipped(_SCRIPTS).glob("*.sbatch"))
     batch = [
         Template(
             name=name.removesuffix(".sbatch"),
@@ -207,3 +207,10 @@ def _is_program(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(len(_ELF)) == _ELF
+
+
+def shipped(name: str) -> Path:
+    """Return where a file or directory is: in the package, or beside it in a checkout."""
+    package = Path(slurm_health.__file__).parent
+    installed = package / name
+    return installed if installed.exists() else package.parent / name

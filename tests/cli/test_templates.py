@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from distribution import completion, man_pages
-from slurm_health.system import shipped, templates
+from slurm_health.system import templates
 from slurm_health.system.templates import Kind
 from tests.support.command_line import Done, slurm_health
 
@@ -178,4 +178,4 @@ def test_a_wheel_has_all_that_is_copied_and_read(tmp_path: Path) -> None:
 
 
 def test_shipped_files_are_found_in_a_checkout_too() -> None:
-    assert shipped.path("docs") == ROOT / "docs"
+    assert templates.shipped("docs") == ROOT / "docs"

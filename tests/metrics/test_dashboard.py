@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.system import shipped
+from slurm_health.system import templates
 
 PACKAGE = "grafana_foundation_sdk"
 
@@ -22,7 +22,7 @@ def test_grafana_knows_every_key_of_the_dashboard_and_keeps_its_value() -> None:
         for name in ("cog.plugins", "cog.encoder", "models.dashboard")
     )
     plugins.register_default_plugins()
-    ours = json.loads(shipped.path("grafana").joinpath("slurm-health.json").read_text())
+    ours = json.loads(templates.shipped("grafana").joinpath("slurm-health.json").read_text())
 
     read = models.Dashboard.from_json(ours)
 

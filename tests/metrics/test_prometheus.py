@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.system import shipped
+from slurm_health.system import templates
 from tests.fleet.history.test_commands import LONG_AGO, write_lemon
 from tests.support.command_line import Done, slurm_health
 from tests.support.hooked_node import Node
@@ -80,7 +80,7 @@ def test_a_prometheus_answers_every_question_of_the_dashboard(
 
 def questions() -> list[tuple[str, str]]:
     """Return every query of the dashboard, as Grafana would send it with all checks chosen."""
-    dashboard = json.loads(shipped.path("grafana").joinpath("slurm-health.json").read_text())
+    dashboard = json.loads(templates.shipped("grafana").joinpath("slurm-health.json").read_text())
     return [
         (panel["title"], target["expr"].replace("$check", ".*"))
         for panel in dashboard["panels"]
@@ -89,7 +89,7 @@ def questions() -> list[tuple[str, str]]:
 
 
 def test_the_dashboard_has_a_place_and_a_number_of_its_own_for_each_panel() -> None:
-    dashboard = json.loads(shipped.path("grafana").joinpath("slurm-health.json").read_text())
+    dashboard = json.loads(templates.shipped("grafana").joinpath("slurm-health.json").read_text())
     panels = dashboard["panels"]
     places = [panel["gridPos"] for panel in panels]
     covered = [

@@ -63,13 +63,6 @@ def test_whatever_an_agent_prints_is_no_error(data: bytes) -> None:
     assert ringers.rung(b"slurm-health: news of n1\n") == ["n1"]
 
 
-def test_output_without_an_end_is_not_kept() -> None:
-    ringers = Ringers()
-    for _ in range(100):
-        ringers.rung(b"x" * 65536)
-    assert len(ringers._rest) <= 65536
-
-
 def test_nobody_waits_where_a_pipe_is_full(ends: Ends) -> None:
     agent_in, master_out, _, agent_out = ends
     bell = Bell("n1", agent_in, agent_out)

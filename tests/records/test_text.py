@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.records.text import cut, one_line, plain
+from slurm_health.records.text import LineBuffer, cut, one_line, plain
 
 ANY = st.text(max_size=100)
 
@@ -37,3 +37,20 @@ def test_a_text_that_is_cut_says_so(text: str, length: int) -> None:
     shown = cut(text, length)
     assert len(shown) <= length
     assert shown == text or shown.endswith("...")
+
+
+@given(st.binary(max_size=60).map(lambda data: data.replace(b"a", b"\n")), st.data())
+def test_lines_that_arrive_in_pieces_are_whole(data: bytes, draw: st.DataObject) -> None:
+    buffer = LineBuffer()
+    cut_at = draw.draw(st.integers(0, len(data)))
+
+    lines = buffer.feed(data[:cut_at]) + buffer.feed(data[cut_at:])
+
+    assert lines == data.split(b"\n")[:-1]
+
+
+def test_of_a_line_that_does_not_end_only_so_much_is_kept() -> None:
+    buffer = LineBuffer(most_bytes=3)
+    buffer.feed(b"abcdef")
+
+    assert buffer.feed(b"g\n") == [b"defg"]

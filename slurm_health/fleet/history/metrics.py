@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from slurm_health.fleet.history.answer import Lemons
 from slurm_health.fleet.standing.standing import Standing
 from slurm_health.records.standings import Level
-from slurm_health.system.exposition import Gauge, Sample, one_of
+from slurm_health.system.telemetry import Gauge, Sample, one_of
 
 _LEVELS = tuple(each.value for each in Level)
 

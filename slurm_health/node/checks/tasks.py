@@ -20,43 +20,22 @@ from slurm_health.node.checks.check import (
     first_few,
 )
 from slurm_health.node.rules.finding import Finding, Status, passed, user_fault, warned
-
-
-class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """One process as /proc tells. `start_ticks` tells it from a later one of the same number."""
-
-    pid: int
-    name: str
-    state: str
-    start_ticks: int
-
+from slurm_health.system.proc import Stat, parse_stat
 
 PROCESSES = "processes"
 
 
-def processes(machine: CheckContext) -> Sequence[Process]:
+def processes(machine: CheckContext) -> Sequence[Stat]:
     """Return every process, as the first check of a child has seen them."""
     return machine.once(PROCESSES, lambda: list(_processes_now(machine)))
 
 
-def _processes_now(machine: CheckContext) -> Iterator[Process]:
+def _processes_now(machine: CheckContext) -> Iterator[Stat]:
     """Yield every process; those that end meanwhile are left out."""
     for entry in machine.entries("/proc"):
         if entry.isdigit():
-            with contextlib.suppress(Unmeasured, ValueError, IndexError):
+            with contextlib.suppress(Unmeasured, ValueError):
                 yield parse_stat(machine.read(f"/proc/{entry}/stat"))
-
-
-def parse_stat(text: str) -> Process:
-    """Read /proc/PID/stat. The name may hold spaces and brackets of its own.
-
-    Raises:
-        ValueError, IndexError: it is not such a text.
-    """
-    head, _, tail = text.rpartition(")")
-    pid, _, name = head.partition(" (")
-    words = tail.split()
-    return Process(pid=int(pid), name=name, state=words[0], start_ticks=int(words[19]))
 
 
 def owner(machine: CheckContext, pid: int) -> int | None:
@@ -69,7 +48,7 @@ def owner(machine: CheckContext, pid: int) -> int | None:
     return int(found[1]) if found else None
 
 
-def _named(found: list[Process]) -> str:
+def _named(found: list[Stat]) -> str:
     return first_few([f"{each.name}({each.pid})" for each in found])
 
 
@@ -131,18 +110,18 @@ def count_cpus(ranges: str) -> int:
 class Zombies(Check, frozen=True, kw_only=True):
     """Processes that have ended and whose parents do not take notice."""
 
-    SEEN = list[Process]
+    SEEN = list[Stat]
     TOGETHER = True
     LOOKS_AT = PROCESSES
     SEVERITY = Status.WARN
 
     max_count: Count = 50
 
-    def collect(self, machine: CheckContext) -> list[Process]:
+    def collect(self, machine: CheckContext) -> list[Stat]:
         """Look for state Z."""
         return [each for each in processes(machine) if each.state == "Z"]
 
-    def judge(self, seen: list[Process]) -> Finding:
+    def judge(self, seen: list[Stat]) -> Finding:
         """A few are always passing through."""
         count = len(seen)
         if count > self.max_count:
@@ -157,7 +136,7 @@ class Uninterruptible(Check, frozen=True, kw_only=True):
     same processes on every node, so this warns and does not drain unless a site says so.
     """
 
-    SEEN = list[Process]
+    SEEN = list[Stat]
     TOGETHER = True
     LOOKS_AT = PROCESSES
     SEVERITY = Status.WARN
@@ -165,7 +144,7 @@ class Uninterruptible(Check, frozen=True, kw_only=True):
     max_count: Count = 10
     apart_s: Annotated[float, msgspec.Meta(ge=0.01, le=60)] = 0.05
 
-    def collect(self, machine: CheckContext) -> list[Process]:
+    def collect(self, machine: CheckContext) -> list[Stat]:
         """Look for state D, wait a little, look again; most are there for a moment only."""
         import time
 
@@ -176,7 +155,7 @@ class Uninterruptible(Check, frozen=True, kw_only=True):
         now = _processes_now(machine)
         return [each for each in now if each.state == "D" and each.pid in first]
 
-    def judge(self, seen: list[Process]) -> Finding:
+    def judge(self, seen: list[Stat]) -> Finding:
         """Many that stay are a sign."""
         count = len(seen)
         if count > self.max_count:
@@ -191,22 +170,22 @@ class Leftovers(Check, frozen=True, kw_only=True):
     Only processes of the job's own user count, so other jobs, and other people, are never meant.
     """
 
-    SEEN = list[Process]
+    SEEN = list[Stat]
     SEVERITY = Status.USER_FAULT
     CONTEXTS = ("epilog",)
 
-    def collect(self, machine: CheckContext) -> list[Process]:
+    def collect(self, machine: CheckContext) -> list[Stat]:
         """Look through the processes of the job's user."""
         return of_job(machine)
 
-    def judge(self, seen: list[Process]) -> Finding:
+    def judge(self, seen: list[Stat]) -> Finding:
         """Whatever is left is the job's doing."""
         if seen:
             return user_fault(f"left running by the job: {_named(seen)}")
         return passed("the job left no processes")
 
 
-def of_job(machine: CheckContext) -> list[Process]:
+def of_job(machine: CheckContext) -> list[Stat]:
     """Return the processes that belong to the job the hook is called for.
 
     Raises:

@@ -21,7 +21,7 @@ from slurm_health.node.hooks.run_checks import node_name
 from slurm_health.node.rules.node_pattern import matches
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import Unmeasured
-from slurm_health.system.machine_log import SOCKET
+from slurm_health.system.telemetry import LOG_SOCKET
 
 # What is on a filesystem of these types, no other node can see.
 _LOCAL_TYPES = frozenset(
@@ -256,9 +256,11 @@ def _mount(place: CheckContext, path: str) -> tuple[str, str]:
 
 def log_advice(place: CheckContext) -> Advice:
     """Return whether what the hooks say is kept: slurmd shows it of a hook that fails only."""
-    if place.path(SOCKET).is_socket():
-        return fine(f"findings go to the system log ({SOCKET})")
-    text = f"nothing listens at {SOCKET}: what the hooks find, and why they do not drain, is lost"
+    if place.path(LOG_SOCKET).is_socket():
+        return fine(f"findings go to the system log ({LOG_SOCKET})")
+    text = (
+        f"nothing listens at {LOG_SOCKET}: what the hooks find, and why they do not drain, is lost"
+    )
     return look(text, "run systemd-journald or a syslog daemon on the nodes")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.tasks import Process, of_job, parse_stat
+from slurm_health.node.checks.tasks import of_job
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.hooks.run_checks import confirming
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations, job_of
@@ -21,6 +21,7 @@ from slurm_health.node.rules.settings import AccusationPolicy
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.errors import SlurmError, Unmeasured
 from slurm_health.system.killable import Answered, run_one
+from slurm_health.system.proc import Stat, parse_stat
 
 if TYPE_CHECKING:
     from slurm_health.node.draining.drain import Cause
@@ -143,15 +144,15 @@ def _unconfirmed(ended: JobEnded, check: str, text: str) -> Cause:
     return Cause(checks=(check,), text=text, retest=(), job=ended.job, uid=ended.uid, hook="epilog")
 
 
-def end_leftovers(context: CheckContext) -> list[Process]:
+def end_leftovers(context: CheckContext) -> list[Stat]:
     """Kill what the job left; return what is still there a second later."""
     ended = run_one(lambda: msgspec.msgpack.encode(_end(context)), LEFTOVERS_LIMIT_S)
     if isinstance(ended, Answered):
-        return from_msgpack(ended.data, list[Process])
+        return from_msgpack(ended.data, list[Stat])
     return []
 
 
-def _end(context: CheckContext) -> list[Process]:
+def _end(context: CheckContext) -> list[Stat]:
     give_up_s = time.monotonic() + _GRACE_S
     while left := of_job(context):
         for each in left:
@@ -162,9 +163,9 @@ def _end(context: CheckContext) -> list[Process]:
     return left
 
 
-def _kill(context: CheckContext, process: Process) -> None:
+def _kill(context: CheckContext, process: Stat) -> None:
     """Kill this very process: its number may have passed to another meanwhile."""
-    with contextlib.suppress(OSError, Unmeasured, ValueError, IndexError):
+    with contextlib.suppress(OSError, Unmeasured, ValueError):
         held = os.pidfd_open(process.pid)
         try:
             now = parse_stat(context.read(f"/proc/{process.pid}/stat"))

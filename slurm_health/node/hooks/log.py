@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from slurm_health.node.rules.finding import CheckResult, Status
 from slurm_health.records.text import cut, one_line
-from slurm_health.system import machine_log
+from slurm_health.system import telemetry
 
 # JSON writes one character as up to six, and a line is cut at 2,000 bytes.
 _LENGTH = 250
@@ -29,7 +29,7 @@ class Log:
     """Says things for one hook on one node."""
 
     def __init__(
-        self, hook: str, node: str, job: str = "", *, to: str = machine_log.SOCKET
+        self, hook: str, node: str, job: str = "", *, to: str = telemetry.LOG_SOCKET
     ) -> None:
         self._to = to
         # The system log takes a first word with a colon for the name of the program.
@@ -81,4 +81,4 @@ class Log:
                 )
 
     def _send(self, level: str, line: str) -> None:
-        machine_log.send(level, line, to=self._to)
+        telemetry.send_line(level, line, to=self._to)

@@ -10,8 +10,8 @@ from slurm_health import __version__
 from slurm_health.node.rules.finding import CheckResult, Status, node_faults
 from slurm_health.node.site_settings import Site
 from slurm_health.node.stuck import run_guarded
-from slurm_health.system.exposition import Gauge, Sample, one_of, text
 from slurm_health.system.killable import Answered
+from slurm_health.system.telemetry import Gauge, Sample, one_of, prometheus_text
 
 FILE = "slurm_health.prom"
 _LIMIT_S = 2.0
@@ -28,7 +28,7 @@ def keep(
     tripped = _breaker_has_tripped(site, node)
 
     def work() -> bytes:
-        told = text(gauges(results, now_s=now_s, drained=drained, tripped=tripped))
+        told = prometheus_text(gauges(results, now_s=now_s, drained=drained, tripped=tripped))
         publish(Path(site.metrics.directory) / FILE, told.encode())
         return b""
 

@@ -25,6 +25,7 @@ import msgspec
 
 from slurm_health.records.errors import Unmeasured
 from slurm_health.records.gpu_load import Burn, DeviceSample, NotSampled, decode, summarise
+from slurm_health.records.text import LineBuffer
 from slurm_health.system import nvml as doors
 from slurm_health.system.processes import (
     PIPE,
@@ -54,7 +55,7 @@ class BurnWatch:
     """The sampler of one burn. It is a process, because a sick driver can block whoever asks it."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._buffer = b""
+        self._lines = LineBuffer()
         self._samples: list[DeviceSample] = []
         self._not_sampled = ""
         self._process: Process | None = None
@@ -72,10 +73,8 @@ class BurnWatch:
         """Take in what the sampler has written, so that it never waits for a reader."""
         if self._process is None:
             return
-        self._buffer += read_available(self._process.stdout)
         read_available(self._process.stderr)
-        *lines, self._buffer = self._buffer.split(b"\n")
-        for line in lines:
+        for line in self._lines.feed(read_available(self._process.stdout)):
             found = decode(line)
             if isinstance(found, DeviceSample):
                 self._samples.append(found)

@@ -13,6 +13,7 @@ from typing import Any
 
 from slurm_health.preflight.agent import node_facts
 from slurm_health.preflight.agent.standstill import LOOK_S, Standstill, StandstillWatch
+from slurm_health.records.text import LineBuffer
 from slurm_health.system.processes import (
     PIPE,
     Process,
@@ -57,7 +58,7 @@ class Worker:
         self.torch = ""
         self.opened = False
         self.unusable = ""
-        self._buffer = b""
+        self._lines = LineBuffer()
         self._said: list[str] = []
         self._killed = False
         try:
@@ -95,8 +96,7 @@ class Worker:
         if self._process is None or self._killed:
             return []
         self._read_errors()
-        self._buffer += read_available(self._process.stdout)
-        *lines, self._buffer = self._buffer.split(b"\n")
+        lines = self._lines.feed(read_available(self._process.stdout))
         return [json.loads(line) for line in lines if line.startswith(b"{")]
 
     def hears_start(self, event: Mapping[str, Any]) -> bool:

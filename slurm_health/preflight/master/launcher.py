@@ -22,6 +22,7 @@ from slurm_health.preflight.played_nodes import environ_of_each
 from slurm_health.records.errors import SlurmCommandMissing, SlurmError
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.records import AgentsLost, LossCause
+from slurm_health.records.text import LineBuffer
 from slurm_health.system.processes import (
     PIPE,
     Process,
@@ -31,9 +32,8 @@ from slurm_health.system.processes import (
     read_available,
     start_tied,
 )
-from slurm_health.system.slurm.command import clean_environ
+from slurm_health.system.slurm.command import clean_environ, step_argv
 from slurm_health.system.slurm.job_gres import NodeGres, Share, may_have_gpus, shares
-from slurm_health.system.slurm.step import beside_argv
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,8 @@ class _Started:
     pending: set[str] = field(default_factory=set)
     said: dict[str, str] = field(default_factory=dict)
     short_of_files: bool = False
-    buffer: bytes = b""
+    lines: LineBuffer = field(default_factory=LineBuffer)
+    unread: list[bytes] = field(default_factory=list)
     last_line: str = ""
     ringers: Ringers = field(default_factory=Ringers)
     ended: set[int] = field(default_factory=set)
@@ -117,14 +118,14 @@ class _Started:
         if not data:
             self.ended.add(stream)
         if self.process.stderr and stream == self.process.stderr.fileno():
-            self.buffer += data
+            self.unread += self.lines.feed(data)
             return set()
         return self.members.intersection(self.ringers.rung(data))
 
     def read_lines(self) -> list[str]:
         """Return the complete lines the command has written to standard error."""
-        self.buffer += read_available(self.process.stderr)
-        *lines, self.buffer = self.buffer.split(b"\n")
+        lines = self.unread + self.lines.feed(read_available(self.process.stderr))
+        self.unread = []
         return [line.decode(errors="replace").strip() for line in lines]
 
 
@@ -319,7 +320,7 @@ def _end(started: list[_Started], leave_s: float) -> None:
 
 def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
     """Return the srun command of a launch on the nodes of one share."""
-    return beside_argv(job_id, share.nodes, share.options, command)
+    return step_argv(job_id, share.nodes, share.options, command)
 
 
 # What srun writes to standard error. The wording is the same from 22.05 to 26.05.

@@ -11,7 +11,7 @@ from slurm_health.records.nodeset import fold
 from slurm_health.records.records import RunFinished, RunStarted, VerdictReached
 from slurm_health.records.text import cut, one_line
 from slurm_health.records.verdict import Level
-from slurm_health.system import machine_log
+from slurm_health.system import telemetry
 
 # JSON writes one character as up to six, and a line is cut at 2,000 bytes.
 _LENGTH = 250
@@ -22,7 +22,7 @@ def tell(
     started: RunStarted,
     finished: RunFinished,
     *,
-    to: str = machine_log.SOCKET,
+    to: str = telemetry.LOG_SOCKET,
 ) -> None:
     """Write a line for each bad node, and one for the check. Who reads `level` sees both."""
     job = {
@@ -51,4 +51,4 @@ def tell(
 
 
 def _send(level: str, document: Mapping[str, object], to: str) -> None:
-    machine_log.send(level, f"slurm-health: {json.dumps(document)}", to=to)
+    telemetry.send_line(level, f"slurm-health: {json.dumps(document)}", to=to)

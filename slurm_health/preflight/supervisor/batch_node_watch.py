@@ -25,8 +25,7 @@ from slurm_health.system.processes import (
     own_module,
     start_tied,
 )
-from slurm_health.system.slurm.command import clean_environ
-from slurm_health.system.slurm.step import beside_argv
+from slurm_health.system.slurm.command import clean_environ, step_argv
 
 PULSE_S = 30.0
 _LEAVE_S = 1.0
@@ -80,7 +79,7 @@ class _Watch:
             f"{pulse_s:g}",
         )
         self._step = start_tied(
-            beside_argv(job.job_id, [node], ["--gres=none"], command),
+            step_argv(job.job_id, [node], ["--gres=none"], command),
             environ=clean_environ(environ),
             stdin=PIPE,
             stdout=NOTHING,

@@ -8,9 +8,7 @@ commands, or pyslurm in a child process, and puts a deadline on each call.
     reads            what is read, through scontrol
     pyslurm_client   the same through pyslurm, if it is installed and fits this Slurm
     job_gres         what a job has of GPUs on each node, and how a step asks for all of it
-    step             the srun command of a step beside those of the user
-    estimate         when and where a job would start, as Slurm answers
     parsing          jobs, nodes and partitions from scontrol's output
-    command          runs one command with a deadline, and keeps all facts of a failure
-    real_sbatch      which sbatch on PATH is Slurm's, behind those that call us
+    command          runs one command with a deadline; the srun command of a step beside the user's
+    real_sbatch      which sbatch on PATH is Slurm's, and when and where it says a job would start
 """

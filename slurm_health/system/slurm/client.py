@@ -17,7 +17,6 @@ from slurm_health.records.nodeset import fold
 from slurm_health.records.text import whole_number
 from slurm_health.records.topology import parse_topology
 from slurm_health.system.slurm import command, real_sbatch
-from slurm_health.system.slurm.estimate import PRINT_EPOCH, estimate_of
 from slurm_health.system.slurm.job_gres import NodeGres, gres_of, options_on
 from slurm_health.system.slurm.parsing import (
     LISTED_JOB,
@@ -34,6 +33,7 @@ from slurm_health.system.slurm.parsing import (
 )
 from slurm_health.system.slurm.pyslurm_client import choose
 from slurm_health.system.slurm.reads import Reads
+from slurm_health.system.slurm.real_sbatch import PRINT_EPOCH, estimate_of
 
 # slurmd sets no PATH for hooks (Slurm Prolog and Epilog Guide).
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -173,11 +173,6 @@ class Client:
         )
         words = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
         return {name: (why or [""])[0] for name, *why in words}
-
-    def cluster(self) -> str:
-        """Return the name of the cluster that answers, empty where it has none."""
-        found = re.search(r"^ClusterName\s*=\s*(\S+)", self._config, re.MULTILINE)
-        return found[1] if found else ""
 
     def hides_jobs(self) -> bool:
         """Tell whether users see no jobs but their own."""

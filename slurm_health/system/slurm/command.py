@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one Slurm command: an argument list, a deadline, and an error with all the facts."""
+"""Run one Slurm command: an argument list, a deadline, and an error with all the facts.
+
+And the command of a step beside the user's steps, which it neither delays nor takes from.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_health.records.errors import SlurmCommandError, SlurmCommandMissing, SlurmTimeoutError
+from slurm_health.records.nodeset import fold
 from slurm_health.system import processes
 
 DEADLINE_S = 30.0
@@ -53,3 +57,36 @@ def run(
         raise SlurmCommandError(argv, ended.returncode, ended.stderr.decode(errors="replace"))
     said = ended.stdout + (ended.stderr if with_stderr else b"")
     return said.decode(errors="replace")
+
+
+def step_argv(
+    job_id: int, nodes: Sequence[str], options: Sequence[str], command: Sequence[str]
+) -> list[str]:
+    """Return the command that runs one task on each node, with more options of srun.
+
+    Counts are explicit, because a nested srun otherwise takes the surrounding job's; the step
+    overlaps with others and takes no memory of its own, so that it never delays a step of the
+    user's; one task that ends leaves the others running.
+    """
+    count = len(nodes)
+    return [
+        "srun",
+        f"--jobid={job_id}",
+        f"--nodelist={fold(nodes)}",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        "--overlap",
+        "--mem=0",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--kill-on-bad-exit=0",
+        "--no-kill",
+        "--wait=0",
+        "--input=all",
+        "--output=all",
+        "--error=all",
+        "--job-name=slurm-health",
+        *options,
+        *command,
+    ]

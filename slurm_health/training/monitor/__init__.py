@@ -16,7 +16,6 @@ is `training.diagnosis`'s.
     output_watch  without a heartbeat: the output, and if that ends, the processes
     tails         what was written to the output since the last look
     silent_ranks  which processes are ranks without a heartbeat
-    proc          what the kernel says of a process
     cpu_limits    how long a CPU limit held back the cgroup of a process
     py_spy        stacks of ranks that do not say where they are
     gpu_activity  whether the GPUs of ranks compute

@@ -196,15 +196,14 @@ def _monitors(
 ) -> tuple[list[str], Mapping[str, str]]:
     """Return what starts the monitors, and its environment: a job of one node needs no step."""
     from slurm_health.system.processes import own_module
-    from slurm_health.system.slurm.command import clean_environ
-    from slurm_health.system.slurm.step import beside_argv
+    from slurm_health.system.slurm.command import clean_environ, step_argv
     from slurm_health.training.monitor.node import INTERVAL_S
 
     command = own_module("slurm_health.training.monitor.node", str(job), here, f"{INTERVAL_S:g}")
     if len(nodes) == 1:
         return list(command), environ
     # It needs no device, and takes none from a step of the user's.
-    return beside_argv(job, nodes, ["--gres=none"], command), clean_environ(environ)
+    return step_argv(job, nodes, ["--gres=none"], command), clean_environ(environ)
 
 
 def _cancel(

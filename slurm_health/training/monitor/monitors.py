@@ -9,6 +9,7 @@ import select
 import time
 from collections.abc import Iterator, Sequence
 
+from slurm_health.records.text import LineBuffer
 from slurm_health.system.processes import Process, end_session
 from slurm_health.training.monitor.messages import LOOK, Message, NodeLook, Reader
 
@@ -39,7 +40,7 @@ class Monitors:
         self._process = process
         self._nodes = tuple(nodes)
         self._control = control
-        self._buffer = b""
+        self._lines = LineBuffer(_MOST_LINE_BYTES)
         self._reader = Reader()
 
     def hear(self, wait_s: float) -> Iterator[Message]:
@@ -87,10 +88,7 @@ class Monitors:
         end_session(self._process, leave_s=_LEAVE_S, grace_s=_GRACE_S)
 
     def _messages(self, data: bytes) -> Iterator[Message]:
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > _MOST_LINE_BYTES:
-            self._buffer = b""
-        for line in lines:
+        for line in self._lines.feed(data):
             message = self._reader.take(line)
             if message is not None:
                 yield message

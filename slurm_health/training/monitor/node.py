@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 
+from slurm_health.records.text import LineBuffer
 from slurm_health.training.monitor.closer_look import look_closer
 from slurm_health.training.monitor.connections import broken, own_addresses
 from slurm_health.training.monitor.messages import LOOK, NOW, Message, NodeLook, NodeNow, lines_of
@@ -37,7 +38,7 @@ class NodeMonitor:
         self._found_s = -_FIND_S
         self._woke_s = time.monotonic()
         self._awake_since_s = 0.0
-        self._buffer = b""
+        self._lines = LineBuffer()
         self._unheard = 0
         self._said = 0
 
@@ -66,7 +67,7 @@ class NodeMonitor:
         self._woke_s = now_s
 
     def _serve(self, data: bytes) -> None:
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        lines = self._lines.feed(data)
         if LOOK in lines:
             self._say_look()
         elif NOW in lines:

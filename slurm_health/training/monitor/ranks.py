@@ -16,19 +16,12 @@ import msgspec
 
 from slurm_health import heartbeat
 from slurm_health.records.decoding import from_json
+from slurm_health.system import proc
 from slurm_health.training.diagnosis.collected import FlightRecord
 from slurm_health.training.diagnosis.seen import Frame
 from slurm_health.training.diagnosis.watched import RankLook, RankNow
 from slurm_health.training.monitor.cpu_limits import CpuLimits
 from slurm_health.training.monitor.flight_dumps import latest, members, operations
-from slurm_health.training.monitor.proc import (
-    environ_of,
-    io_bytes,
-    kernel_waits,
-    scheduled,
-    stat_fields,
-    state_and_cpu,
-)
 from slurm_health.training.monitor.silent_ranks import SCRIPT, Process, outlived, silent_ranks
 
 _MARK = f"/memfd:{heartbeat.NAME} "  # how /proc shows it; the kernel adds "(deleted)"
@@ -78,9 +71,9 @@ class Ranks:
         children: dict[int, list[int]] = {}
         for pid in sorted(self._pids()):
             with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
-                parent, group = map(int, stat_fields(self._root / str(pid))[1:3])
-                children.setdefault(parent, []).append(pid)
-                process = self._process(pid, parent, group)
+                seen = proc.stat(self._root / str(pid))
+                children.setdefault(seen.parent, []).append(pid)
+                process = self._process(pid, seen.parent, seen.group)
                 if process is None:
                     continue
                 processes[pid] = process
@@ -102,7 +95,7 @@ class Ranks:
                 beating,
                 arguments=lambda pid: self._text(pid, "cmdline").split("\0"),
                 name=lambda pid: self._text(pid, "comm"),
-                cpu_s=lambda pid: state_and_cpu(self._root / str(pid))[1],
+                cpu_s=lambda pid: proc.stat(self._root / str(pid)).cpu_s,
             )
             # Children that outlive a rank with a heartbeat are not that rank.
             return [
@@ -166,7 +159,7 @@ class Ranks:
 
     def _process(self, pid: int, parent: int, group: int) -> Process | None:
         """Return a process with what it belongs to, if that is a step of this job on this node."""
-        environ = environ_of(self._root / str(pid))
+        environ = proc.environ_of(self._root / str(pid))
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
         ours = environ.get("SLURM_JOB_ID") == self._job
         here = environ.get("SLURMD_NODENAME", self._node) == self._node
@@ -206,20 +199,21 @@ class Ranks:
         raise ValueError("no heartbeat")
 
     def _rank_now(self, rank: Rank, not_before_s: float) -> RankNow:
-        state, cpu_s = state_and_cpu(self._root / str(rank.pid))
-        moved_bytes = io_bytes(self._root / str(rank.pid))
-        if state in "ZX":
+        seen = proc.stat(self._root / str(rank.pid))
+        cpu_s = seen.cpu_s
+        moved_bytes = proc.io_bytes(self._root / str(rank.pid))
+        if seen.state in "ZX":
             raise ValueError("it has ended")
         for child in rank.children:
             with contextlib.suppress(OSError, ValueError):
-                cpu_s += state_and_cpu(self._root / str(child))[1]
-                moved_bytes += io_bytes(self._root / str(child))
-        ran_s, unserved_s = scheduled(self._root / str(rank.pid))
+                cpu_s += proc.stat(self._root / str(child)).cpu_s
+                moved_bytes += proc.io_bytes(self._root / str(child))
+        ran_s, unserved_s = proc.scheduled(self._root / str(rank.pid))
         now = RankNow(
             program=rank.program,
             rank=rank.rank,
             pid=rank.pid,
-            state=state,
+            state=seen.state,
             cpu_s=round(cpu_s, 2),
             io_bytes=moved_bytes,
             world=rank.world,
@@ -290,7 +284,7 @@ class Ranks:
             program=rank.program,
             rank=number,
             answered=answer is not None,
-            kernel=kernel_waits(self._root, rank.pid, rank.children),
+            kernel=proc.kernel_waits(self._root, rank.pid, rank.children),
             stack=_stack(answer),
             flight=_flight(answer, number),
         )

@@ -17,9 +17,10 @@ from slurm_health.node.checks.infiniband import InfiniBand
 from slurm_health.node.checks.kernel_log import KernelLog
 from slurm_health.node.checks.memory import Edac, HugePages, Memory, Swap
 from slurm_health.node.checks.services import Daemon, Unit, UnitSeen
-from slurm_health.node.checks.tasks import Leftovers, Load, Uninterruptible, Zombies, parse_stat
+from slurm_health.node.checks.tasks import Leftovers, Load, Uninterruptible, Zombies
 from slurm_health.node.rules.finding import Finding, Status, capped
 from slurm_health.records.errors import Unmeasured
+from slurm_health.system.proc import parse_stat
 from tests.node.checks.conftest import IB, process
 from tests.support.sites import tree
 

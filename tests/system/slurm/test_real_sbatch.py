@@ -7,8 +7,8 @@ import pytest
 
 from slurm_health.records.allocation import Estimate
 from slurm_health.records.errors import SlurmError
-from slurm_health.system.slurm.estimate import estimate_of
 from slurm_health.system.slurm.job_gres import options_on
+from slurm_health.system.slurm.real_sbatch import estimate_of
 
 STARTS = (
     "sbatch: Job 5 to start at 1795344695 using 3 processors on nodes n[4-6] in partition main\n"

@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.system.exposition import Gauge, Sample, one_of, text
+from slurm_health.system.telemetry import Gauge, Sample, one_of, prometheus_text
 
 LINE = re.compile(r'[a-z_]+(\{[a-z]+="(?:[^"\\\n]|\\["\\])*"\})? \S+')
 
@@ -14,13 +14,13 @@ LINE = re.compile(r'[a-z_]+(\{[a-z]+="(?:[^"\\\n]|\\["\\])*"\})? \S+')
 def test_a_metric_has_its_help_its_type_and_its_values() -> None:
     gauge = Gauge(name="heat_celsius", help="How hot.", samples=[Sample(1.5, {"gpu": "0"})])
 
-    assert text([gauge]) == (
+    assert prometheus_text([gauge]) == (
         '# HELP heat_celsius How hot.\n# TYPE heat_celsius gauge\nheat_celsius{gpu="0"} 1.5\n'
     )
 
 
 def test_a_metric_without_values_is_left_out() -> None:
-    assert text([Gauge(name="none", help="Nothing.", samples=[])]) == ""
+    assert prometheus_text([Gauge(name="none", help="Nothing.", samples=[])]) == ""
 
 
 def test_a_state_is_one_for_what_it_is_and_zero_for_all_else() -> None:
@@ -29,7 +29,9 @@ def test_a_state_is_one_for_what_it_is_and_zero_for_all_else() -> None:
 
 @given(st.text(), st.floats())
 def test_no_name_that_somebody_chose_breaks_a_line(name: str, value: float) -> None:
-    told = text([Gauge(name="metric", help="Help.", samples=[Sample(value, {"name": name})])])
+    told = prometheus_text(
+        [Gauge(name="metric", help="Help.", samples=[Sample(value, {"name": name})])]
+    )
 
     assert told.count("\n") == 3
     assert LINE.fullmatch(told.splitlines()[2])

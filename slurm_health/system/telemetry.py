@@ -1,14 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics in Prometheus' text format, as node_exporter's textfile collector reads it."""
+"""What a site's monitoring reads: lines for the machine's log, and metrics for Prometheus.
+
+The log is never waited for: what it does not take is lost. Metrics are in the text format, as
+node_exporter's textfile collector reads it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from math import isinf, isnan
 
 import msgspec
 
 from slurm_health.records.text import one_line
+
+LOG_SOCKET = "/dev/log"
+_DAEMON = 3 << 3
+_SEVERITY = {"error": 3, "warning": 4, "info": 6}
+_MOST_BYTES = 2000
+
+
+def send_line(level: str, line: str, *, to: str = LOG_SOCKET) -> None:
+    """Write one line to the machine's log; `level` is error, warning or info.
+
+    One that is longer than 2,000 bytes is cut.
+    """
+    import socket  # not free, and a node that is well has nothing to say
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.setblocking(False)
+        data = f"<{_DAEMON | _SEVERITY[level]}>{line}".encode(errors="replace")
+        log.sendto(data[:_MOST_BYTES], to)
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -31,7 +54,7 @@ def one_of(chosen: str, among: Sequence[str], label: str, **labels: str) -> list
     return [Sample(float(each == chosen), {**labels, label: each}) for each in among]
 
 
-def text(gauges: Sequence[Gauge]) -> str:
+def prometheus_text(gauges: Sequence[Gauge]) -> str:
     """Return metrics as text; one without a sample is left out."""
     lines = []
     for gauge in gauges:
