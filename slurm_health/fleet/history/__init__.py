@@ -14,6 +14,7 @@ to date first, and rebuilt from nothing where it is damaged, missing or older.
     postgresql   how a PostgreSQL server is reached, and what its errors mean
     mariadb      the same of MariaDB
     refresh      brings an index up to date with the journals
+    others       reads the journals of other users, in a child of their own
     answer       what is asked of it, and the values that it is answered with
     table        an answer as text
     export       an answer as JSON
