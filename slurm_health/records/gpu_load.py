@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from itertools import pairwise
 from statistics import median
@@ -30,6 +30,7 @@ _WORDS = {
 }
 # A reason seen once may be the blink of a regulator.
 LEAST_SAMPLES = 2
+_DURING = " during the burn"
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -110,19 +111,39 @@ def summarise(samples: Iterable[DeviceSample]) -> list[Burn]:
     return [_summary(index, uuid, each) for (index, uuid), each in sorted(devices.items())]
 
 
+def those_of(uuids: Set[str], burns: Sequence[Burn]) -> list[Burn]:
+    """Return the burns of these GPUs, all where none is known.
+
+    One that does not tell its UUID is taken for one of them that is missing, if there is any.
+    """
+    missing = uuids - {burn.uuid for burn in burns}
+    return [
+        burn for burn in burns if not uuids or burn.uuid in uuids or (missing and not burn.uuid)
+    ]
+
+
 def words(burn: Burn) -> list[str]:
     """Return what is worth saying of one GPU, nothing for one that is well."""
     name = f"GPU {burn.index}" + (f" ({burn.uuid})" if burn.uuid else "")
     if burn.lost:
         return [f"{name}: lost during the burn: {burn.lost}"]
-    said = [f"{name}: {text} during the burn" for text in _counted(burn)]
+    said = [f"{name}: {text}{_DURING}" for text in _counted(burn)]
     if burn.unanswered:
-        said.append(f"{name}: could not be asked during the burn: {burn.unanswered}")
+        said.append(f"{name}: could not be asked{_DURING}: {burn.unanswered}")
     slowed = _slowed(_lasting(burn))
     if slowed:
-        facts = [f"{name}: {' and '.join(slowed)} during the burn", *_clock_and_heat(burn)]
+        facts = [f"{name}: {' and '.join(slowed)}{_DURING}", *_clock_and_heat(burn)]
         said.insert(0, ", ".join(facts))
     return said
+
+
+def words_of_all(burns: Iterable[Burn]) -> list[str]:
+    """Return what is worth saying of a node's GPUs; of burns that show the same, the first."""
+    found: dict[str, str] = {}
+    for burn in burns:
+        for text in words(burn):
+            found.setdefault(text.partition(_DURING)[0], text)
+    return list(found.values())
 
 
 def _summary(index: int, uuid: str, samples: Sequence[DeviceSample]) -> Burn:

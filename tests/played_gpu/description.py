@@ -76,7 +76,7 @@ FAULT_KINDS = MappingProxyType(
         "open_slowly": FaultKind(does="takes this long to open", value="seconds"),
         "slow": FaultKind(does="computes at this share of its speed", value="share"),
         "throttle": FaultKind(
-            does="computes at this share of its speed while hot; cools down as fast as it heats up",
+            does="computes at this share of its speed while hot; cools down in pauses as fast",
             value="share",
             after="seconds of work",
         ),

@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import re
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurm_health.preflight.agent.agent import OPEN_S
 from slurm_health.system import journal
-from tests.played_gpu.description import VARIABLE, Device, Fault, machine, strike, write
+from tests.played_gpu import nvml_library
+from tests.played_gpu.description import VARIABLE, Device, Fault, machine, read, strike, write
 from tests.played_gpu.running import CRASHED
 from tests.support.command_line import start
 
@@ -23,12 +29,30 @@ DEVICE = Device(
     memory_bytes=4 << 30, tflops=0.002, memory_gb_per_s=8, link_gb_per_s=0.02, jitter=0.005
 )
 HEALTHY, BAD, INCONCLUSIVE = 0, 1, 3
+MOST_NODES = 5
 
 
 @pytest.fixture
 def gpus(tmp_path: Path) -> Path:
-    write(tmp_path / "gpus", machine(4, DEVICE, seed=str(tmp_path)))
+    write(tmp_path / "gpus", machine(MOST_NODES, DEVICE, seed=str(tmp_path)))
     return tmp_path / "gpus"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nvml(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have the played NVML found as the driver's is: by agents too, which load nothing of CUDA."""
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("LD_LIBRARY_PATH", str(nvml_library.built(tmp_path_factory).parent))
+        yield
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A process that is none of ours: whose parent is that of workers counts as one of them."""
+    shell = ["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"]
+    number = int(subprocess.run(shell, stdout=subprocess.PIPE, check=True).stdout)
+    yield number
+    os.kill(number, signal.SIGKILL)
 
 
 def check(
@@ -103,4 +127,61 @@ def test_a_broken_device_is_named_and_no_other(
     assert {name for name, node in nodes.items() if node["level"] in {"faulty", "slow"}} == {
         "local2"
     }, said
+    assert code == BAD
+
+
+def test_a_device_that_gets_hot_is_slow_and_what_throttles_it_is_told_of_no_other(
+    played_python: Path, gpus: Path
+) -> None:
+    strike(gpus, Fault(device=2, kind="throttle", value=0.4, after=1))
+    code, nodes, said = check(played_python, gpus, "--check=matmul", nodes=3)
+    assert levels(nodes) == {"local0": "healthy", "local1": "healthy", "local2": "slow"}, said
+    assert "matmul" in nodes["local2"]["reason"]
+    uuid = read(gpus).devices[2].uuid
+    assert f"GPU 2 ({uuid}): hardware thermal slowdown during the burn" in nodes["local2"]["reason"]
+    assert "slowdown" not in nodes["local0"]["reason"] + nodes["local1"]["reason"], said
+    assert code == BAD
+
+
+def test_what_says_nothing_of_a_devices_health_accuses_nobody(
+    played_python: Path, gpus: Path, stranger: int
+) -> None:
+    strike(
+        gpus,
+        Fault(device=1, kind="open_slowly", value=4),
+        Fault(device=2, kind="nccl_version", value=22805),
+        Fault(device=3, kind="memory_used", value=DEVICE.memory_bytes),
+        Fault(device=3, kind="occupied_by", value=stranger),
+    )
+    code, nodes, said = check(played_python, gpus, "--check=quick", nodes=5)
+    well = dict.fromkeys(("local0", "local1", "local4"), "healthy")
+    assert levels(nodes) == {**well, "local2": "inconclusive", "local3": "inconclusive"}, said
+    other_nccl = re.fullmatch(
+        r"not compared: torch \S+ with nccl 2\.28\.5 on 1 device there,"
+        r" unlike the other nodes \(torch \S+ with nccl 2\.29\.7 on 1 device\)",
+        nodes["local2"]["reason"],
+    )
+    assert other_nccl, said
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert nodes["local3"]["reason"].startswith(
+        f"could not be measured: device 0 (used by process {stranger}, sleep of {user}):"
+        " CUDA out of memory."
+    ), said
+    assert code == INCONCLUSIVE
+
+
+def test_a_device_is_accused_of_opening_slowly_only_beyond_the_limit_which_is_told(
+    played_python: Path, gpus: Path
+) -> None:
+    strike(
+        gpus,
+        Fault(device=1, kind="open_slowly", value=OPEN_S + 1),
+        Fault(device=2, kind="open_slowly", value=LONGEST_S),
+    )
+    code, nodes, said = check(played_python, gpus, "--check=quick", nodes=4)
+    well = dict.fromkeys(("local0", "local1", "local3"), "healthy")
+    assert levels(nodes) == {**well, "local2": "faulty"}, said
+    assert nodes["local2"]["reason"] == (
+        f"device 0 not opened within {OPEN_S:.0f} s; most nodes can use theirs"
+    )
     assert code == BAD

@@ -12,7 +12,9 @@ from slurm_health.records.gpu_load import (
     NotSampled,
     decode,
     summarise,
+    those_of,
     words,
+    words_of_all,
 )
 
 UUID = "GPU-6f3c"
@@ -171,6 +173,35 @@ def test_gpus_are_summarised_apart() -> None:
     ]
 
     assert [(each.index, each.clock_mhz) for each in summarise(samples)] == [(0, 1000), (1, 1001)]
+
+
+@pytest.mark.parametrize(
+    ("uuids", "seen"),
+    [
+        ({"GPU-a"}, [0]),
+        ({"GPU-a", "GPU-b"}, [0, 1]),
+        ({"GPU-a", "GPU-c"}, [0, 2]),  # the third says nothing: it may be the one that is missing
+        (set(), [0, 1, 2]),
+    ],
+)
+def test_other_jobs_gpus_are_not_held_against_a_node(uuids: set[str], seen: list[int]) -> None:
+    burns = [
+        Burn(index=index, uuid=uuid, bus="", samples=9)
+        for index, uuid in enumerate(["GPU-a", "GPU-b", ""])
+    ]
+
+    assert [each.index for each in those_of(uuids, burns)] == seen
+
+
+def test_what_shows_in_several_burns_is_said_once() -> None:
+    first = burn(clock_mhz=[1980, *steady(1410)], reasons=[0x40])
+    again = burn(clock_mhz=steady(1410), reasons=[0x40], remapped_rows=[0, 1])
+
+    said = words_of_all([first, again])
+
+    assert len(said) == 2
+    assert "hardware thermal slowdown during the burn, clock" in said[0]
+    assert "1 memory row remapped" in said[1]
 
 
 def test_lines_come_back_and_torn_ones_are_skipped() -> None:

@@ -11,6 +11,7 @@ in ~/played where a job is given no such variable:
     unreachable         measures alone, but no partner hears of it
     apart               so with another one that is apart, and well with all others
     no-torch            ends at once as Python does without torch
+    refusing            ends because another process uses its device
     never-ready         starts and says nothing, for as long as it is told so
     broken-device       its device says that it is broken, and it ends
     driver-hangs        has loaded torch, and its device does not open for as long as it is told so
@@ -159,6 +160,10 @@ def main() -> None:
     if how == "broken-device":
         detail = "device 3: CUDA error: uncorrectable ECC error encountered"
         say("unusable", detail=detail)
+        raise SystemExit(detail)
+    if how == "refusing":
+        detail = "device 0 (used by process 4711, python of alice): out of memory"
+        say("refused", detail=detail)
         raise SystemExit(detail)
     if how == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

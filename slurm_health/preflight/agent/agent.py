@@ -250,7 +250,7 @@ class Agent:
             # Not before the workers are started: until they are, every node waits.
             from slurm_health.preflight.agent.gpu_monitor import BurnWatch
 
-            self._watch = BurnWatch(self._environ)
+            self._watch = BurnWatch(self._environ, [event["device"] for event in ready])
         near = Rendezvous(address="127.0.0.1", port=ready[0]["store_port"])
         self._send_round(self._round, far=far, near=near)
 
@@ -476,7 +476,7 @@ class Agent:
             return
         self._workers.kill()
         self._fail(
-            worker.unusable or how,
+            worker.unusable or worker.refused or how,
             device_failed=self._device_failures == self._starts,
             torch=worker.torch,
         )

@@ -18,13 +18,20 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from slurm_health.records.errors import Unmeasured
-from slurm_health.records.gpu_load import Burn, DeviceSample, NotSampled, decode, summarise
+from slurm_health.records.gpu_load import (
+    Burn,
+    DeviceSample,
+    NotSampled,
+    decode,
+    summarise,
+    those_of,
+)
 from slurm_health.records.text import LineBuffer
 from slurm_health.system import nvml as doors
 from slurm_health.system.processes import (
@@ -52,9 +59,14 @@ def command() -> tuple[str, ...]:
 
 
 class BurnWatch:
-    """The sampler of one burn. It is a process, because a sick driver can block whoever asks it."""
+    """The sampler of one burn. It is a process, because a sick driver can block whoever asks it.
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    `devices` are those of the burn, with their UUIDs where torch knows them. The driver tells of
+    all GPUs of a machine, and others may be another job's, or another node's that is played here.
+    """
+
+    def __init__(self, environ: Mapping[str, str], devices: Sequence[str]) -> None:
+        self._uuids = {word for name in devices for word in name.split() if word[:4] == "GPU-"}
         self._lines = LineBuffer()
         self._samples: list[DeviceSample] = []
         self._not_sampled = ""
@@ -82,7 +94,7 @@ class BurnWatch:
                 self._not_sampled = found.not_sampled
 
     def end(self) -> tuple[list[Burn], str]:
-        """End the sampler; return what it saw of each GPU, and why nothing if it could not.
+        """End the sampler; return what it saw of each device, and why nothing if it could not.
 
         It has nothing to put in order, so it is killed; one that hangs in a driver is given up.
         """
@@ -90,7 +102,7 @@ class BurnWatch:
         process, self._process = self._process, None
         if process is not None and not abandon_session(process, wait_s=_UNKILLABLE_S):
             self._not_sampled = "the sampler hangs in the kernel and cannot be killed"
-        return summarise(self._samples), self._not_sampled
+        return those_of(self._uuids, summarise(self._samples)), self._not_sampled
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ class Worker:
 
     `descriptors` are to be waited on; `read_events` returns what has arrived. `ready` is what it
     said when it was, empty before; `torch` what it has loaded, `unusable` what its device said
-    that cannot be used. The process dies with the agent.
+    that cannot be used, `refused` why it does not use it. The process dies with the agent.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Worker:
         self.ready: dict[str, Any] = {}
         self.torch = ""
         self.opened = False
-        self.unusable = ""
+        self.unusable = self.refused = ""
         self._lines = LineBuffer()
         self._said: list[str] = []
         self._killed = False
@@ -108,6 +108,8 @@ class Worker:
                 self.opened = True
             case "unusable":
                 self.unusable = event["detail"]
+            case "refused":
+                self.refused = event["detail"]
             case "ready":
                 self.ready = dict(event)
             case _:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import socket
@@ -43,6 +44,8 @@ _FIRST_SIZE = 256
 _FAST_S, _FAST_SIZE = 1e-3, 2048
 _FIRST_COPY_BYTES, _FAST_COPY_BYTES = 4 << 20, 256 << 20
 _REPEATS = 3
+# torch's own words of its memory and how to save some follow these of the device's.
+_FREE = "is free."
 # What CPUs, the CUDA runtime and its matrix library say of it, as plain runtime errors.
 _NO_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")
 
@@ -94,13 +97,13 @@ def claim(local_rank: int, *, expected: int, environ: Mapping[str, str]) -> torc
 def _refused(local_rank: int, err: RuntimeError) -> Unusable | SystemExit:
     """Return what a device's error means: that it is at fault, or only of no use to us."""
     first_line, *_ = str(err).strip().split("\n")
-    said = f"device {local_rank}: {first_line}"
     if is_out_of_memory(err) or any(text in str(err) for text in _NOT_THE_DEVICE):
-        return SystemExit(f"device {local_rank}{_users(local_rank)}: {first_line}")
-    return Unusable(said)
+        head, end, _ = first_line.partition(_FREE)
+        return SystemExit(f"device {local_rank}{users(local_rank)}: {head}{end}")
+    return Unusable(f"device {local_rank}: {first_line}")
 
 
-def _users(local_rank: int) -> str:
+def users(local_rank: int) -> str:
     """Return which other processes use a device, empty where none is known of."""
     try:
         uuid = getattr(torch.cuda.get_device_properties(local_rank), "uuid", "")
@@ -247,8 +250,25 @@ def collective_library(device: torch.device) -> str:
     """Return the library that exchanges data, with its version where it has one."""
     if device.type != "cuda":
         return "gloo"
-    name = "nccl" if getattr(torch.version, "hip", None) is None else "rccl"
-    return f"{name} " + ".".join(str(part) for part in torch.cuda.nccl.version())
+    is_nvidia = getattr(torch.version, "hip", None) is None
+    name, library = ("nccl", "libnccl.so.2") if is_nvidia else ("rccl", "librccl.so.1")
+    version = _loaded_version(library) or torch.cuda.nccl.version()
+    return f"{name} " + ".".join(str(part) for part in version)
+
+
+def _loaded_version(library: str) -> tuple[int, ...]:
+    """Return the version of NCCL that this process has loaded, empty where it is a part of torch.
+
+    It need not be the one that torch was built with, which is all that torch tells.
+    """
+    code = ctypes.c_int()
+    try:
+        ctypes.CDLL(library, mode=os.RTLD_NOLOAD).ncclGetVersion(ctypes.byref(code))
+    except (OSError, AttributeError):
+        return ()
+    # 22907 is 2.29.7, and 2804 of before NCCL 2.9 is 2.8.4.
+    major = 10_000 if code.value >= 10_000 else 1_000
+    return code.value // major, code.value % major // 100, code.value % 100
 
 
 def require_interfaces(environ: Mapping[str, str]) -> None:

@@ -12,7 +12,8 @@ input and reads events as JSON lines from its standard output:
              {"op": "abort", "round": 0}
              end of file: leave
     event    {"event": "loaded", "torch": "2.4.1"}
-             {"event": "opened"}, or {"event": "unusable", "detail": "..."} before it ends
+             {"event": "opened"}, or before it ends {"event": "unusable", "detail": "..."} or
+             {"event": "refused", "detail": "..."}
              {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
              {"event": "scope", "round": 0, "scope": "solo"}
              {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
@@ -20,7 +21,8 @@ input and reads events as JSON lines from its standard output:
               "wrong_results": false, "spent": false}
 
 Between "loaded", which a worker without a device does not say, and "opened" it waits for its device
-and its driver, and for nothing else; "unusable" says that one of these failed, in its own words.
+and its driver, and for nothing else; "unusable" says that one of these failed, in its own words,
+"refused" why it cannot be used for a reason that says nothing of the node.
 A probe whose scope has no group in the command is left out: there is nobody to run it with.
 "scope" says with whom the worker works from now on: if it dies, whose fault that may be.
 Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame, "wrong_results" where
@@ -131,6 +133,9 @@ def main() -> None:
     except devices_of.Unusable as err:
         channel.send("unusable", detail=_cut(str(err)))
         raise SystemExit(str(err)) from err
+    except SystemExit as err:
+        channel.send("refused", detail=_cut(str(err)))
+        raise
     channel.send("opened")
     # The first worker of a node serves the rendezvous of every group its node leads.
     store = (
@@ -182,10 +187,12 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
         outcome, detail = "failed", f"{course.probe}: {_said(err)}"
         own_fault = not course.has_partners
     except Exception as err:
-        where = f" on device {local_rank}" if course.has_siblings else ""
+        no_memory = devices_of.is_out_of_memory(err)
+        others = devices_of.users(local_rank) if no_memory and device.type == "cuda" else ""
+        where = f" on device {local_rank}{others}" if others or course.has_siblings else ""
         outcome, detail = "failed", f"{course.probe}{where}: {type(err).__name__}: {_said(err)}"
         own_fault = not course.has_partners
-        if devices_of.is_out_of_memory(err):
+        if no_memory:
             outcome, own_fault = "unmeasured", False
         elif channel.is_aborted(index):  # the group was taken away from under it
             outcome, detail, own_fault = "timed_out", "told to stop", False

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from slurm_health.records.gpu_load import Burn, words
+from slurm_health.records.gpu_load import Burn, words_of_all
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Verdict
 
@@ -29,6 +29,7 @@ def unmeasured(
     device_failed: str,
     started: bool,
     stack: str,
+    common_stack: str = "",
 ) -> NodeVerdict:
     """Judge a node that took part in no round.
 
@@ -45,6 +46,7 @@ def unmeasured(
         device_failed: what its devices did that those of most nodes do not, else empty.
         started: the agent did write to the journal.
         stack: what runs, and on how many devices, on a node that was ready but unlike the others.
+        common_stack: what runs on those.
     """
     if could_not_start and others_started:
         reason = f"Slurm cannot start a step there: {lost}"
@@ -59,7 +61,8 @@ def unmeasured(
     if failed:
         reason = f"could not be measured: {failed}"
     elif stack:
-        reason = f"not compared: {stack} there, unlike the other nodes"
+        others = f" ({common_stack})" if common_stack else ""
+        reason = f"not compared: {stack} there, unlike the other nodes{others}"
     elif lost:
         reason = f"could not be measured: {lost}"
     elif started:
@@ -121,7 +124,7 @@ def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict
     """
     nodes = dict(verdict.nodes)
     for name, found in burns.items():
-        said = list(dict.fromkeys(text for burn in found for text in words(burn)))
+        said = words_of_all(found)
         if name not in nodes or not said:
             continue
         before = nodes[name]

@@ -233,6 +233,7 @@ class Session:
                 device_failed=device_failures.get(name, ""),
                 started=node.started is not None,
                 stack=_stack(node) if node.usable and _stack(node) not in compared else "",
+                common_stack=", ".join(sorted(compared)),
             )
             for name, node in agents.items()
             if name in device_failures or name not in admitted

@@ -18,6 +18,8 @@ thread_local int current_device = 0;
 
 namespace {
 
+// Between operations a busy machine lets its threads wait: nothing cools down in so short a time.
+constexpr double PAUSE_S = 0.1;
 // What a context takes of a real device, or less of a small one.
 constexpr size_t MOST_CONTEXT_BYTES = 512ul << 20;
 constexpr size_t CONTEXT_SHARE = 16;
@@ -28,7 +30,7 @@ struct State {
     std::atomic<int> error{OK};
     std::atomic<long> operations{0}, products{0}, arrays{0};
     std::mutex heating;
-    double heat_s = 0, cooled_at_s = 0;
+    double heat_s = 0, works_until_s = 0;
     bool hot = false;
 };
 State *states = new State[MOST_DEVICES];
@@ -84,18 +86,24 @@ double normal() {
     return std::normal_distribution<double>()(generator);
 }
 
-// It heats up by each second of work, cools down by each without; hot until half of that is gone.
-bool is_hot(int device, double work_s) {
+// It heats up while it works, slowed down or not, and cools down in pauses; hot until half of that is gone.
+bool is_hot(int device, double begun_s) {
     auto throttle = fault_of(device, "throttle");
     State &state = states[device];
     std::lock_guard<std::mutex> lock(state.heating);
-    const double now_s = monotonic_s(), idle_s = std::max(0.0, now_s - state.cooled_at_s - work_s);
-    state.heat_s = std::max(0.0, state.heat_s - idle_s) + work_s;
-    state.cooled_at_s = now_s;
+    const double pause_s = begun_s - state.works_until_s;
+    if (pause_s > PAUSE_S) state.heat_s = std::max(0.0, state.heat_s - pause_s);
     if (!throttle) return state.hot = false;
     state.heat_s = std::min(state.heat_s, 2 * throttle->after);
     state.hot = state.heat_s >= (state.hot ? throttle->after / 2 : throttle->after);
     return state.hot;
+}
+
+void heat_up(int device, double begun_s, double work_s) {
+    State &state = states[device];
+    std::lock_guard<std::mutex> lock(state.heating);
+    state.heat_s += work_s;
+    state.works_until_s = std::max(state.works_until_s, begun_s + work_s);
 }
 
 }  // namespace
@@ -170,10 +178,12 @@ bool is_memory_wrong(int device) {
 double device_seconds(int device, double cpu_seconds, double modelled_seconds) {
     double seconds = modelled_seconds > 0 ? modelled_seconds : cpu_seconds;
     if (auto slow = fault_of(device, "slow"); slow && slow->value > 0) seconds /= slow->value;
-    const bool hot = is_hot(device, seconds);
+    const double begun_s = monotonic_s() - cpu_seconds;
+    const bool hot = is_hot(device, begun_s);
     if (hot) seconds /= std::max(0.01, fault_of(device, "throttle").value_or(Fault{0, "", 1, 0}).value);
     if (const double jitter = described(device).jitter; jitter > 0 && modelled_seconds > 0)
         seconds *= std::max(0.5, 1 + jitter * normal());
+    heat_up(device, begun_s, seconds);
     Usage &mine = usage(on_node(device));
     mine.is_throttled = hot;
     mine.worked_ns += (uint64_t)(seconds * 1e9);

@@ -433,6 +433,18 @@ def test_a_worker_that_dies_between_rounds_is_replaced_without_a_report(running:
     assert running.kinds()[2:] == ["WorkersStarting", "WorkersReady"]
 
 
+def test_why_a_device_is_not_used_is_told_as_its_worker_says_it(stage: Stage) -> None:
+    stage.begin()
+    agent = stage.start("refusing")
+
+    failed = stage.hears(WorkersFailed)
+
+    assert failed.reason == "device 0 (used by process 4711, python of alice): out of memory"
+    assert not failed.device_failed
+    stage.says(VerdictReached(nodes=[]))
+    assert end_of(agent) == (0, "")
+
+
 def test_without_torch_the_workers_have_failed_and_the_agent_stays(stage: Stage) -> None:
     stage.begin()
     agent = stage.start("no-torch")
