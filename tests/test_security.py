@@ -42,7 +42,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Nothing that a user does makes them block": {
         "node/hooks/test_hung_filesystem.py": (
-            "test_what_a_user_mounts_over_a_journal_keeps_no_other_journal_from_being_read",
+            "test_what_a_user_mounts_over_three_users_journals_keeps_no_other_from_being_read",
         ),
         "node/hooks/test_epilog.py": ("test_a_state_directory_without_room_ends_no_epilog",),
         "node/hooks/test_serve.py": ("test_eighty_who_wait_keep_nobody_from_an_answer",),

@@ -30,8 +30,9 @@ _MASTER = "master.jsonl"
 # Of a job's runs the last ones: no attempt has as many.
 _MOST_RUNS = 50
 _GUARDED = "journal of user "
-# So many users whose readers the kernel holds: a filesystem that is gone, and no user's trick.
+# So many users whose readers the kernel holds: the filesystem may be gone, and is asked itself.
 _MOST_HELD = 3
+_SHARED = "root of all journals"
 _MEMORY_BYTES = 2 << 30
 # Slurm gives job ids out again when it has lost its state. The clocks of nodes differ by less.
 _OF_ANOTHER_JOB_S = 24 * 3600
@@ -90,7 +91,7 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
         found = list(_read(root, ended, node, site.accusations.max_bytes))
         return msgspec.msgpack.encode(found) if found else b""
 
-    match _guarded(site, ended.uid, work):
+    match _guarded(site, ended, work):
         case Answered(data=data):
             return _checked(data, ended, node) if data else []
         case Broke(reason=reason):
@@ -101,16 +102,26 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
             raise Unreadable(f"process {pid} of an earlier epilog waits for it in the kernel")
 
 
-def _guarded(site: Site, uid: int, work: Work) -> WorkResult | Stuck:
+def _guarded(site: Site, ended: JobEnded, work: Work) -> WorkResult | Stuck:
     """Read one user's journal; one that holds its reader for ever keeps out that user's alone.
 
-    A user can mount a filesystem that never answers. Where several users' readers are held, it is
-    the filesystem that all share.
+    A user can mount a filesystem that never answers, over what other users' jobs will have too.
+    Where several readers are held, the one that all share is asked: below its root stands nothing
+    of a user's.
     """
-    held = [each for name, each in recall(site.state).items() if name.startswith(_GUARDED)]
+
+    def shared() -> bytes:
+        become(ended)
+        with os.scandir(Path(site.journal, ended.cluster)) as entries:
+            next(entries, None)
+        return b""
+
+    held = [each for each in recall(site.state) if each.startswith((_GUARDED, _SHARED))]
     if len(held) >= _MOST_HELD and site.journal.startswith("/"):
-        return held[0]
-    return run_guarded(site.state, f"{_GUARDED}{uid}", work, site.accusations.read_limit_s)
+        root = run_guarded(site.state, _SHARED, shared, site.accusations.read_limit_s)
+        if isinstance(root, Hung | Stuck):
+            return root
+    return run_guarded(site.state, f"{_GUARDED}{ended.uid}", work, site.accusations.read_limit_s)
 
 
 def _checked(data: bytes, ended: JobEnded, node: str) -> list[Accusation]:
