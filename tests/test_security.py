@@ -40,6 +40,32 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "test_what_another_user_has_put_in_the_way_blocks_no_clean",
         ),
     },
+    "What another user lays there in the way": {
+        "system/journal/test_directories.py": (
+            "test_a_job_whose_name_another_user_has_taken_is_checked_beside_it",
+            "test_what_another_can_lay_there_that_is_mine_costs_no_check",
+            "test_an_array_task_whose_name_is_taken_has_a_log_line_and_its_check",
+            "test_what_stands_beside_a_taken_name_is_found_by_who_reads_and_removes",
+        ),
+    },
+    "What users lay there keeps none of root's": {
+        "fleet/history/test_refresh.py": (
+            "test_what_cannot_be_a_clusters_name_is_passed_over",
+            "test_what_another_users_journal_takes_of_memory_is_limited",
+            "test_of_a_job_with_any_number_of_runs_the_last_ones_are_read",
+            "test_no_file_of_another_user_is_looked_at_in_roots_own_process",
+        ),
+        "fleet/retention/test_clean.py": (
+            "test_what_cannot_be_a_clusters_name_is_passed_over",
+            "test_a_tree_deeper_than_any_path_goes_and_so_do_the_others",
+        ),
+        "report/test_find.py": (
+            "test_of_another_users_journal_root_is_told_the_same_and_reads_nothing_itself",
+            "test_what_another_users_journal_takes_of_memory_is_limited",
+            "test_the_name_of_a_task_that_another_has_laid_leads_nowhere",
+        ),
+        "report/test_latest.py": ("test_no_journal_of_another_user_is_read_in_roots_own_process",),
+    },
     "Nothing that a user does makes them block": {
         "node/hooks/test_hung_filesystem.py": (
             "test_what_a_user_mounts_over_three_users_journals_keeps_no_other_from_being_read",

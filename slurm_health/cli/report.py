@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from slurm_health.cli.replaced_file import write_named
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import print_result, takes_colour, terminal
 from slurm_health.preflight import config
@@ -195,7 +196,7 @@ def _write_page(report: JobReport, file: Path) -> None:
         print_result(page)
         return
     try:
-        file.write_text(page, encoding="utf-8")
+        write_named(file, page.encode())
     except OSError as err:
         raise NotWritten(file, err) from err
 

@@ -7,6 +7,7 @@ while the job runs.
 
     find      where a job's journals are
     read      what is in one of them, what is missing, and which of them are one job's
+    others    another user's journal is read in a child with limits
     build     the entries of a journal to a report
     measured    rounds, figures and the parts of nodes, from those entries
     acts      intents and their results, put together
