@@ -22,6 +22,18 @@ _KEPT_BLANK = "\N{NO-BREAK SPACE}"
 _KEPT_WITH_UNIT = "\N{NARROW NO-BREAK SPACE}"
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|min|h|d|%|GB/s|times)\b|%)")
 _ASCII = str.maketrans({"–": "-", "—": "-", "…": "...", "×": "x", "≥": ">=", "≤": "<="})  # noqa: RUF001
+_RESET = "\x1b[0m"
+_BOLD = "\x1b[1m"
+_OF_LEVEL = {
+    "faulty": "\x1b[1;31m",
+    "slow": "\x1b[33m",
+    "inconclusive": "\x1b[35m",
+    "healthy": "\x1b[32m",
+}
+_LEVELS = "|".join(_OF_LEVEL)
+# A cell of a table, a count of nodes, or the level at the end of what is said of a path or leaf.
+_VERDICT = re.compile(rf"(?<=  )({_LEVELS})(?=  |$)|\b(?:\d+|all) ({_LEVELS})\b|\b({_LEVELS})(?=:)")
+_HEAD = re.compile(r"(?:[A-Z][A-Z-]+)(?: {2,}|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,20 +139,6 @@ def _wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
         break_on_hyphens=False,
     ).wrap(text)
     return [line.replace(_KEPT_WITH_UNIT, " ") for line in lines]
-
-
-_RESET = "\x1b[0m"
-_BOLD = "\x1b[1m"
-_OF_LEVEL = {
-    "faulty": "\x1b[1;31m",
-    "slow": "\x1b[33m",
-    "inconclusive": "\x1b[35m",
-    "healthy": "\x1b[32m",
-}
-_LEVELS = "|".join(_OF_LEVEL)
-# A cell of a table, a count of nodes, or the level at the end of what is said of a path or leaf.
-_VERDICT = re.compile(rf"(?<=  )({_LEVELS})(?=  |$)|\b(?:\d+|all) ({_LEVELS})\b|\b({_LEVELS})(?=:)")
-_HEAD = re.compile(r"(?:[A-Z][A-Z-]+)(?: {2,}|$)")
 
 
 def coloured(text: str) -> str:

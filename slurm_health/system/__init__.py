@@ -6,7 +6,7 @@ Each outside system has one door, with a time limit on every wait.
     slurm           the only door to Slurm
     journal         a run's directory and files
     processes       starts and ends child processes, each with a deadline
-    proc            what /proc says of a process
+    proc            what /proc says of a process, and what its CPU limits have cost
     killable        runs a function in a child that is killed at its time limit
     private_files   files that one user keeps alone, and no other can slip in
     nvml            NVIDIA GPUs, as the driver sees them

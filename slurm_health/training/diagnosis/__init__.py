@@ -16,22 +16,19 @@ An inference leads to others until nothing leads on; what is sure enough of them
     hangs_without_stacks  the same, whose ranks say nothing
     out_of_step    ranks that are not at the same step: the data of some ended before that of others
     hang_words     what is said of ranks while a training hangs
-    seen           what the monitor sees of ranks, and whether that is a standstill
+    seen           what the monitor sees of ranks, what each does, whether that is a standstill
     watched        all ranks of a job as its monitors tell them, and whether they stand still
-    by_output      whether a training without a heartbeat hangs
-    step_lines     lines of output that count steps
+    by_output      whether a training without a heartbeat hangs, by the lines that count steps
     pace           how long a training may stand still, by its own steps
-    stack          what a rank does, by its Python stack
     stragglers     ranks that are slower than the others, window by window
     slow_rank      operators about why one of them is slower
     slow_steps     steps that take longer than before, window by window
     slow_network   operator about the connections over which ranks then wait
-    known_errors   exceptions whose cause is known by their words
+    known_errors   exceptions whose cause is known by their words, and those that only follow
     mistakes       operators about mistakes that are no exception: quoted, and no node named
     last_words     what processes wrote before they failed
     training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output
     rank_failures  how each rank failed, from all that tell of it
-    consequences   what ranks report when another one has failed
     ras            operators about what NCCL says of its ranks
     flight         where ranks parted, by PyTorch's Flight Recorder
 """

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from slurm_health.records.text import listed, ranks_text
-from slurm_health.training.diagnosis.seen import BrokenPath, RankSeen
-from slurm_health.training.diagnosis.stack import Place
+from slurm_health.training.diagnosis.seen import BrokenPath, Place, RankSeen
 
 
 def shared_end(paths: Sequence[BrokenPath]) -> tuple[tuple[str, ...], str]:

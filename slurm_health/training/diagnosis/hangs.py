@@ -25,8 +25,15 @@ from slurm_health.training.diagnosis.hang_words import (
     who,
 )
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
-from slurm_health.training.diagnosis.seen import IN_KERNEL, STOPPED, RankSeen, Standstill
-from slurm_health.training.diagnosis.stack import Doing, Place, place_of
+from slurm_health.training.diagnosis.seen import (
+    IN_KERNEL,
+    STOPPED,
+    Doing,
+    Place,
+    RankSeen,
+    Standstill,
+    place_of,
+)
 
 
 class RankGone:

@@ -8,6 +8,53 @@ from dataclasses import dataclass
 
 from slurm_health.records.script_records import Attribution, Sureness
 
+_FIX = "correct the script; starting it again as it is fails again"
+_NODE = "leave the node out (sbatch --exclude) and tell your administrator"
+# Exceptions that Python raises for a program's own mistakes, whatever their words.
+OF_THE_PROGRAM = frozenset(
+    {
+        "AssertionError",
+        "AttributeError",
+        "IndentationError",
+        "IndexError",
+        "KeyError",
+        "NameError",
+        "NotImplementedError",
+        "SyntaxError",
+        "TypeError",
+        "UnboundLocalError",
+        "ValueError",
+        "ZeroDivisionError",
+    }
+)
+# Exceptions that what is on the node, or is not there, may cause.
+OF_THE_PLACE = frozenset(
+    {
+        "FileNotFoundError",
+        "ImportError",
+        "IsADirectoryError",
+        "ModuleNotFoundError",
+        "NotADirectoryError",
+        "OSError",
+        "PermissionError",
+    }
+)
+# The words of gloo, NCCL, torch's stores and rendezvous for a peer that does not answer any more.
+_OF_A_PEER = re.compile(
+    r"[Cc]onnection (reset|closed|refused|was closed)|Broken pipe|Socket ?[Cc]losed"
+    r"|Timed out waiting|Socket Timeout|wait timeout|timeout after|timed out after"
+    r"|collective operation timeout|failed to recv, got 0 bytes|Failed to recv"
+    r"|ncclRemoteError|remote process exited|ncclSystemError|unhandled system error"
+    r"|communicator was aborted|ProcessGroupNCCL.*(watchdog|[Hh]eartbeat)"
+    r"|\bDist(Backend|Store|Network)Error\b|\bRendezvous\w*Error\b|SignalException|ChildFailedError"
+    r"|NCCL operations have failed or timed out"
+)
+# The same exceptions with a cause of their own.
+_OF_ITSELF = re.compile(
+    r"[Mm]ismatch|Duplicate GPU|invalid usage|ncclInvalid|CUDA error|CUDA failure|ECC"
+    r"|out of memory|OutOfMemory|[Aa]ddress already in use|EADDRINUSE|No space left"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownError:
@@ -20,9 +67,6 @@ class KnownError:
     attribution: Attribution
     sureness: Sureness = Sureness.LIKELY
 
-
-_FIX = "correct the script; starting it again as it is fails again"
-_NODE = "leave the node out (sbatch --exclude) and tell your administrator"
 
 # Sources: PyTorch's and CUDA's own error texts, and NVIDIA's guide of Xid errors for what a lost
 # GPU and an uncorrectable memory error mean.
@@ -176,36 +220,6 @@ KNOWN: tuple[KnownError, ...] = (
     ),
 )
 
-# Exceptions that Python raises for a program's own mistakes, whatever their words.
-OF_THE_PROGRAM = frozenset(
-    {
-        "AssertionError",
-        "AttributeError",
-        "IndentationError",
-        "IndexError",
-        "KeyError",
-        "NameError",
-        "NotImplementedError",
-        "SyntaxError",
-        "TypeError",
-        "UnboundLocalError",
-        "ValueError",
-        "ZeroDivisionError",
-    }
-)
-# Exceptions that what is on the node, or is not there, may cause.
-OF_THE_PLACE = frozenset(
-    {
-        "FileNotFoundError",
-        "ImportError",
-        "IsADirectoryError",
-        "ModuleNotFoundError",
-        "NotADirectoryError",
-        "OSError",
-        "PermissionError",
-    }
-)
-
 
 def known(error: str) -> KnownError | None:
     """Return what is known of an exception, by its words."""
@@ -220,3 +234,8 @@ def kind_of(error: str) -> str:
 def alike(error: str) -> str:
     """Return an exception without what differs from rank to rank: figures and addresses."""
     return re.sub(r"0x[0-9a-f]+|\d+", "#", error)
+
+
+def is_consequence(error: str) -> bool:
+    """Tell whether an exception only says that another rank, or the way to it, has failed."""
+    return bool(_OF_A_PEER.search(error)) and not _OF_ITSELF.search(error)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, SCRIPT_FAILED
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
-from slurm_health.training.diagnosis.consequences import is_consequence
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
-from slurm_health.training.diagnosis.known_errors import known
+from slurm_health.training.diagnosis.known_errors import is_consequence, known
 from slurm_health.training.diagnosis.last_words import LastWords
 from slurm_health.training.diagnosis.rank_failures import RankFailure, nodes_of, ranks_of
 

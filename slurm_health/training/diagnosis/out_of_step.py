@@ -15,8 +15,7 @@ from slurm_health.training.diagnosis.collected import Collected, FlightRecords
 from slurm_health.training.diagnosis.flight import Difference, first_difference
 from slurm_health.training.diagnosis.hang_words import nodes_of, ranks_of, who
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
-from slurm_health.training.diagnosis.seen import RankSeen, Standstill
-from slurm_health.training.diagnosis.stack import Doing, place_of
+from slurm_health.training.diagnosis.seen import Doing, RankSeen, Standstill, place_of
 
 _JOIN = "torch/distributed/algorithms/join.py"
 _ADVICE = (

@@ -13,14 +13,15 @@ from slurm_health.training.diagnosis.collected import FlightRecord, FlightRecord
 from slurm_health.training.diagnosis.pace import PATIENCE, Pace, Patience, allowance_s
 from slurm_health.training.diagnosis.seen import (
     BrokenPath,
+    Doing,
     Frame,
     RankSeen,
     Standstill,
+    place_of,
     still_works,
 )
 from slurm_health.training.diagnosis.slow_rank import SlowRank
 from slurm_health.training.diagnosis.slow_steps import Longer, RankSteps, SlowSteps
-from slurm_health.training.diagnosis.stack import Doing, place_of
 from slurm_health.training.diagnosis.stragglers import OwnTime, Slower, Stragglers
 
 

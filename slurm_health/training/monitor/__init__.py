@@ -10,17 +10,14 @@ is `training.diagnosis`'s.
     node          the monitor of one node
     ranks         the ranks on a node: their heartbeats, and what the kernel says of them
     closer_look   what is looked at of them only while a training stands still
-    connections   TCP connections that do not get through
+    connections   TCP connections: which do not get through, and how fast the others are
     monitors      talks with the monitors of all nodes
     findings      says and records what was found
     output_watch  without a heartbeat: the output, and if that ends, the processes
     tails         what was written to the output since the last look
     silent_ranks  which processes are ranks without a heartbeat
-    cpu_limits    how long a CPU limit held back the cgroup of a process
     py_spy        stacks of ranks that do not say where they are
-    gpu_activity  whether the GPUs of ranks compute
     nccl_ras      live collector: how far each rank is by NCCL itself
-    tcp_info      how much TCP connections have sent, and in how long
     messages      what monitors tell the watch
 
     batch_node    on another node: gives a job back whose batch node is lost
@@ -31,8 +28,7 @@ is `training.diagnosis`'s.
     collector     what a collector is, and what it is told of the job
     job_output    collector: the ends of the job's output files
     srun_output   which files the script had srun write
-    slurm_word    collector: Slurm's own view of job and nodes
-    kernel        collectors: kills for memory, and the kernel's log
+    surroundings  collectors: Slurm's view, kills for memory, and the kernel's log
     findings_before  collector: a hang that the monitor saw before
     flight_dumps  collector: Flight Recorder dumps
 """

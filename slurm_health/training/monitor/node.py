@@ -15,10 +15,9 @@ import time
 
 from slurm_health.records.text import LineBuffer
 from slurm_health.training.monitor.closer_look import look_closer
-from slurm_health.training.monitor.connections import broken, own_addresses
+from slurm_health.training.monitor.connections import broken, own_addresses, sent
 from slurm_health.training.monitor.messages import LOOK, NOW, Message, NodeLook, NodeNow, lines_of
 from slurm_health.training.monitor.ranks import Ranks
-from slurm_health.training.monitor.tcp_info import sent
 
 INTERVAL_S = 10.0
 # New processes are looked for this often; that costs more than a look at those that are known.

@@ -20,7 +20,6 @@ from slurm_health.system import proc
 from slurm_health.training.diagnosis.collected import FlightRecord
 from slurm_health.training.diagnosis.seen import Frame
 from slurm_health.training.diagnosis.watched import RankLook, RankNow
-from slurm_health.training.monitor.cpu_limits import CpuLimits
 from slurm_health.training.monitor.flight_dumps import latest, members, operations
 from slurm_health.training.monitor.silent_ranks import SCRIPT, Process, outlived, silent_ranks
 
@@ -59,7 +58,7 @@ class Ranks:
         self._job, self._node, self._own_step = job, node, own_step
         self._monotonic = monotonic
         self._root = root
-        self._limits = CpuLimits()
+        self._limits = proc.CpuLimits()
         self._ranks: list[Rank] = []
         self._beaten: set[tuple[str, int]] = set()
         self.outlived = False  # a rank has ended here and left something behind

@@ -17,9 +17,8 @@ from slurm_health.training.monitor.collector import DataCollector, LiveCollector
 from slurm_health.training.monitor.findings_before import MonitorFindings
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.job_output import JobOutput
-from slurm_health.training.monitor.kernel import KernelLog, MemoryKills
 from slurm_health.training.monitor.nccl_ras import NcclRas
-from slurm_health.training.monitor.slurm_word import SlurmWord
+from slurm_health.training.monitor.surroundings import KernelLog, MemoryKills, SlurmWord
 
 COLLECTOR_POINTS = "slurm_health.collectors"
 OPERATOR_POINTS = "slurm_health.operators"

@@ -19,13 +19,14 @@ from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.pace import PATIENCE, Pace, allowance_s
 from slurm_health.training.diagnosis.seen import (
     BrokenPath,
+    Doing,
     Frame,
     RankSeen,
     Standstill,
     paths_by_node,
+    place_of,
     still_works,
 )
-from slurm_health.training.diagnosis.stack import Doing, place_of
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 TRAIN = Frame("/home/a/train.py", 70, "main")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.training.diagnosis.consequences import is_consequence
+from slurm_health.training.diagnosis.known_errors import is_consequence
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
 
 DATA = Path(__file__).parents[2] / "data"

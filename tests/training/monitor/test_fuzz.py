@@ -23,7 +23,7 @@ from slurm_health.training.monitor.collector import EndedJob, NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.job_output import JobOutput
 from tests.test_fuzz import ODD, as_text, damaged
-from tests.training.monitor.test_collectors import dump
+from tests.training.monitor.test_flight_dumps import dump
 
 DATA = Path(__file__).parents[2] / "data"
 OUTPUTS = [

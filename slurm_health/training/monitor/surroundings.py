@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel of the batch host knows: kills for memory in the job's cgroup, and its log."""
+"""What Slurm and the kernel of the batch host say of the job: nodes, kills for memory, the log.
+
+Many jobs may fail at the same moment, as those of an array that miss a file, and slurmctld is then
+the last that should hear of it: it is asked once, where it can know more than the script.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,16 @@ from slurm_health.node.rules.kernel_lines import (
     MACHINE_CHECK,
     OUT_OF_MEMORY,
 )
-from slurm_health.records.errors import Unmeasured
+from slurm_health.records.errors import SlurmError, Unmeasured
 from slurm_health.records.text import whole_number
-from slurm_health.training.diagnosis.collected import KernelMessages, MemoryEvents
+from slurm_health.system.slurm.client import Client
+from slurm_health.training.diagnosis.collected import KernelMessages, MemoryEvents, SlurmView
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
 
 # What the operators look for, and what a person wants to see beside it.
 _MESSAGES = "|".join((ANY_XID, OUT_OF_MEMORY, MACHINE_CHECK, BLOCK_IO_ERROR, HUNG_TASK))
 _ROOTS = {"v1": "sys/fs/cgroup/memory", "v2": "sys/fs/cgroup"}
+_SLURM_S = 5.0
 
 
 class MemoryKills:
@@ -107,3 +113,41 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace")[: 1 << 16]
     except OSError:
         return ""
+
+
+class SlurmWord:
+    """The states of the job and of its nodes."""
+
+    name = "slurm"
+    data = SlurmView
+
+    def is_enabled(self, job: EndedJob) -> Enabled:
+        """It must be a job that has lost a node without being lost itself, or was ended."""
+        if not _name(job) or not job.end.nodes:
+            return Enabled("this is no job of Slurm's")
+        if len(job.end.nodes) == 1 and not job.end.by_a_signal:
+            return Enabled("not asked: the job has one node, and no signal ended it")
+        return Enabled()
+
+    def collect_data(self, job: EndedJob) -> SlurmView:
+        """Ask for all nodes at once, and for the job where a signal ended it.
+
+        Raises:
+            NothingCollected: Slurm does not answer.
+        """
+        client = Client.for_hook(job.environ, limit_s=_SLURM_S)
+        try:
+            nodes = client.nodes(job.end.nodes)
+            states = client.job(_name(job)).states if job.end.by_a_signal else ()
+        except SlurmError as err:
+            raise NothingCollected(str(err)) from err
+        return SlurmView(
+            job_states=tuple(sorted(states)),
+            node_states={name: node.state for name, node in nodes.items()},
+        )
+
+
+def _name(job: EndedJob) -> str:
+    """Return the job as Slurm's commands call it; a task of an array never by its number alone."""
+    array, task = (job.environ.get(f"SLURM_ARRAY_{part}_ID", "") for part in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else job.environ.get("SLURM_JOB_ID", "")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.system.proc import scheduled
-from slurm_health.training.monitor.cpu_limits import CpuLimits
+from slurm_health.system.proc import CpuLimits, scheduled
 
 
 def limits(tmp_path: Path, *mounts: str) -> CpuLimits:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 import time
 
-from slurm_health.training.monitor.tcp_info import sent
+from slurm_health.training.monitor.connections import sent
 
 CHUNK = 64 << 10
 

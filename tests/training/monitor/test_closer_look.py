@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from slurm_health.training.diagnosis.seen import RankSeen
-from slurm_health.training.monitor.gpu_activity import Activity, activity
+from slurm_health.training.monitor.closer_look import Activity, activity
 from tests.played_gpu import nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
 
@@ -21,7 +21,7 @@ ASKS = """
 import ctypes, sys
 from pathlib import Path
 import msgspec
-from slurm_health.training.monitor.gpu_activity import activity
+from slurm_health.training.monitor.closer_look import activity
 ctypes.CDLL(sys.argv[1])  # from now on the library of that name
 print(msgspec.json.encode(activity(driver=Path("/dev/null"))).decode())
 """

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_health.training.monitor.collector import NothingCollected
+from slurm_health.training.monitor.job_output import JOB_TAIL_BYTES, JobOutput, tail
+from tests.support.ended_jobs import job
+
+TRACEBACK = "Traceback (most recent call last):\n  File 'x'\nKeyError: 'lr'\n"
+
+
+def test_the_end_of_a_file_of_gigabytes_is_read_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with path.open("wb") as file:
+        file.truncate(5 << 30)  # sparse
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + TRACEBACK.encode())
+    log = JobOutput().collect_data(job(tmp_path, outputs=(path,)))
+
+    assert log.cut
+    assert [each.error for each in log.failures] == ["KeyError: 'lr'"]
+    assert len(tail(path, JOB_TAIL_BYTES)[0]) == JOB_TAIL_BYTES
+
+
+def test_output_that_is_not_text_is_read_as_far_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"\xff\xfe\0" * 100 + b"\n" + TRACEBACK.encode())
+
+    assert JobOutput().collect_data(job(tmp_path, outputs=(path,))).failures
+
+
+def test_a_fifo_in_place_of_a_file_is_passed_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out")
+
+    with pytest.raises(NothingCollected, match="no plain file"):
+        JobOutput().collect_data(job(tmp_path, outputs=(tmp_path / "out",)))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("link", [False, True])
+def test_what_another_lays_under_a_name_of_an_sruns_output_is_passed_over(
+    tmp_path: Path, link: bool
+) -> None:
+    """In /tmp, say: it would tell its own story of why the job failed."""
+    (tmp_path / "elsewhere").write_text(TRACEBACK)
+    laid = tmp_path / "task-0.txt"
+    if link:
+        laid.symlink_to("elsewhere")
+    else:
+        laid.write_text(TRACEBACK)
+    os.chown(laid, 1, 1, follow_symlinks=False)
+    ended = job(tmp_path, script_text="srun -o task-%t.txt x")
+
+    with pytest.raises(NothingCollected, match="no output file"):
+        JobOutput().collect_data(ended)
+
+    os.chown(laid, 0, 0, follow_symlinks=False)
+    assert JobOutput().collect_data(ended).failures
+
+
+def test_output_that_was_removed_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(NothingCollected, match="No such file"):
+        JobOutput().collect_data(job(tmp_path, outputs=(tmp_path / "gone",)))
+
+
+def test_a_job_without_files_has_no_output_to_read(tmp_path: Path) -> None:
+    assert not JobOutput().is_enabled(job(tmp_path))
+    assert "no files" in JobOutput().is_enabled(job(tmp_path)).why_not
+
+
+def test_the_files_that_srun_wrote_for_each_task_are_read(tmp_path: Path) -> None:
+    logs = tmp_path / "logs [1]"
+    logs.mkdir()
+    for task in range(3):
+        (logs / f"12-{task}.txt").write_text(TRACEBACK if task == 2 else "well\n")
+    (logs / "11-0.txt").write_text(TRACEBACK)
+    script = "#!/bin/bash\nsrun --output='logs [1]/%j-%t.txt' python train.py\n"
+    log = JobOutput().collect_data(job(tmp_path, script_text=script))
+
+    assert [Path(source).name for source in log.sources] == ["12-0.txt", "12-1.txt", "12-2.txt"]
+    assert len(log.failures) == 1
+
+
+def test_a_file_of_an_earlier_job_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "task-0.txt").write_text(TRACEBACK)
+    os.utime(tmp_path / "task-0.txt", (1e9, 1e9))
+    late = job(tmp_path, script_text="srun -o task-%t.txt x", duration_s=60.0)
+
+    with pytest.raises(NothingCollected):
+        JobOutput().collect_data(late)
