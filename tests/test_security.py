@@ -36,9 +36,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "So a directory of mode 1777": {
         "system/test_private_files.py": ("test_whoever_owns_a_link_in_the_way_is_named",),
-        "fleet/retention/test_clean.py": (
-            "test_what_another_user_has_put_in_the_way_blocks_no_clean",
-        ),
+        "cli/test_clean.py": ("test_what_another_user_has_put_in_the_way_blocks_no_clean",),
     },
     "What another user lays there in the way": {
         "system/journal/test_directories.py": (
@@ -146,7 +144,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "Anything by which an ordinary user": {
         "node/hooks/test_hostile_journals.py": ("test_root_is_given_up_before_anything_is_opened",),
         "node/hooks/test_healthcheck.py": ("test_a_note_that_anybody_touched_is_anothers",),
-        "fleet/retention/test_clean.py": ("test_no_link_is_followed_out_of_a_journal",),
+        "cli/test_clean.py": ("test_no_link_is_followed_out_of_a_journal",),
     },
     "Anything by which one user's job": {
         "system/test_private_files.py": (

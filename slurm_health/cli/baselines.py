@@ -27,7 +27,7 @@ def baselines(
     narrower: 0.8 of the median of at least 32 devices on 8 nodes that checks found healthy. Nothing
     uses them until they are in /etc/slurm-health/config.toml.
     """
-    from slurm_health.fleet.history import site_limits
+    from slurm_health.fleet.standing import baseline
     from slurm_health.fleet.standing.baseline import baselines as found_in
     from slurm_health.preflight.expectations import expectations_from
 
@@ -39,5 +39,5 @@ def baselines(
         found = found_in(chain.from_iterable(seen))
     period = f"{days:g} days to {datetime.fromtimestamp(now_s, tz=UTC):%Y-%m-%d}"
     # What an earlier run has put into the site's file must not become its own reason.
-    print_result(site_limits.toml(found, expectations_from({}, "the table"), period=period))
+    print_result(baseline.toml(found, expectations_from({}, "the table"), period=period))
     return int(ExitCode.HEALTHY)

@@ -43,7 +43,7 @@ def metrics(
         print_result(shipped.read_text(encoding="utf-8"))
         return int(ExitCode.HEALTHY)
     from slurm_health.fleet.history import answer
-    from slurm_health.fleet.history import metrics as of_history
+    from slurm_health.fleet.history import export as of_history
     from slurm_health.system.telemetry import prometheus_text
 
     now_s = time.time()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.history.test_commands import LONG_AGO, called, write_lemon
+from tests.cli.test_history import LONG_AGO, called, write_lemon
 
 
 def test_it_prints_the_standing_of_every_node(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from slurm_health.system import templates
-from tests.fleet.history.test_commands import LONG_AGO, write_lemon
+from tests.cli.test_history import LONG_AGO, write_lemon
 from tests.support.command_line import Done, slurm_health
 from tests.support.hooked_node import Node
 

@@ -33,7 +33,7 @@ from slurm_health.records.records import (
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report import find
 from slurm_health.system import journal
-from slurm_health.torchrun.channel import messages, routing, secret
+from slurm_health.torchrun.channel import messages, peers, secret
 from slurm_health.torchrun.channel.connection import Connection
 from slurm_health.torchrun.channel.messages import Hello
 from slurm_health.torchrun.channel.node_zero import NodeZero
@@ -453,15 +453,15 @@ ROUND = RoundStarted(
 
 def test_each_node_hears_its_own_part() -> None:
     others = ["node1", "node2"]
-    parts = routing.parts(ROUND, others)
+    parts = peers.parts(ROUND, others)
     assert set(parts) == set(others)
     assert parts["node1"] == msgspec.structs.replace(
         ROUND, groups=[["node0", "node1"]], rendezvous=[ROUND.rendezvous[0]], absent=[]
     )
     launched = AgentsLaunched(launch=1, nodes=["node0", "node2"])
-    assert routing.parts(launched, others) == {"node2": AgentsLaunched(launch=1, nodes=["node2"])}
+    assert peers.parts(launched, others) == {"node2": AgentsLaunched(launch=1, nodes=["node2"])}
     judged = [NodeVerdict(node=node, level=Level.HEALTHY) for node in NODES]
-    told = routing.parts(VerdictReached(nodes=judged), others)
+    told = peers.parts(VerdictReached(nodes=judged), others)
     assert told["node1"] == VerdictReached(nodes=judged[1:2])
 
 
@@ -474,7 +474,7 @@ def test_each_node_hears_its_own_part() -> None:
     ],
 )
 def test_all_hear_what_concerns_all(record: Record) -> None:
-    assert routing.parts(record, ["node1", "node2"]) == {"node1": record, "node2": record}
+    assert peers.parts(record, ["node1", "node2"]) == {"node1": record, "node2": record}
 
 
 def test_a_secret_comes_from_a_file_or_else_from_the_environment(tmp_path: Path) -> None:

@@ -11,13 +11,10 @@ to date first, and rebuilt from nothing where it is damaged, missing or older.
     sqlite_file  one in a file, or in memory
     server_url   the URL of one on a server
     server       one on a server: its tables, and who may change them
-    postgresql   how a PostgreSQL server is reached, and what its errors mean
-    mariadb      the same of MariaDB
+    drivers      how PostgreSQL and MariaDB are reached, and what their errors mean
     refresh      brings an index up to date with the journals
     others       reads the journals of other users, in a child of their own
     answer       what is asked of it, and the values that it is answered with
     table        an answer as text
-    export       an answer as JSON
-    site_limits  what healthy devices do, as tables for the site's file
-    metrics      the standing of every node for Prometheus
+    export       an answer as JSON, and the standing of every node for Prometheus
 """

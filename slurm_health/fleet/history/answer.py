@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from statistics import median
 
 from slurm_health.fleet.history.index import Index, Seen
-from slurm_health.fleet.standing.standing import WINDOW_DAYS, NodeRecord, Standing, standings
-from slurm_health.fleet.standing.trend import Trend, trend
+from slurm_health.fleet.standing.standing import (
+    WINDOW_DAYS,
+    NodeRecord,
+    Standing,
+    Trend,
+    standings,
+    trend,
+)
 from slurm_health.records.errors import UsageError
 from slurm_health.records.nodeset import expand
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Histories and lemons as JSON. `version` changes when a field changes its meaning or goes."""
+"""Histories and lemons as JSON, and the standing of every node as metrics.
+
+`version` changes when a field of the JSON changes its meaning or goes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,8 +15,11 @@ import msgspec
 from slurm_health.fleet.history.answer import Lemons, NodeHistory, Series
 from slurm_health.fleet.history.index import Seen
 from slurm_health.fleet.standing.standing import Standing
+from slurm_health.records.standings import Level
+from slurm_health.system.telemetry import Gauge, Sample, one_of
 
 VERSION = 1
+_LEVELS = tuple(each.value for each in Level)
 
 
 def histories_json(found: Sequence[NodeHistory], unread: Mapping[str, int]) -> str:
@@ -85,3 +91,49 @@ def _series(series: Series) -> dict[str, Any]:
 
 def _text(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def gauges(found: Sequence[Lemons], unread: Mapping[str, int], *, now_s: float) -> list[Gauge]:
+    """Return what is concluded about each node, of each cluster."""
+
+    def each() -> Iterator[tuple[dict[str, str], Standing]]:
+        for cluster in found:
+            for standing in cluster.standings:
+                yield {"cluster": cluster.cluster, "node": standing.node}, standing
+
+    return [
+        Gauge(
+            name="slurm_health_history_timestamp_seconds",
+            help="When the journals were looked through.",
+            samples=[Sample(now_s)],
+        ),
+        Gauge(
+            name="slurm_health_history_unread_jobs",
+            help="Jobs whose journal could not be read, or not wholly.",
+            samples=[Sample(float(sum(unread.values())))],
+        ),
+        Gauge(
+            name="slurm_health_node_jobs",
+            help="Jobs that were checked on the node within the window.",
+            samples=[Sample(float(standing.jobs), labels) for labels, standing in each()],
+        ),
+        Gauge(
+            name="slurm_health_node_spoiled_jobs",
+            help="Of those, the jobs in which something spoke against the node.",
+            samples=[Sample(float(standing.spoiled), labels) for labels, standing in each()],
+        ),
+        Gauge(
+            name="slurm_health_node_lemon_score",
+            help="How many of its next 100 jobs the node is expected to spoil.",
+            samples=[Sample(standing.score, labels) for labels, standing in each()],
+        ),
+        Gauge(
+            name="slurm_health_node_standing",
+            help="1 for what is concluded about the node, 0 for what is not.",
+            samples=[
+                sample
+                for labels, standing in each()
+                for sample in one_of(standing.level.value, _LEVELS, "standing", **labels)
+            ],
+        ),
+    ]

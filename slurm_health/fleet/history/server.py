@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slurm_health.fleet.history import mariadb, postgresql
+from slurm_health.fleet.history import drivers
 from slurm_health.fleet.history.database import SCHEMA, Busy, Damaged, Database, Denied
 from slurm_health.fleet.history.server_url import Kind, Server
 from slurm_health.records.errors import IndexUnusable
@@ -74,8 +74,8 @@ def _prepare(database: Database, server: Server) -> None:
 
 def _connected(server: Server) -> Database:
     if server.kind is Kind.POSTGRESQL:
-        return postgresql.connected(server)
-    return mariadb.connected(server)
+        return drivers.postgresql(server)
+    return drivers.mariadb(server)
 
 
 def _version(database: Database, server: Server) -> int | None:

@@ -5,7 +5,6 @@ Pure, over values that `slurm_health.fleet.history` reads from journals.
 
     observation   what one check says of one node, and a job's checks: values
     observe       the records of a check's journal to those values
-    standing      whether a node spoils more jobs than others do: the score, and how sure it is
-    trend         whether a figure rises or falls
+    standing      whether a node spoils more jobs than others do, and how a figure develops
     baseline      what healthy devices of a model do, as limits for the next checks
 """

@@ -2,18 +2,20 @@
 """What healthy devices of one model reach on this cluster, as limits for its next checks. Pure.
 
 The limits of `preflight.expectations` must fit every site, so they are wide. A fleet's own median
-is narrower, and is taken only where it comes from enough devices and nodes.
+is narrower, and is taken only where it comes from enough devices and nodes. They are told as tables
+for the site's file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 import msgspec
 
 from slurm_health.fleet.standing.observation import Observation
-from slurm_health.preflight.expectations import Expectation
+from slurm_health.preflight.expectations import Expectation, expectation_of
 from slurm_health.records.verdict import Level
 
 # Four full nodes of eight could all be of one bad rack. Chosen, not measured.
@@ -22,6 +24,7 @@ LEAST_NODES = 8
 # Healthy devices of one model differ by a few percent; a fifth is beyond all of them.
 FRACTION = 0.8
 MATMUL, COPY = "matmul GFLOP/s", "memory_copy GB/s"
+_SHOWN = {MATMUL: (1e-3, "TFLOP/s"), COPY: (1.0, "GB/s")}
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,3 +128,40 @@ def _stricter(typical: float | None, peak: float | None, known: Expectation | No
     table = peak * known.healthy_fraction / FRACTION if peak and known else None
     there = [each for each in (typical, table) if each is not None]
     return float(f"{max(there):.4g}") if there else None
+
+
+def toml(
+    found: Mapping[str, Mapping[str, Baseline]], known: Mapping[str, Expectation], *, period: str
+) -> str:
+    """Return a table for each model; as a comment only, where too few of it were checked."""
+    if not found:
+        return f"# no accelerator was found healthy in the {period}\n"
+    tables = [
+        _table(model, each, limits(model, each, expectation_of(model, known), period=period))
+        for model, each in sorted(found.items())
+    ]
+    return "\n".join(tables)
+
+
+def _table(model: str, found: Mapping[str, Baseline], limits: Limits | None) -> str:
+    told = [f"# {_described(each)}" for _, each in sorted(found.items())]
+    if limits is None:
+        needed = f"{LEAST_DEVICES} on {LEAST_NODES} nodes are needed"
+        return "\n".join([f"# {model}: too few devices for a limit: {needed}", *told, ""])
+    settings: Sequence[tuple[str, object]] = (
+        ("bf16_tflop_per_s", limits.bf16_tflop_per_s),
+        ("memory_gb_per_s", limits.memory_gb_per_s),
+        ("healthy_fraction", FRACTION),
+        ("basis", limits.basis),
+    )
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings if value is not None]
+    return "\n".join([f"[expectations.{json.dumps(model)}]", *told, *lines, ""])
+
+
+def _described(found: Baseline) -> str:
+    scale, unit = _SHOWN[found.metric]
+    name = found.metric.split()[0]
+    return (
+        f"{name}: {found.devices} devices on {found.nodes} nodes,"
+        f" median {found.typical * scale:.4g} {unit}, lowest {found.least * scale:.4g}"
+    )

@@ -6,11 +6,11 @@ master's words each node gets those that concern it. Agents and master know noth
 agent has a directory with its own file and its orders, as anywhere else.
 
     messages     what is said, and how it is proven who says it
-    routing      what of the master's words concerns which node
     secret       what only the nodes of a run know, where they are told
     connection   lines over a socket, bounded and never waited for
-    doorway      node 0's port: who comes in, and who does not
-    peers        the other nodes as node 0 knows them: their files, and what each is sent
+    admission    node 0's port: who comes in, and who does not
+    peers        the other nodes as node 0 knows them: their files, and which of the master's words
+                 each is sent
     node_zero    node 0's end: a launcher of agents that are elsewhere
     other_node   another node's end: connects, and connects again
 """

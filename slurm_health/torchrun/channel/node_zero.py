@@ -16,7 +16,7 @@ from slurm_health.preflight.master.launcher import LEAVE_S
 from slurm_health.records.nodeset import fold
 from slurm_health.records.records import AgentsLost, LossCause
 from slurm_health.torchrun.channel import messages
-from slurm_health.torchrun.channel.doorway import Doorway
+from slurm_health.torchrun.channel.admission import Admission
 from slurm_health.torchrun.channel.peers import Peer, Peers, Run
 from slurm_health.torchrun.meeting import Meeting
 from slurm_health.torchrun.own_agent import OwnAgent
@@ -53,7 +53,7 @@ class NodeZero:
         self._selector = selectors.DefaultSelector()
         self._peers = Peers(run, self._selector, say)
         try:
-            self._doorway = Doorway(meeting, secret, self._selector, self._peers.welcome, say)
+            self._admission = Admission(meeting, secret, self._selector, self._peers.welcome, say)
         except BaseException:
             self._selector.close()
             raise
@@ -153,7 +153,7 @@ class NodeZero:
 
     def close(self) -> None:
         """Close the port and all connections."""
-        self._doorway.close()
+        self._admission.close()
         self._peers.close()
         self._forget_bell()
         self._selector.close()
@@ -171,7 +171,7 @@ class NodeZero:
                 self._peers.attend(key.data, key.fileobj, events)
             else:
                 key.data(key.fileobj)
-        self._doorway.expire()
+        self._admission.expire()
         self._peers.keep_alive()
         return len(self._peers.rung) > rung
 

@@ -10,16 +10,30 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from slurm_health import __version__
 from slurm_health.records.record_codec import VERSION, Entry, NewerVersion, decode, encode
-from slurm_health.records.records import Action, ActionIntended, AgentStarted, Record, RunFinished
+from slurm_health.records.records import (
+    Action,
+    ActionIntended,
+    AgentsLaunched,
+    AgentStarted,
+    GroupAborted,
+    MasterWaits,
+    Record,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    VerdictReached,
+)
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import journal
-from slurm_health.torchrun.channel import messages, routing
+from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.connection import Closed, Connection
 from slurm_health.torchrun.channel.messages import Hello, Told, Welcome
 
@@ -218,7 +232,7 @@ class Peers:
                 self._tell_addresses()
                 self._over = True
             if record is not None:
-                for node, part in routing.parts(record, list(self._peers)).items():
+                for node, part in parts(record, list(self._peers)).items():
                     self._tell(self._peers[node], part, entry)
 
     def _tell_addresses(self) -> None:
@@ -298,3 +312,38 @@ def _is_own(line: bytes, node: str) -> bool:
     if entry.id.rpartition(":")[0] != node or getattr(entry.record, "node", None) != node:
         raise ValueError("records that are not its own")
     return True
+
+
+def parts(record: Record, nodes: Sequence[str]) -> Mapping[str, Record]:
+    """Return what each of `nodes` is to hear of a record; who is not named hears nothing."""
+    match record:
+        case RunStarted():
+            return {node: replace(record, nodes=[node]) for node in nodes}
+        case AgentsLaunched(nodes=launched):
+            return {node: replace(record, nodes=[node]) for node in set(launched) & set(nodes)}
+        case RoundStarted():
+            return _of_round(record, nodes)
+        case GroupAborted(group=group):
+            return dict.fromkeys(set(group) & set(nodes), record)
+        case VerdictReached(nodes=judged):
+            return {
+                each.node: VerdictReached(nodes=[each]) for each in judged if each.node in nodes
+            }
+        case MasterWaits() | ActionIntended(action=Action.PROCEED) | RunFinished():
+            return dict.fromkeys(nodes, record)
+        case _:
+            return {}
+
+
+def _of_round(record: RoundStarted, nodes: Sequence[str]) -> Mapping[str, Record]:
+    absent, wanted = set(record.absent), set(nodes)
+    found: dict[str, Record] = {}
+    for group, meeting in zip(record.groups, record.rendezvous, strict=True):
+        part = replace(
+            record,
+            groups=[group],
+            rendezvous=[meeting],
+            absent=[node for node in group if node in absent],
+        )
+        found |= dict.fromkeys(wanted.intersection(group), part)
+    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.history.test_commands import LONG_AGO, write_lemon
+from tests.cli.test_history import LONG_AGO, write_lemon
 from tests.support import database_servers
 from tests.support.command_line import Done, finish, slurm_health, start
 from tests.support.database_servers import Started

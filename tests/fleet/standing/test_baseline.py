@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.fleet.history import site_limits
+from slurm_health.fleet.standing import baseline
 from slurm_health.fleet.standing.baseline import COPY, MATMUL, Baseline, baselines, limits
 from slurm_health.fleet.standing.observation import Figure, Observation
 from slurm_health.preflight.expectations import bases, expectation_of, expectations_from
 from slurm_health.preflight.session.conclusion import with_limits
 from slurm_health.records.records import Sampled, WorkersReady
 from slurm_health.records.verdict import Level, NodeVerdict, Verdict
-from tests.fleet.history.test_commands import LONG_AGO, called
+from tests.cli.test_history import LONG_AGO, called
 from tests.support.journals import RunJournal
 
 MODEL = "NVIDIA H200"
@@ -38,7 +38,7 @@ def fleet(nodes: int, gflop_per_s: float = 750e3) -> list[Observation]:
 
 
 def printed(seen: Sequence[Observation]) -> str:
-    return site_limits.toml(baselines(seen), TABLE, period="28 days to 2026-11-22")
+    return baseline.toml(baselines(seen), TABLE, period="28 days to 2026-11-22")
 
 
 def test_each_device_counts_once_by_its_median() -> None:

@@ -43,7 +43,7 @@ class _Visitor:
     hello: Hello | None = None
 
 
-class Doorway:
+class Admission:
     """Listens where the nodes meet; hands over those that may come in."""
 
     def __init__(
