@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from slurm_health.cli.terminal import print_result
-from slurm_health.node.hooks import shims
 from slurm_health.records.errors import ConfigError, ExitCode
+from slurm_health.system import templates
 
 if TYPE_CHECKING:
     from slurm_health.node.checks.check import CheckContext
@@ -238,7 +238,7 @@ def init_config(shared: str) -> int:
 
 @click.command(short_help="Write the scripts that slurm.conf names.")
 @click.argument(
-    "directory", metavar="[DIR]", type=click.Path(path_type=Path), default=shims.DIRECTORY
+    "directory", metavar="[DIR]", type=click.Path(path_type=Path), default=templates.HOOKS_DIRECTORY
 )
 def init_hooks(directory: Path) -> int:
     """Write the prolog, the epilog and the health check, and print their lines of slurm.conf.
@@ -248,7 +248,7 @@ def init_hooks(directory: Path) -> int:
     set in them. Nothing else is changed.
     """
     try:
-        written = shims.install(directory.absolute(), sys.executable)
+        written = templates.install_hooks(directory.absolute(), sys.executable)
     except OSError as err:
         raise click.ClickException(f"cannot write {err.filename}: {err.strerror}") from err
     print_result("".join(f"{key}={path}\n" for key, path in written.items()))

@@ -26,6 +26,10 @@ _ELF = b"\x7fELF"  # how a compiled program begins
 _LICENSE = "# SPDX-"
 
 
+HOOKS_DIRECTORY = "/etc/slurm-health"
+_PATH = re.compile(r"^PATH=(.*)$", re.MULTILINE)
+
+
 class Kind(Enum):
     """What a template is for."""
 
@@ -81,6 +85,8 @@ HOOKS = {
         ("HealthCheckProgram", "healthcheck", "prolog/slurm-health-healthcheck"),
     )
 }
+# Where each lies below the directory, by the key of slurm.conf that names it.
+SHIMS = {key: hook.source for key, hook in HOOKS.items()}
 
 
 def every() -> dict[str, Template]:
@@ -214,3 +220,30 @@ def shipped(name: str) -> Path:
     package = Path(slurm_health.__file__).parent
     installed = package / name
     return installed if installed.exists() else package.parent / name
+
+
+def search_path(text: str) -> str:
+    """Return where a shim looks for commands."""
+    found = _PATH.search(text)
+    return found[1].replace("$slurm", settings(text).get("slurm", "")) if found else ""
+
+
+def install_hooks(directory: Path, python: str) -> dict[str, Path]:
+    """Write the shims, to be run by this interpreter; return where, by the key of slurm.conf.
+
+    One that stands there already keeps what a site has set in it. Slurm may start one at any
+    time, so each is replaced whole.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    paths = {key: directory / name for key, name in SHIMS.items()}
+    for key, path in paths.items():
+        said = {**(settings(_own_bytes(path)) if path.exists() else {}), "python": python}
+        write_script(path, edited(HOOKS[key].text, said))
+    return paths
+
+
+def _own_bytes(path: Path) -> str:
+    """Read what a site has edited, in whatever encoding: its own bytes are written again."""
+    return os.fsdecode(path.read_bytes())

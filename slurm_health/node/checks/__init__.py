@@ -6,7 +6,6 @@ pure.
 
     check        what a check is
     registry     which checks there are; each is loaded when a site uses it
-    last_run     what a check remembers, to tell a growing counter from an old one
     memory       RAM, swap, memory errors, huge pages
     filesystem   mounted, of the right type, writable, not full, not hung
     tasks        load, zombies, stuck processes, leftovers of a job

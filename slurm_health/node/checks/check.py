@@ -10,6 +10,7 @@ in `slurm_health.node.checks.registry`, or by another distribution through the e
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 import msgspec
 
 from slurm_health.node.rules.finding import Finding, Status
+from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import Unmeasured as Unmeasured  # for checks of other packages
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ _PIECE_BYTES = 1 << 16
 _NAMED = 5
 
 _Seen = TypeVar("_Seen")
+_T = TypeVar("_T")
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,3 +208,35 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     line: int = 0
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    time_s: float
+    boot: str
+    data: msgspec.Raw
+
+
+def exchange(machine: CheckContext, key: str, now: _T, kind: type[_T]) -> tuple[_T | None, float]:
+    """Keep `now` for the next run; return what the last one kept, and how many seconds ago.
+
+    None when there is nothing to compare with: the first run, or the first after a reboot, which
+    sets counters back. A state that cannot be kept is no error: the next run then has nothing
+    to compare with either.
+    """
+    from slurm_health.system.private_files import publish  # few checks remember anything
+
+    if machine.state is None:
+        return None, 0.0
+    boot = machine.read_or_none("/proc/sys/kernel/random/boot_id") or ""
+    path = machine.state / "seen" / f"{key.replace('/', '_')}.json"
+    before, age_s = None, 0.0
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        kept = from_json(path.read_bytes(), _Kept)
+        if kept.boot == boot:
+            before = from_json(kept.data, kind)
+            age_s = max(0.0, machine.now_s - kept.time_s)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data = msgspec.Raw(msgspec.json.encode(now))
+        publish(path, msgspec.json.encode(_Kept(time_s=machine.now_s, boot=boot, data=data)))
+    return before, age_s

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.node.checks.check import Check, CheckContext, Count, NotNegative, Seen
-from slurm_health.node.checks.last_run import exchange
+from slurm_health.node.checks.check import Check, CheckContext, Count, NotNegative, Seen, exchange
 from slurm_health.node.rules.finding import Finding, joined, node_fault, passed, warned
 
 _ERRORS = ("rx_errors", "tx_errors", "rx_crc_errors")

@@ -15,12 +15,12 @@ import msgspec
 
 from slurm_health.node.doctor import ownership
 from slurm_health.node.doctor.advice import Advice, change, fine, look
-from slurm_health.node.hooks.shims import DIRECTORY, SHIMS, search_path
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmCommandError, SlurmError
 from slurm_health.records.text import whole_number
 from slurm_health.system import templates
 from slurm_health.system.slurm import command
+from slurm_health.system.templates import HOOKS_DIRECTORY, SHIMS, search_path
 
 _GLOB = re.compile(r"[*?\[]")
 _NUMBER = re.compile(r"\d{1,18}")
@@ -114,7 +114,7 @@ def _files(entry: str) -> list[str]:
 
 def _scripts(key: str, config: Mapping[str, str]) -> Iterator[Advice]:
     paths = _paths(key, config)
-    shim = f"{key}={DIRECTORY}/{SHIMS[key]}"
+    shim = f"{key}={HOOKS_DIRECTORY}/{SHIMS[key]}"
     if not paths:
         text = f"{key} is not set: {_WITHOUT[key]}"
         yield look(text, f"slurm-health init-hooks, then {shim}")
@@ -295,7 +295,7 @@ def _health_check(
     key = "HealthCheckProgram"
     program = config.get(key, "")
     if not program:
-        yield look(f"{key} is not set: {_WITHOUT[key]}", f"{key}={DIRECTORY}/{SHIMS[key]}")
+        yield look(f"{key} is not set: {_WITHOUT[key]}", f"{key}={HOOKS_DIRECTORY}/{SHIMS[key]}")
         return
     why = trouble(program)
     if why:
@@ -303,7 +303,7 @@ def _health_check(
         yield change(f"{key}={program} {why}: {_WITHOUT[key]}", mend)
     elif not shims and os.access(program, os.R_OK):
         text = f"{key}={program} is no shim of slurm-health: what it drained stays drained"
-        yield look(text, f"call {DIRECTORY}/{SHIMS[key]} from it")
+        yield look(text, f"call {HOOKS_DIRECTORY}/{SHIMS[key]} from it")
     number = _NUMBER.match(config.get("HealthCheckInterval", ""))
     if not number or int(number.group()) == 0:
         text = f"HealthCheckInterval=0: {key} never runs: {_WITHOUT[key]}"

@@ -10,15 +10,13 @@ ClusterShell and call no Slurm command, because the prolog stands between a user
     healthcheck    every few minutes: checks the node, resumes what was drained
     hook           what these three share: where they are, what they run and say
     run_checks     runs checks at the same time, each in a child, and judges what they saw
-    turn           whose word may have this node tested now: one at a time, and not too often
     user_journal   reads an ended job's journal, as the job's user
     serve          `healthcheck --serve`: answers launchers that ask for this node's health
-    nvhcd          the messages of the service that they ask
+    nvhcd          what they are told, in the messages of the service that they ask
     last_check     when each node's last health check ran, and how it ended
     metrics        what a health check found, for Prometheus
     nodes          `slurm-health nodes`: what was drained, why, and how to resume it
     explain        `healthcheck --explain`: what runs here, and why
     init_config    `init-config`: drafts a site's file from this node
-    shims          `init-hooks`: writes the scripts that slurm.conf names
     log            standard error and the system log
 """

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import time
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,19 +21,20 @@ from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.hooks.run_checks import confirming
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations, job_of
 from slurm_health.node.rules.finding import node_faults
-from slurm_health.node.rules.settings import AccusationPolicy
-from slurm_health.records.decoding import from_msgpack
+from slurm_health.node.rules.settings import AccusationPolicy, Accusations
+from slurm_health.records.decoding import from_json, from_msgpack
 from slurm_health.records.errors import SlurmError, Unmeasured
 from slurm_health.system.killable import Answered, run_one
 from slurm_health.system.proc import Stat, parse_stat
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # most jobs accuse nobody, and then nobody needs to know what that looks like
     from slurm_health.node.draining.drain import Cause
     from slurm_health.node.rules.accusations import Accusation
 
 _GRACE_S = 1.0
 _POLL_S = 0.05
 LEFTOVERS_LIMIT_S = 5.0
+_TESTED = "tested.json"
 
 
 def run(hook: Hook) -> bool:
@@ -91,8 +96,6 @@ def _with_start(hook: Hook, ended: JobEnded) -> JobEnded:
 
 def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
     """Test this node here and now, as root, and return the cause that a failure is."""
-    from slurm_health.node.hooks.turn import turn
-
     # Why a node is slow the job's check cannot tell: a starved processor slows its network down.
     component = "node" if accusation.slow else accusation.component
     checks = confirming(hook.site.checks, component, hook.node)
@@ -100,7 +103,7 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
         hook.log.info(f"not confirmed because no check tests: {component}")
         return None
     now_s, settings = hook.context.now_s, hook.site.accusations
-    with turn(hook.site.state, ended.uid, now_s, settings) as why_not:
+    with turn_to_test(hook.site.state, ended.uid, now_s, settings) as why_not:
         if why_not:
             hook.log.warning(f"not tested: {why_not}")
             return None
@@ -111,6 +114,49 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
         return msgspec.structs.replace(hook.cause(faults), confirms=accusation.component)
     hook.log.info(f"not confirmed by {', '.join(each.name for each in checks)}")
     return None
+
+
+@contextlib.contextmanager
+def turn_to_test(state: Path, uid: int, now_s: float, settings: Accusations) -> Iterator[str]:
+    """Hold the turn for a test of this node; yield why there is none, empty when there is.
+
+    One at a time, and each user's only so often: a test takes processors or GPUs, and a job of one
+    second with a forged journal would be enough to have root start one beside the jobs of others.
+    """
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Unbuffered: what there is no room for fails where it is written.
+        file = (state / _TESTED).open("a+b", buffering=0)
+    except OSError as err:
+        yield f"tests cannot be counted in {state}: {err.strerror}"
+        return
+    with file:
+        yield _take(file, uid, now_s, settings)
+
+
+def _take(file: FileIO, uid: int, now_s: float, settings: Accusations) -> str:
+    from slurm_health.node.rules.accusations import Tested, with_test  # as above
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "another test of this node is running"
+    file.seek(0)
+    try:
+        before = from_json(file.read(), Tested)
+    except msgspec.DecodeError:
+        before = {}
+    tested = with_test(before, uid, now_s, settings)
+    if tested is None:
+        times = settings.tests_per_user_hour
+        return f"jobs of user {uid} have had it tested {times} times within the hour"
+    data = msgspec.json.encode(tested)
+    try:
+        file.truncate(0)
+        written = file.write(data)
+    except OSError as err:
+        return f"tests cannot be counted: {err.strerror}"
+    return "" if written == len(data) else "tests cannot be counted: there is no room"
 
 
 def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:

@@ -25,9 +25,8 @@ from typing import Any
 
 import msgspec
 
-from slurm_health.node.hooks import nvhcd
 from slurm_health.node.hooks.log import Log
-from slurm_health.node.rules.answer import HealthAnswer, answer
+from slurm_health.node.hooks.nvhcd import CALL, SERVICE, HealthAnswer, answer, response
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, UsageError
@@ -122,10 +121,10 @@ def _server(grpc: Any, threads: ThreadPoolExecutor, desk: _Desk) -> Any:
         call.abort(grpc.StatusCode.UNAVAILABLE, "slurm-health is being stopped")
         raise AssertionError("abort raises")
 
-    calls = {nvhcd.CALL: grpc.unary_unary_rpc_method_handler(ask)}
+    calls = {CALL: grpc.unary_unary_rpc_method_handler(ask)}
     return grpc.server(
         threads,
-        handlers=[grpc.method_handlers_generic_handler(nvhcd.SERVICE, calls)],
+        handlers=[grpc.method_handlers_generic_handler(SERVICE, calls)],
         options=[
             ("grpc.max_receive_message_length", _MOST_BYTES),
             ("grpc.max_concurrent_streams", _MOST_OF_CONNECTION),
@@ -137,7 +136,7 @@ def _server(grpc: Any, threads: ThreadPoolExecutor, desk: _Desk) -> Any:
 
 
 def _encoded(found: HealthAnswer) -> bytes:
-    return nvhcd.response(
+    return response(
         success=found.healthy,
         exit_code=int(found.exit_code),
         output=msgspec.json.encode(found).decode(),

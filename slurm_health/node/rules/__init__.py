@@ -5,7 +5,6 @@ The hooks and the administrators' commands call it; `draining` performs what is 
 
     finding        what a check of a node concludes, and how several become one
     settings       the hooks' tables in the site's file, with their defaults
-    answer         what a launcher that asks is told of the node
     xid            what an Xid means for the node, by NVIDIA's catalogue
     kernel_lines   the lines of the kernel's log that count, and that no user can write
     breaker        how many nodes may be drained at once

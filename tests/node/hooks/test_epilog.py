@@ -204,12 +204,12 @@ def test_one_users_accusations_have_a_node_tested_so_often_and_no_more(story: St
 
 
 def test_tests_run_one_at_a_time(story: Story) -> None:
-    from slurm_health.node.hooks.turn import turn
+    from slurm_health.node.hooks.epilog import turn_to_test
 
     story.write(journal())
     story.node.break_it()
     site = story.node.site
-    with turn(site.state, 1, story.node.now_s, site.accusations) as why_not:
+    with turn_to_test(site.state, 1, story.node.now_s, site.accusations) as why_not:
         assert why_not == ""
         assert not story.ended()
     assert "not tested: another test of this node is running" in story.node.said
@@ -275,11 +275,11 @@ def test_what_the_job_left_running_is_ended_and_nothing_else(node: Node) -> None
 
 @pytest.mark.root
 def test_a_state_directory_without_room_ends_no_epilog(story: Story, tmp_path: Path) -> None:
-    from slurm_health.node.hooks.turn import turn
+    from slurm_health.node.hooks.epilog import turn_to_test
     from tests.support.full_filesystem import full_filesystem
 
     with full_filesystem(tmp_path / "full") as state:
         filler = state / "filler"
         filler.write_bytes(b"x" * 4096)
-        with turn(state, 1, story.node.now_s, story.node.site.accusations) as why_not:
+        with turn_to_test(state, 1, story.node.now_s, story.node.site.accusations) as why_not:
             assert "tests cannot be counted" in why_not

@@ -22,7 +22,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.node.hooks import nvhcd
-from slurm_health.node.rules.answer import answer
 from slurm_health.node.rules.finding import CheckResult, Finding, Status
 from tests.support.command_line import Done, finish, slurm_health, start
 from tests.support.fake_scontrol import FakeScontrol
@@ -351,7 +350,7 @@ def result(name: str, status: Status, *, shadow: bool = False) -> CheckResult:
 
 @pytest.mark.parametrize("status", Status)
 def test_only_a_proven_fault_of_the_node_is_a_failure(status: Status) -> None:
-    told = answer([result("a", Status.PASS), result("b", status)], node="n1")
+    told = nvhcd.answer([result("a", Status.PASS), result("b", status)], node="n1")
     assert told.healthy == (status is not Status.NODE_FAULT)
     assert told.fail_count == len(told.failed_checks) == (status is Status.NODE_FAULT)
     assert told.inconclusive == (["b: why"] if status is Status.INCONCLUSIVE else [])
