@@ -243,7 +243,7 @@ def init_config(shared: str) -> int:
 def init_hooks(directory: Path) -> int:
     """Write the prolog, the epilog and the health check, and print their lines of slurm.conf.
 
-    They go below DIR, /etc/slurm-health unless another is named.
+    They go below DIR, /etc/slurm-health unless another is named, and read DIR/config.toml.
     They run this installation of slurm-health. Scripts of an earlier one keep what the site has
     set in them. Nothing else is changed.
     """
@@ -252,6 +252,9 @@ def init_hooks(directory: Path) -> int:
     except OSError as err:
         raise click.ClickException(f"cannot write {err.filename}: {err.strerror}") from err
     print_result("".join(f"{key}={path}\n" for key, path in written.items()))
+    for file in templates.files_that_lack(written.values()):
+        text = f"the hooks read {file}, which is not there: on a healthy, idle node, slurm-health"
+        click.echo(f"slurm-health: {text} init-config > {file}", err=True)
     return int(ExitCode.HEALTHY)
 
 
@@ -283,7 +286,7 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
     return int(ExitCode.BAD_NODES if found.needs_a_person else ExitCode.HEALTHY)
 
 
-@nodes.command()
+@nodes.command(short_help="Return nodes that slurm-health has drained to service.")
 @click.argument("names", metavar="NODE...", nargs=-1, required=True)
 @click.pass_obj
 def release(config: str | None, names: tuple[str, ...]) -> int:
@@ -315,7 +318,7 @@ def _expanded(names: tuple[str, ...]) -> tuple[str, ...]:
         raise click.UsageError(str(err)) from err
 
 
-@nodes.command()
+@nodes.command(short_help="List when each node's last health check ran.")
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 @click.pass_obj
 def checked(config: str | None, names: tuple[str, ...]) -> int:
@@ -328,7 +331,7 @@ def checked(config: str | None, names: tuple[str, ...]) -> int:
     return int(ExitCode.HEALTHY)
 
 
-@nodes.command()
+@nodes.command(short_help="Repeat, on this node, the checks it was drained for.")
 @click.pass_obj
 def retest(config: str | None) -> int:
     """Run again, on this node, the checks that it was drained for. Nothing else is done."""
@@ -348,7 +351,7 @@ def retest(config: str | None) -> int:
     return int(_exit_code(results))
 
 
-@nodes.command("marks")
+@nodes.command("marks", short_help="List accusations by users' jobs that count still.")
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 @click.pass_obj
 def marks_command(config: str | None, names: tuple[str, ...]) -> int:
@@ -363,7 +366,7 @@ def marks_command(config: str | None, names: tuple[str, ...]) -> int:
     return int(ExitCode.HEALTHY)
 
 
-@nodes.command()
+@nodes.command(short_help="Let the breaker allow drains again.")
 @click.pass_obj
 def reset(config: str | None) -> int:
     """Let the breaker allow drains again, once the common cause is found."""

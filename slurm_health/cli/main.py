@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import logging
+import re
 import sys
 import traceback
 
@@ -77,6 +78,9 @@ GROUPS = {
         "completion": "Print a script that completes commands in a shell.",
     },
 }
+# As click puts it: `1<=x<=64`, or `x>=1`.
+_IN_RANGE = re.compile(r"is not in the range (?:([\d.]+)(<=?))?x(?:([<>]=?)([\d.]+))?")
+_BOUNDS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 _HIDDEN = ("agent", "requeue-helper", "supervise")
 SHORT_HELP = {
     **dict.fromkeys(_HIDDEN, ""),
@@ -195,7 +199,7 @@ def main() -> None:
 
 def _message(err: click.ClickException) -> str:
     """Return what is wrong; of an option that lacks its value, what that would be."""
-    said = err.format_message()
+    said = _in_words(err.format_message())
     name = next((word for word in sys.argv[1:] if word in _COMMANDS), "")
     if not isinstance(err, click.BadOptionUsage) or not name:
         return said
@@ -206,6 +210,20 @@ def _message(err: click.ClickException) -> str:
                 f"{said.rstrip('.')}: {err.option_name} {each.metavar}. {each.help or ''}".rstrip()
             )
     return said
+
+
+def _in_words(said: str) -> str:
+    """Say without a formula which numbers an option takes."""
+    said = re.sub(r"is not a valid integer(?: range)?\.", "is not a whole number.", said)
+    said = re.sub(r"is not a valid float(?: range)?\.", "is not a number.", said)
+    return _IN_RANGE.sub(_range_in_words, said)
+
+
+def _range_in_words(found: re.Match[str]) -> str:
+    low, before, after, high = found.groups()
+    told = [f"{_BOUNDS[before.replace('<', '>')]} {low}"] if low else []
+    told += [f"{_BOUNDS[after]} {high}"] if high else []
+    return f"must be {' and '.join(told)}"
 
 
 def _where_to_look(err: click.ClickException) -> str:

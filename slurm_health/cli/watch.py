@@ -65,7 +65,7 @@ def watch(job: str, journal: str | None, cluster: str | None) -> int:
             raise RunNotFound(job, root, reason=look.state.text)
         curses.wrapper(lambda screen: _follow(screen, look))
     except curses.error as err:
-        raise click.UsageError(f"this terminal cannot be drawn on: {err}") from None
+        raise click.UsageError(_cannot_be_drawn(job, str(err), os.environ.get("TERM"))) from None
     except KeyboardInterrupt:
         pass
     finally:
@@ -76,6 +76,17 @@ def watch(job: str, journal: str | None, cluster: str | None) -> int:
     else:
         print_result(table.job_text(look.report, width=width, unicode=unicode).rstrip("\n") + "\n")
     return int(ExitCode.HEALTHY)
+
+
+def _cannot_be_drawn(job: str, why: str, terminal: str | None) -> str:
+    if not terminal:
+        why = "the variable TERM does not say what it is; TERM=xterm fits most"
+    elif "find terminal" in why:
+        why = f"this machine does not know TERM={terminal}; TERM=xterm fits most"
+    return (
+        f"this terminal cannot be drawn on: {why};"
+        f" slurm-health report {job} prints what is known now"
+    )
 
 
 class _Seen(NamedTuple):

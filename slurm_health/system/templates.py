@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -231,17 +231,24 @@ def search_path(text: str) -> str:
 def install_hooks(directory: Path, python: str) -> dict[str, Path]:
     """Write the shims, to be run by this interpreter; return where, by the key of slurm.conf.
 
-    One that stands there already keeps what a site has set in it. Slurm may start one at any
-    time, so each is replaced whole.
+    They read the site's file that lies in the same directory. One that stands there already keeps
+    what a site has set in it. Slurm may start one at any time, so each is replaced whole.
 
     Raises:
         OSError: one cannot be written.
     """
     paths = {key: directory / name for key, name in SHIMS.items()}
     for key, path in paths.items():
-        said = {**(settings(_own_bytes(path)) if path.exists() else {}), "python": python}
+        kept = settings(_own_bytes(path)) if path.exists() else {}
+        said = {"config": str(directory / "config.toml"), **kept, "python": python}
         write_script(path, edited(HOOKS[key].text, said))
     return paths
+
+
+def files_that_lack(hooks: Iterable[Path]) -> list[str]:
+    """Return the site's files that hooks name and that are not there, each once."""
+    named = dict.fromkeys(settings(_own_bytes(path)).get("config", "") for path in hooks)
+    return [each for each in named if each and not os.path.lexists(each)]
 
 
 def _own_bytes(path: Path) -> str:

@@ -17,6 +17,7 @@ from slurm_health.cli import hooks
 from slurm_health.node import site_settings as site
 from slurm_health.node.checks.registry import BUILT_IN, find
 from slurm_health.node.doctor.slurm_conf import read_shim
+from slurm_health.node.hooks import nodes as nodes_text
 from slurm_health.node.hooks.init_config import draft
 from slurm_health.records.errors import ConfigError
 from tests.node.checks.conftest import WELL
@@ -257,11 +258,26 @@ def test_marks_are_listed(node: Node) -> None:
     assert call(node, "nodes", "marks").output == "no marks\n"
     import time
 
-    mark = Mark(job=7, uid=1000, component="node", text="x", time_s=time.time() - 7200)
+    mark = Mark(job=7, uid=4242424, component="node", text="x", time_s=time.time() - 7200)
     shared_state.add_mark(node.site, "n3", mark)
     text = call(node, "nodes", "marks", "n3").output
-    assert "n3: 2 h ago, job 7 of user 1000: x" in text
+    assert "n3: 2 h ago, job 7 of user 4242424: x" in text
     assert "a node is drained once 3 jobs of 2 users accuse it" in text
+
+
+def test_a_mark_tells_its_age_in_minutes_and_whose_it_is(node: Node) -> None:
+    from slurm_health.node.draining import shared_state
+    from slurm_health.node.rules.accusations import Mark
+
+    mark = Mark(job=7, uid=0, component="node", text="x", time_s=node.now_s - 300)
+    shared_state.add_mark(node.site, "n3", mark)
+    said = nodes_text.marks_text(node.site, (), node.now_s)
+    assert said.startswith("n3: 5 min ago, job 7 of user root: x\n")
+
+
+def test_the_help_of_nodes_cuts_no_text_short() -> None:
+    text = CliRunner().invoke(hooks.nodes, ["--help"]).output
+    assert "..." not in text.partition("Commands:")[2]
 
 
 def test_a_node_whose_name_is_a_path_has_no_marks(node: Node) -> None:
@@ -326,6 +342,16 @@ def test_a_busy_node_is_told_that_its_speed_was_left_out(tmp_path: Path) -> None
 # --- init-hooks --------------------------------------------------
 
 
+def test_scripts_elsewhere_read_the_sites_file_beside_them_and_say_that_it_is_missing(
+    tmp_path: Path,
+) -> None:
+    said = CliRunner().invoke(hooks.init_hooks, [str(tmp_path)], standalone_mode=False).stderr
+    assert f"the hooks read {tmp_path}/config.toml, which is not there" in said
+    assert said.count("config.toml, which") == 1
+    (tmp_path / "config.toml").touch()
+    assert CliRunner().invoke(hooks.init_hooks, [str(tmp_path)]).stderr == ""
+
+
 def installed(directory: Path) -> dict[str, str]:
     """Install the shims; return what slurm.conf is to name."""
     words = [str(directory)]
@@ -342,7 +368,7 @@ def test_installed_shims_run_this_installation_and_are_what_doctor_looks_for(
     for path in named.values():
         shim = read_shim(Path(path))
         assert shim is not None
-        assert (shim.python, shim.config) == (sys.executable, "/etc/slurm-health/config.toml")
+        assert (shim.python, shim.config) == (sys.executable, str(tmp_path / "config.toml"))
         assert os.access(path, os.X_OK)
 
 

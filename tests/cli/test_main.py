@@ -142,6 +142,10 @@ def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_d
         (["check", "--local", "2", "--act"], "--local"),
         (["report", "12", "--raw"], "--json"),
         (["check", "surplus"], "surplus"),
+        (["report", "--last", "x"], "'x' is not a whole number. (see slurm-health report --help)"),
+        (["report", "--last", "0"], "0 must be at least 1."),
+        (["check", "--local", "99"], "99 must be at least 1 and at most 64."),
+        (["sweep", "--share", "0"], "must be above 0 and at most 0.5."),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it_or_what_was_meant(words: list[str], said: str) -> None:

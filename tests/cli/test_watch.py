@@ -186,3 +186,18 @@ def test_a_job_that_was_requeued_is_followed_to_its_next_attempt(tmp_path: Path)
         RunJournal(tmp_path / "journal", label="1", nodes=["n1", "n2"], clock=clock).start()
         terminal.read_until("nodes ready")
         terminal.type(b"q")
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("", "the variable TERM does not say what it is"), ("vt9", "does not know TERM=vt9")],
+)
+def test_a_terminal_of_an_unknown_kind_is_named_and_what_to_do(
+    tmp_path: Path, kind: str, why: str
+) -> None:
+    RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time())).start()
+    with watching(tmp_path, kind=kind) as terminal:
+        drawn = terminal.read_until("")
+        assert terminal.process.wait(DEADLINE_S) == 2
+    assert why in drawn
+    assert "slurm-health report 12 prints what is known now" in " ".join(drawn.split())

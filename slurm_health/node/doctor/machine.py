@@ -68,7 +68,7 @@ def _rights() -> Advice:
     if os.getuid() != 0:
         text = "not root: what only root can see or write was not checked"
         return look(text, "run doctor as root on a node, as the hooks run")
-    return fine("root, as the hooks are")
+    return fine("doctor runs as root, as the hooks do: what only root can see was looked at")
 
 
 def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:

@@ -312,15 +312,27 @@ def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:
     Raises:
         Unusable: the shared directory cannot be used.
     """
-    lines = []
-    for node in names or shared_state.marked_nodes(site.breaker):
-        for each in accusations.alive(shared_state.marks_of(site.breaker, node), now_s, site.marks):
-            hours = (now_s - each.time_s) / 3600
-            lines.append(
-                f"{node}: {hours:.0f} h ago, job {each.job} of user {each.uid}: {each.text}"
-            )
+    lines = [
+        f"{node}: {_ago(now_s - each.time_s)}, job {each.job} of user {_user_name(each.uid)}:"
+        f" {each.text}"
+        for node in names or shared_state.marked_nodes(site.breaker)
+        for each in accusations.alive(shared_state.marks_of(site.breaker, node), now_s, site.marks)
+    ]
     needed = f"a node is drained once {site.marks.jobs} jobs of {site.marks.users} users accuse it"
     return "\n".join([*lines, needed if lines else "no marks"]) + "\n"
+
+
+def _ago(age_s: float) -> str:
+    return f"{age_s / 3600:.0f} h ago" if age_s >= 3600 else f"{max(0.0, age_s) / 60:.0f} min ago"
+
+
+def _user_name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def reset(site: Site) -> str:
@@ -334,5 +346,6 @@ def reset(site: Site) -> str:
     except Unusable as err:
         if os.getuid() == 0:
             raise
-        raise Unusable(f"only root may reset the breaker, on a node: {err}") from err
+        where = f"sudo slurm-health nodes reset, on a node with {site.breaker.directory}"
+        raise Unusable(f"only root may reset the breaker: {where}") from err
     return "the breaker is reset\n"

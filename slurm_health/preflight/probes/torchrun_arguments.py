@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 
 class Option(NamedTuple):
@@ -24,6 +24,9 @@ class Option(NamedTuple):
     help: str
 
 
+_NO_SCRIPT = (
+    "no SCRIPT to train with: it follows the options, as in slurm-health run --nnodes=2 train.py"
+)
 # What we need to know of, or fill in where it is not given.
 READ = (
     "nnodes",
@@ -96,6 +99,14 @@ def main() -> None:
     parser = get_args_parser()
     parser.prog = "slurm-health run"
     parser.usage = "slurm-health run [options of slurm-health and of torchrun] SCRIPT [ARGS...]"
+
+    def refuse(said: str) -> NoReturn:
+        if "training_script" in said:
+            said = _NO_SCRIPT
+        parser.print_usage(sys.stderr)
+        parser.exit(2, f"{parser.prog}: error: {said}\n")
+
+    vars(parser)["error"] = refuse  # torchrun makes its parser, and argparse has no other way in
     options = [Option(*each) for each in json.loads(sys.argv[2])]
     found = read(sys.argv[3:], parser, options)
     with os.fdopen(int(sys.argv[1]), "w") as file:

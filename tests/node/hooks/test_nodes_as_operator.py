@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from slurm_health.node.draining import shared_state
-from slurm_health.node.draining.shared_state import ForRootOnly
+from slurm_health.node.draining.shared_state import ForRootOnly, Unusable
 from slurm_health.node.hooks import nodes
 from slurm_health.node.rules.accusations import Mark
 from slurm_health.system.killable import Answered, run_one
@@ -98,6 +98,20 @@ def test_who_accuses_which_node_is_for_root(marked: Node) -> None:
     told = msgspec.json.decode(as_operator(look), type=list[str])
     assert len(told) == 4
     assert told[-1] == "only root can see whether the breaker has tripped"
+
+
+def test_a_reset_by_an_operator_says_who_may_and_no_number_of_an_error(marked: Node) -> None:
+    site = marked.site
+
+    def reset() -> str:
+        try:
+            return nodes.reset(site)
+        except Unusable as err:
+            return str(err)
+
+    told = msgspec.json.decode(as_operator(reset), type=str)
+    assert told.startswith("only root may reset the breaker: sudo slurm-health nodes reset")
+    assert "rrno" not in told
 
 
 def test_what_an_earlier_version_left_for_all_to_read_is_closed(marked: Node) -> None:
