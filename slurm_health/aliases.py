@@ -43,7 +43,7 @@ MOVED = {
     "core.node": "node.rules",
     "core.nodeset": "records.nodeset",
     "core.orders": "preflight.order_lines",
-    "core.played_nodes": "preflight.played_nodes",
+    "core.played_nodes": "preflight.agent.node_facts",
     "core.probe_catalog": "records.probe_catalog",
     "core.record_codec": "records.record_codec",
     "core.records": "records.records",

@@ -61,7 +61,7 @@ HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("doctor",),
     ),
     "preflight": (
-        ("expectations", "order_lines", "played_nodes", "probes"),
+        ("expectations", "order_lines", "probes"),
         ("decide", "localize"),
         ("session",),
         ("bell", "config", "orders", "probe_choice"),
@@ -93,7 +93,6 @@ PURE_ROOMS = (
     "preflight.expectations",
     "preflight.localize",
     "preflight.order_lines",
-    "preflight.played_nodes",
     "preflight.session",
     "training.diagnosis",
     "fleet.retention.rules",

@@ -14,9 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.preflight.agent.node_facts import visible_devices
+from slurm_health.preflight.agent.node_facts import (
+    VisibleDevices,
+    environ_of_each,
+    share_devices,
+    visible_devices,
+)
 from slurm_health.preflight.expectations import Expectation, expectation_of, expectations_from
-from slurm_health.preflight.played_nodes import VisibleDevices, environ_of_each, share_devices
 from slurm_health.system.processes import run
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,6 @@ What is pure decides; what stands beside it performs.
     decide          verdict -> what becomes of the job and its nodes. Pure
     session         journal -> the master's next step. Pure
     expectations    what a healthy device of a known model reaches. Pure
-    played_nodes    which devices each node has that processes of one machine play. Pure
     order_lines     the lines by which the master tells its agents what to do. Pure
     orders          the file of those lines: each agent reads its own part
     bell            between master and agents: any that has written rings

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from slurm_health.preflight.session.deadlines import Limits
 from slurm_health.preflight.session.phases import Phase
-from slurm_health.preflight.session.session import Session
-from slurm_health.preflight.session.steps import Abort, Append, Launch, Step
+from slurm_health.preflight.session.session import Abort, Append, Launch, Session, Step
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,

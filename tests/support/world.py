@@ -16,8 +16,7 @@ from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.preflight.session.deadlines import Limits
 from slurm_health.preflight.session.phase_runner import MakeLocalizer
 from slurm_health.preflight.session.phases import Phase, phases
-from slurm_health.preflight.session.session import Session
-from slurm_health.preflight.session.steps import Abort, Append, Conclude, Launch, Wait
+from slurm_health.preflight.session.session import Abort, Append, Conclude, Launch, Session, Wait
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentEnded,

@@ -17,14 +17,18 @@ import msgspec
 
 from slurm_health.node.draining.drain import Cause, DrainStatus, drain_node
 from slurm_health.node.site_settings import load
-from slurm_health.preflight.acting import other_nodes
+from slurm_health.preflight.acting import job_facts
 from slurm_health.preflight.acting.job_facts import cause, read_facts, slurm_name
 from slurm_health.preflight.acting.requeue_helper import Helper, Move
-from slurm_health.preflight.decide import job_comment
 from slurm_health.preflight.decide.decide import decide, decide_unasked, question, unwanted
-from slurm_health.preflight.decide.decision import Decision, Ending, Shrink
-from slurm_health.preflight.decide.drains import Drain, LeaveAlone
-from slurm_health.preflight.decide.facts import JobFacts
+from slurm_health.preflight.decide.decision import Decision, Drain, Ending, LeaveAlone, Shrink
+from slurm_health.preflight.decide.facts import (
+    JobFacts,
+    leaving_note,
+    own_comment,
+    waiting_note,
+    with_own_comment,
+)
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.errors import ConfigError, SlurmError
 from slurm_health.records.nodeset import fold
@@ -78,7 +82,7 @@ def act(
         asked = question(verdict, avoid, policy, facts)
         if asked is not None:
             job, now_s = slurm_name(started), clock()
-            wait = other_nodes.wait(asked, job=job, facts=facts, client=client, now_s=now_s)
+            wait = job_facts.wait_for_nodes(asked, job=job, facts=facts, client=client, now_s=now_s)
             facts = replace(facts, wait=wait)
     performer = _Performer(
         started=started,
@@ -218,7 +222,7 @@ class _Performer:
         """
         self._intend(Action.EXCLUDE, ending.nodes, ending.reason)
         try:
-            comment = job_comment.own_comment(self.client.comment(self.job))
+            comment = own_comment(self.client.comment(self.job))
             move = Move(
                 job=self.job,
                 attempt=self.started.attempt,
@@ -253,7 +257,7 @@ class _Performer:
         self._intend(Action.HOLD, ending.nodes, ending.reason)
         comment = ""
         try:
-            comment = job_comment.own_comment(self.client.comment(self.job))
+            comment = own_comment(self.client.comment(self.job))
         except SlurmError as err:
             log.warning("could not read the comment of job %s: %s", self.job, err)
         self._annotate(ending, comment)
@@ -266,9 +270,9 @@ class _Performer:
     def _annotate(self, ending: Ending, comment: str) -> None:
         """Say on the job why it is held and what to do. It moves without that too, if need be."""
         held = ending.disposition is Disposition.HOLD
-        note = job_comment.waiting if held else job_comment.leaving
+        note = waiting_note if held else leaving_note
         text = note(self.job, ending.nodes, self.facts.excluded, ending.reason)
-        self._set_comment(job_comment.with_own(text, comment))
+        self._set_comment(with_own_comment(text, comment))
 
     def _leave(self, action: Action, finished: RunFinished, comment: str) -> str:
         """Requeue and hold the job; return what stood in the way, with the job as it was before."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_health.preflight.acting.requeue_helper import Move
-from slurm_health.preflight.decide import job_comment
+from slurm_health.preflight.decide.facts import leaving_note, with_own_comment
 from slurm_health.records.errors import JournalError, SlurmError, UnknownJob
 from slurm_health.records.nodeset import fold
 from slurm_health.records.records import Action, ActionDone
@@ -258,8 +258,8 @@ class _Release:
         with contextlib.suppress(SlurmError):
             excluded = self.client.job(name).excluded
         why = f"it could not be released: {problem}"
-        note = job_comment.leaving(name, self.move.exclude, excluded, why)
-        self.comment(job_comment.with_own(note, self.move.comment))
+        note = leaving_note(name, self.move.exclude, excluded, why)
+        self.comment(with_own_comment(note, self.move.comment))
 
     def comment(self, text: str) -> None:
         """Set the comment of the job."""

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable
 
 from slurm_health.preflight.acting.job_facts import hold_obstacle
-from slurm_health.preflight.decide import job_comment, unchecked
+from slurm_health.preflight.decide import unchecked
 from slurm_health.preflight.decide.decision import Ending
+from slurm_health.preflight.decide.facts import own_comment, with_own_comment
 from slurm_health.preflight.decide.unchecked import OnUnchecked
 from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.records.records import (
@@ -83,17 +84,17 @@ def _held(found: Unchecked, job: str, client: Client, recorder: _Recorder) -> En
     try:
         comment = client.comment(job)
         if unchecked.was_held(comment):
-            _set_comment(client, job, job_comment.own_comment(comment))
+            _set_comment(client, job, own_comment(comment))
             return unchecked.end(found, OnUnchecked.HOLD, released=True)
         obstacle = hold_obstacle(client.job(job))
     except SlurmError as err:
         return unchecked.not_held(found, str(err))
     if obstacle:
         return unchecked.not_held(found, obstacle)
-    own = job_comment.own_comment(comment)
+    own = own_comment(comment)
     ending = unchecked.end(found, OnUnchecked.HOLD)
     recorder.append(ActionIntended(action=Action.HOLD, reason="--on-unchecked=hold"))
-    _set_comment(client, job, job_comment.with_own(unchecked.holding_note(found, job), own))
+    _set_comment(client, job, with_own_comment(unchecked.holding_note(found, job), own))
     log.warning("holding job %s: %s", job, ending.reason)
     recorder.append(_finished(ending))
     try:
@@ -108,11 +109,11 @@ def _held(found: Unchecked, job: str, client: Client, recorder: _Recorder) -> En
 def _annotate(client: Client, job: str, note: str) -> None:
     """Say it on the job, before its own comment."""
     try:
-        own = job_comment.own_comment(client.comment(job))
+        own = own_comment(client.comment(job))
     except SlurmError as err:  # unread, the job's own comment would be lost
         log.warning("could not read the comment of job %s: %s", job, err)
         return
-    _set_comment(client, job, job_comment.with_own(note, own))
+    _set_comment(client, job, with_own_comment(note, own))
 
 
 def _set_comment(client: Client, job: str, text: str) -> None:

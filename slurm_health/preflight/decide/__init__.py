@@ -9,9 +9,6 @@ Called by the process that acts on a verdict; `acting` performs what is decided 
     decision          the values that say what is decided, each with its reason
     decide            one decision: drains, a smaller job, how it ends
     paths             which nodes it leaves because of a bad path between two of them
-    drains            which nodes are drained, and the reason set on them
-    job_comment       the comment on a held job: why it waits, and what to type
     after_failure     what follows a failed script: by evidence, or by a check
     unchecked         what becomes of a job whose nodes could not be checked
-    resized_environ   the SLURM_ variables of a job that continues on some of its nodes
 """

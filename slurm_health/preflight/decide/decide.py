@@ -6,8 +6,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_health.preflight.decide.decision import Decision, Ending, Question, Shrink
-from slurm_health.preflight.decide.drains import Drain, LeaveAlone, drains
+from slurm_health.preflight.decide.decision import (
+    Decision,
+    Drain,
+    Ending,
+    LeaveAlone,
+    Question,
+    Shrink,
+    drains,
+)
 from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle
 from slurm_health.preflight.decide.paths import PathEnd, ends_to_leave
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy

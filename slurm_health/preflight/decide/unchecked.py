@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from slurm_health.preflight.decide import job_comment
 from slurm_health.preflight.decide.decision import Ending
+from slurm_health.preflight.decide.facts import own_comment, with_own_comment
 from slurm_health.records.errors import (
     AllocationError,
     ConfigError,
@@ -104,8 +104,8 @@ def said_in(comment: str) -> str:
 
     The job's own comment behind it is left out.
     """
-    own = job_comment.own_comment(comment)
-    ours = "" if own == comment else comment.removesuffix(job_comment.with_own("", own))
+    own = own_comment(comment)
+    ours = "" if own == comment else comment.removesuffix(with_own_comment("", own))
     return ours.removeprefix(REASON_PREFIX).strip() if WORD in ours else ""
 
 

@@ -6,10 +6,8 @@
     evidence             results of groups -> trials, one list per metric
     fabric               which nodes, links and switches a trial says something about
     belief_propagation   probabilities of many causes from many trials
-    failures             who failed, from trials that did not end
     slowness             who is slow, from times
     metrics              which times can be compared with each other, and what they say
-    population           how much devices that are well differ
     uplinks              what slow nodes have in common, where no topology says it
     conviction           what is proven beyond doubt
     findings             levels: what is proven, what is open, who can be trusted

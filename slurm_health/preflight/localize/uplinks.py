@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from slurm_health.preflight.localize.belief_propagation import Floats, Ints
 from slurm_health.preflight.localize.evidence import Trial
-from slurm_health.preflight.localize.metrics import MetricEvidence
+from slurm_health.preflight.localize.metrics import MetricEvidence, middle
 from slurm_health.preflight.localize.pairing import Pair
-from slurm_health.preflight.localize.population import middle
 
 _Flags = npt.NDArray[np.bool_]
 

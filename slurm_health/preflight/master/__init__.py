@@ -12,10 +12,8 @@ the agents; what happens next is decided in `preflight.session`.
     journal_filesystem  asks whether the journal's filesystem answers
     site_history        what the site's history says of the nodes, from one small file
     master              the loop: read the journal, ask the session what to do, do it
-    garbage             has Python look for garbage in cycles seldom, while a check runs
-    round_log           what the log says of a round that has ended
+    check_log           what the log says of a check, and the machine's log of its verdict
     launcher            starts one agent per node, as a Slurm step or as local processes
     setup_file          the environment of the probes, as a file of the user's makes it
-    verdict_log         writes the verdict into the machine's log, where the site wants it there
     unchecked           ends a check that never got to measure
 """

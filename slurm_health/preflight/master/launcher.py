@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from slurm_health.preflight.agent.node_facts import visible_devices
+from slurm_health.preflight.agent.node_facts import environ_of_each, visible_devices
 from slurm_health.preflight.bell import Ringers, ring_all
-from slurm_health.preflight.played_nodes import environ_of_each
 from slurm_health.records.errors import SlurmCommandMissing, SlurmError
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.records import AgentsLost, LossCause

@@ -18,10 +18,10 @@ import msgspec
 from slurm_health import __version__
 from slurm_health.preflight import config
 from slurm_health.preflight.acting.job_facts import slurm_name
-from slurm_health.preflight.agent.node_facts import visible_devices
+from slurm_health.preflight.agent.node_facts import share_devices, visible_devices
 from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.localize.settings import USUAL, Device, LocalizeSettings
-from slurm_health.preflight.master import earlier_findings, site_history, verdict_log
+from slurm_health.preflight.master import check_log, earlier_findings, site_history
 from slurm_health.preflight.master.after_verdict import conclude, job_ended
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.interpreter import devices_of_torch
@@ -33,7 +33,6 @@ from slurm_health.preflight.master.launcher import (
     SlurmLauncher,
 )
 from slurm_health.preflight.master.master import SILENCE_S, Master, poll_interval_s
-from slurm_health.preflight.played_nodes import share_devices
 from slurm_health.preflight.session.phase_runner import Localizer
 from slurm_health.records.allocation import Allocation
 from slurm_health.records.records import RunFinished, RunStarted, VerdictReached
@@ -199,7 +198,7 @@ def _check(
             )
             master.finish(finished)
         if before is None and config.verdicts_to_machine_log(environ):
-            verdict_log.tell(verdict, started, finished)
+            check_log.tell(verdict, started, finished)
     except (KeyboardInterrupt, SystemExit) as end:
         master.note_end(end)
         raise

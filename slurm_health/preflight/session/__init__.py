@@ -4,7 +4,6 @@
 The master calls it: it replays what it has read, asks for the next step, and takes it.
 
     session        the state machine: from what is known to what the master does next
-    steps          what the master is told to do
     deadlines      how long nodes and rounds may take
     run_state      what is known: the fold of a run's journal
     node_state     what is known of one node's agent and its workers

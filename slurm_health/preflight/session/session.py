@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from slurm_health.preflight.expectations import Expectation, bases, expected_ms
@@ -30,7 +30,6 @@ from slurm_health.preflight.session.phase_runner import Course, MakeLocalizer
 from slurm_health.preflight.session.phases import Phase
 from slurm_health.preflight.session.round_state import RoundState
 from slurm_health.preflight.session.run_state import RunState
-from slurm_health.preflight.session.steps import Abort, Append, Conclude, Launch, Step, Wait
 from slurm_health.records.probe_catalog import GPT
 from slurm_health.records.records import (
     AgentsLaunched,
@@ -38,11 +37,49 @@ from slurm_health.records.records import (
     GroupAborted,
     NodesAdmitted,
     ProbeUsed,
+    Record,
     Rendezvous,
     RoundEnded,
     RoundStarted,
 )
 from slurm_health.records.verdict import NodeVerdict, Outcome, Round, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Append:
+    """Write this record; nothing else."""
+
+    record: Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abort:
+    """Write these records: all that is to be stopped now, however many groups that are."""
+
+    records: tuple[GroupAborted, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Write this record, then start an agent on each of its nodes."""
+
+    record: AgentsLaunched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Nothing to do before `until_s`, unless the journal says more. `reason` says for what."""
+
+    until_s: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclude:
+    """The verdict stands; act on it."""
+
+
+Step = Append | Abort | Launch | Wait | Conclude
 
 
 class Session:

@@ -13,6 +13,5 @@ touches processes and signals, and records the script's start and end in the jou
     kept_spares      steps of ours that keep the script's steps off spare nodes
     batch_node_watch  a step elsewhere that gives the job back if this node is lost
     recorder         what the supervisor writes to the journal, and says
-    flight_environ   what has PyTorch record collectives, for a post-mortem
     signal_witness   tells a signal to one process from one to a whole group
 """

@@ -234,10 +234,10 @@ class ScriptRuns:
         if self.restarts.most:
             environ[RESTART_COUNT] = str(restart).encode()
         if answer.nodes:
-            from slurm_health.preflight.decide import resized_environ
+            from slurm_health.preflight.supervisor import kept_spares
 
             text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
-            new = resized_environ.changes(text, answer.nodes)
+            new = kept_spares.resized_environ(text, answer.nodes)
             environ |= {os.fsencode(name): os.fsencode(value) for name, value in new.items()}
         return environ
 

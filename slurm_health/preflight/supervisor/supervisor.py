@@ -279,10 +279,10 @@ def _recording(environ: Mapping[bytes, bytes], directory: str) -> Mapping[bytes,
     """Return the environment with what has PyTorch leave its flight record in the journal."""
     if not directory:
         return environ
-    from slurm_health.preflight.supervisor import flight_environ
+    from slurm_health.preflight.supervisor import monitor_process
 
     text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
-    new = flight_environ.changes(text, directory, _torch_of_check(Path(directory)))
+    new = monitor_process.flight_environ(text, directory, _torch_of_check(Path(directory)))
     return {**environ, **{os.fsencode(name): os.fsencode(value) for name, value in new.items()}}
 
 

@@ -15,8 +15,7 @@ from slurm_health.preflight.expectations import expectations_from
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.probe_choice import chosen_phases
 from slurm_health.preflight.session.deadlines import Limits
-from slurm_health.preflight.session.session import Session
-from slurm_health.preflight.session.steps import Append
+from slurm_health.preflight.session.session import Append, Session
 from slurm_health.records.errors import SlurmHealthError
 from slurm_health.records.nodeset import expand
 from slurm_health.records.records import ActionDone, RunFinished, RunStarted, VerdictReached

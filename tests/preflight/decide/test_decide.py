@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.preflight.decide.decide import exit_code, question, unwanted
-from slurm_health.preflight.decide.decision import Decision, Ending
-from slurm_health.preflight.decide.drains import Drain, LeaveAlone
+from slurm_health.preflight.decide.decision import Decision, Drain, Ending, LeaveAlone
 from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.records.errors import ExitCode

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from slurm_health.preflight.decide.decide import decide, decide_unasked, unwanted
-from slurm_health.preflight.decide.decision import Decision
-from slurm_health.preflight.decide.drains import PROVEN_PROBABILITY, Drain, LeaveAlone
+from slurm_health.preflight.decide.decision import PROVEN_PROBABILITY, Decision, Drain, LeaveAlone
 from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.records.errors import ExitCode

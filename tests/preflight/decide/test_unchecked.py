@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.decide import job_comment, unchecked
+from slurm_health.preflight.decide import unchecked
+from slurm_health.preflight.decide.facts import own_comment, waiting_note, with_own_comment
 from slurm_health.preflight.decide.unchecked import OnUnchecked
 from slurm_health.records.errors import (
     AllocationError,
@@ -62,8 +63,8 @@ def test_what_a_comment_says_is_found_again_and_the_jobs_own_is_kept(
         (unchecked.note(found), False),
         (unchecked.holding_note(found, "12_3"), True),
     ):
-        comment = job_comment.with_own(note, own)
-        assert job_comment.own_comment(comment) == own
+        comment = with_own_comment(note, own)
+        assert own_comment(comment) == own
         assert unchecked.was_held(comment) is held
         said = unchecked.said_in(comment)
         assert f"slurm-health: {said}" == note
@@ -72,7 +73,7 @@ def test_what_a_comment_says_is_found_again_and_the_jobs_own_is_kept(
 
 
 def test_other_comments_say_nothing_of_it() -> None:
-    waiting = job_comment.waiting("12", ["n3"], [], "undecided")
+    waiting = waiting_note("12", ["n3"], [], "undecided")
     for comment in ("", "mine", "it ran UNCHECKED", waiting, f"{waiting} | own comment: UNCHECKED"):
         assert unchecked.said_in(comment) == ""
         assert not unchecked.was_held(comment)

@@ -14,8 +14,7 @@ import pytest
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.deadlines import Limits
 from slurm_health.preflight.session.phases import phases
-from slurm_health.preflight.session.session import Session
-from slurm_health.preflight.session.steps import Append, Conclude
+from slurm_health.preflight.session.session import Append, Conclude, Session
 from slurm_health.records.record_codec import Entry, decode
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.verdict import Level

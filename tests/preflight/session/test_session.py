@@ -17,8 +17,7 @@ from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.deadlines import Limits
 from slurm_health.preflight.session.phase_runner import Localizer
 from slurm_health.preflight.session.phases import phases
-from slurm_health.preflight.session.session import Session
-from slurm_health.preflight.session.steps import Abort, Append, Conclude, Wait
+from slurm_health.preflight.session.session import Abort, Append, Conclude, Session, Wait
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,

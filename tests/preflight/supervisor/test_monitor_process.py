@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.preflight.supervisor import monitor_process
 from tests.support.supervised import Bench, eventually
 
 ONE_NODE = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
@@ -31,6 +32,15 @@ exit 5
 """
 WAITS = "#!/bin/bash\nuntil [ -e end ]; do sleep 0.05; done\nexit 5\n"
 BESIDE, NODE = "slurm_health.training.monitor.beside", "slurm_health.training.monitor.node"
+
+
+NEW = {
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_FR_DUMP_TEMP_FILE": "/journal/0/flight-rank-",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/journal/0/flight-rank-",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}
 
 
 @pytest.fixture
@@ -136,3 +146,39 @@ def test_off_starts_nothing(bench: Bench) -> None:
     (bench.directory / "end").touch()
 
     assert bench.finish(process)[0] == 5
+
+
+def test_every_name_that_torch_has_had_for_it_is_set() -> None:
+    assert monitor_process.flight_environ({"PATH": "/bin"}, "/journal/0") == NEW
+
+
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        ("TORCH_FR_BUFFER_SIZE", {"TORCH_NCCL_TRACE_BUFFER_SIZE"}),
+        ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", {"TORCH_FR_DUMP_TEMP_FILE"}),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", set()),
+    ],
+)
+def test_what_the_user_has_chosen_is_not_touched_under_either_name(
+    own: str, others: set[str]
+) -> None:
+    kept = monitor_process.flight_environ({own: ""}, "/journal/0")
+
+    assert kept.keys() == NEW.keys() - {own} - others
+
+
+@pytest.mark.parametrize(
+    ("torch", "without"),
+    [
+        ("2.13.0+cu130", {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}),
+        ("2.8.1", {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"}),
+        ("nightly", set()),
+    ],
+)
+def test_a_torch_of_known_version_gets_the_names_that_it_knows(
+    torch: str, without: set[str]
+) -> None:
+    changed = monitor_process.flight_environ({}, "/journal/0", torch)
+
+    assert changed.keys() == NEW.keys() - without

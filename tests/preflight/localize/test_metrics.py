@@ -15,7 +15,7 @@ from slurm_health.preflight.localize.localizer import (
     LocalizeSettings,
     Outcome,
 )
-from slurm_health.preflight.localize.population import population_of
+from slurm_health.preflight.localize.metrics import population_of
 from slurm_health.preflight.localize.settings import Device, settings_from
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
 from slurm_health.records.verdict import Verdict

@@ -14,9 +14,16 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.master import verdict_log
-from slurm_health.records.records import Disposition, RunFinished, RunStarted, VerdictReached
-from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.preflight.master import check_log
+from slurm_health.preflight.master.check_log import took_text
+from slurm_health.records.records import (
+    Disposition,
+    NodeReported,
+    RunFinished,
+    RunStarted,
+    VerdictReached,
+)
+from slurm_health.records.verdict import Level, NodeVerdict, Outcome
 from tests.support.command_line import DEADLINE_S
 
 STARTED = RunStarted(
@@ -63,7 +70,7 @@ def test_each_bad_node_has_a_line_and_so_has_the_check(log: socket.socket, tmp_p
     )
     finished = RunFinished(disposition=Disposition.REQUEUE, exit_code=1, reason="without n2")
 
-    verdict_log.tell(verdict, STARTED, finished, to=str(tmp_path / "log"))
+    check_log.tell(verdict, STARTED, finished, to=str(tmp_path / "log"))
 
     node, check = documents(log)
     job = {"cluster": "a", "job": "4711.0", "user": "ml", "partition": "gpu"}
@@ -79,7 +86,7 @@ def test_each_bad_node_has_a_line_and_so_has_the_check(log: socket.socket, tmp_p
 
 def test_nobody_who_listens_is_no_error(tmp_path: Path) -> None:
     finished = RunFinished(disposition=Disposition.PROCEED, exit_code=0)
-    verdict_log.tell(VerdictReached(nodes=[]), STARTED, finished, to=str(tmp_path / "nothing"))
+    check_log.tell(VerdictReached(nodes=[]), STARTED, finished, to=str(tmp_path / "nothing"))
 
 
 @pytest.mark.torch
@@ -108,3 +115,24 @@ def test_a_check_writes_it_only_where_the_site_wants_it(
     checks = [each for each in documents(log) if each["verdict"] == "check"]
     assert len(checks) == lines, done
     assert [each["nodes"] for each in checks] == ["local[0-1]"] * lines
+
+
+def reports(**took_s: float) -> dict[str, NodeReported]:
+    return {
+        node: NodeReported(round=1, node=node, outcome=Outcome.MEASURED, elapsed_ms=1000 * seconds)
+        for node, seconds in took_s.items()
+    }
+
+
+def test_each_of_few_nodes_is_told_with_its_seconds() -> None:
+    assert took_text(reports(n2=2.21, n1=1.0), ["n3"]) == "n1 1.0 s, n2 2.2 s; no answer from n3"
+
+
+def test_of_many_nodes_the_slowest_are_told_and_what_is_usual() -> None:
+    many = reports(**{f"n{number}": 1.0 + number for number in range(1, 10)})
+
+    assert took_text(many, []) == "n9 10.0 s, n8 9.0 s, n7 8.0 s; median of 9 nodes 6.0 s"
+
+
+def test_a_report_that_came_after_the_end_of_its_round_does_not_count() -> None:
+    assert took_text(reports(n1=9.0), ["n1"]) == "no answer from n1"

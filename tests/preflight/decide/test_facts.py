@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.preflight.decide.job_comment import leaving, own_comment, waiting, with_own
+from slurm_health.preflight.decide.facts import (
+    leaving_note,
+    own_comment,
+    waiting_note,
+    with_own_comment,
+)
 from slurm_health.system.slurm.parsing import parse_pairs
 
 
@@ -13,13 +18,16 @@ from slurm_health.system.slurm.parsing import parse_pairs
 def test_a_jobs_own_comment_comes_back_from_behind_our_note(own: str, reason: str) -> None:
     if own.startswith("slurm-health:"):
         return
-    note = with_own(leaving("12", ["n3"], [], reason), own)
+    note = with_own_comment(leaving_note("12", ["n3"], [], reason), own)
 
     assert own_comment(note) == own
-    assert own_comment(with_own(leaving("12", ["n4"], [], reason), own_comment(note))) == own
+    assert (
+        own_comment(with_own_comment(leaving_note("12", ["n4"], [], reason), own_comment(note)))
+        == own
+    )
 
 
-@pytest.mark.parametrize("note", [leaving, waiting])
+@pytest.mark.parametrize("note", [leaving_note, waiting_note])
 def test_a_note_holds_no_word_that_scontrol_prints_as_a_field(note: object) -> None:
     assert callable(note)
     text = note("12_3", ["n3"], ["n1"], "n3: JobState=RUNNING in its log")
@@ -31,7 +39,7 @@ def test_a_note_holds_no_word_that_scontrol_prints_as_a_field(note: object) -> N
 
 
 def test_a_note_says_why_and_the_very_commands_to_type() -> None:
-    assert waiting("12", ["n3"], ["n1"], "n3: undecided") == (
+    assert waiting_note("12", ["n3"], ["n1"], "n3: undecided") == (
         "slurm-health: held (n3: undecided). To run it without n3: scontrol update jobid=12"
         " excnodelist=n[1,3] starttime=now; scontrol release 12. To run it anyway:"
         " scontrol release 12"
@@ -40,4 +48,4 @@ def test_a_note_says_why_and_the_very_commands_to_type() -> None:
 
 @given(st.text(min_size=400))
 def test_a_long_reason_is_cut(reason: str) -> None:
-    assert len(leaving("12", ["n3"], [], reason)) < 500
+    assert len(leaving_note("12", ["n3"], [], reason)) < 500

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.preflight.decide.resized_environ import changes, packed, unpacked
+from slurm_health.preflight.supervisor.kept_spares import packed, resized_environ, unpacked
 
 FIVE_NODES = {
     "SLURM_JOB_NODELIST": "n[1-5]",
@@ -19,7 +19,7 @@ FIVE_NODES = {
 
 
 def test_counts_and_lists_are_those_of_the_nodes_that_are_kept() -> None:
-    assert changes(FIVE_NODES, ("n1", "n3", "n5")) == {
+    assert resized_environ(FIVE_NODES, ("n1", "n3", "n5")) == {
         "SLURM_JOB_NODELIST": "n[1,3,5]",
         "SLURM_NODELIST": "n[1,3,5]",
         "SLURM_NNODES": "3",
@@ -33,7 +33,7 @@ def test_counts_and_lists_are_those_of_the_nodes_that_are_kept() -> None:
 
 def test_variables_the_job_does_not_have_are_not_invented() -> None:
     environ = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NNODES": "4", "SLURM_TASKS_PER_NODE": "1(x4)"}
-    assert changes(environ, ("n1", "n2")) == {
+    assert resized_environ(environ, ("n1", "n2")) == {
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_NNODES": "2",
         "SLURM_TASKS_PER_NODE": "1(x2)",
@@ -42,8 +42,8 @@ def test_variables_the_job_does_not_have_are_not_invented() -> None:
 
 def test_a_count_per_node_that_cannot_be_read_is_left_alone() -> None:
     environ = {**FIVE_NODES, "SLURM_TASKS_PER_NODE": "many"}
-    assert "SLURM_TASKS_PER_NODE" not in changes(environ, ("n1",))
-    assert "SLURM_NTASKS" not in changes(environ, ("n1",))
+    assert "SLURM_TASKS_PER_NODE" not in resized_environ(environ, ("n1",))
+    assert "SLURM_NTASKS" not in resized_environ(environ, ("n1",))
 
 
 @pytest.mark.parametrize("values", [[], [1], [2, 2, 2], [8, 2, 2, 8]])
