@@ -6,21 +6,16 @@ standard error; every error becomes one line and an exit code in `main`.
 
     main             the command `slurm-health`: finds the others, turns errors into exit codes
     check            `slurm-health check`
-    sbatch           `slurm-health sbatch`
-    run              `slurm-health run`
+    drop_ins         `slurm-health sbatch`, `slurm-health run`
     report           `slurm-health report`
     watch            `slurm-health watch`
-    history          `slurm-health history`, `slurm-health lemons`
-    baselines        `slurm-health baselines`
+    history          history, lemons, metrics, baselines: what all checks say of nodes
     clean            `slurm-health clean`
-    metrics          `slurm-health metrics`
     sweep            `slurm-health sweep`
-    completion       `slurm-health completion`
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck, init-config, nodes
     doctor           `slurm-health doctor`
-    templates        `slurm-health templates`
-    docs             `slurm-health docs`
+    shipped          templates, docs, completion: what comes with slurm-health
     internal         what only slurm-health itself calls: agent, supervise, requeue-helper
     shared_options   the options of `slurm_health.preflight.options`, as click has them
     replaced_file    a file that a command writes for others

@@ -8,12 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from slurm_health.cli.shared_options import shared_options
+from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
@@ -53,6 +54,20 @@ def _size(text: str) -> int:
     return retention.size_bytes(text)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What may go, and how that is told."""
+
+    older_than_s: float | None
+    most_bytes: int | None
+    dry_run: bool
+    yes: bool
+    all_users: bool
+    cluster: str | None
+    journal: str | None
+    as_json: bool
+
+
 @click.command(short_help="Remove old journals.")
 @click.option(
     "--older-than",
@@ -76,56 +91,50 @@ def _size(text: str) -> int:
 @click.option("--cluster", metavar="NAME", help="Only of this cluster.")
 @shared_options(Door.CHECK, "journal")
 @click.option("--json", "as_json", is_flag=True, help="Print what goes, and what is left, as JSON.")
-def clean(
-    older_than_s: float | None,
-    most_bytes: int | None,
-    dry_run: bool,
-    yes: bool,
-    all_users: bool,
-    cluster: str | None,
-    journal: str | None,
-    as_json: bool,
-) -> int:
+@as_settings(_Asked)
+def clean(asked: _Asked) -> int:
     """Remove old journals of yours: by age, by size, or both.
 
     The journal of a job that has not ended is never removed. Slurm is asked once which those are;
     where it cannot be asked, what was written within 60 days is left. With journals go their
     reports and their part of the history.
     """
-    if older_than_s is None and most_bytes is None:
+    if asked.older_than_s is None and asked.most_bytes is None:
         raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE, or both")
-    if all_users and os.geteuid() != 0:
+    if asked.all_users and os.geteuid() != 0:
         raise click.UsageError("--all-users is for root: others can remove their own journals only")
-    if not (dry_run or yes or sys.stdin.isatty()):
-        raise click.UsageError("nobody can be asked here: say --yes, or --dry-run to see")
+    if not (asked.dry_run or asked.yes or sys.stdin.isatty()):
+        raise click.UsageError(
+            "no terminal to ask on: say --yes, or --dry-run to see what would go"
+        )
     from slurm_health.fleet.retention import found
     from slurm_health.fleet.retention import rules as retention
     from slurm_health.preflight.master.run_check import LOCAL_CLUSTER
 
-    root = config.journal_root(journal, os.environ)
-    uid = None if all_users else os.geteuid()
-    there = found.journals(root, uid=uid, cluster=cluster)
+    root = config.journal_root(asked.journal, os.environ)
+    uid = None if asked.all_users else os.geteuid()
+    there = found.journals(root, uid=uid, cluster=asked.cluster)
     alive = found.alive(os.environ, uid=uid) if there else found.Alive()
     chosen = retention.choose(
         there,
         now_s=time.time(),
-        older_than_s=older_than_s,
-        most_bytes=most_bytes,
+        older_than_s=asked.older_than_s,
+        most_bytes=asked.most_bytes,
         alive={(alive.cluster, job) for job in alive.jobs},
         asked={alive.cluster} - {""},
         local=LOCAL_CLUSTER,
     )
     width, _ = terminal()
     _explain(chosen, alive.why_not, width)
-    if as_json:
-        print_result(_json(chosen, there, dry_run=dry_run))
-    elif dry_run:
+    if asked.as_json:
+        print_result(_json(chosen, there, dry_run=asked.dry_run))
+    elif asked.dry_run:
         print_result(_list_text(chosen.remove, width))
-    if not as_json:
+    if not asked.as_json:
         print_result(_summary(chosen.remove, there) + "\n")
-    if dry_run:
+    if asked.dry_run:
         return int(ExitCode.HEALTHY)
-    if chosen.remove and not yes and not click.confirm("Remove them?", err=True):
+    if chosen.remove and not asked.yes and not click.confirm("Remove them?", err=True):
         click.echo("slurm-health: nothing was removed", err=True)
         return int(ExitCode.HEALTHY)
     return _remove(root, chosen.remove, uid)

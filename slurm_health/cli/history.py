@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health history` and `lemons`: what all checks say of a node, and of all nodes."""
+"""What is answered from the history of all checks: `history`, `lemons`, `metrics`, `baselines`."""
 
 from __future__ import annotations
 
@@ -9,28 +9,44 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from slurm_health.cli.replaced_file import replace_file
-from slurm_health.cli.shared_options import shared_options
+from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.cli.terminal import ProgressLine, print_result, terminal
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode, JournalError, SlurmError
+from slurm_health.system import templates
 
 if TYPE_CHECKING:
     from slurm_health.fleet.history.index import Index
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MANY = 100  # fewer jobs are indexed before a person could read it
+_DAY_S = 86400.0
 _DAYS = click.FloatRange(min=0, min_open=True, max=3650)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _FromIndex:
+    """What all commands take that are answered from the index."""
+
+    journal: str | None
+    cluster: str | None
+    days: float
+    index: str | None
+    rebuild: bool
+
+
 def index_options(command: _F) -> _F:
-    """Give a command what all have that are answered from the index."""
+    """Give a command the options of `_FromIndex`."""
     for option in reversed(
         [
             shared_options(Door.CHECK, "journal"),
@@ -56,6 +72,13 @@ def index_options(command: _F) -> _F:
     return command
 
 
+@dataclass(frozen=True, kw_only=True)
+class _History(_FromIndex):
+    nodes: str
+    as_json: bool
+    limit: int
+
+
 @click.command(short_help="Print what all checks have found on a node.")
 @click.argument("nodes", metavar="NODE")
 @index_options
@@ -67,16 +90,8 @@ def index_options(command: _F) -> _F:
     show_default=True,
     help="Print so many checks, the latest first. JSON has all.",
 )
-def history(
-    nodes: str,
-    journal: str | None,
-    cluster: str | None,
-    days: float,
-    index: str | None,
-    rebuild: bool,
-    as_json: bool,
-    limit: int,
-) -> int:
+@as_settings(_History)
+def history(asked: _History) -> int:
     """Print what all checks have found on a node, and whether its figures rise or fall.
 
     NODE is a node, or several as gpu[01-04]. Goes through all jobs whose journals you may read:
@@ -85,21 +100,32 @@ def history(
     from slurm_health.fleet.history import answer, table
     from slurm_health.report.layout import Page
 
-    with opened_index(journal, index, rebuild=rebuild) as found:
+    with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as found:
         told = answer.histories(
-            found, nodes, cluster=cluster, now_s=time.time(), days=days, known=nodes_of_slurm()
+            found,
+            asked.nodes,
+            cluster=asked.cluster,
+            now_s=time.time(),
+            days=asked.days,
+            known=nodes_of_slurm(),
         )
         unread = found.troubles()
-    if as_json:
+    if asked.as_json:
         from slurm_health.fleet.history import export
 
         print_result(export.histories_json(told, unread))
         return int(ExitCode.HEALTHY)
     width, unicode = terminal()
     page = Page(width=width, unicode=unicode)
-    print_result("\n".join(table.history_text(each, page, most=limit) for each in told))
+    print_result("\n".join(table.history_text(each, page, most=asked.limit) for each in told))
     click.echo(table.unread_text(unread, page), err=True, nl=False)
     return int(ExitCode.HEALTHY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lemons(_FromIndex):
+    as_json: bool
+    publish: bool
 
 
 @click.command(short_help="List nodes that spoil one job after another.")
@@ -110,15 +136,8 @@ def history(
     is_flag=True,
     help="Also replace the file that the site's `standings` names, which checks read.",
 )
-def lemons(
-    journal: str | None,
-    cluster: str | None,
-    days: float,
-    index: str | None,
-    rebuild: bool,
-    as_json: bool,
-    publish: bool,
-) -> int:
+@as_settings(_Lemons)
+def lemons(asked: _Lemons) -> int:
     """List nodes that spoil one job after another, though no single check proves them faulty.
 
     A lemon has spoiled three jobs or more, over more than a day, more often than chance explains,
@@ -132,18 +151,20 @@ def lemons(
     from slurm_health.records.standings import Level
     from slurm_health.report.layout import Page
 
-    path = _to_publish(cluster) if publish else None
-    with opened_index(journal, index, rebuild=rebuild) as found:
+    path = _to_publish(asked.cluster) if asked.publish else None
+    with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as found:
         told = answer.lemons(
-            found, cluster=cluster, now_s=time.time(), days=days, known=nodes_of_slurm()
+            found, cluster=asked.cluster, now_s=time.time(), days=asked.days, known=nodes_of_slurm()
         )
         unread = found.troubles()
     if path is not None:
         standings = {each.cluster: each.standings for each in told}
         if not any(standings.values()):
-            raise JournalError(config.journal_root(journal, os.environ), _nothing_to_publish(path))
+            raise JournalError(
+                config.journal_root(asked.journal, os.environ), _nothing_to_publish(path)
+            )
         replace_file(path, published(standings, now_s=time.time()))
-    if as_json:
+    if asked.as_json:
         print_result(export.lemons_json(told, unread))
     else:
         width, unicode = terminal()
@@ -221,3 +242,72 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         line.erase()
         for handler in logging.getLogger().handlers:
             handler.removeFilter(line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Metrics(_FromIndex):
+    output: Path | None
+    dashboard: bool
+
+
+@click.command(short_help="Print metrics of all nodes for Prometheus.")
+@index_options
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Replace this file, at once and whole: DIRECTORY/slurm_health_history.prom.",
+)
+@click.option("--dashboard", is_flag=True, help="Print the Grafana dashboard instead.")
+@as_settings(_Metrics)
+def metrics(asked: _Metrics) -> int:
+    """Print the standing of all nodes, as `lemons` finds it, in Prometheus' text format.
+
+    For cron on a machine that sees the journals, and for node_exporter's textfile collector. What
+    the hooks find on each node, they write there themselves: see slurm-health docs metrics.
+    """
+    if asked.dashboard:
+        shipped = templates.shipped("grafana") / "slurm-health.json"
+        print_result(shipped.read_text(encoding="utf-8"))
+        return int(ExitCode.HEALTHY)
+    from slurm_health.fleet.history import answer
+    from slurm_health.fleet.history import export as of_history
+    from slurm_health.system.telemetry import prometheus_text
+
+    now_s = time.time()
+    with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as found:
+        told = answer.lemons(
+            found, cluster=asked.cluster, now_s=now_s, days=asked.days, known=nodes_of_slurm()
+        )
+        gauges = of_history.gauges(told, found.troubles(), now_s=now_s)
+    if asked.output is None:
+        print_result(prometheus_text(gauges))
+    else:
+        replace_file(asked.output, prometheus_text(gauges).encode())
+    return int(ExitCode.HEALTHY)
+
+
+@click.command(short_help="Print limits for devices, from what healthy ones have reached.")
+@index_options
+@as_settings(_FromIndex)
+def baselines(asked: _FromIndex) -> int:
+    """Print what healthy devices of each model reached here, as tables for the site's file.
+
+    A check compares nodes with each other, and with limits that must fit every site. Yours are
+    narrower: 0.8 of the median of at least 32 devices on 8 nodes that checks found healthy. Nothing
+    uses them until they are in /etc/slurm-health/config.toml.
+    """
+    from slurm_health.fleet.standing import baseline
+    from slurm_health.fleet.standing.baseline import baselines as found_in
+    from slurm_health.preflight.expectations import expectations_from
+
+    now_s = time.time()
+    with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as opened:
+        clusters = [each for each in opened.clusters() if asked.cluster in {None, each}]
+        since_s = now_s - asked.days * _DAY_S
+        seen = [opened.observations(each, since_s=since_s) for each in clusters]
+        found = found_in(chain.from_iterable(seen))
+    period = f"{asked.days:g} days to {datetime.fromtimestamp(now_s, tz=UTC):%Y-%m-%d}"
+    # What an earlier run has put into the site's file must not become its own reason.
+    print_result(baseline.toml(found, expectations_from({}, "the table"), period=period))
+    return int(ExitCode.HEALTHY)

@@ -6,14 +6,13 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from slurm_health.cli.replaced_file import write_named
-from slurm_health.cli.shared_options import shared_options
+from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.cli.terminal import print_result, takes_colour, terminal
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
@@ -21,6 +20,31 @@ from slurm_health.records.errors import ExitCode, NotWritten, PackageMissing, Ru
 from slurm_health.report import export, find, latest, layout, slurm_now, spreadsheet, table
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """Which jobs are to be shown, how, and where their journals are."""
+
+    jobs: tuple[str, ...]
+    journal: str | None
+    cluster: str | None
+    earlier: int
+    as_json: bool
+    raw: bool
+    as_csv: bool
+    verbose: bool
+    html: Path | None
+    last: int
+    name: str | None
+
+    @property
+    def root(self) -> Path:
+        return config.journal_root(self.journal, os.environ)
+
+    @property
+    def for_programs(self) -> bool:
+        return self.as_json or self.as_csv or self.html is not None
 
 
 @click.command(short_help="Print what was measured, concluded and done for a job.")
@@ -50,68 +74,29 @@ from slurm_health.report.model import JobReport
     help="Without JOBID: how many jobs to list.",
 )
 @click.option("--name", "-n", metavar="NAME", help="Without JOBID: only jobs of this name.")
-def report(
-    jobs: tuple[str, ...],
-    journal: str | None,
-    cluster: str | None,
-    earlier: int,
-    as_json: bool,
-    raw: bool,
-    as_csv: bool,
-    verbose: bool,
-    html: Path | None,
-    last: int,
-    name: str | None,
-) -> int:
+@as_settings(_Asked)
+def report(asked: _Asked) -> int:
     """Print what was measured, concluded and done for a job, or for several.
 
     JOBID is a job id, or 12_3 for a task of an array. An array's own id, or 12_[1-4], lists its
     tasks. Without JOBID your latest jobs are listed. Reads the journal's files: any time later, on
     any machine that sees them. Slurm is asked about jobs that have none.
     """
-    asked = _Asked(
-        root=config.journal_root(journal, os.environ),
-        cluster=cluster,
-        earlier=earlier,
-        as_json=as_json,
-        raw=raw,
-        as_csv=as_csv,
-        verbose=verbose,
-        html=html,
-    )
-    _refuse_what_does_not_go_together(jobs, asked, name)
+    _refuse_what_does_not_go_together(asked)
     gc.disable()  # nothing here is garbage before the end, and looking takes half of the time
-    if not jobs:
-        _list(asked, last, name or "")
-    for number, job in enumerate(jobs):
+    if not asked.jobs:
+        _list(asked)
+    for number, job in enumerate(asked.jobs):
         if number:
             print_result("\n")
         _show(job, asked)
     return int(ExitCode.HEALTHY)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """How jobs are to be shown, and where their journals are."""
-
-    root: Path
-    cluster: str | None
-    earlier: int
-    as_json: bool
-    raw: bool
-    as_csv: bool
-    verbose: bool
-    html: Path | None
-
-    @property
-    def for_programs(self) -> bool:
-        return self.as_json or self.as_csv or self.html is not None
-
-
-def _refuse_what_does_not_go_together(jobs: Sequence[str], asked: _Asked, name: str | None) -> None:
-    if name is not None and jobs:
+def _refuse_what_does_not_go_together(asked: _Asked) -> None:
+    if asked.name is not None and asked.jobs:
         raise click.UsageError("--name lists jobs, and goes with no JOBID")
-    if len(jobs) > 1 and asked.for_programs:
+    if len(asked.jobs) > 1 and asked.for_programs:
         raise click.UsageError("--json, --csv and --html are about one job: name one JOBID")
     if asked.raw and not asked.as_json:
         raise click.UsageError("--raw goes with --json")
@@ -121,14 +106,20 @@ def _refuse_what_does_not_go_together(jobs: Sequence[str], asked: _Asked, name: 
         raise click.UsageError("--verbose goes with the table; with --json, --raw has every sample")
     if asked.html is not None and (asked.as_json or asked.as_csv or asked.verbose):
         raise click.UsageError("--html goes with none of --json, --csv and --verbose")
-    if not jobs and (asked.raw or asked.as_csv or asked.verbose or asked.html is not None):
+    if not asked.jobs and (asked.raw or asked.as_csv or asked.verbose or asked.html is not None):
         raise click.UsageError("--raw, --csv, --html and --verbose need a job: name its JOBID")
 
 
-def _list(asked: _Asked, last: int, name: str) -> None:
+def _list(asked: _Asked) -> None:
     """Print the caller's latest jobs, of one name where one is given."""
+    name = asked.name or ""
     listed = latest.latest_jobs(
-        asked.root, last, cluster=asked.cluster, now_s=time.time(), environ=os.environ, name=name
+        asked.root,
+        asked.last,
+        cluster=asked.cluster,
+        now_s=time.time(),
+        environ=os.environ,
+        name=name,
     )
     if asked.as_json:
         print_result(export.latest_as_json(listed))

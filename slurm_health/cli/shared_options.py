@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from slurm_health.preflight.options import Door, SharedOption, Value, ValueKind, options_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 
 def shared_options(door: Door, *names: str) -> Callable[[_F], _F]:
@@ -57,17 +58,14 @@ def _reading(
     return read
 
 
-class PassesOn(click.Command):
-    """A command whose words are another program's too: a shell completes our options."""
+def as_settings(kind: Callable[..., _T]) -> Callable[[Callable[[_T], int]], Callable[..., int]]:
+    """Have a command take all of its options and arguments as the fields of one value."""
 
-    door: Door
+    def gather(command: Callable[[_T], int]) -> Callable[..., int]:
+        @functools.wraps(command)
+        def gathered(**given: Any) -> int:
+            return command(kind(**given))
 
-    def shell_complete(self, _: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return what a word that begins like an option may become."""
-        names = (f"--{each.name}" for each in options_of(self.door).values())
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return gathered
 
-
-def files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Leave the completion of a word to the shell, which knows files."""
-    return [CompletionItem(incomplete, type="file")]
+    return gather

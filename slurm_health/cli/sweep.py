@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import click
 
 from slurm_health.cli.clean import read_age, reading
 from slurm_health.cli.history import opened_index
-from slurm_health.cli.shared_options import shared_options
+from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.cli.terminal import print_result
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door, options_of
@@ -23,6 +24,23 @@ from slurm_health.records.errors import ConfigError, ExitCode, SlurmError
 if TYPE_CHECKING:
     from slurm_health.fleet.sweep.turn import Turn, Wishes
     from slurm_health.system.slurm.client import Client
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """Whose nodes are to be checked, and with what."""
+
+    partition: str
+    share: float
+    size: int
+    every_s: float
+    limit_min: int
+    check: str | None
+    python: str | None
+    journal: str | None
+    index: str | None
+    dry_run: bool
+    sbatch: tuple[str, ...]
 
 
 @click.command(short_help="Check idle nodes, a few at a time.")
@@ -63,19 +81,8 @@ if TYPE_CHECKING:
 @click.option("--index", metavar="FILE|URL", help="The index of the journals, as of history.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @click.argument("sbatch", nargs=-1, metavar="[-- SBATCH OPTIONS]")
-def sweep(
-    partition: str,
-    share: float,
-    size: int,
-    every_s: float,
-    limit_min: int,
-    check: str | None,
-    python: str | None,
-    journal: str | None,
-    index: str | None,
-    dry_run: bool,
-    sbatch: tuple[str, ...],
-) -> int:
+@as_settings(_Asked)
+def sweep(asked: _Asked) -> int:
     """Check idle nodes of a partition that no check has seen for a while, a few at a time.
 
     One turn, for cron: it submits a job for each group of nodes and ends. The jobs have the lowest
@@ -90,26 +97,26 @@ def sweep(
     from slurm_health.system.processes import own_command
     from slurm_health.system.slurm.client import Client
 
-    root, uid = config.journal_root(journal, os.environ), os.geteuid()
-    interpreter = _interpreter(python)
-    given = {"journal": str(root), "check": check, "python": interpreter}
+    root, uid = config.journal_root(asked.journal, os.environ), os.geteuid()
+    interpreter = _interpreter(asked.python)
+    given = {"journal": str(root), "check": asked.check, "python": interpreter}
     words = own_command("check", *(f"--{name}={text}" for name, text in given.items() if text))
     client = Client(os.environ, patience_s=0)
     # Asked first: a job that ends meanwhile is told of in the next turn.
     unended = client.unended(uid)
     wishes = turn.Wishes(
-        partition=partition,
-        share=share,
-        size=size,
-        every_s=every_s,
-        limit_min=limit_min,
+        partition=asked.partition,
+        share=asked.share,
+        size=asked.size,
+        every_s=asked.every_s,
+        limit_min=asked.limit_min,
         check=words,
-        sbatch=sbatch,
-        output=_output(root, uid, dry_run=dry_run),
+        sbatch=asked.sbatch,
+        output=_output(root, uid, dry_run=asked.dry_run),
     )
-    with opened_index(str(root), index, rebuild=False) as found:
+    with opened_index(str(root), asked.index, rebuild=False) as found:
         chosen = turn.choose(client, found, wishes, uid=uid, now_s=time.time())
-    if dry_run:
+    if asked.dry_run:
         for group in chosen.groups:
             print_result(f"sbatch {' '.join(turn.options(group, wishes))}\n")
         ended: list[outcome.Outcome] = []
@@ -119,8 +126,8 @@ def sweep(
         refused = _submit(client, chosen, wishes)
     _say(outcome.told(ended))
     _say(
-        f"{chosen.due} of {chosen.idle} idle nodes are due; at most {chosen.most} of {partition} at"
-        f" one time, {chosen.in_checks} are in checks already"
+        f"{chosen.due} of {chosen.idle} idle nodes are due; at most {chosen.most} of"
+        f" {asked.partition} at a time, and {chosen.in_checks} are being checked"
     )
     if refused:
         return int(ExitCode.UNAVAILABLE)

@@ -236,7 +236,7 @@ def test_a_job_whose_id_was_given_out_before_has_a_directory_of_its_own(tmp_path
 
 def test_the_command_loads_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, slurm_health.cli.main, slurm_health.cli.run;"
+        "import sys, slurm_health.cli.main, slurm_health.cli.drop_ins;"
         "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

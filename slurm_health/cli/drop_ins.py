@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health run`: torchrun that knows Slurm, and checks the nodes first if told to."""
+"""`sbatch` and `run`: their words are those of sbatch and torchrun, so click reads none of them."""
 
 from __future__ import annotations
 
 import os
+import sys
+import time
 
 import click
+from click.shell_completion import CompletionItem
 
-from slurm_health.cli.shared_options import PassesOn, files
 from slurm_health.preflight.options import Door, options_of
 
 _FILLED = (
@@ -17,6 +19,22 @@ _FILLED = (
     ("--rdzv-id", "job, restart and step"),
     ("--node-rank", "with --rdzv-backend=static: the node's place in the step"),
 )
+
+
+class PassesOn(click.Command):
+    """A command whose words are another program's too: a shell completes our options."""
+
+    door: Door
+
+    def shell_complete(self, _: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return what a word that begins like an option may become."""
+        names = (f"--{each.name}" for each in options_of(self.door).values())
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Leave the completion of a word to the shell, which knows files."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 class _RunCommand(PassesOn):
@@ -73,3 +91,27 @@ def run(arguments: tuple[str, ...]) -> int:
     from slurm_health.torchrun.train import train
 
     return train(list(arguments), dict(os.environ))
+
+
+class _SbatchCommand(PassesOn):
+    door = Door.SBATCH
+
+
+@click.command(
+    cls=_SbatchCommand,
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+    short_help="Submit a batch job that is checked first; a drop-in for sbatch.",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
+def sbatch(arguments: tuple[str, ...]) -> int:
+    """Submit a batch job that is checked first; a drop-in for sbatch."""
+    from slurm_health.preflight.sbatch.submit import submit
+
+    return submit(
+        list(arguments),
+        environ=dict(os.environ),
+        stdin=sys.stdin.buffer,
+        python=sys.executable,
+        now_s=time.time(),
+    )
