@@ -59,9 +59,8 @@ _AFTER_FAILURE = "quick"
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a round of short probes may take before anything is known of how long it should"
-    " take; down to half of that where torch loads quickly. Burns, adapters and training get their"
-    " time on top.",
+    help="The time limit of a round of short probes until it is known how long one takes; half of"
+    " it where torch loads quickly. Burns, adapters and training are given more.",
 )
 @click.option(
     "--act",
@@ -154,7 +153,7 @@ def _after_failure(
         finished = RunFinished(
             disposition=Disposition.STOP,
             exit_code=ExitCode.UNAVAILABLE,
-            reason=f"what it needs could not be found out: {err}",
+            reason=f"what it needs is not known: {err}",
         )
         tell(finished)
     return finished.exit_code

@@ -24,7 +24,7 @@ from slurm_health.system.slurm.pyslurm_client import choose, proven
 _TORCH_LIMIT_S = 120.0
 
 
-@click.command(short_help="Say what of this site's slurm.conf and machine should be changed.")
+@click.command(short_help="Say what to change in this site's slurm.conf and on this machine.")
 @config_option
 @click.option(
     "--python",

@@ -88,7 +88,7 @@ class _History(_FromIndex):
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="Print so many checks, the latest first. JSON has all.",
+    help="How many checks to print, the latest first. JSON has all.",
 )
 @as_settings(_History)
 def history(asked: _History) -> int:
@@ -177,7 +177,7 @@ def lemons(asked: _Lemons) -> int:
 
 def _nothing_to_publish(path: Path) -> str:
     return (
-        f"no check is in the journals here, so {path} was left as it is; where journals are in"
+        f"the journals here hold no check, so {path} was left as it is; where journals lie in"
         " users' homes, a fleet has no common one: set journal = a shared directory in"
         f" {config.site_file(os.environ)} (slurm-health docs install)"
     )

@@ -61,7 +61,7 @@ GROUPS = {
         "clean": "Remove old journals.",
     },
     "For administrators": {
-        "doctor": "Say what of this site's slurm.conf and machine should be changed.",
+        "doctor": "Say what to change in this site's slurm.conf and on this machine.",
         "init-config": "Write a site's file for nodes like this one.",
         "init-hooks": "Write the scripts that slurm.conf names.",
         "prolog": "Check this node before a job, as slurmd's Prolog does.",

@@ -92,7 +92,9 @@ def _nodes(hostlist: str) -> tuple[str, ...]:
     except ValueError as err:
         raise UsageError(str(err)) from err
     if len(nodes) > _MANY_NODES:
-        raise UsageError(f"{len(nodes)} nodes are more than the {_MANY_NODES} that can be played")
+        raise UsageError(
+            f"{len(nodes)} nodes are more than the {_MANY_NODES} that can be simulated"
+        )
     return tuple(dict.fromkeys(nodes))
 
 

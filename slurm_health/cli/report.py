@@ -54,12 +54,12 @@ class _Asked:
 @click.option(
     "--earlier",
     count=True,
-    help="The job that had this id before, where Slurm has counted anew; twice: the one before.",
+    help="Show the earlier job that had this id, if Slurm reused it; twice: the one before that.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--raw", is_flag=True, help="With --json: include every raw sample.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print a line of CSV per node and round.")
-@click.option("--verbose", is_flag=True, help="Tell all evidence, every group and every sample.")
+@click.option("--verbose", is_flag=True, help="Print all evidence, every group and every sample.")
 @click.option(
     "--html",
     type=click.Path(path_type=Path, dir_okay=False),

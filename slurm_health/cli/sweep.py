@@ -44,13 +44,19 @@ class _Asked:
 
 
 @click.command(short_help="Check idle nodes, a few at a time.")
-@click.option("-p", "--partition", required=True, metavar="NAME", help="Whose nodes.")
+@click.option(
+    "-p",
+    "--partition",
+    required=True,
+    metavar="NAME",
+    help="The partition whose nodes are checked.",
+)
 @click.option(
     "--share",
     type=click.FloatRange(min=0, max=0.5, min_open=True),
     default=0.1,
     show_default=True,
-    help="Of the partition's nodes, so many at one time; three at least, and never all.",
+    help="The share of its nodes that is checked at a time: at least three nodes, and never all.",
 )
 @click.option(
     "--size",

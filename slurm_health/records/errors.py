@@ -195,10 +195,11 @@ class RunNotFound(SlurmHealthError):
         self.root = root
         self.near = tuple(near)
         newest = f" (newest there: {', '.join(self.near)})" if self.near else ""
+        why = reason.rstrip() or "was it submitted with slurm-health sbatch?"
         super().__init__(
             f"no journal of job {job} under {root}{'' if reason else newest}; "
-            + (reason or "was it submitted with slurm-health sbatch?")
-            + " Another directory: --journal DIR"
+            + (why if why.endswith((".", "?")) else f"{why}.")
+            + " If its journal is elsewhere, give --journal DIR"
         )
 
     def with_reason(self, reason: str) -> RunNotFound:

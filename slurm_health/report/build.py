@@ -286,7 +286,7 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
     if not rounds:
         waiting = "still running: waiting for the agents"
         return state, f"{stopped} before the first round" if gone else waiting
-    where = f"round {len(rounds)}"
+    where = f"round {max(rounds)}"  # by its number, as everywhere else
     return state, f"{stopped} before a verdict, in {where}" if gone else f"still running: {where}"
 
 

@@ -98,16 +98,17 @@ def _tests(evidence: Sequence[str], *, whole: bool) -> list[tuple[str, str]]:
 def part_text(node: NodeReport) -> str:
     """Return the part of a node that its verdict is about, with the names that it goes by."""
     assert node.verdict is not None
-    names = [node.verdict.component]
-    device = _device(node.verdict, node.hardware)
+    part, parts = node.verdict.component, node.hardware
+    device = _device(node.verdict, parts)
+    names = []
     if device is not None:
         at = f" at {device.pci_address}" if device.pci_address else ""
         names.append(f"GPU {device.index} {device.uuid}{at}")
-    elif node.hardware and node.hardware.interface and "network" in node.verdict.component:
-        names.append(f"over {node.hardware.interface}")
-    if node.hardware and node.hardware.model:
-        names.append(node.hardware.model)
-    return ", ".join(names)
+    if parts and "network" in part and device is None:
+        names += [f"interface {parts.interface}"] if parts.interface else []
+    elif parts and parts.model:
+        names.append(parts.model)
+    return f"{part} ({', '.join(names)})" if names else part
 
 
 def _device(verdict: NodeVerdict, hardware: Hardware | None) -> DeviceReport | None:

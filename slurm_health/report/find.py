@@ -138,8 +138,10 @@ def load(
     runs = runs_of_job(root, job, cluster)
     found = others.read(runs[0].parent, lambda: _loaded(runs, now_s, earlier), _Loaded)
     if found.report is None:
-        known = f"{found.jobs - 1} before the last" if found.jobs > 1 else "none before it"
-        raise UsageError(f"--earlier: of jobs with the id {job} there is {known}")
+        known = f"{found.jobs - 1} earlier jobs" if found.jobs > 2 else "one earlier job"
+        raise UsageError(
+            f"--earlier: {known if found.jobs > 1 else 'no earlier job'} had the id {job}"
+        )
     if found.jobs > 1 and not earlier:
         begun = moment_text(found.before_s)
         _log.warning("an earlier job had the id %s too, on %s: --earlier shows it", job, begun)
@@ -195,7 +197,9 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
         _tell_of_others(root, chosen, job, uid)
     if len(found) > 1:
         also = ", ".join(sorted(set(found) - {chosen}))
-        _log.warning("job %s of cluster %s; there is also one of %s", job, chosen, also)
+        _log.warning(
+            "showing job %s of cluster %s; there is one of that id on %s too", job, chosen, also
+        )
     return found[chosen]
 
 

@@ -134,7 +134,9 @@ def latest_text(
     if not jobs:
         called = f" called {name}" if name else ""
         return "\n".join(
-            page.paragraph(f"no jobs of yours{called} under {root}, and Slurm names none that wait")
+            page.paragraph(
+                f"no jobs of yours{called} under {root}, and Slurm lists none that are pending"
+            )
         )
     several = len({job.cluster for job in jobs if job.cluster}) > 1
     rows = [["JOB", "SCRIPT", "CHECKED", "NODES", "STATE", "LAST CHECK"]]

@@ -157,7 +157,10 @@ def outcome_texts(run: RunReport) -> list[str]:
         parts.append(run.note)
     if run.script:
         ended = run.superseded or bool(run.requeued)
-        parts.append(_script_text(run.script, superseded=ended, requeued=bool(run.requeued)))
+        script = _script_text(run.script, superseded=ended, requeued=bool(run.requeued))
+        # A check that requeues its job starts no script: what ran did so before.
+        ran_before = any(a.action == "requeue" and a.progress is Progress.DONE for a in run.acts)
+        parts = [script, *parts] if ran_before else [*parts, script]
     return [*parts, run.requeued] if run.requeued else parts
 
 

@@ -56,7 +56,7 @@ def progress(run: RunEntries, now_s: float) -> Progress:
     if script is not None:
         since_s = next(e.time_s for e in run.supervisor if e.record is script)
         return Progress(
-            f"the script {_stands(run, now_s)}runs for {duration_text(now_s - since_s)}"
+            f"the script {_stands(run, now_s)}has run for {duration_text(now_s - since_s)}"
             + "".join(f"; {text}" for text in [so_far(run, now_s)] if text)
         )
     finished = _last(run.master, RunFinished)

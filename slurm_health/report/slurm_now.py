@@ -53,7 +53,7 @@ def word(job: JobId, environ: Mapping[str, str]) -> Word:
     try:
         found = client.job(job)
     except UnknownJob:
-        return Word(f"Slurm knows no job {job}, or no longer.", final=True)
+        return Word(f"Slurm does not know job {job}, or no longer does.", final=True)
     except SlurmError:
         return Word("")
     script = comment = ""
@@ -111,12 +111,12 @@ def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None)
     if owner and uid is not None and int(owner[2]) != uid:
         name = owner[1]
         return (
-            f"it is {name}'s job ({state}), and journals are their owners': ask {name} for"
-            f" `slurm-health report {job.job_id}`, or an administrator."
+            f"it is {name}'s job ({state}), and only {name} may read its journal: ask {name}, or an"
+            f" administrator, for `slurm-health report {job.job_id}`."
         )
     said = unchecked.said_in(comment)
     if said:
-        return f"Slurm has this of it ({state}): {said}"
+        return f"its comment in Slurm says ({state}): {said}"
     if script and _OURS not in script:
         return f"it was not submitted with slurm-health sbatch, so nothing was checked ({state})."
     if job.pending:
@@ -124,7 +124,7 @@ def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None)
     output = job.value("StdOut") if job.nodes else ""  # it has never started
     see = f" Its output, {output}, says why." if output else ""
     if "RUNNING" in job.states:
-        return f"it is running, and its check has not begun, or could not.{see}"
+        return f"it is running, but its check has not begun, or could not begin.{see}"
     return f"it ended before a check began ({state}).{see}"
 
 

@@ -16,7 +16,6 @@ from slurm_health.records.script_records import (
 from slurm_health.records.text import cut, ranks_text
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report.acts import Progress
-from slurm_health.report.details import part_text
 from slurm_health.report.model import JobReport, NodeReport, RunReport, State
 from slurm_health.report.no_exchange import no_exchange
 from slurm_health.report.phrases import (
@@ -102,7 +101,7 @@ def _found(report: JobReport) -> Iterator[str]:
         seen = last.post_mortem or last.hangs or last.stragglers or last.slowdowns
         yield f"before the script started, {told}" if seen else told
     if any(run.missing and not run.unchecked for run in report.runs):
-        yield "parts of the journal are missing or cannot be read, as said below"
+        yield "parts of the journal are missing or cannot be read: see below"
     if last.post_mortem and outside and not _hangs(last):
         yield f"the script did not end by itself: {last.post_mortem.description}"
 
@@ -158,7 +157,7 @@ def _of_nodes(nodes: Sequence[NodeReport]) -> Iterator[str]:
     for level in WORST_FIRST:
         for node in nodes:
             if node.verdict and node.level is level and _is_unwell(node):
-                same.setdefault(_said(node, node.verdict), []).append(node.node)
+                same.setdefault(_said(node.verdict), []).append(node.node)
     rows = [f"{nodes_text(names)} {said}" for said, names in same.items()]
     yield from rows[:_ROWS]
     rest = [name for names in list(same.values())[_ROWS:] for name in names]
@@ -170,11 +169,11 @@ def _is_unwell(node: NodeReport) -> bool:
     return node.level not in (Level.HEALTHY, None)
 
 
-def _said(node: NodeReport, verdict: NodeVerdict) -> str:
+def _said(verdict: NodeVerdict) -> str:
     reason = cut(verdict.reason, _REASON)
     if verdict.level is Level.INCONCLUSIVE:
         return f"could not be decided: {reason.removeprefix('could not be measured: ')}"
-    part = part_text(node).partition(",")[0] if verdict.component != _NO_PART else ""
+    part = verdict.component if verdict.component != _NO_PART else ""
     known = ", ".join(text for text in (part, _sure(verdict.probability)) if text)
     return f"{verdict.level.value} ({known}): {reason}"
 
@@ -214,7 +213,8 @@ def _starts(checks: Sequence[RunReport]) -> str:
 def _moves(left: Sequence[RunReport]) -> str:
     """Return how a job came to its last attempt."""
     if len(left) == 1:
-        return ", ".join(_outcome(left[0])) or "requeued"
+        steps = _outcome(left[0])
+        return ", ".join(steps if steps and "requeued" in steps[-1] else [*steps, "requeued"])
     if any(run.requeued for run in left):
         return "; ".join(", ".join(_outcome(run)) for run in left)
     drained, excluded = (nodes_text(_nodes_of(left, act)) for act in ("drain", "exclude"))

@@ -81,7 +81,7 @@ def tasks_text(
     page = Page(width=width, unicode=unicode)
     lines = [page.phrases([report.job, *_task(report)]) for report in reports]
     lines += [page.phrases([tasks, why]) for tasks, why in others.items()]
-    how = f"slurm-health report {reports[0].job} shows one task whole."
+    how = f"slurm-health report {reports[0].job} shows one task in full."
     return _blocks([line for task in lines for line in task], page.paragraph(how))
 
 
@@ -256,5 +256,5 @@ def _slower_but_healthy(nodes: Sequence[NodeReport], page: Page) -> list[str]:
         lines += page.paragraph(f"healthy {verdict.node}: {verdict.reason}")
     rest = nodes_text(sorted(verdict.node for verdict in slower[_NOTED:]))
     if rest:
-        lines += page.paragraph(f"healthy {rest}: not slower than these, but than most")
+        lines += page.paragraph(f"healthy {rest}: slower than most, but less so than these")
     return lines

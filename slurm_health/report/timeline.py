@@ -44,7 +44,7 @@ _PLANS = {
     "stop": "the script is not started again",
     "restart": "the script is to be started again",
     "check": "nodes are to be checked before the script is started again",
-    "leave": "nodes are to be left",
+    "leave": "the job is to leave nodes behind",
 }
 
 

@@ -149,7 +149,7 @@ def test_nothing_is_published_of_no_journal(tmp_path: Path) -> None:
     done = slurm_health(*words, environ=environ)
 
     assert done.code == 4
-    assert "no check is in the journals here" in done.stderr
+    assert "the journals here hold no check" in done.stderr
     assert f"set journal = a shared directory in {site}" in done.stderr
     assert file.read_text() == "of yesterday"
 

@@ -121,7 +121,7 @@ def test_a_job_that_slurm_does_not_know_is_not_waited_for(tmp_path: Path) -> Non
         drawn = terminal.read_until("")
         assert terminal.process.wait(DEADLINE_S) == 4
     assert "no journal of job 12" in drawn
-    assert "Slurm knows no job 12" in drawn
+    assert "Slurm does not know job 12" in drawn
 
 
 def test_of_an_array_it_asks_for_a_task(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_job_that_two_clusters_have_is_drawn_without_a_warning_in_between(
     with watching(tmp_path) as terminal:
         drawn = terminal.read_until("")
         assert terminal.process.wait(DEADLINE_S) == 0
-    assert "there is also one of" not in drawn
+    assert "there is one of that id" not in drawn
 
 
 def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def reservation(site: Site) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["-N6"], "6 nodes and 1 spare make 7, and partition main allows a job at most 6"),
+        (["-N6"], "6 nodes plus 1 spare make 7, and partition main allows a job at most 6"),
         (["-N3", "--partition=small"], "partition small allows a job at most 3"),
         (["-N4", "-p", "capped"], "partition capped allows a job at most 4"),
     ],
@@ -211,7 +211,7 @@ def test_a_report_without_a_journal_says_what_slurm_knows(site: Site) -> None:
     assert [each.returncode for each in said.values()] == [0, 4, 4]
     assert "it is pending (BeginTime): its nodes are checked when it" in said[pending].stdout
     assert "was not submitted with slurm-health sbatch" in said[plain].stderr
-    assert "Slurm knows no job 9999" in said[9999].stderr
+    assert "Slurm does not know job 9999" in said[9999].stderr
     site.lab.run(["scancel", str(pending), str(plain)])
 
 

@@ -64,7 +64,7 @@ def test_where_the_journal_fails_the_comment_says_so_beside_the_jobs_own(site: S
     assert said.endswith(" | own comment: mine: a=b")
     report = site.health("report", str(job))
     assert report.returncode == 4
-    assert "Slurm has this of it (completed): UNCHECKED: journal /proc/" in report.stderr
+    assert "its comment in Slurm says (completed): UNCHECKED: journal /proc/" in report.stderr
     assert "mine" not in report.stderr
 
 

@@ -93,6 +93,13 @@ def test_the_facts_of_an_error_are_its_attributes(name: str) -> None:
         assert all(hasattr(SAMPLES[name], fact) for fact in facts)
 
 
+@pytest.mark.parametrize("reason", ["it is pending", "it is pending."])
+def test_what_slurm_says_of_a_job_without_a_journal_is_a_sentence_of_its_own(reason: str) -> None:
+    message = str(errors.RunNotFound("12", Path("/j")).with_reason(reason))
+
+    assert message.endswith("; it is pending. If its journal is elsewhere, give --journal DIR")
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_message_is_one_line_without_a_full_stop(name: str) -> None:
     message = str(SAMPLES[name])

@@ -201,7 +201,7 @@ def test_an_unfinished_check_says_where_it_is(tmp_path: Path) -> None:
 
     assert {waiting.state, measuring.state, acting.state} == {State.RUNNING}
     assert waiting.note == "still running: waiting for the agents"
-    assert measuring.note == "still running: round 2"
+    assert measuring.note == "still running: round 1"
     assert acting.note == "still acting on the verdict"
 
 
@@ -231,7 +231,7 @@ def test_a_check_after_which_the_script_began_is_over(tmp_path: Path) -> None:
     run.begin_round(0, [["n1", "n2"]])
     run.run_script()
 
-    assert report_of(run).note == "the master stopped before a verdict, in round 1"
+    assert report_of(run).note == "the master stopped before a verdict, in round 0"
 
 
 def test_a_check_that_a_signal_ended_is_stopped_at_once_and_names_it(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_check_that_a_signal_ended_is_stopped_at_once_and_names_it(tmp_path: P
 
     report = report_of(run, now_s=run.clock.now_s)
     assert report.state is State.STOPPED
-    assert report.note == "stopped by SIGTERM before a verdict, in round 1"
+    assert report.note == "stopped by SIGTERM before a verdict, in round 0"
 
 
 def test_a_check_that_a_new_master_took_over_runs_again(tmp_path: Path) -> None:

@@ -71,9 +71,29 @@ def test_a_slow_device_is_named_by_its_uuid_and_its_pci_address(tmp_path: Path) 
     assert lines[1].split(maxsplit=2) == [
         "n1",
         "part",
-        f"compute device 1, GPU 1 {UUID}1 at 0000:1b:00.0, NVIDIA H100, {TIMES}",
+        f"compute device 1 (GPU 1 {UUID}1 at 0000:1b:00.0, NVIDIA H100), {TIMES}",
     ]
     assert f"GPU 1 ({UUID}1): hardware thermal slowdown during the burn, 93 C" in lines[-1]
+
+
+def test_a_network_is_named_by_its_interface_and_not_by_the_processor(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    ready = WorkersReady(
+        node="n1",
+        launch=0,
+        store_port=1,
+        torch="2.6.0",
+        backend="gloo",
+        devices=["cpu"],
+        model="cpu with 1 thread",
+        interface="eth0",
+    )
+    run.write("n1", ready)
+    run.judge(NodeVerdict(node="n1", level=Level.FAULTY, component="network", reason="no answer"))
+
+    lines = block(job_text(load(tmp_path, "12")), "EVIDENCE")
+    assert lines[1].split(maxsplit=2) == ["n1", "part", "network (interface eth0)"]
 
 
 def test_the_latest_evidence_is_told_and_all_of_it_on_request(tmp_path: Path) -> None:

@@ -118,7 +118,9 @@ def test_of_two_clusters_the_wanted_one_is_preferred(
         found = runs_of_job(tmp_path, "12", "west")
 
     assert found == [tmp_path / "west" / "12" / "0"]
-    assert caplog.messages == ["job 12 of cluster west; there is also one of east"]
+    assert caplog.messages == [
+        "showing job 12 of cluster west; there is one of that id on east too"
+    ]
 
 
 @pytest.mark.parametrize("wanted", [None, "north"])

@@ -246,7 +246,7 @@ def test_root_sees_everybodys_jobs(root: Path) -> None:
 def test_where_there_is_no_job_it_says_where_it_looked(root: Path) -> None:
     text = latest_text(listed(root), root)
 
-    assert text == f"no jobs of yours under {root}, and Slurm names none that wait"
+    assert text == f"no jobs of yours under {root}, and Slurm lists none that are pending"
 
 
 def test_where_there_is_no_job_of_a_name_it_does_not_say_that_there_is_none(root: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_job_is_followed_until_its_script_has_ended(tmp_path: Path) -> None:
     run.start()
     run.finish("proceed")
     run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
-    assert seen(run, after_s=90) == Progress("the script runs for 90 s")
+    assert seen(run, after_s=90) == Progress("the script has run for 90 s")
 
     ended = write_healthy_run(tmp_path, job=13)
     assert seen(ended) == Progress("the script ended after 41 s, exit 0", over=True)
@@ -104,7 +104,7 @@ def test_without_a_heartbeat_the_last_step_its_age_and_stopped_ranks_are_told(
     assert ("so far", told) in lines_while_training(report.runs[-1])
 
     run.write(journal.MONITOR, ProgressSeen(node="n1", ranks=2, beating=True))
-    assert seen(run, after_s=30).text == "the script runs for 30 s"
+    assert seen(run, after_s=30).text == "the script has run for 30 s"
 
 
 def test_a_script_that_hangs_is_said_to_until_it_goes_on(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_a_script_that_hangs_is_said_to_until_it_goes_on(tmp_path: Path) -> None
     )
     run.write(journal.MONITOR, HangFound(stalled_s=33.0, allowance_s=25.0, step=8, found=stopped))
     hangs = seen(run, after_s=60)
-    assert hangs.text.startswith("the script hangs, no step for 93 s; it runs for ")
+    assert hangs.text.startswith("the script hangs, no step for 93 s; it has run for ")
     assert not hangs.over
 
     run.write(journal.MONITOR, HangOver(stalled_s=60.0, step=9))
-    assert seen(run).text.startswith("the script runs for ")
+    assert seen(run).text.startswith("the script has run for ")

@@ -63,7 +63,7 @@ def test_several_checks_of_one_start_are_one_job(tmp_path: Path) -> None:
 def test_an_earlier_job_that_was_never_there_is_a_mistake_of_the_user(tmp_path: Path) -> None:
     begun(tmp_path, "0")
 
-    with pytest.raises(UsageError, match="of jobs with the id 12 there is none before it"):
+    with pytest.raises(UsageError, match="no earlier job had the id 12"):
         load(tmp_path, "12", earlier=1)
 
 

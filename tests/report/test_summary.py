@@ -319,6 +319,21 @@ def test_a_requeue_by_a_person_or_the_script_is_told_as_one_and_is_no_failure(
     assert "POST-MORTEM" not in job_text(load(tmp_path, "12"))
 
 
+def test_a_job_that_was_requeued_because_its_script_failed_is_told_in_that_order(
+    tmp_path: Path,
+) -> None:
+    run = trained(tmp_path)
+    run.run_script(signal=15, duration_s=2.8)
+    run.master(
+        ActionIntended(action=Action.REQUEUE), ActionDone(action=Action.REQUEUE, succeeded=True)
+    )
+    write_healthy_run(tmp_path, label="1", nodes=["n1", "n2"], clock=run.clock)
+
+    done = summary(tmp_path).done
+    first = "train.sh ran 2.8 s, killed by SIGTERM, requeued onto n[1-2]"
+    assert done == f"{first}; train.sh ran 41 s, exit 0"
+
+
 def test_what_is_next_does_not_ask_for_nodes_that_the_line_above_says_are_not_there(
     tmp_path: Path,
 ) -> None:

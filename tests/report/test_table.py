@@ -330,7 +330,7 @@ def test_healthy_nodes_that_a_job_waits_for_are_told_below_the_table(tmp_path: P
         "healthy n7: matmul:device 3 is 7 % slower than its peers",
         "healthy n6: matmul:device 3 is 6 % slower than its peers",
         "healthy n5: matmul:device 3 is 5 % slower than its peers",
-        "healthy n[3-4]: not slower than these, but than most",
+        "healthy n[3-4]: slower than most, but less so than these",
     ]
 
 
@@ -345,7 +345,7 @@ def test_the_tasks_of_an_array_have_a_line_each(tmp_path: Path) -> None:
     assert "all healthy" in first
     assert second.startswith("14")
     assert "1 faulty (n3)" in second
-    assert last == "slurm-health report 12_1 shows one task whole."
+    assert last == "slurm-health report 12_1 shows one task in full."
 
 
 def test_a_task_says_which_bad_nodes_it_has_left(tmp_path: Path) -> None:

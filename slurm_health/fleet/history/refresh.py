@@ -48,7 +48,9 @@ def opened(
         JournalError: the journals cannot be listed.
     """
     if place.why_in_memory:
-        _log.warning("the history is indexed anew, and kept nowhere: %s", place.why_in_memory)
+        _log.warning(
+            "the history is indexed anew, and the index is not kept: %s", place.why_in_memory
+        )
     with _told(place):
         if rebuild and not place.only_read:
             _remove(place)
@@ -69,7 +71,7 @@ def _told(place: Place) -> Iterator[None]:
         told = f"another process works on it: {err}"
         raise IndexUnusable(str(place), told, fix="try again when that has ended") from err
     except Denied as err:
-        fix = "ask whoever runs the database for that right, or name another with --index"
+        fix = "ask those who run the database for that right, or name another with --index"
         raise IndexUnusable(str(place), str(err), fix=fix) from err
 
 

@@ -265,7 +265,7 @@ def _requeue(config: Mapping[str, str]) -> list[Advice]:
     if "nohold_on_prolog_fail" not in parameters:
         text = (
             "SchedulerParameters lacks nohold_on_prolog_fail: a job whose prolog finds a bad node"
-            " is held until somebody releases it"
+            " is held until it is released"
         )
         wanted = ",".join([*parameters, "nohold_on_prolog_fail"])
         found.append(look(text, f"SchedulerParameters={wanted}"))

@@ -121,9 +121,10 @@ def require_room(
     rooms = {each.name: each.room for each in chosen}
     if not counts.spares or not rooms or max(rooms.values()) >= least:
         return
+    spares = "spare" if counts.spares == 1 else "spares"
     most = ", ".join(f"{name} allows a job at most {room}" for name, room in rooms.items())
     raise UsageError(
-        f"--spares: {counts.wanted} nodes and {counts.spares} spare make {least},"
+        f"--spares: {counts.wanted} nodes plus {counts.spares} {spares} make {least},"
         f" and partition {most}; ask for fewer, or for another partition"
     )
 

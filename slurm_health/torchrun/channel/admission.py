@@ -106,7 +106,7 @@ class Admission:
                     return  # it has come in, and may say nothing before it hears so
                 self._answer(visitor, messages.at_node_zero(line))
         except (Closed, ValueError) as err:
-            self._send_away(visitor, "" if isinstance(err, Closed) else "is no node of a run")
+            self._send_away(visitor, "" if isinstance(err, Closed) else "is not a node of this run")
 
     def _answer(self, visitor: _Visitor, message: messages.ToNodeZero) -> None:
         match message:

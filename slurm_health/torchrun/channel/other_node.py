@@ -242,7 +242,7 @@ class OtherNode:
     def _keep_alive(self, connection: Connection) -> None:
         now_s = self._monotonic()
         if now_s - self._heard_s > messages.SILENT_S:
-            raise Closed(f"nothing was heard of it for {messages.SILENT_S:g} s")
+            raise Closed(f"nothing was heard from it for {messages.SILENT_S:g} s")
         if now_s - self._alive_s > messages.ALIVE_S:
             self._alive_s = now_s
             connection.send(messages.encode(messages.Alive()))
@@ -263,7 +263,7 @@ class OtherNode:
                 case messages.Ended(why=why):
                     raise Ended(self._meeting.text, f"the run was ended: {one_line(why)}")
                 case _:
-                    raise Closed("node0 says what cannot be")
+                    raise Closed("node0 sent a message that makes no sense")
         if found:
             connection.send(messages.encode(messages.Heard(count=self._heard)))
         return found
@@ -306,7 +306,7 @@ class OtherNode:
     def _not_ours(self, why: str) -> ChannelError:
         return NobodyThere(
             self._meeting.text,
-            f"{why}; perhaps the others train already, or another program has the port: give each"
+            f"{why}; the others may be training already, or another program has the port: give each"
             " run its own MASTER_PORT",
         )
 
@@ -315,7 +315,7 @@ class OtherNode:
             self._meeting.text,
             f"node0 could not be reached within {JOIN_S:g} s: {why}; does it run, with NODE_RANK=0,"
             " on the machine that MASTER_ADDR names, and may this one connect to that port? (a"
-            " firewall may not let it; MASTER_PORT chooses another)",
+            " firewall may prevent it; MASTER_PORT chooses another)",
         )
 
 
@@ -325,7 +325,7 @@ _GONE = "node0 has ended: its port refuses connections; its own output says why.
 
 def _cut_off(why: str) -> str:
     return (
-        f"node0 could not be reached again within {CUT_S:g} s: {why}; look whether its machine and"
+        f"node0 could not be reached again within {CUT_S:g} s: {why}; check that its machine and"
         " the network are up, then start all again"
     )
 
@@ -371,4 +371,4 @@ def _entry(text: str) -> Entry:
     try:
         return decode(text.encode())
     except ValueError as err:
-        raise Closed(f"node0 says what is no record: {err}") from err
+        raise Closed(f"node0 sent what is not a record: {err}") from err

@@ -136,7 +136,7 @@ class Peers:
         except Closed as err:
             self._lose(peer, str(err))
         except ValueError as err:
-            self._lose(peer, f"it sent what cannot be: {err}")
+            self._lose(peer, f"it sent an impossible message: {err}")
         else:
             self._select(peer)
 
@@ -156,7 +156,7 @@ class Peers:
     def _copy(self, peer: Peer, at_bytes: int, data: bytes) -> None:
         """Append lines of a node's to its file, if they are the next ones."""
         if at_bytes != peer.have_bytes or not data.endswith(b"\n"):
-            raise ValueError("lines that are not the next ones")
+            raise ValueError("lines out of order")
         if peer.have_bytes + len(data) > _MOST_FILE_BYTES:
             raise ValueError("more lines than any check has")
         peer.have_bytes += len(data)
@@ -279,7 +279,7 @@ class Peers:
         self._alive_s = now_s
         for peer in self._peers.values():
             if peer.connection is not None and now_s - peer.seen_s > messages.SILENT_S:
-                self._lose(peer, f"nothing was heard of it for {messages.SILENT_S:g} s")
+                self._lose(peer, f"nothing was heard from it for {messages.SILENT_S:g} s")
             self.send(peer, messages.Alive())
 
     def _lose(self, peer: Peer, why: str) -> None:

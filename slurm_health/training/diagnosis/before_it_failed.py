@@ -63,7 +63,9 @@ def hang_at_the_end(data: Collected) -> HangFound | None:
 
 def line_of(hang: HangFound) -> str:
     """Return when it hung, as a line of evidence."""
-    return f"monitor: no step after step {hang.step}, for {hang.stalled_s:.0f} s when it was said"
+    return (
+        f"monitor: no step after step {hang.step}, for {hang.stalled_s:.0f} s when it was reported"
+    )
 
 
 def slow_before(cause: Inference, data: Collected) -> list[str]:

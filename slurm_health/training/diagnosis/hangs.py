@@ -174,7 +174,7 @@ class WaitsDiffer:
                 nodes=nodes_of(fewest),
                 ranks=ranks_of(fewest),
                 evidence=tuple(where_line(*each) for each in _inside(data)[:MOST_LINES]),
-                advice="look whether every rank calls the same collectives in the same order",
+                advice="check whether every rank calls the same collectives in the same order",
             )
         ]
 
@@ -242,8 +242,9 @@ class NodeSilent:
                 sureness=Sureness.LIKELY,
                 nodes=found.silent,
                 ranks=ranks_of(there),
-                evidence=(f"nothing was heard of the monitor on {listed(found.silent)}",),
-                advice=f"look whether Slurm still reaches it: scontrol show node {found.silent[0]}",
+                evidence=(f"nothing was heard from the monitor on {listed(found.silent)}",),
+                advice="check whether Slurm still reaches it: scontrol show node "
+                f"{found.silent[0]}",
             )
         ]
 

@@ -179,7 +179,7 @@ KNOWN: tuple[KnownError, ...] = (
             r"|Read-only file system|\[Errno (5|30|107|116)\]"
         ),
         means="a filesystem failed while the script used it",
-        advice="look whether the path can be read on other nodes, and have the node checked",
+        advice="check whether the path can be read on other nodes, and have the node checked",
         attribution=Attribution.UNDECIDED,
     ),
     KnownError(

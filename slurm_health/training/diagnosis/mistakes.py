@@ -139,8 +139,8 @@ class OwnMistake:
                     ranks=ranks_of(failures),
                     nodes=where,
                     evidence=(last.text,),
-                    advice=f"look whether {listed(where)} has the files and programs that the other"
-                    " nodes have",
+                    advice=f"check whether {listed(where)} has the files and programs that the"
+                    " other nodes have",
                 )
             ]
         return [_of_user(known_one.name, known_one.means, last, failures, Sureness.CERTAIN)]

@@ -76,7 +76,7 @@ def out_of_step(difference: Difference, nodes: Sequence[str]) -> Inference:
         nodes=tuple(nodes),
         ranks=difference.ranks,
         evidence=difference.evidence,
-        advice=f"{_ADVICE}; or look whether {leave} out what the others call",
+        advice=f"{_ADVICE}; or check whether {leave} out what the others call",
     )
 
 

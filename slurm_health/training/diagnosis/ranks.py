@@ -128,7 +128,7 @@ class SameErrorEverywhere:
                 evidence=tuple(each.line for each in same[:MOST_LINES]),
                 advice="correct the script or what it reads; starting it again as it is fails again"
                 if decided
-                else f"look whether {listed(nodes_of(same))} has the files and packages that the"
+                else f"check whether {listed(nodes_of(same))} has the files and packages that the"
                 " other nodes have",
             )
         ]

@@ -104,7 +104,7 @@ def _unanswering(communicator: Communicator, data: Collected) -> Inference | Non
             f" {each.host}: {'considered dead' if each.status.considered_dead else 'unresponsive'}"
             for each in missing[:MOST_LINES]
         ),
-        advice="look whether its process runs there, and whether the network to its node does",
+        advice="check whether its process runs there, and whether the network to its node does",
     )
 
 

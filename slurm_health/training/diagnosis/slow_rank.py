@@ -166,7 +166,7 @@ class ComputesLonger:
                 f"its main thread ran for {slow.spent.ran_ms:.0f} ms per step,"
                 f" {slow.usual.ran_ms:.0f} ms usual",
                 advice=f"check {slow.node} before the next start (slurm-health check"
-                " --straggler-detection); look whether this rank has longer batches",
+                " --straggler-detection); check whether this rank has longer batches",
             )
         ]
 

@@ -44,7 +44,7 @@ class CollectivesDiffer:
                 sureness=Sureness.POSSIBLE,
                 ranks=ranks_of([each[0] for each in waits.values()]),
                 evidence=tuple(each[0].line for each in waits.values())[:MOST_LINES],
-                advice="look whether every rank calls the same collectives in the same order; to"
+                advice="check whether every rank calls the same collectives in the same order; to"
                 " know, start again with TORCH_DISTRIBUTED_DEBUG=DETAIL",
             )
         ]

@@ -94,6 +94,11 @@ PARTITIONS = {
 }
 
 
+def test_several_spares_are_counted_in_the_plural() -> None:
+    with pytest.raises(UsageError, match="5 nodes plus 2 spares make 7, and partition main"):
+        refuse(["-N5"], {"spares": "2"})
+
+
 def refuse(
     words: Sequence[str],
     settings: Mapping[str, str],
@@ -108,7 +113,7 @@ def refuse(
 @pytest.mark.parametrize(
     ("words", "environ", "told"),
     [
-        (["-N6"], {}, "6 nodes and 1 spare make 7, and partition main allows a job at most 6"),
+        (["-N6"], {}, "6 nodes plus 1 spare make 7, and partition main allows a job at most 6"),
         (["-N3", "-psmall"], {}, "partition small allows a job at most 3; ask for fewer"),
         (["-N4"], {"SBATCH_PARTITION": "capped"}, "partition capped allows a job at most 4"),
         (["-N4", "-psmall,capped"], {}, "small allows a job at most 3, capped"),

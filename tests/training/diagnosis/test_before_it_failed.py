@@ -52,7 +52,7 @@ def test_ranks_that_waited_until_a_timeout_are_explained_by_the_hang_before_it()
     assert (found.cause, found.sureness) == ("data-loader-stuck", "likely")
     assert (found.nodes, found.ranks, found.accused) == (["n2"], [1], [])
     assert found.description.startswith("the training hung before it failed: rank 1 on n2")
-    assert "monitor: no step after step 45, for 33 s when it was said" in found.evidence
+    assert "monitor: no step after step 45, for 33 s when it was reported" in found.evidence
 
 
 def test_a_rank_that_was_killed_after_a_hang_is_explained_by_the_hang() -> None:

@@ -106,7 +106,7 @@ def test_a_file_that_one_node_alone_lacks_is_not_decided_and_that_node_is_named(
     found = diagnose(text, 2)
 
     assert (found.attribution, found.nodes, found.accused) == ("undecided", ["n2"], [])
-    assert "look whether n2 has" in found.advice
+    assert "check whether n2 has" in found.advice
     assert what_follows(found) is Next.CHECK
 
 
