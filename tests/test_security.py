@@ -53,7 +53,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "test_of_a_job_with_any_number_of_runs_the_last_ones_are_read",
             "test_no_file_of_another_user_is_looked_at_in_roots_own_process",
         ),
-        "fleet/retention/test_clean.py": (
+        "cli/test_clean.py": (
             "test_what_cannot_be_a_clusters_name_is_passed_over",
             "test_a_tree_deeper_than_any_path_goes_and_so_do_the_others",
         ),
