@@ -11,7 +11,9 @@
     uplinks              what slow nodes have in common, where no topology says it
     conviction           what is proven beyond doubt
     findings             levels: what is proven, what is open, who can be trusted
-    explain              findings -> sentences
+    explain              findings about nodes -> sentences
+    explain_links        findings about paths and uplinks -> sentences
+    wording              what both are worded with: a line per test, times, partners
     pairing              who runs with whom
     stopping             which pairs are still needed, and when there is nothing left to learn
     suspicion            what was found of nodes before, as a prior

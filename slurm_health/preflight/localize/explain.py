@@ -4,30 +4,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TypedDict
 
 import numpy as np
 from msgspec.structs import replace
 
 from slurm_health.preflight.localize.conviction import Guilt
 from slurm_health.preflight.localize.evidence import Bearing, Ledger, Trial
+from slurm_health.preflight.localize.explain_links import LinkWords
 from slurm_health.preflight.localize.findings import (
     Doubt,
     Findings,
-    LonePair,
     doubt_of,
     level_of,
-    lone_pairs,
     maybe_slow_in,
 )
 from slurm_health.preflight.localize.metrics import MetricEvidence
 from slurm_health.preflight.localize.settings import LocalizeSettings
-from slurm_health.records.nodeset import fold
+from slurm_health.preflight.localize.wording import (
+    Wording,
+    compared_text,
+    how_text,
+    ms_text,
+    others_text,
+    times_of,
+)
 from slurm_health.records.verdict import (
     Level,
-    LinkVerdict,
     NodeVerdict,
     Outcome,
     Verdict,
@@ -36,59 +40,41 @@ from slurm_health.records.verdict import (
 _NOTED = 0.9  # a slowdown of the network below the limit that is this probable is mentioned
 _NOTED_SHARE = 0.5  # a device's from this share of its limit on: two deviations of its peers
 _FEW_PAIRS = 2  # so few may all contain a slow node without any of them standing out
-_NAMED = 4  # partners that are named before the rest is only counted
 _QUOTED = 2  # different texts of what a node reported: more say the same with other numbers
-_SAME = 1e-6  # between logarithms of times
 
 
 def verdict_of(ledger: Ledger, findings: Findings, settings: LocalizeSettings) -> Verdict:
     """Return the verdict about every node, and about the paths and leaves that are not well."""
-    words = _Words(ledger, findings, settings)
+    words, links = _NodeWords(ledger, findings, settings), LinkWords(ledger, findings, settings)
     nodes = {name: words.node(number) for number, name in enumerate(ledger.names)}
     # The parts of nodes are one population, and share a floor.
     floors = {str(replace(metric.name, part="")): metric.floor for metric in findings.metrics}
-    paths, leaves = tuple(words.paths()), tuple(words.leaves())
+    paths, leaves = tuple(links.paths()), tuple(links.leaves())
     return Verdict(nodes=nodes, paths=paths, leaves=leaves, floors=floors)
 
 
-class _FabricWords(TypedDict):
-    """What a verdict about a leaf and one about a path have in common."""
-
-    level: Level
-    slowdown: float
-    probability: float
-    reason: str
-    evidence: tuple[str, ...]
-
-
-class _Words:
-    """Finds the words for one run's findings."""
-
-    def __init__(self, ledger: Ledger, findings: Findings, settings: LocalizeSettings) -> None:
-        self._names = ledger.names
-        self._workload = settings.workload
-        self._findings = findings
-        self._settings = settings
+class _NodeWords(Wording):
+    """Finds the words for what is wrong, or not, with a node."""
 
     def node(self, node: int) -> NodeVerdict:
         """Return the verdict about one node."""
-        level = level_of(self._findings, node)
+        level = level_of(self.findings, node)
         if level in {Level.FAULTY, Level.SLOW}:
-            guilt = self._findings.guilty[node]
+            guilt = self.findings.guilty[node]
             return self._faulty(node, guilt) if level is Level.FAULTY else self._slow(node, guilt)
         reason = self._doubt(node) if level is Level.INCONCLUSIVE else self._notes(node)
         return NodeVerdict(
-            node=self._names[node],
+            node=self.names[node],
             level=level,
             slowdown=max((times for _, times in self._tolerated(node)), default=1.0),
-            probability=1.0 - float(self._findings.risk[node]),
+            probability=1.0 - float(self.findings.risk[node]),
             reason=reason,
             evidence=self._evidence(node),
         )
 
     def _faulty(self, node: int, found: Sequence[Guilt]) -> NodeVerdict:
         guilt = next(each for each in found if each.metric is None)
-        trials = [self._findings.trials[index] for index in guilt.tests]
+        trials = [self.findings.trials[index] for index in guilt.tests]
         crashed = [trial for trial in trials if node in trial.crashed]
         failed = [trial for trial in trials if node not in trial.crashed]
         reasons = []
@@ -97,7 +83,7 @@ class _Words:
         if crashed:
             reasons.append(self._crash(node, crashed))
         return NodeVerdict(
-            node=self._names[node],
+            node=self.names[node],
             level=Level.FAULTY,
             probability=guilt.probability,
             component="network" if failed else "node",
@@ -106,7 +92,7 @@ class _Words:
         )
 
     def _failure(self, node: int, failed: Sequence[Trial]) -> str:
-        return f"no {self._workload} with {self._partners(node, failed)} ({_how(failed)})"
+        return f"no {self.workload} with {self.partners(node, failed)} ({how_text(failed)})"
 
     def _cause(self, node: int, failed: Sequence[Trial]) -> str:
         """Say what the node itself reported of its failures, or else what its partners did."""
@@ -114,7 +100,7 @@ class _Words:
         if own:
             return f": {'; '.join([*own][:_QUOTED])}"
         told = dict.fromkeys(
-            f"{self._names[other]} said: {text}"
+            f"{self.names[other]} said: {text}"
             for trial in failed
             for other, text in sorted(trial.said.items())
         )
@@ -145,7 +131,7 @@ class _Words:
         ]
         common = self._common_causes(node) if all(metric.shared for metric in metrics) else []
         return NodeVerdict(
-            node=self._names[node],
+            node=self.names[node],
             level=Level.SLOW,
             slowdown=slowdown,
             probability=max(found.probability for found in guilt),
@@ -160,33 +146,33 @@ class _Words:
         A CPU that others use, or that is throttled, moves data as slowly as it computes. Its share
         varies, so that it takes more tests to prove it slow than to see its network suffer.
         """
-        if not self._settings.carries_network:
+        if not self.settings.carries_network:
             return []
         return [
-            f"{metric.name} {times:.2f}x slower than {_others(metric)}, which may be why"
+            f"{metric.name} {times:.2f}x slower than {others_text(metric)}, which may be why"
             for metric, times in self._tolerated(node)
         ]
 
     def _slow_reason(self, node: int, metric: MetricEvidence, tests: Sequence[int]) -> str:
-        mine, base = _times(metric, tests)
-        against = f"{_ms(mine)}, {_compared(metric, base)} {_ms(base)}"
+        mine, base = times_of(metric, tests)
+        against = f"{ms_text(mine)}, {compared_text(metric, base)} {ms_text(base)}"
         if not metric.shared:
             times = math.exp(float(metric.found.effect[node]))
-            return f"{metric.name} {times:.2f}x slower than {_others(metric)} ({against})"
-        trials = [self._findings.trials[int(metric.trial[row])] for row in tests]
-        partners = self._partners(node, trials)
+            return f"{metric.name} {times:.2f}x slower than {others_text(metric)} ({against})"
+        trials = [self.findings.trials[int(metric.trial[row])] for row in tests]
+        partners = self.partners(node, trials)
         return f"{metric.name} slow with {partners} ({against})"
 
     def _doubt(self, node: int) -> str:
         """Say why the run could not decide about a node."""
-        findings = self._findings
+        findings = self.findings
         match doubt_of(findings, node):
             case Doubt.SILENT:
                 return self._silence([findings.trials[i] for i in findings.silences[node]], node)
             case Doubt.CRASHED:
                 return f"{self._crashes(node)} and has not passed a test since"
             case Doubt.SOFTWARE:
-                of = f"{len(findings.crashes)} of {len(self._names)} nodes"
+                of = f"{len(findings.crashes)} of {len(self.names)} nodes"
                 return f"{self._crashes(node)}, as on {of}: probably a software problem"
             case Doubt.FAILED:
                 trials = findings.trials_of(node)
@@ -201,7 +187,7 @@ class _Words:
                 assert metric is not None
                 times = math.exp(float(metric.found.effect[node]))
                 return (
-                    f"{metric.name} may be {times:.2f}x slower than {_others(metric)},"
+                    f"{metric.name} may be {times:.2f}x slower than {others_text(metric)},"
                     " but the measurements vary too much to be sure"
                 )
             case _:
@@ -214,12 +200,12 @@ class _Words:
         return f"did not answer in {self._rounds_of(silent)}"
 
     def _crashes(self, node: int) -> str:
-        crashes = self._findings.crashes[node]
-        return self._crash(node, [self._findings.trials[index] for index in crashes])
+        crashes = self.findings.crashes[node]
+        return self._crash(node, [self.findings.trials[index] for index in crashes])
 
     def _notes(self, node: int) -> str:
         """Say how a healthy node was tested, and what was seen that is no reason to accuse it."""
-        findings = self._findings
+        findings = self.findings
         notes = []
         if node in findings.crashes:
             notes.append(f"{self._crashes(node)}, but worked afterwards")
@@ -229,19 +215,19 @@ class _Words:
                 limit = f"{1 + metric.floor:.2f}x"
                 notes.append(f"{metric.name} about {times:.2f}x slower, the limit is {limit}")
         # Who shares processors differs from test to test: that says nothing of a node.
-        tolerated = [] if self._settings.carries_network else self._tolerated(node)
+        tolerated = [] if self.settings.carries_network else self._tolerated(node)
         notes += [
-            f"{metric.name} is {100 * (times - 1):.0f} % slower than {_others(metric)},"
+            f"{metric.name} is {100 * (times - 1):.0f} % slower than {others_text(metric)},"
             " within what healthy devices differ by"
             for metric, times in tolerated
         ]
         trials = [trial for trial in findings.trials_of(node) if not trial.crashed]
         partners = {p for trial in trials for p in trial.partners(node)}
-        if not partners and not self._settings.alone:
+        if not partners and not self.settings.alone:
             notes.append("no partner to test the network with")
         if notes:
             return "; ".join(notes)
-        if self._settings.alone:
+        if self.settings.alone:
             return "passed its solo tests"
         passed = f"passed with {len(partners)} partner{'s' if len(partners) != 1 else ''}"
         return "; ".join([passed, *self._not_excluded(node)])
@@ -263,10 +249,10 @@ class _Words:
     @cached_property
     def _few_pairs(self) -> frozenset[tuple[int, ...]]:
         """The pairs that were compared with each other alone; none where there is more to go by."""
-        shared = [metric for metric in self._findings.metrics if metric.shared]
+        shared = [metric for metric in self.findings.metrics if metric.shared]
         if any(np.isfinite(metric.data.ceiling) for metric in shared):
             return frozenset()
-        trials = self._findings.trials
+        trials = self.findings.trials
         pairs = frozenset(trials[int(row)].nodes for metric in shared for row in metric.trial)
         return pairs if len(pairs) <= _FEW_PAIRS else frozenset()
 
@@ -275,7 +261,7 @@ class _Words:
 
         A job on it waits for such a device, although nothing is wrong with it.
         """
-        own = [metric for metric in self._findings.metrics if not metric.shared]
+        own = [metric for metric in self.findings.metrics if not metric.shared]
         typical = [(metric, metric.typical_excess(node)) for metric in own]
         return [
             (metric, math.exp(excess))
@@ -283,137 +269,9 @@ class _Words:
             if excess >= _NOTED_SHARE * np.log1p(metric.floor)
         ]
 
-    def paths(self) -> Iterable[LinkVerdict]:
-        """Return the pairs of leaves, or of nodes, whose connection alone is bad."""
-        findings = self._findings
-        first = findings.sources.nodes + findings.sources.leaves
-        for variable in sorted(v for v in findings.guilty if v >= first):
-            low, high = findings.sources.paths[variable - first]
-            ends = (findings.fabric.leaves[low], findings.fabric.leaves[high])
-            found = self._fabric_guilt(variable, f"between {ends[0]} and {ends[1]}")
-            yield LinkVerdict(ends=ends, **found)
-        for pair in lone_pairs(findings):
-            verdict = self._pair(pair)
-            if verdict is not None:
-                yield verdict
-
-    def _pair(self, pair: LonePair) -> LinkVerdict | None:
-        """Return the verdict about two nodes that are well with everybody but each other."""
-        if pair.level is None:
-            return None
-        tests = len(pair.trials)
-        how = "failed" if pair.failed else "was slow"
-        times = f"in {tests} of {tests} tests" if pair.proven else "once, and was not tested again"
-        return LinkVerdict(
-            ends=(self._names[pair.nodes[0]], self._names[pair.nodes[1]]),
-            level=pair.level,
-            slowdown=math.exp(pair.excess) if pair.slow else 1.0,
-            probability=0.99 if pair.proven else 0.5,
-            reason=f"{self._workload} {how} {times}; both nodes are fine with other partners",
-            evidence=tuple(self._fabric_line(index) for index in pair.trials),
-        )
-
-    def leaves(self) -> Iterable[LinkVerdict]:
-        """Return the leaves whose uplink is bad."""
-        findings = self._findings
-        first, end = findings.sources.nodes, findings.sources.nodes + findings.sources.leaves
-        for variable in sorted(v for v in findings.guilty if first <= v < end):
-            name, where = self._leaf(variable - first)
-            yield LinkVerdict(ends=(name,), **self._fabric_guilt(variable, where))
-
-    def _leaf(self, number: int) -> tuple[str, str]:
-        """Return a leaf's name, its nodes where no topology names it, and what its uplink joins."""
-        fabric = self._findings.fabric
-        if number < len(fabric.leaves):
-            leaf = fabric.leaves[number]
-            return leaf, f"across the uplink of {leaf}"
-        members = fabric.found[number - len(fabric.leaves)]
-        nodes = fold(self._names[node] for node in members)
-        return nodes, f"between {nodes}, which are well with one another, and other nodes"
-
-    def _fabric_guilt(self, variable: int, where: str) -> _FabricWords:
-        guilt = self._findings.guilty[variable][0]
-        metric = guilt.metric
-        if metric is None:
-            trials = [self._findings.trials[index] for index in guilt.tests]
-            reason = f"no {self._workload} {where} in {len(trials)} tests ({_how(trials)})"
-            numbers = guilt.tests
-        else:
-            mine, base = _times(metric, guilt.tests)
-            reason = (
-                f"{metric.name} slow {where} in {len(guilt.tests)} tests"
-                f" ({_ms(mine)}, {_compared(metric, base)} {_ms(base)})"
-            )
-            numbers = tuple(int(metric.trial[test]) for test in guilt.tests)
-        return _FabricWords(
-            level=Level.FAULTY if metric is None else Level.SLOW,
-            slowdown=1.0 if metric is None else math.exp(float(metric.found.effect[variable])),
-            probability=guilt.probability,
-            reason=reason,
-            evidence=tuple(self._fabric_line(index) for index in numbers),
-        )
-
-    def _fabric_line(self, index: int) -> str:
-        trial = self._findings.trials[index]
-        return self._line(trial.nodes[0], trial, also=self._names[trial.nodes[0]])
-
-    def _partners(self, node: int, trials: Sequence[Trial]) -> str:
-        numbers = dict.fromkeys(other for trial in trials for other in trial.partners(node))
-        names = [self._names[number] for number in numbers]
-        if len(names) <= _NAMED:
-            return ", ".join(names)
-        return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
-
     def _evidence(self, node: int) -> tuple[str, ...]:
         """Return one line per test of the node."""
-        return tuple(self._line(node, trial) for trial in self._findings.trials_of(node))
-
-    def _line(self, node: int, trial: Trial, also: str = "") -> str:
-        partners = self._partners(node, [trial])
-        who = f" {also}" if also else ""
-        company = f"with {partners}" if partners else "alone"
-        where = f"round {trial.round_index}{who} {company}"
-        facts = [f"{metric} {_ms(ms)}" for metric, ms in sorted(trial.shared_ms.items())]
-        facts += [
-            f"{metric} {_ms(times[node])}"
-            for metric, times in sorted(trial.node_ms.items())
-            if node in times
-        ]
-        if node in trial.silent:
-            facts.append(trial.said.get(node, "did not answer"))
-        elif trial.silent:
-            facts.append("the partner did not answer")
-        if node in trial.crashed:
-            facts.append(trial.said.get(node, "its check process crashed"))
-        elif trial.crashed:
-            facts.append("the partner's check process crashed")
-        elif trial.bearing is Bearing.FAILED:
-            facts.insert(0, f"{self._workload} {_how([trial])}")
-            facts += dict.fromkeys(text for _, text in sorted(trial.said.items()))
-        elif trial.outcome is Outcome.NOT_RUN:
-            facts.append("not run")
-        return f"{where}: {', '.join([*facts, *trial.doubts]) or 'passed'}"
-
-
-def _times(metric: MetricEvidence, tests: Sequence[int]) -> tuple[float, float]:
-    """Return the median time of these tests, and of their baselines."""
-    rows = list(tests)
-    mine = float(np.exp(np.median(metric.data.log_ms[rows])))
-    return mine, float(np.exp(np.median(metric.found.baseline[metric.data.kind[rows]])))
-
-
-def _others(metric: MetricEvidence) -> str:
-    """Say with what the times of devices were compared: each other, or what is known of them."""
-    ceiling = metric.data.ceiling
-    expected = float(metric.found.baseline.min()) >= ceiling - _SAME
-    return "expected of this model" if expected else "its peers"
-
-
-def _compared(metric: MetricEvidence, base_ms: float) -> str:
-    """Name what a time is held against: other measurements, or the limit of what is expected."""
-    if math.log(base_ms) >= metric.data.ceiling - _SAME:
-        return "expected at most"
-    return "healthy pairs" if metric.shared else "peers"
+        return tuple(self.line(node, trial) for trial in self.findings.trials_of(node))
 
 
 def _component(metrics: Sequence[MetricEvidence]) -> str:
@@ -424,15 +282,3 @@ def _component(metrics: Sequence[MetricEvidence]) -> str:
         found.setdefault(metric.name.component, set()).add(metric.name.part)
     what, parts = next(iter(found.items()))
     return f"{what} {next(iter(parts))}" if len(parts) == 1 and "" not in parts else what
-
-
-def _how(trials: Sequence[Trial]) -> str:
-    outcomes = {trial.outcome for trial in trials}
-    if outcomes == {Outcome.TIMED_OUT}:
-        return "timed out"
-    return "failed" if outcomes == {Outcome.FAILED} else "failed or timed out"
-
-
-def _ms(ms: float) -> str:
-    """Return a time with three significant digits."""
-    return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1000:.3g} s"
