@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from tabulate import tabulate
 
 from benchmarks.command import count
@@ -143,7 +144,7 @@ class Bench:
             for worker, events in zip(self.workers, said, strict=True):
                 # In this order: what a worker said before it ended is read.
                 ended = worker.ended()
-                events.extend(worker.read_events())
+                events.extend(msgspec.to_builtins(event) for event in worker.read_events())
                 if ended is not None:
                     raise NotMeasured(f"the worker of device {worker.local_rank} {ended}")
         return said

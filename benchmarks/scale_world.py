@@ -29,6 +29,7 @@ from slurm_health.preflight.agent.agent import Agent, AgentSettings
 from slurm_health.preflight.agent.standstill import Standstill
 from slurm_health.preflight.agent.worker_process import Worker, Workers
 from slurm_health.preflight.bell import Bell
+from slurm_health.preflight.session.worker_events import Event, Ready, event_of
 from slurm_health.records.records import AgentsLost
 
 LAUNCH_S = 0.3  # from srun's start to the agents'
@@ -120,7 +121,7 @@ class PlayedWorker(Worker):
 
     def __init__(self, node: Node) -> None:
         self.local_rank = 0
-        self.ready: dict[str, Any] = {}
+        self.ready: Ready | None = None
         self.torch = ""
         self.opened = False
         self.unusable = ""
@@ -133,9 +134,9 @@ class PlayedWorker(Worker):
         else:
             self._node.measures(command)
 
-    def read_events(self) -> list[dict[str, Any]]:
+    def read_events(self) -> list[Event]:
         """Return what it has said by now."""
-        return self._node.said()
+        return [event_of(said) for said in self._node.said()]
 
     def ended(self) -> str | None:
         """Say that it lives."""

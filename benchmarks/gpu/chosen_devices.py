@@ -97,7 +97,7 @@ def _first_words(machine: Machine, environ: Mapping[str, str]) -> str:
             return obstacle
         if not workers.ready:
             return f"nothing within {_LIMIT_S:.0f} s"
-        return f"{len(workers)} ready with {workers.ready[0]['backend']}"
+        return f"{len(workers)} ready with {workers.ready[0].backend}"
     finally:
         workers.end()
 

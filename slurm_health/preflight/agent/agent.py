@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +23,15 @@ from slurm_health.preflight.agent.standstill import Standstill
 from slurm_health.preflight.agent.worker_process import Worker, Workers
 from slurm_health.preflight.bell import Bell
 from slurm_health.preflight.session.node_round import Ending, NodeRound, part_of, process_groups
+from slurm_health.preflight.session.worker_events import (
+    Done,
+    Event,
+    InRound,
+    Loaded,
+    Measured,
+    Ready,
+    ScopeEntered,
+)
 from slurm_health.records.records import (
     AgentEnded,
     AgentsLaunched,
@@ -246,12 +255,12 @@ class Agent:
             workers=len(ready),
             started_s=self._monotonic(),
         )
-        if "burn_s" in record.options and ready[0]["backend"] != "gloo":
+        if "burn_s" in record.options and ready[0].backend != "gloo":
             # Not before the workers are started: until they are, every node waits.
             from slurm_health.preflight.agent.gpu_monitor import BurnWatch
 
-            self._watch = BurnWatch(self._environ, [event["device"] for event in ready])
-        near = Rendezvous(address="127.0.0.1", port=ready[0]["store_port"])
+            self._watch = BurnWatch(self._environ, [event.device for event in ready])
+        near = Rendezvous(address="127.0.0.1", port=ready[0].store_port)
         self._send_round(self._round, far=far, near=near)
 
     def _send_round(self, current: NodeRound, *, far: Rendezvous, near: Rendezvous) -> None:
@@ -280,7 +289,7 @@ class Agent:
 
     def _stop(self, current: NodeRound) -> None:
         """Tell the workers to stop; who is not done by `kill_at_s` is killed."""
-        backends = {str(worker.ready.get("backend", "gloo")) for worker in self._workers}
+        backends = {each.ready.backend if each.ready else "gloo" for each in self._workers}
         current.kill_at_s = self._monotonic() + max(ABORT_GRACE_S[each] for each in backends)
         for worker in self._workers:
             worker.send({"op": "abort", "round": current.record.round})
@@ -308,38 +317,38 @@ class Agent:
         if late and late.kill_at_s is not None and self._monotonic() >= late.kill_at_s:
             self._start_workers()
 
-    def _hear(self, worker: Worker, event: dict[str, Any]) -> None:
+    def _hear(self, worker: Worker, event: Event) -> None:
         if worker.hears_start(event):
-            if event["event"] == "ready" and self._workers.ready:
+            if isinstance(event, Ready) and self._workers.ready:
                 self._say_ready(self._workers.ready)
-            elif event["event"] == "loaded" and all(each.torch for each in self._workers):
+            elif isinstance(event, Loaded) and all(each.torch for each in self._workers):
                 self._loaded_s = self._monotonic()
-            return
-        if self._settles(worker, event):
-            return
-        current = self._round
-        if current is not None and event["round"] == current.record.round:
-            self._hear_in_round(current, worker, event)
+        elif isinstance(event, InRound) and not self._settles(worker, event):
+            current = self._round
+            if current is not None and event.round == current.record.round:
+                self._hear_in_round(current, worker, event)
 
-    def _hear_in_round(self, current: NodeRound, worker: Worker, event: dict[str, Any]) -> None:
-        if event["event"] == "scope":
-            current.entered(worker.local_rank, event)
-        elif event["event"] == "sample":
-            sampled = current.sample(worker.local_rank, event)
-            if sampled is not None:
-                self._unsaid_since_s = self._unsaid_since_s if self._unsaid else self._monotonic()
-                self._unsaid.append(sampled)
-        elif event["event"] == "done":
-            ending = current.done(worker.local_rank, event)
-            if ending is not None:
-                self._report(ending)
+    def _hear_in_round(self, current: NodeRound, worker: Worker, event: InRound) -> None:
+        match event:
+            case ScopeEntered():
+                current.entered(worker.local_rank, event)
+            case Measured():
+                sampled = current.sample(worker.local_rank, event)
+                if sampled is not None:
+                    now_s = self._monotonic()
+                    self._unsaid_since_s = self._unsaid_since_s if self._unsaid else now_s
+                    self._unsaid.append(sampled)
+            case Done():
+                ending = current.done(worker.local_rank, event)
+                if ending is not None:
+                    self._report(ending)
 
-    def _settles(self, worker: Worker, event: Mapping[str, Any]) -> bool:
+    def _settles(self, worker: Worker, event: InRound) -> bool:
         """Take what a worker says of a round that has been reported; tell if it is of that."""
         late = self._unsettled
-        if late is None or event["round"] != late.record.round:
+        if late is None or event.round != late.record.round:
             return False
-        if event["event"] == "done":
+        if isinstance(event, Done):
             ending = late.done(worker.local_rank, event)
             assert ending is not None  # a worker has failed
             if ending.replace:
@@ -349,26 +358,24 @@ class Agent:
                 self._say_ready(self._workers.ready)
         return True
 
-    def _say_ready(self, ready: Sequence[Mapping[str, Any]]) -> None:
+    def _say_ready(self, ready: Sequence[Ready]) -> None:
         first = ready[0]
         self._say(
             WorkersReady(
                 node=self._settings.node,
                 launch=self._settings.launch,
-                store_port=first["store_port"],
-                torch=first["torch"],
-                backend=first["backend"],
-                devices=[event["device"] for event in ready],
-                collective_library=first["collective_library"],
-                start_ms=max(event["start_ms"] for event in ready),
-                model=" and ".join(dict.fromkeys(event["model"] for event in ready)),
-                free_bytes=min(event["free_bytes"] for event in ready),
-                interface=node_facts.chosen_interface(
-                    self._environ, self._address, first["backend"]
-                ),
-                ports_gbit_per_s=first.get("ports_gbit_per_s", []),
-                gflop_per_s=min(event.get("gflop_per_s", 0.0) for event in ready),
-                memory_gb_per_s=min(event.get("memory_gb_per_s", 0.0) for event in ready),
+                store_port=first.store_port,
+                torch=first.torch,
+                backend=first.backend,
+                devices=[event.device for event in ready],
+                collective_library=first.collective_library,
+                start_ms=max(event.start_ms for event in ready),
+                model=" and ".join(dict.fromkeys(event.model for event in ready)),
+                free_bytes=min(event.free_bytes for event in ready),
+                interface=node_facts.chosen_interface(self._environ, self._address, first.backend),
+                ports_gbit_per_s=first.ports_gbit_per_s,
+                gflop_per_s=min(event.gflop_per_s for event in ready),
+                memory_gb_per_s=min(event.memory_gb_per_s for event in ready),
             )
         )
 

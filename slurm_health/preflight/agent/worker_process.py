@@ -9,10 +9,18 @@ import selectors
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from slurm_health.preflight.agent import node_facts
 from slurm_health.preflight.agent.standstill import LOOK_S, Standstill, StandstillWatch
+from slurm_health.preflight.session.worker_events import (
+    Event,
+    Loaded,
+    Opened,
+    Ready,
+    Refused,
+    Unusable,
+    decode,
+)
 from slurm_health.records.text import LineBuffer
 from slurm_health.system.processes import (
     PIPE,
@@ -40,7 +48,7 @@ class Worker:
     """One worker process of one device.
 
     `descriptors` are to be waited on; `read_events` returns what has arrived. `ready` is what it
-    said when it was, empty before; `torch` what it has loaded, `unusable` what its device said
+    said when it was, None before; `torch` what it has loaded, `unusable` what its device said
     that cannot be used, `refused` why it does not use it. The process dies with the agent.
     """
 
@@ -54,7 +62,7 @@ class Worker:
         environ: Mapping[str, str],
     ) -> None:
         self.local_rank = local_rank
-        self.ready: dict[str, Any] = {}
+        self.ready: Ready | None = None
         self.torch = ""
         self.opened = False
         self.unusable = self.refused = ""
@@ -91,27 +99,27 @@ class Worker:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
 
-    def read_events(self) -> list[dict[str, Any]]:
+    def read_events(self) -> list[Event]:
         """Return the events that have arrived since the last call."""
         if self._process is None or self._killed:
             return []
         self._read_errors()
         lines = self._lines.feed(read_available(self._process.stdout))
-        return [json.loads(line) for line in lines if line.startswith(b"{")]
+        return [decode(line) for line in lines if line.startswith(b"{")]
 
-    def hears_start(self, event: Mapping[str, Any]) -> bool:
+    def hears_start(self, event: Event) -> bool:
         """Take what the worker says before its first round; tell if that is what an event is."""
-        match event["event"]:
-            case "loaded":
-                self.torch = event["torch"]
-            case "opened":
+        match event:
+            case Loaded(torch=torch):
+                self.torch = torch
+            case Opened():
                 self.opened = True
-            case "unusable":
-                self.unusable = event["detail"]
-            case "refused":
-                self.refused = event["detail"]
-            case "ready":
-                self.ready = dict(event)
+            case Unusable(detail=detail):
+                self.unusable = detail
+            case Refused(detail=detail):
+                self.refused = detail
+            case Ready():
+                self.ready = event
             case _:
                 return False
         return True
@@ -232,10 +240,10 @@ class Workers:
         return iter(self._workers)
 
     @property
-    def ready(self) -> list[dict[str, Any]]:
+    def ready(self) -> list[Ready]:
         """What each said when it was ready, in their order; empty until all are."""
-        said = [worker.ready for worker in self._workers]
-        return said if all(said) else []
+        said = [worker.ready for worker in self._workers if worker.ready is not None]
+        return said if len(said) == len(self._workers) else []
 
     def replace(self) -> None:
         """Kill them all; `start_due` starts others as soon as these are gone."""

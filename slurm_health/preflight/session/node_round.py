@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """One node's part in one round: which groups its workers form, what they gave, how it ended.
 
-Pure. The agent carries words between this, its workers and the journal. An event is what a worker
-said, as the mapping that `slurm_health.preflight.probes.worker` writes.
+Pure. The agent carries words between this, its workers and the journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from slurm_health.preflight.session.worker_events import Done, Measured, ScopeEntered
 from slurm_health.records.probe_catalog import Metric, Scope
 from slurm_health.records.records import GroupAborted, Rendezvous, RoundStarted, Sampled
 from slurm_health.records.verdict import Outcome
-
-Event = Mapping[str, Any]
 
 # In these a worker waits for workers of other nodes, and may end because one of those has.
 _WITH_PARTNERS = frozenset({Scope.RAIL.value, Scope.PAIR.value})
@@ -50,16 +46,16 @@ class NodeRound:
     aborted: GroupAborted | None = None
     kill_at_s: float | None = None
     _scopes: dict[int, str] = field(default_factory=dict)
-    _samples: dict[Metric, dict[int, Event]] = field(default_factory=dict)
-    _done: dict[int, Event] = field(default_factory=dict)
+    _samples: dict[Metric, dict[int, Measured]] = field(default_factory=dict)
+    _done: dict[int, Done] = field(default_factory=dict)
 
     def is_aborted_by(self, record: GroupAborted) -> bool:
         """Tell whether a record ends this round for this node."""
         return (record.round, record.group) == (self.record.round, self.group)
 
-    def entered(self, local_rank: int, event: Event) -> None:
+    def entered(self, local_rank: int, event: ScopeEntered) -> None:
         """Take with whom a worker works from now on."""
-        self._scopes[local_rank] = event["scope"]
+        self._scopes[local_rank] = event.scope
 
     def died(self, local_rank: int, how: str) -> Ending:
         """Return how the round ends of which a worker's process did not see the end.
@@ -85,9 +81,9 @@ class NodeRound:
             return Ending(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
         return Ending(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True, replace=True)
 
-    def sample(self, local_rank: int, event: Event) -> Sampled | None:
+    def sample(self, local_rank: int, event: Measured) -> Sampled | None:
         """Take what a worker measured; return the quantity's record once all have given theirs."""
-        metric = Metric(probe=event["probe"], quantity=event["quantity"])
+        metric = Metric(probe=event.probe, quantity=event.quantity)
         given = self._samples.setdefault(metric, {})
         given[local_rank] = event
         return self._sampled(metric) if len(given) == self.workers else None
@@ -97,7 +93,7 @@ class NodeRound:
         partial = [each for each, given in self._samples.items() if len(given) < self.workers]
         return [self._sampled(metric) for metric in partial]
 
-    def done(self, local_rank: int, event: Event) -> Ending | None:
+    def done(self, local_rank: int, event: Done) -> Ending | None:
         """Take how a worker ended its round; return how the node's ended, once that is known.
 
         It is known when all workers are done, or one has failed.
@@ -106,22 +102,22 @@ class NodeRound:
         failed = self._ended_as("failed")
         unmeasured = self._ended_as("unmeasured")
         waiting = len(self._done) < self.workers
-        replace = any(each["spent"] for each in self._done.values())
+        replace = any(each.spent for each in self._done.values())
         # Another worker of this node may wait for the one that gave up.
         unsettled = waiting and not replace
         if failed:
             return Ending(
                 outcome=Outcome.FAILED,
-                detail=failed[0]["detail"],
-                crashed=any(each["own_fault"] for each in failed),
-                wrong_results=any(each["wrong_results"] for each in failed),
+                detail=failed[0].detail,
+                crashed=any(each.own_fault for each in failed),
+                wrong_results=any(each.wrong_results for each in failed),
                 replace=replace,
                 unsettled=unsettled,
             )
         if unmeasured:
             return Ending(
                 outcome=Outcome.NOT_RUN,
-                detail=unmeasured[0]["detail"],
+                detail=unmeasured[0].detail,
                 unmeasured=True,
                 replace=replace,
                 unsettled=unsettled,
@@ -137,15 +133,15 @@ class NodeRound:
             replace=True,
         )
 
-    def _ended_as(self, outcome: str) -> list[Event]:
-        return [each for each in self._done.values() if each["outcome"] == outcome]
+    def _ended_as(self, outcome: str) -> list[Done]:
+        return [each for each in self._done.values() if each.outcome == outcome]
 
     def _all_done(self, *, replace: bool) -> Ending:
-        stopped = [each for each in self._done.values() if each["outcome"] != "measured"]
+        stopped = [each for each in self._done.values() if each.outcome != "measured"]
         if not stopped:
             return Ending(outcome=Outcome.MEASURED, detail="")
         if self.aborted is None:
-            detail = stopped[0]["detail"]
+            detail = stopped[0].detail
             return Ending(outcome=Outcome.TIMED_OUT, detail=detail, replace=replace)
         aborted = self.aborted
         return Ending(outcome=_outcome(aborted), detail=aborted.reason, replace=replace)
@@ -159,17 +155,15 @@ class NodeRound:
             group=self.group,
             probe=metric.probe,
             quantity=metric.quantity,
-            scope=first["scope"],
+            scope=first.scope,
             iteration_ms=[
-                [round(value, 4) for value in events[rank]["iteration_ms"]]
-                if rank in events
-                else []
+                [round(value, 4) for value in events[rank].iteration_ms] if rank in events else []
                 for rank in range(max(events) + 1)
             ],
-            world_size=first["world_size"],
-            total_bytes=first["total_bytes"],
-            flop=first["flop"],
-            figures=first["figures"],
+            world_size=first.world_size,
+            total_bytes=first.total_bytes,
+            flop=first.flop,
+            figures=first.figures,
         )
 
 

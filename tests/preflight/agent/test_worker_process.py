@@ -7,14 +7,16 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
 from slurm_health.preflight.agent.worker_process import STDERR_LINES, Worker, Workers, end_together
+from slurm_health.preflight.session.worker_events import Done, Event, Opened, Ready
 from tests.support.frozen import FREEZER, frozen
 from tests.support.supervised import eventually, with_variable, write_executable
 
+E = TypeVar("E", bound=Event)
 FAKE = Path(__file__).parents[2] / "support" / "fake_worker.py"
 
 
@@ -64,14 +66,14 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     end_together(bench.workers)
 
 
-def hears(worker: Worker, kind: str) -> dict[str, Any]:
-    found: list[dict[str, Any]] = []
+def hears(worker: Worker, kind: type[E]) -> E:
+    found: list[E] = []
 
     def heard() -> bool:
-        found.extend(event for event in worker.read_events() if event["event"] == kind)
+        found.extend(event for event in worker.read_events() if isinstance(event, kind))
         return bool(found)
 
-    eventually(heard, f"the event {kind}")
+    eventually(heard, f"the event {kind.__name__}")
     return found[0]
 
 
@@ -82,11 +84,11 @@ def end_of(worker: Worker) -> str:
 
 def test_a_worker_says_that_it_is_ready_and_serves_a_round(bench: Bench) -> None:
     worker = bench.start(FAKE)
-    assert hears(worker, "ready")["backend"] == "gloo"
+    assert hears(worker, Ready).backend == "gloo"
 
     worker.send({"op": "round", "round": 4, "groups": {}})
 
-    assert hears(worker, "done")["round"] == 4
+    assert hears(worker, Done).round == 4
     assert worker.ended() is None
 
 
@@ -121,15 +123,15 @@ def test_a_signal_that_ended_a_worker_is_named(bench: Bench) -> None:
 
 
 def test_what_a_library_prints_is_no_event(bench: Bench) -> None:
-    worker = bench.script("""echo 'NCCL INFO {'; echo; echo '{"event": "ready"}'; exec sleep 100""")
+    worker = bench.script("""echo 'NCCL INFO {'; echo; echo '{"event": "opened"}'; exec sleep 99""")
 
-    assert hears(worker, "ready") == {"event": "ready"}
+    assert hears(worker, Opened) == Opened()
 
 
 def test_an_event_that_comes_in_two_pieces_is_one_event(bench: Bench) -> None:
-    worker = bench.script("""printf '{"event":'; sleep 0.1; echo ' "ready"}'; exec sleep 100""")
+    worker = bench.script("""printf '{"event":'; sleep 0.1; echo ' "opened"}'; exec sleep 100""")
 
-    assert hears(worker, "ready") == {"event": "ready"}
+    assert hears(worker, Opened) == Opened()
 
 
 def test_a_worker_that_writes_without_end_is_not_kept_in_memory(bench: Bench) -> None:
@@ -193,7 +195,7 @@ def test_nodes_that_share_nvlink_are_tested_over_their_network(bench: Bench) -> 
 def test_all_workers_are_killed_before_any_is_waited_for(bench: Bench) -> None:
     workers = bench.all_of_a_node(3)
     for worker in workers:
-        hears(worker, "ready")
+        hears(worker, Ready)
 
     with contextlib.ExitStack() as stack:
         processes = bench.processes()
@@ -212,7 +214,7 @@ def test_torch_ends_no_worker_because_a_partner_is_gone_whatever_the_job_sets(
     bench: Bench,
 ) -> None:
     (worker,) = bench.all_of_a_node(1, TORCH_NCCL_ASYNC_ERROR_HANDLING="1")
-    hears(worker, "ready")
+    hears(worker, Ready)
 
     (pid,) = bench.processes()
     assert pid in with_variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")

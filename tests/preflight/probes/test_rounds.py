@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from slurm_health.preflight.agent.worker_process import Worker, end_together
 from slurm_health.preflight.probes import worker as worker_program
 from slurm_health.preflight.probes.meeting import ATTEMPT_S, ATTEMPTS
+from slurm_health.preflight.session.worker_events import Done
 from tests.support import wrong_torch
 from tests.support.supervised import descendants, eventually, write_executable
 
@@ -50,7 +52,7 @@ class Bench:
         worker, events = self.workers[rank], self.events[rank]
 
         def heard() -> bool:
-            events.extend(worker.read_events())
+            events.extend(msgspec.to_builtins(event) for event in worker.read_events())
             return any(event["event"] == kind for event in events) or worker.ended() is not None
 
         eventually(heard, f"the event {kind}")
@@ -428,7 +430,7 @@ def test_a_meeting_place_that_refuses_is_waited_for_until_an_abort(make: type[Be
     bench.hears(0, "scope")
     begun_s = time.monotonic()
     eventually(lambda: time.monotonic() > begun_s + 1.2 * ATTEMPTS * ATTEMPT_S, "some patience")
-    assert not [e for e in bench.workers[0].read_events() if e["event"] == "done"]
+    assert not [e for e in bench.workers[0].read_events() if isinstance(e, Done)]
     bench.workers[0].send({"op": "abort", "round": 7})
 
     assert bench.hears(0, "done")["outcome"] == "timed_out"

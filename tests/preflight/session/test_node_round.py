@@ -4,6 +4,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.preflight.session.node_round import Ending, NodeRound, part_of, process_groups
+from slurm_health.preflight.session.worker_events import Done, Measured, ScopeEntered
 from slurm_health.records.records import GroupAborted, ProbeUsed, Rendezvous, RoundStarted
 from slurm_health.records.verdict import Outcome
 
@@ -23,24 +24,22 @@ def round_of(node: str = "n2", *, workers: int = 2) -> NodeRound:
     return NodeRound(record=STARTED, node=node, group=part[0], workers=workers, started_s=0.0)
 
 
-def sample(*iteration_ms: float, probe: str = "allgather") -> dict[str, object]:
-    return {
-        "probe": probe,
-        "quantity": "",
-        "scope": "pair",
-        "iteration_ms": [*iteration_ms],
-        "world_size": 4,
-        "total_bytes": 1024,
-        "flop": 0.0,
-        "figures": {},
-    }
+def sample(*iteration_ms: float, probe: str = "allgather") -> Measured:
+    return Measured(
+        round=3,
+        probe=probe,
+        quantity="",
+        scope="pair",
+        iteration_ms=[*iteration_ms],
+        world_size=4,
+        total_bytes=1024,
+        flop=0.0,
+        figures={},
+    )
 
 
-def done(
-    outcome: str, detail: str = "", *, own_fault: bool = False, spent: bool = False
-) -> dict[str, object]:
-    flags = {"own_fault": own_fault, "wrong_results": False, "spent": spent}
-    return {"outcome": outcome, "detail": detail, **flags}
+def done(outcome: str, detail: str = "", *, own_fault: bool = False, spent: bool = False) -> Done:
+    return Done(round=3, outcome=outcome, detail=detail, own_fault=own_fault, spent=spent)
 
 
 def groups(node: str, local_rank: int, *, workers: int = 2) -> dict[str, dict[str, object]]:
@@ -141,7 +140,7 @@ def test_a_death_is_the_nodes_own_where_no_partner_can_be_its_cause(
 ) -> None:
     current = round_of()
     for scope in scopes:
-        current.entered(1, {"scope": scope})
+        current.entered(1, ScopeEntered(round=3, scope=scope))
 
     assert current.died(1, "killed by SIGABRT") == Ending(
         outcome=Outcome.FAILED,
@@ -157,7 +156,7 @@ def test_a_stopped_process_is_the_nodes_own_failure_whoever_it_works_with(
 ) -> None:
     current = round_of()
     for scope in scopes:
-        current.entered(1, {"scope": scope})
+        current.entered(1, ScopeEntered(round=3, scope=scope))
 
     assert current.stands_still(1, "stopped by a signal for 1 s", stopped=True) == Ending(
         outcome=Outcome.FAILED,
