@@ -2,8 +2,8 @@
 """Where ranks parted, by PyTorch's Flight Recorder: each rank's latest collectives, numbered.
 
 Ranks of a process group number its collectives alike, so the same number must be the same
-collective with the same sizes; and a rank without a number that others wait in never entered it.
-Who is in a group, the record of any of its ranks tells.
+collective with the same sizes. Where all called the same, who holds up the others is found from
+group to group (`flight_waits`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from slurm_health.records.text import ranks_text
 from slurm_health.training.diagnosis.collected import FlightRecord, Operation
+from slurm_health.training.diagnosis.flight_waits import Culprit, Why, culprits
 
-_OVER = {"completed", "retired"}
+# The recorded collectives by group, rank and number.
+_Groups = Mapping[str, Mapping[int, Mapping[int, Operation]]]
 _SHOWN = 4
 _REPEATED = 2  # a collective that all ranks have called so often is one that their steps have
 
@@ -36,27 +38,17 @@ class Difference:
 
 
 def first_difference(records: Sequence[FlightRecord]) -> Difference | None:
-    """Return where ranks parted, None where all that is recorded agrees."""
+    """Return where ranks parted, None where all that is recorded agrees, or leaves it open."""
     groups: dict[str, dict[int, dict[int, Operation]]] = {}
     for record in records:
         for operation in record.operations:
             of_rank = groups.setdefault(operation.group, {}).setdefault(record.rank, {})
             of_rank[operation.sequence] = operation
-    for judge in (_mismatch, _absence):
-        for group, by_rank in sorted(groups.items()):
-            if len(by_rank) > 1 and (found := judge(group, by_rank)):
-                return found
-    recorded = {record.rank for record in records}
     for group, by_rank in sorted(groups.items()):
-        if found := _without_record(group, by_rank, _members(group, records) - recorded):
+        if len(by_rank) > 1 and (found := _mismatch(group, by_rank)):
             return found
-    return None
-
-
-def _members(group: str, records: Sequence[FlightRecord]) -> set[int]:
-    """Return all ranks of a group, as far as any record knows them."""
-    name = group.partition(" (")[0]  # without the library
-    return {rank for record in records for rank in record.members.get(name, ())}
+    missing = culprits(records)
+    return _absence(missing, groups) if missing else None
 
 
 def _mismatch(group: str, by_rank: Mapping[int, Mapping[int, Operation]]) -> Difference | None:
@@ -97,60 +89,45 @@ def _repeated(
     return True
 
 
-def _absence(group: str, by_rank: Mapping[int, Mapping[int, Operation]]) -> Difference | None:
-    last = {rank: max(each) for rank, each in by_rank.items()}
-    sequence = max(last.values())
-    waiting = {rank: each[sequence] for rank, each in by_rank.items() if last[rank] == sequence}
-    absent = tuple(
-        rank
-        for rank in sorted(by_rank)
-        if last[rank] < sequence and not _is_inside(by_rank, rank, last[rank])
-    )
-    if not absent or all(is_over(each) for each in waiting.values()):
-        return None
-    waits = next(each for each in waiting.values() if not is_over(each))
+def _absence(missing: Sequence[Culprit], groups: _Groups) -> Difference:
+    """Return the ranks that hold up the others, each told with those that it shares a work with."""
+    alike: dict[tuple[object, ...], list[Culprit]] = {}
+    for each in missing:
+        alike.setdefault((each.why, each.group, each.sequence, each.waiting), []).append(each)
+    told = [_told(each, groups) for each in alike.values()]
+    calls = {
+        rank: found
+        for each in missing
+        for rank in (each.rank, *each.waiting)
+        if (found := groups.get(each.group, {}).get(rank, {}).get(each.sequence))
+    }
     return Difference(
         mismatched=False,
-        ranks=absent,
-        description=f"{ranks_text(absent)} never entered collective {sequence} of group {group}"
-        f" ({_named(waits)}), in which {ranks_text(tuple(waiting))} waited",
-        evidence=_evidence(waiting, ()),
+        ranks=tuple(each.rank for each in missing),
+        description="; ".join([*told[:_SHOWN], *(["and more"] if told[_SHOWN:] else [])]),
+        evidence=_evidence(calls, [each.rank for each in missing if each.rank in calls]),
     )
 
 
-def _without_record(
-    group: str, by_rank: Mapping[int, Mapping[int, Operation]], missing: set[int]
-) -> Difference | None:
-    """Return the members of whom nothing is recorded, while all others wait in one collective.
-
-    A process that is stopped or gone leaves no dump. Where most left none, their dumps are only
-    not where we look.
-    """
-    last = {rank: each[max(each)] for rank, each in by_rank.items()}
-    waiting = {rank: each for rank, each in last.items() if not is_over(each)}
-    alike = len({each.sequence for each in waiting.values()}) == 1
-    if not 0 < len(missing) < len(waiting) or len(waiting) < len(last) or not alike:
-        return None
-    ranks = tuple(sorted(missing))
-    waits = next(iter(waiting.values()))
-    return Difference(
-        mismatched=False,
-        ranks=ranks,
-        description=f"nothing is recorded of {ranks_text(ranks)}, while all others of group"
-        f" {group} wait in collective {waits.sequence} ({_named(waits)})",
-        evidence=_evidence(waiting, ()),
-    )
-
-
-def _is_inside(by_rank: Mapping[int, Mapping[int, Operation]], rank: int, sequence: int) -> bool:
-    """Tell whether a rank is held up in a collective that another one has left."""
-    others = [each[sequence] for each in by_rank.values() if sequence in each]
-    return not is_over(by_rank[rank][sequence]) and any(map(is_over, others))
-
-
-def is_over(operation: Operation) -> bool:
-    """Tell whether the device has left a collective."""
-    return operation.state in _OVER
+def _told(alike: Sequence[Culprit], groups: _Groups) -> str:
+    first = alike[0]
+    ranks = ranks_text([each.rank for each in alike])
+    others = ranks_text(first.waiting)
+    wait = "waits" if len(first.waiting) == 1 else "wait"
+    called = [each.get(first.sequence) for each in groups.get(first.group, {}).values()]
+    what = next((f" ({_named(each)})" for each in called if each), "")
+    work = f"collective {first.sequence} of group {first.group}{what}"
+    if not first.group:
+        work = "a transfer with it"
+    match first.why:
+        case Why.NOT_RECORDED:
+            return f"nothing is recorded of {ranks}, while {others} {wait} in {work}"
+        case Why.NO_TRANSFER:
+            return f"{ranks} never began its side of a transfer that {others} {wait} for"
+        case Why.DEVICE_BEHIND:
+            return f"on {ranks}, {work} is not over, and {others} left it collectives ago"
+        case Why.NEVER_ENTERED:
+            return f"{ranks} never entered {work}, in which {others} waited"
 
 
 def _evidence(called: Mapping[int, Operation], first: Sequence[int]) -> tuple[str, ...]:

@@ -9,13 +9,19 @@ import os
 import pickle
 import re
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
-from slurm_health.training.diagnosis.collected import FlightRecord, FlightRecords, Operation
+from slurm_health.training.diagnosis.collected import (
+    FlightRecord,
+    FlightRecords,
+    Operation,
+    Transfer,
+)
+from slurm_health.training.diagnosis.flight_waits import reached_of
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
 
 # The prefixes of files, to which torch adds the rank: as it is told, else as it chooses.
@@ -30,6 +36,8 @@ _MOST_OPERATIONS = 8192  # of all ranks together: what a child answers has a lim
 # its size: an empty dictionary is one byte there.
 _LEAST_MEMORY_BYTES = 64 << 20
 _MEMORY_PER_BYTE = 64
+_TRANSFER = re.compile(r"(?:\w+:)?(?P<what>send|recv) \d{1,6}(?:->|<-)(?P<peer>\d{1,6})")
+_NO_PURPOSE = {"", "default_pg", "undefined"}
 # The collectives whose input has the same size on all ranks.
 _SAME_SIZES = {"all_reduce", "allreduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"}
 
@@ -112,8 +120,7 @@ def _record(path: Path, rank: int, most: int) -> FlightRecord:
         with _memory_within(_LEAST_MEMORY_BYTES + _MEMORY_PER_BYTE * len(data)):
             plain = data[:1] == b"{"
             dump = from_json(data, dict[str, Any]) if plain else _Plain(io.BytesIO(data)).load()
-            found = operations(dump["entries"])[-most:]
-            return FlightRecord(rank=rank, operations=found, members=members(dump))
+            return record_of(dump, rank, lambda found: found[-most:])
     except (pickle.UnpicklingError, OSError):
         raise
     except Exception as err:  # a damaged pickle raises anything
@@ -134,21 +141,69 @@ def _memory_within(more_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def operations(entries: Sequence[Mapping[str, Any]]) -> tuple[Operation, ...]:
-    """Return the collectives among a dump's entries, in their order.
+def record_of(
+    dump: Mapping[str, Any],
+    rank: int,
+    kept: Callable[[tuple[Operation, ...]], tuple[Operation, ...]],
+) -> FlightRecord:
+    """Return what a dump says of a rank; `kept` chooses the collectives that are told one by one.
 
-    Raises what there is to raise where they are none.
+    Raises what there is to raise where it is none.
     """
-    return tuple(_operation(each) for each in entries if not each.get("is_p2p"))
+    entries = dump["entries"]
+    found = tuple(_operation(each) for each in entries if not each.get("is_p2p"))
+    members = _members(dump)
+    return FlightRecord(
+        rank=rank,
+        operations=kept(found),
+        members=members,
+        reached=reached_of(found),
+        transfers=tuple(_transfers(entries, members)),
+        whole=_is_whole(entries),
+    )
 
 
-def members(dump: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _members(dump: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each process group, as `pg_config` has them: a list, or its text."""
-    found = {}
+    members = {}
     for name, group in dict(dump.get("pg_config") or {}).items():
         ranks = re.findall(r"\d{1,6}", str(group.get("ranks", ""))[:_MOST_TEXT])
-        found[_short(name)] = tuple(map(int, ranks[:_MOST_RANKS]))
-    return found
+        members[_group((name, group.get("desc", "")))] = tuple(map(int, ranks[:_MOST_RANKS]))
+    return members
+
+
+def _group(name: object) -> str:
+    """Return a process group's name with what it is for, where the script has said that."""
+    number, purpose = (*name, "")[:2] if isinstance(name, list | tuple) else (name, "")
+    purpose = "" if purpose in _NO_PURPOSE else str(purpose).partition(",")[0].replace(" (", " ")
+    return _short(f"{number} {purpose}".strip())
+
+
+def _transfers(
+    entries: Sequence[Mapping[str, Any]], members: Mapping[str, tuple[int, ...]]
+) -> Iterator[Transfer]:
+    """Yield the sends and receives that are not over; peers are numbered within their group."""
+    begun = set()
+    for entry in entries:
+        found = entry.get("is_p2p") and _TRANSFER.fullmatch(str(entry["profiling_name"]))
+        ranks = members.get(_group(entry["process_group"]), ())
+        if not found or entry.get("retired") or entry.get("state") == "completed":
+            continue
+        peer = int(found["peer"])
+        if peer < len(ranks):
+            begun.add((ranks[peer], found["what"] == "send"))
+    for peer, sends in sorted(begun):
+        yield Transfer(peer=peer, sends=sends)
+
+
+def _is_whole(entries: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether no entry was overwritten: those left of a full buffer follow on each other."""
+    if not entries:
+        return True
+    first, last = (each.get("record_id") for each in (entries[0], entries[-1]))
+    if not isinstance(first, int) or not isinstance(last, int):
+        return True
+    return first == 0 or last - first + 1 != len(entries)
 
 
 def latest(found: Sequence[Operation], most: int) -> tuple[Operation, ...]:
@@ -161,8 +216,7 @@ def latest(found: Sequence[Operation], most: int) -> tuple[Operation, ...]:
 
 def _operation(entry: Mapping[str, Any]) -> Operation:
     library, _, what = str(entry["profiling_name"]).rpartition(":")
-    group = entry["process_group"]
-    name = str(group[0] if isinstance(group, list | tuple) else group)
+    name = _group(entry["process_group"])
     return Operation(
         # Libraries number the collectives of one group each by themselves.
         group=_short(f"{name} ({library})" if library else name),

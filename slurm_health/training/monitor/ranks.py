@@ -20,7 +20,7 @@ from slurm_health.system import proc
 from slurm_health.training.diagnosis.collected import FlightRecord
 from slurm_health.training.diagnosis.seen import Frame
 from slurm_health.training.diagnosis.watched import RankLook, RankNow
-from slurm_health.training.monitor.flight_dumps import latest, members, operations
+from slurm_health.training.monitor.flight_dumps import latest, record_of
 from slurm_health.training.monitor.silent_ranks import SCRIPT, Process, outlived, silent_ranks
 
 _MARK = f"/memfd:{heartbeat.NAME} "  # how /proc shows it; the kernel adds "(deleted)"
@@ -302,8 +302,7 @@ def _stack(answer: dict[str, Any] | None) -> tuple[Frame, ...]:
 def _flight(answer: dict[str, Any] | None, rank: int) -> FlightRecord | None:
     with contextlib.suppress(Exception):  # what another version of torch records may be anything
         flight = (answer or {}).get("flight") or {}
-        found = latest(operations(flight["entries"]), _MOST_OPERATIONS)
-        return FlightRecord(rank=rank, operations=found, members=members(flight))
+        return record_of(flight, rank, lambda found: latest(found, _MOST_OPERATIONS))
     return None
 
 

@@ -244,10 +244,16 @@ def test_connections_that_broke_without_a_cause_are_transient_and_accuse_nobody(
 
 
 def recorded(rank: int, *whats: str) -> FlightRecord:
+    """Return collectives of which all but the second are over."""
     return FlightRecord(
         rank=rank,
         operations=tuple(
-            Operation(group="0", sequence=number, what=what, state="scheduled")
+            Operation(
+                group="0",
+                sequence=number,
+                what=what,
+                state="scheduled" if number == 1 else "completed",
+            )
             for number, what in enumerate(whats)
         ),
     )
