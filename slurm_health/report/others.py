@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +13,7 @@ import msgspec
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.errors import JournalError
 from slurm_health.records.text import cut, one_line
-from slurm_health.system.killable import Answered, Broke, Hung, run_one
+from slurm_health.system.killable import Answered, Broke, Hung, limit_memory, run_one
 
 _READ_LIMIT_S = 60.0
 # A check of 4,096 nodes over 100 rounds has some 100 MB, and takes 24 times that to be read.
@@ -75,7 +74,7 @@ def within_limits(
     """
 
     def limited() -> bytes:
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        limit_memory(memory_bytes)
         try:
             return work()
         except MemoryError:

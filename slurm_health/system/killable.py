@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import time
@@ -154,6 +155,16 @@ def run_all(
 def run_one(work: Work, limit_s: float, *, most_bytes: int = ANSWER_BYTES) -> WorkResult:
     """Run one piece of work in a child with a time limit, and one for the size of its answer."""
     return run_all({"": (work, limit_s)}, most_bytes=most_bytes)[""]
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Let this process, a child, have so much more memory than it has; beyond is a MemoryError.
+
+    What it has already is its parent's, which may be large for reasons of its own.
+    """
+    pages = int(Path("/proc/self/statm").read_text().partition(" ")[0])
+    limit = pages * resource.getpagesize() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _gather(running: dict[Key, _Child], results: dict[Key, WorkResult]) -> None:

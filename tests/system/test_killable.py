@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -10,7 +11,18 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_health.system.killable import ANSWER_BYTES, Answered, Broke, Hung, run_all, run_one
+import pytest
+
+from slurm_health.system.killable import (
+    ANSWER_BYTES,
+    Answered,
+    Broke,
+    Hung,
+    WorkResult,
+    limit_memory,
+    run_all,
+    run_one,
+)
 from tests.support.supervised import descendants
 
 LONG_S = 3600.0
@@ -201,3 +213,15 @@ def test_a_hook_that_is_told_to_end_ends_its_children(tmp_path: Path) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("the child lives on")
+
+
+@pytest.mark.parametrize(("takes_bytes", "kind"), [(32 << 20, Answered), (256 << 20, Broke)])
+def test_a_limit_of_memory_counts_what_the_child_takes_and_not_its_parents(
+    takes_bytes: int, kind: type[WorkResult]
+) -> None:
+    def work() -> bytes:
+        limit_memory(128 << 20)
+        return b"%d" % len(bytearray(takes_bytes))
+
+    with mmap.mmap(-1, 1 << 30):  # as large as the program that runs these tests may be
+        assert isinstance(run_one(work, 30), kind)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from slurm_health.fleet.standing.observation import JobSeen
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import journal
-from slurm_health.system.killable import Answered, Broke, Hung, WorkResult, run_one
+from slurm_health.system.killable import Answered, Broke, Hung, WorkResult, limit_memory, run_one
 
 _log = logging.getLogger(__name__)
 # What reading one job of another user may take. A check of 4,096 nodes has some 100 MB.
@@ -130,7 +129,7 @@ class Others:
             return None
 
         def limited() -> bytes:
-            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+            limit_memory(_MEMORY_BYTES)
             return work()
 
         began_s = time.monotonic()

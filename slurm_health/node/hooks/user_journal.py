@@ -20,7 +20,7 @@ from slurm_health.node.site_settings import Site
 from slurm_health.node.stuck import Stuck, recall, run_guarded
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.system import private_files
-from slurm_health.system.killable import Answered, Broke, Hung, Work, WorkResult
+from slurm_health.system.killable import Answered, Broke, Hung, Work, WorkResult, limit_memory
 
 if TYPE_CHECKING:  # most jobs accuse nobody, and then nobody needs to know what that looks like
     from slurm_health.node.rules.accusations import Accusation
@@ -155,7 +155,7 @@ def become(ended: JobEnded) -> Path:
     if os.getresuid() != (ended.uid,) * 3:
         raise Unreadable(f"cannot become user {ended.uid}")
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    limit_memory(_MEMORY_BYTES)
     return Path(user.pw_dir)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _LOOK_S = 20.0
 _SLURM_S = 5.0  # to say which nodes the job has
 _END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
+_LOOKS_AT_END = 6
 
 
 def main() -> int:
@@ -118,10 +119,15 @@ def _watch_nodes(
             pass
         finally:
             monitors.end()
-        # At a job's end its steps may end before its script does: that is no news.
-        if _script_ends_within(_END_OF_STEPS_S):
-            return
-        left = left_of(nodes)
+        left = nodes
+        # At a job's end its steps may end before its script does: that is no news. And a step on a
+        # node that is lost may end before Slurm takes the node out of the job.
+        for _ in range(_LOOKS_AT_END):
+            if _script_ends_within(_END_OF_STEPS_S):
+                return
+            left = left_of(nodes)
+            if set(left) != set(nodes):
+                break
         lost = [node for node in nodes if node not in left]
         if not lost:
             _say("monitor: its processes have ended; nothing watches this job any more")

@@ -212,7 +212,7 @@ def test_one_work_behind_is_a_path_that_loses_data_and_no_rank() -> None:
 
 
 def test_where_ranks_wait_for_each_other_in_a_circle_none_is_named() -> None:
-    members = {"a": (0, 1), "b": (0, 1)}
+    members: dict[str, tuple[int, ...]] = {"a": (0, 1), "b": (0, 1)}
     records = [
         FlightRecord(rank=0, members=members, reached={"a": Reached(1, 0, (1, 1))}),
         FlightRecord(rank=1, members=members, reached={"b": Reached(1, 0, (1, 1))}),
@@ -232,7 +232,7 @@ def test_where_most_ranks_left_no_record_none_of_them_is_named() -> None:
 def test_a_full_buffer_without_a_word_of_a_group_does_not_show_that_the_group_was_not_used() -> (
     None
 ):
-    members = {"a": (0, 1), "b": (0, 1)}
+    members: dict[str, tuple[int, ...]] = {"a": (0, 1), "b": (0, 1)}
     waits = FlightRecord(rank=0, members=members, reached={"a": Reached(5, 4, (5, 5))})
     used = FlightRecord(
         rank=1, members=members, reached={"b": Reached(900, 900, None)}, whole=False
@@ -242,7 +242,7 @@ def test_a_full_buffer_without_a_word_of_a_group_does_not_show_that_the_group_wa
 
 def test_a_stage_that_waits_to_receive_leads_to_the_stage_before_it() -> None:
     """Stage 1 is missing in its data group because stage 0 sent nothing."""
-    members = {"d": (1, 3)}
+    members: dict[str, tuple[int, ...]] = {"d": (1, 3)}
     records = [
         FlightRecord(rank=0, reached={"x": Reached(4, 4, None)}),
         FlightRecord(rank=1, members=members, transfers=(Transfer(peer=0, sends=False),)),
