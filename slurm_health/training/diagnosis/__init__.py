@@ -31,4 +31,5 @@ An inference leads to others until nothing leads on; what is sure enough of them
     rank_failures  how each rank failed, from all that tell of it
     ras            operators about what NCCL says of its ranks
     flight         where ranks parted, by PyTorch's Flight Recorder
+    flight_waits   who holds the others up, from group to group
 """
