@@ -104,9 +104,13 @@ class MasterResumed(Record, frozen=True, kw_only=True, tag="master_resumed"):
 
 
 class MasterStopped(Record, frozen=True, kw_only=True, tag="master_stopped"):
-    """The master was ended by `reason`, the name of a signal. A new one may yet take over."""
+    """The master was ended by `reason`, the name of a signal. A new one may yet take over.
+
+    `job` is what became of its job, where Slurm said so: "the job was cancelled".
+    """
 
     reason: str
+    job: str = ""
 
 
 class MasterWaits(Record, frozen=True, kw_only=True, tag="master_waits"):

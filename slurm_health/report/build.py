@@ -276,9 +276,9 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
         return State.FINISHED, ""
     script_began = any(entry.record for entry in entries.supervisor)
     silent = now_s is not None and now_s > _expected_by_s(entries.master)
-    ended_by = _ended_by(entries.master)
-    gone = superseded or script_began or silent or bool(ended_by)
-    stopped = f"stopped by {ended_by}" if ended_by else "the master stopped"
+    ended = _ended_by(entries.master)
+    gone = superseded or script_began or silent or ended is not None
+    stopped = (ended.job or f"stopped by {ended.reason}") if ended else "the master stopped"
     state = State.STOPPED if gone else State.RUNNING
     if _first(entries.master, VerdictReached) is not None:
         return state, f"{f'{stopped} while' if gone else 'still'} acting on the verdict"
@@ -290,10 +290,10 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
     return state, f"{stopped} before a verdict, in {where}" if gone else f"still running: {where}"
 
 
-def _ended_by(master: Sequence[Entry]) -> str:
-    """Return the signal that ended the last master, empty where none is known to have."""
+def _ended_by(master: Sequence[Entry]) -> MasterStopped | None:
+    """Return what ended the last master, None where nothing is known to have."""
     ends = [e.record for e in master if isinstance(e.record, MasterStopped | MasterResumed)]
-    return ends[-1].reason if ends and isinstance(ends[-1], MasterStopped) else ""
+    return ends[-1] if ends and isinstance(ends[-1], MasterStopped) else None
 
 
 def _expected_by_s(master: Sequence[Entry]) -> float:

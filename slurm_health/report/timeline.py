@@ -83,8 +83,8 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return event(nodes=tuple(nodes))
         case MasterResumed():
             return event()
-        case MasterStopped(reason=reason):
-            return event(detail=reason)
+        case MasterStopped(reason=reason, job=job):
+            return event(detail=f"{reason}: {job}" if job else reason)
         case VerdictReached(nodes=judged) as verdict:
             unwell = [node for node in judged if node.level is not Level.HEALTHY]
             return event(nodes=tuple(node.node for node in unwell), detail=_in_short(verdict))

@@ -245,6 +245,18 @@ def test_a_check_that_a_signal_ended_is_stopped_at_once_and_names_it(tmp_path: P
     assert report.note == "stopped by SIGTERM before a verdict, in round 0"
 
 
+def test_a_check_whose_job_was_cancelled_says_so_and_in_which_round(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    for number in (0, 1):
+        run.begin_round(number, [["n1", "n2"]])
+    run.master(MasterStopped(reason="SIGTERM", job="the job was cancelled"))
+
+    report = report_of(run, now_s=run.clock.now_s)
+    assert report.note == "the job was cancelled before a verdict, in round 1"
+    assert report.timeline[-1].detail == "SIGTERM: the job was cancelled"
+
+
 def test_a_check_that_a_new_master_took_over_runs_again(tmp_path: Path) -> None:
     run = RunJournal(tmp_path)
     run.start()

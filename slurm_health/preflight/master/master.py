@@ -237,11 +237,17 @@ class Master:
         if self.session.state.finished != finished:
             self.append(finished)
 
-    def note_end(self, end: KeyboardInterrupt | SystemExit) -> None:
-        """Write which signal ends this master, unless the run is over; nothing where it cannot."""
+    def note_end(
+        self, end: KeyboardInterrupt | SystemExit, job: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Write which signal ends this master, unless the run is over; nothing where it cannot.
+
+        `job` tells what became of its job, and is asked where the signal is not a person's here.
+        """
         if self._writer is not None and self.session.state.finished is None:
+            told = "" if isinstance(end, KeyboardInterrupt) else job()
             with contextlib.suppress(JournalError):
-                self.append(MasterStopped(reason=signal_behind(end)))
+                self.append(MasterStopped(reason=signal_behind(end), job=told))
 
     def close(self) -> None:
         """End whatever agents are left, and give the run up."""

@@ -38,6 +38,7 @@ from slurm_health.records.allocation import Allocation
 from slurm_health.records.records import RunFinished, RunStarted, VerdictReached
 from slurm_health.system import journal
 from slurm_health.system.processes import own_command
+from slurm_health.system.slurm import last_word
 from slurm_health.system.slurm.client import Client
 
 LOCAL_CLUSTER = "local"
@@ -200,7 +201,7 @@ def _check(
         if before is None and config.verdicts_to_machine_log(environ):
             check_log.tell(verdict, started, finished)
     except (KeyboardInterrupt, SystemExit) as end:
-        master.note_end(end)
+        master.note_end(end, lambda: last_word.became(environ, now_s=time.time()))
         raise
     finally:
         master.close()

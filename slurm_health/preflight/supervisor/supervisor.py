@@ -245,6 +245,8 @@ def _say_why_interrupted(
 ) -> None:
     """Say what ended the check, and what to do if it was the job's time limit.
 
+    Slurm is asked, for a moment only: it kills us seconds after its signal.
+
     Where the job leaves its nodes the check has said so, and Slurm's signal is no news; nor is it
     where the check that was started before has `said` so, and died when it had asked Slurm.
     """
@@ -252,16 +254,27 @@ def _say_why_interrupted(
     if answer is not None and answer.leaves:
         return
     end_s = environ.get(b"SLURM_JOB_END_TIME", b"")
-    if end_s.isdigit() and clock() >= int(end_s):
+    over = end_s.isdigit() and clock() >= int(end_s)
+    from slurm_health.system.slurm import last_word  # needed by few jobs
+
+    became = "" if over else last_word.became(_as_text(environ), now_s=clock())
+    if over or became == last_word.TIME_LIMIT:
         say(
             f"the job's time limit ended the check, {after}; ask for more time"
             " (--time): the check counts against it"
         )
         return
+    if became:
+        say(f"{became} during its check, {after}")
+        return
     what = f"{signal_name(interrupted.number)} ended the check, {after}"
     if not end_s.isdigit():  # Slurm 22.05 does not tell it
         what += "; if that was for the time limit (--time): the check counts against it"
     say(what)
+
+
+def _as_text(environ: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
 
 
 def _await_requeue(wait_s: float) -> int:
@@ -281,7 +294,7 @@ def _recording(environ: Mapping[bytes, bytes], directory: str) -> Mapping[bytes,
         return environ
     from slurm_health.preflight.supervisor import monitor_process
 
-    text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+    text = _as_text(environ)
     new = monitor_process.flight_environ(text, directory, _torch_of_check(Path(directory)))
     return {**environ, **{os.fsencode(name): os.fsencode(value) for name, value in new.items()}}
 

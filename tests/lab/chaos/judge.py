@@ -19,6 +19,7 @@ _UNCHECKED = "UNCHECKED"
 _EXPLAINED = (
     "the job stops:",
     "ended the check, so the script did not run",
+    "during its check, so the script did not run",
     "submit it again",
     "is not started again:",
 )

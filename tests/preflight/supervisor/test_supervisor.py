@@ -18,6 +18,7 @@ from slurm_health.preflight.supervisor.check_process import heartbeat
 from slurm_health.preflight.supervisor.script_process import command_line
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal
+from tests.support.fake_slurm import FakeSlurm
 from tests.support.full_filesystem import NO_LARGE_FILES, full_filesystem
 from tests.support.supervised import (
     Bench,
@@ -490,6 +491,20 @@ def test_signal_during_the_check_leaves_no_process(bench: Bench, number: int) ->
     code, out, _ = bench.finish(process)
     assert (code, out) == (-number, b"")
     assert with_variable("LOG", str(bench.log)) == []
+
+
+def test_a_check_that_slurm_ends_with_its_job_says_what_becomes_of_that(
+    bench: Bench, tmp_path: Path
+) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    slurm.run_job(12, ["n1"], state="PENDING")
+    bench.master(MASTER_THAT_HANGS)
+    environ = {**bench.environ(), **slurm.environ(), "SLURM_JOB_ID": "12"}
+    process = bench.supervised("#!/bin/sh\n", options=["--grace-s", "0.3"], environ=environ)
+    bench.wait_for("ready")
+    os.kill(process.pid, signal.SIGTERM)
+    said = b"the job was requeued during its check, so the script did not run\n"
+    assert said in bench.finish(process)[2]
 
 
 @pytest.mark.parametrize(

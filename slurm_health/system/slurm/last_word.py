@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a job whose processes Slurm ends: its own line in the job's output, or its word.
+
+While a job is being ended, some releases of Slurm say no more of its state than COMPLETING.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Mapping
+
+from slurm_health.records.errors import SlurmError
+from slurm_health.system.slurm.client import Client
+
+TIME_LIMIT = "the job reached its time limit"
+_CANCELLED = "the job was cancelled"
+_PREEMPTED = "the job had to make way for another one"
+_REQUEUED = "the job was requeued"
+_LOST = "Slurm has lost a node of the job"
+# slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO TIME LIMIT ***
+_LINE = re.compile(rb"\*\*\* JOB (\d+) ON \S+ CANCELLED AT ([\dT:-]{19})(?: DUE TO ([A-Z ]+))? \*")
+_DUE_TO = {
+    "": _CANCELLED,
+    "TIME LIMIT": TIME_LIMIT,
+    "PREEMPTION": _PREEMPTED,
+    "JOB REQUEUE": _REQUEUED,
+    "NODE FAILURE": _LOST,
+}
+# The more telling ones first: a requeued job is pending.
+_STATES = {
+    "CANCELLED": _CANCELLED,
+    "PREEMPTED": _PREEMPTED,
+    "TIMEOUT": TIME_LIMIT,
+    "NODE_FAIL": _LOST,
+    "REQUEUED": _REQUEUED,
+    "PENDING": _REQUEUED,
+}
+_TAIL_BYTES = 4096
+# An earlier attempt of the job may have left its line in the same file.
+_RECENT_S = 120.0
+# Slurm kills what it ends 30 s after its signal, or when its site says.
+_PATIENCE_S = 2.0
+
+
+def became(environ: Mapping[str, str], *, now_s: float, output: int = 2) -> str:
+    """Return what becomes of the job of these variables; empty where nobody says so at once."""
+    job = environ.get("SLURM_JOB_ID", "")
+    if not job:
+        return ""
+    return in_output(_tail(output), job, now_s=now_s) or _as_slurm_says(environ, job)
+
+
+def in_output(text: bytes, job: str, *, now_s: float) -> str:
+    """Return what Slurm's line in a job's output tells; empty where there is none of now."""
+    for found in reversed(list(_LINE.finditer(text))):
+        number, when, due_to = (each.decode() if each else "" for each in found.groups())
+        with contextlib.suppress(ValueError, OverflowError):
+            written_s = time.mktime(time.strptime(when, "%Y-%m-%dT%H:%M:%S"))
+            if number == job and abs(now_s - written_s) < _RECENT_S:
+                return _DUE_TO.get(due_to, "")
+    return ""
+
+
+def _tail(output: int) -> bytes:
+    """Return the end of an open file, as far as another process has written there."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISREG(os.fstat(output).st_mode):
+            return b""
+        file = os.open(f"/proc/self/fd/{output}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            size = os.fstat(file).st_size
+            return os.pread(file, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        finally:
+            os.close(file)
+    return b""
+
+
+def _as_slurm_says(environ: Mapping[str, str], job: str) -> str:
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    # A task of an array is never called by its number alone.
+    name = f"{array}_{task}" if array and task else job
+    with contextlib.suppress(SlurmError):
+        states = Client(environ, patience_s=0.0, deadline_s=_PATIENCE_S).job(name).states
+        return next((text for state, text in _STATES.items() if state in states), "")
+    return ""

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a job that Slurm ends: read in its output, asked where that does not tell."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_health.system.slurm.last_word import TIME_LIMIT, became, in_output
+from tests.support.fake_slurm import FakeSlurm
+
+NOW_S = 1_700_000_000.0
+
+
+def line(due_to: str = "", *, job: int = 12, time_s: float = NOW_S) -> bytes:
+    """Return what slurmstepd writes, as of Slurm 22.05."""
+    when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
+    return f"slurmstepd-n1: error: *** JOB {job} ON n1 CANCELLED AT {when}{due_to} ***\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("due_to", "told"),
+    [
+        ("", "the job was cancelled"),
+        (" DUE TO JOB REQUEUE", "the job was requeued"),
+        (" DUE TO PREEMPTION", "the job had to make way for another one"),
+        (" DUE TO TIME LIMIT", TIME_LIMIT),
+        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", ""),
+    ],
+)
+def test_slurms_line_in_the_output_tells(due_to: str, told: str) -> None:
+    assert in_output(b"step 1\n" + line(due_to) + b"Terminated\n", "12", now_s=NOW_S) == told
+
+
+def test_a_line_of_another_job_or_of_an_earlier_attempt_tells_nothing() -> None:
+    assert in_output(line(job=13), "12", now_s=NOW_S) == ""
+    assert in_output(line(time_s=NOW_S - 3600), "12", now_s=NOW_S) == ""
+    assert in_output(b"*** JOB 12 ON n1 CANCELLED AT 2026-99-99T99:99:99 ***", "12", now_s=0) == ""
+
+
+def test_where_the_output_does_not_tell_slurm_is_asked(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    slurm.run_job(12, ["n1"], state="CANCELLED")
+    environ = {**slurm.environ(), "SLURM_JOB_ID": "12"}
+    with (tmp_path / "out").open("w+b") as output:
+        assert became(environ, now_s=NOW_S, output=output.fileno()) == "the job was cancelled"
+        output.write(line(" DUE TO JOB REQUEUE"))
+        output.flush()
+        assert became(environ, now_s=NOW_S, output=output.fileno()) == "the job was requeued"
+
+
+def test_outside_a_job_and_without_slurm_nothing_is_told(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+b") as output:
+        for environ in ({}, {"SLURM_JOB_ID": "12", "PATH": "/nonexistent"}):
+            assert became(environ, now_s=NOW_S, output=output.fileno()) == ""
