@@ -3,24 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
 
+from slurm_health.records import records
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import (
-    MasterResumed,
-    MasterStopped,
-    Record,
-    RoundEnded,
-    RoundStarted,
-    RunFinished,
-    RunStarted,
-    Sampled,
-    Unchecked,
-    VerdictReached,
-)
 from slurm_health.records.script_records import (
     REQUEUED,
     Attribution,
@@ -34,7 +23,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.verdict import Level, LinkVerdict
 from slurm_health.report.acts import Act, Progress, acts_of
-from slurm_health.report.measured import figures_by_node, hardware_of, rounds_of
+from slurm_health.report.measured import Figure, figures_of, hardware_of, rounds_of
 from slurm_health.report.model import (
     Event,
     Hang,
@@ -58,7 +47,7 @@ _CLOCK_S = 5.0
 
 _OUTSIDE = Attribution.OUTSIDE.value
 
-_R = TypeVar("_R", bound=Record)
+_R = TypeVar("_R", bound=records.Record)
 
 
 def run_report(
@@ -80,9 +69,9 @@ def run_report(
         queued_from_s: when its attempt was put into the queue, None for a further check in one.
     """
     attempt, check = journal.attempt_and_check(entries.label) or (0, 1)
-    start = _first(entries.master, RunStarted)
-    verdict = _last(entries.master, VerdictReached)
-    finished = _last(entries.master, RunFinished)
+    start = _first(entries.master, records.RunStarted)
+    verdict = _last(entries.master, records.VerdictReached)
+    finished = _last(entries.master, records.RunFinished)
     state, note = _state(entries, superseded=superseded, now_s=now_s)
     queued_s = _queued_s(entries.master, start, queued_from_s)
     acts = acts_of([*entries.master, *entries.requeue])
@@ -92,9 +81,10 @@ def run_report(
     samples = tuple(
         sample
         for node in entries.nodes.values()
-        for sample in _all(node, Sampled)
+        for sample in _all(node, records.Sampled)
         if sample.round not in void
     )
+    figures = figures_of(samples, verdict)
     return RunReport(
         label=entries.label,
         attempt=attempt,
@@ -108,14 +98,15 @@ def run_report(
         rounds=len(_rounds(entries.master) - void),
         duration_s=_duration_s(entries.master),
         judged=verdict is not None,
-        nodes=_node_reports(entries, start, verdict, samples),
+        nodes=_node_reports(entries, start, verdict, figures.by_node),
+        measured=figures.by_round,
         paths=tuple(verdict.paths) if verdict else (),
         leaves=tuple(verdict.leaves) if verdict else (),
         floors=verdict.floors if verdict else {},
         acts=tuple(map(_took_effect, acts)) if requeued else acts,
         disposition=finished.disposition if finished else "",
         reason=finished.reason if finished else "",
-        unchecked=_last(entries.master, Unchecked),
+        unchecked=_last(entries.master, records.Unchecked),
         exit_code=finished.exit_code if finished else None,
         script=_script(entries, start),
         post_mortem=None if back else post_mortem,
@@ -144,7 +135,7 @@ def _requeued(post_mortem: Diagnosed | None, acts: Sequence[Act], *, later: bool
 
 
 def _queued_s(
-    master: Sequence[Entry], start: RunStarted | None, queued_from_s: float | None
+    master: Sequence[Entry], start: records.RunStarted | None, queued_from_s: float | None
 ) -> float | None:
     """Return how long an attempt waited in the queue, None where clocks disagree on it.
 
@@ -157,7 +148,7 @@ def _queued_s(
 
 
 def _start_events(
-    entries: RunEntries, start: RunStarted | None, queued_s: float | None
+    entries: RunEntries, start: records.RunStarted | None, queued_s: float | None
 ) -> list[Event]:
     """Return the start of an attempt by Slurm, before the check began."""
     if start is None or queued_s is None:
@@ -197,23 +188,23 @@ def _last(entries: Sequence[Entry], kind: type[_R]) -> _R | None:
 
 
 def _rounds(master: Sequence[Entry]) -> set[int]:
-    return {record.round for record in _all(master, RoundStarted)}
+    return {record.round for record in _all(master, records.RoundStarted)}
 
 
 def _void_rounds(master: Sequence[Entry]) -> set[int]:
     """Return the rounds that a master's end cut short and that were not begun again."""
     void: set[int] = set()
     for entry in master:
-        if isinstance(entry.record, RoundStarted):
+        if isinstance(entry.record, records.RoundStarted):
             void.discard(entry.record.round)
-        elif isinstance(entry.record, RoundEnded) and entry.record.void:
+        elif isinstance(entry.record, records.RoundEnded) and entry.record.void:
             void.add(entry.record.round)
     return void
 
 
 def _duration_s(master: Sequence[Entry]) -> float | None:
     """Return the time to the verdict; none where there is no verdict or the clock went back."""
-    ends = [entry.time_s for entry in master if isinstance(entry.record, VerdictReached)]
+    ends = [entry.time_s for entry in master if isinstance(entry.record, records.VerdictReached)]
     if not ends or ends[-1] < master[0].time_s:
         return None
     return round(ends[-1] - master[0].time_s, 4)  # as precise as the journal's clock
@@ -221,14 +212,11 @@ def _duration_s(master: Sequence[Entry]) -> float | None:
 
 def _node_reports(
     entries: RunEntries,
-    start: RunStarted | None,
-    verdict: VerdictReached | None,
-    samples: Sequence[Sampled],
+    start: records.RunStarted | None,
+    verdict: records.VerdictReached | None,
+    figures: Mapping[str, tuple[Figure, ...]],
 ) -> tuple[NodeReport, ...]:
     judged = {found.node: found for found in (verdict.nodes if verdict else [])}
-    healthy = {node for node, found in judged.items() if found.level is Level.HEALTHY}
-    bad_paths = [path.ends for path in verdict.paths] if verdict else []
-    figures = figures_by_node(samples, healthy=healthy, bad_paths=bad_paths)
     names = dict.fromkeys([*(start.nodes if start else []), *judged])
     return tuple(
         NodeReport(
@@ -247,7 +235,7 @@ def _took_effect(act: Act) -> Act:
     return replace(act, progress=Progress.DONE) if begun else act
 
 
-def _script(entries: RunEntries, start: RunStarted | None) -> ScriptOutcome | None:
+def _script(entries: RunEntries, start: records.RunStarted | None) -> ScriptOutcome | None:
     began = _last(entries.supervisor, ScriptStarted)
     ended = _last(entries.supervisor, ScriptEnded)
     if began is None and ended is None:
@@ -263,16 +251,16 @@ def _script(entries: RunEntries, start: RunStarted | None) -> ScriptOutcome | No
     )
 
 
-def _script_name(start: RunStarted | None) -> str:
+def _script_name(start: records.RunStarted | None) -> str:
     """Return what the user calls the script: the job's name, where a program hid the file."""
     name = PurePath(start.script).name if start else ""
     return start.job_name if start and start.job_name and name.startswith(".") else name
 
 
 def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tuple[State, str]:
-    if _first(entries.master, RunStarted) is None:
+    if _first(entries.master, records.RunStarted) is None:
         return State.NOT_STARTED, "no start of a check is recorded"
-    if _first(entries.master, RunFinished) is not None:
+    if _first(entries.master, records.RunFinished) is not None:
         return State.FINISHED, ""
     script_began = any(entry.record for entry in entries.supervisor)
     silent = now_s is not None and now_s > _expected_by_s(entries.master)
@@ -280,7 +268,7 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
     gone = superseded or script_began or silent or ended is not None
     stopped = (ended.job or f"stopped by {ended.reason}") if ended else "the master stopped"
     state = State.STOPPED if gone else State.RUNNING
-    if _first(entries.master, VerdictReached) is not None:
+    if _first(entries.master, records.VerdictReached) is not None:
         return state, f"{f'{stopped} while' if gone else 'still'} acting on the verdict"
     rounds = _rounds(entries.master)
     if not rounds:
@@ -290,15 +278,16 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
     return state, f"{stopped} before a verdict, in {where}" if gone else f"still running: {where}"
 
 
-def _ended_by(master: Sequence[Entry]) -> MasterStopped | None:
+def _ended_by(master: Sequence[Entry]) -> records.MasterStopped | None:
     """Return what ended the last master, None where nothing is known to have."""
-    ends = [e.record for e in master if isinstance(e.record, MasterStopped | MasterResumed)]
-    return ends[-1] if ends and isinstance(ends[-1], MasterStopped) else None
+    kinds = records.MasterStopped | records.MasterResumed
+    ends = [e.record for e in master if isinstance(e.record, kinds)]
+    return ends[-1] if ends and isinstance(ends[-1], records.MasterStopped) else None
 
 
 def _expected_by_s(master: Sequence[Entry]) -> float:
     """Return when a living master has written again at the latest."""
-    acting = _first(master, VerdictReached) is not None
+    acting = _first(master, records.VerdictReached) is not None
     return max(entry.time_s for entry in master) + (_ACTING_S if acting else _SILENCE_S)
 
 
@@ -340,7 +329,7 @@ def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Job
 def _queued_from_s(runs: Sequence[RunEntries], attempts: Sequence[int], index: int) -> float | None:
     """Return when the attempt was put into the queue that this run is the first check of."""
     if index == 0:
-        start = _first(runs[0].master, RunStarted)
+        start = _first(runs[0].master, records.RunStarted)
         first = start is not None and attempts[0] == 0 and start.submit_time_s is not None
         return start.submit_time_s if start and first else None
     if attempts[index] != attempts[index - 1] + 1:

@@ -12,7 +12,7 @@ from statistics import median
 
 from slurm_health.records.verdict import Level, Outcome
 from slurm_health.report.limits import limit_of
-from slurm_health.report.measured import ALLGATHER, MATMUL, figures_by_round, unit_of
+from slurm_health.report.measured import ALLGATHER, MATMUL, unit_of
 from slurm_health.report.model import NodeReport, RunReport
 from slurm_health.report.phrases import number_text
 
@@ -97,13 +97,12 @@ class Chart:
 def matrix_of(run: RunReport) -> Matrix | None:
     """Return the pairs of a check, None where none was tried."""
     place = {node.node: number for number, node in enumerate(run.nodes)}
-    figures = figures_by_round(run.samples)
     pairs: dict[tuple[str, str], tuple[int, Outcome | None, float | None]] = {}
     for each in run.each_round:
         for group in each.groups:
             if len(group.nodes) == 2 and set(group.nodes) <= place.keys():
                 first, second = sorted(group.nodes, key=place.__getitem__)
-                found = figures.get((each.round, first), {}).get(ALLGATHER)
+                found = run.measured.get((each.round, first), {}).get(ALLGATHER)
                 pairs[first, second] = each.round, group.outcome, found
     if not pairs:
         return None

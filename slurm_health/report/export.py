@@ -34,7 +34,7 @@ _UNJUDGED = {
 # Fields of the model by the names they have here; all others keep theirs.
 RENAMED = {"label": "run", "acts": "actions", "what": "event"}
 # What the text of a report is made from, and programs are told in other fields.
-LEFT_OUT = {"started", "superseded", "judged", "samples"}
+LEFT_OUT = {"started", "superseded", "judged", "samples", "measured"}
 
 
 def as_json(report: JobReport, *, raw: bool = False) -> str:

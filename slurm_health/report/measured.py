@@ -6,9 +6,10 @@ One value per probe, node, group and round.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -17,20 +18,11 @@ from slurm_health.preflight.session.measurement import (
     group_times,
     rate_gflop_per_s,
 )
+from slurm_health.records import records
 from slurm_health.records.gpu_load import Burn, words
 from slurm_health.records.probe_catalog import Metric
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import (
-    DevicesWatched,
-    GroupAborted,
-    NodeReported,
-    RoundEnded,
-    RoundStarted,
-    RunStarted,
-    Sampled,
-    WorkersReady,
-)
-from slurm_health.records.verdict import Outcome
+from slurm_health.records.verdict import Level, Outcome
 
 ALLGATHER = "allgather"
 MATMUL = "matmul"
@@ -66,89 +58,82 @@ def unit_of(probe: str) -> str:
     return _UNITS.get(probe.partition(" ")[0], "ms")  # a quantity's name may follow
 
 
-def figures_by_node(
-    samples: Iterable[Sampled],
-    *,
-    healthy: Collection[str] = (),
-    bad_paths: Iterable[Collection[str]] = (),
-) -> dict[str, tuple[Figure, ...]]:
-    """Return the figures of each node that measured anything, by probe name.
+class Figures(NamedTuple):
+    """What was measured, in the units of `Figure`: of each node, and of each node in each round.
+
+    `by_node` has what says something about the node, `by_round` all, by a round's number and a
+    node's name.
+    """
+
+    by_node: Mapping[str, tuple[Figure, ...]]
+    by_round: Mapping[tuple[int, str], Mapping[str, float]]
+
+
+def figures_of(
+    samples: Iterable[records.Sampled], verdict: records.VerdictReached | None = None
+) -> Figures:
+    """Return the figures of a run, by probe name.
 
     A healthy node's figure with a bad partner, or over a bad path, says nothing about the node,
     so such groups are left out of it where the whole group was measured together.
 
     Args:
         samples: all samples of the run, of all nodes.
-        healthy: the nodes with a healthy verdict, empty while there is none.
-        bad_paths: pairs of nodes whose connection is not well.
+        verdict: says which nodes and paths are well, None while there is none.
     """
-    fit, paths = frozenset(healthy), [frozenset(ends) for ends in bad_paths]
+    judged, bad = (verdict.nodes, verdict.paths) if verdict else ([], [])
+    fit = {each.node for each in judged if each.level is Level.HEALTHY}
+    paths = [frozenset(path.ends) for path in bad]
     values: dict[str, dict[str, list[float]]] = {}
-    for _, members, group in _groups(samples):
+    by_round: dict[tuple[int, str], dict[str, float]] = {}
+    for number, members, group in _groups(samples):
         all_well = members <= fit and not any(ends <= members for ends in paths)
-        left_out = frozenset() if all_well else fit
-        for node, probe, value in _values(members, group, not_judged_by_it=left_out):
-            values.setdefault(node, {}).setdefault(probe, []).append(value)
-    return {
+        for node, probe, value, together in _values(members, group):
+            by_round.setdefault((number, node), {})[probe] = value
+            if all_well or not together or node not in fit:
+                values.setdefault(node, {}).setdefault(probe, []).append(value)
+    by_node = {
         node: tuple(Figure(probe=name, values=tuple(probes[name])) for name in sorted(probes))
         for node, probes in values.items()
     }
+    return Figures(by_node, by_round)
 
 
-def figures_by_round(samples: Iterable[Sampled]) -> dict[tuple[int, str], dict[str, float]]:
-    """Return what each node measured in each round, by probe name, whoever its partners were.
-
-    The keys are a round's number and a node's name; units as in `Figure`.
-    """
-    found: dict[tuple[int, str], dict[str, float]] = {}
-    for number, members, group in _groups(samples):
-        for node, probe, value in _values(members, group, not_judged_by_it=frozenset()):
-            found.setdefault((number, node), {})[probe] = value
-    return found
+_Group = tuple[int, frozenset[str], list[records.Sampled]]
 
 
-def _values(
-    members: frozenset[str], group: Sequence[Sampled], *, not_judged_by_it: frozenset[str]
-) -> Iterator[tuple[str, str, float]]:
-    """Yield each node's figures in one group of one round: node, probe, value."""
-    sample_of = {(sample.node, sample.metric): sample for sample in group}
-    shown = _elapsed_ms(members, group, not_judged_by_it=not_judged_by_it)
-    for (node, metric), elapsed_ms in shown.items():
-        value = _value(sample_of[node, metric], elapsed_ms)
-        if value is not None:
-            yield node, str(metric), value
-
-
-def _groups(samples: Iterable[Sampled]) -> list[tuple[int, frozenset[str], list[Sampled]]]:
+def _groups(samples: Iterable[records.Sampled]) -> list[_Group]:
     """Return the members of each group of each round with their samples, round by round."""
-    found: dict[tuple[int, frozenset[str]], list[Sampled]] = {}
+    found: dict[tuple[int, frozenset[str]], list[records.Sampled]] = {}
     for sample in samples:
         found.setdefault((sample.round, frozenset(sample.group)), []).append(sample)
     in_order = sorted(found.items(), key=lambda item: item[0][0])
     return [(number, members, group) for (number, members), group in in_order]
 
 
-def _elapsed_ms(
-    members: frozenset[str], group: Sequence[Sampled], *, not_judged_by_it: frozenset[str]
-) -> dict[tuple[str, Metric], float]:
-    """Return what each node took, by the slowest of its devices or rails.
+def _values(
+    members: frozenset[str], group: Sequence[records.Sampled]
+) -> Iterator[tuple[str, str, float, bool]]:
+    """Yield each node's figures in one group of one round, by the slowest of its devices or rails.
 
-    `not_judged_by_it` are left out of what the group did together.
+    A node, a probe, a value, and whether the group measured that together.
     """
+    sample_of = {(sample.node, sample.metric): sample for sample in group}
     times = group_times(members, group)
-    together = {
-        metric: dict.fromkeys(members - not_judged_by_it, elapsed_ms)
-        for metric, elapsed_ms in times.shared_ms.items()
-    }
-    found: dict[tuple[str, Metric], float] = {}
-    for metric, by_node in (*together.items(), *times.node_ms.items()):
-        for node, elapsed_ms in by_node.items():
-            key = node, replace(metric, part="")
-            found[key] = max(elapsed_ms, found.get(key, 0.0))
-    return found
+    shared = {metric: dict.fromkeys(members, ms) for metric, ms in times.shared_ms.items()}
+    slowest: dict[tuple[str, Metric, bool], float] = {}
+    for together, by_metric in ((True, shared), (False, times.node_ms)):
+        for metric, by_node in by_metric.items():
+            for node, elapsed_ms in by_node.items():
+                key = node, replace(metric, part=""), together
+                slowest[key] = max(elapsed_ms, slowest.get(key, 0.0))
+    for (node, metric, together), elapsed_ms in slowest.items():
+        value = _value(sample_of[node, metric], elapsed_ms)
+        if value is not None:
+            yield node, str(metric), value, together
 
 
-def _value(sample: Sampled, elapsed_ms: float) -> float | None:
+def _value(sample: records.Sampled, elapsed_ms: float) -> float | None:
     value = elapsed_ms
     if sample.probe in _ALLGATHERS:
         if sample.world_size < 2 or not 0 < sample.total_bytes < _IMPOSSIBLE_BYTES:
@@ -198,19 +183,19 @@ def rounds_of(
     master: Sequence[Entry], nodes: Mapping[str, Sequence[Entry]], *, void: frozenset[int]
 ) -> tuple[RoundReport, ...]:
     """Return the rounds in their order, but for `void` ones; one begun again counts once."""
-    began: dict[int, tuple[float, RoundStarted]] = {}
-    ended: dict[int, tuple[float, RoundEnded]] = {}
-    aborted: dict[tuple[int, tuple[str, ...]], GroupAborted] = {}
+    began: dict[int, tuple[float, records.RoundStarted]] = {}
+    ended: dict[int, tuple[float, records.RoundEnded]] = {}
+    aborted: dict[tuple[int, tuple[str, ...]], records.GroupAborted] = {}
     for entry in master:
         match entry.record:
-            case RoundStarted() as record:
+            case records.RoundStarted() as record:
                 began[record.round] = entry.time_s, record
                 ended.pop(record.round, None)
-            case RoundEnded() as record:
+            case records.RoundEnded() as record:
                 ended[record.round] = entry.time_s, record
-            case GroupAborted() as record:
+            case records.GroupAborted() as record:
                 aborted[record.round, tuple(record.group)] = record
-    start_s = next((e.time_s for e in master if isinstance(e.record, RunStarted)), None)
+    start_s = next((e.time_s for e in master if isinstance(e.record, records.RunStarted)), None)
     reports = _reports(nodes)
     return tuple(
         RoundReport(
@@ -235,20 +220,20 @@ def rounds_of(
     )
 
 
-def _reports(nodes: Mapping[str, Sequence[Entry]]) -> dict[int, dict[str, NodeReported]]:
+def _reports(nodes: Mapping[str, Sequence[Entry]]) -> dict[int, dict[str, records.NodeReported]]:
     """Return each node's last word on each round."""
-    found: dict[int, dict[str, NodeReported]] = {}
+    found: dict[int, dict[str, records.NodeReported]] = {}
     for entries in nodes.values():
         for entry in entries:
-            if isinstance(entry.record, NodeReported):
+            if isinstance(entry.record, records.NodeReported):
                 found.setdefault(entry.record.round, {})[entry.record.node] = entry.record
     return found
 
 
 def _group(
     nodes: tuple[str, ...],
-    reports: Mapping[str, NodeReported],
-    aborted: GroupAborted | None,
+    reports: Mapping[str, records.NodeReported],
+    aborted: records.GroupAborted | None,
     *,
     silent: frozenset[str],
 ) -> GroupReport:
@@ -291,13 +276,13 @@ class Hardware:
 
 def hardware_of(entries: Sequence[Entry]) -> Hardware | None:
     """Return what a node said of its parts, None where its workers were never ready."""
-    ready: WorkersReady | None = None
+    ready: records.WorkersReady | None = None
     burns: dict[int, Burn] = {}
     said: dict[int, dict[str, None]] = {}
     for entry in entries:
-        if isinstance(entry.record, WorkersReady):
+        if isinstance(entry.record, records.WorkersReady):
             ready = entry.record
-        elif isinstance(entry.record, DevicesWatched):
+        elif isinstance(entry.record, records.DevicesWatched):
             for burn in entry.record.devices:
                 burns[burn.index] = burn
                 said.setdefault(burn.index, {}).update(dict.fromkeys(words(burn)))

@@ -116,7 +116,7 @@ class RunReport:
     `stragglers` and `slowdowns` are what was seen while it ran. `requeued` says how others
     than this check put its job back into the queue. `so_far` says how far a script without a
     heartbeat is that still runs. `missing` says what of its journal is not there
-    or cannot be read.
+    or cannot be read. `measured` has the figures of each round and node, with any partner.
     """
 
     label: str
@@ -149,6 +149,7 @@ class RunReport:
     so_far: str = ""
     timeline: tuple[Event, ...] = ()
     samples: tuple[Sampled, ...] = ()
+    measured: Mapping[tuple[int, str], Mapping[str, float]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     each_round: tuple[RoundReport, ...] = ()
 

@@ -6,19 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+from slurm_health.records import records
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import (
-    Disposition,
-    NodeReported,
-    Record,
-    RoundEnded,
-    RoundStarted,
-    RunFinished,
-    RunStarted,
-    VerdictReached,
-    WorkersFailed,
-    WorkersReady,
-)
 from slurm_health.records.script_records import (
     HangFound,
     HangOver,
@@ -30,7 +19,7 @@ from slurm_health.records.text import cut
 from slurm_health.report.model import RunEntries
 from slurm_health.report.phrases import duration_text
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=records.Record)
 # The script of a job that was submitted begins within this of the check's end. A check by hand has
 # none that this knows of.
 _SCRIPT_S = 10.0
@@ -59,14 +48,14 @@ def progress(run: RunEntries, now_s: float) -> Progress:
             f"the script {_stands(run, now_s)}has run for {duration_text(now_s - since_s)}"
             + "".join(f"; {text}" for text in [so_far(run, now_s)] if text)
         )
-    finished = _last(run.master, RunFinished)
+    finished = _last(run.master, records.RunFinished)
     if finished is not None:
         if finished.disposition.leaves:
             return Progress("the check has ended; the job waits for its next attempt")
         ended_s = next(e.time_s for e in run.master if e.record is finished)
-        stopped = finished.disposition is Disposition.STOP
+        stopped = finished.disposition is records.Disposition.STOP
         return Progress("the check has ended", over=stopped or now_s - ended_s > _SCRIPT_S)
-    start = _last(run.master, RunStarted)
+    start = _last(run.master, records.RunStarted)
     if start is None:
         return Progress("waiting for the check to begin")
     began_s = next(e.time_s for e in run.master if e.record is start)
@@ -105,22 +94,26 @@ def _stands(run: RunEntries, now_s: float) -> str:
     return f"hangs, no step for {duration_text(stalled_s)}; it "
 
 
-def _step(run: RunEntries, start: RunStarted) -> str:
-    if _last(run.master, VerdictReached) is not None:
+def _step(run: RunEntries, start: records.RunStarted) -> str:
+    if _last(run.master, records.VerdictReached) is not None:
         return "acting on the verdict"
-    rounds = [e.record for e in run.master if isinstance(e.record, RoundStarted)]
+    rounds = [e.record for e in run.master if isinstance(e.record, records.RoundStarted)]
     if not rounds:
-        started = [_last(entries, WorkersReady) is not None for entries in run.nodes.values()]
-        failed = [_last(entries, WorkersFailed) is not None for entries in run.nodes.values()]
+        started = [
+            _last(entries, records.WorkersReady) is not None for entries in run.nodes.values()
+        ]
+        failed = [
+            _last(entries, records.WorkersFailed) is not None for entries in run.nodes.values()
+        ]
         unusable = f", {sum(failed)} unusable" if any(failed) else ""
         return f"loading: {sum(started)} of {len(start.nodes)} nodes ready{unusable}"
     current = rounds[-1]
-    if any(e.round == current.round for e in _all(run.master, RoundEnded)):
+    if any(e.round == current.round for e in _all(run.master, records.RoundEnded)):
         return f"round {current.round} has ended"
     reported = {
         each.node
         for entries in run.nodes.values()
-        for each in _all(entries, NodeReported)
+        for each in _all(entries, records.NodeReported)
         if each.round == current.round
     }
     done = sum(reported.issuperset(group) for group in current.groups)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from slurm_health.records.text import one_line
 from slurm_health.report.export import figure_key
-from slurm_health.report.measured import GroupReport, RoundReport, figures_by_round
+from slurm_health.report.measured import GroupReport, RoundReport
 from slurm_health.report.model import JobReport, RunReport
 
 _FIGURES = (
@@ -60,12 +60,11 @@ def as_csv(reports: Sequence[JobReport]) -> str:
 
 
 def _rows(report: JobReport, run: RunReport) -> Iterator[list[object]]:
-    figures = figures_by_round(run.samples)
     judged = {node.node: node.verdict for node in run.nodes}
     for each in run.each_round:
         for group in each.groups:
             for node, elapsed_s in zip(group.nodes, group.elapsed_s, strict=True):
-                measured = figures.get((each.round, node), {})
+                measured = run.measured.get((each.round, node), {})
                 verdict = judged.get(node)
                 row = [
                     report.cluster,

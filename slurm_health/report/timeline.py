@@ -7,16 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 
+from slurm_health.records import records
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import (
-    ActionDone,
-    ActionIntended,
-    MasterResumed,
-    MasterStopped,
-    RunFinished,
-    RunStarted,
-    VerdictReached,
-)
 from slurm_health.records.script_records import (
     REQUEUED,
     Diagnosed,
@@ -54,7 +46,7 @@ def timeline(entries: RunEntries) -> tuple[Event, ...]:
     The master, the supervisor and the requeue helper may run on different nodes, so events of two
     writers are only as well ordered as their nodes' clocks agree.
     """
-    started = [entry for entry in entries.master if isinstance(entry.record, RunStarted)]
+    started = [entry for entry in entries.master if isinstance(entry.record, records.RunStarted)]
     if not started:
         return ()
     start_s = started[0].time_s
@@ -79,20 +71,20 @@ def acted(events: Sequence[Event]) -> bool:
 def _event(entry: Entry, start_s: float) -> Event | None:
     event = partial(Event, after_s=round(entry.time_s - start_s, 3), what=entry.kind)
     match entry.record:
-        case RunStarted(nodes=nodes):
+        case records.RunStarted(nodes=nodes):
             return event(nodes=tuple(nodes))
-        case MasterResumed():
+        case records.MasterResumed():
             return event()
-        case MasterStopped(reason=reason, job=job):
+        case records.MasterStopped(reason=reason, job=job):
             return event(detail=f"{reason}: {job}" if job else reason)
-        case VerdictReached(nodes=judged) as verdict:
+        case records.VerdictReached(nodes=judged) as verdict:
             unwell = [node for node in judged if node.level is not Level.HEALTHY]
             return event(nodes=tuple(node.node for node in unwell), detail=_in_short(verdict))
-        case ActionIntended(action=action, nodes=nodes, reason=reason):
+        case records.ActionIntended(action=action, nodes=nodes, reason=reason):
             return event(action=action, nodes=tuple(nodes), detail=reason)
-        case ActionDone(action=action, succeeded=succeeded, nodes=nodes, detail=detail):
+        case records.ActionDone(action=action, succeeded=succeeded, nodes=nodes, detail=detail):
             return event(action=action, nodes=tuple(nodes), succeeded=succeeded, detail=detail)
-        case RunFinished(disposition=disposition, nodes=nodes):
+        case records.RunFinished(disposition=disposition, nodes=nodes):
             return event(nodes=tuple(nodes), detail=disposition)
         case HangFound() | HangOver() | SlowdownFound() | StragglerFound() as record:
             return _monitor_event(record, event)
@@ -102,7 +94,7 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return None
 
 
-def _in_short(verdict: VerdictReached) -> str:
+def _in_short(verdict: records.VerdictReached) -> str:
     """Return what is at which level: `n[3-4] faulty, n7 slow, path n1–n2 faulty`."""  # noqa: RUF002
     levels = {
         level: [node.node for node in verdict.nodes if node.level is level]

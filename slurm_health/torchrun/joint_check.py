@@ -26,19 +26,9 @@ from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.order_lines import names, numbers_of
 from slurm_health.preflight.session.deadlines import Limits
 from slurm_health.preflight.session.phases import Phase
+from slurm_health.records import records
 from slurm_health.records.errors import ExitCode, JournalError
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import (
-    Action,
-    ActionIntended,
-    AgentEnded,
-    AgentsLaunched,
-    Disposition,
-    Record,
-    RunFinished,
-    RunStarted,
-    VerdictReached,
-)
 from slurm_health.system import journal
 from slurm_health.torchrun.earlier_check import ADOPTED, EarlierCheck, verdict_of
 from slurm_health.torchrun.node_choice import Bounds, NodeChoice, choose
@@ -62,7 +52,7 @@ class JointOutcome:
     What it found of other nodes is known to the first process alone.
     """
 
-    verdict: VerdictReached
+    verdict: records.VerdictReached
     choice: NodeChoice
 
 
@@ -88,7 +78,7 @@ def directory_of(root: Path, place: TaskPlace) -> Path:
 
 def lead(
     directory: Path,
-    started: RunStarted,
+    started: records.RunStarted,
     agent: Launcher,
     bounds: Bounds,
     *,
@@ -136,7 +126,7 @@ def lead(
 
 def adopt(
     directory: Path,
-    started: RunStarted,
+    started: records.RunStarted,
     earlier: EarlierCheck,
     bounds: Bounds,
     *,
@@ -151,7 +141,7 @@ def adopt(
     if journal.read_all(directory, journal.MASTER):
         raise _used_before(directory)
     here = [node for node in earlier.verdict.nodes if node.node in started.nodes]
-    verdict = VerdictReached(nodes=here)
+    verdict = records.VerdictReached(nodes=here)
     choice = choose(verdict, bounds, absent=(), exclude_slow=exclude_slow)
     settings = {**started.settings, ADOPTED: earlier.directory.name}
     journal.create(directory, [journal.MASTER, *started.nodes])
@@ -202,26 +192,29 @@ def _outcome(nodes: Sequence[str], training: orders.Training) -> JointOutcome:
     chosen = tuple(node for node in nodes if names(training.nodes, numbers[node]))
     found = [] if training.verdict is None else [training.verdict]
     choice = NodeChoice(nodes=chosen, reason=training.reason)
-    return JointOutcome(verdict=VerdictReached(nodes=found), choice=choice)
+    return JointOutcome(verdict=records.VerdictReached(nodes=found), choice=choice)
 
 
 def _tell(
-    directory: Path, started: RunStarted, verdict: VerdictReached, choice: NodeChoice
+    directory: Path,
+    started: records.RunStarted,
+    verdict: records.VerdictReached,
+    choice: NodeChoice,
 ) -> None:
     writer = orders.Writer(directory, started.run_id, started.nodes)
     writer.conclude(verdict, choice.nodes, choice.reason)
 
 
-def serve(agent: OwnAgent, directory: Path, news: Iterable[Record | None]) -> None:
+def serve(agent: OwnAgent, directory: Path, news: Iterable[records.Record | None]) -> None:
     """Start the agent when it is called for, and write its end where it could not itself."""
     for record in news:
-        if isinstance(record, AgentsLaunched):
+        if isinstance(record, records.AgentsLaunched):
             agent.start(record.launch, record.nodes)
     for lost in agent.poll():
         (node,) = lost.nodes
         # The agent is gone, so its file still has one writer.
         writer = journal.Writer(directory, node, time.time)
-        writer.append(AgentEnded(node=node, launch=lost.launch, reason=lost.reason))
+        writer.append(records.AgentEnded(node=node, launch=lost.launch, reason=lost.reason))
 
 
 def _used_before(directory: Path) -> JournalError:
@@ -243,11 +236,11 @@ def _await_sign_off(directory: Path, nodes: Sequence[str], agent: Launcher) -> l
     give_up = time.monotonic() + SIGN_OFF_S
     left = {node: journal.Reader(directory, node) for node in nodes}
     while left:
-        last: dict[str, Record | None] = {}
+        last: dict[str, records.Record | None] = {}
         for entry in journal.read_new_of(directory, list(left.values())):
             last[entry.id.rpartition(":")[0]] = entry.record
         for node, record in last.items():
-            if isinstance(record, AgentEnded):
+            if isinstance(record, records.AgentEnded):
                 left.pop(node, None)
         if not left or time.monotonic() > give_up:
             break
@@ -255,33 +248,36 @@ def _await_sign_off(directory: Path, nodes: Sequence[str], agent: Launcher) -> l
     return list(left)
 
 
-def _outcome_records(choice: NodeChoice) -> list[Record]:
+def _outcome_records(choice: NodeChoice) -> list[records.Record]:
     """Return what tells all processes who trains."""
     go = bool(choice.nodes)
-    finished = RunFinished(
-        disposition=Disposition.PROCEED if go else Disposition.STOP,
+    finished = records.RunFinished(
+        disposition=records.Disposition.PROCEED if go else records.Disposition.STOP,
         exit_code=ExitCode.HEALTHY if go else ExitCode.BAD_NODES,
         reason=choice.reason,
     )
     if not go:
         return [finished]
     nodes = list(choice.nodes)
-    return [ActionIntended(action=Action.PROCEED, nodes=nodes, reason=choice.reason), finished]
+    return [
+        records.ActionIntended(action=records.Action.PROCEED, nodes=nodes, reason=choice.reason),
+        finished,
+    ]
 
 
 def outcome_of(entries: Sequence[Entry], directory: Path) -> JointOutcome | None:
     """Return the outcome once the first process has written it whole."""
-    verdict: VerdictReached | None = None
+    verdict: records.VerdictReached | None = None
     nodes: tuple[str, ...] = ()
     for entry in entries:
         match entry.record:
-            case RunStarted() as record:
+            case records.RunStarted() as record:
                 verdict = verdict_of(directory, record)
-            case VerdictReached() as record:
+            case records.VerdictReached() as record:
                 verdict = record
-            case ActionIntended(action=Action.PROCEED, nodes=names):
+            case records.ActionIntended(action=records.Action.PROCEED, nodes=names):
                 nodes = tuple(names)
-            case RunFinished(reason=reason) if verdict is not None:
+            case records.RunFinished(reason=reason) if verdict is not None:
                 return JointOutcome(verdict=verdict, choice=NodeChoice(nodes=nodes, reason=reason))
             case _:
                 pass

@@ -47,7 +47,7 @@ def test_of_somebody_elses_job_it_is_said_whom_to_ask() -> None:
     said = explain(bobs, "", uid=1001)
 
     assert "it is bob's job (running)" in said
-    assert "ask bob for `slurm-health report 12`" in said
+    assert "ask bob, or an administrator, for `slurm-health report 12`" in said
     assert "bob" not in explain(bobs, OURS, uid=1002)
 
 

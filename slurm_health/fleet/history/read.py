@@ -20,8 +20,7 @@ from slurm_health.records.errors import JournalError
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import Record, RunFinished, RunStarted, Sampled, VerdictReached
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
-from slurm_health.records.verdict import Level
-from slurm_health.report.measured import figures_by_node
+from slurm_health.report.measured import figures_of
 from slurm_health.system import journal
 
 # A post-mortem, a requeue or a release by hand may still add to a journal that looks complete.
@@ -155,12 +154,7 @@ def _figures(
     """
     samples = [each for own in nodes for each in own if isinstance(each, Sampled)]
     verdicts = [each for each in master if isinstance(each, VerdictReached)]
-    judged = verdicts[-1].nodes if verdicts else []
-    by_node = figures_by_node(
-        samples,
-        healthy={each.node for each in judged if each.level is Level.HEALTHY},
-        bad_paths=[path.ends for path in verdicts[-1].paths] if verdicts else [],
-    )
+    by_node = figures_of(samples, verdicts[-1] if verdicts else None).by_node
     return {
         node: [Figure("", f"{each.probe} {each.unit}", median(each.values)) for each in figures]
         for node, figures in by_node.items()

@@ -17,20 +17,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from slurm_health import __version__
+from slurm_health.records import records
 from slurm_health.records.record_codec import VERSION, Entry, NewerVersion, decode, encode
-from slurm_health.records.records import (
-    Action,
-    ActionIntended,
-    AgentsLaunched,
-    AgentStarted,
-    GroupAborted,
-    MasterWaits,
-    Record,
-    RoundStarted,
-    RunFinished,
-    RunStarted,
-    VerdictReached,
-)
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import journal
 from slurm_health.torchrun.channel import messages
@@ -226,9 +214,12 @@ class Peers:
         """Send to each node what the master has written for it since the last call."""
         for entry in self._master.read_new():
             record = entry.record
-            if isinstance(record, ActionIntended) and record.action is Action.PROCEED:
+            if (
+                isinstance(record, records.ActionIntended)
+                and record.action is records.Action.PROCEED
+            ):
                 self._chosen = record.nodes
-            if isinstance(record, RunFinished):
+            if isinstance(record, records.RunFinished):
                 self._tell_addresses()
                 self._over = True
             if record is not None:
@@ -240,11 +231,11 @@ class Peers:
         left_out = [node for node in self._run.nodes if node not in self._chosen]
         for node in (*self._chosen[:1], *left_out):
             for entry in journal.read_all(self._run.directory, node):
-                if isinstance(entry.record, AgentStarted):
+                if isinstance(entry.record, records.AgentStarted):
                     for peer in self._peers.values():
                         self._tell(peer, entry.record, entry)
 
-    def _tell(self, peer: Peer, record: Record, entry: Entry) -> None:
+    def _tell(self, peer: Peer, record: records.Record, entry: Entry) -> None:
         line = encode(record, entry_id=entry.id, time_s=entry.time_s).decode()
         told = messages.encode(Told(number=len(peer.told), line=line))
         peer.told.append(told)
@@ -314,30 +305,36 @@ def _is_own(line: bytes, node: str) -> bool:
     return True
 
 
-def parts(record: Record, nodes: Sequence[str]) -> Mapping[str, Record]:
+def parts(record: records.Record, nodes: Sequence[str]) -> Mapping[str, records.Record]:
     """Return what each of `nodes` is to hear of a record; who is not named hears nothing."""
     match record:
-        case RunStarted():
+        case records.RunStarted():
             return {node: replace(record, nodes=[node]) for node in nodes}
-        case AgentsLaunched(nodes=launched):
+        case records.AgentsLaunched(nodes=launched):
             return {node: replace(record, nodes=[node]) for node in set(launched) & set(nodes)}
-        case RoundStarted():
+        case records.RoundStarted():
             return _of_round(record, nodes)
-        case GroupAborted(group=group):
+        case records.GroupAborted(group=group):
             return dict.fromkeys(set(group) & set(nodes), record)
-        case VerdictReached(nodes=judged):
+        case records.VerdictReached(nodes=judged):
             return {
-                each.node: VerdictReached(nodes=[each]) for each in judged if each.node in nodes
+                each.node: records.VerdictReached(nodes=[each])
+                for each in judged
+                if each.node in nodes
             }
-        case MasterWaits() | ActionIntended(action=Action.PROCEED) | RunFinished():
+        case (
+            records.MasterWaits()
+            | records.ActionIntended(action=records.Action.PROCEED)
+            | records.RunFinished()
+        ):
             return dict.fromkeys(nodes, record)
         case _:
             return {}
 
 
-def _of_round(record: RoundStarted, nodes: Sequence[str]) -> Mapping[str, Record]:
+def _of_round(record: records.RoundStarted, nodes: Sequence[str]) -> Mapping[str, records.Record]:
     absent, wanted = set(record.absent), set(nodes)
-    found: dict[str, Record] = {}
+    found: dict[str, records.Record] = {}
     for group, meeting in zip(record.groups, record.rendezvous, strict=True):
         part = replace(
             record,

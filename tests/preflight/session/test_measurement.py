@@ -19,7 +19,7 @@ from slurm_health.preflight.session.measurement import (
 from slurm_health.records.probe_catalog import Metric
 from slurm_health.records.records import NodeReported, Sampled
 from slurm_health.records.verdict import GroupResult, Outcome
-from slurm_health.report.measured import figures_by_node
+from slurm_health.report.measured import figures_of
 
 GROUP = ("n1", "n2")
 ALLGATHER, MATMUL = Metric(probe="allgather"), Metric(probe="matmul")
@@ -111,7 +111,7 @@ def test_a_group_of_which_a_member_was_not_timed_has_no_time_for_verdict_and_tab
     ]
 
     result = group_result(GROUP, samples, reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED))
-    shown = figures_by_node(samples)
+    shown = figures_of(samples).by_node
 
     assert result.shared_ms == {}
     assert result.node_ms == {MATMUL: {"n1": 3.0}}
