@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds to a wheel what is made from its commands: man pages, and completion for shells."""
+"""Adds to a wheel what is made: man pages, completion for shells, and what stands at old names."""
 
 from __future__ import annotations
 
@@ -21,15 +21,21 @@ class MadeFiles(BuildHookInterface[Any]):
         if version == "editable":
             return
         sys.path.insert(0, self.root)
-        from distribution import completion, man_pages
+        from distribution import completion, man_pages, old_names
 
         self._scratch = tempfile.TemporaryDirectory()
         texts = {f"man/man1/{name}": text for name, text in man_pages.pages().items()}
         for name, text in {**texts, **completion.files()}.items():
-            path = Path(self._scratch.name, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            build_data["shared_data"][str(path)] = f"share/{name}"
+            build_data["shared_data"][self._written(f"share/{name}", text)] = f"share/{name}"
+        for name, text in old_names.files().items():
+            place = f"slurm_health/{name}"
+            build_data["force_include"][self._written(place, text)] = place
+
+    def _written(self, name: str, text: str) -> str:
+        path = Path(self._scratch.name, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return str(path)
 
     def finalize(self, version: str, *_: object) -> None:
         """Remove them: they are in the wheel."""

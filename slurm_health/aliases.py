@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, cast
@@ -33,12 +34,14 @@ MOVED = {
     "core.attribution": "records.script_records",
     "core.decoding": "records.decoding",
     "core.diagnosis": "training.diagnosis",
+    "core.diagnosis.flight_environ": "preflight.supervisor.flight_environ",
     "core.diagnosis.names": "records.script_records",
     "core.diagnosis.words": "records.text",
     "core.expectations": "preflight.expectations",
     "core.exposition": "system.telemetry",
     "core.gpu_load": "records.gpu_load",
     "core.history": "fleet.standing",
+    "core.history.published": "fleet.standing.standing",
     "core.localize": "preflight.localize",
     "core.node": "node.rules",
     "core.nodeset": "records.nodeset",
@@ -85,7 +88,17 @@ MOVED = {
     "templates": "system.templates",
 }
 # Held only what has moved.
-_EMPTIED = "core"
+EMPTIED = "core"
+
+# A process that began before the package was replaced may look for the rest of itself. Old and new
+# modules know different things of each other: nearly every process begins again instead.
+_REPLACED = "slurm-health was replaced while this process ran"
+# The script's process cannot begin again. What it loads late has kept its interface.
+_SUPERVISOR = f"{_PACKAGE}supervisor.supervisor"
+# These have nothing to lose: nobody minds that they begin again as the same process.
+_BEGIN_AGAIN = (f"{_PACKAGE}monitor.beside", f"{_PACKAGE}monitor.batch_node")
+# It ends, whatever it would catch; its agent starts another.
+_WORKER = "/probes/worker.py"
 
 
 def new_name(name: str) -> str | None:
@@ -97,6 +110,11 @@ def new_name(name: str) -> str | None:
             return ".".join([_PACKAGE + MOVED[old], *rest])
         old, _, last = old.rpartition(".")
         rest.insert(0, last)
+    # What `from package import module` looks for, of a package that has moved to elsewhere.
+    package, _, last = name.removeprefix(_PACKAGE).rpartition(".")
+    for old, new in MOVED.items():
+        if new == package and f"{old}.{last}" in MOVED:
+            return _PACKAGE + MOVED[f"{old}.{last}"]
     return None
 
 
@@ -112,7 +130,7 @@ class Moved:
         """Return how the module of an old name is loaded, None for any other name."""
         if not fullname.startswith(_PACKAGE):
             return None
-        if fullname == _PACKAGE + _EMPTIED:
+        if fullname == _PACKAGE + EMPTIED:
             return ModuleSpec(fullname, None, is_package=True)
         name = new_name(fullname)
         found = importlib.util.find_spec(name) if name is not None else None
@@ -150,3 +168,26 @@ def install() -> None:
     """Have old names found, before anything else looks for them. Once is enough."""
     if not any(isinstance(finder, Moved) for finder in sys.meta_path):
         sys.meta_path.insert(0, Moved())
+
+
+def stand_in(name: str) -> None:
+    """Be the module that has moved from this name, in a process that began before it moved.
+
+    A wheel has a file at each old name that calls this. Nothing that began later comes here.
+
+    Raises:
+        ImportError: what started this process copes with its end, or it copes with this itself.
+        SystemExit: the same, of a worker.
+    """
+    main = sys.modules["__main__"]
+    program = getattr(main.__spec__, "name", "")
+    if program in _BEGIN_AGAIN:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
+    moved = new_name(name)
+    if _SUPERVISOR in sys.modules and moved is not None:
+        install()
+        sys.modules[name] = importlib.import_module(moved)
+        return
+    if str(getattr(main, "__file__", "")).endswith(_WORKER):
+        raise SystemExit(_REPLACED)
+    raise ImportError(f"{_REPLACED}, and {name} has moved", name=name)

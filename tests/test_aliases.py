@@ -35,6 +35,14 @@ def test_an_old_name_is_the_module_that_it_became(old: str) -> None:
     assert new.__spec__.name == new.__name__
 
 
+@pytest.mark.parametrize("old", [old for old in MOVED if "." in old])
+def test_a_module_is_found_in_the_package_that_it_was_in(old: str) -> None:
+    package, _, module = old.rpartition(".")
+    found: dict[str, object] = {}
+    exec(f"from {NAME}.{package} import {module} as module", found)
+    assert found["module"] is importlib.import_module(f"{NAME}.{MOVED[old]}")
+
+
 def test_no_old_name_hides_a_module_of_today() -> None:
     assert {module for module in MODULES if new_name(module) not in (None, module)} == set()
 

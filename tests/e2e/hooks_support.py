@@ -159,8 +159,8 @@ class HookedSite(Site):
         return "".join(each.read_text(errors="replace") for each in found)
 
 
-def install(directory: Path) -> None:
-    """Copy the shims and edit their lines, as the documentation says."""
+def install(directory: Path, source: Path = ROOT, python: str | Path = sys.executable) -> None:
+    """Copy the shims of a source tree and edit their lines, as the documentation says."""
     directory.chmod(0o755)
     (directory / "shared").mkdir(mode=0o755)
     sources = {
@@ -168,9 +168,9 @@ def install(directory: Path) -> None:
         "epilog": "epilog/slurm-health",
         "healthcheck": "prolog/slurm-health-healthcheck",
     }
-    for name, source in sources.items():
-        text = (ROOT / source).read_text()
-        settings = {"python": sys.executable, "config": str(directory / "etc/config.toml")}
+    for name, shim in sources.items():
+        text = (source / shim).read_text()
+        settings = {"python": str(python), "config": str(directory / "etc/config.toml")}
         for key, value in settings.items():
             text = re.sub(rf"^{key}=.*$", f"{key}={value}", text, flags=re.MULTILINE)
         # slurmd shows what a hook says that succeeds at a high debug level only.
