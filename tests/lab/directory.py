@@ -89,6 +89,16 @@ def await_end(root: Path, deadline_s: float) -> bool:
     return True
 
 
+def await_none(prefix: str, deadline_s: float) -> bool:
+    """Wait until no lab lives whose name begins so; False when one still does."""
+    end_s = time.monotonic() + deadline_s
+    while any(name.startswith(prefix) for name in living()):
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 def sweep_if_dead(root: Path) -> bool:
     """Remove the directory and cgroups of a lab that is dead; False when it lives."""
     lock = _lock(root)

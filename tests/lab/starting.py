@@ -19,7 +19,12 @@ _TAIL_LINES = 15
 
 def new_name() -> str:
     """A name no other lab has."""
-    return f"t{os.getpid()}-{secrets.token_hex(3)}"
+    return f"{own_prefix()}{secrets.token_hex(3)}"
+
+
+def own_prefix() -> str:
+    """How the names begin that `new_name` gives in this process."""
+    return f"t{os.getpid()}-"
 
 
 def start_keeper(spec: LabSpec, *, detached: bool, deadline_s: float) -> "subprocess.Popen[bytes]":

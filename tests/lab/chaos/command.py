@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from pprint import pformat
 
 from tests.e2e.hooks_support import HookedSite, hooked_site
-from tests.lab import LabError
+from tests.lab import LabError, directory, starting
 
 from .judge import violations
 from .look import Seen, look
@@ -29,6 +32,7 @@ PreemptMode={plan.preempt_mode}
 PartitionName=DEFAULT GraceTime={plan.grace_s}
 PartitionName={urgent} Nodes=ALL PriorityTier=10
 """
+_LABS_END_S = 60
 _LOST_S = 15  # a node that is silent for so long is lost, where one may be
 
 
@@ -65,13 +69,12 @@ def run_many(seeds: Iterable[int], *, labs: int, evidence: Path, minutes: float)
     end_s = time.monotonic() + minutes * 60
     tally = _Tally()
     pool = ThreadPoolExecutor(labs)
-    # Made here, so that it is removed here whatever becomes of the threads.
-    with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as hooks:
+    with scratch_directory() as hooks:
 
         def in_time(seed: int) -> Outcome | None:
             if time.monotonic() > end_s:
                 return None
-            return run_one(plan_of(seed), evidence, Path(hooks))
+            return run_one(plan_of(seed), evidence, hooks)
 
         try:
             runs = {pool.submit(in_time, seed): seed for seed in seeds}
@@ -83,6 +86,32 @@ def run_many(seeds: Iterable[int], *, labs: int, evidence: Path, minutes: float)
             pool.shutdown(wait=False, cancel_futures=True)
             print(tally, flush=True)
     return not tally.wrong
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """A directory that goes when this process and its labs have ended, however they end.
+
+    Interrupted, threads and hooks write on until then: what this process removes would come back.
+    """
+    path = Path(tempfile.mkdtemp(prefix="chaos-"))
+    own = starting.own_prefix()
+    watch, alive = os.pipe()
+    remover = os.fork()
+    if remover == 0:
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            os.close(alive)
+            os.read(watch, 1)
+            directory.await_none(own, _LABS_END_S)
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os._exit(0)
+    os.close(watch)
+    yield path
+    os.close(alive)
+    os.waitpid(remover, 0)
 
 
 @dataclass
@@ -144,13 +173,13 @@ def run_one(plan: Plan, evidence: Path, scratch: Path) -> Outcome:
     return Outcome(plan=plan, seen=seen, violations=found, duration_s=duration_s, evidence=kept)
 
 
-def _keep(site: HookedSite, plan: Plan, seen: Seen, directory: Path) -> Path:
+def _keep(site: HookedSite, plan: Plan, seen: Seen, place: Path) -> Path:
     """Copy what explains a violation out of a cluster that is about to vanish."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    shutil.copytree(site.lab.paths.log, directory / "log")
-    shutil.copytree(site.lab.home(plan.user), directory / "home", symlinks=True)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    shutil.copytree(site.lab.paths.log, place / "log")
+    shutil.copytree(site.lab.home(plan.user), place / "home", symlinks=True)
     for node in site.lab.nodes:
-        (directory / f"hooks.{node}.log").write_text(site.hook_log(node))
-    (directory / "seen").write_text(f"{plan}\n{pformat(seen)}\n{seen.output}")
-    return directory
+        (place / f"hooks.{node}.log").write_text(site.hook_log(node))
+    (place / "seen").write_text(f"{plan}\n{pformat(seen)}\n{seen.output}")
+    return place

@@ -16,7 +16,7 @@ import pytest
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import Disposition, RunFinished
 from slurm_health.records.verdict import Level
-from tests.lab import directory, missing
+from tests.lab import directory
 from tests.support.supervised import eventually
 
 from .command import run_many
@@ -30,7 +30,6 @@ SHORT = (816, 372, 218)
 
 
 @pytest.mark.lab
-@pytest.mark.skipif(missing() is not None, reason=missing() or "")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SHORT)
 def test_a_run_of_chaos_violates_nothing(
@@ -41,7 +40,6 @@ def test_a_run_of_chaos_violates_nothing(
 
 
 @pytest.mark.lab
-@pytest.mark.skipif(missing() is not None, reason=missing() or "")
 def test_interrupted_it_sums_up_and_leaves_no_lab(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "tests.lab", "chaos", f"--evidence={tmp_path}", "--labs=2"]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -55,6 +53,39 @@ def test_interrupted_it_sums_up_and_leaves_no_lab(tmp_path: Path) -> None:
     assert (chaos.returncode, err) == (130, "lab: interrupted\n")
     assert out.startswith("0 runs, 0 with violations\n")
     eventually(lambda: not any(name.startswith(own) for name in directory.living()), "no lab")
+    assert [*tmp_path.iterdir()] == []
+
+
+WRITES_ON = """
+import itertools, os, threading
+from tests.lab.chaos.command import scratch_directory
+def write(path):
+    for number in itertools.count():
+        (path / "run" / str(number % 100)).mkdir(parents=True, exist_ok=True)
+with scratch_directory() as path:
+    threading.Thread(target=write, args=[path], daemon=True).start()
+    while not (path / "run" / "99").exists():
+        pass
+    print(path, flush=True)
+    {ends}
+"""
+
+
+@pytest.mark.parametrize(
+    "ends", ["os._exit(130)", "raise KeyboardInterrupt", "os.kill(os.getpid(), 9)"]
+)
+def test_what_its_threads_write_to_the_end_is_removed_however_it_ends(
+    tmp_path: Path, ends: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES_ON.format(ends=ends)],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith(str(tmp_path / "chaos-")), done
     assert [*tmp_path.iterdir()] == []
 
 
