@@ -86,4 +86,7 @@ class FakeSlurm:
         return found
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        (self.directory / f"{name}.json").write_text(json.dumps(content))
+        # Commands read it beside us: whole, or as it was.
+        new = self.directory / f"{name}.json.of-test"
+        new.write_text(json.dumps(content))
+        new.replace(self.directory / f"{name}.json")

@@ -43,7 +43,10 @@ def load(name: str) -> dict[str, Any]:
 
 
 def save(name: str, content: dict[str, Any]) -> None:
-    file(f"{name}.json").write_text(json.dumps(content, indent=1))
+    # A test reads it beside us, without the lock: whole, or as it was.
+    new = file(f"{name}.json.of-command")
+    new.write_text(json.dumps(content, indent=1))
+    new.replace(file(f"{name}.json"))
 
 
 def expand(nodelist: str) -> list[str]:
