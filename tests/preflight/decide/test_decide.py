@@ -26,6 +26,7 @@ POLICIES = st.builds(
     max_bad_share=st.floats(0.0, 1.0),
     nodes_wanted=st.none() | st.integers(1, 8),
     nodes_needed=st.none() | st.integers(1, 8),
+    keep_spares=st.booleans(),
 )
 
 
@@ -43,6 +44,7 @@ def facts_of(draw: st.DrawFn, verdict: VerdictReached) -> JobFacts:
         wait=draw(st.sampled_from(["", "it would have to wait for 1 other node"])),
         held_for=frozenset(draw(st.sets(st.sampled_from(names)))),
         may_drain=draw(st.booleans()),
+        give_back_obstacle=draw(st.sampled_from(["", "it is not a batch job"])),
     )
 
 
@@ -88,8 +90,12 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
     )
     assert ending.reason
     if shrink is not None:
-        assert sorted([*shrink.keep, *shrink.drop]) == sorted(node.node for node in verdict.nodes)
-        assert shrink.drop
+        parts = [*shrink.keep, *shrink.drop, *shrink.spares]
+        assert sorted(parts) == sorted(node.node for node in verdict.nodes)
+        assert shrink.drop or shrink.spares
+        assert not shrink.drop or not known.give_back_obstacle
+        assert policy.keep_spares or not shrink.spares
+        assert set(shrink.spares) <= at[Level.HEALTHY]
         assert known.batch_node in shrink.keep
         assert not at[Level.FAULTY] & set(shrink.keep) or starts_anyway
         assert shrink.reason
