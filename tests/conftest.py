@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import lab
 from tests.played_gpu import build
 from tests.support.supervised import with_variable
 
@@ -57,9 +59,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "played_gpu": build.why_not(_PLAYED),
     }
     for item in items:
-        for name, reason in missing.items():
-            if reason and item.get_closest_marker(name):
+        reasons = [missing[name] for name in missing if item.get_closest_marker(name)]
+        for reason in (*reasons, _no_lab(item)):
+            if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _no_lab(item: pytest.Item) -> str:
+    """Why a test that is marked `lab` cannot have one; `lab(accounting=True)` asks for that too."""
+    marks = list(item.iter_markers("lab"))
+    kinds = frozenset(kind for mark in marks for kind, wanted in mark.kwargs.items() if wanted)
+    return _missing(kinds) if marks else ""
+
+
+@functools.cache
+def _missing(kinds: frozenset[str]) -> str:
+    return lab.missing(**dict.fromkeys(kinds, True)) or ""
 
 
 def pytest_terminal_summary(

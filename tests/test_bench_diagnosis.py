@@ -15,7 +15,6 @@ from benchmarks.diagnosis.causes import BY_NAME, CAUSES, Cause, Ends
 from benchmarks.diagnosis.judge import Judged, judge
 from benchmarks.diagnosis.plan import RANKS, Plan, plan_of, plans
 from benchmarks.diagnosis.table import table
-from tests.lab import missing
 
 BEGAN_S = 1000.0
 
@@ -157,7 +156,6 @@ def test_every_kind_of_end_has_a_cause_that_comes_to_it() -> None:
 @pytest.mark.lab
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.skipif(missing() is not None, reason=missing() or "")
 @pytest.mark.timeout(600)
 def test_a_fault_in_a_real_training_is_injected_and_named() -> None:
     words = ["--only=shape", "--runs=1", "--json"]

@@ -6,15 +6,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.lab_support import Site
-from tests.lab import Lab, missing
+from tests.lab import Lab
 
 
 @pytest.fixture(scope="module")
 def module_site() -> Iterator[Site]:
     """A cluster of six nodes, started for this module."""
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
     with Lab.start(nodes=6) as lab:
         yield Site(lab)
 

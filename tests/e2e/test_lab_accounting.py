@@ -10,13 +10,11 @@ import pytest
 
 from tests.e2e.lab_support import Site, acts, eventually
 from tests.e2e.played_nodes import FAULTY, RAN, play, submit
-from tests.lab import Lab, missing
+from tests.lab import Lab
 
-MISSING = missing(accounting=True)
 pytestmark = [
-    pytest.mark.lab,
+    pytest.mark.lab(accounting=True),
     pytest.mark.slow,
-    pytest.mark.skipif(MISSING is not None, reason=MISSING or ""),
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
 

@@ -17,11 +17,9 @@ from tests.e2e.played_nodes import (
     release,
     submit,
 )
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),
 ]
 

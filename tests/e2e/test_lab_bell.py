@@ -11,11 +11,9 @@ import pytest
 
 from tests.e2e import played_nodes
 from tests.e2e.lab_support import Site, levels
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
 

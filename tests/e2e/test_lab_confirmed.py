@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.hooks_support import HookedSite, hooked_site
-from tests.lab import missing
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -19,9 +18,6 @@ MEASURED = "[checks.cpu-speed]\nmin_rounds_per_s = 1000\ntime_limit_s = 30\n"
 
 @pytest.fixture(scope="module")
 def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite]:
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
     with hooked_site(tmp_path_factory.mktemp("hooks"), nodes=4) as site:
         if site.lab.cpu_controller is None:
             pytest.skip("no cpu cgroup controller: a processor cannot be starved here")

@@ -17,12 +17,10 @@ import pytest
 from tests.e2e import played_nodes
 from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site
 from tests.e2e.played_nodes import FAKE_WORKER, FAULTY
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.torch,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(600),
 ]
 

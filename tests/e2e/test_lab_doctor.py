@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.hooks_support import SLURM_CONF, HookedSite, install
 from tests.e2e.lab_support import COMMAND
-from tests.lab import Lab, missing
+from tests.lab import Lab
 from tests.support.sites import write_site
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(200)]
@@ -60,9 +60,6 @@ class Consulted(HookedSite):
 
 
 def lab_with(directory: Path, slurm_conf: str, journal: str = "") -> Iterator[Consulted]:
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
     install(directory)
     write_site(directory / "etc", SITE.format(directory=directory, journal=journal))
     extra = slurm_conf.format(directory=directory)

@@ -12,14 +12,13 @@ from slurm_health.records.nodeset import expand
 from tests.e2e import played_nodes
 from tests.e2e.lab_support import Site
 from tests.e2e.played_nodes import FAULTY
-from tests.lab import Lab, missing
+from tests.lab import Lab
 from tests.lab.installing import ROOTS
 
 RELEASE = ROOTS / "26.05"
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.skipif(not RELEASE.is_dir(), reason=f"no Slurm 26.05 in {RELEASE}"),
     pytest.mark.timeout(300),
 ]

@@ -16,12 +16,10 @@ from statistics import median
 import pytest
 
 from tests.e2e.lab_support import COMMAND, DEADLINE_S, Report, Site, levels, verdict_of
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
 

@@ -14,9 +14,12 @@ import pytest
 from slurm_health.records.nodeset import expand
 from tests.e2e.lab_support import Site, eventually
 from tests.e2e.played_nodes import FAULTY, NEVER_READY, UNREACHABLE, play, submit
-from tests.lab import Lab, missing
+from tests.lab import Lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+# Without a slurmdbd, Slurm 22.05 makes a job smaller once, and refuses that then. Of other releases
+# the lab has none, and they need none for that.
+ACCOUNTING = "LAB_RELEASE" not in os.environ
+pytestmark = [pytest.mark.lab(accounting=ACCOUNTING), pytest.mark.timeout(400)]
 
 RESUMING = Path(__file__).parents[1] / "support" / "resuming_training.py"
 TRAINING = f"""\
@@ -65,15 +68,8 @@ def module_site() -> Iterator[Site]:
     or is given up as silent, after ten seconds (MessageTimeout) and more. With ten seconds, it took
     well nodes for lost together with the one that was: "not responding, setting DOWN" and "returned
     to service" within a millisecond.
-
-    It has a slurmdbd: without one, Slurm 22.05 makes a job smaller once, and refuses that then. Of
-    other releases the lab has none, and they need none for that.
     """
-    accounting = "LAB_RELEASE" not in os.environ
-    reason = missing(accounting=accounting)
-    if reason is not None:
-        pytest.skip(reason)
-    with Lab.start(nodes=5, accounting=accounting, slurm_conf_extra="SlurmdTimeout=30") as lab:
+    with Lab.start(nodes=5, accounting=ACCOUNTING, slurm_conf_extra="SlurmdTimeout=30") as lab:
         yield Site(lab)
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from tests.e2e import played_nodes
 from tests.e2e.lab_support import Record, Site
-from tests.lab import Lab, missing
+from tests.lab import Lab
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(600),
 ]
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.hooks_support import FLAG, HIDDEN, HookedSite, hooked_site
-from tests.lab import missing
 from tests.played_gpu import nvml_library
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
@@ -36,9 +35,6 @@ CHECKS = "".join(
 
 @pytest.fixture(scope="module")
 def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite]:
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
     directory = tmp_path_factory.mktemp("hooks")
     gpus = 0 if nvml_library.missing() else 8
     with hooked_site(directory, nodes=5, gpus=gpus) as site:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.hooks_support import FLAG, HIDDEN, STATE, HookedSite, hooked_site
-from tests.lab import missing
 from tests.support.supervised import write_executable
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
@@ -20,9 +19,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
 @pytest.fixture(scope="module")
 def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite]:
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
     with hooked_site(tmp_path_factory.mktemp("hooks"), nodes=4) as site:
         yield site
 

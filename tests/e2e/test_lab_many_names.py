@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_health.records.nodeset import fold
-from tests.lab import Lab, missing
+from tests.lab import Lab
 from tests.lab.commands import Result
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(200),
 ]
 

@@ -15,13 +15,11 @@ from slurm_health.preflight.master import journal_filesystem
 from slurm_health.preflight.supervisor.check_process import SILENCE_S
 from tests.e2e.lab_support import COMMAND, DEADLINE_S, Report, Site, accused, eventually, levels
 from tests.e2e.played_nodes import FAULTY, NEVER_READY, play, submit
-from tests.lab import Lab, missing, processes
+from tests.lab import Lab, processes
 
-MISSING = missing(network_filesystem=True)
 pytestmark = [
-    pytest.mark.lab,
+    pytest.mark.lab(network_filesystem=True),
     pytest.mark.slow,
-    pytest.mark.skipif(MISSING is not None, reason=MISSING or ""),
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
 

@@ -14,12 +14,10 @@ import pytest
 
 from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, levels
 from tests.e2e.played_nodes import FAKE_WORKER, play
-from tests.lab import missing
 from tests.lab.commands import Result
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
 

@@ -8,11 +8,9 @@ import pytest
 from slurm_health.records.nodeset import expand
 from tests.e2e.lab_support import DEADLINE_S, Site
 from tests.e2e.played_nodes import APART, RAN, play, submit
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),
 ]
 

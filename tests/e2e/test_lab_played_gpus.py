@@ -17,12 +17,10 @@ import pytest
 from slurm_health.records.nodeset import expand
 from tests.e2e.hooks_support import HookedSite, hooked_site
 from tests.e2e.lab_support import accused, levels, verdict_of
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.played_gpu,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(600),
 ]
 

@@ -12,13 +12,11 @@ import pytest
 
 from tests.e2e.lab_support import Site, eventually
 from tests.e2e.played_nodes import play, submit
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slow,
     pytest.mark.torch,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(400),
 ]
 

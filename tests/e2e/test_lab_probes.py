@@ -9,12 +9,10 @@ import sys
 import pytest
 
 from tests.e2e.lab_support import Report, Site, levels, verdict_of
-from tests.lab import missing
 from tests.support import wrong_torch
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),
 ]
 

@@ -11,11 +11,9 @@ import pytest
 from slurm_health.report.schema import schema
 from tests.e2e.lab_support import Site
 from tests.e2e.played_nodes import FAULTY, play, submit
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),
 ]
 

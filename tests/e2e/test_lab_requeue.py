@@ -15,11 +15,9 @@ from slurm_health.records.nodeset import expand
 from tests.e2e import played_nodes
 from tests.e2e.lab_support import Gate, Site, acts, eventually, kinds
 from tests.e2e.played_nodes import FAULTY, await_typist
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
 

@@ -11,13 +11,11 @@ import pytest
 
 from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, kinds, levels, verdict_of
 from tests.e2e.played_nodes import FAULTY, play, submit
-from tests.lab import missing
 from tests.lab.commands import Result
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(400),
 ]
 

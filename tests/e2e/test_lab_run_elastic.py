@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.lab_support import COMMAND, Site, eventually
-from tests.lab import missing, processes
+from tests.lab import processes
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slow,
     pytest.mark.torch,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(400),
 ]
 

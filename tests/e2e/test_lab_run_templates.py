@@ -10,11 +10,9 @@ import pytest
 
 from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site
 from tests.e2e.played_nodes import FAKE_WORKER, UNREACHABLE, play
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(600),
 ]
 

@@ -12,11 +12,9 @@ import pytest
 
 from tests.e2e.lab_support import Site, accused, eventually, levels
 from tests.e2e.played_nodes import FAULTY, play, submit
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),
 ]
 

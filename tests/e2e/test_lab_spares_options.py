@@ -11,11 +11,10 @@ from slurm_health.records.nodeset import expand
 from tests.e2e import played_nodes
 from tests.e2e.lab_support import DEADLINE_S, Site
 from tests.e2e.played_nodes import FAULTY
-from tests.lab import Lab, missing
+from tests.lab import Lab
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(600),
 ]
 

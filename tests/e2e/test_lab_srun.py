@@ -12,11 +12,9 @@ import pytest
 from slurm_health.preflight.master.master import SILENCE_S
 from tests.e2e.lab_support import Site, accused, eventually, kinds
 from tests.e2e.played_nodes import FAKE_WORKER, NEVER_READY, STUCK, command, play, submit
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),
 ]
 

@@ -12,11 +12,10 @@ import pytest
 from tests.e2e import played_nodes
 from tests.e2e.lab_support import DEADLINE_S, Site, eventually
 from tests.e2e.played_nodes import FAULTY
-from tests.lab import Lab, missing
+from tests.lab import Lab
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(400),  # a check takes seconds, on a machine that is busy a minute
 ]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.lab_support import Site, eventually
 from tests.e2e.played_nodes import FAKE_WORKER, FAULTY, STUCK, play
-from tests.lab import Lab, missing
+from tests.lab import Lab
 from tests.lab.commands import Result
 
 pytestmark = pytest.mark.lab
@@ -135,7 +135,6 @@ PartitionName=scavenger Nodes=ALL PriorityTier=0 PreemptMode=CANCEL
 """
 
 
-@pytest.mark.skipif(missing() is not None, reason=missing() or "")
 def test_a_sweep_gives_way_to_a_job_and_goes_on_where_it_stopped() -> None:
     with Lab.start(nodes=6, slurm_conf_extra=GIVES_WAY) as lab:
         site = Site(lab)

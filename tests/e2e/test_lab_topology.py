@@ -12,7 +12,7 @@ import pytest
 from slurm_health.records.nodeset import expand
 from tests.e2e.lab_support import Site
 from tests.e2e.played_nodes import play, submit
-from tests.lab import Lab, missing
+from tests.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -25,9 +25,6 @@ SwitchName=spine Switches=leaf[1-2]
 
 @pytest.fixture(scope="module")
 def tree() -> Iterator[Site]:
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
     with Lab.start(nodes=4, topology_conf=SWITCHES) as lab:
         yield Site(lab)
 

@@ -10,12 +10,10 @@ import pytest
 
 from tests.e2e.lab_support import Gate, Site, acts, eventually, kinds, levels
 from tests.e2e.played_nodes import UNREACHABLE, play, submit
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
 

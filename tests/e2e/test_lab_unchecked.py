@@ -12,11 +12,9 @@ import pytest
 
 from tests.e2e.lab_support import DEADLINE_S, Gate, Site, eventually, kinds, records_in
 from tests.e2e.played_nodes import NEVER_READY, play, release, submit
-from tests.lab import missing
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
 

@@ -5,15 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from . import Lab, missing
+from . import Lab
 
 
 @pytest.fixture(scope="module")
 def module_lab() -> Iterator[Lab]:
     """A lab of three nodes, started for this module."""
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
     with Lab.start(nodes=3) as lab:
         yield lab
 

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from . import Lab, missing
+from . import Lab
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
-]
+pytestmark = pytest.mark.lab
 
 SERVER = """
 import socket, sys

@@ -12,12 +12,11 @@ import pytest
 from tests.played_gpu import nvml_library
 from tests.played_gpu.description import Fault
 
-from . import Lab, LabError, missing
+from . import Lab, LabError
 from .layout import CHECKOUT
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.skipif(nvml_library.missing() is not None, reason=nvml_library.missing() or ""),
 ]
 

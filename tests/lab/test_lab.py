@@ -14,15 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from . import CommandFailed, DeadlinePassed, JobEnded, Lab, LabError, missing, processes
+from . import CommandFailed, DeadlinePassed, JobEnded, Lab, LabError, processes
 from .cgroups import find_cpu_controller
 from .layout import BASE, CHECKOUT
 from .processes import in_namespace_of, namespace
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
-]
+pytestmark = pytest.mark.lab
 
 
 def fresh_name() -> str:

@@ -5,13 +5,10 @@ import sys
 
 import pytest
 
-from . import Lab, missing
+from . import Lab
 from .installing import ROOTS, SUITES
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
-]
+pytestmark = pytest.mark.lab
 
 
 @pytest.mark.parametrize("version", sorted(SUITES))

@@ -18,7 +18,6 @@ import pytest
 
 from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, accused, levels
 from tests.e2e.played_nodes import FAKE_WORKER, UNREACHABLE, play, submit
-from tests.lab import missing
 
 ROOT = Path(__file__).parents[2]
 JOBS = Path(__file__).parent / "jobs"
@@ -31,7 +30,6 @@ ENDED_S = 6 * DEADLINE_S
 LAB = (
     pytest.mark.lab,
     pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.timeout(1200),
 )
 with_mpi = pytest.mark.skipif(

@@ -14,7 +14,7 @@ import pytest
 from slurm_health.records.nodeset import expand
 from slurm_health.system.slurm.job_gres import options_on
 from slurm_health.system.slurm.parsing import JOB_FIELDS
-from tests.lab import Lab, missing
+from tests.lab import Lab
 from tests.lab.records import parse_record
 from tests.support.fake_slurm import FakeSlurm
 
@@ -75,9 +75,6 @@ class Fake:
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
     with Lab.start(nodes=NODES) as lab:
         yield lab
 

@@ -17,7 +17,7 @@ from slurm_health.system.slurm import command
 from slurm_health.system.slurm.parsing import JOB_FIELDS, Job, JobId, Node
 from slurm_health.system.slurm.pyslurm_client import PyslurmReads, choose, mismatch, proven
 from slurm_health.system.slurm.reads import CommandReads, Reads, Run
-from tests.lab import Lab, missing
+from tests.lab import Lab
 from tests.lab.errors import DeadlinePassed
 from tests.support.supervised import write_executable
 
@@ -119,9 +119,6 @@ class Played:
 
 @pytest.fixture(scope="module")
 def played() -> Iterator[Played]:
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
     # Slurm's own clients then say within seconds that nobody answers.
     with Lab.start(nodes=3, cpus=4, slurm_conf_extra="MessageTimeout=2") as lab:
         running = lab.sbatch("#!/bin/sh\nsleep 600\n", "-wn1,n2", "-N2", "--mem=100M")
