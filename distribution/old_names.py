@@ -36,7 +36,7 @@ if __name__ == "__main__":
 
 def files() -> dict[str, str]:
     """Return the text of each file, by its path below the package."""
-    old = {aliases.EMPTIED, *_old_names(_modules())}
+    old = {aliases.EMPTIED, *aliases.LATE, *_old_names(_modules())}
     packages = {name.rpartition(".")[0] for name in old}
     found = {}
     for name in sorted(old):

@@ -34,7 +34,6 @@ MOVED = {
     "core.attribution": "records.script_records",
     "core.decoding": "records.decoding",
     "core.diagnosis": "training.diagnosis",
-    "core.diagnosis.flight_environ": "preflight.supervisor.flight_environ",
     "core.diagnosis.names": "records.script_records",
     "core.diagnosis.words": "records.text",
     "core.expectations": "preflight.expectations",
@@ -93,9 +92,24 @@ EMPTIED = "core"
 # A process that began before the package was replaced may look for the rest of itself. Old and new
 # modules know different things of each other: nearly every process begins again instead.
 _REPLACED = "slurm-health was replaced while this process ran"
-# The script's process cannot begin again. What it loads late has kept its interface.
+# The script's process cannot begin again. This is all that it loads late: the module, what it takes
+# from it, and where that stands.
 _SUPERVISOR = f"{_PACKAGE}supervisor.supervisor"
-# These have nothing to lose: nobody minds that they begin again as the same process.
+LATE = {
+    "core.acting.resized_environ": (
+        "changes",
+        "preflight.supervisor.kept_spares",
+        "resized_environ",
+    ),
+    "core.diagnosis.flight_environ": (
+        "changes",
+        "preflight.supervisor.monitor_process",
+        "flight_environ",
+    ),
+    "supervisor.batch_node_watch": ("beside", "preflight.supervisor.batch_node_watch", "beside"),
+    "supervisor.kept_spares": ("KeptSpares", "preflight.supervisor.kept_spares", "KeptSpares"),
+}
+# These have nothing to lose: the same process begins again.
 _BEGIN_AGAIN = (f"{_PACKAGE}monitor.beside", f"{_PACKAGE}monitor.batch_node")
 # It ends, whatever it would catch; its agent starts another.
 _WORKER = "/probes/worker.py"
@@ -171,7 +185,7 @@ def install() -> None:
 
 
 def stand_in(name: str) -> None:
-    """Be the module that has moved from this name, in a process that began before it moved.
+    """Be what stood at this name, in a process that began before the package was replaced.
 
     A wheel has a file at each old name that calls this. Nothing that began later comes here.
 
@@ -180,14 +194,18 @@ def stand_in(name: str) -> None:
         SystemExit: the same, of a worker.
     """
     main = sys.modules["__main__"]
-    program = getattr(main.__spec__, "name", "")
-    if program in _BEGIN_AGAIN:
+    if getattr(main.__spec__, "name", "") in _BEGIN_AGAIN:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
-    moved = new_name(name)
-    if _SUPERVISOR in sys.modules and moved is not None:
-        install()
-        sys.modules[name] = importlib.import_module(moved)
+    if _SUPERVISOR in sys.modules:
+        _give_late(sys.modules[name], name.removeprefix(_PACKAGE))
         return
     if str(getattr(main, "__file__", "")).endswith(_WORKER):
         raise SystemExit(_REPLACED)
     raise ImportError(f"{_REPLACED}, and {name} has moved", name=name)
+
+
+def _give_late(module: ModuleType, old: str) -> None:
+    if old not in LATE:
+        return  # a package on the way to one
+    wanted, place, today = LATE[old]
+    setattr(module, wanted, getattr(importlib.import_module(_PACKAGE + place), today))

@@ -74,7 +74,12 @@ def _no_lab(item: pytest.Item) -> str:
 
 @functools.cache
 def _missing(kinds: frozenset[str]) -> str:
-    return lab.missing(**dict.fromkeys(kinds, True)) or ""
+    return (
+        lab.missing(
+            accounting="accounting" in kinds, network_filesystem="network_filesystem" in kinds
+        )
+        or ""
+    )
 
 
 def pytest_terminal_summary(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.aliases import MOVED, new_name
+from slurm_health.aliases import LATE, MOVED, new_name
 from tests.test_layers import MODULES, NAME
 
 # What installed shims, running jobs and a site's own plugins name.
@@ -80,3 +80,9 @@ def test_a_program_of_an_old_name_runs(program: str, tmp_path: Path) -> None:
     )
     assert "No module named" not in done.stderr
     assert "RuntimeWarning" not in done.stderr
+
+
+@pytest.mark.parametrize("old", LATE)
+def test_what_a_supervisor_of_before_loads_late_stands_where_the_table_says(old: str) -> None:
+    _, place, today = LATE[old]
+    assert hasattr(importlib.import_module(f"{NAME}.{place}"), today)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.aliases import MOVED
+from slurm_health.aliases import LATE, MOVED
 from tests.support import installations
 from tests.test_layers import MODULES, NAME, PACKAGE
 
@@ -23,8 +23,8 @@ import importlib, sys
 {loads}
 print(flush=True)
 sys.stdin.readline()
-from slurm_health.{module} import {names}
-print("found", {names})
+from slurm_health.{module} import {name}
+print("found", {shown})
 """
 WORKER = """
 import sys
@@ -48,13 +48,6 @@ print(flush=True)
 sys.stdin.readline()
 import slurm_health.monitor.findings
 """
-# What the supervisor loads only when it needs it.
-LATE = [
-    ("supervisor.kept_spares", "KeptSpares"),
-    ("supervisor.batch_node_watch", "beside"),
-    ("core.acting", "resized_environ"),
-    ("core.diagnosis", "flight_environ"),
-]
 
 
 class Before:
@@ -101,12 +94,14 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Before:
     return Before(tmp_path_factory.mktemp("before"))
 
 
-@pytest.mark.parametrize(("module", "names"), LATE)
-def test_a_supervisor_that_began_before_loads_the_rest_of_itself(
-    before: Before, module: str, names: str
-) -> None:
+@pytest.mark.parametrize("late", LATE)
+def test_a_supervisor_that_began_before_loads_the_rest_of_itself(before: Before, late: str) -> None:
+    package, _, module = late.rpartition(".")
     code = BEGAN.format(
-        loads="import slurm_health.supervisor.supervisor", module=module, names=names
+        loads="import slurm_health.supervisor.supervisor",
+        module=package,
+        name=module,
+        shown=f"{module}.{LATE[late][0]}",
     )
     done = before.run("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
@@ -114,7 +109,7 @@ def test_a_supervisor_that_began_before_loads_the_rest_of_itself(
 
 
 def test_any_other_process_that_began_before_is_told_that_it_was_replaced(before: Before) -> None:
-    code = BEGAN.format(loads="import slurm_health", module="hooks.epilog", names="run")
+    code = BEGAN.format(loads="import slurm_health", module="hooks.epilog", name="run", shown="run")
     done = before.run("-c", code)
     assert done.returncode == 1
     assert "ImportError: slurm-health was replaced while this process ran" in done.stderr
@@ -153,5 +148,5 @@ def test_a_program_at_an_old_path_is_that_of_today(before: Before, program: str)
     today = before.package / "preflight" / "probes" / f"{program}.py"
     today.write_text("import sys; print(__file__, *sys.argv[1:])")
     old = before.package / "probes" / f"{program}.py"
-    argv = [sys.executable, old, "a word", "more"]
+    argv: list[str | Path] = [sys.executable, old, "a word", "more"]
     assert subprocess.check_output(argv, text=True) == f"{today} a word more\n"
