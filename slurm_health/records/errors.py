@@ -136,11 +136,16 @@ def _shown(argv: Sequence[str]) -> str:
 class UnknownJob(SlurmError):
     """Slurm has no such job, or has forgotten it."""
 
-    def __init__(self, job_id: int | str) -> None:
+    def __init__(self, job_id: int | str, *, accounts: bool | None = None) -> None:
         self.job_id = job_id
+        where = {
+            None: f"where Slurm keeps accounts, look for it with: sacct -j {job_id}",
+            True: f"look for it with: sacct -j {job_id}",
+            False: "Slurm keeps no accounts here that would tell",
+        }[accounts]
         super().__init__(
             f"Slurm does not know job {job_id}: it ended some time ago, or there never was one;"
-            f" where Slurm keeps accounts, look for it with: sacct -j {job_id}"
+            f" {where}"
         )
 
 

@@ -28,6 +28,19 @@ _ASKED = 20  # tasks of which Slurm is asked, a call each
 _OWNER = re.compile(r"(\S+)\((\d{1,10})\)", re.ASCII)
 # In every script that slurm-health submits.
 _OURS = "-m slurm_health supervise"
+# Slurm's words for what only a change of the job, or of the cluster, brings to an end.
+_CANNOT_START = {
+    "PartitionConfig": "its partition does not have the nodes that it asks for (--nodes,"
+    " --partition; sinfo shows what there is)",
+    "PartitionNodeLimit": "its partition lets no job have as many nodes as it asks for (--nodes)",
+    "PartitionTimeLimit": "its partition lets no job run for so long (--time)",
+    "BadConstraints": "no nodes have what it asks for (--constraint, --mem, --gres, --nodelist and"
+    " --exclude together)",
+    "DependencyNeverSatisfied": "the job that it depends on has not ended as it requires"
+    " (--dependency)",
+    "InvalidAccount": "its account is not valid (--account)",
+    "InvalidQOS": "its quality of service is not valid (--qos)",
+}
 _NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED"})
 
 
@@ -120,12 +133,23 @@ def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None)
     if script and _OURS not in script:
         return f"it was not submitted with slurm-health sbatch, so nothing was checked ({state})."
     if job.pending:
-        return f"{_WAITS}{_why_pending(job)}: its nodes are checked when it starts."
+        return f"{_WAITS}{_why_pending(job)}: {_until_it_starts(job)}"
     output = job.value("StdOut") if job.nodes else ""  # it has never started
     see = f" Its output, {output}, says why." if output else ""
     if "RUNNING" in job.states:
         return f"it is running, but its check has not begun, or could not begin.{see}"
     return f"it ended before a check began ({state}).{see}"
+
+
+def _until_it_starts(job: Job) -> str:
+    """Say that nodes are checked when it starts; why not, where it cannot as it was submitted."""
+    why = _CANNOT_START.get(job.reason)
+    if why is None:
+        return "its nodes are checked when it starts."
+    return (
+        f"it cannot start as it was submitted: {why}."
+        f" Correct that and submit it again; scancel {job.job_id} removes this one."
+    )
 
 
 def _why_pending(job: Job) -> str:

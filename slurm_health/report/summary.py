@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from slurm_health.records.nodeset import expand
 from slurm_health.records.script_records import (
     SCRIPT_FAILED,
     Attribution,
@@ -27,6 +29,7 @@ from slurm_health.report.phrases import (
 )
 from slurm_health.report.post_mortem import whose_text
 
+_BY_NAME = re.compile(r"asks for (\S+) by name \(--nodelist\)")  # as the decision says it
 _ROWS = 3  # of what was found with the nodes: the rest is only named
 _REASON = 160  # characters of one reason: the table below has all of it
 _NO_PART = "node"
@@ -297,7 +300,7 @@ def _about_nodes(report: JobReport, last: RunReport) -> Iterator[str]:
     kept = [node for node in _going_on(last) if node in bad and last.disposition == "proceed"]
     told = [node for node in bad if node not in drained]
     if kept:
-        option = f"submit again with --exclude={nodes_text(kept)}"
+        option = f"submit again {_leaving_out(kept, last)}"
         yield f"to run without {nodes_text(kept)}: {option}{_if_there_are_nodes(last)}"
     names = nodes_text(told)
     about = [f"{names} (slurm-health history {names} has all that is known)"] if told else []
@@ -312,6 +315,22 @@ def _about_nodes(report: JobReport, last: RunReport) -> Iterator[str]:
     if drained:
         stay = "stays drained until it is" if len(drained) == 1 else "stay drained until they are"
         yield f"{nodes_text(drained)} {stay} repaired"
+
+
+def _leaving_out(nodes: Sequence[str], run: RunReport) -> str:
+    """Name the options: sbatch refuses a node that is both asked for and excluded."""
+    said = _BY_NAME.search(run.reason)
+    asked = {name for name in nodes if said and name in _expanded(said[1])}
+    how = [f"without {nodes_text(sorted(asked))} in --nodelist"] if asked else []
+    others = [name for name in nodes if name not in asked]
+    how += [f"with --exclude={nodes_text(others)}"] if others else []
+    return " and ".join(how)
+
+
+def _expanded(names: str) -> set[str]:
+    with contextlib.suppress(ValueError):
+        return set(expand(names))
+    return set()
 
 
 def _if_there_are_nodes(run: RunReport) -> str:

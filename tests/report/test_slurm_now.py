@@ -26,6 +26,11 @@ def job(*states: str, reason: str = "None", **fields: str) -> Job:
     [
         (job("PENDING", reason="Resources"), OURS, "it is pending (Resources): its nodes are"),
         (job("PENDING"), OURS, "it is pending: its nodes are checked when it starts."),
+        (
+            job("PENDING", reason="PartitionConfig"),
+            OURS,
+            "it is pending (PartitionConfig): it cannot start as it was submitted: its partition",
+        ),
         (job("PENDING"), "#!/bin/sh\ntrue\n", "not submitted with slurm-health sbatch"),
         (job("RUNNING"), "#!/bin/sh\ntrue\n", "nothing was checked (running)"),
         (job("RUNNING", NodeList="n1", StdOut="/a/s.out"), OURS, "Its output, /a/s.out, says why."),

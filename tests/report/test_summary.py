@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health.records.records import Action, ActionDone, ActionIntended, NodeReported
@@ -111,6 +112,29 @@ def test_a_slow_node_that_the_job_kept_can_be_avoided_next_time(tmp_path: Path) 
     assert told.found == (f"n3 slow (compute, 97 % sure): {reason}",)
     assert told.done == "continuing with n3 anyway"
     assert told.next.startswith("to run without n3: submit again with --exclude=n3")
+
+
+def test_a_node_that_the_job_asks_for_by_name_is_not_to_be_excluded_beside_that(
+    tmp_path: Path,
+) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    gone = NodeVerdict(
+        node="n3",
+        level=Level.FAULTY,
+        slowdown=1.0,
+        probability=0.99,
+        component="node",
+        reason="gone",
+        evidence=("round 0",),
+    )
+    run.judge(gone, msgspec.structs.replace(gone, node="n4"))
+    run.finish(
+        "proceed", reason="n3: gone; no requeue: it asks for n[2-3] by name (--nodelist); going on"
+    )
+
+    said = "to run without n[3-4]: submit again without n3 in --nodelist and with --exclude=n4"
+    assert summary(tmp_path).next.startswith(said)
 
 
 def test_a_bad_path_accuses_neither_of_its_ends(tmp_path: Path) -> None:

@@ -93,16 +93,21 @@ def conclude(
     )
 
 
-def job_ended(said: str) -> RunFinished:
+def job_ended(said: str, job: str, *, accounts: bool | None) -> RunFinished:
     """End the run of a job that was cancelled, or failed its prolog: its script is not started.
 
-    Slurm ends the batch step of such a job, but not always before the check is done.
+    Slurm ends the batch step of such a job, but not always before the check is done. `accounts`
+    says whether sacct can be asked, None where that is unknown.
     """
+    look = {
+        None: "squeue, or sacct where Slurm keeps accounts, may say why",
+        True: f"sacct -j {job} may say why",
+        False: f"scontrol show job {job} may say why, for some minutes",
+    }[accounts]
     return RunFinished(
         disposition=Disposition.STOP,
         exit_code=ExitCode.UNAVAILABLE,
-        reason=f"Slurm has ended it already ({said}); squeue, or sacct where Slurm keeps accounts,"
-        " may say why",
+        reason=f"Slurm has ended it already ({said}); {look}",
     )
 
 

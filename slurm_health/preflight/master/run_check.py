@@ -191,7 +191,8 @@ def _check(
         if before is not None and not before.disposition.leaves:
             finished = before  # acted on to the end, and only not heard: the job is as it says
         elif over:
-            finished = job_ended(over[0])
+            accounts = Client(environ, patience_s=0.0).keeps_accounts()
+            finished = job_ended(over[0], slurm_name(started), accounts=accounts)
             master.finish(finished)
         else:
             finished = conclude(

@@ -55,7 +55,7 @@ def environ_after(setup: str | None, environ: Mapping[str, str]) -> Mapping[str,
     after = _parsed(ended.stdout)
     if ended.returncode != 0:
         how = exit_text(ended.returncode)
-        raise _unusable(setup, f"failed ({how}); what it says: bash -c 'source {setup}'")
+        raise _unusable(setup, f"failed ({how}): source it in a bash to see why")
     if not after:
         raise _unusable(setup, "ends the shell that reads it (exit); end it with return instead")
     kept = {name: environ[name] for name in _SHELLS_OWN if name in environ}

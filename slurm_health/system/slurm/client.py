@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from slurm_health.records.allocation import Estimate
-from slurm_health.records.errors import LocalizeError, SlurmCommandError, SlurmError
+from slurm_health.records.errors import LocalizeError, SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.records.nodeset import fold
 from slurm_health.records.text import whole_number
 from slurm_health.records.topology import parse_topology
@@ -95,7 +95,18 @@ class Client:
         Raises:
             UnknownJob: Slurm does not know it, or no longer.
         """
-        return self._reads.job(job_id)
+        try:
+            return self._reads.job(job_id)
+        except UnknownJob as err:
+            raise UnknownJob(err.job_id, accounts=self.keeps_accounts()) from err
+
+    def keeps_accounts(self) -> bool | None:
+        """Tell whether sacct can be asked about jobs that have ended, None if that is unknown."""
+        try:
+            found = re.search(r"^AccountingStorageType\s*=\s*(\S+)", self._config, re.MULTILINE)
+        except SlurmError:
+            return None
+        return found is not None and found[1] not in {"(null)", "accounting_storage/none"}
 
     def nodes(self, names: Sequence[str] = ()) -> dict[str, Node]:
         """Read some nodes, or all, in one call; one that Slurm does not know is an error."""

@@ -327,3 +327,19 @@ def test_nothing_is_asked_or_waited_for_once_the_time_for_all_questions_is_over(
         client.drain(["n1"], "slow")
 
     assert time.monotonic() - began_s < 20
+
+
+@pytest.mark.parametrize(
+    ("accounting", "told"),
+    [
+        ("accounting_storage/slurmdbd", "look for it with: sacct -j 99"),
+        ("(null)", "Slurm keeps no accounts here"),
+        ("accounting_storage/none", "Slurm keeps no accounts here"),
+    ],
+)
+def test_sacct_is_advised_where_it_would_tell(tmp_path: Path, accounting: str, told: str) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    slurm.set(accounting=accounting)
+
+    with pytest.raises(UnknownJob, match=told):
+        Client(slurm.environ(), patience_s=0).job(99)
