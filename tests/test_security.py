@@ -130,7 +130,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Who has not proven the secret": {
-        "torchrun/test_channel.py": (
+        "torchrun/channel/test_node_zero.py": (
             "test_a_stranger_is_sent_away_and_nothing_is_written",
             "test_many_strangers_keep_no_node_out",
             "test_what_a_node_may_not_write_is_not_written",
@@ -153,9 +153,11 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Anything by which a process without the secret": {
-        "torchrun/test_channel.py": (
+        "torchrun/channel/test_node_zero.py": (
             "test_who_does_not_know_the_secret_does_not_come_in",
-            "test_who_poses_as_node_0_is_not_believed",
+        ),
+        "torchrun/channel/test_other_node.py": ("test_who_poses_as_node_0_is_not_believed",),
+        "torchrun/channel/test_secret.py": (
             "test_a_secret_that_others_may_read_or_change_is_refused",
         ),
     },

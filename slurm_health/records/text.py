@@ -39,6 +39,11 @@ class LineBuffer:
         self._most_bytes = most_bytes  # kept of a line that does not end
         self._begun = b""
 
+    @property
+    def begun_bytes(self) -> int:
+        """How much there is of a line that has not ended."""
+        return len(self._begun)
+
     def feed(self, data: bytes) -> list[bytes]:
         """Take in what has arrived; return the lines that are whole by now."""
         *lines, begun = (self._begun + data).split(b"\n")

@@ -511,3 +511,16 @@ def test_journals_that_cannot_be_listed_are_an_error_of_ours(tmp_path: Path) -> 
     assert tasks_of(tmp_path, "12") == []
     with pytest.raises(JournalError, match="cannot be read"):
         tasks_of(tmp_path, "12_[1-4]")
+
+
+def test_a_machine_says_where_the_journal_of_a_job_is(tmp_path: Path) -> None:
+    there = find.Elsewhere(host="first\x1b[31m", directory="/home/alice/torchrun/7/0-2")
+    find.note_elsewhere(tmp_path, "torchrun", 7, there)
+    assert find.elsewhere_text(tmp_path, "7") == (
+        "it is on first [31m, in /home/alice/torchrun/7/0-2: run slurm-health report 7 there."
+    )
+    assert find.elsewhere_text(tmp_path, "8") == ""
+    (note,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    note.write_bytes(b'{"x":' + b"[" * 100_000)
+    assert find.elsewhere_text(tmp_path, "7") == ""
+    assert find.elsewhere_text(tmp_path / "none", "7") == ""

@@ -8,6 +8,7 @@ import select
 import socket
 import time
 
+from slurm_health.records.text import LineBuffer
 from slurm_health.system.processes import heard_afterwards
 
 _READ_BYTES = 1 << 16
@@ -28,7 +29,7 @@ class Connection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.most_bytes = most_bytes
         self._socket = sock
-        self._arrived = b""
+        self._lines = LineBuffer()
         self._leaving = b""
 
     def fileno(self) -> int:
@@ -67,8 +68,8 @@ class Connection:
             raise Closed(err.strerror or str(err)) from err
         if not data:
             raise Closed("the connection was closed")
-        *lines, self._arrived = (self._arrived + data).split(b"\n")
-        if any(len(line) > self.most_bytes for line in (*lines, self._arrived)):
+        lines = self._lines.feed(data)
+        if max([self._lines.begun_bytes, *map(len, lines)]) > self.most_bytes:
             raise Closed(f"a line has more than {self.most_bytes} bytes")
         return lines
 

@@ -28,7 +28,6 @@ is `training.diagnosis`'s.
     collector     what a collector is, and what it is told of the job
     job_output    collector: the ends of the job's output files
     srun_output   which files the script had srun write
-    surroundings  collectors: Slurm's view, kills for memory, and the kernel's log
-    findings_before  collector: a hang that the monitor saw before
+    surroundings  collectors: what Slurm, the kernel and the monitor say of the job
     flight_dumps  collector: Flight Recorder dumps
 """

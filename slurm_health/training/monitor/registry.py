@@ -14,11 +14,15 @@ from slurm_health.records.text import one_line
 from slurm_health.training.diagnosis.inference import InferenceOperator
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.monitor.collector import DataCollector, LiveCollector
-from slurm_health.training.monitor.findings_before import MonitorFindings
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.job_output import JobOutput
 from slurm_health.training.monitor.nccl_ras import NcclRas
-from slurm_health.training.monitor.surroundings import KernelLog, MemoryKills, SlurmWord
+from slurm_health.training.monitor.surroundings import (
+    KernelLog,
+    MemoryKills,
+    MonitorFindings,
+    SlurmWord,
+)
 
 COLLECTOR_POINTS = "slurm_health.collectors"
 OPERATOR_POINTS = "slurm_health.operators"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm and the kernel of the batch host say of the job: nodes, kills for memory, the log.
+"""What Slurm, the kernel of the batch host and the monitor say of the job that has failed.
 
 Many jobs may fail at the same moment, as those of an array that miss a file, and slurmctld is then
 the last that should hear of it: it is asked once, where it can know more than the script.
@@ -19,10 +19,24 @@ from slurm_health.node.rules.kernel_lines import (
     MACHINE_CHECK,
     OUT_OF_MEMORY,
 )
-from slurm_health.records.errors import SlurmError, Unmeasured
+from slurm_health.records.errors import JournalError, SlurmError, Unmeasured
+from slurm_health.records.records import Action, ActionDone, ActionIntended
+from slurm_health.records.script_records import (
+    Diagnosed,
+    HangFound,
+    HangOver,
+    SlowdownFound,
+    StragglerFound,
+)
 from slurm_health.records.text import whole_number
+from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
-from slurm_health.training.diagnosis.collected import KernelMessages, MemoryEvents, SlurmView
+from slurm_health.training.diagnosis.collected import (
+    KernelMessages,
+    MemoryEvents,
+    MonitorSaw,
+    SlurmView,
+)
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
 
 # What the operators look for, and what a person wants to see beside it.
@@ -151,3 +165,45 @@ def _name(job: EndedJob) -> str:
     """Return the job as Slurm's commands call it; a task of an array never by its number alone."""
     array, task = (job.environ.get(f"SLURM_ARRAY_{part}_ID", "") for part in ("JOB", "TASK"))
     return f"{array}_{task}" if array and task else job.environ.get("SLURM_JOB_ID", "")
+
+
+class MonitorFindings:
+    """A hang that was not over when the script ended, and what was slow before."""
+
+    name = "monitor"
+    data = MonitorSaw
+
+    def is_enabled(self, job: EndedJob) -> Enabled:
+        """The job must have a journal."""
+        return Enabled() if job.run_directory else Enabled("the job has no journal")
+
+    def collect_data(self, job: EndedJob) -> MonitorSaw:
+        """Read what was recorded since the script began: by this node's clock, as its end is.
+
+        Raises:
+            NothingCollected: the monitor recorded nothing, or that cannot be read.
+        """
+        assert job.run_directory is not None
+        began_s = job.ended_s - job.duration_s
+        hang: HangFound | None = None
+        slow: list[Diagnosed] = []
+        cancels = False
+        try:
+            for entry in journal.read_all(job.run_directory, journal.MONITOR):
+                if entry.time_s < began_s:
+                    continue
+                if isinstance(entry.record, HangFound):
+                    hang = entry.record
+                elif isinstance(entry.record, HangOver):
+                    hang = None
+                elif isinstance(entry.record, ActionIntended | ActionDone):
+                    cancels = entry.record.action is Action.CANCEL and not isinstance(
+                        entry.record, ActionDone
+                    )
+                elif isinstance(entry.record, StragglerFound | SlowdownFound):
+                    slow += [entry.record.found] if entry.record.found else []
+        except JournalError as err:
+            raise NothingCollected(str(err)) from err
+        if hang is None and not slow:
+            raise NothingCollected("the monitor saw no hang, and nothing that was slow")
+        return MonitorSaw(hang=hang, cancels=cancels, slow=tuple(slow))

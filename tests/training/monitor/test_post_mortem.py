@@ -21,8 +21,8 @@ from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_failures import RankFailure
 from slurm_health.training.monitor import post_mortem, registry
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
-from slurm_health.training.monitor.findings_before import MonitorFindings
 from slurm_health.training.monitor.registry import COLLECTORS, Registered, registered
+from slurm_health.training.monitor.surroundings import MonitorFindings
 
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "post-mortem.md"
 EXAMPLE = re.compile(r"<!-- example: run by .*? -->\n```python\n(.*?)```", re.S)

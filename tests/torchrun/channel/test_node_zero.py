@@ -4,40 +4,28 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from slurm_health import __version__
-from slurm_health.records.errors import ChannelError, ConfigError, UsageError
+from slurm_health.records.errors import ChannelError
 from slurm_health.records.record_codec import VERSION, encode
 from slurm_health.records.records import (
-    Action,
-    ActionIntended,
     AgentEnded,
-    AgentsLaunched,
     AgentStarted,
     MasterWaits,
     Record,
-    Rendezvous,
-    RoundStarted,
-    RunFinished,
-    VerdictReached,
 )
-from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.report import find
 from slurm_health.system import journal
-from slurm_health.torchrun.channel import messages, peers, secret
-from slurm_health.torchrun.channel.connection import Connection
+from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.messages import Hello
 from slurm_health.torchrun.channel.node_zero import NodeZero
-from slurm_health.torchrun.channel.other_node import NobodyThere, OtherNode
 from slurm_health.torchrun.channel.peers import Run
 from slurm_health.torchrun.meeting import Meeting
 from slurm_health.torchrun.own_agent import OwnAgent
@@ -154,21 +142,6 @@ class Visitor:
             if isinstance(message, messages.Told):
                 found.append(message)
         return found
-
-
-class Interrupted(socket.socket):
-    """A socket in whose first sending Ctrl-C falls."""
-
-    def __init__(self, other: socket.socket) -> None:
-        super().__init__(other.family, other.type, fileno=other.detach())
-        self._interrupted = False
-
-    def send(self, data: bytes, flags: int = 0, /) -> int:  # type: ignore[override] # lines only
-        count = super().send(data, flags)
-        if not self._interrupted:
-            self._interrupted = True
-            signal.raise_signal(signal.SIGINT)  # to this thread, whatever others there are
-        return count
 
 
 def line_of(record: Record, writer: str = "node1") -> str:
@@ -358,15 +331,6 @@ def test_a_last_word_arrives_though_the_node_was_speaking_itself(hall: Hall) -> 
         assert visitor.hears() == messages.Ended(why="node0 was ended by SIGINT")
 
 
-def test_what_an_interrupt_came_into_is_not_sent_twice() -> None:
-    ours, theirs = socket.socketpair()
-    with theirs, contextlib.closing(Connection(Interrupted(ours), 100)) as connection:
-        with pytest.raises(KeyboardInterrupt):
-            connection.send(b"once\n")
-        connection.send(b"the last word\n")
-        assert theirs.recv(100) == b"once\nthe last word\n"
-
-
 def test_a_port_that_another_has_is_named(hall: Hall) -> None:
     again = Run(
         directory=hall.directory,
@@ -380,144 +344,3 @@ def test_a_port_that_another_has_is_named(hall: Hall) -> None:
     agent = OwnAgent("node0", lambda *_: [], {})
     with pytest.raises(ChannelError, match="give each run on a machine its own MASTER_PORT"):
         NodeZero(hall.meeting, SECRET, again, agent, hall.said.append)
-
-
-class Impostor:
-    """Listens where node 0 should be, and answers everything with the same."""
-
-    def __init__(self, answer: bytes) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.meeting = Meeting(host="127.0.0.1", port=self._listener.getsockname()[1])
-        self._answer = answer
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                found, _ = self._listener.accept()
-                with found, contextlib.suppress(OSError):
-                    found.recv(1 << 16)
-                    found.sendall(self._answer)
-
-
-def hurried(step_s: float) -> Callable[[], float]:
-    """A clock that goes on by so much whenever it is looked at."""
-    now_s = [0.0]
-
-    def monotonic() -> float:
-        now_s[0] += step_s
-        return now_s[0]
-
-    return monotonic
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\xff" * 9, b'{"x":' + b"[" * 9000 + b"\n"],
-)
-def test_what_answers_and_is_no_node_0_is_named(answer: bytes) -> None:
-    impostor = Impostor(answer)
-    node = OtherNode(impostor.meeting, SECRET, HELLO, lambda _: None, hurried(1.0))
-    with pytest.raises(NobodyThere, match="the others may be training already"):
-        node.join()
-    impostor.close()
-
-
-def test_who_poses_as_node_0_is_not_believed() -> None:
-    challenge = messages.Challenge(nonce="n", secret=True, proof="0" * 64)
-    impostor = Impostor(messages.encode(challenge))
-    node = OtherNode(impostor.meeting, SECRET, HELLO, lambda _: None)
-    with pytest.raises(UsageError, match="it has another secret than this node"):
-        node.join()
-    impostor.close()
-
-
-def test_a_port_that_nobody_listens_on_is_named_with_what_to_look_at() -> None:
-    nowhere = Meeting(host="127.0.0.1", port=free_port())
-    said: list[str] = []
-    node = OtherNode(nowhere, b"", HELLO, said.append, hurried(20.0))
-    with pytest.raises(ChannelError, match="Connection refused; does it run, with NODE_RANK=0"):
-        node.join()
-    assert said == [f"waiting for node0 at {nowhere.text}: Connection refused"]
-
-
-ROUND = RoundStarted(
-    round=0,
-    groups=[["node0", "node1"], ["node2", "node3"]],
-    rendezvous=[Rendezvous(address="a", port=1), Rendezvous(address="b", port=2)],
-    deadline_s=9.0,
-    absent=["node3"],
-)
-
-
-def test_each_node_hears_its_own_part() -> None:
-    others = ["node1", "node2"]
-    parts = peers.parts(ROUND, others)
-    assert set(parts) == set(others)
-    assert parts["node1"] == msgspec.structs.replace(
-        ROUND, groups=[["node0", "node1"]], rendezvous=[ROUND.rendezvous[0]], absent=[]
-    )
-    launched = AgentsLaunched(launch=1, nodes=["node0", "node2"])
-    assert peers.parts(launched, others) == {"node2": AgentsLaunched(launch=1, nodes=["node2"])}
-    judged = [NodeVerdict(node=node, level=Level.HEALTHY) for node in NODES]
-    told = peers.parts(VerdictReached(nodes=judged), others)
-    assert told["node1"] == VerdictReached(nodes=judged[1:2])
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        MasterWaits(reason=""),
-        ActionIntended(action=Action.PROCEED, nodes=list(NODES)),
-        RunFinished(disposition="proceed", exit_code=0),  # type: ignore[arg-type]
-    ],
-)
-def test_all_hear_what_concerns_all(record: Record) -> None:
-    assert peers.parts(record, ["node1", "node2"]) == {"node1": record, "node2": record}
-
-
-def test_a_secret_comes_from_a_file_or_else_from_the_environment(tmp_path: Path) -> None:
-    file = tmp_path / "secret"
-    file.write_bytes(SECRET + b"\n")
-    file.chmod(0o600)
-    environ = {secret.VARIABLE: "another one that is long enough"}
-    assert secret.read(str(file), environ) == SECRET
-    assert secret.read(None, environ) == b"another one that is long enough"
-    assert secret.read(None, {}) == b""
-    assert secret.without({**environ, "PATH": "/bin"}) == {"PATH": "/bin"}
-
-
-@pytest.mark.parametrize("text", ["", "short", " " * 40])
-def test_what_is_too_short_to_be_a_secret_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="openssl rand -hex 32"):
-        secret.read(None, {secret.VARIABLE: text})
-
-
-def test_a_secret_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        secret.read(str(tmp_path / "none"), {})
-
-
-def test_a_machine_says_where_the_journal_of_a_job_is(tmp_path: Path) -> None:
-    there = find.Elsewhere(host="first\x1b[31m", directory="/home/alice/torchrun/7/0-2")
-    find.note_elsewhere(tmp_path, "torchrun", 7, there)
-    assert find.elsewhere_text(tmp_path, "7") == (
-        "it is on first [31m, in /home/alice/torchrun/7/0-2: run slurm-health report 7 there."
-    )
-    assert find.elsewhere_text(tmp_path, "8") == ""
-    (note,) = (path for path in tmp_path.rglob("*") if path.is_file())
-    note.write_bytes(b'{"x":' + b"[" * 100_000)
-    assert find.elsewhere_text(tmp_path, "7") == ""
-    assert find.elsewhere_text(tmp_path / "none", "7") == ""
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o620])
-def test_a_secret_that_others_may_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
-    file = tmp_path / "secret"
-    file.write_bytes(SECRET)
-    file.chmod(mode)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        secret.read(str(file), {})
