@@ -122,6 +122,60 @@ KNOWN: tuple[KnownError, ...] = (
         attribution=Attribution.UNDECIDED,
     ),
     KnownError(
+        name="gpu-fabric",
+        pattern=re.compile(r"CUDA error.{0,40}802|system not yet initialized"),
+        means="the driver had not set up the GPUs of the node: on machines with NVSwitch its fabric"
+        " manager does that, and most likely it does not run",
+        advice=_NODE,
+        attribution=Attribution.NODE,
+    ),
+    KnownError(
+        name="peer-access",
+        pattern=re.compile(r"peer access (?:is )?(?:not supported|not enabled)|peer mapping"),
+        means="a GPU cannot reach the memory of another one of its node",
+        advice="look at how the node's GPUs are connected (nvidia-smi topo -p2p n), and have it"
+        " checked",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
+        name="gpu-out-of-memory",
+        pattern=re.compile(r"CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"),
+        means="the GPU's memory was used up, as a library of it says",
+        advice="use a smaller batch or model part per GPU, or activation checkpointing",
+        attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="gpu-library-failed",
+        pattern=re.compile(
+            r"CU(?:BLAS|DNN|FFT|SOLVER)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"
+        ),
+        means="a kernel of a GPU library failed: what it was given is wrong, or the GPU is broken",
+        advice="run it once with CUDA_LAUNCH_BLOCKING=1; if it fails on one node only, have that"
+        " node checked",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
+        name="device-mismatch",
+        pattern=re.compile(r"Expected all tensors to be on the same device"),
+        means="tensors of one operation are on different devices",
+        advice="move them to one device (.to(device)); " + _FIX,
+        attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="checkpoint-broken",
+        # Before the words of files and shapes: what is read here was never whole.
+        pattern=re.compile(
+            r"PytorchStreamReader failed|failed finding central directory|pickle data was truncated"
+            r"|invalid magic number; corrupt|Invalid magic number; corrupt|unpickling stack"
+            r" underflow|SafetensorError|InvalidHeaderDeserialization|Ran out of input"
+            r"|\bUnpicklingError"
+        ),
+        means="a file that was to be loaded cannot be decoded: it was not written to its end, is"
+        " something else, or holds what is not loaded unless one asks for it (weights_only)",
+        advice="go on from an earlier checkpoint; " + _FIX,
+        attribution=Attribution.USER,
+    ),
+    KnownError(
         name="mismatched-collective",
         pattern=re.compile(
             r"[Dd]etected mismatch between collectives|[Mm]ismatch between collective"
@@ -191,7 +245,9 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="host-out-of-memory",
-        pattern=re.compile(r"^MemoryError|[Cc]annot allocate memory|bad_alloc|\[Errno 12\]"),
+        pattern=re.compile(
+            r"^(?:[\w.]*\._?\w*)?MemoryError|[Cc]annot allocate memory|bad_alloc|\[Errno 12\]"
+        ),
         means="the process got no more memory from its node",
         advice="ask for more memory (--mem), or use less of it per node",
         attribution=Attribution.USER,

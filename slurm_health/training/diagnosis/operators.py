@@ -27,8 +27,10 @@ from slurm_health.training.diagnosis.ranks import (
     FirstFailure,
     Killed,
     KnownErrors,
+    NotThere,
     ProgramError,
     SameErrorEverywhere,
+    ScriptCrashed,
 )
 from slurm_health.training.diagnosis.ras import RasBehind
 from slurm_health.training.diagnosis.slow_network import SlowPaths
@@ -53,9 +55,11 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     KnownErrors(),
     SameErrorEverywhere(),
     ProgramError(),
+    NotThere(),
     OwnMistake(),
     SameLastWords(),
     Killed(),
+    ScriptCrashed(),
     CollectivesDiffer(),
     ConnectionsBroke(),
     RankGone(),

@@ -30,24 +30,28 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
         node: where it ran, as whoever tells calls it; empty where nobody does.
         error: the exception with its text, `KeyError: 'lr'`; of a chain, the first.
         place: the deepest line of the user's own code in its traceback.
+        raises: that line is a `raise`: the script itself ended, and knew why.
         waits_in: the collective that it was in, `all_gather`, or `backward`.
         exit_code: 0 where none is told.
         signal: by which it was killed, 0 for none.
         at: the place of the first line about it in the output, to tell which was first.
         line: what the output says of it, in a line.
         consequence: it is what ranks do when another one has failed.
+        bare: nothing but a line with an exception tells of it: it may have been dealt with.
     """
 
     rank: int | None = None
     node: str = ""
     error: str = ""
     place: str = ""
+    raises: bool = False
     waits_in: str = ""
     exit_code: int = 0
     signal: int = 0
     at: int = 0
     line: str = ""
     consequence: bool = False
+    bare: bool = False
 
 
 class Traceback(msgspec.Struct):
@@ -60,6 +64,8 @@ class Traceback(msgspec.Struct):
     place: str = ""
     waits_in: str = ""
     inside: bool = True
+    own: bool = False  # the frame before is of the user's own code
+    raises: bool = False
     placed: bool = False  # of a chain the first traceback with a line of the user's counts
     original: bool = False
     chained: bool = False
@@ -140,6 +146,7 @@ def _raised(traceback: Traceback, rank: int | None, end: RankFailure | None) -> 
         node=end.node if end else "",
         error=traceback.error,
         place=traceback.place,
+        raises=traceback.raises,
         waits_in=traceback.waits_in,
         exit_code=end.exit_code if end else 0,
         signal=end.signal if end and end.signal != SIGNALS["Terminated"] else 0,

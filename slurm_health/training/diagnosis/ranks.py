@@ -16,6 +16,7 @@ from slurm_health.training.diagnosis.known_errors import (
     kind_of,
     known,
 )
+from slurm_health.training.diagnosis.mistakes import of_surroundings
 from slurm_health.training.diagnosis.rank_failures import RankFailure, nodes_of, ranks_of
 
 
@@ -26,8 +27,11 @@ class FirstFailure:
 
     def is_compatible(self, inference: Inference, data: Collected) -> bool:
         """A failure of a rank in the output is needed."""
-        log = data.get(TrainingLog)
-        return inference.name == SCRIPT_FAILED and log is not None and bool(log.failures)
+        log, end = data.get(TrainingLog), data.get(ScriptEnd)
+        if inference.name != SCRIPT_FAILED or log is None or not log.failures:
+            return False
+        # What a signal ended may have gone on for long after an exception that it told of.
+        return not (end and end.by_a_signal and all(each.bare for each in log.failures))
 
     def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
         """Take the first that is no consequence; where all are, nobody failed by itself."""
@@ -119,8 +123,7 @@ class SameErrorEverywhere:
         return [
             Inference(
                 name="same-error-everywhere",
-                description=f"the same {kind_of(first.error)}{_on_how_many(same)}"
-                + (f", at {first.place}" if first.place else ""),
+                description=f"the same {kind_of(first.error)}{_on_how_many(same)}{_at(first)}",
                 attribution=Attribution.USER if decided else Attribution.UNDECIDED,
                 sureness=Sureness.CERTAIN if decided else Sureness.POSSIBLE,
                 nodes=nodes_of(same),
@@ -144,7 +147,10 @@ class ProgramError:
         if inference.name != RANK_FAILED:
             return False
         first = _first(data)
-        return kind_of(first.error) in OF_THE_PROGRAM and len(_same_as(first, data)) == 1
+        # What a script raises because of its machine is not its own mistake.
+        raised = first.raises and not of_surroundings(first.error)
+        of_the_program = kind_of(first.error) in OF_THE_PROGRAM or raised
+        return of_the_program and len(_same_as(first, data)) == 1
 
     def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
         """The script or its data are to blame; the node is not."""
@@ -154,8 +160,7 @@ class ProgramError:
         return [
             Inference(
                 name="program-error",
-                description=f"{_who(first)} met an error of the script or of its data"
-                + (f", at {first.place}" if first.place else ""),
+                description=f"{_who(first)} met an error of the script or of its data{_at(first)}",
                 attribution=Attribution.USER,
                 sureness=Sureness.LIKELY,
                 nodes=nodes_of([first]),
@@ -165,6 +170,57 @@ class ProgramError:
                 " again as it is most likely fails again",
             )
         ]
+
+
+class NotThere:
+    """One process did not find a file or a module, or may not use it."""
+
+    name = "not-there"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Such an exception is needed, that is not known by its words, of a single rank."""
+        if inference.name != RANK_FAILED:
+            return False
+        first = _first(data)
+        known_kind = kind_of(first.error) in _NOT_THERE and known(first.error) is None
+        return known_kind and len(_same_as(first, data)) == 1
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Of a job on one node what was submitted is to blame; of several, one may lack it."""
+        first = _first(data)
+        name, means = _NOT_THERE[kind_of(first.error)]
+        alone = len(_job_nodes(data)) > 1
+        where = nodes_of([first])
+        on = f"{listed(where)} has it as the other nodes have" if where else "all nodes have it"
+        return [
+            Inference(
+                name=name,
+                description=f"{_who(first)} {means}"
+                + (f", at {first.place}" if first.place else ""),
+                attribution=Attribution.UNDECIDED if alone else Attribution.USER,
+                sureness=Sureness.LIKELY,
+                nodes=where,
+                ranks=ranks_of([first]),
+                evidence=(first.line,),
+                advice=f"look whether this rank alone uses it, or whether {on}"
+                if alone
+                else "correct the path, its permissions or what is installed; starting it again as"
+                " it is fails again",
+            )
+        ]
+
+
+# By exception: the name of the cause, and what a process did.
+_NOT_FOUND = ("file-not-found", "used a file that is not there")
+_NO_MODULE = ("module-not-found", "imported what is not installed there, or cannot be loaded")
+_NOT_THERE = {
+    "FileNotFoundError": _NOT_FOUND,
+    "IsADirectoryError": _NOT_FOUND,
+    "NotADirectoryError": _NOT_FOUND,
+    "PermissionError": ("permission-denied", "used a file that it may not use"),
+    "ImportError": _NO_MODULE,
+    "ModuleNotFoundError": _NO_MODULE,
+}
 
 
 class Killed:
@@ -202,15 +258,64 @@ class Killed:
             Inference(
                 name="crashed",
                 sureness=Sureness.LIKELY,
-                description=f"{_who(first)} crashed ({signal_text(first.signal)}) in native code:"
-                " an error of a library or extension, or, if it stays on one node, of the node",
+                description=f"{_who(first)} {_crashed(first.signal)}",
                 nodes=where,
                 ranks=ranks_of([first]),
                 evidence=(first.line,),
-                advice="start again with PYTHONFAULTHANDLER=1; if the same node crashes again while"
-                " others do not, leave it out",
+                advice=_AFTER_A_CRASH,
             )
         ]
+
+
+class ScriptCrashed:
+    """The script, or what a shell ran last, was ended by a signal of its own making."""
+
+    name = "script-crashed"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Its end must be such a signal, and no rank be known to have failed."""
+        log = data.get(TrainingLog)
+        nothing_else = log is None or all(each.bare for each in log.failures)
+        return inference.name == SCRIPT_FAILED and nothing_else and _crash_of(data) != 0
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """The program or the node: a crash alone does not tell."""
+        number = _crash_of(data)
+        log = data.get(TrainingLog)
+        words = [each.text for each in log.words if each.complains] if log else []
+        return [
+            Inference(
+                name="crashed",
+                sureness=Sureness.LIKELY,
+                description=f"the script {_crashed(number)}",
+                evidence=(f"it ended with {signal_text(number)}", *words[:MOST_LINES]),
+                advice=_AFTER_A_CRASH,
+            )
+        ]
+
+
+_AFTER_A_CRASH = (
+    "start again with PYTHONFAULTHANDLER=1; if the same node crashes again while others do not,"
+    " leave it out"
+)
+# Signals that a processor or the C library raises for what a program does: see signal(7).
+_CRASHES = {4: "an illegal instruction", 6: "it gave up", 7: "a bus error", 8: "a wrong division"}
+_CRASHES[11] = "a segmentation fault"
+
+
+def _crash_of(data: Collected) -> int:
+    """Return the signal of a crash by which a script ended, 0 for none; a shell says 128 + n."""
+    end = data.get(ScriptEnd)
+    number = (end.signal or end.exit_code - 128) if end else 0
+    return number if number in _CRASHES else 0
+
+
+def _crashed(number: int) -> str:
+    what = f", {_CRASHES[number]}" if number in _CRASHES else ""
+    return (
+        f"crashed ({signal_text(number)}{what}) in native code: an error of a library or"
+        " extension, or, if it stays on one node, of the node"
+    )
 
 
 def _job_nodes(data: Collected) -> tuple[str, ...]:
@@ -247,6 +352,10 @@ def _how(failure: RankFailure) -> str:
     if failure.signal:
         return f"was ended by {signal_text(failure.signal)}"
     return f"ended with exit code {failure.exit_code}" if failure.exit_code else "failed"
+
+
+def _at(failure: RankFailure) -> str:
+    return f", at {failure.place}" if failure.place else ""
 
 
 def _on_how_many(same: Sequence[RankFailure]) -> str:

@@ -8,12 +8,13 @@ Any text is read; what is not known is passed over. Ranks are told apart by the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from slurm_health.records.nodeset import expand
 from slurm_health.records.text import one_line
+from slurm_health.training.diagnosis.known_errors import is_consequence
 from slurm_health.training.diagnosis.last_words import LastWords, WordsRead
 from slurm_health.training.diagnosis.rank_failures import (
     SIGNALS,
@@ -39,6 +40,11 @@ _FRAME = re.compile(r'\s+File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<f
 # Of a type: a line such as `usage: train.py` that came in between is none.
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|(?<=\.)(?:error|timeout|gaierror|herror))(?::\s.*|:)?$"
+)
+# One that stands alone: its name says that it is one. Python tells those of syntax so, always, and
+# they are known as mistakes.
+_RAISED = re.compile(
+    r"(?!SyntaxError|IndentationError|TabError)(?:[A-Za-z_]\w*\.)*_*[A-Z]\w*(?:Error|Exception)(?::\s|$)"
 )
 _CHAINED = re.compile(r"(During handling of the above|The above exception was the direct cause)")
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
@@ -247,7 +253,8 @@ def read_log(
                 reading = _Reading()
                 continue
             reading.line(at, line, file)
-    failures = reading.failures()
+    words = reading.words.words()
+    failures = reading.failures() or tuple(_without_traceback(words))
     kept = [
         each
         for consequence in (False, True)
@@ -257,10 +264,25 @@ def read_log(
         failures=tuple(sorted(kept, key=lambda each: each.at)),
         failed=len(failures),
         notes=tuple(dict.fromkeys(reading.notes)),
-        words=reading.words.words(),
+        words=words,
         sources=tuple(sources),
         cut=cut,
     )
+
+
+def _without_traceback(words: Sequence[LastWords]) -> Iterator[RankFailure]:
+    """Yield the exceptions that were told in a line of their own, where nothing else was."""
+    told = [each for each in words if each.complains and _RAISED.match(each.text)]
+    for each in told:
+        for rank in each.ranks or (None,):
+            yield RankFailure(
+                rank=rank,
+                error=each.text,
+                at=each.at,
+                line=each.text,
+                consequence=is_consequence(each.text),
+                bare=True,
+            )
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -286,6 +308,8 @@ def _continued(current: Traceback, text: str) -> bool:
             _see_frame(current, frame)
         return True
     if text[:1].isspace() or not text:
+        if current.own and text.strip():
+            current.raises, current.own = text.lstrip().startswith("raise "), False
         return True
     current.inside = False
     current.placed = bool(current.place)
@@ -298,7 +322,9 @@ def _continued(current: Traceback, text: str) -> bool:
 
 def _see_frame(current: Traceback, frame: re.Match[str]) -> None:
     file, function = frame["file"], frame["function"] or ""
-    if not any(mark in file for mark in _OF_A_LIBRARY):
+    current.own = not any(mark in file for mark in _OF_A_LIBRARY)
+    current.raises = False
+    if current.own:
         current.place = f"{file.rpartition('/')[2]}:{frame['line']}"
         current.waits_in = ""
     elif function == "_engine_run_backward":
