@@ -76,6 +76,9 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_dead_filesystem_costs_its_time_limit_and_its_child_is_left_behind",
         ),
     },
+    "`healthcheck --serve` has room": {
+        "node/hooks/test_serve.py": ("test_however_much_one_user_holds_others_are_answered",),
+    },
     "Text from a user is stripped": {
         "node/hooks/test_hostile_journals.py": ("test_a_users_text_reaches_log_and_note_tamed",),
     },

@@ -12,6 +12,7 @@ ClusterShell and call no Slurm command, because the prolog stands between a user
     run_checks     runs checks at the same time, each in a child, and judges what they saw
     user_journal   reads an ended job's journal, as the job's user
     serve          `healthcheck --serve`: answers launchers that ask for this node's health
+    doorman        lets its callers in, of each user so many at a time
     nvhcd          what they are told, in the messages of the service that they ask
     last_check     when each node's last health check ran, and how it ended
     metrics        what a health check found, for Prometheus

@@ -15,6 +15,7 @@ import queue
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from slurm_health.node.hooks.doorman import Doorman
 from slurm_health.node.hooks.log import Log
 from slurm_health.node.hooks.nvhcd import CALL, SERVICE, HealthAnswer, answer, response
 from slurm_health.node.rules.finding import CheckResult
@@ -217,25 +219,29 @@ def _listening(server: Any, path: Path) -> Iterator[None]:
         UsageError: there can be no socket at this path.
     """
     made = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        mine = _publish(server, made, path)
+    with tempfile.TemporaryDirectory(prefix="slurm-health-") as own:  # closed to other users
+        doorman = Doorman(Path(own, "socket"))
         try:
-            yield
+            mine = _publish(server, doorman, made, path)
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    if path.stat().st_ino == mine:
+                        path.unlink()
         finally:
-            with contextlib.suppress(OSError):
-                if path.stat().st_ino == mine:
-                    path.unlink()
-    finally:
-        server.stop(None).wait()
-        made.unlink(missing_ok=True)
+            doorman.close()
+            server.stop(None).wait()
+            made.unlink(missing_ok=True)
 
 
-def _publish(server: Any, made: Path, path: Path) -> int:
-    """Start a server whose socket is made as `made` and found at `path`; return its inode."""
+def _publish(server: Any, doorman: Doorman, made: Path, path: Path) -> int:
+    """Start a server behind a door that is made as `made` and found at `path`; return its inode."""
     try:
         with _claim(path):
-            server.add_insecure_port(f"unix:{made}")
+            server.add_insecure_port(f"unix:{doorman.inner}")
             server.start()
+            doorman.open_at(made)
             made.chmod(_SOCKET_MODE)
             inode = made.stat().st_ino
             made.rename(path)
@@ -243,7 +249,7 @@ def _publish(server: Any, made: Path, path: Path) -> int:
     except OSError as err:
         raise _refused(path, err.strerror or str(err)) from err
     except RuntimeError as err:  # what gRPC raises where it cannot bind
-        raise _refused(path, f"no socket can be made in {path.parent}") from err
+        raise _refused(path, f"no socket can be made in {doorman.inner.parent}") from err
 
 
 @contextlib.contextmanager

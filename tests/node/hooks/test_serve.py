@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import stat
+import struct
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +31,7 @@ from tests.support.fake_scontrol import FakeScontrol
 from tests.support.sites import write_site
 
 DEADLINE_S = 60.0
+NOBODY = 65534
 Response = Any  # protobuf makes the class when the schema is read
 
 
@@ -66,6 +70,39 @@ def _schema() -> tuple[Any, Any]:
 
 
 REQUEST, RESPONSE = _schema()
+
+
+def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    """Return a frame of HTTP/2 (RFC 9113, 4.1)."""
+    head = struct.pack(">I", len(body))[1:] + bytes((kind, flags)) + struct.pack(">I", stream)
+    return head + body
+
+
+def _literal(name: str, value: str) -> bytes:
+    """Return a header that is in no table (RFC 7541, 6.2.2)."""
+    return b"\x00" + b"".join(bytes((len(each),)) + each.encode() for each in (name, value))
+
+
+_HEADERS = b"".join(
+    _literal(name, value)
+    for name, value in (
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", f"/{nvhcd.SERVICE}/{nvhcd.CALL}"),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    )
+)
+_SETTINGS, _HEADERS_FRAME, _END_HEADERS, _PING = 4, 1, 4, 6
+_PING_SEEN = b"\x00\x00\x08\x06\x01"
+EIGHT_CALLS_THAT_NEVER_END = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(
+    (
+        _frame(_SETTINGS, 0, 0),
+        *(_frame(_HEADERS_FRAME, _END_HEADERS, 2 * each + 1, _HEADERS) for each in range(8)),
+        _frame(_PING, 0, 0, bytes(8)),  # its answer says that all before it was read
+    )
+)
 
 
 class Service:
@@ -203,6 +240,33 @@ def test_eighty_who_wait_keep_nobody_from_an_answer(service: Service) -> None:
             go_on.touch()
             assert told.result(DEADLINE_S).success
         assert all(RESPONSE.FromString(each.result(DEADLINE_S)).success for each in held)
+
+
+@pytest.mark.root
+def test_however_much_one_user_holds_others_are_answered() -> None:
+    with tempfile.TemporaryDirectory(prefix="s") as place, contextlib.ExitStack() as stack:
+        Path(place).chmod(0o755)  # others do not reach what pytest makes
+        service = Service(Path(place))
+        go_on = service.directory / "go-on"
+        argv = f"argv=['sh', '-c', 'while [ ! -e {go_on} ]; do sleep 0.1; done']"
+        service.config(f"[checks.slow]\ncheck='command'\ntime_limit_s=60\n{argv}\n")
+        with service.running():
+            for _ in range(80):
+                held = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                os.seteuid(NOBODY)
+                try:
+                    held.connect(str(service.socket))
+                    with contextlib.suppress(OSError):  # it was sent away
+                        held.sendall(EIGHT_CALLS_THAT_NEVER_END)
+                        heard = b""
+                        while _PING_SEEN not in heard and (piece := held.recv(4096)):
+                            heard += piece
+                finally:
+                    os.seteuid(0)
+            with ThreadPoolExecutor(1) as another:
+                told = another.submit(service.ask)
+                go_on.touch()
+                assert told.result(DEADLINE_S).success
 
 
 def test_many_who_ask_at_once_are_all_answered_by_few_runs(service: Service) -> None:
