@@ -28,7 +28,7 @@ PLAYED_TORCH ?= torch===2.13.0
 .PHONY: help demo test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site packages
 .PHONY: bench bench-acting bench-diagnosis bench-hangs bench-history bench-hooks bench-localize
-.PHONY: bench-monitor bench-probes bench-scale gpu tools
+.PHONY: bench-monitor bench-probes bench-replay bench-scale gpu tools
 .PHONY: played-gpu test-played-gpu
 
 help:
@@ -53,6 +53,7 @@ help:
 	@echo 'make bench-history   how fast journals are indexed, and their history answers'
 	@echo 'make bench-hangs     five hangs of a training at random ranks and steps: are they located (half an hour)'
 	@echo 'make bench-monitor   what the monitor beside a training costs on each node, and per step'
+	@echo 'make bench-replay    what is said of recordings of real clusters: RECORDINGS=DIR'
 	@echo 'make bench-hooks     what the prolog and the health check cost on this node'
 	@echo 'make bench-probes    how much repeated runs of each probe differ on this machine'
 	@echo 'make bench-scale     what a check of up to 16,384 simulated nodes costs; SCALE_ARGS=--nodes=512'
@@ -140,6 +141,11 @@ bench-history: install
 
 bench-hangs: install lab-packages
 	$(RUN) -m benchmarks.hangs $(HANGS_ARGS)
+
+bench-replay: install
+	@test -n '$(RECORDINGS)' || \
+		{ echo 'say where the recordings are: make bench-replay RECORDINGS=DIR (docs/explanation/recordings.md)'; exit 2; }
+	@$(RUN) -m benchmarks.replay '$(RECORDINGS)' $(REPLAY_ARGS)
 
 bench-monitor: install lab-packages
 	$(RUN) -m benchmarks.monitor_cost
