@@ -81,7 +81,7 @@ played-gpu: $(PLAYED)/.installed
 	@$(BASE) -m tests.played_gpu.build $(PLAYED)
 
 test-played-gpu: install played-gpu
-	$(RUN) -m pytest -n 2 --dist worksteal -m played_gpu $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 2 --dist worksteal -m 'played_gpu and not slow' $(PYTEST_ARGS)
 
 $(PLAYED)/.installed: pyproject.toml
 	@echo 'installing PyTorch for CUDA into $(PLAYED): 0.5 GB'

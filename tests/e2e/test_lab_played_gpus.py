@@ -213,3 +213,52 @@ def test_an_occupied_gpu_accuses_nobody_and_its_process_is_named(
     assert accused(run) == {}
     assert f"processes {held_by.value:.0f}" in site.hook_log("n2")
     assert site.out_of_pool() == {}
+
+
+def test_an_ecc_error_and_a_hot_gpu_in_one_job_are_told_apart(
+    site: HookedSite, submit: Submit
+) -> None:
+    site.lab.fault.gpu_ecc("n2", 1, after=30)
+    site.lab.fault.gpu_hot("n3", 0, share=0.3)
+    job = submit("-N3", "--check=matmul", "--max-requeues=0")
+    site.ended(job, DEADLINE_S)
+    run = first_check(site, job)
+    # Whether heat made it slower than its peers depends on how busy the machine is that plays them.
+    assert accused(run) in ({"n2": "faulty"}, {"n2": "faulty", "n3": "slow"})
+    lost, hot = verdict_of(run, "n2")["reason"], verdict_of(run, "n3")["reason"]
+    assert "uncorrectable ECC error encountered" in lost
+    assert names_device(site, "n2", 1, lost)
+    assert "hardware thermal slowdown during the burn" in hot
+    assert names_device(site, "n3", 0, hot)
+    note = await_drained(site, "n2")["n2"]
+    assert "uncorrected ECC error" in note
+    assert names_device(site, "n2", 1, note)
+
+
+def test_a_divided_gpu_cannot_be_measured_and_is_no_fault(site: HookedSite, submit: Submit) -> None:
+    site.lab.fault.gpu_divided("n2", 1)
+    job = submit("-N2", "--check=matmul")
+    assert site.ended(job, DEADLINE_S)["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
+    run = first_check(site, job)
+    assert levels(run)["n2"] == "inconclusive"
+    assert accused(run) == {}
+    assert "parts of GPUs (MIG), which cannot be checked" in verdict_of(run, "n2")["reason"]
+    assert site.out_of_pool() == {}
+
+
+# They wait for a deadline in each of three rounds.
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["dead_rail", "nccl_hang"])
+def test_what_never_connects_is_its_nodes_fault_with_every_partner(
+    site: HookedSite, submit: Submit, fault: str
+) -> None:
+    getattr(site.lab.fault, fault)("n3", 1)
+    job = submit("-N3", "--check=rail_allgather", "--max-requeues=0")
+    site.ended(job, DEADLINE_S)
+    run = first_check(site, job)
+    assert accused(run) == {"n3": "faulty"}
+    verdict = verdict_of(run, "n3")
+    assert verdict["component"] == "network"
+    assert verdict["reason"].startswith("no allgather with n")
+    assert "timed out" in verdict["reason"]
+    assert site.out_of_pool() == {}

@@ -65,6 +65,16 @@ def add_faults(add: Add) -> None:
     )
     for parser in (ecc, hang):
         option(parser, "--after", 0, "operations of each process")
+    on_device(
+        "gpu-divided",
+        "a GPU is divided into instances (MIG)",
+        lambda lab, o: lab.fault.gpu_divided(o.node, o.device),
+    )
+    on_device(
+        "nccl-hang",
+        "NCCL hangs in its initialisation on a GPU",
+        lambda lab, o: lab.fault.nccl_hang(o.node, o.device),
+    )
     occupied = on_device(
         "gpu-occupied",
         "a process of bob's holds a GPU's memory",

@@ -82,6 +82,14 @@ class GpuFaults:
         """An operation, after so many others, never ends."""
         self.gpu(node, Fault(device=device, kind="hang", after=after))
 
+    def gpu_divided(self, node: str, device: int = 0) -> None:
+        """Somebody has divided it (MIG): a process sees one part, and NCCL connects none."""
+        self.gpu(node, Fault(device=device, kind="mig_mode", value=1))
+
+    def nccl_hang(self, node: str, device: int = 0) -> None:
+        """NCCL never gets through its initialisation on it."""
+        self.gpu(node, Fault(device=device, kind="nccl_init_hang"))
+
     def gpu_occupied(self, node: str, device: int = 0, share: float = 0.97) -> None:
         """A process of bob's, which Slurm knows nothing of, holds this share of its memory."""
         sleeper = "setsid sleep infinity </dev/null >/dev/null 2>&1 & echo $!"

@@ -94,6 +94,8 @@ COMMANDS = {
     "gpu-lying": {"wrong_bit"},
     "gpu-ecc": {"sticky_error"},
     "gpu-hang": {"hang"},
+    "gpu-divided": {"mig_mode"},
+    "nccl-hang": {"nccl_init_hang"},
     "gpu-occupied": {"memory_used", "occupied_by"},
     "nvlink-down": {"nvlinks_down"},
     "slow-rail": {"link_slow"},

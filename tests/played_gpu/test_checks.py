@@ -9,13 +9,14 @@ import pwd
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_health.preflight.agent.agent import OPEN_S
+from slurm_health.records.records import WorkersReady
 from slurm_health.system import journal
 from tests.played_gpu import nvml_library
 from tests.played_gpu.description import VARIABLE, Device, Fault, machine, read, strike, write
@@ -56,9 +57,13 @@ def stranger() -> Iterator[int]:
 
 
 def check(
-    python: Path, gpus: Path, *words: str, nodes: int
+    python: Path, gpus: Path, *words: str, nodes: int, without_variable: Sequence[str] = ()
 ) -> tuple[int, dict[str, dict[str, Any]], str]:
-    """Check nodes of one device; return the exit code, what is concluded of each, and all words."""
+    """Check nodes of one device; return the exit code, what is concluded of each, and all words.
+
+    A variable names their devices, unless a program is given within which they are found.
+    """
+    chosen = {} if without_variable else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(nodes)))}
     process = start(
         "check",
         f"--local={nodes}",
@@ -66,11 +71,8 @@ def check(
         f"--journal={gpus.parent / 'journal'}",
         f"--python={python}",
         *words,
-        environ={
-            VARIABLE: str(gpus),
-            "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(nodes)),
-            "OMP_NUM_THREADS": "1",
-        },
+        environ={VARIABLE: str(gpus), "OMP_NUM_THREADS": "1", **chosen},
+        within=without_variable,
     )
     try:
         stdout, stderr = process.communicate(timeout=LONGEST_S)
@@ -96,6 +98,28 @@ def test_nodes_that_are_well_pass(played_python: Path, gpus: Path, checks: str) 
     assert code == HEALTHY
     (run,) = (gpus.parent / "journal").glob("local/*/0")
     assert journal.read_all(run, "local0")
+
+
+@pytest.mark.root
+def test_devices_that_no_variable_names_are_those_that_the_driver_lists(
+    played_python: Path, gpus: Path
+) -> None:
+    """Its files are played in a mount namespace, as no other place may hold them."""
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine allows no mount namespace")
+    listed = " ".join(f'"/proc/driver/nvidia/gpus/{number}"' for number in range(2))
+    script = f'mount -t tmpfs none /proc/driver && mkdir -p {listed} && exec "$@"'
+    driver = ("unshare", "-m", "sh", "-c", script, "sh")
+    code, nodes, said = check(
+        played_python, gpus, "--check=matmul", nodes=2, without_variable=driver
+    )
+    assert levels(nodes) == {"local0": "healthy", "local1": "healthy"}, said
+    assert code == HEALTHY
+    (run,) = (gpus.parent / "journal").glob("local/*/0")
+    for index, device in enumerate(read(gpus).devices[:2]):
+        said_by = [each.record for each in journal.read_all(run, f"local{index}")]
+        (ready,) = [each for each in said_by if isinstance(each, WorkersReady)]
+        assert [device.uuid in name for name in ready.devices] == [True]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from slurm_health.preflight.supervisor import flight_environ
 from tests.played_gpu.description import Fault, machine, strike, write
 from tests.played_gpu.running import Started, start_ranks
 
@@ -37,15 +40,9 @@ def test_collectives_have_the_right_data_and_are_pending_until_the_peers_come(
 
 
 def missing_peer(
-    python: Path, gpus: Path, does: str, tmp_path: Path, **variables: str
+    python: Path, gpus: Path, does: str, variables: Mapping[str, str]
 ) -> tuple[Started, Started]:
-    settings = {
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_BUFFER_SIZE": "100",
-        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000",
-        "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "dump_"),
-        **variables,
-    }
+    settings = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000", **variables}  # else a minute
     first, second = start_ranks(
         python, "missing_peer", [does], count=2, gpus=gpus, variables=settings
     )
@@ -55,14 +52,23 @@ def missing_peer(
 def test_the_watchdog_ends_a_rank_whose_peer_does_not_come_and_leaves_dumps(
     played_python: Path, gpus: Path, tmp_path: Path
 ) -> None:
-    waits, absent = missing_peer(played_python, gpus, "waits", tmp_path)
+    """With the variables of a job's script: torch warns of none, and dumps where they say."""
+    asked = [
+        str(played_python),
+        "-c",
+        "from importlib.metadata import version; print(version('torch'))",
+    ]
+    torch = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    variables = flight_environ.changes({}, str(tmp_path), torch)
+    waits, absent = missing_peer(played_python, gpus, "waits", variables)
     with absent.process:
         ended = waits.ended()
         absent.process.kill()
     assert ended.status == -signal.SIGABRT, ended.errors
     assert "Watchdog caught collective operation timeout" in ended.errors
     assert ended.output == "pending True\n"
-    assert (tmp_path / "dump_0").stat().st_size > 0
+    assert (tmp_path / f"{flight_environ.PREFIX}0").stat().st_size > 0
+    assert "deprecated" not in ended.errors
 
 
 def test_ranks_that_call_different_collectives_wait_until_the_watchdog_ends_them(
@@ -86,8 +92,8 @@ def test_of_two_sizes_the_greater_waits_and_the_smaller_goes_on_with_wrong_data(
     assert smaller.ended().output == "went on\n"
 
 
-def test_an_abort_ends_what_is_pending(played_python: Path, gpus: Path, tmp_path: Path) -> None:
-    waits, absent = missing_peer(played_python, gpus, "abort", tmp_path, LIMIT_S="100")
+def test_an_abort_ends_what_is_pending(played_python: Path, gpus: Path) -> None:
+    waits, absent = missing_peer(played_python, gpus, "abort", {"LIMIT_S": "100"})
     with absent.process:
         ended = waits.ended()
         absent.process.kill()
@@ -96,10 +102,8 @@ def test_an_abort_ends_what_is_pending(played_python: Path, gpus: Path, tmp_path
     assert ended.output == "pending True\naborted True None\n"
 
 
-def test_a_peer_that_is_gone_is_a_remote_error(
-    played_python: Path, gpus: Path, tmp_path: Path
-) -> None:
-    survivor, gone = missing_peer(played_python, gpus, "gone", tmp_path, LIMIT_S="100")
+def test_a_peer_that_is_gone_is_a_remote_error(played_python: Path, gpus: Path) -> None:
+    survivor, gone = missing_peer(played_python, gpus, "gone", {"LIMIT_S": "100"})
     assert gone.ended().status == 3
     ended = survivor.ended()
     assert ended.status == -signal.SIGABRT, ended.errors

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 DEADLINE_S = 90.0
@@ -37,10 +37,15 @@ def slurm_health(*words: str, environ: Mapping[str, str] | None = None) -> Done:
     return Done(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def start(*words: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start a command in a process group of its own, as a shell does."""
+def start(
+    *words: str, environ: Mapping[str, str] | None = None, within: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """Start a command in a process group of its own, as a shell does.
+
+    `within` are the words of a program that runs those which follow it, as `env` does.
+    """
     return subprocess.Popen(
-        [*COMMAND, *words],
+        [*within, *COMMAND, *words],
         env={**os.environ, **(environ or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

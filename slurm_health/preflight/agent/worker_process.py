@@ -36,7 +36,8 @@ from slurm_health.system.processes import (
 WORKER = Path(__file__).parents[1] / "probes" / "worker.py"
 STDERR_LINES = 20
 # After the words of a C++ exception come its frames; after CUDA's come hints for programmers.
-_FRAME, _TELLING = "frame #", ("what():", "CUDA error:")
+_CPP = "what():"
+_FRAME, _TELLING = "frame #", (_CPP, "CUDA error:")
 # One that is idle leaves at once when it is told to.
 LEAVE_S = 3.0
 # A killed process gives back its devices' memory first, which takes seconds at most, or it hangs.
@@ -136,7 +137,7 @@ class Worker:
         self._read_errors()
         telling = [line for line in self._said if any(text in line for text in _TELLING)]
         last = (telling or self._said)[-1:]
-        said = f": {last[0]}" if last else ""
+        said = f": {last[0].removeprefix(_CPP).strip()}" if last else ""
         return exit_text(returncode) + said
 
     def look(self, now_s: float) -> None:

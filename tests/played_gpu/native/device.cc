@@ -19,7 +19,8 @@ thread_local int current_device = 0;
 namespace {
 
 // Between operations a busy machine lets its threads wait: nothing cools down in so short a time.
-constexpr double PAUSE_S = 0.1;
+constexpr double PAUSE_S = 0.5;
+const std::string INSTANCE = " MIG 1g.10gb";  // the first part of a divided device is all that a process sees
 // What a context takes of a real device, or less of a small one.
 constexpr size_t MOST_CONTEXT_BYTES = 512ul << 20;
 constexpr size_t CONTEXT_SHARE = 16;
@@ -118,7 +119,10 @@ int on_node(int device) { return visible().at(device); }
 Device described(int device) {
     auto now = machine();
     const int index = on_node(device);
-    return index < (int)now->devices.size() ? now->devices[index] : Device{};
+    if (index >= (int)now->devices.size()) return Device{};
+    Device found = now->devices[index];
+    if (auto divided = fault(index, "mig_mode"); divided && divided->value == 1) found.name += INSTANCE;
+    return found;
 }
 
 void uuid_bytes(int device, char bytes[16]) {

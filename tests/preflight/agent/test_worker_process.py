@@ -112,8 +112,8 @@ def test_the_words_of_a_device_count_more_than_the_frames_and_hints_that_follow_
     bench: Bench,
 ) -> None:
     frames = "; ".join(f"echo 'frame #{number}: main + 0x21' >&2" for number in range(30))
-    ecc = "what():  CUDA error: uncorrectable ECC error encountered"
-    worker = bench.script(f"echo '  {ecc}' >&2; echo a hint >&2; {frames}; exit 3")
+    ecc = "CUDA error: uncorrectable ECC error encountered"
+    worker = bench.script(f"echo '  what():  {ecc}' >&2; echo a hint >&2; {frames}; exit 3")
 
     assert end_of(worker) == f"exit code 3: {ecc}"
 
