@@ -261,7 +261,7 @@ def _settings(
 
 @contextlib.contextmanager
 def _progress_line() -> Iterator[Callable[[str], None] | None]:
-    """Provide what shows, in one line, what is going on; None where nobody is at a terminal."""
+    """Provide what shows, in one line, what is going on; None where there is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -76,7 +76,7 @@ def _slurm(advice: list[Advice]) -> Mapping[str, str] | None:
 
 
 def _size(config: Mapping[str, str]) -> list[Advice]:
-    """Return what this cluster's size asks for; nothing where nobody says how large it is."""
+    """Return what this cluster's size asks for; nothing where its size is not known."""
     try:
         names = set(_run(["sinfo", "--all", "--noheader", "--Node", "--format=%N"]).split())
     except SlurmError:

@@ -292,7 +292,7 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
 def release(config: str | None, names: tuple[str, ...]) -> int:
     """Return nodes that slurm-health has drained to service, and delete their marks.
 
-    A node that somebody else has drained is left as it is. One that is still faulty is returned all
+    A node that was drained by others is left as it is. One that is still faulty is returned all
     the same, and named: on the node itself its checks run first, elsewhere its last health check
     tells.
     """

@@ -184,7 +184,7 @@ def main() -> None:
         sys.exit(int(err.exit_code))
     except click.ClickException as err:
         if not sys.argv[1:]:
-            err.show()  # the help, which nobody asked for by name
+            err.show()  # the help, though it was not asked for
             sys.exit(int(ExitCode.USAGE))
         click.echo(f"slurm-health: {_message(err)}{_where_to_look(err)}", err=True)
         sys.exit(int(ExitCode.USAGE))

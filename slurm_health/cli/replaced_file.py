@@ -12,7 +12,7 @@ import click
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file that everybody may read.
+    """Replace a file that all users may read.
 
     Raises:
         click.UsageError: it cannot be written.
@@ -30,7 +30,7 @@ def write_named(path: Path, data: bytes) -> None:
     """Write a file that a person has named: who reads it meanwhile sees the old one, or the new.
 
     It has the mode that it had. A pipe or a terminal (`/dev/stdout`) is written to as it is. A link
-    is followed if the caller or root has laid it: where anybody may, it could lead anywhere.
+    is followed if the caller or root has laid it: where any user may, it could lead anywhere.
 
     Raises:
         OSError: it cannot be written.

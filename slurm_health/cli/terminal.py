@@ -23,7 +23,7 @@ def terminal() -> tuple[int | None, bool]:
 
 
 def takes_colour(environ: Mapping[str, str]) -> bool:
-    """Tell whether standard output is a terminal that shows colours, and nobody said no to them.
+    """Tell whether standard output is a terminal that shows colours, and they were not declined.
 
     NO_COLOR as no-color.org has it: set, to anything but the empty text.
     """

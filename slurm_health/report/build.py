@@ -123,7 +123,7 @@ def run_report(
 
 
 def _requeued(post_mortem: Diagnosed | None, acts: Sequence[Act], *, later: bool) -> str:
-    """Return how others put the job back into the queue, empty where this check did, or nobody."""
+    """Return how others put the job back into the queue, empty where they did not."""
     if any(act.action == "requeue" and act.progress is not Progress.FAILED for act in acts):
         return ""
     if post_mortem and post_mortem.cause == REQUEUED:

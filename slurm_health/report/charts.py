@@ -121,7 +121,7 @@ def matrix_of(run: RunReport) -> Matrix | None:
                 (place[second], place[first]),
             )
         ]
-    # What is not well is drawn last and larger, or nobody would see it among hundreds of nodes.
+    # What is not well is drawn last and larger, or it would not be seen among hundreds of nodes.
     cells.sort(key=lambda mark: mark.style)
     cells = [_enlarged(mark) for mark in cells]
     ends = frozenset(end for path in run.paths for end in path.ends)

@@ -84,7 +84,7 @@ def tasks_asked_for(job: str) -> tuple[str, frozenset[int] | None]:
 def _task_numbers(root: Path, array: str, clusters: Iterable[str]) -> set[int]:
     """Return the numbers of an array's tasks that have a journal.
 
-    Where users share a root, anybody can lay a link beside a job: it makes no array of one's own.
+    Where users share a root, any user can lay a link beside a job: it makes no array of one's own.
     """
     numbers: set[int] = set()
     for cluster in clusters:
@@ -132,7 +132,7 @@ def load(
     Raises:
         UsageError: `job` is no job id, or there were not as many of them.
         RunNotFound: there is no journal of it.
-        JournalError: a journal cannot be read, is somebody else's, or a newer slurm-health wrote
+        JournalError: a journal cannot be read, is another user's, or a newer slurm-health wrote
             all of it.
     """
     runs = runs_of_job(root, job, cluster)
@@ -183,7 +183,7 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
         if not found:
             raise RunNotFound(job, root, _near(root, job))
     except OSError as err:
-        owner = _somebody_else(root, job)
+        owner = _another_owner(root, job)
         layer = _who_laid(root, job)
         if layer is not None:
             raise JournalError(root, _own_id(job, layer)) from err
@@ -215,7 +215,7 @@ def _tell_of_others(root: Path, cluster: str, job: str, shown: int) -> None:
 def _cluster_of(found: Mapping[str, list[Path]], job: str) -> str:
     """Return the cluster that is meant where none is named.
 
-    Whoever may make a directory in a shared root can make the newest of any cluster.
+    A user who may make a directory in a shared root can make the newest of any cluster.
     """
     own = [name for name, runs in found.items() if runs[0].parent.lstat().st_uid == os.geteuid()]
     if not own and len(found) > 1:
@@ -232,7 +232,7 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def _somebody_else(root: Path, job: str) -> str | None:
+def _another_owner(root: Path, job: str) -> str | None:
     """Return whose a job's directory is, None where it is the caller's or is not there."""
     clusters: list[str] = []
     with contextlib.suppress(OSError):

@@ -157,7 +157,7 @@ def latest_text(
 def _newest(root: Path, count: int, clusters: Sequence[str]) -> list[_Found]:
     """Return the jobs that were checked last, newest first; an array is one of them.
 
-    They are the caller's, or anybody's where the caller is root.
+    They are the caller's, or all users' where the caller is root.
     """
     arrays: dict[tuple[str, str, int], list[tuple[float, Path]]] = {}
     for cluster in clusters:
@@ -170,7 +170,7 @@ def _newest(root: Path, count: int, clusters: Sequence[str]) -> list[_Found]:
                 if stat.S_ISDIR(found.st_mode) and journal.JOURNAL_NAME.fullmatch(name):
                     known[name] = found
                 elif stat.S_ISLNK(found.st_mode) and JOB.fullmatch(name):
-                    # Where users share a root, anybody can link to anybody's.
+                    # Where users share a root, any user can link to any other's.
                     links[str(path.readlink()), found.st_uid] = name.partition("_")[0]
         for name, found in known.items():
             if os.geteuid() in (0, found.st_uid):
@@ -189,7 +189,7 @@ def _newest(root: Path, count: int, clusters: Sequence[str]) -> list[_Found]:
 class _Others:
     """Reads the journals of other users, for root, each in a child with limits.
 
-    Whoever fills theirs with what takes long to read holds up the list for so long, and no longer.
+    A journal that takes long to read holds up the list for a limited time, and no longer.
     """
 
     def __init__(self) -> None:

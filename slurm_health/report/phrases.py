@@ -215,10 +215,10 @@ def _act_text(act: Act, run: RunReport) -> str:
 
 def _proceed_text(run: RunReport, nodes: tuple[str, ...], reason: str) -> str:
     """Return how the job went on; that a healthy one did goes without saying."""
-    everybody = {node.node for node in run.nodes}
+    all_nodes = {node.node for node in run.nodes}
     unwell = [node for node in run.nodes if node.level is not Level.HEALTHY]
     why = f" ({reason})" if reason and unwell else ""
-    if nodes and set(nodes) != everybody:
+    if nodes and set(nodes) != all_nodes:
         return f"continued with {nodes_text(nodes)}{why}"
     return f"continued with all nodes{why}" if unwell else ""
 

@@ -136,7 +136,7 @@ class _Files:
 def _task(job: Path, master: list[Entry]) -> str:
     """Return which task of an array a job is: its owner's word, and a link that only they can lay.
 
-    Where users share a root, a job could pass itself off as a task of anybody's array.
+    Where users share a root, a job could pass itself off as a task of any other's array.
     """
     started = [entry.record for entry in master if isinstance(entry.record, RunStarted)]
     task = started[0].array if started else ""

@@ -72,7 +72,7 @@ def word(job: JobId, environ: Mapping[str, str]) -> Word:
     script = comment = ""
     with contextlib.suppress(SlurmError):
         comment = client.comment(job)
-    with contextlib.suppress(SlurmError):  # somebody else's, an interactive job's
+    with contextlib.suppress(SlurmError):  # another user's, an interactive job's
         script = client.batch_script(job)
     told = explain(found, script, comment, uid=os.geteuid())
     waits = found.pending and told.startswith(_WAITS)
@@ -117,7 +117,7 @@ def _folded(numbers: Sequence[int]) -> str:
 def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None) -> str:
     """Say why a job that Slurm knows has no journal here.
 
-    `script` is empty where nobody may see it; `uid` is who asks.
+    `script` is empty where it may not be seen; `uid` is who asks.
     """
     state = "+".join(sorted(job.states)).lower()
     owner = _OWNER.fullmatch(job.value("UserId"))  # not told by every way to ask Slurm

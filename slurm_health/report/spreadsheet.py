@@ -48,7 +48,7 @@ _FORMULA = ("=", "+", "-", "@")
 def as_csv(reports: Sequence[JobReport]) -> str:
     """Return every node's rounds in all checks of some jobs, with a line of names above them.
 
-    A cell is empty where there is nothing: it was not measured, or nobody has judged.
+    A cell is empty where there is nothing: it was not measured, or not judged.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -12,7 +12,7 @@ from slurm_health.preflight.options import Value, what_to_check
 from slurm_health.records.errors import UsageError
 from slurm_health.torchrun.meeting import bracketed, host_and_port, master
 
-# Below the ports that Linux hands out by itself, so that nobody sits on one by chance.
+# Below the ports that Linux hands out by itself, so that no process sits on one by chance.
 _FIRST_PORT = 20000
 # A prime, so that none of the factors below divides it.
 _PORTS = 12007

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check before a training that srun has started on every node already.
 
-Nobody starts agents here: each process runs that of its own node when the orders say so, and the
-first one runs the master beside it. The others learn from the orders who trains: to read the whole
-journal on each node would take bytes by the square of their number.
+No agent is started from elsewhere: each process runs that of its own node when the orders say so,
+and the first one runs the master beside it. The others learn from the orders who trains: to read
+the whole journal on each node would take bytes by the square of their number.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def follow(
     Raises:
         JournalError: the journal cannot be used, or the first process says nothing any more.
     """
-    # The file exists before anybody looks for it: no client of a network filesystem then
+    # The file exists before any process looks for it: no client of a network filesystem then
     # remembers that it did not.
     journal.create(directory, [orders.ORDERS, place.node])
     reader = orders.Reader(directory, place.node)

@@ -239,7 +239,7 @@ def _record(question: Question, found: Diagnosed | None, chosen: Plan, clock_s: 
 
 
 def _free_port() -> int:
-    """Return a port that nobody uses at the moment."""
+    """Return a port that is free at the moment."""
     with socket.create_server(("", 0)) as server:
         return int(server.getsockname()[1])
 

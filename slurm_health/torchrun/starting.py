@@ -37,7 +37,7 @@ def agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str, 
     if not host:
         return environ
     try:
-        # IPv4 first, as the workers' libraries would rather have it.
+        # IPv4 first, which the workers' libraries prefer.
         found = sorted(socket.getaddrinfo(host, None), key=lambda each: each[0])
     except OSError:
         return environ

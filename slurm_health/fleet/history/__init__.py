@@ -10,8 +10,7 @@ to date first, and rebuilt from nothing where it is damaged, missing or older.
     database     the database that it lies in, asked in one way
     sqlite_file  one in a file, or in memory
     server_url   the URL of one on a server
-    server       one on a server: its tables, and who may change them
-    drivers      how PostgreSQL and MariaDB are reached, and what their errors mean
+    server       one on a server: how it is reached, and who may change its tables
     refresh      brings an index up to date with the journals
     others       reads the journals of other users, in a child of their own
     answer       what is asked of it, and the values that it is answered with

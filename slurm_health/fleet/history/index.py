@@ -182,7 +182,7 @@ class Index:
         """Return the jobs of each node of a cluster, and those it spoiled.
 
         Where several users have ever been on a node, so many jobs of each count there and no more.
-        Times are what users wrote: whoever has been there long ago has been there.
+        Times are what users wrote: a user who was there long ago has been there.
         """
         alone = self.users(cluster)
         jobs: dict[str, int] = {}

@@ -2,7 +2,7 @@
 """Where the index lies, and whether it can be trusted.
 
 Each user has one, in the cache directory of their home. A site may keep one for all, in a file or
-on a database server: root writes it, and whoever may read it is answered from it. A file that
+on a database server: root writes it, and any user who may read it is answered from it. A file that
 another user could have written is never used.
 """
 
@@ -28,7 +28,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 class Place:
     """Where an index is. Without `path` and `server`, it is in memory, and nothing is left of it.
 
-    `named`: a person has chosen the file. `only_read`: it is root's, and somebody else asks.
+    `named`: a person has chosen the file. `only_read`: it is root's, and another user asks.
     """
 
     path: Path | None
@@ -97,7 +97,7 @@ def _is_roots(path: Path) -> bool:
     """Tell whether this index is one that root keeps for others.
 
     Raises:
-        IndexUnusable: somebody else could have written it.
+        IndexUnusable: another user could have written it.
         OSError: nothing can be written there, and nothing is there to be read.
     """
     user = os.geteuid()

@@ -28,7 +28,7 @@ _SETTLED_S = 24 * 3600.0
 # What is not complete after so long never will be: longer than Slurm jobs run.
 _ABANDONED_S = 60 * 24 * 3600.0
 _MOST_NODES = 64 * 1024  # as Slurm's node lists
-# Of a job's runs the last ones: no job has as many, and whoever owns it may make any number.
+# Of a job's runs the last ones: no job has as many, and its owner may make any number.
 MOST_RUNS = 1000
 
 

@@ -32,7 +32,7 @@ class Alive:
 
 
 def journals(root: Path, *, uid: int | None, cluster: str | None = None) -> list[JobJournal]:
-    """Return the journals of one user, or of everybody where `uid` is None.
+    """Return the journals of one user, or of all users where `uid` is None.
 
     Raises:
         JournalError: the root cannot be read.
@@ -117,7 +117,7 @@ def measured(handle: int, name: str) -> tuple[int, float]:
 
 
 def alive(environ: Mapping[str, str], *, uid: int | None) -> Alive:
-    """Ask Slurm, once, which jobs of one user, or of everybody, have not ended."""
+    """Ask Slurm, once, which jobs of one user, or of all users, have not ended."""
     client = Client(environ, patience_s=0)
     try:
         return Alive(cluster=client.cluster_name(), jobs=frozenset(map(str, client.unended(uid))))

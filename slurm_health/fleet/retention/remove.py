@@ -78,7 +78,7 @@ def _sweep(handle: int, name: str, removed: Collection[str]) -> None:
 
 
 def _name_for(job: str) -> str:
-    """Return a name for what is to be taken away; nobody can have it already."""
+    """Return a name for what is to be taken away; no file can have it already."""
     return f".removed-{job_of(job)}-{secrets.token_hex(8)}"
 
 

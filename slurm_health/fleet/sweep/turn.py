@@ -19,7 +19,7 @@ from slurm_health.records.nodeset import fold
 from slurm_health.system.slurm.client import Client
 
 JOB_NAME = "slurm-health-sweep"
-# Everybody else's jobs go first: the most that every release of Slurm takes from a user.
+# All other jobs go first: the most that every release of Slurm takes from a user.
 _NICE = 1_000_000
 # A check that has not begun by then is no longer wanted: the next turn sees who is idle then.
 _WAITS_MIN = 10

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Node 0's port: who comes in, and who does not.
 
-Anybody may connect. Whoever has not proven what is asked for gets little: a short line, a few
+Any process may connect. One that has not proven what is asked for gets little: a short line, a few
 seconds, and one of few places.
 """
 

@@ -52,7 +52,7 @@ class Connection:
         try:
             return str(self._socket.getpeername()[0])
         except OSError:
-            return "somebody"
+            return "an unknown address"
 
     def read(self) -> list[bytes]:
         """Return the lines that have arrived, without waiting.

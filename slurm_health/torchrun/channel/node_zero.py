@@ -2,7 +2,7 @@
 """Node 0's end of the channel: a launcher of agents that are on machines of their own.
 
 What their nodes send is appended to their files in the journal, and what the master writes there is
-read and sent to them. It stands in the journal first: whoever was cut off gets what he missed.
+read and sent to them. It stands in the journal first: a node that was cut off gets what it missed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slurm_health.torchrun.own_agent import OwnAgent
 LOST_S = 30.0
 # How long nodes may take to say that they have heard the outcome.
 HEARD_S = 10.0
-# Whoever waits longer for nodes is told for which.
+# After a longer wait it is said which nodes are missing.
 _SAY_AFTER_S = 5.0
 _LOOK_S = 0.2
 
@@ -164,7 +164,7 @@ class NodeZero:
     # --- what goes in and out ---------------------------------------------------------------------
 
     def _serve(self, timeout_s: float) -> bool:
-        """Handle what arrives within this time; tell whether somebody rang."""
+        """Handle what arrives within this time; tell whether an agent rang."""
         rung = len(self._peers.rung)
         for key, events in self._selector.select(timeout_s):
             if isinstance(key.data, Peer):

@@ -12,7 +12,7 @@ from slurm_health.records.errors import ConfigError
 
 VARIABLE = "SLURM_HEALTH_SECRET"
 OPTION = "secret-file"
-# Somebody who has seen a handshake can try shorter ones out.
+# One who has seen a handshake could find a shorter one by trying.
 LEAST_BYTES = 16
 _MOST_BYTES = 65536
 _KUBERNETES = "defaultMode: 0400 of the secret's volume"

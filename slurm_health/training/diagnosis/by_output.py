@@ -91,7 +91,7 @@ class OutputProgress:
         return stalled_s
 
     def not_now(self, now_s: float) -> None:
-        """Put off the next look: this one showed somebody at work, or nothing."""
+        """Put off the next look: this one showed a process at work, or nothing."""
         self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
         self._look_again_s = now_s + self._pause_s
 

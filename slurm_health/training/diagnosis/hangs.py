@@ -53,7 +53,7 @@ class RankGone:
             Inference(
                 name="rank-gone",
                 description=f"{who(gone)} {have(gone)} ended, and the others still wait",
-                # One that nobody has seen may be hidden, as in a container, or have done its part.
+                # One that was never seen may be hidden, as in a container, or have done its part.
                 sureness=Sureness.CERTAIN if all(each.pid for each in gone) else Sureness.POSSIBLE,
                 nodes=nodes_of(gone),
                 ranks=ranks_of(gone),
@@ -65,7 +65,7 @@ class RankGone:
 
 
 class RankStopped:
-    """Somebody has stopped the process of a rank."""
+    """The process of a rank was stopped by a signal."""
 
     name = "process-states"
 

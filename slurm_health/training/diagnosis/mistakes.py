@@ -101,7 +101,7 @@ MISTAKES: tuple[Mistake, ...] = (
         " know",
     ),
 )
-# What machines, networks and filesystems do to all ranks alike is nobody's mistake.
+# What machines, networks and filesystems do to all ranks alike is no mistake of the script.
 _OF_SURROUNDINGS = re.compile(
     r"Stale file handle|Input/output error|Transport endpoint|No route to host|unreachable"
     r"|timed? ?out|Connection |Broken pipe|No space left|quota|NCCL|CUDA|\bGPU\b|gloo|Xid|ECC"

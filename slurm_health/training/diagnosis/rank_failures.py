@@ -27,7 +27,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         rank: its number in the training, None where nothing says it.
-        node: where it ran, as whoever tells calls it; empty where nobody does.
+        node: where it ran, as the source calls it; empty where it is not told.
         error: the exception with its text, `KeyError: 'lr'`; of a chain, the first.
         place: the deepest line of the user's own code in its traceback.
         raises: that line is a `raise`: the script itself ended, and knew why.

@@ -34,7 +34,7 @@ class FirstFailure:
         return not (end and end.by_a_signal and all(each.bare for each in log.failures))
 
     def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Take the first that is no consequence; where all are, nobody failed by itself."""
+        """Take the first that is no consequence; where all are, no rank failed by itself."""
         log = data.get(TrainingLog)
         assert log is not None
         victims = [each for each in log.failures if each.consequence]

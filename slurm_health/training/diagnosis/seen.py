@@ -38,7 +38,7 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         rank: its number.
         node: where it runs, empty where that is not known.
-        pid: its process there, 0 of one that had ended before anybody looked.
+        pid: its process there, 0 of one that had ended before the first look.
         step: at which it is, by its heartbeat.
         batches: that its data has given so far, 0 where it does not tell.
         data_ended: its data has no more.

@@ -34,7 +34,7 @@ class Window:
 
     @property
     def waits_ms(self) -> float:
-        """What is nobody's own: communication."""
+        """What is no rank's own: communication."""
         return self.step_ms - self.own_ms
 
 

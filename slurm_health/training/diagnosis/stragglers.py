@@ -10,7 +10,7 @@ from statistics import median
 
 import msgspec
 
-# Three ranks at least: of two that differ nobody knows which one is not as it should be.
+# Three ranks at least: of two that differ either may be the slow one.
 FEWEST_RANKS = 3
 SLOWER = 1.10  # than the median of all ranks, in each of the windows
 WINDOWS = 5

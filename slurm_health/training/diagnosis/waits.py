@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nobody failed by itself: ranks waited for each other, and in what."""
+"""No rank failed by itself: ranks waited for each other, and in what."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slurm_health.training.diagnosis.seen import Standstill
 
 
 class CollectivesDiffer:
-    """Nobody failed by itself, and ranks waited for each other in different collectives."""
+    """No rank failed by itself, and ranks waited for each other in different collectives."""
 
     name = "where-ranks-waited"
 
@@ -103,7 +103,7 @@ class FlightDiffers:
 
 
 class ConnectionsBroke:
-    """Nobody failed by itself, and nothing else was found."""
+    """No rank failed by itself, and nothing else was found."""
 
     name = "connections"
 
@@ -112,7 +112,7 @@ class ConnectionsBroke:
         return inference.name == RANKS_WAITED and len(_waits(data)) < 2
 
     def infer(self, inference: Inference, _: Collected) -> Sequence[Inference]:
-        """Possible only: whoever broke them said nothing. No node is named."""
+        """Possible only: what broke them is not told. No node is named."""
         return [
             Inference(
                 name="connections-broke",

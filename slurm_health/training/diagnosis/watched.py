@@ -187,7 +187,7 @@ class Program:
         )
 
 
-# After a look that showed somebody at work, the next one: soon at first, then less and less often.
+# After a look that showed a rank at work, the next one: soon at first, then less and less often.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 120.0
 
 
@@ -350,7 +350,7 @@ def _seen(
 
 
 def _never_seen(ranks: Sequence[RankSeen], world: int, nodes: Sequence[str]) -> list[RankSeen]:
-    """Return the ranks that had ended before anybody looked.
+    """Return the ranks that had ended before the first look.
 
     Which node they were on is known where a single one has fewer ranks than the others.
     """

@@ -63,7 +63,7 @@ def tail(path: Path, most_bytes: int, *, begin: int = 0) -> tuple[str, bool]:
     Raises:
         OSError: it cannot be read, or is no plain file.
     """
-    # O_NONBLOCK: whoever opens a FIFO would wait for its other end.
+    # O_NONBLOCK: opening a FIFO would wait for its other end.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         size = os.fstat(file).st_size

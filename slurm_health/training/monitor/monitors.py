@@ -20,7 +20,7 @@ _LEAVE_S, _GRACE_S = 1.0, 0.5
 
 
 class Ended(Exception):
-    """The script has ended: nobody listens any more."""
+    """The script has ended, and nothing is listened for any more."""
 
 
 class MonitorsEnded(Exception):
@@ -48,7 +48,7 @@ class Monitors:
 
         Raises:
             Ended: the script has ended.
-            MonitorsEnded: nobody will say anything any more.
+            MonitorsEnded: the monitors have gone.
         """
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()

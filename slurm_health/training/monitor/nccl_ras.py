@@ -47,7 +47,7 @@ class NcclRas:
         """Ask the NCCL of a rank on this node.
 
         Raises:
-            NothingCollected: nobody answers, or not as JSON.
+            NothingCollected: there is no answer, or not as JSON.
         """
         address = environ.get("NCCL_RAS_ADDR") or _ADDRESS
         try:
@@ -63,7 +63,7 @@ def _status(address: str, until_s: float) -> tuple[Communicator, ...]:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     with socket.create_connection((host, int(port)), timeout=_CONNECT_S) as ras:
-        # Whoever is faster can have the port; only what this user's own ranks say is believed.
+        # Any process may have taken the port; only what this user's own ranks say is believed.
         there, number = ras.getpeername()[:2]
         if listeners(there, number) != {os.geteuid()}:
             raise ValueError("what listens there is not a process of this user on this node")
@@ -108,5 +108,5 @@ class _Lines:
         data = self._ras.recv(1 << 16)
         self._buffer += data
         if len(self._buffer) > _MOST_BYTES:
-            raise ValueError("it says more than anybody can read")
+            raise ValueError(f"its answer has more than {_MOST_BYTES} bytes")
         return bool(data)

@@ -2,7 +2,7 @@
 """The monitor of one node, beside the job: `python -m slurm_health.training.monitor.node`.
 
 It sleeps, looks at the heartbeats of the ranks on its node, says in a line what it saw, and leaves
-when nobody listens any more. It holds no device, uses no memory to speak of, and changes nothing.
+when its listener has gone. It holds no device, uses no memory to speak of, and changes nothing.
 """
 
 from __future__ import annotations

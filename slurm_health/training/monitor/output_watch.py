@@ -19,7 +19,7 @@ from slurm_health.training.monitor.messages import LOOK, NodeLook, looked_at
 from slurm_health.training.monitor.monitors import Monitors, MonitorsEnded
 from slurm_health.training.monitor.tails import Tails
 
-BETWEEN_S = 15.0  # two looks, in which whoever works can be seen to
+BETWEEN_S = 15.0  # two looks, in which a process that works is seen to
 _RECORD_S = 60.0  # from one record of the progress to the next: 250 kB a day
 _MOST_STOPPED = 64  # that are named
 

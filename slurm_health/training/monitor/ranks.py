@@ -262,7 +262,7 @@ class Ranks:
     def _answer(self, rank: Rank) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, ValueError):
             path = self._root / str(rank.pid) / "fd" / str(self._beat(rank)[-2])
-            if not path.is_file():  # whoever opens a FIFO waits for its other end
+            if not path.is_file():  # opening a FIFO waits for its other end
                 return None
             with path.open("rb") as file:
                 answer = from_json(file.read(_MOST_ANSWER_BYTES), object)

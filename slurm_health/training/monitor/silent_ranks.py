@@ -75,7 +75,7 @@ def silent_ranks(
 
 
 def outlived(processes: Mapping[int, Process]) -> bool:
-    """Tell whether a step has left something behind here: a rank that nobody saw has ended."""
+    """Tell whether a step has left something behind here: a rank that was never seen has ended."""
     return any(
         each.program != SCRIPT and each.task is not None and _is_orphan(each, processes)
         for each in processes.values()

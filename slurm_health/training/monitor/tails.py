@@ -66,7 +66,7 @@ class Tails:
 
     def _take(self, path: Path, *, from_end: bool = False) -> Written | None:
         try:
-            if not path.is_file():  # whoever opens a FIFO waits for its other end
+            if not path.is_file():  # opening a FIFO waits for its other end
                 return None
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:

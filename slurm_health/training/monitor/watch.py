@@ -19,7 +19,7 @@ _TICK_S = 5.0
 _HERE_S = 10.0
 _WINDOW_S = 20.0  # of the comparison of ranks with each other, and of steps with earlier ones
 _PATHS_S = 15.0  # some steps of which each takes seconds
-_BETWEEN_S = 4.0  # two looks, in which whoever works can be seen to
+_BETWEEN_S = 4.0  # two looks, in which a process that works is seen to
 
 OnHang = Callable[[HangFound], None]
 """What is done about a hang beside saying it."""

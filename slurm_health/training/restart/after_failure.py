@@ -117,9 +117,9 @@ def _left(
     environ: Mapping[str, str],
 ) -> RunFinished:
     """Act on what is known of nodes as on the verdict of a check, which this records as one."""
-    everybody = (*failed.nodes, *failed.spares)
+    all_nodes = (*failed.nodes, *failed.spares)
     wanted = run_started(
-        replace(allocation, nodes=everybody),
+        replace(allocation, nodes=all_nodes),
         environ,
         run_id=secrets.token_hex(4),
         script=settings.script,
@@ -127,12 +127,12 @@ def _left(
         settings={"check": "none: the failure of the script shows it"},
     )
     directory, started = journal.directory_of_check(settings.journal_root, wanted)
-    journal.create(directory, [journal.MASTER, *everybody])
+    journal.create(directory, [journal.MASTER, *all_nodes])
     writer = journal.Writer(directory, journal.MASTER, time.time)
     verdict = VerdictReached(nodes=list(chosen.at_fault))
     # Of the others nothing new is known: they stand as the check before the script left them.
     names = {each.node for each in chosen.at_fault}
-    well = [NodeVerdict(node=n, level=Level.HEALTHY) for n in everybody if n not in names]
+    well = [NodeVerdict(node=n, level=Level.HEALTHY) for n in all_nodes if n not in names]
 
     def append(record: Record) -> None:
         writer.append(record)

@@ -47,8 +47,8 @@ def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -
         JournalError: the journal cannot be read.
     """
     shown = client.job(job)
-    everybody = (*failed.nodes, *failed.spares)
-    gone = [node for node in everybody if node not in shown.nodes]
+    all_nodes = (*failed.nodes, *failed.spares)
+    gone = [node for node in all_nodes if node not in shown.nodes]
     over = "" if shown.states <= _RUNS else "+".join(sorted(shown.states))
     least = None
     if policy.nodes_wanted is not None:
@@ -66,7 +66,7 @@ def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -
 
 
 def _lost(gone: Sequence[str], client: Client) -> tuple[tuple[str, str], ...]:
-    """Return what Slurm says of nodes that it took out of the job: nobody else has."""
+    """Return what Slurm says of nodes that it took out of the job: no other job has."""
     states: Mapping[str, str] = {}
     with contextlib.suppress(SlurmError):  # that they are gone is enough
         states = {name: node.state for name, node in client.nodes(gone).items()}
