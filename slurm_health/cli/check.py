@@ -141,7 +141,7 @@ def _after_failure(
     Where that cannot be decided the job ends as the script did: it says so, and does nothing.
     """
     from slurm_health.training.restart.after_failure import after_failure
-    from slurm_health.training.restart.known import FailedScript
+    from slurm_health.training.restart.evidence import FailedScript
 
     failed = from_json(options["after_failure"], FailedScript, dec_hook=_path)
     flags = {"network_check": False, "straggler_detection": False}

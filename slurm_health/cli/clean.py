@@ -107,14 +107,14 @@ def clean(asked: _Asked) -> int:
         raise click.UsageError(
             "no terminal to ask on: say --yes, or --dry-run to see what would go"
         )
-    from slurm_health.fleet.retention import found
+    from slurm_health.fleet.retention import listing
     from slurm_health.fleet.retention import rules as retention
     from slurm_health.preflight.master.run_check import LOCAL_CLUSTER
 
     root = config.journal_root(asked.journal, os.environ)
     uid = None if asked.all_users else os.geteuid()
-    there = found.journals(root, uid=uid, cluster=asked.cluster)
-    alive = found.alive(os.environ, uid=uid) if there else found.Alive()
+    there = listing.journals(root, uid=uid, cluster=asked.cluster)
+    alive = listing.alive(os.environ, uid=uid) if there else listing.Alive()
     chosen = retention.choose(
         there,
         now_s=time.time(),

@@ -22,7 +22,7 @@ from slurm_health.preflight.options import Door, options_of
 from slurm_health.records.errors import ConfigError, ExitCode, SlurmError
 
 if TYPE_CHECKING:
-    from slurm_health.fleet.sweep.turn import Turn, Wishes
+    from slurm_health.fleet.sweep.submission import Turn, Wishes
     from slurm_health.system.slurm.client import Client
 
 
@@ -99,7 +99,7 @@ def sweep(asked: _Asked) -> int:
     The exit code is 2 where no interpreter with torch is found here, 3 where jobs of the last turns
     checked nothing, and 4 where Slurm refuses.
     """
-    from slurm_health.fleet.sweep import outcome, turn
+    from slurm_health.fleet.sweep import outcome, submission
     from slurm_health.system.processes import own_command
     from slurm_health.system.slurm.client import Client
 
@@ -110,7 +110,7 @@ def sweep(asked: _Asked) -> int:
     client = Client(os.environ, patience_s=0)
     # Asked first: a job that ends meanwhile is told of in the next turn.
     unended = client.unended(uid)
-    wishes = turn.Wishes(
+    wishes = submission.Wishes(
         partition=asked.partition,
         share=asked.share,
         size=asked.size,
@@ -121,10 +121,10 @@ def sweep(asked: _Asked) -> int:
         output=_output(root, uid, dry_run=asked.dry_run),
     )
     with opened_index(str(root), asked.index, rebuild=False) as found:
-        chosen = turn.choose(client, found, wishes, uid=uid, now_s=time.time())
+        chosen = submission.choose(client, found, wishes, uid=uid, now_s=time.time())
     if asked.dry_run:
         for group in chosen.groups:
-            print_result(f"sbatch {' '.join(turn.options(group, wishes))}\n")
+            print_result(f"sbatch {' '.join(submission.options(group, wishes))}\n")
         ended: list[outcome.Outcome] = []
         refused = False
     else:
@@ -177,13 +177,13 @@ def _output(root: Path, uid: int, *, dry_run: bool) -> str:
 
 def _submit(client: Client, chosen: Turn, wishes: Wishes) -> bool:
     """Submit a job for each group; tell whether Slurm refused one."""
-    from slurm_health.fleet.sweep import turn
+    from slurm_health.fleet.sweep import submission
     from slurm_health.records.nodeset import fold
 
     refused = False
     for group in chosen.groups:
         try:
-            job = turn.submit(client, group, wishes, os.environ)
+            job = submission.submit(client, group, wishes, os.environ)
         except SlurmError as err:  # a group that Slurm refuses must not keep the others from it
             _say(f"{fold(group)} is not checked: {err}")
             refused = True

@@ -9,7 +9,7 @@ the environment, and the journal if there is a check. When workers have failed, 
     parser          has the arguments read by the torchrun of the job's interpreter
     arguments       what torchrun gets besides the user's arguments
     place           which of the step's processes this one is
-    meeting         where node 0 is, and which node this is, where Slurm does not say it
+    rendezvous      where node 0 is, and which node this is, where Slurm does not say it
     checking        a check of the nodes that are to train, as each takes part in it
     restarts        what follows when workers have failed
     joint_check     the check, run by processes that srun has already started

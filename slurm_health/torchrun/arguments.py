@@ -10,7 +10,7 @@ import msgspec
 
 from slurm_health.preflight.options import Value, what_to_check
 from slurm_health.records.errors import UsageError
-from slurm_health.torchrun.meeting import bracketed, host_and_port, master
+from slurm_health.torchrun.rendezvous import bracketed, host_and_port, master
 
 # Below the ports that Linux hands out by itself, so that no process sits on one by chance.
 _FIRST_PORT = 20000

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_health.system import journal
-from slurm_health.torchrun import meeting, unshared_check
+from slurm_health.torchrun import rendezvous, unshared_check
 from slurm_health.torchrun.arguments import Team
 from slurm_health.torchrun.channel import secret
 from slurm_health.torchrun.place import TaskPlace
@@ -46,7 +46,7 @@ def agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str, 
 
 def _master_host(place: TaskPlace, environ: Mapping[str, str]) -> str:
     """Return the host of node 0, as the user or another scheduler says; empty where none does."""
-    return place.meeting.host if place.meeting else meeting.master({}, environ)[0]
+    return place.meeting.host if place.meeting else rendezvous.master({}, environ)[0]
 
 
 def addresses_in(directory: Path, nodes: Sequence[str], chosen: Sequence[str]) -> dict[str, str]:

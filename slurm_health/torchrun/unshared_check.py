@@ -33,9 +33,9 @@ from slurm_health.torchrun.channel.node_zero import NodeZero
 from slurm_health.torchrun.channel.other_node import JOIN_S, OtherNode
 from slurm_health.torchrun.channel.peers import Run
 from slurm_health.torchrun.joint_check import JointOutcome
-from slurm_health.torchrun.meeting import Meeting
 from slurm_health.torchrun.own_agent import OwnAgent
 from slurm_health.torchrun.place import TaskPlace
+from slurm_health.torchrun.rendezvous import Meeting
 
 # Where fewer nodes will do, so long for the next one; torchrun waits as long for more of them.
 LAST_CALL_S = 30.0

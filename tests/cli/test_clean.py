@@ -14,7 +14,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from slurm_health.fleet.retention import found, remove
+from slurm_health.fleet.retention import listing, remove
 from slurm_health.fleet.retention.rules import JobJournal
 from slurm_health.records.records import RunFinished
 from slurm_health.system import journal as journals
@@ -85,7 +85,7 @@ def test_where_slurm_cannot_be_asked_that_is_said_and_younger_journals_stay(
 def test_the_oldest_go_until_the_rest_fits(tmp_path: Path) -> None:
     for job, days in ((12, 100), (13, 90), (14, 80)):
         write(tmp_path, job, days)
-    one = found.journals(tmp_path, uid=os.geteuid())[0].size_bytes
+    one = listing.journals(tmp_path, uid=os.geteuid())[0].size_bytes
 
     clean(tmp_path, f"--max-size={one * 2.5 / 1000:.3f}k", "--yes")
 
@@ -146,7 +146,7 @@ def test_journals_of_others_stay_unless_root_says_all_users(tmp_path: Path) -> N
 def test_a_journal_that_was_written_since_it_was_chosen_stays(tmp_path: Path) -> None:
     run, _ = write_requeued_job(tmp_path, job=12)
     age(run.directory.parent, 100)
-    (chosen,) = found.journals(tmp_path, uid=os.geteuid())
+    (chosen,) = listing.journals(tmp_path, uid=os.geteuid())
     run.clock = Clock(time.time())
     run.finish("proceed")
 
@@ -159,7 +159,7 @@ def test_a_journal_that_was_written_since_it_was_chosen_stays(tmp_path: Path) ->
 
 def test_a_journal_that_became_anothers_stays(tmp_path: Path) -> None:
     write(tmp_path, 12, 100)
-    (chosen,) = found.journals(tmp_path, uid=None)
+    (chosen,) = listing.journals(tmp_path, uid=None)
     theirs = JobJournal(
         cluster="lab", job="12", uid=chosen.uid + 1, size_bytes=1, written_s=chosen.written_s
     )
@@ -324,7 +324,7 @@ def test_what_another_user_has_put_in_the_way_blocks_no_clean(tmp_path: Path) ->
     for path in (tmp_path / "lab" / "12", *(tmp_path / "lab" / "12").rglob("*")):
         os.chown(path, NOBODY, NOBODY)
     (tmp_path / "lab").chmod(0o1777)
-    (journal,) = found.journals(tmp_path, uid=NOBODY)
+    (journal,) = listing.journals(tmp_path, uid=NOBODY)
 
     def take_away() -> bytes:
         os.setresuid(NOBODY, NOBODY, NOBODY)

@@ -7,8 +7,8 @@ import pytest
 
 from slurm_health.records.errors import AllocationError, UsageError
 from slurm_health.torchrun.arguments import Arguments
-from slurm_health.torchrun.meeting import Meeting
 from slurm_health.torchrun.place import TaskPlace, find
+from slurm_health.torchrun.rendezvous import Meeting
 
 # As Slurm 22.05 set them, less what is not looked at: batch script, and task 1 of a step of three.
 BATCH = {

@@ -12,8 +12,8 @@ from slurm_health.records.script_records import Diagnosed, FailurePlanned
 from slurm_health.system import journal
 from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.joint_check import directory_of
-from slurm_health.torchrun.meeting import Meeting
 from slurm_health.torchrun.place import TaskPlace
+from slurm_health.torchrun.rendezvous import Meeting
 from slurm_health.torchrun.restarts import Context, Decision, Question, Report, decide
 
 KILLED = (

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from slurm_health.fleet.retention import found
+from slurm_health.fleet.retention import listing
 from slurm_health.fleet.retention.rules import JobJournal
 from slurm_health.system.journal import clusters_in, job_of
 
@@ -39,11 +39,11 @@ def remove(root: Path, journal: JobJournal) -> None:
         Changed: it is not as it was when it was chosen, and is left.
         OSError: it cannot be removed, or not wholly.
     """
-    with found.opened(root, journal.cluster) as handle:
+    with listing.opened(root, journal.cluster) as handle:
         owner = os.stat(journal.job, dir_fd=handle, follow_symlinks=False).st_uid
         if owner != journal.uid:
             raise Changed(f"it belongs to user {owner} now")
-        if found.measured(handle, journal.job)[1] != journal.written_s:
+        if listing.measured(handle, journal.job)[1] != journal.written_s:
             raise Changed("it was written just now")
         away = _name_for(journal.job)
         os.rename(journal.job, away, src_dir_fd=handle, dst_dir_fd=handle)
@@ -60,8 +60,8 @@ def sweep(root: Path, removed: Collection[JobJournal], *, uid: int | None) -> No
             jobs = {each.job for each in removed if each.cluster == cluster}
             with (
                 contextlib.suppress(OSError),
-                found.opened(root, cluster) as handle,
-                found.listed(handle) as names,
+                listing.opened(root, cluster) as handle,
+                listing.listed(handle) as names,
             ):
                 for each in names:
                     with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def _take_away(handle: int, name: str) -> None:
     directories, left = [name], _MOST_ENTRIES
     while directories:
         away = directories.pop()
-        inside = os.open(away, found.DIRECTORY, dir_fd=handle)
+        inside = os.open(away, listing.DIRECTORY, dir_fd=handle)
         try:
             with os.scandir(inside) as entries:
                 names = [each.name for each in itertools.islice(entries, left)]

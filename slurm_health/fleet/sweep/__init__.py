@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health sweep`: checks idle nodes, a few at a time, with jobs that give way to others.
 
-turn      one turn: what Slurm and the history say, and the jobs that are submitted for it
-outcome   what became of the jobs of the last turns
+submission  one turn: what Slurm and the history say, and the jobs that are submitted for it
+outcome     what became of the jobs of the last turns
 """

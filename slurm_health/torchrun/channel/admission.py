@@ -21,7 +21,7 @@ from slurm_health.records.text import cut, one_line
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.connection import Closed, Connection
 from slurm_health.torchrun.channel.messages import Challenge, Hello, Proof, Refused
-from slurm_health.torchrun.meeting import Meeting
+from slurm_health.torchrun.rendezvous import Meeting
 
 # The training that was just ended may still hold the port.
 PORT_FREE_S = 15.0

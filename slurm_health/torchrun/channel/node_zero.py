@@ -18,8 +18,8 @@ from slurm_health.records.records import AgentsLost, LossCause
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.admission import Admission
 from slurm_health.torchrun.channel.peers import Peer, Peers, Run
-from slurm_health.torchrun.meeting import Meeting
 from slurm_health.torchrun.own_agent import OwnAgent
+from slurm_health.torchrun.rendezvous import Meeting
 
 # Since its connection was lost: then a node is taken for unreachable.
 LOST_S = 30.0

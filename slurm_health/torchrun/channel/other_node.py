@@ -20,7 +20,7 @@ from slurm_health.records.text import one_line
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.connection import Closed, Connection
 from slurm_health.torchrun.channel.messages import Hello, Proof, Refused, Told, Welcome
-from slurm_health.torchrun.meeting import Meeting
+from slurm_health.torchrun.rendezvous import Meeting
 
 # Node 0 may still be on its way: its machine boots, or its image is loaded.
 JOIN_S = 180.0

@@ -6,5 +6,5 @@ What is done is decided in `preflight.decide.after_failure`; here Slurm and the 
 what that rests on, and it is carried out: by a check, or by acting on what is known already.
 
     after_failure    from a failed script to what becomes of the job
-    known            what Slurm and the journal know of the failure
+    evidence         what Slurm and the journal know of the failure
 """

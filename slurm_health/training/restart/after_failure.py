@@ -28,7 +28,7 @@ from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from slurm_health.system.processes import own_command
 from slurm_health.system.slurm.client import Client
-from slurm_health.training.restart.known import FailedScript, failure_of
+from slurm_health.training.restart.evidence import FailedScript, failure_of
 
 _PATIENCE_S = 30.0  # for a slurmctld that is being restarted
 

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_health.fleet.history import place, refresh
 from slurm_health.fleet.retention import remove
-from slurm_health.fleet.retention.found import journals
+from slurm_health.fleet.retention.listing import journals
 from slurm_health.records.records import Disposition, Record, RunFinished, RunStarted
 from slurm_health.report.find import runs_of_job
 from slurm_health.system import journal

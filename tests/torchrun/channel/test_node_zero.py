@@ -27,8 +27,8 @@ from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.messages import Hello
 from slurm_health.torchrun.channel.node_zero import NodeZero
 from slurm_health.torchrun.channel.peers import Run
-from slurm_health.torchrun.meeting import Meeting
 from slurm_health.torchrun.own_agent import OwnAgent
+from slurm_health.torchrun.rendezvous import Meeting
 from tests.support.supervised import eventually
 from tests.support.unshared import free_port
 

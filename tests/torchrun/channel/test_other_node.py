@@ -13,7 +13,7 @@ import pytest
 from slurm_health.records.errors import ChannelError, UsageError
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.other_node import NobodyThere, OtherNode
-from slurm_health.torchrun.meeting import Meeting
+from slurm_health.torchrun.rendezvous import Meeting
 from tests.support.unshared import free_port
 from tests.torchrun.channel.test_node_zero import HELLO, SECRET
 

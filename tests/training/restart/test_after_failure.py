@@ -20,7 +20,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.system import journal
 from slurm_health.training.restart.after_failure import after_failure
-from slurm_health.training.restart.known import FailedScript
+from slurm_health.training.restart.evidence import FailedScript
 from tests.support.fake_slurm import FakeSlurm
 
 JOB = 12

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.errors import UsageError
-from slurm_health.torchrun import meeting
-from slurm_health.torchrun.meeting import Meeting, host_and_port, rank
+from slurm_health.torchrun import rendezvous
+from slurm_health.torchrun.rendezvous import Meeting, host_and_port, rank
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_first_address_in_the_stated_order_counts() -> None:
     for options, variables, expected in ADDRESSES:
         given |= options
         environ |= variables
-        assert meeting.meeting(given, environ, 9) == expected
+        assert rendezvous.meeting(given, environ, 9) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_the_first_address_in_the_stated_order_counts() -> None:
 def test_the_first_port_in_the_stated_order_counts(
     given: dict[str, str], environ: dict[str, str], port: int
 ) -> None:
-    assert meeting.meeting(given, environ, 9) == Meeting(host="a", port=port)
+    assert rendezvous.meeting(given, environ, 9) == Meeting(host="a", port=port)
 
 
 def test_a_rendezvous_that_is_a_server_of_its_own_is_not_node_0() -> None:
     given = {"rdzv_backend": "etcd-v2", "rdzv_endpoint": "etcd:2379"}
-    assert meeting.meeting(given, {"MASTER_ADDR": "a"}, 9) is None
+    assert rendezvous.meeting(given, {"MASTER_ADDR": "a"}, 9) is None
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "x", "-1", "9" * 5000])
 def test_what_is_no_port_is_refused(port: str) -> None:
     with pytest.raises(UsageError, match="the port of node 0"):
-        meeting.meeting({}, {"MASTER_ADDR": "a", "MASTER_PORT": port}, 9)
+        rendezvous.meeting({}, {"MASTER_ADDR": "a", "MASTER_PORT": port}, 9)
 
 
 def test_the_first_rank_in_the_stated_order_counts() -> None:
