@@ -33,6 +33,7 @@ from .layout import (
 )
 
 _STAGING = Path("/run/staging")
+_ETC = Path("/run/etc")
 _DAEMON_DEADLINE_S = 60
 
 
@@ -117,10 +118,25 @@ def _mount_controller(spec: LabSpec) -> None:
     _remount_sys()
     Path("/run/slurm").mkdir()
     gpus.PLACE.mkdir()
-    for name in ("passwd", "group", "hosts"):
-        kernel.bind(spec.paths.etc / name, Path("/etc") / name)
+    _show_own_users(spec)
     kernel.bind(spec.paths.etc / "slurm", Path("/etc/slurm"))
     visibility.open_up(_wanted(spec), _STAGING)
+
+
+def _show_own_users(spec: LabSpec) -> None:
+    """Have users and hosts of the lab's own in an /etc that is otherwise the machine's.
+
+    Files mounted over the machine's would vanish when it replaces those, as `useradd` and `apt` do.
+    """
+    etc = Path("/etc")
+    if spec.release is None:
+        upper, work = _ETC / "upper", _ETC / "work"
+        for path in (upper, work):
+            path.mkdir(parents=True)
+        upper.chmod(0o755)
+        kernel.mount_overlay(etc, upper, work, etc)
+    for name in ("passwd", "group", "hosts"):
+        kernel.bind(spec.paths.etc / name, etc / name)
 
 
 def _remount_sys() -> None:

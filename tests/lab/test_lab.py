@@ -203,6 +203,43 @@ def test_closed_checkout_is_open_to_jobs(tmp_path: Path) -> None:
 # -- a lab in use -----------------------------------------------------------------------------
 
 
+# As `apt install` and `useradd` do, in a copy that only this mount namespace has for its /etc.
+PRIVATE_ETC = """
+set -e
+cp -a /etc "$1/etc"
+mount --bind "$1/etc" /etc
+exec "$2" -c "$3" "$1/etc"
+"""
+REPLACES_USERS = """
+import sys
+from pathlib import Path
+from tests.lab import Lab
+with Lab.start(nodes=1) as lab:
+    for name in ("passwd", "group", "hosts", "ld.so.cache"):
+        old = Path(sys.argv[1], name)
+        new = old.with_name(name + ".new")
+        new.write_bytes(old.read_bytes())
+        new.replace(old)
+    for node in (None, "n1"):
+        print(lab.run(["getent", "passwd", "alice"], node=node).stdout.split(":")[0])
+        print(lab.run(["getent", "hosts", "n1"], node=node).stdout.split()[1])
+    print(lab.wait_job(lab.sbatch("#!/bin/sh\\nid -un"))["JobState"])
+"""
+
+
+def test_a_lab_keeps_its_users_when_the_machine_gets_others(tmp_path: Path) -> None:
+    words = ["unshare", "--mount", "--propagation=private", "sh", "-c", PRIVATE_ETC, "private"]
+    ran = subprocess.run(
+        [*words, str(tmp_path), sys.executable, REPLACES_USERS],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert ran.stdout.split() == [*("alice", "n1") * 2, "COMPLETED"], ran.stderr
+
+
 def test_job_of_an_ordinary_user_runs_on_every_node(lab: Lab) -> None:
     job_id = lab.sbatch("#!/bin/sh\nsrun hostname; id -un", "-N3", "-n3")
     job = lab.wait_job(job_id)
