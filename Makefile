@@ -25,7 +25,7 @@ PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 PLAYED       := .venv-played
 PLAYED_TORCH ?= torch===2.13.0
 
-.PHONY: help demo test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
+.PHONY: help demo quick test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site packages
 .PHONY: bench bench-acting bench-diagnosis bench-hangs bench-history bench-hooks bench-localize
 .PHONY: bench-monitor bench-probes bench-replay bench-scale gpu tools
@@ -34,6 +34,8 @@ PLAYED_TORCH ?= torch===2.13.0
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and avoids it, the report'
 	@echo '                     GPUS=2: on nodes with played GPUs, of which one falls off its bus'
+	@echo 'make quick T=PATH    the tests of a directory or a file, T=PATH::NAME one test: in seconds, without'
+	@echo '                     root, torch and Slurm'
 	@echo 'make test            every test that this machine can run in minutes; lists what it skipped'
 	@echo 'make test-slow       the faults and time limits that take minutes each'
 	@echo 'make played-gpu      PyTorch for CUDA on played GPUs, in .venv-played (0.5 GB to download)'
@@ -63,6 +65,11 @@ help:
 
 demo: install lab-packages $(if $(GPUS),played-gpu)
 	@$(RUN) -m tests.demo $(if $(GPUS),--gpus=$(GPUS))
+
+# What needs more is left out, and not skipped: its lines would hide the rest.
+T ?= tests
+quick: $(VENV)/.quick
+	$(RUN) -m pytest -q -m 'not (lab or played_gpu or root or slow or torch)' $(T) $(PYTEST_ARGS)
 
 test: install lab-packages
 	$(RUN) $(PYTEST) -m 'not slow' $(PYTEST_ARGS)
@@ -175,13 +182,17 @@ $(VENV)/.installed: $(VENV)/.tools
 	@$(PYTHON) -c 'import torch' 2>/dev/null || $(PYTHON) -m pip install -q $(TORCH)
 	@touch $@
 
-$(VENV)/.tools: pyproject.toml
+$(VENV)/.tools: $(VENV)/.quick
+	@$(PYTHON) -m pip install -q -e '.[dev]'
+	@touch $@
+
+$(VENV)/.quick: pyproject.toml
 	@$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Python 3.11 or newer is needed, $(BASE) is older'; exit 1; }
 	@$(BASE) -c 'import ensurepip' 2>/dev/null || $(MAKE) --no-print-directory python-packages
 	@test -x $(PYTHON) || $(BASE) -m venv $(VENV)
 	@echo 'installing into $(VENV)'
-	@$(PYTHON) -m pip install -q -e '.[dev]'
+	@$(PYTHON) -m pip install -q -e '.[test]'
 	@touch $@
 
 .PHONY: python-packages

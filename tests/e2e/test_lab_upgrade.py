@@ -173,6 +173,7 @@ def test_a_job_that_is_in_its_rounds_leaves_its_bad_node_and_runs_elsewhere(
 # --- while its script runs ---------------------------------------------------------------------
 
 
+@pytest.mark.slow  # a minute until there are monitors
 def test_a_script_that_runs_is_watched_and_started_again_after_its_failure(
     site: ReplacedSite,
 ) -> None:
