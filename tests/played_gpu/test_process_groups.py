@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.supervisor import flight_environ
+from slurm_health.preflight.supervisor.monitor_process import PREFIX, flight_environ
 from tests.played_gpu.description import Fault, machine, strike, write
 from tests.played_gpu.running import Started, start_ranks
 
@@ -59,7 +59,7 @@ def test_the_watchdog_ends_a_rank_whose_peer_does_not_come_and_leaves_dumps(
         "from importlib.metadata import version; print(version('torch'))",
     ]
     torch = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-    variables = flight_environ.changes({}, str(tmp_path), torch)
+    variables = flight_environ({}, str(tmp_path), torch)
     waits, absent = missing_peer(played_python, gpus, "waits", variables)
     with absent.process:
         ended = waits.ended()
@@ -67,7 +67,7 @@ def test_the_watchdog_ends_a_rank_whose_peer_does_not_come_and_leaves_dumps(
     assert ended.status == -signal.SIGABRT, ended.errors
     assert "Watchdog caught collective operation timeout" in ended.errors
     assert ended.output == "pending True\n"
-    assert (tmp_path / f"{flight_environ.PREFIX}0").stat().st_size > 0
+    assert (tmp_path / f"{PREFIX}0").stat().st_size > 0
     assert "deprecated" not in ended.errors
 
 
