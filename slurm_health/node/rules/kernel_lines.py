@@ -19,17 +19,30 @@ _OF_A_PROCESS = re.compile(_COMM + r"(?:\[\d+\]|/\d+:| \(\d+\)[: ]| invoked oom-
 
 # A loop device's filesystem may be an image that a user brought along.
 _DISK = r"(?!loop)[\w!-]+"
-_PCI = r"(?:PCI:)?(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
+_PCI = r"(?:PCI:)?(?P<bus>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=77, name=python, GPU has fallen off the bus.
-XID = rf"^NVRM: (?P<kind>Xid) \({_PCI}\): (?P<number>\d{{1,5}})\b"
+# NVRM: Xid (PCI:0000:01:00 GPU-I:05): 43, of an instance of a GPU (MIG).
+XID = rf"^NVRM: (?P<kind>Xid) \({_PCI}(?: GPU-I:\d{{1,3}})?\): (?P<number>\d{{1,5}})\b(?P<text>.*)"
+# Older drivers say of a lost GPU no number:
+# NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.
+# or, in three lines: NVRM: The NVIDIA GPU 0000:18:00.0 / NVRM: (PCI ID: 10de:2901) installed in
+# this system has / NVRM: fallen off the bus and is not responding to commands.
+LOST_GPU = (
+    rf"^NVRM: GPU (?:at )?{_PCI}: GPU has fallen off the bus"
+    r"|^NVRM: fallen off the bus and is not responding to commands"
+)
+LOST_GPU_NAMED = rf"^NVRM: The NVIDIA GPU {_PCI}"
 # nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM Fault Up
 SXID = (
     rf"^nvidia-nvswitch\d+: (?P<kind>SXid) \({_PCI}\): (?P<number>\d{{1,5}}),"
-    r" (?P<word>Fatal|Non-fatal), (?P<text>.+)"
+    r" (?:(?P<word>Fatal|Non-fatal), )?(?P<text>.+)"
 )
 # To choose messages by, which needs no names.
-ANY_XID = r"^NVRM: Xid \(|^nvidia-nvswitch\d+: SXid \("
+ANY_XID = (
+    r"^NVRM: Xid \(|^NVRM: GPU .{0,30}: GPU has fallen off the bus|^NVRM: The NVIDIA GPU "
+    r"|^NVRM: fallen off the bus|^nvidia-nvswitch\d+: SXid \("
+)
 OUT_OF_MEMORY = (
     r"^(?:Out of memory|Memory cgroup out of memory)(?: \(oom_kill_allocating_task\))?:"
     r" Kill(?:ed)? process \d+ \("
@@ -63,6 +76,9 @@ WARNINGS = (
     HUNG_TASK,
     OUT_OF_MEMORY,
     PCIE_ERROR,
+    r"^nvme nvme\d+: (?:I/O \d+ .{0,30}timeout, (?:reset controller|aborting)|controller is down;)",
+    r"^NETDEV WATCHDOG: [\w.-]{1,15}(?: \([\w-]+\))?: transmit queue \d+ timed out",
+    r"^mlx5_core [0-9a-f:.]{7,16}: .{0,60}(?:assert_var|firmware internal error|Health issue)",
 )
 
 

@@ -217,12 +217,12 @@ class GpuErrors:
         found = []
         for text in kernel.messages:
             match = _XID.search(text)
-            if match and judge_xid(int(match["number"]))[0] is Status.NODE_FAULT:
+            if match and judge_xid(int(match["number"]), match["text"])[0] is Status.NODE_FAULT:
                 found.append((match, text))
         if not found:
             return ()
         match = found[0][0]
-        means = judge_xid(int(match["number"]))[1]
+        means = judge_xid(int(match["number"]), match["text"])[1]
         return [
             Inference(
                 name="gpu-broken",

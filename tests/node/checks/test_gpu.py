@@ -323,6 +323,84 @@ def test_what_a_program_can_cause_at_a_peer_drains_nobody() -> None:
     assert judge_xid(109) == (Status.NODE_FAULT, "context switch timed out; reset the GPU")
 
 
+def said(tmp_path: Path, *lines: str) -> Finding:
+    """Return what is found where the kernel wrote these lines, one after the other."""
+    log = "".join(f"3,9,{9990000000 + n},-;{line}\n" for n, line in enumerate(lines))
+    context = tree(tmp_path, {"/dev/kmsg": log, "/proc/uptime": "10000.0 1\n"})
+    return Xid().judge(Xid().collect(context))
+
+
+LINK = "XC0 i0 Link 01 (0x021425c6 0x00000000)"
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (f"149, NETIR_LINK_EVT  Fatal   {LINK}", Status.NODE_FAULT),
+        (f"145, RLW_REMAP Fatal {LINK}", Status.NODE_FAULT),
+        (f"145, pid=8, name=ray::Worker, RLW_RXPIPE Nonfatal {LINK}", Status.WARN),
+        (f"145, pid=8, name=A Fatal XC0 i0, RLW_RXPIPE Nonfatal {LINK}", Status.WARN),
+        (f"146, TLW_RX/TLW_RX_PIPE0 Fatal {LINK}", Status.WARN),
+        ("149, NETIR Fatal", Status.WARN),
+    ],
+)
+def test_an_nvlink_5_error_is_judged_by_the_drivers_last_words(
+    tmp_path: Path, line: str, status: Status
+) -> None:
+    assert said(tmp_path, f"NVRM: Xid (PCI:0009:01:00): {line}").status is status
+
+
+def recovery(before: str, now: str) -> str:
+    line = f"154, GPU recovery action changed from 0x0 ({before}) to 0x1 ({now})"
+    return f"NVRM: Xid (PCI:0009:01:00): {line}"
+
+
+def test_the_recovery_that_the_driver_wants_counts_until_it_wants_none(tmp_path: Path) -> None:
+    wanted = recovery("None", "Drain and Reset"), recovery("Drain and Reset", "GPU Reset Required")
+    found = said(tmp_path, *wanted)
+    assert found.status is Status.NODE_FAULT
+    assert "the driver wants the GPU reset" in found.text
+    over = recovery("GPU Reset Required", "None")
+    assert said(tmp_path, *wanted, over).status is Status.PASS
+    assert said(tmp_path, recovery("None", "Drain P2P")).status is Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("lines", "bus"),
+    [
+        (["NVRM: GPU 0000:29:00.0: GPU has fallen off the bus."], "0000:29:00.0"),
+        (["NVRM: GPU 18:00.0: GPU has fallen off the bus."], "18:00.0"),
+        (
+            [
+                "NVRM: The NVIDIA GPU 0000:18:00.0",
+                "NVRM: (PCI ID: 10de:2901) installed in this system has",
+                "NVRM: fallen off the bus and is not responding to commands.",
+            ],
+            "0000:18:00.0",
+        ),
+    ],
+)
+def test_a_gpu_that_fell_off_the_bus_is_known_without_a_number(
+    tmp_path: Path, lines: list[str], bus: str
+) -> None:
+    found = said(tmp_path, *lines)
+    assert found.status is Status.NODE_FAULT
+    assert f"GPU {bus}: Xid 79" in found.text
+
+
+def test_an_error_of_an_instance_of_a_gpu_is_one_of_the_gpu(tmp_path: Path) -> None:
+    found = said(tmp_path, "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 48, pid=7, DBE")
+    assert found.status is Status.NODE_FAULT
+    assert "GPU 0000:01:00: Xid 48" in found.text
+
+
+def test_a_switchs_error_without_a_word_on_its_severity_is_looked_at(tmp_path: Path) -> None:
+    line = "nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 20034, Data {0x50610002, 0x10100030}"
+    found = said(tmp_path, line)
+    assert found.status is Status.WARN
+    assert "the driver does not say how severe" in found.text
+
+
 def sxid(tmp_path: Path, text: str, number: int = 20034) -> Finding:
     lines = "".join(
         f"3,9,9990000000,-;nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): {number}, {each}\n"
