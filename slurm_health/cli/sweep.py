@@ -84,7 +84,7 @@ class _Asked:
     help="The time limit of each check.",
 )
 @shared_options(Door.CHECK, "check", "python", "journal")
-@click.option("--index", metavar="FILE|URL", help="The index of the journals, as of history.")
+@click.option("--index", metavar="FILE|URL", help="The index of the journals, as for history.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @click.argument("sbatch", nargs=-1, metavar="[-- SBATCH OPTIONS]")
 @as_settings(_Asked)

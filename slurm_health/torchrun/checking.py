@@ -255,7 +255,7 @@ def _say_adopted(earlier: EarlierCheck, outcome: JointOutcome) -> None:
     found = found_text(run_report(find.read_run(earlier.directory)), names=True)
     ago = duration_text(max(0.0, time.time() - earlier.ended_s))
     why = f"; {outcome.choice.reason}" if outcome.choice.nodes and outcome.choice.reason else ""
-    say(f"the job's nodes were checked {ago} ago: {found}; not again (--check-again){why}")
+    say(f"the job's nodes were checked {ago} ago: {found}; not checked again (--check-again){why}")
 
 
 def _stay_out(place: TaskPlace, outcome: JointOutcome, within: Bounds) -> int:

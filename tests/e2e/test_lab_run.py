@@ -127,7 +127,7 @@ def test_nodes_that_the_job_has_checked_are_not_checked_again(trained: Site) -> 
     job = submit(trained, *words, here, script="")
     trained.ended(job, 3 * DEADLINE_S)
     text = trained.read("twice.out")
-    ours = [line for line in text.splitlines() if "not again (--check-again)" in line]
+    ours = [line for line in text.splitlines() if "not checked again (--check-again)" in line]
     assert len(ours) == 1, text
     assert "ago: 1 faulty (n2)" in ours[0]
     assert "n2 is LEFT OUT: faulty" in text

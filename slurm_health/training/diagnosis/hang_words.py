@@ -19,14 +19,14 @@ def shared_end(paths: Sequence[BrokenPath]) -> tuple[tuple[str, ...], str]:
     if len(shared) == 1 and len(everyone) > 2:
         (node,) = shared
         return (node,), f"every broken connection leads to {node}"
-    return everyone, "connections send again and again in vain"
+    return everyone, "connections retransmit and get no answer"
 
 
 def broken_line(path: BrokenPath) -> str:
     """Return what connections show of a path."""
     return (
-        f"{path.node} sends to {path.peer} in vain: {path.connections} connections, sent again"
-        f" {path.retransmits} times"
+        f"{path.node} gets no answer from {path.peer}: {path.connections} connections, up to"
+        f" {path.retransmits} retransmissions"
     )
 
 

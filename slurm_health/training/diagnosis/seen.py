@@ -75,7 +75,7 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokenPath(msgspec.Struct, frozen=True, kw_only=True):
-    """TCP connections of the job between two nodes on which `node` sends again and again in vain.
+    """TCP connections of the job between two nodes on which `node` retransmits and gets no answer.
 
     `peer` is a node, or an address that no node of the job told as its own.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This user's TCP connections as the kernel shows them: which send in vain, how much all have sent.
+"""This user's TCP connections as the kernel shows them: which get no answer, how much is sent.
 
 How much was sent is asked through a netlink socket of sock_diag(7), which needs no right; /proc
 does not tell it.
@@ -37,7 +37,7 @@ _LIMIT_S = 1.0
 
 
 def broken(root: Path = Path("/proc")) -> tuple[tuple[str, int], ...]:
-    """Return the far ends of connections with unanswered data, and how often it was sent again."""
+    """Return the far ends of connections with unanswered data, and how often that was resent."""
     own = str(os.geteuid())
     found = []
     for fields in _sockets(root):

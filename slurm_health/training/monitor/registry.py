@@ -38,7 +38,7 @@ COLLECTORS: tuple[DataCollector, ...] = (
 LIVE_COLLECTORS: tuple[LiveCollector, ...] = (NcclRas(),)
 _OF_COLLECTORS = ("name", "data", "is_enabled", "collect_data")
 _OF_OPERATORS = ("name", "is_compatible", "infer")
-_LOAD_S = 3.0  # for all of them; a module that takes longer is loaded in vain
+_LOAD_S = 3.0  # for all of them; a module that takes longer is given up
 
 
 class Registered(NamedTuple):
