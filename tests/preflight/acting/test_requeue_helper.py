@@ -223,8 +223,12 @@ def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene
     assert found == {"partition": "gpu", "account": "ml", "qos": "high", "reservation": "mine"}
 
 
-def test_a_helper_that_cannot_be_cancelled_is_no_error(scene: Scene) -> None:
+def test_a_helper_that_cannot_be_cancelled_is_a_warning_and_no_error(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.helper().withdraw(scene.client, 99)
+
+    assert "could not cancel helper job 99: " in caplog.text
 
 
 def test_a_job_that_was_requeued_again_is_left_to_the_helper_of_that_attempt(
