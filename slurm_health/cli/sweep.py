@@ -17,9 +17,10 @@ from slurm_health.cli.clean import read_age, reading
 from slurm_health.cli.history import opened_index
 from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.cli.terminal import print_result
+from slurm_health.fleet.sweep.choice import FEWEST
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door, options_of
-from slurm_health.records.errors import ConfigError, ExitCode, SlurmError
+from slurm_health.records.errors import ConfigError, ExitCode, SlurmError, UsageError
 
 if TYPE_CHECKING:
     from slurm_health.fleet.sweep.submission import Turn, Wishes
@@ -122,6 +123,12 @@ def sweep(asked: _Asked) -> int:
     )
     with opened_index(str(root), asked.index, rebuild=False) as found:
         chosen = submission.choose(client, found, wishes, uid=uid, now_s=time.time())
+    if chosen.most < FEWEST:
+        raise UsageError(
+            f"a sweep can never check {asked.partition}: it takes {FEWEST} nodes at a time, leaves"
+            f" one to jobs, and there are {chosen.most + 1}; check them in a job of their own:"
+            f" salloc -p {asked.partition} -N {chosen.most + 1} slurm-health check"
+        )
     if asked.dry_run:
         for group in chosen.groups:
             print_result(f"sbatch {' '.join(submission.options(group, wishes))}\n")

@@ -266,7 +266,7 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
     silent = now_s is not None and now_s > _expected_by_s(entries.master)
     ended = _ended_by(entries.master)
     gone = superseded or script_began or silent or ended is not None
-    stopped = (ended.job or f"stopped by {ended.reason}") if ended else "the master stopped"
+    stopped = _words_of(ended) if ended else "the master stopped"
     state = State.STOPPED if gone else State.RUNNING
     if _first(entries.master, records.VerdictReached) is not None:
         return state, f"{f'{stopped} while' if gone else 'still'} acting on the verdict"
@@ -276,6 +276,11 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
         return state, f"{stopped} before the first round" if gone else waiting
     where = f"round {max(rounds)}"  # by its number, as everywhere else
     return state, f"{stopped} before a verdict, in {where}" if gone else f"still running: {where}"
+
+
+def _words_of(ended: records.MasterStopped) -> str:
+    by_hand = "interrupted (Ctrl-C, SIGINT)" if ended.reason == "SIGINT" else ""
+    return ended.job or by_hand or f"stopped by {ended.reason}"
 
 
 def _ended_by(master: Sequence[Entry]) -> records.MasterStopped | None:

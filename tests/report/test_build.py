@@ -257,6 +257,15 @@ def test_a_check_whose_job_was_cancelled_says_so_and_in_which_round(tmp_path: Pa
     assert report.timeline[-1].detail == "SIGTERM: the job was cancelled"
 
 
+def test_a_check_that_a_person_interrupted_says_so(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.master(MasterStopped(reason="SIGINT"))
+
+    note = report_of(run, now_s=run.clock.now_s).note
+    assert note == "interrupted (Ctrl-C, SIGINT) before the first round"
+
+
 def test_a_check_that_a_new_master_took_over_runs_again(tmp_path: Path) -> None:
     run = RunJournal(tmp_path)
     run.start()

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from slurm_health.preflight.options import Door, localize_choices, options_of
+from slurm_health.preflight.probes import torchrun_arguments
 from slurm_health.preflight.probes.torchrun_arguments import Option, read
 from slurm_health.records.errors import ConfigError
 from slurm_health.torchrun.parser import ParserEnded
@@ -134,3 +137,23 @@ def test_an_interpreter_without_torch_is_refused(
         read_with_interpreter([f"--python={bare}", "x.py"], {"PATH": os.environ["PATH"]})
     assert ended.value.exit_code == 1
     assert "cannot load torchrun: No module named 'torch'" in capfd.readouterr().err
+
+
+def test_ctrl_c_while_torch_is_loaded_shows_none_of_our_code(tmp_path: Path) -> None:
+    package = tmp_path / "torch" / "distributed"
+    package.mkdir(parents=True)
+    for each in (package, package.parent):
+        (each / "__init__.py").touch()
+    (package / "run.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    reader = Path(torchrun_arguments.__file__)
+    process = subprocess.Popen(
+        [sys.executable, str(reader), "1", "[]", "train.py"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"loading\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (-signal.SIGINT, b"")

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import combinations
 
 # Two nodes that disagree accuse each other; a third one tells.
-_FEWEST = 3
+FEWEST = 3
 
 Meetings = Mapping[frozenset[str], int]
 
 
 def at_once(nodes: int, share: float) -> int:
     """Return how many nodes of a partition may be in checks of a sweep: never all of them."""
-    return min(max(_FEWEST, int(share * nodes)), nodes - 1)
+    return min(max(FEWEST, int(share * nodes)), nodes - 1)
 
 
 def groups(
@@ -38,7 +38,7 @@ def groups(
     found: list[tuple[str, ...]] = []
     while True:
         count = min(size, room - sum(map(len, found)), len(free))
-        if count < _FEWEST or free[0] not in due:
+        if count < FEWEST or free[0] not in due:
             return found
         group = _group(free, meetings, due, idle, count)
         free = [node for node in free if node not in group]

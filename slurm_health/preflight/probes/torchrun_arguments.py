@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from typing import Any, NamedTuple, NoReturn
 
@@ -91,6 +92,7 @@ def _given(name: str, known: dict[str, Any], parser: argparse.ArgumentParser) ->
 
 def main() -> None:
     """Read the command line and write what it says."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # torch loads for seconds, and shows where
     try:
         from torch.distributed.run import get_args_parser
     except ImportError as err:

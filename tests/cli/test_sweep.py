@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health sweep` where it can check nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import slurm_health
+from tests.support.fake_slurm import FakeSlurm
+
+
+@pytest.mark.torch
+def test_a_partition_that_no_turn_can_ever_check_is_told_so_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm", ["n1", "n2", "n3"])
+    slurm.set(partition_nodes="n[1-3]")
+    journal = f"--journal={tmp_path / 'journal'}"
+
+    done = slurm_health(
+        "sweep", "-p", "main", journal, f"--python={sys.executable}", environ=slurm.environ()
+    )
+
+    assert done.code == 2
+    assert "a sweep can never check main: it takes 3 nodes at a time" in done.stderr
+    assert "salloc -p main -N 3 slurm-health check" in done.stderr
+    assert not slurm.calls("sbatch")
