@@ -25,7 +25,7 @@ from slurm_health.preflight.decide.after_failure import Failure, Next, Plan, pla
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.nodeset import fold
-from slurm_health.records.script_records import SCRIPT_FAILED, Diagnosed, FailurePlanned
+from slurm_health.records.script_records import SCRIPT_FAILED, Diagnosed
 from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent, leaving_on
 from slurm_health.torchrun import joint_check
@@ -225,14 +225,7 @@ def _record(question: Question, found: Diagnosed | None, chosen: Plan, clock_s: 
         if found is not None:
             journal.Writer(directory, journal.POST_MORTEM, lambda: clock_s).append(found)
         journal.Writer(directory, journal.RESTART, lambda: clock_s).append(
-            FailurePlanned(
-                plan=chosen.next.value,
-                reason=chosen.reason,
-                restart=question.restart,
-                max_restarts=question.max_restarts,
-                evidence=list(chosen.evidence),
-                nodes=[verdict.node for verdict in chosen.at_fault],
-            )
+            chosen.recorded(restart=question.restart, max_restarts=question.max_restarts)
         )
     except JournalError as err:
         say(f"the failure is not recorded: {err}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slurm_health.records.nodeset import fold
-from slurm_health.records.script_records import Attribution, Diagnosed
+from slurm_health.records.script_records import Attribution, Diagnosed, FailurePlanned
 from slurm_health.records.verdict import Level, NodeVerdict
 
 
@@ -61,6 +61,17 @@ class Plan:
     evidence: tuple[str, ...] = ()
     check: tuple[str, ...] = ()
     at_fault: tuple[NodeVerdict, ...] = ()
+
+    def recorded(self, *, restart: int, max_restarts: int) -> FailurePlanned:
+        """Return it as the journal has it: what is decided about restart `restart` of `max_restarts`."""
+        return FailurePlanned(
+            plan=self.next.value,
+            reason=self.reason,
+            restart=restart,
+            max_restarts=max_restarts,
+            evidence=list(self.evidence),
+            nodes=[verdict.node for verdict in self.at_fault],
+        )
 
 
 def plan(failure: Failure) -> Plan:

@@ -23,7 +23,6 @@ from slurm_health.records.allocation import Allocation
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.nodeset import fold
 from slurm_health.records.records import Disposition, Record, RunFinished, VerdictReached
-from slurm_health.records.script_records import FailurePlanned
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from slurm_health.system.processes import own_command
@@ -54,14 +53,7 @@ def after_failure(
     client = Client(environ, patience_s=_PATIENCE_S)
     chosen = plan(failure_of(failed, job, client, settings.policy))
     journal.Writer(failed.directory, journal.RESTART, time.time).append(
-        FailurePlanned(
-            plan=chosen.next.value,
-            reason=chosen.reason,
-            restart=failed.restart,
-            max_restarts=failed.max_restarts,
-            evidence=list(chosen.evidence),
-            nodes=[verdict.node for verdict in chosen.at_fault],
-        )
+        chosen.recorded(restart=failed.restart, max_restarts=failed.max_restarts)
     )
     match chosen.next:
         case Next.STOP:
