@@ -63,7 +63,7 @@ class Plan:
     at_fault: tuple[NodeVerdict, ...] = ()
 
     def recorded(self, *, restart: int, max_restarts: int) -> FailurePlanned:
-        """Return it as the journal has it: what is decided about restart `restart` of `max_restarts`."""
+        """Return it as the journal has it, with the number of this restart of at most these."""
         return FailurePlanned(
             plan=self.next.value,
             reason=self.reason,
