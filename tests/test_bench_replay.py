@@ -76,6 +76,22 @@ def test_logs_are_counted_by_what_their_class_means(
     assert "gpualert-eval: permission: program-error" in printed
 
 
+def test_a_kernel_line_that_is_a_warning_there_and_a_fault_here_accuses_an_innocent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    xids = tmp_path / "gpud/components/accelerator/nvidia/xid"
+    disks = tmp_path / "gpud/components/disk"
+    xids.mkdir(parents=True)
+    disks.mkdir()
+    case = '{"%s", "[1.5] NVRM: Xid (PCI:0000:04:00): %d, text", apiv1.EventType%s},\n'
+    (xids / "a_test.go").write_text(case % ("a", 79, "Fatal") + case % ("b", 48, "Warning"))
+    (disks / "kmsg_matcher_test.go").write_text('line: "kernel: nothing", want: false,')
+    assert main([str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    (line,) = [line for line in printed.splitlines() if line.startswith("| gpud")]
+    assert [each.strip() for each in line.split("|")[2:7]] == ["3", "2", "0", "1", "1"]
+
+
 def test_where_no_recording_is_that_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,5 +3,6 @@
 
 source    a row of the table: what was recorded, what of it was named
 dumps     Flight Recorder dumps with ranks that were injected
+kernel    kernel lines of GPUs and disks, with their severity
 logs      logs of failed jobs with their causes
 """

@@ -18,9 +18,9 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.check_table import machine_facts, machine_line
-from benchmarks.replay import dumps, logs
+from benchmarks.replay import dumps, kernel, logs
 
-SOURCES = (*dumps.SOURCES, *logs.SOURCES)
+SOURCES = (*dumps.SOURCES, *logs.SOURCES, *kernel.SOURCES)
 _HEAD = ("source", "cases", "right", "undecided", "wrong", "innocent", "s", "anchor", "seen before")
 
 

@@ -64,9 +64,13 @@ FAULTS = (
     r"^Memory failure: 0x[0-9a-f]+: recovery action for [\w/ -]+: (?:Failed|Ignored)",
     rf"^EXT4-fs error \(device {_DISK}\)",
     rf"^EXT4-fs \({_DISK}\): Remounting filesystem read-only",
+    rf"^EXT4-fs \({_DISK}\): I/O error while writing superblock",
     rf"^XFS \({_DISK}\): (?:metadata I/O error|Metadata I/O Error|Corruption )",
     rf"^BTRFS (?:error|critical) \(device {_DISK}(?:: state \w+| state \w+)?\)",
     r"^nvme nvme\d+: (?:controller is down|Removing after probe failure)",
+    r"^nvme nvme\d+: Disabling device after reset failure: -\d",
+    r"^block nvme\d+n\d+: no available path - failing I/O",
+    r"^md/raid\d+:?md\d+: Disk failure on [\w!-]+(?: detected)?, failing array",
 )
 # What a program may have caused, or what may pass.
 WARNINGS = (
@@ -76,7 +80,7 @@ WARNINGS = (
     HUNG_TASK,
     OUT_OF_MEMORY,
     PCIE_ERROR,
-    r"^nvme nvme\d+: (?:I/O \d+ .{0,30}timeout, (?:reset controller|aborting)|controller is down;)",
+    r"^nvme nvme\d+: I/O .{1,60} timeout, (?:reset controller|aborting)",
     r"^NETDEV WATCHDOG: [\w.-]{1,15}(?: \([\w-]+\))?: transmit queue \d+ timed out",
     r"^mlx5_core [0-9a-f:.]{7,16}: .{0,60}(?:assert_var|firmware internal error|Health issue)",
 )

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel lines of GPUs and disks, with what another monitor's own tests hold of them.
+
+An Xid line is held fatal or a warning there; a disk line is a failure or none. A line that only
+warns here and is a failure there is undecided; one that is a fault of the node here and none there
+accuses an innocent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.replay.source import Score, Source
+from slurm_health.node.rules.finding import Status
+from slurm_health.node.rules.kernel_lines import BLOCK_IO_ERROR, FAULTS, WARNINGS, XID, is_evidence
+from slurm_health.node.rules.xid import judge_xid
+
+_XID = re.compile(XID)
+_FAULTS = re.compile("|".join(FAULTS))
+_WARNINGS = re.compile("|".join((*WARNINGS, BLOCK_IO_ERROR)))
+# {"name", "NVRM: Xid (PCI:0000:04:00): 144, SAW_MVB Fatal …", apiv1.EventTypeFatal}
+_XID_CASE = re.compile(r'"([^"\n]*NVRM: Xid [^"\n]*)"[^}\n]*?EventType(\w+)')
+_DISK_CASE = re.compile(r'line:\s*"([^"\n]*)",\s*want:\s*(true|false)')
+# What dmesg and journals put before a line; the kernel itself does not.
+_BEFORE = re.compile(r"^(?:\[[^\]]*\] )?(?:kernel: )?")
+
+
+def score(directory: Path) -> Score:
+    """Judge each line as the node's checks do."""
+    score = Score()
+    for line, is_fault in sorted(set(_cases(directory))):
+        status = _status(_BEFORE.sub("", line))
+        if (status is Status.NODE_FAULT) is is_fault:
+            score.right += 1
+            continue
+        score.innocent += status is Status.NODE_FAULT
+        score.undecided += status is Status.WARN
+        score.wrong += status is not Status.WARN
+        score.missed.append(f"{status.name}: {line[:120]}")
+    return score
+
+
+def _cases(directory: Path) -> Iterator[tuple[str, bool]]:
+    for path in sorted((directory / "accelerator/nvidia/xid").glob("*_test.go")):
+        for line, kind in _XID_CASE.findall(path.read_text()):
+            yield line, kind in {"Fatal", "Critical"}
+    for line, want in _DISK_CASE.findall((directory / "disk/kmsg_matcher_test.go").read_text()):
+        yield line, want == "true"
+
+
+def _status(line: str) -> Status:
+    if found := _XID.search(line):
+        return judge_xid(int(found["number"]), found["text"])[0]
+    if not is_evidence(line):
+        return Status.PASS
+    if _FAULTS.search(line):
+        return Status.NODE_FAULT
+    return Status.WARN if _WARNINGS.search(line) else Status.PASS
+
+
+SOURCES = (
+    Source(
+        name="gpud",
+        place="components",
+        anchor="all, by its own tests",
+        seen=True,
+        score=score,
+    ),
+)
