@@ -72,7 +72,7 @@ static long long whole(const char *start, long long otherwise) {
 
 // ---- what its processes do with it, each in a file that the played CUDA runtime keeps
 
-struct Use { ull bytes, busy_until_ns, work_ns, throttled, fallen; };
+struct Use { ull bytes, busy_until_ns, work_ns, throttled, fallen, spins_until_ns; };
 
 static int used_by(const char *path, uint *pid, struct Use *use) {
     *pid = (uint)atol(strrchr(path, '-') + 1);
@@ -104,6 +104,7 @@ static uint uses_of(int gpu, struct Use *all, uint *pids, ull *bytes, uint most)
             if (use.busy_until_ns > all->busy_until_ns) all->busy_until_ns = use.busy_until_ns;
             if (use.work_ns > all->work_ns) all->work_ns = use.work_ns;
             all->throttled |= use.throttled;
+            if (use.spins_until_ns > all->spins_until_ns) all->spins_until_ns = use.spins_until_ns;
         }
         globfree(&found);
     }
@@ -123,13 +124,17 @@ static struct Use use_of(int gpu) {
     return all;
 }
 
-static int is_busy(const struct Use *use) {
+static int is_since(ull until_ns) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     ull now_ns = (ull)now.tv_sec * 1000000000ull + (ull)now.tv_nsec;
     // As a driver that samples: what has just ended still counts.
-    return use->busy_until_ns && use->busy_until_ns + 200000000ull > now_ns;
+    return until_ns && until_ns + 200000000ull > now_ns;
 }
+
+static int works(const struct Use *use) { return is_since(use->busy_until_ns); }
+// A kernel that only waits keeps the GPU at its clock and as used as work does, at little power.
+static int is_busy(const struct Use *use) { return works(use) || is_since(use->spins_until_ns); }
 
 // ---- how an answer is given
 
@@ -299,7 +304,7 @@ int nvmlDeviceGetPersistenceMode(int *gpu, uint *on) { ANSWER(gpu, "persistence_
 
 int nvmlDeviceGetCurrentClocksEventReasons(int *gpu, ull *reasons) {
     struct Use use = use_of(*gpu);
-    long long well = use.throttled ? SLOWDOWN | HARDWARE_THERMAL : is_busy(&use) ? POWER_CAP : IDLE;
+    long long well = use.throttled ? SLOWDOWN | HARDWARE_THERMAL : works(&use) ? POWER_CAP : is_busy(&use) ? 0 : IDLE;
     ANSWER(gpu, "clock_reasons", well, reasons);
 }
 int nvmlDeviceGetCurrentClocksThrottleReasons(int *gpu, ull *reasons) {
@@ -323,13 +328,13 @@ int nvmlDeviceGetTemperature(int *gpu, int sensor, uint *celsius) {
     // It warms from 33 C to 68 C, half of the way within three seconds of work.
     double work_s = (double)use.work_ns / 1e9;
     long long warm = 33 + (long long)(35 * work_s / (work_s + 3));
-    ANSWER(gpu, "temperature_c", use.throttled ? 90 : is_busy(&use) ? warm : 33, celsius);
+    ANSWER(gpu, "temperature_c", use.throttled ? 90 : works(&use) ? warm : is_busy(&use) ? 45 : 33, celsius);
 }
 int nvmlDeviceGetPowerUsage(int *gpu, uint *milliwatts) {
     struct Use use = use_of(*gpu);
     int error = refused(*gpu);
     if (error) return error;
-    long long watts = fault_or(*gpu, "power_w", is_busy(&use) ? 690 : 75);
+    long long watts = fault_or(*gpu, "power_w", works(&use) ? 690 : is_busy(&use) ? 130 : 75);
     if (watts < 0) return NOT_SUPPORTED;
     *milliwatts = (uint)(watts * 1000);
     return SUCCESS;

@@ -24,6 +24,7 @@ const std::string INSTANCE = " MIG 1g.10gb";  // the first part of a divided dev
 // What a context takes of a real device, or less of a small one.
 constexpr size_t MOST_CONTEXT_BYTES = 512ul << 20;
 constexpr size_t CONTEXT_SHARE = 16;
+constexpr double SPIN_S = 0.1;
 
 struct State {
     std::mutex opening;
@@ -195,6 +196,8 @@ double device_seconds(int device, double cpu_seconds, double modelled_seconds) {
     mine.busy_until_ns = std::max<uint64_t>(mine.busy_until_ns, now_ns + left_ns);
     return seconds;
 }
+
+void spin(int device) { usage(on_node(device)).spins_until_ns = (uint64_t)((monotonic_s() + SPIN_S) * 1e9); }
 
 double product_seconds(int device, double flop) {
     const double tflops = described(device).tflops;

@@ -53,6 +53,8 @@ bool is_slowed(int device);
 // How long an operation has to take that took the CPU so long (a device of the modelled speed: 0 if
 // it is as fast as the CPU), and note that the device was busy.
 double device_seconds(int device, double cpu_seconds, double modelled_seconds);
+// Note that a kernel only waits on the device, as it has to be noted again and again.
+void spin(int device);
 double product_seconds(int device, double flop);
 double copy_seconds(int device, double bytes);
 double host_copy_seconds(int device, double bytes);

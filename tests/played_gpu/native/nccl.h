@@ -6,11 +6,13 @@
 #include "stream.h"
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +40,12 @@ struct Comm : std::enable_shared_from_this<Comm> {
     std::atomic<bool> aborted{false};
     std::atomic<int> error{SUCCESS}, pending{0}, running{0};
     std::mutex order;  // one exchange at a time
+    // Work that is not done, by number. It is done in the order in which it was given, whatever its
+    // stream is: NCCL has the streams of a communicator wait for each other.
+    std::set<long> given;
+    long numbers = 0;
+    std::mutex turns;
+    std::condition_variable turn;
     std::map<int, double> scales;  // of the operations that were made by ncclRedOpCreatePreMulSum
     int next_operation = 5;
 

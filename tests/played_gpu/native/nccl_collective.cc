@@ -2,6 +2,7 @@
 // The collectives, and sending and receiving: each is work of a stream.
 #include "nccl.h"
 
+#include <chrono>
 #include <utility>
 
 using namespace played;
@@ -19,11 +20,27 @@ struct Operation {
 thread_local int depth = 0;
 thread_local std::vector<Operation> group;
 
+constexpr std::chrono::milliseconds LOOK_AGAIN{20};
+
 // Counts a communicator's work until it is done, or was dropped because its device is lost.
 struct Pending {
-    explicit Pending(Comm *comm) : comm(comm->shared_from_this()) { comm->pending++; }
-    ~Pending() { comm->pending--; }
+    explicit Pending(Comm *comm) : comm(comm->shared_from_this()) {
+        comm->pending++;
+        std::lock_guard<std::mutex> lock(comm->turns);
+        comm->given.insert(number = comm->numbers++);
+    }
+    ~Pending() {
+        std::lock_guard<std::mutex> lock(comm->turns);
+        comm->given.erase(number);
+        comm->turn.notify_all();
+        comm->pending--;
+    }
+    void await_turn() {
+        std::unique_lock<std::mutex> lock(comm->turns);
+        while (*comm->given.begin() != number && !comm->must_end()) comm->turn.wait_for(lock, LOOK_AGAIN);
+    }
     std::shared_ptr<Comm> comm;
+    long number;
 };
 
 void submit(Comm *comm, Stream *stream, std::function<void(Comm &)> run) {
@@ -31,6 +48,7 @@ void submit(Comm *comm, Stream *stream, std::function<void(Comm &)> run) {
     auto pending = std::make_shared<Pending>(comm);
     stream->put([pending, run = std::move(run)] {
         Comm &comm = *pending->comm;
+        pending->await_turn();
         std::lock_guard<std::mutex> lock(comm.order);
         comm.running++;
         if (!comm.must_end()) run(comm);

@@ -204,7 +204,7 @@ void Comm::close_all() {
 }
 
 void Comm::wait_for_abort() const {
-    while (!must_end()) sleep_s(LOOK_AGAIN_S);
+    for (; !must_end(); sleep_s(LOOK_AGAIN_S)) spin(device);
 }
 
 int Comm::version() const {

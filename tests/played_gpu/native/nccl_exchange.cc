@@ -120,6 +120,7 @@ bool move_all(Comm &comm, Kind kind, std::vector<Queue> &queues) {
             peers.push_back(peer);
         }
         if (waiting.empty()) return true;
+        spin(comm.device);
         poll(waiting.data(), waiting.size(), POLL_MS);
         for (size_t i = 0; i < waiting.size(); i++)
             if (waiting[i].revents & POLLRDHUP) return peer_is_gone(comm, peers[i]);

@@ -141,7 +141,9 @@ bool begin_on(Stream *stream) {
     const int device = stream->device;
     const Struck struck = begin_operation(device);
     if (struck == Struck::HANGS)
-        stream->put([device] { while (is_hanging(device) && !is_lost(device)) sleep_s(LOOK_AGAIN_S); }, true);
+        stream->put([device] {
+            for (; is_hanging(device) && !is_lost(device); sleep_s(LOOK_AGAIN_S)) spin(device);
+        }, true);
     if (struck == Struck::FALLS)
         stream->put([device] { sleep_s(FALLING_S); lose(device, LAUNCH_FAILURE); }, true);
     return stream->is_idle();

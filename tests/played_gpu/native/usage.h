@@ -14,6 +14,7 @@ struct Usage {
     uint64_t worked_ns;
     uint64_t is_throttled;
     uint64_t has_fallen;  // off the bus; holds for the device for as long as that is described
+    uint64_t spins_until_ns;  // in a kernel that only waits, as NCCL's for its peers
 };
 
 // This process's own; made by the first call.

@@ -2,7 +2,6 @@
 """Every collective of a process group over NCCL, and what its work says; rank N has device N."""
 
 import os
-import time
 from datetime import timedelta
 
 import torch
@@ -68,16 +67,33 @@ if eager:
     dist.all_reduce(z, group=half)
     holds("a split group", z, [2.0 if rank < 2 else float(size - 2)] * 4)
 
+# On two streams: what was called first comes first, although rank 0 has work before it.
+one, two = torch.cuda.Stream(), torch.cuda.Stream()
+first, second = of_rank(1), torch.empty(size, device="cuda")
+torch.cuda.synchronize()
+with torch.cuda.stream(one):
+    if rank == 0:
+        before = torch.ones(1024, 1024, device="cuda")
+        before @ before
+    dist.all_reduce(first)
+with torch.cuda.stream(two):
+    dist.all_gather_into_tensor(second, of_rank(rank, 1))
+torch.cuda.synchronize()
+holds("on one stream", first, [float(size)] * 4)
+holds("on another", second, [float(r) for r in everyone])
+
 # Rank 0 comes late: until then the work of the others is pending, and their host goes on.
 dist.barrier()
 torch.cuda.synchronize()
+store = dist.distributed_c10d._get_default_store()
 if rank == 0:
-    time.sleep(1)
+    store.wait([f"rank {r} has seen it pending" for r in range(1, size)])
 work = dist.all_reduce(x, async_op=True)
 work.wait()
 queued = x * 2 + 1  # follows on the stream
 if rank != 0:
     assert not work.is_completed(), "completed before all had come"
+    store.set(f"rank {rank} has seen it pending", "")
 assert queued.shape == x.shape
 holds("what follows a collective", queued, [2 * total * size + 1] * 4)
 assert work.is_completed()

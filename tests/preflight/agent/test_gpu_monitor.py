@@ -213,7 +213,7 @@ def test_clock_power_and_heat_follow_the_load(sampler: Sampler) -> None:
     sampler.play(1)
     sampler.start()
     samples = [sampler.sample(), sampler.sample()]
-    used.write_bytes(struct.pack("5Q", 1 << 30, 1 << 62, 3_000_000_000, 0, 0))
+    used.write_bytes(struct.pack("6Q", 1 << 30, 1 << 62, 3_000_000_000, 0, 0, 0))
     try:
         samples += sampler.sample_until(reasons=4, clock_mhz=1980, power_w=690.0, temperature_c=50)
         samples.append(sampler.sample())
@@ -236,7 +236,7 @@ def test_a_gpu_that_fell_off_the_bus_under_a_process_stays_lost_when_that_has_en
     sampler.play(1, Fault(device=0, kind="off_bus", after=5))
     sampler.start()
     assert sampler.sample().lost == ""
-    used.write_bytes(struct.pack("5Q", 0, 0, 0, 0, 1))
+    used.write_bytes(struct.pack("6Q", 0, 0, 0, 0, 1, 0))
     try:
         sampler.sample_until(lost="GPU is lost")
     finally:
