@@ -10,6 +10,7 @@ from slurm_health.records.script_records import Attribution, Sureness
 
 _FIX = "correct the script; starting it again as it is fails again"
 _NODE = "leave the node out (sbatch --exclude) and tell your administrator"
+_END_OF_NAME = re.compile(r"(?<!:):(?!:)")  # two colons are C++'s, within the name
 # Exceptions that Python raises for a program's own mistakes, whatever their words.
 OF_THE_PROGRAM = frozenset(
     {
@@ -283,8 +284,9 @@ def known(error: str) -> KnownError | None:
 
 
 def kind_of(error: str) -> str:
-    """Return the name of an exception without its module: `KeyError`."""
-    return error.partition(":")[0].rpartition(".")[2].strip()
+    """Return the name of an exception without its module or namespace: `KeyError`."""
+    name = _END_OF_NAME.split(error, maxsplit=1)[0]
+    return name.rpartition(".")[2].rpartition("::")[2].strip()
 
 
 def alike(error: str) -> str:

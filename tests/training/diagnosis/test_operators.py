@@ -234,6 +234,13 @@ def test_a_nan_on_one_rank_alone_leaves_room_for_a_device_that_computes_wrongly(
     assert found.accused == []
 
 
+def test_an_exception_of_cpp_is_told_by_its_name_without_its_namespace() -> None:
+    error = "c10::AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+    found = diagnose(TrainingLog(failures=(failed(2, error, "n2"),)))
+
+    assert found.first == "rank 2 on n2 raised AcceleratorError first"
+
+
 def test_connections_that_broke_without_a_cause_are_transient_and_accuse_nobody() -> None:
     failures = tuple(failed(rank, TIMED_OUT, consequence=True) for rank in (0, 1))
     found = diagnose(TrainingLog(failures=failures))
