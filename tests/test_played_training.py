@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.played_training.causes import BY_NAME
-from benchmarks.played_training.recording import Recording, read
-from benchmarks.played_training.say import Verdict, monitor, post_mortem
+from benchmarks.played_training.perform import play
+from benchmarks.played_training.recording import Recording, keep, read
+from benchmarks.played_training.say import Verdict, health_check, monitor, post_mortem
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
 
 DATA = Path(__file__).parent / "data" / "played_training"
@@ -86,8 +87,45 @@ def test_a_rank_that_left_no_dump_is_known_by_the_dumps_of_the_others() -> None:
     assert (said.found.cause, said.found.ranks, said.found.nodes) == ("never-entered", [2], ["n2"])
 
 
+@pytest.mark.parametrize("name", ["ecc", "off-bus"])
+def test_the_check_of_gpus_finds_the_one_that_broke_under_the_training(name: str) -> None:
+    said = health_check(recording(name))
+
+    assert said is not None
+    assert "n2: GPU 0" in said.why
+    assert "n1" not in said.why
+
+
+def test_a_gpu_whose_collective_waits_is_busy_at_little_power_and_that_of_the_stopped_is_idle() -> (
+    None
+):
+    told = recording("stopped").gpus
+    powers = {(each.node, gpu.index): gpu.power_w for each in told for gpu in each.samples}
+    shares = [share for each in told for share in each.activity.by_pid.values()]
+
+    assert powers == {("n1", 0): 130, ("n1", 1): 130, ("n2", 0): 75, ("n2", 1): 130}
+    assert sorted(shares) == [0, 1, 1, 1]
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_nothing_wrong_is_said_of_a_recording(name: str) -> None:
-    said = [post_mortem(recording(name)), monitor(recording(name))]
+    said = [judge(recording(name)) for judge in (post_mortem, monitor, health_check)]
 
     assert [each.why for each in said if each and each.verdict is Verdict.WRONG] == []
+
+
+@pytest.mark.played_gpu
+@pytest.mark.timeout(600)
+def test_a_cause_is_played_and_recorded_and_its_recording_says_the_same(
+    played_python: Path, tmp_path: Path
+) -> None:
+    cause = BY_NAME["shape"]
+    keep(play(cause, str(played_python)), cause, str(played_python), tmp_path / "shape")
+
+    made = read(tmp_path / "shape")
+    said = post_mortem(made)
+
+    assert (said.verdict, said.why) == (Verdict.RIGHT, "")
+    assert [each.node for each in made.gpus] == ["n1", "n2"]
+    assert [len(each.samples) for each in made.gpus] == [2, 2]
+    assert health_check(made) is None

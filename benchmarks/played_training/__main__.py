@@ -21,7 +21,8 @@ from benchmarks.command import end_as_on_interrupt
 from benchmarks.played_training.causes import BY_NAME, CAUSES
 from benchmarks.played_training.perform import ROOT, NotPlayed, play
 from benchmarks.played_training.recording import Recording, keep, read
-from benchmarks.played_training.say import Said, Verdict, monitor, post_mortem
+from benchmarks.played_training.say import Said, Verdict, health_check, monitor, post_mortem
+from tests.played_gpu import build
 
 _PYTHON = ROOT / ".venv-played" / "bin" / "python"
 
@@ -34,6 +35,7 @@ def main() -> int:
     names = options.only or [cause.name for cause in CAUSES]
     failed = []
     if options.record:
+        build.ready(Path(options.python).absolute().parents[1])
         for name in names:
             try:
                 keep(
@@ -47,18 +49,23 @@ def main() -> int:
                 print(err, file=sys.stderr, flush=True)
     recordings = [read(directory / name) for name in names if (directory / name).is_dir()]
     rows = [row(each) for each in recordings]
-    headers = ["cause", "what is done", "post-mortem", "monitor"]
+    headers = ["cause", "what is done", "post-mortem", "monitor", "GPU check"]
     print(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
     if failed:
         return 3
-    said = [each for rec in recordings for each in (post_mortem(rec), monitor(rec)) if each]
+    judges = (post_mortem, monitor, health_check)
+    said = [each for rec in recordings for judge in judges if (each := judge(rec))]
     return 1 if any(each.verdict is Verdict.WRONG for each in said) else 0
 
 
 def row(recording: Recording) -> list[str]:
     """Return a recording's row of the table."""
     cause = recording.cause
-    return [cause.name, cause.title, _cell(post_mortem(recording)), _cell(monitor(recording))]
+    checked = health_check(recording)
+    return [
+        *(cause.name, cause.title, _cell(post_mortem(recording)), _cell(monitor(recording))),
+        checked.verdict.value if checked else "",
+    ]
 
 
 def _cell(said: Said | None) -> str:

@@ -34,7 +34,7 @@ class Cause:
         ranks: which the words should show.
         training: `ddp`, `fsdp` or `pipeline`.
         device_fault: what breaks in a GPU of the second node, None where the script does it.
-        kernel: what the node's kernel says of that, as the driver words it.
+        is_told: the driver writes of that into the kernel's log.
         hangs: ranks wait for each other until NCCL's watchdog ends them.
     """
 
@@ -45,7 +45,7 @@ class Cause:
     ranks: tuple[int, ...] = (_VICTIM,)
     training: str = "ddp"
     device_fault: Fault | None = None
-    kernel: str = ""
+    is_told: bool = False
     hangs: bool = True
 
     @property
@@ -71,8 +71,6 @@ _GONE = ("rank-gone", "killed", "never-entered")
 _MISMATCH = ("mismatched-collective",)
 _NETWORK = ("network-of-group", "all-entered")
 _GPU = ("gpu-broken", "gpu-error")
-_ECC = "NVRM: Xid (PCI:0000:19:00): 48, pid=4711, name=python, DBE at partition 2"
-_OFF_BUS = "NVRM: Xid (PCI:0000:19:00): 79, pid=4711, GPU has fallen off the bus."
 
 
 def _sticky(error: int) -> Fault:
@@ -203,7 +201,7 @@ CAUSES = (
         whose=Whose.NODE,
         named=_GPU,
         device_fault=_sticky(214),
-        kernel=_ECC,
+        is_told=True,
         hangs=False,
     ),
     Cause(
@@ -212,7 +210,7 @@ CAUSES = (
         whose=Whose.NODE,
         named=_GPU,
         device_fault=Fault(device=0, kind="off_bus"),
-        kernel=_OFF_BUS,
+        is_told=True,
         hangs=False,
     ),
     Cause(

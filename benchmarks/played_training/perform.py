@@ -16,21 +16,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from benchmarks.played_training import native_stacks
 from benchmarks.played_training.causes import RANKS, RANKS_PER_NODE, STEP, Cause, node_of
+from benchmarks.played_training.gpus import GpusNow
 from slurm_health.system.processes import Process, kill_session
 from slurm_health.training.diagnosis.rank_failures import SIGNALS
-from slurm_health.training.monitor.messages import HERE, LOOK, NOW, Message, Reader
+from slurm_health.training.monitor.messages import HERE, LOOK, NOW, Message, NodeNow, Reader
 from tests.played_gpu.description import VARIABLE, machine, strike, write
 
 ROOT = Path(__file__).parents[2]
 NODES = tuple(dict.fromkeys(node_of(rank) for rank in range(RANKS)))
-TIMEOUT_S = 20.0  # of the process groups: the looks come before it
+TIMEOUT_S = 30.0  # of the process groups: the looks come before it
 _BEGIN_S, _END_S = 180.0, 90.0  # loading torch on a busy machine; the watchdog's dumps and end
 _SETTLE_S = 4.0  # after what happened, so that the others have come to wait
 _BETWEEN_S = 4.0  # from one look to the next, in which a process that waits uses no processor
 _POLL_S = 0.05
 # Entries of the Flight Recorder: a few steps, so that recordings are small.
-_ENTRIES = 32
+_ENTRIES = {"ddp": 32, "pipeline": 32, "fsdp": 16}
 _JOB_PREFIX = "played-"
 
 
@@ -40,12 +44,14 @@ class NotPlayed(Exception):
 
 @dataclass(kw_only=True)
 class Seen:
-    """What a run left: lines as srun labels them, ends of ranks, dumps, what monitors told."""
+    """What a run left: lines as srun labels them, ends of ranks, dumps, what was told of nodes."""
 
     lines: list[str] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
     dumps: dict[int, bytes] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
+    gpus: list[GpusNow] = field(default_factory=list)
+    stacks: dict[int, str] = field(default_factory=dict)
     ran_s: float = 0.0
 
 
@@ -80,8 +86,10 @@ class Run:
             if self._cause.device_fault:
                 self._break_device()
             if self._cause.hangs:
-                self._look()
+                self._look({rank.pid: number for number, rank in enumerate(ranks)})
             self._await_end(ranks)
+            if not self._cause.hangs:
+                self._seen.gpus = self._told([self._ask_gpus(node) for node in NODES])
         finally:
             for rank in ranks:
                 kill_session(rank, signal.SIGKILL)
@@ -133,7 +141,7 @@ class Run:
             "SLURM_STEP_NUM_TASKS": str(RANKS),
             "SLURMD_NODENAME": node_of(rank),
             "OMP_NUM_THREADS": "1",
-            "TORCH_FR_BUFFER_SIZE": str(_ENTRIES),
+            "TORCH_FR_BUFFER_SIZE": str(_ENTRIES[self._cause.training]),
             "TORCH_FR_DUMP_TEMP_FILE": str(self._directory / "fr_"),
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             # The abort comes four times as long after the dump signal.
@@ -147,9 +155,10 @@ class Run:
     def _read(self, number: int, rank: Process) -> None:
         """Take in a rank's lines as they come, with the labels of `srun --label`."""
         assert rank.stdout is not None
-        for line in rank.stdout:
-            text = line.decode(errors="replace").rstrip("\n")
-            self._seen.lines.append(f"{number}: {text}")
+        with rank.stdout:
+            for line in rank.stdout:
+                text = line.decode(errors="replace").rstrip("\n")
+                self._seen.lines.append(f"{number}: {text}")
 
     def _await_mark(self, ranks: Sequence[Process]) -> None:
         give_up_s = time.monotonic() + _BEGIN_S
@@ -164,9 +173,10 @@ class Run:
         strike(self._description(self._cause.broken_node), self._cause.device_fault)
         (self._directory / "broken").touch()
 
-    def _look(self) -> None:
-        """Have the monitors of both nodes look twice, as the watch would."""
+    def _look(self, ranks: Mapping[int, int]) -> None:
+        """Have the monitors of both nodes look twice, as the watch would; ranks by process."""
         time.sleep(_SETTLE_S)
+        asked = [self._ask_gpus(node, "hangs") for node in NODES]
         words = [LOOK + b"\n", HERE + b"\n", NOW + b"\n"]
         monitors = [self._monitor(node) for node in NODES]
         for word in words:
@@ -180,6 +190,27 @@ class Run:
             reader = Reader()
             told = (reader.take(line) for line in said.splitlines())
             self._seen.messages += [each for each in told if each is not None]
+        self._seen.gpus = self._told(asked)
+        shares = {
+            ranks[pid]: share
+            for each in self._seen.gpus
+            for pid, share in each.activity.by_pid.items()
+            if pid in ranks
+        }
+        self._seen.messages = [_with_activity(each, shares) for each in self._seen.messages]
+        self._seen.stacks = native_stacks.of(ranks)
+
+    def _ask_gpus(self, node: str, *words: str) -> subprocess.Popen[bytes]:
+        """Ask NVML beside the monitor, which finds no driver on this machine."""
+        return subprocess.Popen(
+            [self._python, "-m", "benchmarks.played_training.gpus", *words],
+            env=self._environ(RANKS_PER_NODE * NODES.index(node), "{}"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+
+    def _told(self, asked: Sequence[subprocess.Popen[bytes]]) -> list[GpusNow]:
+        return [msgspec.json.decode(each.communicate()[0], type=GpusNow) for each in asked]
 
     def _monitor(self, node: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -211,6 +242,18 @@ class Run:
     def _ended(self, rank: int, code: int) -> None:
         self._seen.ends[rank] = code
         self._seen.lines.append(end_line(rank, code))
+
+
+def _with_activity(message: Message, shares: Mapping[int, float]) -> Message:
+    """Return what a monitor tells where it can ask NVML; `shares` of ranks."""
+    if isinstance(message, NodeNow):
+        return message
+    reasons = {what: why for what, why in message.not_seen.items() if what != "gpu-activity"}
+    looks = (
+        msgspec.structs.replace(look, gpu_share=shares.get(look.rank, 0.0))
+        for look in message.ranks
+    )
+    return msgspec.structs.replace(message, ranks=tuple(looks), not_seen=reasons)
 
 
 def end_line(rank: int, code: int) -> str:

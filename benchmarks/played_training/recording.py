@@ -4,6 +4,8 @@
 output.txt     what ranks wrote and how they ended, as `srun --label` has it, without C++'s frames
 fr/rank_N      the Flight Recorder's dump of each rank that left one
 monitor.jsonl  what the monitors of both nodes told while it hung, in order
+nvml.jsonl     what NVML told of each node's GPUs: while it hung, or else once it had ended
+stack_N.txt    where the main thread of a rank was while it hung, by py-spy, with the frames of C++
 kernel.txt     what the second node's kernel said, where the fault is one that it tells of
 run.json       the cause, how each rank ended, the versions
 """
@@ -22,13 +24,17 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.played_training.causes import BY_NAME, Cause
+from benchmarks.played_training.causes import BY_NAME, RANKS_PER_NODE, Cause
+from benchmarks.played_training.gpus import GpusNow
 from benchmarks.played_training.perform import ROOT, Seen
 from slurm_health.training.monitor.messages import Message, NodeLook, NodeNow
+from tests.played_gpu import kernel_log
+from tests.played_gpu.description import machine
 
 DUMPS = "fr/rank_"
 _FRAME = re.compile(r"\d+: frame #\d+: ")
 _SCRIPT_HOME, _VENV = "/home/alice/training", "/opt/venv"
+_GPUS = msgspec.json.Decoder(GpusNow)
 _MESSAGE: msgspec.json.Decoder[Message] = msgspec.json.Decoder(NodeNow | NodeLook)
 
 
@@ -42,6 +48,7 @@ class Recording:
     kernel: tuple[str, ...]
     ends: Mapping[int, int]
     messages: tuple[Message, ...]
+    gpus: tuple[GpusNow, ...]
 
 
 def keep(seen: Seen, cause: Cause, python: str, directory: Path) -> None:
@@ -58,8 +65,14 @@ def keep(seen: Seen, cause: Cause, python: str, directory: Path) -> None:
         (dumps.parent / f"{dumps.name}{rank}").write_bytes(_renamed_dump(dump, rename))
     told = [rename(msgspec.json.encode(_anonymous(each)).decode()) for each in seen.messages]
     (directory / "monitor.jsonl").write_text("".join(f"{line}\n" for line in told))
-    if cause.kernel:
-        (directory / "kernel.txt").write_text(f"{cause.kernel}\n")
+    if cause.device_fault and cause.is_told:
+        device = machine(RANKS_PER_NODE).devices[cause.device_fault.device]
+        said = kernel_log.said(device, cause.device_fault)
+        (directory / "kernel.txt").write_text("".join(f"{line}\n" for line in said))
+    for rank, stack in sorted(seen.stacks.items()):
+        (directory / f"stack_{rank}.txt").write_text(rename(stack))
+    told = [msgspec.json.encode(each).decode() for each in seen.gpus]
+    (directory / "nvml.jsonl").write_text("".join(f"{line}\n" for line in told))
     facts = {
         "cause": cause.name,
         "ends": {str(rank): code for rank, code in sorted(seen.ends.items())},
@@ -78,7 +91,7 @@ def read(directory: Path) -> Recording:
     """
     facts = json.loads((directory / "run.json").read_text())
     lines = (directory / "monitor.jsonl").read_text().splitlines()
-    kernel = directory / "kernel.txt"
+    kernel, gpus = directory / "kernel.txt", directory / "nvml.jsonl"
     return Recording(
         cause=BY_NAME[facts["cause"]],
         directory=directory.resolve(),
@@ -86,6 +99,7 @@ def read(directory: Path) -> Recording:
         kernel=tuple(kernel.read_text().splitlines()) if kernel.exists() else (),
         ends={int(rank): code for rank, code in facts["ends"].items()},
         messages=tuple(_MESSAGE.decode(line) for line in lines),
+        gpus=tuple(_GPUS.decode(line) for line in gpus.read_text().splitlines()),
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the product says of a recording: its own readers, its own operators; and whether rightly."""
+"""What the product says of a recording by its own readers and judges, and whether rightly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import msgspec
 from benchmarks.played_training.causes import Cause, Whose
 from benchmarks.played_training.perform import NODES
 from benchmarks.played_training.recording import DUMPS, Recording
+from slurm_health.node.checks.gpu import Gpu, GpuSeen
+from slurm_health.node.rules.finding import Status
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.by_output import OutputProgress
 from slurm_health.training.diagnosis.chain import InferenceChain
@@ -61,7 +63,7 @@ class Said:
 
     verdict: Verdict
     found: Diagnosed | None
-    why: str = ""  # it is wrong
+    why: str = ""  # it is wrong; of a check, what it says
 
 
 def post_mortem(recording: Recording) -> Said:
@@ -120,6 +122,20 @@ def monitor(recording: Recording) -> Said | None:
         found = Diagnostician(observe_hang, chain).diagnose(data).diagnosed
         return judge(recording.cause, found)
     return Said(verdict=Verdict.UNDECIDED, found=None, why="no rank was seen")
+
+
+def health_check(recording: Recording) -> Said | None:
+    """Return what the nodes' check of GPUs says, None where it finds them well."""
+    found = {
+        each.node: finding
+        for each in recording.gpus
+        if (finding := Gpu().judge(GpuSeen(gpus=each.gpus))).status is not Status.PASS
+    }
+    if not found:
+        return None
+    why = "; ".join(f"{node}: {finding.text}" for node, finding in found.items())
+    is_right = recording.cause.is_told and set(found) == set(recording.cause.nodes)
+    return Said(verdict=Verdict.RIGHT if is_right else Verdict.WRONG, found=None, why=why)
 
 
 def _ranks_of(message: Message) -> tuple[RankNow, ...]:
