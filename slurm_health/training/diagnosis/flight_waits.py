@@ -78,13 +78,14 @@ def culprits(records: Sequence[FlightRecord]) -> tuple[Culprit, ...]:
     """Return the ranks that hold the others up, none where the records do not tell."""
     by_rank = {each.rank: each.reached or reached_of(each.operations) for each in records}
     recorded = {each.rank for each in records if by_rank[each.rank] or each.transfers}
-    wrapped = {each.rank for each in records if not each.whole}
+    unknown = {each.rank for each in records if not each.whole}
     waits = _Waits()
-    groups = _groups(by_rank)
-    for name, reached in sorted(groups.items()):
-        others = _members(name, records) - reached.keys() - wrapped
+    members = _members(records)
+    for name, reached in sorted(_groups(by_rank).items()):
+        of_group = members.get(name.partition(" (")[0], set())  # without the library
+        others = of_group - reached.keys() - unknown
         _of_group(waits, name, reached, others, recorded)
-    _of_transfers(waits, records, recorded)
+    _of_transfers(waits, records, recorded, unknown - recorded)
     held = {rank for rank, others in waits.waits_for.items() if others} | waits.inside
     found = [each for rank, each in sorted(waits.missing.items()) if rank not in held]
     silent = [each for each in found if each.why is Why.NOT_RECORDED]
@@ -104,10 +105,16 @@ def _groups(by_rank: Mapping[int, Mapping[str, Reached]]) -> dict[str, dict[int,
     return groups
 
 
-def _members(group: str, records: Sequence[FlightRecord]) -> set[int]:
-    """Return all ranks of a group, as far as any record knows them."""
-    name = group.partition(" (")[0]  # without the library
-    return {rank for record in records for rank in record.members.get(name, ())}
+def _members(records: Sequence[FlightRecord]) -> dict[str, set[int]]:
+    """Return all ranks of each group, as far as any record knows them."""
+    members: dict[str, set[int]] = {}
+    told: set[tuple[str, tuple[int, ...]]] = set()
+    for record in records:
+        for each in record.members.items():
+            if each not in told:
+                told.add(each)
+                members.setdefault(each[0], set()).update(each[1])
+    return members
 
 
 def _of_group(
@@ -156,13 +163,15 @@ def _behind(waits: _Waits, name: str, reached: Mapping[int, Reached], over: int)
             waits.behind.setdefault(rank, culprit)
 
 
-def _of_transfers(waits: _Waits, records: Sequence[FlightRecord], recorded: set[int]) -> None:
+def _of_transfers(
+    waits: _Waits, records: Sequence[FlightRecord], recorded: set[int], unknown: set[int]
+) -> None:
     """Find who has not begun its side of a send or a receive that another has begun."""
     begun = {(each.rank, to.peer, to.sends) for each in records for to in each.transfers}
     for rank, peer, sends in sorted(begun):
         if rank in waits.behind:
             continue
-        if (peer, rank, not sends) in begun:
+        if (peer, rank, not sends) in begun or peer in unknown:
             waits.inside |= {rank, peer}  # both have begun: one of their devices is held up before
             continue
         why = Why.NO_TRANSFER if peer in recorded else Why.NOT_RECORDED

@@ -29,6 +29,7 @@ T = TypeVar("T")
 # What a person who looks at a failed job waits for without thinking of it; all together take what
 # the supervisor gives (POST_MORTEM_S) with room to say what was found.
 COLLECT_S = 8.0
+_ANSWER_BYTES = 16 << 20  # how far 4,096 ranks came in their groups takes 4 MB
 _ROOM_S = 1.0  # of these, to come to an end by itself
 OPERATOR_S = 2.0
 OPERATORS_S = 5.0
@@ -66,7 +67,9 @@ def _collected(
     known: Sequence[msgspec.Struct],
     limit_s: float,
 ) -> Collected:
-    answers = killable.run_all({each.name: (does, limit_s) for each, does in work})
+    answers = killable.run_all(
+        {each.name: (does, limit_s) for each, does in work}, most_bytes=_ANSWER_BYTES
+    )
     data = list(known)
     missing: dict[str, str] = {}
     failed: dict[str, str] = {}

@@ -240,6 +240,17 @@ def test_a_full_buffer_without_a_word_of_a_group_does_not_show_that_the_group_wa
     assert culprits([waits, used]) == ()
 
 
+def test_a_dump_that_could_not_be_read_does_not_show_that_its_rank_stayed_away() -> None:
+    members = {"0": (0, 1, 2)}
+    waiting = {"0": Reached(5, 4, (5, 5))}
+    records = [
+        FlightRecord(rank=rank, members={**members}, reached=waiting, transfers=transfers)
+        for rank, transfers in ((0, ()), (1, (Transfer(peer=2, sends=True),)))
+    ]
+    assert [each.rank for each in culprits(records)] == [2]
+    assert culprits([*records, FlightRecord(rank=2, whole=False)]) == ()
+
+
 def test_a_stage_that_waits_to_receive_leads_to_the_stage_before_it() -> None:
     """Stage 1 is missing in its data group because stage 0 sent nothing."""
     members: dict[str, tuple[int, ...]] = {"d": (1, 3)}

@@ -33,6 +33,16 @@ def dump(*whats: str) -> dict[str, Any]:
     }
 
 
+def test_a_damaged_dump_is_a_record_of_which_nothing_is_known(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps(dump("all_reduce", "barrier")))
+    (tmp_path / "flight_1").write_bytes(b"\x80\x04")
+    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
+    found = FlightDumps().collect_data(job(tmp_path, environ=environ))
+
+    assert [(record.rank, record.whole) for record in found.records] == [(0, True), (1, False)]
+
+
 def test_the_dumps_of_ranks_are_read(tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps(dump("all_reduce", "barrier")))
