@@ -360,6 +360,13 @@ def test_a_ledger_that_stops_all_drains_is_said(tmp_path: Path, ledger: str, sai
     assert any(said in each and "nodes reset" in each for each in found["change"]), found
 
 
+@pytest.mark.root
+def test_what_it_means_that_doctor_runs_as_root_is_said(tmp_path: Path) -> None:
+    site = load_site(tmp_path / "etc", "[checks.memory]\n")
+    found = by_level(machine.advise_machine(site, "lab", SIXTY))["fine"]
+    assert any("what only root can see was looked at" in each for each in found)
+
+
 def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
     """Where the test's own directory is on a disk, as it nearly always is."""
     (tmp_path / "lab").mkdir()

@@ -9,6 +9,9 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
+from slurm_health.preflight.master.after_verdict import job_ended
 from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
@@ -133,6 +136,18 @@ def test_a_batch_jobs_check_bears_one_name_however_often_it_is_started(tmp_path:
     started = journal.read_all(directory, journal.MASTER)[0].record
     assert isinstance(started, RunStarted)
     assert started.run_id in starts[0].split()
+
+
+@pytest.mark.parametrize(
+    ("accounts", "told"),
+    [(True, "sacct -j 12 may say"), (False, "scontrol show job 12 may say"), (None, "or sacct")],
+)
+def test_sacct_is_named_for_a_job_that_slurm_has_ended_where_it_would_tell(
+    accounts: bool | None, told: str
+) -> None:
+    finished = job_ended("Slurm job 12 has expired", "12", accounts=accounts)
+    assert told in finished.reason
+    assert ("sacct" in finished.reason) is (accounts is not False)
 
 
 def test_the_script_of_a_job_that_slurm_has_ended_is_not_started(tmp_path: Path) -> None:

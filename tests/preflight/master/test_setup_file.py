@@ -100,6 +100,7 @@ def test_a_file_that_fails_is_an_error_and_its_words_are_kept_out_of_it(
 
     assert str(caught.value).startswith(f"--setup: {tmp_path}/env.sh: {said}")
     assert "hidden" not in str(caught.value)
+    assert str(caught.value).count("env.sh") == 1
 
 
 def test_a_file_that_is_not_there_or_cannot_be_sourced_is_named_with_the_reason(
