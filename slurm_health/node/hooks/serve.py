@@ -219,8 +219,12 @@ def _listening(server: Any, path: Path) -> Iterator[None]:
         UsageError: there can be no socket at this path.
     """
     made = path.with_name(f"{path.name}.{os.getpid()}")
-    with tempfile.TemporaryDirectory(prefix="slurm-health-") as own:  # closed to other users
-        doorman = Doorman(Path(own, "socket"))
+    try:
+        own = tempfile.TemporaryDirectory(prefix="slurm-health-")  # closed to other users
+    except OSError as err:
+        raise _refused(path, f"no temporary directory can be made: {err}") from err
+    with own as place:
+        doorman = Doorman(Path(place, "socket"))
         try:
             mine = _publish(server, doorman, made, path)
             try:
