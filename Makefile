@@ -69,7 +69,8 @@ demo: install lab-packages $(if $(GPUS),played-gpu)
 # What needs more is left out, and not skipped: its lines would hide the rest.
 T ?= tests
 quick: $(VENV)/.quick
-	$(RUN) -m pytest -q -m 'not (lab or played_gpu or root or slow or torch)' $(T) $(PYTEST_ARGS)
+	$(RUN) -m pytest -q -m 'not (lab or played_gpu or root or slow or torch)' $(T) \
+		$(if $(wildcard $(firstword $(T))/.),-n $(WORKERS) --dist worksteal) $(PYTEST_ARGS)
 
 test: install lab-packages
 	$(RUN) $(PYTEST) -m 'not slow' $(PYTEST_ARGS)

@@ -94,6 +94,7 @@ def supervise(directory: Path) -> Done:
     )
 
 
+@pytest.mark.torch
 def test_without_srun_the_error_says_where_to_find_it(tmp_path: Path) -> None:
     environ = IN_JOB | {"PATH": str(tmp_path)}
 

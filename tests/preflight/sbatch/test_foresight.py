@@ -35,7 +35,7 @@ class Desk:
         self.ours = program(directory / "ours")
         self.environ = {
             "PATH": str(self.job.parent),
-            "HOME": "/",
+            "HOME": str(Path.home()),  # where a journal may be made
             SITE_FILE_VARIABLE: str(directory / "none.toml"),
         }
 

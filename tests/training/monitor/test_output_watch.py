@@ -220,6 +220,7 @@ def test_five_scripts_one_after_another_are_well_until_one_hangs(bench: Bench) -
     bench.look_until(lambda: "seems to hang" in bench.said.getvalue())
 
 
+@pytest.mark.root
 def test_a_full_journal_costs_the_record_alone(tmp_path: Path) -> None:
     with full_filesystem(tmp_path / "full") as full:
         bench = Bench(tmp_path, full)
