@@ -29,7 +29,7 @@ from tabulate import tabulate
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
 from benchmarks.scale_world import Clock, Cluster, Filesystem
 from slurm_health.preflight.agent.agent import AgentSettings
-from slurm_health.preflight.master.master import SILENCE_S, Master, poll_interval_s
+from slurm_health.preflight.master.master import SILENCE_S, Master, MasterSettings, poll_interval_s
 from slurm_health.preflight.master.run_check import load_ahead, make_localizer
 from slurm_health.preflight.session.deadlines import Limits
 from slurm_health.preflight.session.phases import phases
@@ -125,10 +125,12 @@ def measure(nodes: int, bad: float, options: argparse.Namespace) -> dict[str, ob
         directory,
         list(cluster.nodes),
         cluster,
-        limits=Limits(),
-        phases=phases([options.check]),
-        make_localizer=make_localizer,
-        load_ahead=load_ahead,
+        MasterSettings(
+            limits=Limits(),
+            phases=phases([options.check]),
+            make_localizer=make_localizer,
+            load_ahead=load_ahead,
+        ),
         clock=clock,
     )
     files.watch()

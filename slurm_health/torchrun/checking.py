@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import getpass
 import socket
 import sys
@@ -19,7 +20,8 @@ from slurm_health import __version__
 from slurm_health.preflight import config
 from slurm_health.preflight.master import journal_filesystem, site_history
 from slurm_health.preflight.master.launcher import AgentCommand, Launcher
-from slurm_health.preflight.master.run_check import agent_command
+from slurm_health.preflight.master.master import MasterSettings
+from slurm_health.preflight.master.run_check import agent_command, make_localizer
 from slurm_health.preflight.master.setup_file import environ_after
 from slurm_health.preflight.options import localize_choices
 from slurm_health.preflight.probe_choice import chosen_phases
@@ -128,11 +130,14 @@ def _check(
             started,
             launcher,
             within,
+            MasterSettings(
+                limits=Limits(),
+                phases=phases,
+                make_localizer=functools.partial(make_localizer, prior=known),
+                expectations=expectations,
+                localize=localize,
+            ),
             exclude_slow=arguments.exclude_straggler,
-            limits=Limits(),
-            phases=phases,
-            expectations=expectations,
-            localize=localize,
         )
     _summarize(directory, outcome)
     return outcome

@@ -8,24 +8,18 @@ the whole journal on each node would take bytes by the square of their number.
 
 from __future__ import annotations
 
-import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 
 from slurm_health.preflight import orders
-from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.master.launcher import Launcher
-from slurm_health.preflight.master.master import SILENCE_S, Master, poll_interval_s
-from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.master.master import SILENCE_S, Master, MasterSettings, poll_interval_s
 from slurm_health.preflight.order_lines import names, numbers_of
-from slurm_health.preflight.session.deadlines import Limits
-from slurm_health.preflight.session.phases import Phase
 from slurm_health.records import records
 from slurm_health.records.errors import ExitCode, JournalError
 from slurm_health.records.record_codec import Entry
@@ -81,12 +75,9 @@ def lead(
     started: records.RunStarted,
     agent: Launcher,
     bounds: Bounds,
+    settings: MasterSettings,
     *,
     exclude_slow: bool,
-    limits: Limits,
-    phases: Sequence[Phase],
-    expectations: Mapping[str, Expectation] = MappingProxyType({}),
-    localize: Mapping[str, object] = MappingProxyType({}),
 ) -> JointOutcome:
     """Run the check for all processes, and decide who trains.
 
@@ -96,31 +87,14 @@ def lead(
     """
     if journal.read_all(directory, journal.MASTER):
         raise _used_before(directory)
-    nodes = started.nodes
-    master = Master(
-        directory,
-        nodes,
-        agent,
-        limits=limits,
-        phases=phases,
-        expectations=expectations,
-        localize_options=localize,
-        make_localizer=functools.partial(make_localizer, prior=started.prior),
-    )
-    try:
-        master.open(started)
-        verdict = master.run()
+    master = Master(directory, started.nodes, agent, settings)
+    with master.led(started) as verdict:
         agent.stop()
-        absent = _await_sign_off(directory, nodes[1:], agent)
+        absent = _await_sign_off(directory, started.nodes[1:], agent)
         choice = choose(verdict, bounds, absent=absent, exclude_slow=exclude_slow)
         for record in _outcome_records(choice):
             master.append(record)
         _tell(directory, started, verdict, choice)
-    except (KeyboardInterrupt, SystemExit) as end:
-        master.note_end(end)
-        raise
-    finally:
-        master.close()
     return JointOutcome(verdict=verdict, choice=choice)
 
 

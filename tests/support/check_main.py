@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_health.preflight.master.launcher import LocalLauncher
-from slurm_health.preflight.master.master import Master
+from slurm_health.preflight.master.master import Master, MasterSettings
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.deadlines import Limits
 from slurm_health.preflight.session.phases import phases
@@ -61,9 +61,7 @@ def run(
         directory,
         nodes,
         LocalLauncher(agent_command, os.environ, nodes),
-        limits=limits,
-        phases=QUICK,
-        make_localizer=make_localizer,
+        MasterSettings(limits=limits, phases=QUICK, make_localizer=make_localizer),
     )
     try:
         master.open(started(nodes))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight import orders
-from slurm_health.preflight.master.master import SILENCE_S
+from slurm_health.preflight.master.master import SILENCE_S, MasterSettings
+from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.deadlines import Limits
 from slurm_health.records.errors import JournalError
 from slurm_health.records.records import (
@@ -205,8 +206,9 @@ def test_a_name_that_was_used_before_is_refused_on_all_nodes(tmp_path: Path) -> 
     orders.Writer(tmp_path, STARTED.run_id, NODES).conclude(VERDICT, ["n2"], REASON)
     with pytest.raises(JournalError, match="earlier start; give each start its own --rdzv-id"):
         follow(tmp_path, place(chosen_start=True), agent())
+    settings = MasterSettings(limits=Limits(), phases=QUICK, make_localizer=make_localizer)
     with pytest.raises(JournalError, match="earlier start"):
-        lead(tmp_path, STARTED, agent(), BOUNDS, exclude_slow=False, limits=Limits(), phases=QUICK)
+        lead(tmp_path, STARTED, agent(), BOUNDS, settings, exclude_slow=False)
 
 
 def test_a_late_task_learns_what_was_decided_without_it(tmp_path: Path) -> None:

@@ -49,52 +49,62 @@ log = logging.getLogger(__name__)
 RecordAppender = Callable[[Record], None]
 
 
-def act(
-    verdict: VerdictReached,
-    *,
-    started: RunStarted,
-    directory: Path,
-    policy: Policy,
-    client: Client,
-    uid: int,
-    append: RecordAppender,
-    helper: Helper,
-    site_file: Path,
-    clock: Callable[[], float] = time.time,
-) -> RunFinished:
-    """Act on the verdict of the run that `started` began; return how it ends.
+@dataclass(frozen=True, kw_only=True)
+class Acting:
+    """For which run, and by what means, a verdict is acted on.
 
-    Whoever may drain does so as root's hooks do, by the rules of `site_file`.
+    `started` began the run, whose journal is in `directory`; `append` writes there. Whoever may
+    drain does so as root's hooks do, by the rules of `site_file`; `uid` is this process's user.
+    """
+
+    started: RunStarted
+    directory: Path
+    policy: Policy
+    client: Client
+    uid: int
+    append: RecordAppender
+    helper: Helper
+    site_file: Path
+    clock: Callable[[], float] = time.time
+
+    @property
+    def job(self) -> str:
+        """What Slurm's commands call the job."""
+        return slurm_name(self.started)
+
+
+def act(verdict: VerdictReached, acting: Acting) -> RunFinished:
+    """Act on the verdict of a run; return how it ends.
 
     When the job is requeued, this process is ended by Slurm shortly after the return.
 
     Raises:
         JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
     """
+    started, policy, client = acting.started, acting.policy, acting.client
     avoid = unwanted(verdict, policy, batch_node=started.master_node)
     # Where all is well there is nothing to ask Slurm about.
     facts = JobFacts(job_id=started.job_id, batch_node=started.master_node)
     if avoid:
         try:
-            facts = read_facts(policy, started=started, directory=directory, client=client, uid=uid)
+            facts = read_facts(
+                policy,
+                started=started,
+                directory=acting.directory,
+                client=client,
+                uid=acting.uid,
+            )
         except SlurmError as err:
             return _finished(decide_unasked(verdict, avoid, policy, str(err)))
         asked = question(verdict, avoid, policy, facts)
         if asked is not None:
-            job, now_s = slurm_name(started), clock()
-            wait = job_facts.wait_for_nodes(asked, job=job, facts=facts, client=client, now_s=now_s)
+            wait = job_facts.wait_for_nodes(
+                asked, job=acting.job, facts=facts, client=client, now_s=acting.clock()
+            )
             facts = replace(facts, wait=wait)
     performer = _Performer(
-        started=started,
-        policy=policy,
-        facts=facts,
-        directory=directory,
-        client=client,
-        uid=uid,
-        append=append,
-        helper=helper,
-        site_file=site_file,
-        clock=clock,
+        acting,
+        facts,
         without_giving_back=lambda why: decide(
             verdict, avoid, policy, replace(facts, give_back_obstacle=why)
         ),
@@ -108,26 +118,13 @@ def act(
     return finished
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Performer:
     """Carries out one decision."""
 
-    started: RunStarted
-    policy: Policy
+    acting: Acting
     facts: JobFacts
-    directory: Path
-    client: Client
-    uid: int
-    append: RecordAppender
-    helper: Helper
-    site_file: Path
-    clock: Callable[[], float]
     without_giving_back: Callable[[str], Decision]
-
-    @property
-    def job(self) -> str:
-        """What Slurm's commands call the job."""
-        return slurm_name(self.started)
 
     def perform(self, decision: Decision) -> RunFinished:
         """Drain, make the job smaller, and end; return how."""
@@ -154,15 +151,17 @@ class _Performer:
             checks=(drain.component,),
             text=drain.reason,
             job=self.facts.job_id,
-            uid=self.uid,
+            uid=self.acting.uid,
             hook="check",
         )
         try:
-            site = load(self.site_file)
+            site = load(self.acting.site_file)
         except ConfigError as err:
             problem = f"the site's rules for drains cannot be read: {err}"
         else:
-            result = drain_node(site, drain.node, cause, controller=self.client, now_s=self.clock())
+            result = drain_node(
+                site, drain.node, cause, controller=self.acting.client, now_s=self.acting.clock()
+            )
             problem = "" if result.status is DrainStatus.DRAINED else result.text
         self._done(Action.DRAIN, (drain.node,), problem=problem)
         if problem:
@@ -199,16 +198,16 @@ class _Performer:
         refusal = ""
         held_on = (*shrink.keep, *shrink.spares)
         try:
-            before = self.client.job(self.job).nodes
+            before = self.acting.client.job(self.acting.job).nodes
             if before and set(before).isdisjoint(shrink.drop):
                 return ""  # Slurm lost them, and took them out of the job itself
-            self.client.shrink(self.job, held_on, self.directory)
+            self.acting.client.shrink(self.acting.job, held_on, self.acting.directory)
         except SlurmError as err:
             refusal = str(err)
         try:
             # Asked whatever the answer was: Slurm 24.11 drops the nodes of a job with
             # --ntasks-per-gpu, and answers that it cannot.
-            held = self.client.job(self.job).nodes
+            held = self.acting.client.job(self.acting.job).nodes
         except SlurmError as err:
             return refusal or str(err)
         if set(held) == set(held_on):
@@ -222,17 +221,17 @@ class _Performer:
         """
         self._intend(Action.EXCLUDE, ending.nodes, ending.reason)
         try:
-            comment = own_comment(self.client.comment(self.job))
+            comment = own_comment(self.acting.client.comment(self.acting.job))
             move = Move(
-                job=self.job,
-                attempt=self.started.attempt,
+                job=self.acting.job,
+                attempt=self.acting.started.attempt,
                 exclude=tuple(dict.fromkeys((*ending.nodes, *self.facts.left_behind))),
                 comment=comment,
-                least=self.policy.nodes_needed,
+                least=self.acting.policy.nodes_needed,
                 keep_size=ending.keep_size,
             )
-            helper_id = self.helper.ensure_submitted(
-                self.client, move, job_id=self.facts.job_id, placement=self.facts.placement
+            helper_id = self.acting.helper.ensure_submitted(
+                self.acting.client, move, job_id=self.facts.job_id, placement=self.facts.placement
             )
         except SlurmError as err:
             self._done(Action.EXCLUDE, (), problem=str(err))
@@ -244,12 +243,12 @@ class _Performer:
         self._annotate(ending, comment)
         self._intend(Action.REQUEUE, (), ending.reason)
         nodes = fold(ending.nodes)
-        log.warning("requeueing job %s without %s: %s", self.job, nodes, ending.reason)
+        log.warning("requeueing job %s without %s: %s", self.acting.job, nodes, ending.reason)
         finished = _finished(replace(ending, reason=f"{nodes}: {ending.reason}"))
         problem = self._leave(Action.REQUEUE, finished, comment)
         if not problem:
             return finished
-        self.helper.withdraw(self.client, helper_id)
+        self.acting.helper.withdraw(self.acting.client, helper_id)
         return _stayed(ending, problem) if ending.may_stay else _refused(ending, problem)
 
     def _hold(self, ending: Ending) -> RunFinished:
@@ -257,12 +256,12 @@ class _Performer:
         self._intend(Action.HOLD, ending.nodes, ending.reason)
         comment = ""
         try:
-            comment = own_comment(self.client.comment(self.job))
+            comment = own_comment(self.acting.client.comment(self.acting.job))
         except SlurmError as err:
-            log.warning("could not read the comment of job %s: %s", self.job, err)
+            log.warning("could not read the comment of job %s: %s", self.acting.job, err)
         self._annotate(ending, comment)
-        what_to_do = f"see the comment of the job: scontrol show job {self.job}"
-        log.warning("holding job %s: %s; %s", self.job, ending.reason, what_to_do)
+        what_to_do = f"see the comment of the job: scontrol show job {self.acting.job}"
+        log.warning("holding job %s: %s; %s", self.acting.job, ending.reason, what_to_do)
         finished = _finished(replace(ending, reason=f"{ending.reason}; {what_to_do}"))
         problem = self._leave(Action.HOLD, finished, comment)
         return _refused(ending, problem) if problem else finished
@@ -271,14 +270,14 @@ class _Performer:
         """Say on the job why it is held and what to do. It moves without that too, if need be."""
         held = ending.disposition is Disposition.HOLD
         note = waiting_note if held else leaving_note
-        text = note(self.job, ending.nodes, self.facts.excluded, ending.reason)
+        text = note(self.acting.job, ending.nodes, self.facts.excluded, ending.reason)
         self._set_comment(with_own_comment(text, comment))
 
     def _leave(self, action: Action, finished: RunFinished, comment: str) -> str:
         """Requeue and hold the job; return what stood in the way, with the job as it was before."""
-        self.append(finished)
+        self.acting.append(finished)
         try:
-            self.client.requeue_held(self.job)
+            self.acting.client.requeue_held(self.acting.job)
         except SlurmError as err:
             self._done(action, (), problem=str(err))
             self._set_comment(comment)
@@ -287,17 +286,17 @@ class _Performer:
 
     def _set_comment(self, text: str) -> None:
         try:
-            self.client.update_job(self.job, Comment=text)
+            self.acting.client.update_job(self.acting.job, Comment=text)
         except SlurmError as err:
-            log.warning("could not set the comment of job %s to %r: %s", self.job, text, err)
+            log.warning("could not set the comment of job %s to %r: %s", self.acting.job, text, err)
 
     def _intend(self, action: Action, nodes: Sequence[str], reason: str) -> None:
-        self.append(ActionIntended(action=action, nodes=list(nodes), reason=reason))
+        self.acting.append(ActionIntended(action=action, nodes=list(nodes), reason=reason))
 
     def _done(
         self, action: Action, nodes: Sequence[str], *, problem: str = "", detail: str = ""
     ) -> None:
-        self.append(
+        self.acting.append(
             ActionDone(
                 action=action,
                 succeeded=not problem,

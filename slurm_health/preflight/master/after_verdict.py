@@ -12,6 +12,7 @@ import msgspec
 from slurm_health.preflight import config
 from slurm_health.preflight.acting.job_facts import slurm_name
 from slurm_health.preflight.decide.decide import exit_code
+from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.nodeset import fold
@@ -47,8 +48,6 @@ def conclude(
         environ: its environment.
         append: writes a record of the master's.
     """
-    from slurm_health.preflight.acting.perform import act
-    from slurm_health.preflight.acting.requeue_helper import Helper
     from slurm_health.preflight.acting.unchecked import end_unchecked
 
     def append_and_tell(record: Record) -> None:
@@ -71,25 +70,46 @@ def conclude(
             exit_code=exit_code(verdict),
             reason="only checked",
         )
+    if settings.at_fault:
+        verdict = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *settings.at_fault])
+        append_and_tell(verdict)
+    return act_on(verdict, started, directory, settings.policy, environ, append_and_tell)
+
+
+def act_on(
+    verdict: VerdictReached,
+    started: RunStarted,
+    directory: Path,
+    policy: Policy,
+    environ: Mapping[str, str],
+    append: Callable[[Record], None],
+) -> RunFinished:
+    """Act on a verdict as the user whose job this is; return how the run ends.
+
+    Raises:
+        JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
+    """
+    from slurm_health.preflight.acting.perform import Acting, act
+    from slurm_health.preflight.acting.requeue_helper import Helper
+
     helper = Helper(
         command=own_command("requeue-helper"),
         directory=directory,
         environ=environ,
         uid=os.getuid(),
     )
-    if settings.at_fault:
-        verdict = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *settings.at_fault])
-        append_and_tell(verdict)
     return act(
         verdict,
-        started=started,
-        directory=directory,
-        policy=settings.policy,
-        client=Client(environ),
-        uid=os.getuid(),
-        append=append_and_tell,
-        helper=helper,
-        site_file=config.site_file(environ),
+        Acting(
+            started=started,
+            directory=directory,
+            policy=policy,
+            client=Client(environ),
+            uid=os.getuid(),
+            append=append,
+            helper=helper,
+            site_file=config.site_file(environ),
+        ),
     )
 
 

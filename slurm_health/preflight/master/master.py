@@ -9,8 +9,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from filelock import FileLock, Timeout
 
@@ -75,30 +75,43 @@ def poll_interval_s(nodes: int) -> float:
     return max(SHORTEST_POLL_S, 2 * nodes / OPENS_PER_S)
 
 
-class Master:
-    """Runs one check of one run directory. Nobody else may be at it.
+@dataclass(frozen=True, kw_only=True)
+class MasterSettings:
+    """What a master is to measure, and who hears how it gets on.
 
-    `load_ahead` is called once the first agents are being started, which keeps them busy for long.
+    `localize` holds what was chosen of `localize.settings.OPTIONS`. `progress` is told what the
+    master waits for; `alive` is called as it gets on. `load_ahead` is called once the first agents
+    are being started, which keeps them busy for long.
     """
+
+    limits: Limits
+    phases: Sequence[Phase]
+    make_localizer: MakeLocalizer
+    expectations: Mapping[str, Expectation] = field(default_factory=dict)
+    localize: Mapping[str, object] = field(default_factory=dict)
+    progress: Callable[[str], None] | None = None
+    alive: Callable[[], None] = lambda: None
+    load_ahead: Callable[[], None] = lambda: None
+
+
+class Master:
+    """Runs one check of one run directory. Nobody else may be at it."""
 
     def __init__(
         self,
         directory: Path,
         nodes: Sequence[str],
         launcher: Launcher,
-        *,
-        limits: Limits,
-        phases: Sequence[Phase],
-        make_localizer: MakeLocalizer,
-        expectations: Mapping[str, Expectation] = MappingProxyType({}),
-        localize_options: Mapping[str, object] = MappingProxyType({}),
-        progress: Callable[[str], None] | None = None,
-        alive: Callable[[], None] = lambda: None,
-        load_ahead: Callable[[], None] = lambda: None,
+        settings: MasterSettings,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.session = Session(
-            nodes, make_localizer, limits, phases, expectations, localize_options
+            nodes,
+            settings.make_localizer,
+            settings.limits,
+            settings.phases,
+            settings.expectations,
+            settings.localize,
         )
         self._directory = directory
         self._launcher = launcher
@@ -114,11 +127,32 @@ class Master:
         self._said = ""
         self._told_s = 0.0
         self._waiting_since_s = 0.0
-        self._progress = progress
-        self._alive = alive
-        self._load_ahead: Callable[[], None] | None = load_ahead
+        self._progress = settings.progress
+        self._alive = settings.alive
+        self._load_ahead: Callable[[], None] | None = settings.load_ahead
         self._writer: journal.Writer | None = None
         self._orders: orders.Writer | None = None
+
+    @contextlib.contextmanager
+    def led(
+        self, started: RunStarted, job: Callable[[], str] = lambda: ""
+    ) -> Iterator[VerdictReached]:
+        """Run the check to its verdict, and give the run up after what is done about that.
+
+        A signal that ends either is recorded; `job` tells what became of its job by then.
+
+        Raises:
+            JournalBusy: another master is at it.
+            JournalError: the journal cannot be read or written.
+        """
+        try:
+            self.open(started)
+            yield self.run()
+        except (KeyboardInterrupt, SystemExit) as end:
+            self.note_end(end, job)
+            raise
+        finally:
+            self.close()
 
     def open(self, started: RunStarted) -> None:
         """Begin the run, or take over the one a dead master left.

@@ -32,7 +32,7 @@ from slurm_health.preflight.master.launcher import (
     LocalLauncher,
     SlurmLauncher,
 )
-from slurm_health.preflight.master.master import SILENCE_S, Master, poll_interval_s
+from slurm_health.preflight.master.master import SILENCE_S, Master, MasterSettings, poll_interval_s
 from slurm_health.preflight.session.phase_runner import Localizer
 from slurm_health.records.allocation import Allocation
 from slurm_health.records.records import RunFinished, RunStarted, VerdictReached
@@ -169,19 +169,19 @@ def _check(
         directory,
         started.nodes,
         launcher,
-        limits=settings.limits,
-        phases=settings.phases,
-        # As its first master recorded it: one that takes over has to plan the same.
-        make_localizer=functools.partial(make_localizer, prior=started.prior),
-        expectations=expectations,
-        localize_options=settings.localize,
-        progress=settings.progress,
-        alive=settings.alive,
-        load_ahead=load_ahead,
+        MasterSettings(
+            limits=settings.limits,
+            phases=settings.phases,
+            # As its first master recorded it: one that takes over has to plan the same.
+            make_localizer=functools.partial(make_localizer, prior=started.prior),
+            expectations=expectations,
+            localize=settings.localize,
+            progress=settings.progress,
+            alive=settings.alive,
+            load_ahead=load_ahead,
+        ),
     )
-    try:
-        master.open(started)
-        verdict = master.run()
+    with master.led(started, lambda: last_word.became(environ, now_s=time.time())) as verdict:
         # The workers still hold the devices: the job must not start beside them.
         launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
         agents = master.session.state.agents
@@ -201,11 +201,6 @@ def _check(
             master.finish(finished)
         if before is None and config.verdicts_to_machine_log(environ):
             check_log.tell(verdict, started, finished)
-    except (KeyboardInterrupt, SystemExit) as end:
-        master.note_end(end, lambda: last_word.became(environ, now_s=time.time()))
-        raise
-    finally:
-        master.close()
     settings.tell(finished, directory)
     return FinishedCheck(directory=directory, verdict=verdict, finished=finished)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from dataclasses import replace as changed
 from typing import TypeVar
 
@@ -19,26 +20,11 @@ _PLACE = re.compile(r"\b(?:device|rail) (\d+)\b")  # a rail is that of one devic
 _Found = TypeVar("_Found", NodeVerdict, LinkVerdict)
 
 
-def unmeasured(
-    node: str,
-    *,
-    could_not_start: bool,
-    others_started: bool,
-    lost: str,
-    failed: str,
-    device_failed: str,
-    started: bool,
-    stack: str,
-    common_stack: str = "",
-) -> NodeVerdict:
-    """Judge a node that took part in no round.
-
-    Two findings are the node's own fault: Slurm could repeatedly not start a step there while it
-    could elsewhere, and its devices repeatedly failed with a torch that can use those of most
-    others. Everything else may be ours, the job's or the interpreter's.
+@dataclass(frozen=True, kw_only=True)
+class Absence:
+    """What is known of a node that took part in no round.
 
     Args:
-        node: its name.
         could_not_start: Slurm failed to start the agent as often as it was tried.
         others_started: an agent did start on some node of the run.
         lost: why the agent ended, empty if it did not.
@@ -48,24 +34,42 @@ def unmeasured(
         stack: what runs, and on how many devices, on a node that was ready but unlike the others.
         common_stack: what runs on those.
     """
-    if could_not_start and others_started:
-        reason = f"Slurm cannot start a step there: {lost}"
+
+    could_not_start: bool = False
+    others_started: bool = True
+    lost: str = ""
+    failed: str = ""
+    device_failed: str = ""
+    started: bool = False
+    stack: str = ""
+    common_stack: str = ""
+
+
+def unmeasured(node: str, known: Absence) -> NodeVerdict:
+    """Judge a node that took part in no round.
+
+    Two findings are the node's own fault: Slurm could repeatedly not start a step there while it
+    could elsewhere, and its devices repeatedly failed with a torch that can use those of most
+    others. Everything else may be ours, the job's or the interpreter's.
+    """
+    if known.could_not_start and known.others_started:
+        reason = f"Slurm cannot start a step there: {known.lost}"
         return NodeVerdict(
             node=node, level=Level.FAULTY, component="slurmd", reason=reason, evidence=(reason,)
         )
-    if device_failed:
-        reason = f"{device_failed}; most nodes can use theirs"
+    if known.device_failed:
+        reason = f"{known.device_failed}; most nodes can use theirs"
         return NodeVerdict(
             node=node, level=Level.FAULTY, component="device", reason=reason, evidence=(reason,)
         )
-    if failed:
-        reason = f"could not be measured: {failed}"
-    elif stack:
-        others = f" ({common_stack})" if common_stack else ""
-        reason = f"not compared: {stack} there, unlike the other nodes{others}"
-    elif lost:
-        reason = f"could not be measured: {lost}"
-    elif started:
+    if known.failed:
+        reason = f"could not be measured: {known.failed}"
+    elif known.stack:
+        others = f" ({known.common_stack})" if known.common_stack else ""
+        reason = f"not compared: {known.stack} there, unlike the other nodes{others}"
+    elif known.lost:
+        reason = f"could not be measured: {known.lost}"
+    elif known.started:
         reason = "could not be measured: its check processes were not ready in time"
     else:
         reason = "could not be measured: its agent never reported"

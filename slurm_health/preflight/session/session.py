@@ -15,6 +15,7 @@ from slurm_health.preflight.expectations import Expectation, bases, expected_ms
 from slurm_health.preflight.localize.settings import Device, settings_from
 from slurm_health.preflight.session import gpt_sizing, work_sizing
 from slurm_health.preflight.session.conclusion import (
+    Absence,
     judged,
     unmeasured,
     with_burns,
@@ -263,14 +264,16 @@ class Session:
         return {
             name: unmeasured(
                 name,
-                could_not_start=node.failed_starts >= self.limits.failed_starts_per_node,
-                others_started=others_started,
-                lost=node.lost,
-                failed=node.failed,
-                device_failed=device_failures.get(name, ""),
-                started=node.started is not None,
-                stack=_stack(node) if node.usable and _stack(node) not in compared else "",
-                common_stack=", ".join(sorted(compared)),
+                Absence(
+                    could_not_start=node.failed_starts >= self.limits.failed_starts_per_node,
+                    others_started=others_started,
+                    lost=node.lost,
+                    failed=node.failed,
+                    device_failed=device_failures.get(name, ""),
+                    started=node.started is not None,
+                    stack=_stack(node) if node.usable and _stack(node) not in compared else "",
+                    common_stack=", ".join(sorted(compared)),
+                ),
             )
             for name, node in agents.items()
             if name in device_failures or name not in admitted

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 import time
@@ -13,10 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.preflight import config
-from slurm_health.preflight.acting.perform import act
-from slurm_health.preflight.acting.requeue_helper import Helper
 from slurm_health.preflight.decide.after_failure import Next, Plan, plan
+from slurm_health.preflight.master.after_verdict import act_on
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.run_check import check_allocation, run_started
 from slurm_health.records.allocation import Allocation
@@ -25,7 +22,6 @@ from slurm_health.records.nodeset import fold
 from slurm_health.records.records import Disposition, Record, RunFinished, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
-from slurm_health.system.processes import own_command
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.restart.evidence import FailedScript, failure_of
 
@@ -133,29 +129,11 @@ def _left(
 
     append(started)
     append(verdict)
-    finished = act(
-        msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *well]),
-        started=started,
-        directory=directory,
-        policy=settings.policy,
-        client=Client(environ),
-        uid=os.getuid(),
-        append=append,
-        helper=_helper(directory, environ),
-        site_file=config.site_file(environ),
-    )
+    judged = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *well])
+    finished = act_on(judged, started, directory, settings.policy, environ, append)
     if not finished.disposition.leaves:  # else it is recorded before it is done
         append(finished)
     return finished
-
-
-def _helper(directory: Path, environ: Mapping[str, str]) -> Helper:
-    return Helper(
-        command=own_command("requeue-helper"),
-        directory=directory,
-        environ=environ,
-        uid=os.getuid(),
-    )
 
 
 def _say(text: str) -> None:

@@ -18,7 +18,7 @@ from slurm_health.preflight.acting.job_facts import (
     left_behind,
     requeues,
 )
-from slurm_health.preflight.acting.perform import RecordAppender, act
+from slurm_health.preflight.acting.perform import Acting, RecordAppender, act
 from slurm_health.preflight.decide.policy import OnInconclusive, OnStraggler, Policy
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import (
@@ -65,30 +65,32 @@ class Scene:
         ]
         return act(
             VerdictReached(nodes=judged),
-            started=RunStarted(
-                run_id="r",
-                job_id=JOB,
-                attempt=0,
-                cluster="lab",
-                partition="main",
-                nodes=["n1", "n2", "n3"],
-                master_node="n1",
-                user="ml",
-                array=array,
-            ),
-            directory=self.run.directory,
-            policy=policy or Policy(),
-            client=Client(self.slurm.environ()),
-            uid=uid,
-            append=self.append,
-            helper=requeue_helper.Helper(
-                command=("slurm-health", "requeue-helper"),
+            Acting(
+                started=RunStarted(
+                    run_id="r",
+                    job_id=JOB,
+                    attempt=0,
+                    cluster="lab",
+                    partition="main",
+                    nodes=["n1", "n2", "n3"],
+                    master_node="n1",
+                    user="ml",
+                    array=array,
+                ),
                 directory=self.run.directory,
-                environ=self.slurm.environ(),
-                uid=0,
+                policy=policy or Policy(),
+                client=Client(self.slurm.environ()),
+                uid=uid,
+                append=self.append,
+                helper=requeue_helper.Helper(
+                    command=("slurm-health", "requeue-helper"),
+                    directory=self.run.directory,
+                    environ=self.slurm.environ(),
+                    uid=0,
+                ),
+                site_file=self.site_file,
+                clock=lambda: 1_000_000.0,
             ),
-            site_file=self.site_file,
-            clock=lambda: 1_000_000.0,
         )
 
     def told(self) -> list[tuple[str, str, bool | None]]:

@@ -22,6 +22,7 @@ from slurm_health.preflight.master.master import (
     SHORTEST_SWEEP_S,
     SILENCE_S,
     Master,
+    MasterSettings,
     poll_interval_s,
 )
 from slurm_health.preflight.master.run_check import make_localizer
@@ -243,9 +244,7 @@ def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: 
         tmp_path / "run",
         NODES,
         launcher,
-        limits=Limits(),
-        phases=QUICK,
-        make_localizer=make_localizer,
+        MasterSettings(limits=Limits(), phases=QUICK, make_localizer=make_localizer),
         clock=clock,
     )
     began = time.monotonic()
@@ -272,10 +271,12 @@ def test_a_master_that_waits_says_so_long_before_anybody_takes_it_for_dead(tmp_p
         tmp_path / "run",
         NODES,
         IdleLauncher(sleep),
-        limits=Limits(),
-        phases=QUICK,
-        make_localizer=make_localizer,
-        alive=lambda: turns_s.append(clock.now_s),
+        MasterSettings(
+            limits=Limits(),
+            phases=QUICK,
+            make_localizer=make_localizer,
+            alive=lambda: turns_s.append(clock.now_s),
+        ),
         clock=clock,
     )
     master.open(started(NODES))
@@ -329,9 +330,11 @@ def test_nodes_whose_rings_are_lost_are_read_before_they_count_as_silent(tmp_pat
         run,
         NODES,
         LosingLauncher(run, clock),
-        limits=Limits(ready_s=READY_S),
-        phases=QUICK,
-        make_localizer=make_localizer,
+        MasterSettings(
+            limits=Limits(ready_s=READY_S),
+            phases=QUICK,
+            make_localizer=make_localizer,
+        ),
         clock=clock,
     )
     master.open(started(NODES))
@@ -347,9 +350,7 @@ def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path:
         tmp_path / "run",
         NODES,
         IdleLauncher(),
-        limits=Limits(),
-        phases=QUICK,
-        make_localizer=make_localizer,
+        MasterSettings(limits=Limits(), phases=QUICK, make_localizer=make_localizer),
     )
     master.open(started(NODES))
     requeue = RunFinished(disposition=Disposition.REQUEUE, exit_code=1)
@@ -368,9 +369,7 @@ def test_a_master_that_was_not_opened_records_nothing(tmp_path: Path) -> None:
         tmp_path / "run",
         NODES,
         IdleLauncher(),
-        limits=Limits(),
-        phases=QUICK,
-        make_localizer=make_localizer,
+        MasterSettings(limits=Limits(), phases=QUICK, make_localizer=make_localizer),
     )
 
     with pytest.raises(JournalError, match="not open"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slurm_health.preflight.session.conclusion import (
+    Absence,
     judged,
     merged,
     unmeasured,
@@ -18,20 +19,11 @@ from slurm_health.preflight.session.conclusion import (
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Verdict
 
-NOTHING_KNOWN = {
-    "could_not_start": False,
-    "others_started": True,
-    "lost": "",
-    "failed": "",
-    "device_failed": "",
-    "started": False,
-    "stack": "",
-}
 WORDS = {"lost": "connection failure", "failed": "no torch", "stack": "torch 2.4 with gloo"}
 
 
 def test_a_node_that_slurm_cannot_use_while_others_can_be_used_is_faulty() -> None:
-    verdict = unmeasured("n1", **{**NOTHING_KNOWN, "could_not_start": True, "lost": "no answer"})  # type: ignore[arg-type]
+    verdict = unmeasured("n1", Absence(could_not_start=True, lost="no answer"))
 
     assert (verdict.level, verdict.component) == (Level.FAULTY, "slurmd")
     assert verdict.reason == "Slurm cannot start a step there: no answer"
@@ -39,12 +31,8 @@ def test_a_node_that_slurm_cannot_use_while_others_can_be_used_is_faulty() -> No
 
 
 def test_a_device_that_fails_where_most_do_not_is_a_fault_of_its_node_in_its_own_words() -> None:
-    known = {
-        **NOTHING_KNOWN,
-        "failed": "device 3: ECC error",
-        "device_failed": "device 3: ECC error",
-    }
-    verdict = unmeasured("n1", **known)  # type: ignore[arg-type]
+    said = "device 3: ECC error"
+    verdict = unmeasured("n1", Absence(failed=said, device_failed=said))
 
     assert (verdict.level, verdict.component) == (Level.FAULTY, "device")
     assert verdict.reason == "device 3: ECC error; most nodes can use theirs"
@@ -53,14 +41,7 @@ def test_a_device_that_fails_where_most_do_not_is_a_fault_of_its_node_in_its_own
 
 def test_where_slurm_can_start_nothing_at_all_no_node_is_to_blame() -> None:
     verdict = unmeasured(
-        "n1",
-        could_not_start=True,
-        others_started=False,
-        lost="no answer",
-        failed="",
-        device_failed="",
-        started=False,
-        stack="",
+        "n1", Absence(could_not_start=True, others_started=False, lost="no answer")
     )
 
     assert verdict.level is Level.INCONCLUSIVE
@@ -78,9 +59,9 @@ def test_where_slurm_can_start_nothing_at_all_no_node_is_to_blame() -> None:
     )
 )
 def test_what_could_not_be_measured_is_never_healthy_and_never_a_fault(
-    known: Mapping[str, object],
+    known: dict[str, Any],
 ) -> None:
-    verdict = unmeasured("n1", could_not_start=False, device_failed="", **known)  # type: ignore[arg-type]
+    verdict = unmeasured("n1", Absence(**known))
 
     assert verdict.level is Level.INCONCLUSIVE
     assert verdict.probability == 0.0
@@ -97,8 +78,8 @@ def test_what_could_not_be_measured_is_never_healthy_and_never_a_fault(
         ({"stack": "torch 2.4"}, "not compared: torch 2.4 there, unlike the other nodes"),
     ],
 )
-def test_the_reason_is_the_most_telling_one(known: Mapping[str, object], reason: str) -> None:
-    verdict = unmeasured("n1", **{**NOTHING_KNOWN, **known})  # type: ignore[arg-type]
+def test_the_reason_is_the_most_telling_one(known: dict[str, Any], reason: str) -> None:
+    verdict = unmeasured("n1", Absence(**known))
 
     assert verdict.reason.startswith(reason)
 
