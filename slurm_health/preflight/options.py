@@ -13,14 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Enum, Flag, auto
 
 from slurm_health.preflight import probe_choice
-from slurm_health.preflight.decide.policy import (
-    AtRequeueLimit,
-    FlightRecorder,
-    Monitor,
-    OnInconclusive,
-    OnStraggler,
-    Policy,
-)
+from slurm_health.preflight.decide import policy
 from slurm_health.preflight.decide.unchecked import OnUnchecked
 from slurm_health.preflight.localize import settings as localize
 from slurm_health.records import probe_catalog
@@ -171,7 +164,7 @@ class SharedOption:
             raise ConfigError(source, key, str(err)) from None
 
 
-_POLICY = Policy()
+_POLICY = policy.Policy()
 _JOB = Door.CHECK | _SUBMITTED
 OPTIONS = (
     SharedOption(
@@ -253,7 +246,7 @@ OPTIONS = (
     ),
     SharedOption(
         "on-straggler",
-        _one_of(OnStraggler),
+        _one_of(policy.OnStraggler),
         _JOB,
         "Leave a slow node where that costs seconds, only report it, leave it even if the job then"
         " waits for as many others, or do so and drain it too.",
@@ -262,7 +255,7 @@ OPTIONS = (
     ),
     SharedOption(
         "on-inconclusive",
-        _one_of(OnInconclusive),
+        _one_of(policy.OnInconclusive),
         _JOB,
         "Run on nodes that could not be decided, hold the job for a person to look at them, or"
         " leave them out like bad ones.",
@@ -279,7 +272,7 @@ OPTIONS = (
     ),
     SharedOption(
         "at-requeue-limit",
-        _one_of(AtRequeueLimit),
+        _one_of(policy.AtRequeueLimit),
         _JOB,
         "What a job on bad nodes does once it has been requeued that often.",
         default=_POLICY.at_requeue_limit.value,
@@ -331,20 +324,20 @@ OPTIONS = (
     ),
     SharedOption(
         "monitor",
-        _one_of(Monitor),
+        _one_of(policy.Monitor),
         _SUBMITTED,
         "Watch the script while it trains: say where it hangs and which rank is slow, or cancel a"
         " job that hangs, too, or watch nothing. Sees most with a heartbeat in the training loop.",
-        otherwise=Monitor.REPORT.value,
+        otherwise=policy.Monitor.REPORT.value,
     ),
     SharedOption(
         "flight-recorder",
-        _one_of(FlightRecorder),
+        _one_of(policy.FlightRecorder),
         _SUBMITTED,
         "Have PyTorch record the script's collectives, and leave them in the journal when they time"
         " out, so that a post-mortem can tell which rank never came: sets variables in the script's"
         " environment that it has not set itself.",
-        otherwise=FlightRecorder.OFF.value,
+        otherwise=policy.FlightRecorder.OFF.value,
     ),
     SharedOption("dry-run", FLAG, Door.SBATCH, "Print the batch script without submitting it."),
 )

@@ -14,19 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from slurm_health.records import records
 from slurm_health.records.decoding import JsonDecoder
-from slurm_health.records.records import (
-    AgentsLaunched,
-    Figure,
-    GroupAborted,
-    MasterWaits,
-    ProbeUsed,
-    Record,
-    Rendezvous,
-    RoundStarted,
-    RunFinished,
-    VerdictReached,
-)
 from slurm_health.records.verdict import NodeVerdict
 
 Numbers = list[tuple[int, int]]
@@ -58,8 +47,8 @@ class BeginRound(Order, frozen=True, kw_only=True, tag="round"):
     round: int
     deadline_s: float
     phase: str = ""
-    probes: list[ProbeUsed] = []
-    options: dict[str, Figure] = {}
+    probes: list[records.ProbeUsed] = []
+    options: dict[str, records.Figure] = {}
 
 
 class Stop(Order, frozen=True, kw_only=True, tag="stop"):
@@ -98,7 +87,9 @@ class Train(Order, frozen=True, kw_only=True, tag="train"):
 AnyOrder = Begin | BeginRound | Stop | Launch | Stay | Leave | Train
 _encoder = msgspec.json.Encoder()
 _decoder = JsonDecoder[AnyOrder](AnyOrder)
-_part_decoder = JsonDecoder[tuple[list[str], Rendezvous]](tuple[list[str], Rendezvous])
+_part_decoder = JsonDecoder[tuple[list[str], records.Rendezvous]](
+    tuple[list[str], records.Rendezvous]
+)
 _verdict_decoder = JsonDecoder[NodeVerdict](NodeVerdict)
 _NO_PART = b"-"
 
@@ -123,21 +114,21 @@ def numbers_of(nodes: Sequence[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(sorted(nodes))}
 
 
-def blocks(records: Iterable[Record], numbers: Mapping[str, int]) -> bytes:
+def blocks(written: Iterable[records.Record], numbers: Mapping[str, int]) -> bytes:
     """Return what agents are to hear of records of the master's; nothing of most."""
     stopped: dict[tuple[int, bool], list[str]] = {}
     found = b""
-    for record in records:
+    for record in written:
         match record:
-            case RoundStarted():
+            case records.RoundStarted():
                 found += _round(record, numbers)
-            case GroupAborted(round=index, group=group, timed_out=timed_out):
+            case records.GroupAborted(round=index, group=group, timed_out=timed_out):
                 stopped.setdefault((index, timed_out), []).extend(group)
-            case AgentsLaunched(launch=launch, nodes=nodes):
+            case records.AgentsLaunched(launch=launch, nodes=nodes):
                 found += _block(Launch(launch=launch, nodes=_ranges(nodes, numbers)))
-            case MasterWaits():
+            case records.MasterWaits():
                 found += _block(Stay())
-            case VerdictReached() | RunFinished():
+            case records.VerdictReached() | records.RunFinished():
                 found += _block(Leave())
             case _:
                 pass
@@ -148,7 +139,7 @@ def blocks(records: Iterable[Record], numbers: Mapping[str, int]) -> bytes:
 
 
 def training(
-    verdict: VerdictReached, nodes: Collection[str], reason: str, numbers: Mapping[str, int]
+    verdict: records.VerdictReached, nodes: Collection[str], reason: str, numbers: Mapping[str, int]
 ) -> bytes:
     """Return what the processes of `slurm-health run` are to hear: who trains, and why others not.
 
@@ -200,14 +191,14 @@ def place_in_text(cell: bytes) -> tuple[int, int] | None:
     return int(start), int(length)
 
 
-def round_of(order: BeginRound, part: bytes) -> RoundStarted:
+def round_of(order: BeginRound, part: bytes) -> records.RoundStarted:
     """Return a round with the one group that takes this part.
 
     Raises:
         ValueError: this is no part.
     """
     group, meeting = _part_decoder.decode(part)
-    return RoundStarted(
+    return records.RoundStarted(
         round=order.round,
         groups=[group],
         rendezvous=[meeting],
@@ -232,7 +223,7 @@ def names(ranges: Numbers, number: int) -> bool:
     return any(first <= number <= last for first, last in ranges)
 
 
-def _round(record: RoundStarted, numbers: Mapping[str, int]) -> bytes:
+def _round(record: records.RoundStarted, numbers: Mapping[str, int]) -> bytes:
     order = BeginRound(
         round=record.round,
         deadline_s=record.deadline_s,

@@ -15,13 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health.preflight import order_lines as orders
-from slurm_health.records.records import (
-    AgentsLaunched,
-    GroupAborted,
-    MasterWaits,
-    Record,
-    VerdictReached,
-)
+from slurm_health.records import records
 from slurm_health.records.verdict import NodeVerdict
 from slurm_health.system import journal, private_files
 
@@ -56,7 +50,9 @@ class Writer:
         if not blocks.offset:
             self._write(orders.beginning(run_id, nodes))
 
-    def conclude(self, verdict: VerdictReached, nodes: Collection[str], reason: str) -> None:
+    def conclude(
+        self, verdict: records.VerdictReached, nodes: Collection[str], reason: str
+    ) -> None:
         """Write who trains, for the processes of `slurm-health run`.
 
         Raises:
@@ -64,13 +60,13 @@ class Writer:
         """
         self._write(orders.training(verdict, nodes, reason, self._numbers))
 
-    def append(self, *records: Record) -> bool:
+    def append(self, *new: records.Record) -> bool:
         """Write what agents are to hear of records that stand in the journal; tell if that is any.
 
         Raises:
             JournalError: the file cannot be written.
         """
-        blocks = orders.blocks(records, self._numbers)
+        blocks = orders.blocks(new, self._numbers)
         if blocks:
             self._write(blocks)
         return bool(blocks)
@@ -113,7 +109,7 @@ class Reader:
         self._offset = 0
         self._group: list[str] = []
 
-    def read_new(self) -> list[Record]:
+    def read_new(self) -> list[records.Record]:
         """Return what has been ordered since the last call; nothing if there is no file.
 
         Raises:
@@ -132,8 +128,8 @@ class Reader:
                 return []
             raise journal.unusable(self.path, "read", err) from err
 
-    def _read(self, blocks: _Blocks) -> list[Record]:
-        found: list[Record] = []
+    def _read(self, blocks: _Blocks) -> list[records.Record]:
+        found: list[records.Record] = []
         for order in blocks:
             try:
                 found.append(self._heard(blocks, order))
@@ -142,7 +138,7 @@ class Reader:
         self._offset = blocks.offset
         return found
 
-    def _heard(self, blocks: _Blocks, order: orders.AnyOrder) -> Record:
+    def _heard(self, blocks: _Blocks, order: orders.AnyOrder) -> records.Record:
         match order:
             case orders.Begin(run_id=run_id, cells=cells):
                 self._number = orders.number_in(cells, blocks.cell, self._node)
@@ -160,12 +156,12 @@ class Reader:
                 self.training = Training(nodes=nodes, reason=reason, verdict=verdict)
             case orders.Launch(launch=launch, nodes=nodes):
                 if orders.names(nodes, self._number):
-                    return AgentsLaunched(launch=launch, nodes=[self._node])
+                    return records.AgentsLaunched(launch=launch, nodes=[self._node])
             case orders.Leave():
-                return VerdictReached(nodes=[])
+                return records.VerdictReached(nodes=[])
             case _:
                 pass
-        return MasterWaits(reason="")
+        return records.MasterWaits(reason="")
 
 
 class _Blocks:
@@ -229,7 +225,7 @@ class _Blocks:
         return self._ahead[known : known + length]
 
 
-def _stopped(index: int, group: list[str], *, timed_out: bool) -> GroupAborted:
+def _stopped(index: int, group: list[str], *, timed_out: bool) -> records.GroupAborted:
     """Return the end of a group; whose failure it was, if one's, stands in the master's file."""
     reason = "the deadline of the round has passed" if timed_out else "a member failed"
-    return GroupAborted(round=index, group=group, reason=reason, timed_out=timed_out)
+    return records.GroupAborted(round=index, group=group, reason=reason, timed_out=timed_out)

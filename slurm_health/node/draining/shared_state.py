@@ -16,18 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.node.rules import accusations
+from slurm_health.node.rules import accusations, breaker
 from slurm_health.node.rules.accusations import Mark
-from slurm_health.node.rules.breaker import (
-    Allowed,
-    Entry,
-    Ledger,
-    Refused,
-    refusal,
-    reserve,
-    take_back,
-    with_return,
-)
 from slurm_health.node.rules.settings import Breaker
 from slurm_health.node.site_settings import Site
 from slurm_health.node.stuck import Stuck, run_guarded
@@ -67,14 +57,14 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
     today: int = 0
 
 
-def known_refusal(site: Site, wanted: Entry) -> str:
+def known_refusal(site: Site, wanted: breaker.Entry) -> str:
     """Say why the ledger rules a drain out as it is; empty when Slurm has to be asked.
 
     Without the lock, and in a child: when a whole cluster fails, this is all that most nodes do.
     """
 
     def look() -> bytes:
-        return refusal(read_ledger(site.breaker), wanted, site.breaker).encode()
+        return breaker.refusal(read_ledger(site.breaker), wanted, site.breaker).encode()
 
     try:
         return _in_child(site, look).decode()
@@ -84,7 +74,7 @@ def known_refusal(site: Site, wanted: Entry) -> str:
 
 def reserve_drain(
     site: Site,
-    wanted: Entry,
+    wanted: breaker.Entry,
     *,
     members: dict[str, list[str]],
     ours: list[str],
@@ -92,12 +82,14 @@ def reserve_drain(
 ) -> Reserved:
     """Count a drain before it happens, if it may."""
 
-    def decide(ledger: Ledger) -> tuple[Ledger, bytes]:
+    def decide(ledger: breaker.Ledger) -> tuple[breaker.Ledger, bytes]:
         limits = site.breaker
-        match reserve(ledger, wanted, limits=limits, members=members, ours=ours, racks=racks):
-            case Allowed(ledger=after, today=today):
+        match breaker.reserve(
+            ledger, wanted, limits=limits, members=members, ours=ours, racks=racks
+        ):
+            case breaker.Allowed(ledger=after, today=today):
                 return after, msgspec.json.encode(Reserved(today=today))
-            case Refused(why=why, ledger=after):
+            case breaker.Refused(why=why, ledger=after):
                 return after, msgspec.json.encode(Reserved(why_not=why))
 
     try:
@@ -113,17 +105,19 @@ def _unusable(err: Unusable) -> str:
 def cancel_drain(site: Site, node: str, time_s: float) -> None:
     """Take back a drain that did not happen. Where that fails, it goes on counting."""
     with contextlib.suppress(Unusable):
-        change_ledger(site, lambda ledger: (take_back(ledger, node, time_s), b""))
+        change_ledger(site, lambda ledger: (breaker.take_back(ledger, node, time_s), b""))
 
 
 def count_return(site: Site, node: str) -> None:
     """Note that a person has returned a node; where that fails, its drain goes on counting."""
     if site.breaker.directory:
         with contextlib.suppress(Unusable):
-            change_ledger(site, lambda ledger: (with_return(ledger, node), b""))
+            change_ledger(site, lambda ledger: (breaker.with_return(ledger, node), b""))
 
 
-def change_ledger(site: Site, decide: Callable[[Ledger], tuple[Ledger, bytes]]) -> bytes:
+def change_ledger(
+    site: Site, decide: Callable[[breaker.Ledger], tuple[breaker.Ledger, bytes]]
+) -> bytes:
     """Change the ledger under the lock; return what `decide` answered.
 
     Raises:
@@ -148,13 +142,13 @@ def clear_ledger(site: Site) -> None:
     """
 
     def work(shared: Path) -> bytes:
-        publish(shared / LEDGER, msgspec.json.encode(Ledger()), mode=_ROOT_ONLY)
+        publish(shared / LEDGER, msgspec.json.encode(breaker.Ledger()), mode=_ROOT_ONLY)
         return b""
 
     _under_lock(site, work)
 
 
-def read_ledger(settings: Breaker) -> Ledger:
+def read_ledger(settings: Breaker) -> breaker.Ledger:
     """Return the ledger, an empty one where there is no file.
 
     Raises:
@@ -163,12 +157,12 @@ def read_ledger(settings: Breaker) -> Ledger:
     return _read_ledger(shared_directory(settings))
 
 
-def _read_ledger(shared: Path) -> Ledger:
+def _read_ledger(shared: Path) -> breaker.Ledger:
     path = shared / LEDGER
     try:
-        return from_json(path.read_bytes()[:_LEDGER_BYTES], Ledger)
+        return from_json(path.read_bytes()[:_LEDGER_BYTES], breaker.Ledger)
     except FileNotFoundError:
-        return Ledger()
+        return breaker.Ledger()
     except msgspec.DecodeError as err:
         raise Damaged(f"{path} is damaged: {err}; mend it with: slurm-health nodes reset") from err
     except PermissionError as err:

@@ -30,23 +30,14 @@ from slurm_health.preflight.decide.facts import (
     with_own_comment,
 )
 from slurm_health.preflight.decide.policy import Policy
+from slurm_health.records import records
 from slurm_health.records.errors import ConfigError, SlurmError
 from slurm_health.records.nodeset import fold
-from slurm_health.records.records import (
-    Action,
-    ActionDone,
-    ActionIntended,
-    Disposition,
-    Record,
-    RunFinished,
-    RunStarted,
-    VerdictReached,
-)
 from slurm_health.system.slurm.client import Client
 
 log = logging.getLogger(__name__)
 
-RecordAppender = Callable[[Record], None]
+RecordAppender = Callable[[records.Record], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +48,7 @@ class Acting:
     drain does so as root's hooks do, by the rules of `site_file`; `uid` is this process's user.
     """
 
-    started: RunStarted
+    started: records.RunStarted
     directory: Path
     policy: Policy
     client: Client
@@ -73,7 +64,7 @@ class Acting:
         return slurm_name(self.started)
 
 
-def act(verdict: VerdictReached, acting: Acting) -> RunFinished:
+def act(verdict: records.VerdictReached, acting: Acting) -> records.RunFinished:
     """Act on the verdict of a run; return how it ends.
 
     When the job is requeued, this process is ended by Slurm shortly after the return.
@@ -111,7 +102,7 @@ def act(verdict: VerdictReached, acting: Acting) -> RunFinished:
     )
     finished = performer.perform(decide(verdict, avoid, policy, facts))
     smaller = policy.nodes_wanted is not None and len(verdict.nodes) < policy.nodes_wanted
-    if finished.disposition is Disposition.PROCEED and smaller and not finished.nodes:
+    if finished.disposition is records.Disposition.PROCEED and smaller and not finished.nodes:
         # Slurm 22.05 gives a job that was made smaller while it waited its earlier task count.
         nodes = [node.node for node in verdict.nodes]
         finished = msgspec.structs.replace(finished, nodes=nodes)
@@ -126,7 +117,7 @@ class _Performer:
     facts: JobFacts
     without_giving_back: Callable[[str], Decision]
 
-    def perform(self, decision: Decision) -> RunFinished:
+    def perform(self, decision: Decision) -> records.RunFinished:
         """Drain, make the job smaller, and end; return how."""
         for each in decision.drains:
             match each:
@@ -134,19 +125,19 @@ class _Performer:
                     self._drain(each)
                 case LeaveAlone(nodes=nodes, reason=reason):
                     log.warning("%s is not drained: %s", fold(nodes), reason)
-                    self._done(Action.DRAIN, nodes, problem=reason)
+                    self._done(records.Action.DRAIN, nodes, problem=reason)
         if decision.shrink is not None:
             return self._shrink(decision.shrink, decision.ending)
         match decision.ending.disposition:
-            case Disposition.REQUEUE:
+            case records.Disposition.REQUEUE:
                 return self._requeue(decision.ending)
-            case Disposition.HOLD:
+            case records.Disposition.HOLD:
                 return self._hold(decision.ending)
-            case Disposition.PROCEED | Disposition.STOP:
+            case records.Disposition.PROCEED | records.Disposition.STOP:
                 return _finished(decision.ending)
 
     def _drain(self, drain: Drain) -> None:
-        self._intend(Action.DRAIN, (drain.node,), drain.reason)
+        self._intend(records.Action.DRAIN, (drain.node,), drain.reason)
         cause = Cause(
             checks=(drain.component,),
             text=drain.reason,
@@ -163,13 +154,13 @@ class _Performer:
                 site, drain.node, cause, controller=self.acting.client, now_s=self.acting.clock()
             )
             problem = "" if result.status is DrainStatus.DRAINED else result.text
-        self._done(Action.DRAIN, (drain.node,), problem=problem)
+        self._done(records.Action.DRAIN, (drain.node,), problem=problem)
         if problem:
             log.warning("%s is not drained: %s", drain.node, problem)
         else:
             log.warning("drained %s: %s", drain.node, drain.reason)
 
-    def _shrink(self, shrink: Shrink, ending: Ending) -> RunFinished:
+    def _shrink(self, shrink: Shrink, ending: Ending) -> records.RunFinished:
         """Give nodes back; a job that cannot leaves faulty ones in another way, or stops."""
         if not shrink.drop:
             finished = _finished(ending)
@@ -177,9 +168,9 @@ class _Performer:
                 finished, nodes=list(shrink.keep), spares=list(shrink.spares)
             )
         nodes = fold(shrink.drop)
-        self._intend(Action.DROP, shrink.drop, shrink.reason)
+        self._intend(records.Action.DROP, shrink.drop, shrink.reason)
         problem = self._given_back(shrink)
-        self._done(Action.DROP, shrink.drop, problem=problem)
+        self._done(records.Action.DROP, shrink.drop, problem=problem)
         if problem:
             log.warning("could not give %s back: %s", nodes, problem)
         if problem and not ending.may_stay:
@@ -214,12 +205,12 @@ class _Performer:
             return ""
         return refusal or f"the job holds {fold(held)} afterwards"
 
-    def _requeue(self, ending: Ending) -> RunFinished:
+    def _requeue(self, ending: Ending) -> records.RunFinished:
         """Requeue the job without some nodes.
 
         Where no helper can be had, a job that has to leave waits for a person, and another stays.
         """
-        self._intend(Action.EXCLUDE, ending.nodes, ending.reason)
+        self._intend(records.Action.EXCLUDE, ending.nodes, ending.reason)
         try:
             comment = own_comment(self.acting.client.comment(self.acting.job))
             move = Move(
@@ -234,26 +225,26 @@ class _Performer:
                 self.acting.client, move, job_id=self.facts.job_id, placement=self.facts.placement
             )
         except SlurmError as err:
-            self._done(Action.EXCLUDE, (), problem=str(err))
+            self._done(records.Action.EXCLUDE, (), problem=str(err))
             if ending.may_stay:
                 return _stayed(ending, str(err))
             reason = f"could not submit the helper job: {cause(err)}; {ending.reason}"
-            return self._hold(replace(ending, disposition=Disposition.HOLD, reason=reason))
-        self._done(Action.EXCLUDE, ending.nodes, detail=f"by the helper job {helper_id}")
+            return self._hold(replace(ending, disposition=records.Disposition.HOLD, reason=reason))
+        self._done(records.Action.EXCLUDE, ending.nodes, detail=f"by the helper job {helper_id}")
         self._annotate(ending, comment)
-        self._intend(Action.REQUEUE, (), ending.reason)
+        self._intend(records.Action.REQUEUE, (), ending.reason)
         nodes = fold(ending.nodes)
         log.warning("requeueing job %s without %s: %s", self.acting.job, nodes, ending.reason)
         finished = _finished(replace(ending, reason=f"{nodes}: {ending.reason}"))
-        problem = self._leave(Action.REQUEUE, finished, comment)
+        problem = self._leave(records.Action.REQUEUE, finished, comment)
         if not problem:
             return finished
         self.acting.helper.withdraw(self.acting.client, helper_id)
         return _stayed(ending, problem) if ending.may_stay else _refused(ending, problem)
 
-    def _hold(self, ending: Ending) -> RunFinished:
+    def _hold(self, ending: Ending) -> records.RunFinished:
         """Requeue and hold the job, with a comment that says why and what to do."""
-        self._intend(Action.HOLD, ending.nodes, ending.reason)
+        self._intend(records.Action.HOLD, ending.nodes, ending.reason)
         comment = ""
         try:
             comment = own_comment(self.acting.client.comment(self.acting.job))
@@ -263,17 +254,17 @@ class _Performer:
         what_to_do = f"see the comment of the job: scontrol show job {self.acting.job}"
         log.warning("holding job %s: %s; %s", self.acting.job, ending.reason, what_to_do)
         finished = _finished(replace(ending, reason=f"{ending.reason}; {what_to_do}"))
-        problem = self._leave(Action.HOLD, finished, comment)
+        problem = self._leave(records.Action.HOLD, finished, comment)
         return _refused(ending, problem) if problem else finished
 
     def _annotate(self, ending: Ending, comment: str) -> None:
         """Say on the job why it is held and what to do. It moves without that too, if need be."""
-        held = ending.disposition is Disposition.HOLD
+        held = ending.disposition is records.Disposition.HOLD
         note = waiting_note if held else leaving_note
         text = note(self.acting.job, ending.nodes, self.facts.excluded, ending.reason)
         self._set_comment(with_own_comment(text, comment))
 
-    def _leave(self, action: Action, finished: RunFinished, comment: str) -> str:
+    def _leave(self, action: records.Action, finished: records.RunFinished, comment: str) -> str:
         """Requeue and hold the job; return what stood in the way, with the job as it was before."""
         self.acting.append(finished)
         try:
@@ -290,14 +281,14 @@ class _Performer:
         except SlurmError as err:
             log.warning("could not set the comment of job %s to %r: %s", self.acting.job, text, err)
 
-    def _intend(self, action: Action, nodes: Sequence[str], reason: str) -> None:
-        self.acting.append(ActionIntended(action=action, nodes=list(nodes), reason=reason))
+    def _intend(self, action: records.Action, nodes: Sequence[str], reason: str) -> None:
+        self.acting.append(records.ActionIntended(action=action, nodes=list(nodes), reason=reason))
 
     def _done(
-        self, action: Action, nodes: Sequence[str], *, problem: str = "", detail: str = ""
+        self, action: records.Action, nodes: Sequence[str], *, problem: str = "", detail: str = ""
     ) -> None:
         self.acting.append(
-            ActionDone(
+            records.ActionDone(
                 action=action,
                 succeeded=not problem,
                 nodes=list(nodes),
@@ -306,25 +297,25 @@ class _Performer:
         )
 
 
-def _finished(ending: Ending) -> RunFinished:
-    return RunFinished(
+def _finished(ending: Ending) -> records.RunFinished:
+    return records.RunFinished(
         disposition=ending.disposition, exit_code=ending.exit_code, reason=ending.reason
     )
 
 
-def _stayed(ending: Ending, problem: str) -> RunFinished:
+def _stayed(ending: Ending, problem: str) -> records.RunFinished:
     """End for a job that stays on nodes in doubt."""
     left = f"could not move the job off {fold(ending.nodes)}: {problem}; continuing anyway"
     reason = f"{ending.reason}; {left}"
-    return _finished(replace(ending, disposition=Disposition.PROCEED, reason=reason))
+    return _finished(replace(ending, disposition=records.Disposition.PROCEED, reason=reason))
 
 
-def _refused(ending: Ending, problem: str) -> RunFinished:
+def _refused(ending: Ending, problem: str) -> records.RunFinished:
     """End for a job that Slurm does not put back into the queue."""
     nodes = fold(ending.nodes)
     refused = f"the requeue was refused: {problem}"
     reason = f"{nodes} cannot be used: {ending.reason}; {refused}; {_again(nodes)}"
-    return _finished(replace(ending, disposition=Disposition.STOP, reason=reason))
+    return _finished(replace(ending, disposition=records.Disposition.STOP, reason=reason))
 
 
 def _again(nodes: str) -> str:

@@ -14,30 +14,22 @@ from slurm_health.preflight.decide import unchecked
 from slurm_health.preflight.decide.decision import Ending
 from slurm_health.preflight.decide.facts import own_comment, with_own_comment
 from slurm_health.preflight.decide.unchecked import OnUnchecked
+from slurm_health.records import records
 from slurm_health.records.errors import JournalError, SlurmError
-from slurm_health.records.records import (
-    Action,
-    ActionDone,
-    ActionIntended,
-    Disposition,
-    Record,
-    RunFinished,
-    Unchecked,
-)
 from slurm_health.system.slurm.client import Client
 
 log = logging.getLogger(__name__)
 
 
 def end_unchecked(
-    found: Unchecked,
+    found: records.Unchecked,
     choice: OnUnchecked,
     *,
     job: str,
     client: Client,
-    append: Callable[[Record], None],
+    append: Callable[[records.Record], None],
     in_journal: bool = True,
-) -> RunFinished:
+) -> records.RunFinished:
     """Record that the nodes could not be checked, and hold the job if that is asked; return how.
 
     Args:
@@ -54,7 +46,7 @@ def end_unchecked(
         ending = _held(found, job, client, recorder)
     else:
         ending = unchecked.end(found, choice)
-    if ending.disposition is not Disposition.HOLD:
+    if ending.disposition is not records.Disposition.HOLD:
         if job and not recorder.works:
             _annotate(client, job, unchecked.note(found))
         recorder.append(_finished(ending))
@@ -64,11 +56,11 @@ def end_unchecked(
 class _Recorder:
     """Writes to the journal as long as that works."""
 
-    def __init__(self, append: Callable[[Record], None], works: bool) -> None:
+    def __init__(self, append: Callable[[records.Record], None], works: bool) -> None:
         self._append = append
         self.works = works
 
-    def append(self, record: Record) -> None:
+    def append(self, record: records.Record) -> None:
         try:
             self._append(record)
         except JournalError as err:
@@ -77,7 +69,7 @@ class _Recorder:
             self.works = False
 
 
-def _held(found: Unchecked, job: str, client: Client, recorder: _Recorder) -> Ending:
+def _held(found: records.Unchecked, job: str, client: Client, recorder: _Recorder) -> Ending:
     """Hold the job; return how it ends where it was held before, or cannot be held."""
     if not job:
         return unchecked.not_held(found, "it is not known to Slurm")
@@ -93,14 +85,18 @@ def _held(found: Unchecked, job: str, client: Client, recorder: _Recorder) -> En
         return unchecked.not_held(found, obstacle)
     own = own_comment(comment)
     ending = unchecked.end(found, OnUnchecked.HOLD)
-    recorder.append(ActionIntended(action=Action.HOLD, reason="--on-unchecked=hold"))
+    recorder.append(
+        records.ActionIntended(action=records.Action.HOLD, reason="--on-unchecked=hold")
+    )
     _set_comment(client, job, with_own_comment(unchecked.holding_note(found, job), own))
     log.warning("holding job %s: %s", job, ending.reason)
     recorder.append(_finished(ending))
     try:
         client.requeue_held(job)
     except SlurmError as err:
-        recorder.append(ActionDone(action=Action.HOLD, succeeded=False, detail=str(err)))
+        recorder.append(
+            records.ActionDone(action=records.Action.HOLD, succeeded=False, detail=str(err))
+        )
         _set_comment(client, job, own)
         return unchecked.not_held(found, str(err))
     return ending
@@ -123,7 +119,7 @@ def _set_comment(client: Client, job: str, text: str) -> None:
         log.warning("could not set the comment of job %s to %r: %s", job, text, err)
 
 
-def _finished(ending: Ending) -> RunFinished:
-    return RunFinished(
+def _finished(ending: Ending) -> records.RunFinished:
+    return records.RunFinished(
         disposition=ending.disposition, exit_code=ending.exit_code, reason=ending.reason
     )

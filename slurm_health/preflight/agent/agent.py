@@ -15,39 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from slurm_health.preflight.agent import node_facts
 from slurm_health.preflight.agent.lookout import Lookout
 from slurm_health.preflight.agent.standstill import Standstill
 from slurm_health.preflight.agent.worker_process import Worker, Workers
+from slurm_health.preflight.agent.worker_starts import WorkerStarts
 from slurm_health.preflight.bell import Bell
-from slurm_health.preflight.session.node_round import Ending, NodeRound, part_of, process_groups
-from slurm_health.preflight.session.worker_events import (
-    Done,
-    Event,
-    InRound,
-    Loaded,
-    Measured,
-    Ready,
-    ScopeEntered,
-)
-from slurm_health.records.records import (
-    AgentEnded,
-    AgentsLaunched,
-    AgentStarted,
-    DevicesUnopened,
-    DevicesWatched,
-    GroupAborted,
-    NodeReported,
-    Record,
-    Rendezvous,
-    RoundStarted,
-    VerdictReached,
-    WorkersFailed,
-    WorkersReady,
-    WorkersStarting,
-)
+from slurm_health.preflight.session import worker_events
+from slurm_health.preflight.session.node_round import Ending, NodeRound, part_of, round_command
+from slurm_health.records import records
 from slurm_health.records.verdict import Outcome
 from slurm_health.system import journal
 
@@ -59,10 +35,6 @@ if TYPE_CHECKING:
 ABORT_GRACE_S = {"gloo": 0.3, "nccl": 3.0}
 # A sample waits so long for the rest of its round, to be written with it.
 TOGETHER_S = 1.0
-STARTS_PER_LAUNCH = 2  # a worker that ends before it is ready gets one more try
-# Eight GPUs are opened within this. One whose driver keeps no state between processes may take
-# longer, and is not accused for it where the drivers of other nodes do.
-OPEN_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +81,10 @@ class Agent:
             monotonic=monotonic,
             random=random,
         )
-        self._starts = 0
-        self._device_failures = 0
-        self._loaded_s: float | None = None
         self._round: NodeRound | None = None
         self._unsettled: NodeRound | None = None  # reported, but some workers are not done
         self._end: str | None = None
-        self._unsaid: list[Record] = []
+        self._unsaid: list[records.Record] = []
         self._unsaid_since_s = 0.0
         self._watch: BurnWatch | None = None
         self._hostname = socket.gethostname()
@@ -126,6 +95,14 @@ class Agent:
             gpus=settings.gpus,
             address=self._address,
             environ=environ,
+            monotonic=monotonic,
+        )
+        self._starts = WorkerStarts(
+            self._workers,
+            self._say,
+            node=settings.node,
+            launch=settings.launch,
+            interface=lambda backend: node_facts.chosen_interface(environ, self._address, backend),
             monotonic=monotonic,
         )
 
@@ -156,7 +133,7 @@ class Agent:
         """
         backlog = self._lookout.first_orders(self._settings.run_id)
         self._say(
-            AgentStarted(
+            records.AgentStarted(
                 node=self._settings.node,
                 launch=self._settings.launch,
                 hostname=self._hostname,
@@ -191,8 +168,8 @@ class Agent:
         if self._monotonic() >= self._lookout.next_s:
             self._look()
         self._check_workers()
-        self._start_due_workers()
-        self._say_unopened()
+        self._starts.start_due()
+        self._starts.say_unopened()
         if self._watch is not None:
             self._watch.read()
         if self._unsaid and self._monotonic() - self._unsaid_since_s >= TOGETHER_S:
@@ -206,10 +183,10 @@ class Agent:
         else:
             self._heed(news)
 
-    def _say(self, *records: Record) -> None:
+    def _say(self, *new: records.Record) -> None:
         """Write records, after those that waited for others to be written with."""
         unsaid, self._unsaid = self._unsaid, []
-        self._writer.append(*unsaid, *records)
+        self._writer.append(*unsaid, *new)
         self._bell.ring()
 
     def sign_off(self, held: str = "") -> None:
@@ -219,27 +196,29 @@ class Agent:
             JournalError: the journal cannot be written.
         """
         reason = "; ".join(each for each in (self._end, held) if each)
-        last = AgentEnded(node=self._settings.node, launch=self._settings.launch, reason=reason)
+        last = records.AgentEnded(
+            node=self._settings.node, launch=self._settings.launch, reason=reason
+        )
         self._writer.append(*self._unsaid, last)  # the master may not be listening any more
 
     # --- the master's words ----------------------------------------------------------------------
 
-    def _heed(self, news: Sequence[Record]) -> None:
+    def _heed(self, news: Sequence[records.Record]) -> None:
         for record in news:
             match record:
-                case RoundStarted():
+                case records.RoundStarted():
                     self._begin_round(record)
-                case GroupAborted():
+                case records.GroupAborted():
                     self._abort(record)
-                case VerdictReached():
+                case records.VerdictReached():
                     self._end = "the run is over"
-                case AgentsLaunched(launch=launch, nodes=nodes):
+                case records.AgentsLaunched(launch=launch, nodes=nodes):
                     if launch > self._settings.launch and self._settings.node in nodes:
                         self._end = "another agent took over"
                 case _:
                     pass
 
-    def _begin_round(self, record: RoundStarted) -> None:
+    def _begin_round(self, record: records.RoundStarted) -> None:
         if self._round is not None and self._watch is not None:  # void: a new master begins anew
             self._say(*self._watched(self._round.record.round))
         self._round = None
@@ -260,27 +239,15 @@ class Agent:
             from slurm_health.preflight.agent.gpu_monitor import BurnWatch
 
             self._watch = BurnWatch(self._environ, [event.device for event in ready])
-        near = Rendezvous(address="127.0.0.1", port=ready[0].store_port)
-        self._send_round(self._round, far=far, near=near)
-
-    def _send_round(self, current: NodeRound, *, far: Rendezvous, near: Rendezvous) -> None:
-        record = current.record
+        near = records.Rendezvous(address="127.0.0.1", port=ready[0].store_port)
         for worker in self._workers:
             worker.send(
-                {
-                    "op": "round",
-                    "round": record.round,
-                    "timeout_s": record.deadline_s + 10.0,
-                    "local_size": current.workers,
-                    "probes": msgspec.to_builtins(record.probes),
-                    "options": record.options,
-                    "groups": process_groups(
-                        self._settings.run_id, current, worker.local_rank, far=far, near=near
-                    ),
-                }
+                round_command(
+                    self._settings.run_id, self._round, worker.local_rank, far=far, near=near
+                )
             )
 
-    def _abort(self, record: GroupAborted) -> None:
+    def _abort(self, record: records.GroupAborted) -> None:
         current = self._round
         if current is None or not current.is_aborted_by(record):
             return
@@ -317,78 +284,61 @@ class Agent:
         if late and late.kill_at_s is not None and self._monotonic() >= late.kill_at_s:
             self._start_workers()
 
-    def _hear(self, worker: Worker, event: Event) -> None:
+    def _hear(self, worker: Worker, event: worker_events.Event) -> None:
         if worker.hears_start(event):
-            if isinstance(event, Ready) and self._workers.ready:
-                self._say_ready(self._workers.ready)
-            elif isinstance(event, Loaded) and all(each.torch for each in self._workers):
-                self._loaded_s = self._monotonic()
-        elif isinstance(event, InRound) and not self._settles(worker, event):
+            if isinstance(event, worker_events.Ready) and self._workers.ready:
+                self._starts.say_ready()
+            elif isinstance(event, worker_events.Loaded) and all(
+                each.torch for each in self._workers
+            ):
+                self._starts.loaded()
+        elif isinstance(event, worker_events.InRound) and not self._settles(worker, event):
             current = self._round
             if current is not None and event.round == current.record.round:
                 self._hear_in_round(current, worker, event)
 
-    def _hear_in_round(self, current: NodeRound, worker: Worker, event: InRound) -> None:
+    def _hear_in_round(
+        self, current: NodeRound, worker: Worker, event: worker_events.InRound
+    ) -> None:
         match event:
-            case ScopeEntered():
+            case worker_events.ScopeEntered():
                 current.entered(worker.local_rank, event)
-            case Measured():
+            case worker_events.Measured():
                 sampled = current.sample(worker.local_rank, event)
                 if sampled is not None:
                     now_s = self._monotonic()
                     self._unsaid_since_s = self._unsaid_since_s if self._unsaid else now_s
                     self._unsaid.append(sampled)
-            case Done():
+            case worker_events.Done():
                 ending = current.done(worker.local_rank, event)
                 if ending is not None:
                     self._report(ending)
 
-    def _settles(self, worker: Worker, event: InRound) -> bool:
+    def _settles(self, worker: Worker, event: worker_events.InRound) -> bool:
         """Take what a worker says of a round that has been reported; tell if it is of that."""
         late = self._unsettled
         if late is None or event.round != late.record.round:
             return False
-        if isinstance(event, Done):
+        if isinstance(event, worker_events.Done):
             ending = late.done(worker.local_rank, event)
             assert ending is not None  # a worker has failed
             if ending.replace:
                 self._start_workers()
             elif not ending.unsettled:
                 self._unsettled = None
-                self._say_ready(self._workers.ready)
+                self._starts.say_ready()
         return True
-
-    def _say_ready(self, ready: Sequence[Ready]) -> None:
-        first = ready[0]
-        self._say(
-            WorkersReady(
-                node=self._settings.node,
-                launch=self._settings.launch,
-                store_port=first.store_port,
-                torch=first.torch,
-                backend=first.backend,
-                devices=[event.device for event in ready],
-                collective_library=first.collective_library,
-                start_ms=max(event.start_ms for event in ready),
-                model=" and ".join(dict.fromkeys(event.model for event in ready)),
-                free_bytes=min(event.free_bytes for event in ready),
-                interface=node_facts.chosen_interface(self._environ, self._address, first.backend),
-                ports_gbit_per_s=first.ports_gbit_per_s,
-                gflop_per_s=min(event.gflop_per_s for event in ready),
-                memory_gb_per_s=min(event.memory_gb_per_s for event in ready),
-            )
-        )
 
     def _report(self, ending: Ending) -> None:
         """Say the last word on the current round; replace the workers after it if need be."""
         current = self._round
         assert current is not None
         self._round = None
-        last: list[Record] = []
+        last: list[records.Record] = []
         if ending.outcome is Outcome.MEASURED:
             last += current.partial_samples()
         last += self._watched(current.record.round)
-        reported = NodeReported(
+        reported = records.NodeReported(
             node=self._settings.node,
             round=current.record.round,
             outcome=ending.outcome,
@@ -400,7 +350,7 @@ class Agent:
         )
         # In one write: whoever sees the report also sees that this node is not ready.
         if ending.replace or ending.unsettled:
-            last.append(self._starting())
+            last.append(self._starts.starting())
         self._say(*last, reported)
         if ending.replace:
             self._start_workers()
@@ -408,54 +358,26 @@ class Agent:
             self._unsettled = current
             self._stop(current)
 
-    def _watched(self, round_index: int) -> list[DevicesWatched]:
+    def _watched(self, round_index: int) -> list[records.DevicesWatched]:
         """End the watch over the devices, if there is one; return what it saw."""
         if self._watch is None:
             return []
         devices, not_watched = self._watch.end()
         self._watch = None
-        seen = DevicesWatched(
+        seen = records.DevicesWatched(
             node=self._settings.node, round=round_index, devices=devices, not_watched=not_watched
         )
         return [seen]
 
-    def _starting(self) -> WorkersStarting:
-        return WorkersStarting(node=self._settings.node, launch=self._settings.launch)
-
     # --- the workers' lives ---------------------------------------------------------------
 
-    def _say_unopened(self) -> None:
-        """Say once which devices do not open, when they should have."""
-        unopened = [worker for worker in self._workers if not worker.opened]
-        if self._loaded_s is None or not unopened:
-            return
-        waited_s = self._monotonic() - self._loaded_s
-        if waited_s < OPEN_S:
-            return
-        self._loaded_s = None
-        self._say(
-            DevicesUnopened(
-                node=self._settings.node,
-                launch=self._settings.launch,
-                devices=[worker.local_rank for worker in unopened],
-                waited_s=round(waited_s, 1),
-                torch=unopened[0].torch,
-            )
-        )
-
     def _start_workers(self) -> None:
-        self._loaded_s = self._unsettled = None
-        self._workers.replace()
-        self._start_due_workers()
-
-    def _start_due_workers(self) -> None:
-        obstacle = self._workers.start_due()
-        if obstacle:
-            self._fail(obstacle)
+        self._unsettled = None
+        self._starts.replace()
 
     def _worker_ended(self, worker: Worker, how: str) -> None:
         if worker.ready:
-            self._starts = self._device_failures = 0
+            self._starts.succeeded()
             if self._round is not None:
                 self._report(self._round.died(worker.local_rank, how))
                 return
@@ -464,7 +386,7 @@ class Agent:
     def _worker_stands_still(self, worker: Worker, still: Standstill) -> None:
         """Report it, where a round is in progress, and replace it: it will answer nobody."""
         if worker.ready:
-            self._starts = self._device_failures = 0
+            self._starts.succeeded()
             if self._round is not None:
                 ending = self._round.stands_still(
                     worker.local_rank, still.words, stopped=still.stopped
@@ -474,28 +396,5 @@ class Agent:
         self._start_again(worker, f"its check process stands still: {still.words}")
 
     def _start_again(self, worker: Worker, how: str) -> None:
-        """Start the workers again because of how one ended, unless that has been tried before."""
-        self._starts += 1
-        self._device_failures += bool(worker.unusable)
-        if self._starts < STARTS_PER_LAUNCH:
-            self._say(self._starting())
-            self._start_workers()
-            return
-        self._workers.kill()
-        self._fail(
-            worker.unusable or worker.refused or how,
-            device_failed=self._device_failures == self._starts,
-            torch=worker.torch,
-        )
-
-    def _fail(self, reason: str, *, device_failed: bool = False, torch: str = "") -> None:
-        """Say that this node can take part in no round."""
-        self._say(
-            WorkersFailed(
-                node=self._settings.node,
-                launch=self._settings.launch,
-                reason=reason,
-                device_failed=device_failed,
-                torch=torch,
-            )
-        )
+        self._unsettled = None
+        self._starts.again(worker, how)

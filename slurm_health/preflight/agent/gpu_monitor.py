@@ -23,25 +23,11 @@ from typing import Any
 
 import msgspec
 
+from slurm_health.records import gpu_load
 from slurm_health.records.errors import Unmeasured
-from slurm_health.records.gpu_load import (
-    Burn,
-    DeviceSample,
-    NotSampled,
-    decode,
-    summarise,
-    those_of,
-)
 from slurm_health.records.text import LineBuffer
 from slurm_health.system import nvml as doors
-from slurm_health.system.processes import (
-    PIPE,
-    Process,
-    abandon_session,
-    own_module,
-    read_available,
-    start_tied,
-)
+from slurm_health.system import processes
 
 INTERVAL_S = 0.25
 _UNKILLABLE_S = 5.0
@@ -55,7 +41,7 @@ _RETIREMENT_CAUSES = (0, 1)
 
 def command() -> tuple[str, ...]:
     """Return the command line that starts the sampler."""
-    return own_module("slurm_health.preflight.agent.gpu_monitor")
+    return processes.own_module("slurm_health.preflight.agent.gpu_monitor")
 
 
 class BurnWatch:
@@ -68,15 +54,15 @@ class BurnWatch:
     def __init__(self, environ: Mapping[str, str], devices: Sequence[str]) -> None:
         self._uuids = {word for name in devices for word in name.split() if word[:4] == "GPU-"}
         self._lines = LineBuffer()
-        self._samples: list[DeviceSample] = []
+        self._samples: list[gpu_load.DeviceSample] = []
         self._not_sampled = ""
-        self._process: Process | None = None
+        self._process: processes.Process | None = None
         try:
-            self._process = start_tied(
+            self._process = processes.start_tied(
                 command(),
                 environ=environ,
-                stdin=PIPE,
-                stdout=PIPE,
+                stdin=processes.PIPE,
+                stdout=processes.PIPE,
             )
         except OSError as err:
             self._not_sampled = f"the sampler cannot be started: {err.strerror}"
@@ -85,24 +71,24 @@ class BurnWatch:
         """Take in what the sampler has written, so that it never waits for a reader."""
         if self._process is None:
             return
-        read_available(self._process.stderr)
-        for line in self._lines.feed(read_available(self._process.stdout)):
-            found = decode(line)
-            if isinstance(found, DeviceSample):
+        processes.read_available(self._process.stderr)
+        for line in self._lines.feed(processes.read_available(self._process.stdout)):
+            found = gpu_load.decode(line)
+            if isinstance(found, gpu_load.DeviceSample):
                 self._samples.append(found)
-            elif isinstance(found, NotSampled):
+            elif isinstance(found, gpu_load.NotSampled):
                 self._not_sampled = found.not_sampled
 
-    def end(self) -> tuple[list[Burn], str]:
+    def end(self) -> tuple[list[gpu_load.Burn], str]:
         """End the sampler; return what it saw of each device, and why nothing if it could not.
 
         It has nothing to put in order, so it is killed; one that hangs in a driver is given up.
         """
         self.read()
         process, self._process = self._process, None
-        if process is not None and not abandon_session(process, wait_s=_UNKILLABLE_S):
+        if process is not None and not processes.abandon_session(process, wait_s=_UNKILLABLE_S):
             self._not_sampled = "the sampler hangs in the kernel and cannot be killed"
-        return those_of(self._uuids, summarise(self._samples)), self._not_sampled
+        return gpu_load.those_of(self._uuids, gpu_load.summarise(self._samples)), self._not_sampled
 
 
 def main() -> int:
@@ -112,7 +98,7 @@ def main() -> int:
         nvml = doors.start()
         count = _count(nvml)
     except (Unmeasured, doors.DriverBroken) as err:
-        _write([NotSampled(not_sampled=str(err))])
+        _write([gpu_load.NotSampled(not_sampled=str(err))])
         return 0
     for _ in _moments():
         samples = (_sample(nvml, index) for index in range(count))
@@ -153,9 +139,9 @@ def _count(nvml: Any) -> int:
     return count
 
 
-def _sample(nvml: Any, index: int) -> DeviceSample | None:
+def _sample(nvml: Any, index: int) -> gpu_load.DeviceSample | None:
     """Return one GPU as it is now, None for one that is not this job's to ask."""
-    now = DeviceSample(at_s=round(time.time(), 3), index=index)
+    now = gpu_load.DeviceSample(at_s=round(time.time(), 3), index=index)
     questions = doors.Questions(nvml)
     try:
         handle = questions.handle(index)
@@ -167,7 +153,9 @@ def _sample(nvml: Any, index: int) -> DeviceSample | None:
     return msgspec.structs.replace(now, unanswered=questions.unanswered)
 
 
-def _speed(nvml: Any, told: Callable[..., Any], handle: Any, now: DeviceSample) -> DeviceSample:
+def _speed(
+    nvml: Any, told: Callable[..., Any], handle: Any, now: gpu_load.DeviceSample
+) -> gpu_load.DeviceSample:
     pci = told(nvml.nvmlDeviceGetPciInfo, handle)
     milliwatts = told(nvml.nvmlDeviceGetPowerUsage, handle)
     return msgspec.structs.replace(
@@ -181,7 +169,9 @@ def _speed(nvml: Any, told: Callable[..., Any], handle: Any, now: DeviceSample) 
     )
 
 
-def _memory(nvml: Any, told: Callable[..., Any], handle: Any, now: DeviceSample) -> DeviceSample:
+def _memory(
+    nvml: Any, told: Callable[..., Any], handle: Any, now: gpu_load.DeviceSample
+) -> gpu_load.DeviceSample:
     remapped = told(nvml.nvmlDeviceGetRemappedRows, handle)
     retired = [told(nvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in _RETIREMENT_CAUSES]
     errors = (handle, doors.UNCORRECTED, doors.VOLATILE)

@@ -12,26 +12,9 @@ from pathlib import Path
 
 from slurm_health.preflight.agent import node_facts
 from slurm_health.preflight.agent.standstill import LOOK_S, Standstill, StandstillWatch
-from slurm_health.preflight.session.worker_events import (
-    Event,
-    Loaded,
-    Opened,
-    Ready,
-    Refused,
-    Unusable,
-    decode,
-)
+from slurm_health.preflight.session import worker_events
 from slurm_health.records.text import LineBuffer
-from slurm_health.system.processes import (
-    PIPE,
-    Process,
-    close_pipes,
-    ends_within,
-    exit_text,
-    kill_session,
-    read_available,
-    start_tied,
-)
+from slurm_health.system import processes
 
 WORKER = Path(__file__).parents[1] / "probes" / "worker.py"
 STDERR_LINES = 20
@@ -63,7 +46,7 @@ class Worker:
         environ: Mapping[str, str],
     ) -> None:
         self.local_rank = local_rank
-        self.ready: Ready | None = None
+        self.ready: worker_events.Ready | None = None
         self.torch = ""
         self.opened = False
         self.unusable = self.refused = ""
@@ -71,11 +54,11 @@ class Worker:
         self._said: list[str] = []
         self._killed = False
         try:
-            self._process: Process | None = start_tied(
+            self._process: processes.Process | None = processes.start_tied(
                 [python, str(WORKER), str(local_rank), str(threads), str(devices)],
                 environ=environ,
-                stdin=PIPE,
-                stdout=PIPE,
+                stdin=processes.PIPE,
+                stdout=processes.PIPE,
             )
         except OSError as err:
             self._process = None
@@ -100,26 +83,26 @@ class Worker:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
 
-    def read_events(self) -> list[Event]:
+    def read_events(self) -> list[worker_events.Event]:
         """Return the events that have arrived since the last call."""
         if self._process is None or self._killed:
             return []
         self._read_errors()
-        lines = self._lines.feed(read_available(self._process.stdout))
-        return [decode(line) for line in lines if line.startswith(b"{")]
+        lines = self._lines.feed(processes.read_available(self._process.stdout))
+        return [worker_events.decode(line) for line in lines if line.startswith(b"{")]
 
-    def hears_start(self, event: Event) -> bool:
+    def hears_start(self, event: worker_events.Event) -> bool:
         """Take what the worker says before its first round; tell if that is what an event is."""
         match event:
-            case Loaded(torch=torch):
+            case worker_events.Loaded(torch=torch):
                 self.torch = torch
-            case Opened():
+            case worker_events.Opened():
                 self.opened = True
-            case Unusable(detail=detail):
+            case worker_events.Unusable(detail=detail):
                 self.unusable = detail
-            case Refused(detail=detail):
+            case worker_events.Refused(detail=detail):
                 self.refused = detail
-            case Ready():
+            case worker_events.Ready():
                 self.ready = event
             case _:
                 return False
@@ -138,7 +121,7 @@ class Worker:
         telling = [line for line in self._said if any(text in line for text in _TELLING)]
         last = (telling or self._said)[-1:]
         said = f": {last[0].removeprefix(_CPP).strip()}" if last else ""
-        return exit_text(returncode) + said
+        return processes.exit_text(returncode) + said
 
     def look(self, now_s: float) -> None:
         """Look whether the worker stands still, now and then."""
@@ -166,16 +149,16 @@ class Worker:
         if self._process is None or self._killed:
             return
         self._killed = True
-        kill_session(self._process)
-        close_pipes(self._process)
+        processes.kill_session(self._process)
+        processes.close_pipes(self._process)
 
     def ends_within(self, wait_s: float) -> bool:
         """Wait for the end of a worker; tell whether it came in time."""
-        return self._process is None or ends_within(self._process, wait_s)
+        return self._process is None or processes.ends_within(self._process, wait_s)
 
     def _read_errors(self) -> None:
         assert self._process is not None
-        text = read_available(self._process.stderr).decode(errors="replace")
+        text = processes.read_available(self._process.stderr).decode(errors="replace")
         lines = [line.strip() for line in text.splitlines()]
         self._said += [line for line in lines if line and not line.startswith(_FRAME)]
         del self._said[:-STDERR_LINES]
@@ -241,7 +224,7 @@ class Workers:
         return iter(self._workers)
 
     @property
-    def ready(self) -> list[Ready]:
+    def ready(self) -> list[worker_events.Ready]:
         """What each said when it was ready, in their order; empty until all are."""
         said = [worker.ready for worker in self._workers if worker.ready is not None]
         return said if len(said) == len(self._workers) else []

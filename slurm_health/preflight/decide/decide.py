@@ -6,15 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_health.preflight.decide.decision import (
-    Decision,
-    Drain,
-    Ending,
-    LeaveAlone,
-    Question,
-    Shrink,
-    drains,
-)
+from slurm_health.preflight.decide import decision
 from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle
 from slurm_health.preflight.decide.paths import PathEnd, ends_to_leave
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
@@ -54,7 +46,7 @@ def unwanted(
 
 def decide(
     verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
-) -> Decision:
+) -> decision.Decision:
     """Decide what is done about a verdict with these unwanted nodes.
 
     Guarantees: only proven faults of nodes, and on request proven slowness, are to be drained; a
@@ -64,12 +56,12 @@ def decide(
     """
     case = _case(verdict, unwanted, policy, facts)
     shrink, ending = _chosen(case)
-    return Decision(drains=_drains(case), shrink=shrink, ending=ending)
+    return decision.Decision(drains=_drains(case), shrink=shrink, ending=ending)
 
 
 def question(
     verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
-) -> Question | None:
+) -> decision.Question | None:
     """Return what Slurm is to be asked first; None where its answer would change nothing."""
     case = _case(verdict, unwanted, policy, facts)
     left = case.wanted
@@ -81,12 +73,12 @@ def question(
     full = len(verdict.nodes) if policy.nodes_wanted is None else policy.nodes_wanted
     needed = full if policy.nodes_needed is None else policy.nodes_needed
     slow_first = sorted(left, key=lambda node: node.level is not Level.SLOW)
-    return Question(leave=_names(slow_first), keep=keep, more=max(0, needed - len(keep)))
+    return decision.Question(leave=_names(slow_first), keep=keep, more=max(0, needed - len(keep)))
 
 
 def decide_unasked(
     verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, problem: str
-) -> Ending:
+) -> decision.Ending:
     """Decide what becomes of a job with unwanted nodes when Slurm does not answer."""
     said = f"{_because(unwanted)}; could not query Slurm: {problem}"
     doubt = any(node.level is Level.INCONCLUSIVE for node in unwanted)
@@ -142,10 +134,10 @@ def _case(
     return _Case(verdict=verdict, avoided=avoided, policy=policy, facts=facts)
 
 
-def _drains(case: _Case) -> tuple[Drain | LeaveAlone, ...]:
+def _drains(case: _Case) -> tuple[decision.Drain | decision.LeaveAlone, ...]:
     if not case.facts.may_drain:
         return ()
-    wanted = drains(
+    wanted = decision.drains(
         [
             node
             for node in case.avoided
@@ -158,11 +150,11 @@ def _drains(case: _Case) -> tuple[Drain | LeaveAlone, ...]:
     return tuple(
         each
         for each in wanted
-        if isinstance(each, LeaveAlone) or each.node not in case.facts.drained
+        if isinstance(each, decision.LeaveAlone) or each.node not in case.facts.drained
     )
 
 
-def _chosen(case: _Case) -> tuple[Shrink | None, Ending]:
+def _chosen(case: _Case) -> tuple[decision.Shrink | None, decision.Ending]:
     """Choose the first way that is open, from the one that avoids most to the one that must be.
 
     On each, a job that can run on some of its nodes does so rather than go back into the queue.
@@ -194,14 +186,14 @@ def _at_limit(case: _Case) -> str:
     )
 
 
-def _best_shrink(case: _Case, left: Sequence[NodeVerdict]) -> Shrink | None:
+def _best_shrink(case: _Case, left: Sequence[NodeVerdict]) -> decision.Shrink | None:
     """Go on without these nodes and with as many as the job is to keep; None where it cannot."""
     policy = case.policy
     keep_size = _slow(left) and case.keeps_size
     return _shrink(case, left, policy.nodes_wanted if keep_size else policy.nodes_needed)
 
 
-def _shrink(case: _Case, left: Sequence[NodeVerdict], least: int | None) -> Shrink | None:
+def _shrink(case: _Case, left: Sequence[NodeVerdict], least: int | None) -> decision.Shrink | None:
     """Choose nodes to give back; None where there are none, too few are left, or it cannot be."""
     policy, batch_node = case.policy, case.facts.batch_node
     wanted = policy.nodes_wanted
@@ -232,12 +224,12 @@ def _shrink(case: _Case, left: Sequence[NodeVerdict], least: int | None) -> Shri
     said = [_because(node for node in case.avoided if node.node not in kept) or "not needed"]
     said += [_running_on(case, staying)] if staying else []
     keep = tuple(name for name in names if name in kept)
-    return Shrink(keep=keep, drop=drop, spares=spares, reason="; ".join(said))
+    return decision.Shrink(keep=keep, drop=drop, spares=spares, reason="; ".join(said))
 
 
-def _requeue(case: _Case, left: Sequence[NodeVerdict]) -> Ending:
+def _requeue(case: _Case, left: Sequence[NodeVerdict]) -> decision.Ending:
     bad = any(node.level is not Level.INCONCLUSIVE for node in left)
-    return Ending(
+    return decision.Ending(
         disposition=Disposition.REQUEUE,
         exit_code=ExitCode.BAD_NODES if bad else ExitCode.INCONCLUSIVE,
         reason=_because(left),
@@ -247,7 +239,7 @@ def _requeue(case: _Case, left: Sequence[NodeVerdict]) -> Ending:
     )
 
 
-def _no_way_out(case: _Case) -> tuple[Shrink | None, Ending]:
+def _no_way_out(case: _Case) -> tuple[decision.Shrink | None, decision.Ending]:
     """Decide for a job that has no node to leave, or cannot leave those that it should."""
     smaller = _shrink(case, (), case.policy.nodes_needed)
     if not case.must and (smaller is not None or not case.avoided):
@@ -268,7 +260,7 @@ def _no_way_out(case: _Case) -> tuple[Shrink | None, Ending]:
     return smaller, replace(ending, may_stay=True)
 
 
-def _start_anyway(case: _Case) -> tuple[Shrink | None, Ending]:
+def _start_anyway(case: _Case) -> tuple[decision.Shrink | None, decision.Ending]:
     """Run on bad nodes as the user asked, on the best of all if there are more than needed."""
     limit = f"{_at_limit(case)}; starting anyway (--at-requeue-limit=start)"
     ending = _end(Disposition.PROCEED, case.verdict, f"{_because(case.avoided)}; {limit}")
@@ -278,7 +270,7 @@ def _start_anyway(case: _Case) -> tuple[Shrink | None, Ending]:
     return shrink, replace(ending, may_stay=True)
 
 
-def _stop(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
+def _stop(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> decision.Ending:
     """End a job that can neither leave faulty nodes nor run on them."""
     said = [f"{fold(_names(nodes))} cannot be used: {_because(nodes)}"]
     if case.facts.give_back_obstacle:
@@ -288,8 +280,8 @@ def _stop(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
     return _end(Disposition.STOP, case.verdict, "; ".join(said))
 
 
-def _hold(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
-    return Ending(
+def _hold(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> decision.Ending:
+    return decision.Ending(
         disposition=Disposition.HOLD,
         exit_code=exit_code(case.verdict),
         reason=f"{_because(nodes)}; {why}",
@@ -297,7 +289,7 @@ def _hold(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> Ending:
     )
 
 
-def _hold_for_doubt(case: _Case) -> Ending:
+def _hold_for_doubt(case: _Case) -> decision.Ending:
     why = "undecided nodes are not used (--on-inconclusive=hold)"
     if not case.facts.hold_obstacle:
         return _hold(case, case.held_back, why)
@@ -313,7 +305,7 @@ def _running_on(case: _Case, nodes: Sequence[NodeVerdict]) -> str:
     return "; ".join(filter(None, said))
 
 
-def _proceed(case: _Case) -> Ending:
+def _proceed(case: _Case) -> decision.Ending:
     verdict = case.verdict
     undecided = [node.node for node in verdict.nodes if node.level is Level.INCONCLUSIVE]
     slow = [node for node in verdict.nodes if node.level is Level.SLOW and node not in case.avoided]
@@ -331,8 +323,8 @@ def _proceed(case: _Case) -> Ending:
     return replace(ending, may_stay=not _faulty(case.avoided))
 
 
-def _end(disposition: Disposition, verdict: VerdictReached, reason: str) -> Ending:
-    return Ending(disposition=disposition, exit_code=exit_code(verdict), reason=reason)
+def _end(disposition: Disposition, verdict: VerdictReached, reason: str) -> decision.Ending:
+    return decision.Ending(disposition=disposition, exit_code=exit_code(verdict), reason=reason)
 
 
 def _faulty(nodes: Iterable[NodeVerdict]) -> bool:

@@ -14,29 +14,22 @@ from slurm_health.preflight.acting.job_facts import slurm_name
 from slurm_health.preflight.decide.decide import exit_code
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
+from slurm_health.records import records
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.nodeset import fold
-from slurm_health.records.records import (
-    Disposition,
-    Record,
-    RunFinished,
-    RunStarted,
-    Unchecked,
-    VerdictReached,
-)
 from slurm_health.system.processes import own_command
 from slurm_health.system.slurm.client import Client
 
 
 def conclude(
-    verdict: VerdictReached,
+    verdict: records.VerdictReached,
     blind: Sequence[str],
-    started: RunStarted,
+    started: records.RunStarted,
     directory: Path,
     settings: CheckSettings,
     environ: Mapping[str, str],
-    append: Callable[[Record], None],
-) -> RunFinished:
+    append: Callable[[records.Record], None],
+) -> records.RunFinished:
     """Act on the verdict if told to.
 
     Args:
@@ -50,9 +43,9 @@ def conclude(
     """
     from slurm_health.preflight.acting.unchecked import end_unchecked
 
-    def append_and_tell(record: Record) -> None:
+    def append_and_tell(record: records.Record) -> None:
         append(record)
-        if isinstance(record, RunFinished):
+        if isinstance(record, records.RunFinished):
             settings.tell(record, directory)
 
     if blind:  # what was found is not worth acting on
@@ -65,8 +58,8 @@ def conclude(
             in_journal=False,
         )
     if not settings.act:
-        return RunFinished(
-            disposition=Disposition.PROCEED,
+        return records.RunFinished(
+            disposition=records.Disposition.PROCEED,
             exit_code=exit_code(verdict),
             reason="only checked",
         )
@@ -77,13 +70,13 @@ def conclude(
 
 
 def act_on(
-    verdict: VerdictReached,
-    started: RunStarted,
+    verdict: records.VerdictReached,
+    started: records.RunStarted,
     directory: Path,
     policy: Policy,
     environ: Mapping[str, str],
-    append: Callable[[Record], None],
-) -> RunFinished:
+    append: Callable[[records.Record], None],
+) -> records.RunFinished:
     """Act on a verdict as the user whose job this is; return how the run ends.
 
     Raises:
@@ -113,7 +106,7 @@ def act_on(
     )
 
 
-def job_ended(said: str, job: str, *, accounts: bool | None) -> RunFinished:
+def job_ended(said: str, job: str, *, accounts: bool | None) -> records.RunFinished:
     """End the run of a job that was cancelled, or failed its prolog: its script is not started.
 
     Slurm ends the batch step of such a job, but not always before the check is done. `accounts`
@@ -124,15 +117,15 @@ def job_ended(said: str, job: str, *, accounts: bool | None) -> RunFinished:
         True: f"sacct -j {job} may say why",
         False: f"scontrol show job {job} may say why, for some minutes",
     }[accounts]
-    return RunFinished(
-        disposition=Disposition.STOP,
+    return records.RunFinished(
+        disposition=records.Disposition.STOP,
         exit_code=ExitCode.UNAVAILABLE,
         reason=f"Slurm has ended it already ({said}); {look}",
     )
 
 
-def _not_shared(directory: Path, blind: Sequence[str]) -> Unchecked:
-    return Unchecked(
+def _not_shared(directory: Path, blind: Sequence[str]) -> records.Unchecked:
+    return records.Unchecked(
         reason=f"the journal {directory} cannot be used from {fold(blind)}",
         remedy="name a directory on a filesystem that all nodes share with --journal or"
         " SLURM_HEALTH_JOURNAL",

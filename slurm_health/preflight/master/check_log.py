@@ -12,19 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from slurm_health.records import records
 from slurm_health.records.nodeset import fold
-from slurm_health.records.records import (
-    AgentsLaunched,
-    AgentsLost,
-    GroupAborted,
-    NodeReported,
-    NodesAdmitted,
-    Record,
-    RoundStarted,
-    RunFinished,
-    RunStarted,
-    VerdictReached,
-)
 from slurm_health.records.text import cut, one_line
 from slurm_health.records.verdict import Level
 from slurm_health.system import telemetry
@@ -39,18 +28,18 @@ _SLOWEST = 3
 _LENGTH = 250
 
 
-def log_record(record: Record) -> None:
+def log_record(record: records.Record) -> None:
     """Say in the log what the master does with a record of its own."""
     match record:
-        case AgentsLaunched(nodes=nodes, launch=launch):
+        case records.AgentsLaunched(nodes=nodes, launch=launch):
             _log_nodes(logging.INFO if launch else logging.DEBUG, "starting agents on", nodes)
-        case AgentsLost(nodes=nodes, reason=reason):
+        case records.AgentsLost(nodes=nodes, reason=reason):
             log.warning("node=%s agent lost: %s", fold(nodes), reason)
-        case NodesAdmitted(nodes=nodes):
+        case records.NodesAdmitted(nodes=nodes):
             _log_nodes(logging.DEBUG, "measuring", nodes)
-        case RoundStarted() as started if log.isEnabledFor(logging.INFO):
+        case records.RoundStarted() as started if log.isEnabledFor(logging.INFO):
             log.info("round %d: %s", started.round, _round_text(started))
-        case GroupAborted(round=index, group=group, reason=reason):
+        case records.GroupAborted(round=index, group=group, reason=reason):
             log.info("round %d: %s stopped: %s", index, fold(group), reason)
         case _:
             pass
@@ -61,7 +50,7 @@ def _log_nodes(level: int, what: str, nodes: Sequence[str]) -> None:
         log.log(level, "%s %s", what, fold(nodes))
 
 
-def _round_text(started: RoundStarted) -> str:
+def _round_text(started: records.RoundStarted) -> str:
     """Say who does what in a round: `pairs n1-n2 n3-n4: matmul, allgather`."""
     if all(len(group) == 1 for group in started.groups):
         who = f"{fold(node for group in started.groups for node in group)} alone"
@@ -72,7 +61,7 @@ def _round_text(started: RoundStarted) -> str:
     return f"{who}: {', '.join(probe.name for probe in started.probes)}"
 
 
-def took_text(reports: Mapping[str, NodeReported], silent: list[str]) -> str:
+def took_text(reports: Mapping[str, records.NodeReported], silent: list[str]) -> str:
     """Return `n1 2.1 s, n2 2.2 s; no answer from n3`; `silent` are those that did not report."""
     took_s = {
         node: report.elapsed_ms / 1000 for node, report in reports.items() if node not in silent
@@ -89,9 +78,9 @@ def took_text(reports: Mapping[str, NodeReported], silent: list[str]) -> str:
 
 
 def tell(
-    verdict: VerdictReached,
-    started: RunStarted,
-    finished: RunFinished,
+    verdict: records.VerdictReached,
+    started: records.RunStarted,
+    finished: records.RunFinished,
     *,
     to: str = telemetry.LOG_SOCKET,
 ) -> None:

@@ -22,15 +22,7 @@ from slurm_health.records.errors import SlurmCommandMissing, SlurmError
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.records import AgentsLost, LossCause
 from slurm_health.records.text import LineBuffer
-from slurm_health.system.processes import (
-    PIPE,
-    Process,
-    close_pipes,
-    end_sessions,
-    exit_text,
-    read_available,
-    start_tied,
-)
+from slurm_health.system import processes
 from slurm_health.system.slurm.command import clean_environ, step_argv
 from slurm_health.system.slurm.job_gres import NodeGres, Share, may_have_gpus, shares
 
@@ -87,7 +79,7 @@ class _Started:
 
     launch: int
     nodes: tuple[str, ...]
-    process: Process
+    process: processes.Process
     pending: set[str] = field(default_factory=set)
     said: dict[str, str] = field(default_factory=dict)
     short_of_files: bool = False
@@ -123,7 +115,7 @@ class _Started:
 
     def read_lines(self) -> list[str]:
         """Return the complete lines the command has written to standard error."""
-        lines = self.unread + self.lines.feed(read_available(self.process.stderr))
+        lines = self.unread + self.lines.feed(processes.read_available(self.process.stderr))
         self.unread = []
         return [line.decode(errors="replace").strip() for line in lines]
 
@@ -185,9 +177,9 @@ class SlurmLauncher:
                 lost += _heard(step, line)
             if returncode is not None:
                 self._steps.remove(step)
-                close_pipes(step.process)
+                processes.close_pipes(step.process)
                 if step.pending:
-                    why = step.last_line or f"srun ended with {exit_text(returncode)}"
+                    why = step.last_line or f"srun ended with {processes.exit_text(returncode)}"
                     over = LossCause.JOB_ENDED if _JOB_ENDED.search(why) else LossCause.ENDED
                     lost.append(_lost(step, sorted(step.pending), why, over))
         return _together(self._not_of_the_jobs_end(lost))
@@ -253,9 +245,12 @@ class LocalLauncher:
                 agent.last_line = line or agent.last_line
             if returncode is not None:
                 self._agents.remove(agent)
-                close_pipes(agent.process)
+                processes.close_pipes(agent.process)
                 said = f": {agent.last_line}" if agent.last_line else ""
-                lost += [_ended(agent, node, exit_text(returncode) + said) for node in agent.nodes]
+                lost += [
+                    _ended(agent, node, processes.exit_text(returncode) + said)
+                    for node in agent.nodes
+                ]
         return lost
 
     def ring(self) -> None:
@@ -271,8 +266,10 @@ class LocalLauncher:
         _end(self._agents, leave_s)
 
 
-def _start_with_bell(argv: Sequence[str], environ: Mapping[str, str]) -> Process:
-    process = start_tied(argv, environ=environ, stdin=PIPE, stdout=PIPE)
+def _start_with_bell(argv: Sequence[str], environ: Mapping[str, str]) -> processes.Process:
+    process = processes.start_tied(
+        argv, environ=environ, stdin=processes.PIPE, stdout=processes.PIPE
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     os.set_blocking(process.stdin.fileno(), False)
@@ -310,7 +307,9 @@ def _wait(started: Sequence[_Started], timeout_s: float, gather_s: float) -> set
 
 def _end(started: list[_Started], leave_s: float) -> None:
     """End them all; say on which nodes agents had time to leave, and did not."""
-    late = end_sessions([each.process for each in started], leave_s=leave_s, grace_s=_GRACE_S)
+    late = processes.end_sessions(
+        [each.process for each in started], leave_s=leave_s, grace_s=_GRACE_S
+    )
     if leave_s and late:
         nodes = [node for each in started if each.process in late for node in each.nodes]
         log.warning("agents on %s have not left within %g s and were killed", fold(nodes), leave_s)

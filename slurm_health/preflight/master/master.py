@@ -18,30 +18,13 @@ from slurm_health.preflight import orders
 from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.master.check_log import log_record, took_text
 from slurm_health.preflight.master.launcher import Launcher
+from slurm_health.preflight.session import session
 from slurm_health.preflight.session.deadlines import Limits
 from slurm_health.preflight.session.phase_runner import MakeLocalizer
 from slurm_health.preflight.session.phases import Phase
-from slurm_health.preflight.session.session import (
-    Abort,
-    Append,
-    Conclude,
-    Launch,
-    Session,
-    Step,
-    Wait,
-)
+from slurm_health.records import records
 from slurm_health.records.errors import JournalBusy, JournalError
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import (
-    MasterResumed,
-    MasterStopped,
-    MasterWaits,
-    Record,
-    RoundEnded,
-    RunFinished,
-    RunStarted,
-    VerdictReached,
-)
 from slurm_health.system import journal
 from slurm_health.system.processes import signal_behind
 
@@ -105,7 +88,7 @@ class Master:
         settings: MasterSettings,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.session = Session(
+        self.session = session.Session(
             nodes,
             settings.make_localizer,
             settings.limits,
@@ -135,8 +118,8 @@ class Master:
 
     @contextlib.contextmanager
     def led(
-        self, started: RunStarted, job: Callable[[], str] = lambda: ""
-    ) -> Iterator[VerdictReached]:
+        self, started: records.RunStarted, job: Callable[[], str] = lambda: ""
+    ) -> Iterator[records.VerdictReached]:
         """Run the check to its verdict, and give the run up after what is done about that.
 
         A signal that ends either is recorded; `job` tells what became of its job by then.
@@ -154,7 +137,7 @@ class Master:
         finally:
             self.close()
 
-    def open(self, started: RunStarted) -> None:
+    def open(self, started: records.RunStarted) -> None:
         """Begin the run, or take over the one a dead master left.
 
         Raises:
@@ -180,10 +163,10 @@ class Master:
             self.append(started)
         elif self.session.state.verdict is None:
             log.info("taking over a check that was interrupted")
-            self.append(MasterResumed(pid=os.getpid()))
+            self.append(records.MasterResumed(pid=os.getpid()))
         self._orders = orders.Writer(self._directory, started.run_id, self.session.state.nodes)
 
-    def run(self) -> VerdictReached:
+    def run(self) -> records.VerdictReached:
         """Run the check to its verdict.
 
         Raises:
@@ -192,7 +175,7 @@ class Master:
         with seldom_collected():
             return self._to_verdict()
 
-    def _to_verdict(self) -> VerdictReached:
+    def _to_verdict(self) -> records.VerdictReached:
         while True:
             self._alive()
             self._read_news()
@@ -202,10 +185,10 @@ class Master:
             step = self.session.next_step(self._clock())
             if _rests_on_silence(step) and self._read(self.session.state.awaited()):
                 step = self.session.next_step(self._clock())
-            while not isinstance(step, Wait | Conclude):
+            while not isinstance(step, session.Wait | session.Conclude):
                 self._perform(step)
                 step = self.session.next_step(self._clock())
-            if isinstance(step, Conclude):
+            if isinstance(step, session.Conclude):
                 assert self.session.state.verdict is not None
                 return self.session.state.verdict
             self._wait(step)
@@ -216,13 +199,13 @@ class Master:
             journal.create(self._directory, self.session.state.nodes)
             self._has_files = True
 
-    def _perform(self, step: Append | Abort | Launch) -> None:
+    def _perform(self, step: session.Append | session.Abort | session.Launch) -> None:
         match step:
-            case Append(record=record):
+            case session.Append(record=record):
                 self.append(record)
-            case Abort(records=records):
-                self.append(*records)
-            case Launch(record=record):
+            case session.Abort():
+                self.append(*step.records)
+            case session.Launch(record=record):
                 self.append(record)
                 self._launcher.start(record.launch, record.nodes)
                 self._make_files()
@@ -230,10 +213,10 @@ class Master:
                     self._load_ahead()
                     self._load_ahead = None
 
-    def _wait(self, step: Wait) -> None:
+    def _wait(self, step: session.Wait) -> None:
         self._say(step.reason)
         if abs(self._clock() - self._told_s) >= HEARTBEAT_S:  # clocks are set back
-            self.append(MasterWaits(reason=step.reason))
+            self.append(records.MasterWaits(reason=step.reason))
         now_s = self._clock()
         mute = len(self._mute())
         look_s = self._looked_s + (poll_interval_s(mute) if mute else BELL_POLL_S) - now_s
@@ -262,7 +245,7 @@ class Master:
             return []
         return [node for node in self.session.state.awaited() if node not in self._ringing]
 
-    def finish(self, finished: RunFinished) -> None:
+    def finish(self, finished: records.RunFinished) -> None:
         """Write the end of the run, unless it stands there as it is.
 
         Raises:
@@ -281,14 +264,14 @@ class Master:
         if self._writer is not None and self.session.state.finished is None:
             told = "" if isinstance(end, KeyboardInterrupt) else job()
             with contextlib.suppress(JournalError):
-                self.append(MasterStopped(reason=signal_behind(end), job=told))
+                self.append(records.MasterStopped(reason=signal_behind(end), job=told))
 
     def close(self) -> None:
         """End whatever agents are left, and give the run up."""
         self._launcher.stop(0.0)
         self._lock.release()
 
-    def append(self, *records: Record) -> None:
+    def append(self, *new: records.Record) -> None:
         """Write records of the master's and take them in.
 
         Raises:
@@ -297,18 +280,18 @@ class Master:
         if self._writer is None:
             raise JournalError(self._directory, "is not open")
         now_s = self._clock()
-        self._writer.append(*records)
-        if self._orders is not None and self._orders.append(*records):
+        self._writer.append(*new)
+        if self._orders is not None and self._orders.append(*new):
             self._told_s = now_s
             self._launcher.ring()
         self._alive()
-        for record in records:
-            if isinstance(record, RoundEnded) and log.isEnabledFor(logging.DEBUG):
+        for record in new:
+            if isinstance(record, records.RoundEnded) and log.isEnabledFor(logging.DEBUG):
                 self._log_end_of(record)
             self.session.state.fold(Entry(id="", time_s=now_s, kind="", record=record))
             log_record(record)
 
-    def _log_end_of(self, ended: RoundEnded) -> None:
+    def _log_end_of(self, ended: records.RoundEnded) -> None:
         current = self.session.state.round
         if current is not None and not ended.void:
             log.debug("round %d: %s", ended.round, took_text(current.reports, ended.silent))
@@ -360,11 +343,11 @@ class Master:
             self._progress(f"waiting for {reason}, {waited_s:.0f} s")
 
 
-def _rests_on_silence(step: Step) -> bool:
+def _rests_on_silence(step: session.Step) -> bool:
     """Tell whether a step is one because nodes have said nothing, which may only be unread."""
-    if isinstance(step, Abort):
+    if isinstance(step, session.Abort):
         return any(record.timed_out for record in step.records)
-    return isinstance(step, Append)
+    return isinstance(step, session.Append)
 
 
 @contextlib.contextmanager

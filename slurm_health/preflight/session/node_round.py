@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from slurm_health.preflight.session.worker_events import Done, Measured, ScopeEntered
 from slurm_health.records.probe_catalog import Metric, Scope
 from slurm_health.records.records import GroupAborted, Rendezvous, RoundStarted, Sampled
@@ -171,6 +173,22 @@ def part_of(record: RoundStarted, node: str) -> tuple[list[str], Rendezvous] | N
     """Return the node's group in a round and where it meets, None where it takes no part."""
     pairs = zip(record.groups, record.rendezvous, strict=True)
     return next(((group, meeting) for group, meeting in pairs if node in group), None)
+
+
+def round_command(
+    run_id: str, current: NodeRound, local_rank: int, *, far: Rendezvous, near: Rendezvous
+) -> dict[str, object]:
+    """Return what a worker is told of a round; the arguments are those of `process_groups`."""
+    record = current.record
+    return {
+        "op": "round",
+        "round": record.round,
+        "timeout_s": record.deadline_s + 10.0,
+        "local_size": current.workers,
+        "probes": msgspec.to_builtins(record.probes),
+        "options": record.options,
+        "groups": process_groups(run_id, current, local_rank, far=far, near=near),
+    }
 
 
 def process_groups(

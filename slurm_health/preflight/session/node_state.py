@@ -6,19 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slurm_health.records.records import (
-    AgentEnded,
-    AgentStarted,
-    DevicesUnopened,
-    LossCause,
-    WorkersFailed,
-    WorkersReady,
-    WorkersStarting,
-)
+from slurm_health.records import records
 
 # What an agent says of itself.
 AgentRecord = (
-    AgentStarted | WorkersStarting | WorkersReady | WorkersFailed | DevicesUnopened | AgentEnded
+    records.AgentStarted
+    | records.WorkersStarting
+    | records.WorkersReady
+    | records.WorkersFailed
+    | records.DevicesUnopened
+    | records.AgentEnded
 )
 
 
@@ -46,8 +43,8 @@ class NodeState:
     launches: int = 0
     launch: int = -1
     launched_s: float = 0.0
-    started: AgentStarted | None = None
-    ready: WorkersReady | None = None
+    started: records.AgentStarted | None = None
+    ready: records.WorkersReady | None = None
     lost: str = ""
     lost_s: float = 0.0
     failed: str = ""
@@ -85,40 +82,40 @@ class NodeState:
         self.no_journal = self.job_ended = False
         self.device_failure = None
 
-    def lose(self, cause: LossCause, reason: str, time_s: float) -> None:
+    def lose(self, cause: records.LossCause, reason: str, time_s: float) -> None:
         """Take it that the agent is gone."""
-        if cause in (LossCause.NO_JOURNAL, LossCause.JOB_ENDED):
+        if cause in (records.LossCause.NO_JOURNAL, records.LossCause.JOB_ENDED):
             self.failed = reason  # the next agent would fare no better
-            self.no_journal = cause is LossCause.NO_JOURNAL
-            self.job_ended = cause is LossCause.JOB_ENDED
+            self.no_journal = cause is records.LossCause.NO_JOURNAL
+            self.job_ended = cause is records.LossCause.JOB_ENDED
         else:
             self.lost, self.lost_s = reason, time_s
-            self.failed_starts += cause is LossCause.NOT_STARTED
+            self.failed_starts += cause is records.LossCause.NOT_STARTED
 
     def heed(self, record: AgentRecord) -> None:
         """Take in what the agent of the current launch says."""
         match record:
-            case AgentStarted():
+            case records.AgentStarted():
                 self.started = record
-            case WorkersStarting():
+            case records.WorkersStarting():
                 self.ready = None
                 self.device_failure = None
-            case WorkersReady():
+            case records.WorkersReady():
                 self.ready = record
                 self.device_failure = None
-            case DevicesUnopened(devices=devices, waited_s=waited_s, torch=torch):
+            case records.DevicesUnopened(devices=devices, waited_s=waited_s, torch=torch):
                 numbers = ", ".join(str(device) for device in devices)
                 several = "s" if len(devices) > 1 else ""
                 words = f"device{several} {numbers} not opened within {waited_s:.0f} s"
                 self.device_failure = DeviceFailure(words=words, torch=torch, late=True)
-            case WorkersFailed(reason=reason, device_failed=device_failed, torch=torch):
+            case records.WorkersFailed(reason=reason, device_failed=device_failed, torch=torch):
                 self.failed = reason
                 if device_failed:
                     self.device_failure = DeviceFailure(words=f"{reason}, twice", torch=torch)
-            case AgentEnded(reason=reason):
+            case records.AgentEnded(reason=reason):
                 self.lost = self.lost or f"its agent left: {reason}"
 
 
-def on_cpus(ready: Iterable[WorkersReady]) -> bool:
+def on_cpus(ready: Iterable[records.WorkersReady]) -> bool:
     """Tell whether these workers compute with CPUs."""
     return all(each.backend == "gloo" for each in ready)

@@ -15,31 +15,9 @@ from slurm_health.preflight.localize.settings import Device
 from slurm_health.preflight.session.measurement import group_result
 from slurm_health.preflight.session.node_state import AgentRecord, NodeState
 from slurm_health.preflight.session.round_state import RoundState
+from slurm_health.records import records
 from slurm_health.records.gpu_load import Burn
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import (
-    AgentEnded,
-    AgentsLaunched,
-    AgentsLost,
-    AgentStarted,
-    DevicesUnopened,
-    DevicesWatched,
-    Figure,
-    GroupAborted,
-    MasterResumed,
-    NodeReported,
-    NodesAdmitted,
-    Record,
-    RoundEnded,
-    RoundStarted,
-    RunFinished,
-    RunStarted,
-    Sampled,
-    VerdictReached,
-    WorkersFailed,
-    WorkersReady,
-    WorkersStarting,
-)
 from slurm_health.records.verdict import GroupResult, Outcome
 
 # The probes that give a sample only where every result was the correct one.
@@ -62,19 +40,19 @@ class RunState:
         self.launches = 0
         self.admitted: tuple[str, ...] | None = None
         self.leaves: dict[str, list[str]] = {}
-        self.started: RunStarted | None = None
+        self.started: records.RunStarted | None = None
         self.round: RoundState | None = None
         self.ended: list[tuple[int, list[GroupResult]]] = []
-        self.verdict: VerdictReached | None = None
-        self.finished: RunFinished | None = None
-        self._reports: defaultdict[int, dict[str, NodeReported]] = defaultdict(dict)
-        self._samples: defaultdict[int, list[Sampled]] = defaultdict(list)
+        self.verdict: records.VerdictReached | None = None
+        self.finished: records.RunFinished | None = None
+        self._reports: defaultdict[int, dict[str, records.NodeReported]] = defaultdict(dict)
+        self._samples: defaultdict[int, list[records.Sampled]] = defaultdict(list)
         # By node and launch, because a node's file may be read before the master's.
         self._words: defaultdict[tuple[str, int], list[AgentRecord]] = defaultdict(list)
         self.wrong_results: defaultdict[str, list[str]] = defaultdict(list)
         self.exact: set[str] = set()
         self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
-        self._first_ready: dict[str, WorkersReady] = {}
+        self._first_ready: dict[str, records.WorkersReady] = {}
         self._ended_ms: defaultdict[str, list[float]] = defaultdict(list)
 
     @property
@@ -94,7 +72,7 @@ class RunState:
             if not self.agents[node].gone
         ]
 
-    def ready(self, nodes: Iterable[str]) -> list[WorkersReady]:
+    def ready(self, nodes: Iterable[str]) -> list[records.WorkersReady]:
         """Return what those of these nodes said that have workers ready."""
         return [each for node in nodes if (each := self.agents[node].ready) is not None]
 
@@ -113,45 +91,45 @@ class RunState:
         if not self.agents.keys() >= {*_named(entry.record)}:
             return
         match entry.record:
-            case Sampled() | NodeReported() as record:
+            case records.Sampled() | records.NodeReported() as record:
                 self._fold_result(record)
-            case RoundStarted() | GroupAborted() | RoundEnded() as record:
+            case records.RoundStarted() | records.GroupAborted() | records.RoundEnded() as record:
                 self._fold_round(record, entry.time_s)
             case (
-                AgentStarted()
-                | WorkersStarting()
-                | WorkersReady()
-                | WorkersFailed()
-                | DevicesUnopened()
-                | AgentEnded()
+                records.AgentStarted()
+                | records.WorkersStarting()
+                | records.WorkersReady()
+                | records.WorkersFailed()
+                | records.DevicesUnopened()
+                | records.AgentEnded()
             ) as record:
                 self._fold_agent(record)
-            case AgentsLaunched() as record:
+            case records.AgentsLaunched() as record:
                 self._fold_launch(record, entry.time_s)
-            case AgentsLost() as record:
+            case records.AgentsLost() as record:
                 self._fold_loss(record, entry.time_s)
-            case DevicesWatched(node=node, devices=devices):
+            case records.DevicesWatched(node=node, devices=devices):
                 self.burns[node].extend(devices)
             case _:
                 self._fold_milestone(entry)
 
     def _fold_milestone(self, entry: Entry) -> None:
         match entry.record:
-            case RunStarted() as record:
+            case records.RunStarted() as record:
                 self.started = record
-            case NodesAdmitted(nodes=nodes, leaves=leaves):
+            case records.NodesAdmitted(nodes=nodes, leaves=leaves):
                 self.admitted = tuple(nodes)
                 self.leaves = leaves
-            case MasterResumed():
+            case records.MasterResumed():
                 self._fold_resume()
-            case VerdictReached() as record:
+            case records.VerdictReached() as record:
                 self.verdict = record
-            case RunFinished() as record:
+            case records.RunFinished() as record:
                 self.finished = record
             case _:
                 pass
 
-    def _fold_launch(self, record: AgentsLaunched, time_s: float) -> None:
+    def _fold_launch(self, record: records.AgentsLaunched, time_s: float) -> None:
         self.launches = max(self.launches, record.launch + 1)
         for name in record.nodes:
             node = self.agents[name]
@@ -171,7 +149,7 @@ class RunState:
         if self.round is not None:
             self.round.void = True
 
-    def _fold_loss(self, record: AgentsLost, time_s: float) -> None:
+    def _fold_loss(self, record: records.AgentsLost, time_s: float) -> None:
         for name in record.nodes:
             node = self.agents.get(name)
             if node is None or node.launch != record.launch:
@@ -181,7 +159,7 @@ class RunState:
 
     def _fold_agent(self, record: AgentRecord) -> None:
         self._words[record.node, record.launch].append(record)
-        if isinstance(record, WorkersReady):
+        if isinstance(record, records.WorkersReady):
             self._first_ready.setdefault(record.node, record)
         node = self.agents.get(record.node)
         if node is None or node.launch != record.launch:
@@ -204,10 +182,10 @@ class RunState:
         if self.round is not None:
             self.round.look_again_at(names)
 
-    def _fold_result(self, record: Sampled | NodeReported) -> None:
+    def _fold_result(self, record: records.Sampled | records.NodeReported) -> None:
         if record.node in self._reports[record.round]:
             return  # that was its last word
-        if isinstance(record, Sampled):
+        if isinstance(record, records.Sampled):
             self._samples[record.round].append(record)
             if record.probe in _EXACT:
                 self.exact.add(record.node)
@@ -218,8 +196,12 @@ class RunState:
         if record.wrong_results:
             self.wrong_results[record.node].append(record.detail)
 
-    def _fold_round(self, record: RoundStarted | GroupAborted | RoundEnded, time_s: float) -> None:
-        if isinstance(record, RoundStarted):
+    def _fold_round(
+        self,
+        record: records.RoundStarted | records.GroupAborted | records.RoundEnded,
+        time_s: float,
+    ) -> None:
+        if isinstance(record, records.RoundStarted):
             self.round = RoundState(
                 record=record,
                 started_s=time_s,
@@ -228,13 +210,13 @@ class RunState:
             )
         elif self.round is None or record.round != self.round.record.round:
             return
-        elif isinstance(record, GroupAborted):
+        elif isinstance(record, records.GroupAborted):
             self.round.aborted[tuple(record.group)] = (record, time_s)
         else:
             self.ended.append((record.round, self._results(self.round, record)))
             self.round = None
 
-    def _results(self, current: RoundState, record: RoundEnded) -> list[GroupResult]:
+    def _results(self, current: RoundState, record: records.RoundEnded) -> list[GroupResult]:
         """Put the round together from what stands in the journal whatever its reading order.
 
         A report that came after the end of its round is that of a silent node: it does not count.
@@ -243,7 +225,7 @@ class RunState:
         heard = {} if record.void else current.reports
         answered = {node: report for node, report in heard.items() if node not in silent}
         self._ended_ms[current.record.phase] += current.measured_ms(answered)
-        samples: defaultdict[str, list[Sampled]] = defaultdict(list)
+        samples: defaultdict[str, list[records.Sampled]] = defaultdict(list)
         for sample in self._samples[record.round]:
             if sample.node in answered:
                 samples[sample.node].append(sample)
@@ -266,7 +248,7 @@ class RunState:
         """Return what each admitted node computes with, as far as it is known."""
         return {name: ready.model for name, ready in self.first_ready().items() if ready.model}
 
-    def first_ready(self) -> dict[str, WorkersReady]:
+    def first_ready(self) -> dict[str, records.WorkersReady]:
         """Return what each admitted node said when its workers were ready for the first time."""
         known = self._first_ready
         return {name: known[name] for name in self.admitted or () if name in known}
@@ -297,7 +279,7 @@ class RunState:
             if sample.figures.get("transport")
         }
 
-    def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, Figure]]:
+    def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, records.Figure]]:
         """Return the figures that a probe gave on these nodes, in all rounds."""
         among = frozenset(nodes)
         return [
@@ -308,10 +290,10 @@ class RunState:
         ]
 
 
-def _named(record: Record | None) -> Iterable[str]:
+def _named(record: records.Record | None) -> Iterable[str]:
     """Return the nodes that a record of the master's counts on."""
-    if isinstance(record, AgentsLaunched | NodesAdmitted):
+    if isinstance(record, records.AgentsLaunched | records.NodesAdmitted):
         return record.nodes
-    if isinstance(record, RoundStarted):
+    if isinstance(record, records.RoundStarted):
         return (node for group in record.groups for node in group)
     return ()

@@ -17,14 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from slurm_health.preflight.supervisor.recorder import say
 from slurm_health.records.allocation import Allocation, from_environ
 from slurm_health.records.errors import AllocationError
-from slurm_health.system.processes import (
-    NOTHING,
-    PIPE,
-    close_pipes,
-    end_session,
-    own_module,
-    start_tied,
-)
+from slurm_health.system import processes
 from slurm_health.system.slurm.command import clean_environ, step_argv
 
 PULSE_S = 30.0
@@ -72,18 +65,18 @@ class _Watch:
         mask: Collection[int],
         pulse_s: float,
     ) -> None:
-        command = own_module(
+        command = processes.own_module(
             "slurm_health.training.monitor.batch_node",
             job.array or str(job.job_id),
             here,
             f"{pulse_s:g}",
         )
-        self._step = start_tied(
+        self._step = processes.start_tied(
             step_argv(job.job_id, [node], ["--gres=none"], command),
             environ=clean_environ(environ),
-            stdin=PIPE,
-            stdout=NOTHING,
-            stderr=NOTHING,
+            stdin=processes.PIPE,
+            stdout=processes.NOTHING,
+            stderr=processes.NOTHING,
             signal_mask=mask,
         )
         assert self._step.stdin is not None
@@ -103,5 +96,5 @@ class _Watch:
         """End it."""
         self._over.set()
         self._pulse.join()
-        close_pipes(self._step)
-        end_session(self._step, leave_s=_LEAVE_S, grace_s=_GRACE_S)
+        processes.close_pipes(self._step)
+        processes.end_session(self._step, leave_s=_LEAVE_S, grace_s=_GRACE_S)

@@ -19,15 +19,7 @@ from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import Disposition, RunFinished
-from slurm_health.system.processes import (
-    PIPE,
-    Process,
-    close_pipes,
-    exit_text,
-    kill_session,
-    read_available,
-    start_tied,
-)
+from slurm_health.system import processes
 
 # Signals whose default action is not to end a process.
 HARMLESS = frozenset(
@@ -137,7 +129,9 @@ def ask(
     with _adopting_orphans():
         try:
             blocked = FOR_SCRIPT.union(mask)
-            check = start_tied(argv, environ=environ, stdout=PIPE, stderr=None, signal_mask=blocked)
+            check = processes.start_tied(
+                argv, environ=environ, stdout=processes.PIPE, stderr=None, signal_mask=blocked
+            )
         except OSError as err:
             raise NoAnswer(f"cannot be started: {err}") from err
         try:
@@ -147,10 +141,10 @@ def ask(
             raise
         finally:
             _end_children(check, grace_s)
-            close_pipes(check)
+            processes.close_pipes(check)
 
 
-def _listen(check: Process, silence_s: float) -> Answer:
+def _listen(check: processes.Process, silence_s: float) -> Answer:
     """Return what the check says, once it has ended.
 
     Raises:
@@ -162,7 +156,7 @@ def _listen(check: Process, silence_s: float) -> Answer:
     while True:
         info = signal.sigtimedwait(_OURS, _POLL_S)
         ended = check.poll() is not None
-        said = read_available(check.stdout)
+        said = processes.read_available(check.stdout)
         output += said
         if info is not None and info.si_signo not in HARMLESS:
             raise Interrupted(info.si_signo, _answer(output))
@@ -178,7 +172,7 @@ def _listen(check: Process, silence_s: float) -> Answer:
     # What it said it would ask of Slurm is no answer where it died over it: it is started again,
     # and the journal tells what was asked.
     if answer is None or check.returncode < 0 or check.returncode == ExitCode.INTERNAL:
-        raise NoAnswer(f"ended without a verdict ({exit_text(check.returncode)})", answer)
+        raise NoAnswer(f"ended without a verdict ({processes.exit_text(check.returncode)})", answer)
     return answer
 
 
@@ -199,7 +193,7 @@ def _answer(output: bytes) -> Answer | None:
     return None
 
 
-def _end_children(check: Process, grace_s: float) -> None:
+def _end_children(check: processes.Process, grace_s: float) -> None:
     """End the check's group, then whatever it left behind; kill what has not ended in time.
 
     Only orphans are told beside the check, which ends its own children in its own order. The
@@ -207,7 +201,7 @@ def _end_children(check: Process, grace_s: float) -> None:
     holds are told, and killed at the very last.
     """
     deadline = time.monotonic() + grace_s
-    kill_session(check, signal.SIGTERM)
+    processes.kill_session(check, signal.SIGTERM)
     told = {check.pid}
     while (left := _descendants()) and time.monotonic() <= deadline + _UNKILLABLE_S:
         late = time.monotonic() >= deadline

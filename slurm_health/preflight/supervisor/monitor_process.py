@@ -9,14 +9,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from slurm_health.system.processes import (
-    PIPE,
-    abandon_session,
-    close_pipes,
-    ends_within,
-    own_module,
-    start_tied,
-)
+from slurm_health.system import processes
 
 OFF = "off"
 # A script that ends sooner has no monitor: nothing can be known of its pace, and an array of
@@ -53,7 +46,7 @@ def beside(
     if mode == OFF:
         yield
         return
-    argv = own_module(
+    argv = processes.own_module(
         "slurm_health.training.monitor.beside",
         f"--directory={directory}",
         f"--on-hang={mode}",
@@ -63,8 +56,8 @@ def beside(
     began_s = time.monotonic()
     try:
         # Its standard input ends with us, however we end.
-        process = start_tied(
-            argv, environ=environ, stdin=PIPE, stdout=1, stderr=None, signal_mask=mask
+        process = processes.start_tied(
+            argv, environ=environ, stdin=processes.PIPE, stdout=1, stderr=None, signal_mask=mask
         )
     except OSError as err:
         print(f"slurm-health: no monitor: it cannot be started: {err}", file=sys.stderr, flush=True)
@@ -73,10 +66,10 @@ def beside(
     try:
         yield
     finally:
-        close_pipes(process)
+        processes.close_pipes(process)
         if time.monotonic() - began_s >= after_s:
-            ends_within(process, _LEAVE_S)
-        abandon_session(process, wait_s=_UNKILLABLE_S)
+            processes.ends_within(process, _LEAVE_S)
+        processes.abandon_session(process, wait_s=_UNKILLABLE_S)
 
 
 def flight_environ(environ: Mapping[str, str], directory: str, torch: str = "") -> dict[str, str]:

@@ -16,21 +16,8 @@ from slurm_health.records.errors import LocalizeError, SlurmCommandError, SlurmE
 from slurm_health.records.nodeset import fold
 from slurm_health.records.text import whole_number
 from slurm_health.records.topology import parse_topology
-from slurm_health.system.slurm import command, real_sbatch
+from slurm_health.system.slurm import command, parsing, real_sbatch
 from slurm_health.system.slurm.job_gres import NodeGres, gres_of, options_on
-from slurm_health.system.slurm.parsing import (
-    LISTED_JOB,
-    Job,
-    JobId,
-    ListedJob,
-    Node,
-    Partition,
-    Size,
-    job_fields,
-    listed_job_of,
-    parse_pairs,
-    partition_of,
-)
 from slurm_health.system.slurm.pyslurm_client import choose
 from slurm_health.system.slurm.reads import Reads
 from slurm_health.system.slurm.real_sbatch import PRINT_EPOCH, estimate_of
@@ -89,7 +76,7 @@ class Client:
 
     # --- what is asked ---------------------------------------------------------------------------
 
-    def job(self, job_id: JobId) -> Job:
+    def job(self, job_id: parsing.JobId) -> parsing.Job:
         """Read one job.
 
         Raises:
@@ -108,18 +95,22 @@ class Client:
             return None
         return found is not None and found[1] not in {"(null)", "accounting_storage/none"}
 
-    def nodes(self, names: Sequence[str] = ()) -> dict[str, Node]:
+    def nodes(self, names: Sequence[str] = ()) -> dict[str, parsing.Node]:
         """Read some nodes, or all, in one call; one that Slurm does not know is an error."""
         return self._reads.nodes(names)
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> parsing.Node:
         """Read one node."""
         return self._reads.nodes([name])[name]
 
-    def partitions(self) -> dict[str, Partition]:
+    def partitions(self) -> dict[str, parsing.Partition]:
         """Read all partitions, hidden ones too, in one call."""
         text = self._run("scontrol", "show", "partition", "-a", "-o")
-        found = [partition_of(parse_pairs(line)) for line in text.splitlines() if line.strip()]
+        found = [
+            parsing.partition_of(parsing.parse_pairs(line))
+            for line in text.splitlines()
+            if line.strip()
+        ]
         return {partition.name: partition for partition in found}
 
     def leaves(self) -> dict[str, tuple[str, ...]]:
@@ -129,7 +120,7 @@ class Client:
         except (SlurmCommandError, LocalizeError):
             return {}
 
-    def comment(self, job_id: JobId) -> str:
+    def comment(self, job_id: parsing.JobId) -> str:
         """Return the comment of a job that Slurm still knows, whole.
 
         What `job` reads ends at the first word of it that looks like a field.
@@ -138,20 +129,20 @@ class Client:
         text = self._run(*argv).rstrip("\n")
         return "" if text == "(null)" else text
 
-    def batch_script(self, job_id: JobId) -> str:
+    def batch_script(self, job_id: parsing.JobId) -> str:
         """Return a batch job's script, which Slurm shows to its owner and to administrators."""
         return self._run("scontrol", "write", "batch_script", str(job_id), "-")
 
-    def size(self, job_id: JobId) -> Size:
+    def size(self, job_id: parsing.JobId) -> parsing.Size:
         """Return how much a job asks for, or has."""
         text = self._run("squeue", "--noheader", f"--jobs={job_id}", f"--Format={_SIZE}")
         words = text.split()
         if len(words) != 3 or not all(map(str.isdecimal, words)):
             raise SlurmError(f"squeue gives {text!r} as the size of job {job_id}")
         nodes, cpus, tasks = map(int, words)
-        return Size(nodes=nodes, cpus=cpus, tasks=tasks)
+        return parsing.Size(nodes=nodes, cpus=cpus, tasks=tasks)
 
-    def start_s(self, job_id: JobId) -> int:
+    def start_s(self, job_id: parsing.JobId) -> int:
         """Return when a job that has not ended was started, in seconds since the epoch.
 
         0 for one that was not: a requeued job has a start that is still to come, or none.
@@ -160,7 +151,7 @@ class Client:
         text = self._run(*argv, environ={**self._environ, "SLURM_TIME_FORMAT": "%s"}).strip()
         return whole_number(text) or 0
 
-    def gres(self, job_id: JobId) -> dict[str, NodeGres]:
+    def gres(self, job_id: parsing.JobId) -> dict[str, NodeGres]:
         """Return what a running job has of generic resources on each of its nodes."""
         text = self._run("scontrol", "show", "job", "-d", "-o", str(job_id))
         try:
@@ -168,11 +159,11 @@ class Client:
         except ValueError as err:
             raise SlurmError(f"scontrol show job {job_id} names nodes oddly: {err}") from err
 
-    def in_full(self, job_id: JobId, node: str) -> tuple[dict[str, str], list[str]]:
+    def in_full(self, job_id: parsing.JobId, node: str) -> tuple[dict[str, str], list[str]]:
         """Return all fields of a running job, and sbatch's options for what it has on a node."""
         text = self._run("scontrol", "show", "job", "-d", "-o", str(job_id))
         try:
-            return job_fields(job_id, text), options_on(node, text)
+            return parsing.job_fields(job_id, text), options_on(node, text)
         except ValueError as err:
             raise SlurmError(f"scontrol show job {job_id} shows no node {node}: {err}") from err
 
@@ -211,11 +202,19 @@ class Client:
         text = self._run("squeue", "--noheader", f"--user={uid}", f"--name={name}", "--format=%A")
         return [int(word) for word in text.split() if word.isdigit()]
 
-    def jobs_of(self, uid: int) -> list[ListedJob]:
+    def jobs_of(self, uid: int) -> list[parsing.ListedJob]:
         """Return a user's jobs that Slurm still knows, those that have ended too."""
-        argv = ["squeue", "--noheader", "--states=all", f"--user={uid}", f"--Format={LISTED_JOB}"]
+        argv = [
+            "squeue",
+            "--noheader",
+            "--states=all",
+            f"--user={uid}",
+            f"--Format={parsing.LISTED_JOB}",
+        ]
         text = self._run(*argv, environ={**self._environ, "SLURM_TIME_FORMAT": "%s"})
-        return [job for line in text.splitlines() if (job := listed_job_of(line)) is not None]
+        return [
+            job for line in text.splitlines() if (job := parsing.listed_job_of(line)) is not None
+        ]
 
     def unended(self, uid: int | None) -> list[int]:
         """Return the ids of jobs that wait, run or end, of a user or of everybody.
@@ -263,11 +262,11 @@ class Client:
         """Lift a drain, and nothing else: a node that is down stays down."""
         self._update(f"NodeName={node}", State="UNDRAIN")
 
-    def update_job(self, job_id: JobId, **changes: str) -> None:
+    def update_job(self, job_id: parsing.JobId, **changes: str) -> None:
         """Change fields of a job."""
         self._update(f"JobId={job_id}", **changes)
 
-    def shrink(self, job_id: JobId, keep: Sequence[str], directory: Path) -> None:
+    def shrink(self, job_id: parsing.JobId, keep: Sequence[str], directory: Path) -> None:
         """Let a running job go on with some of its nodes only.
 
         scontrol leaves shell scripts with the new variables in its working directory, which must
@@ -276,15 +275,15 @@ class Client:
         change = [f"JobId={job_id}", f"NodeList={fold(keep)}"]
         self._run("scontrol", "update", *change, directory=directory)
 
-    def requeue_held(self, job_id: JobId) -> None:
+    def requeue_held(self, job_id: parsing.JobId) -> None:
         """Requeue a job and hold it. Ends the caller when it runs in that job."""
         self._run("scontrol", "requeuehold", str(job_id))
 
-    def requeue(self, job_id: JobId) -> None:
+    def requeue(self, job_id: parsing.JobId) -> None:
         """Requeue a job, which Slurm starts again after two minutes at the earliest."""
         self._run("scontrol", "requeue", str(job_id))
 
-    def release(self, job_id: JobId) -> None:
+    def release(self, job_id: parsing.JobId) -> None:
         """Release a held job."""
         self._run("scontrol", "release", str(job_id))
 
@@ -298,7 +297,7 @@ class Client:
             raise SlurmError(f"sbatch --parsable answered {answer.strip()!r}, expected a job id")
         return int(found.group(1))
 
-    def cancel(self, job_id: JobId) -> None:
+    def cancel(self, job_id: parsing.JobId) -> None:
         """Cancel a job."""
         self._run("scancel", str(job_id))
 

@@ -17,9 +17,10 @@ from typing import TypeVar
 import pytest
 
 from slurm_health.preflight import orders
-from slurm_health.preflight.agent.agent import OPEN_S, Agent, AgentSettings
+from slurm_health.preflight.agent.agent import Agent, AgentSettings
 from slurm_health.preflight.agent.lookout import JournalNotVisible
 from slurm_health.preflight.agent.worker_process import UNKILLABLE_S
+from slurm_health.preflight.agent.worker_starts import OPEN_S
 from slurm_health.preflight.bell import Ringers, ring_all
 from slurm_health.records.records import (
     AgentEnded,
