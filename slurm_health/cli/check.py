@@ -20,7 +20,6 @@ from slurm_health.cli.terminal import ProgressLine, print_result, terminal
 from slurm_health.preflight import config, probe_choice
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.preflight.decide.unchecked import OnUnchecked, unchecked_by
-from slurm_health.preflight.master import journal_filesystem
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.interpreter import find_python
 from slurm_health.preflight.master.run_check import FinishedCheck, check_allocation, check_local
@@ -31,6 +30,7 @@ from slurm_health.records.allocation import from_environ
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError, ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.records import Disposition, RunFinished, Unchecked
+from slurm_health.system import journal
 from slurm_health.system.processes import leaving_on
 
 # What is checked before a failed script is started again: training waits for it.
@@ -213,7 +213,7 @@ def _checked(
     with _progress_line() as show:
         settings = replace(_settings(options, environ, show), tell=tell, alive=alive)
         alive()
-        journal_filesystem.await_answer(settings.journal_root)
+        journal.await_answer(settings.journal_root)
         alive()
         if allocation is None:
             return check_local(options["local"], settings, environ, now_s=time.time())

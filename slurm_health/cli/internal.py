@@ -75,10 +75,10 @@ def supervise(
     # One name for the run, at however many starts of its check.
     own_words = ("--act", "--for-supervisor", os.urandom(4).hex(), f"--script-name={script_name}")
     check_argv = own_command("check", *own_words, *options)
-    return supervisor.supervise(
-        script_source=Path(source),
-        script_line=script_line,
-        script_name=script_name,
+    told = supervisor.Supervised(
+        source=Path(source),
+        line=script_line,
+        name=script_name,
         arguments=arguments,
         check_argv=check_argv,
         # Without the options that it does not need: one of them may be why there was no check.
@@ -93,6 +93,7 @@ def supervise(
         flight_recorder=flight_recorder == FlightRecorder.ON.value,
         unchecked_runs=not {"--on-unchecked=stop", "--on-unchecked=hold"} & set(options),
     )
+    return supervisor.supervise(told)
 
 
 def _without(name: str, options: list[str]) -> tuple[list[str], str]:

@@ -32,7 +32,7 @@ class Level(Enum):
 
 
 # As much as a verdict of an earlier check of the same job, and as a node on which a rank failed
-# (preflight.localize.suspicion): what proves nothing must weigh less.
+# (preflight.master.priors): what proves nothing must weigh less.
 MOST = {Level.LEMON: 0.3, Level.SUSPECT: 0.1}
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from slurm_health import __version__
 from slurm_health.preflight import config
-from slurm_health.preflight.master import journal_filesystem, site_history
+from slurm_health.preflight.master import priors
 from slurm_health.preflight.master.launcher import AgentCommand, Launcher
 from slurm_health.preflight.master.master import MasterSettings
 from slurm_health.preflight.master.run_check import agent_command, make_localizer
@@ -72,7 +72,7 @@ def checked(
     if place.meeting is not None and not place.leads:
         return _taken_part(place, root, within, arguments, python, environ)
     try:
-        journal_filesystem.await_answer(root)
+        journal.await_answer(root)
         directory = joint_check.directory_of(root, place)
         started = _started(place, arguments, within.text, python)
         if place.leads and place.array:
@@ -120,7 +120,7 @@ def _check(
         return outcome
     expectations = config.expectations(environ)
     localize = config.localize(environ) | localize_choices(arguments.own)
-    known = site_history.prior(
+    known = priors.of_site(
         config.standings(environ), started.cluster, started.nodes, now_s=time.time()
     )
     started = msgspec.structs.replace(started, prior=known)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_health.preflight.master import journal_filesystem
 from slurm_health.preflight.supervisor.check_process import SILENCE_S
+from slurm_health.system import journal
 from tests.e2e.lab_support import COMMAND, DEADLINE_S, Report, Site, accused, eventually, levels
 from tests.e2e.played_nodes import FAULTY, NEVER_READY, play, submit
 from tests.lab import Lab, processes
@@ -133,7 +133,7 @@ def test_a_hang_on_the_batch_host_in_the_middle_of_a_check_lets_the_script_run_u
 
     eventually(site, began, "agents", DEADLINE_S)
     with hung(site, "n1"):
-        waited_s = SILENCE_S + journal_filesystem.LIMIT_S + DEADLINE_S
+        waited_s = SILENCE_S + journal.ANSWER_LIMIT_S + DEADLINE_S
         eventually(site, lambda: "ran on" in site.lab.job_output(job), "the script", waited_s)
     assert site.ended(job)["JobState"] == "COMPLETED"
     said = site.lab.job_output(job)

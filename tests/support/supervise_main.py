@@ -8,7 +8,12 @@ import sys
 from pathlib import Path
 
 from slurm_health.preflight.supervisor.script_runs import Restarts
-from slurm_health.preflight.supervisor.supervisor import Patience, original_environ, supervise
+from slurm_health.preflight.supervisor.supervisor import (
+    Patience,
+    Supervised,
+    original_environ,
+    supervise,
+)
 
 
 def main() -> int:
@@ -32,14 +37,21 @@ def main() -> int:
     parser.add_argument("source", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    return supervise(
-        script_source=options.source,
-        script_line=options.script_line,
-        script_name=options.script_name,
+    told = Supervised(
+        source=options.source,
+        line=options.script_line,
+        name=options.script_name,
         arguments=options.arguments,
         check_argv=[options.python],
         record_argv=[options.python],
         environ=original_environ(options.environ_fd),
+        restarts=Restarts(most=options.max_restarts, argv=[f"{options.python}-after"]),
+        monitor=options.monitor,
+        flight_recorder=options.flight_recorder,
+        unchecked_runs=not options.unchecked_stops,
+    )
+    return supervise(
+        told,
         patience=Patience(
             grace_s=options.grace_s,
             silence_s=options.silence_s,
@@ -48,10 +60,6 @@ def main() -> int:
             trap_wait_s=options.trap_wait_s,
             monitor_after_s=options.monitor_after_s,
         ),
-        restarts=Restarts(most=options.max_restarts, argv=[f"{options.python}-after"]),
-        monitor=options.monitor,
-        flight_recorder=options.flight_recorder,
-        unchecked_runs=not options.unchecked_stops,
     )
 
 

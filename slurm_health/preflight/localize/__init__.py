@@ -16,7 +16,6 @@
     wording              what both are worded with: a line per test, times, partners
     pairing              who runs with whom
     stopping             which pairs are still needed, and when there is nothing left to learn
-    suspicion            what was found of nodes before, as a prior
     simulate             a cluster that does not exist, to try all this on
 
 The names below are the interface for anyone who drives it. They are loaded when asked for: numpy

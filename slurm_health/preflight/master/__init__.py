@@ -8,10 +8,8 @@ the agents; what happens next is decided in `preflight.session`.
     check_settings      what it is told
     interpreter         finds the interpreter that runs the probes
     after_verdict       what becomes of the job once the verdict stands
-    earlier_findings    what earlier checks and failures of the job found
-    journal_filesystem  asks whether the journal's filesystem answers
-    site_history        what the site's history says of the nodes, from one small file
     master              the loop: read the journal, ask the session what to do, do it
+    priors              how likely nodes are to be bad, by this job's past and the site's history
     check_log           what the log says of a check, and the machine's log of its verdict
     launcher            starts one agent per node, as a Slurm step or as local processes
     setup_file          the environment of the probes, as a file of the user's makes it

@@ -21,7 +21,7 @@ from slurm_health.preflight.acting.job_facts import slurm_name
 from slurm_health.preflight.agent.node_facts import share_devices, visible_devices
 from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.localize.settings import USUAL, Device, LocalizeSettings
-from slurm_health.preflight.master import check_log, earlier_findings, site_history
+from slurm_health.preflight.master import check_log, priors
 from slurm_health.preflight.master.after_verdict import conclude, job_ended
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.interpreter import devices_of_torch
@@ -117,8 +117,8 @@ def run_started(
 
 def _prior(root: Path, run: RunStarted, environ: Mapping[str, str]) -> dict[str, float]:
     """Return how likely the nodes of a run are to be bad, by their history and this job's."""
-    own = earlier_findings.prior(root, run.cluster, run.job_id, os.geteuid())
-    sites = site_history.prior(config.standings(environ), run.cluster, run.nodes, now_s=time.time())
+    own = priors.of_job(root, run.cluster, run.job_id, os.geteuid())
+    sites = priors.of_site(config.standings(environ), run.cluster, run.nodes, now_s=time.time())
     known = {node: max(own.get(node, 0.0), sites.get(node, 0.0)) for node in run.nodes}
     return {node: likely for node, likely in known.items() if likely}
 

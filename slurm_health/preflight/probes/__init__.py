@@ -7,6 +7,7 @@ library and torch, and nothing else of slurm-health. They touch the device, and 
 through pipes.
 
     worker               the process: loads torch once, then runs round after round
+    worker_round         one round of it: its probes and groups, what it hears and says meanwhile
     meeting              how the members of a group come together, and stop waiting for each other
     membership           the process group of a worker: formed, tried, interrupted, left
     load                 finds a probe's `measure`: built in, in a Python file, or any program
@@ -14,7 +15,6 @@ through pipes.
     device               which device a worker has, and whether it can be used
     device_users         which other processes use a device
     timing               how often something is timed, by all of a group at once
-    transport            by which way data goes between nodes
     adapters             which network adapters are in use, and near which device
     values               products of integers, whose exact result is known
     matmul               how fast a device multiplies matrices

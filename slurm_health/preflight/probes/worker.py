@@ -37,91 +37,38 @@ waits for; one that is stuck inside a collective of gloo, or on its device, is k
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib.util
-import json
 import os
-import queue
 import resource
 import sys
-import threading
 import time
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slurm_health.preflight.probes.meeting import Meeting
+    from slurm_health.preflight.probes.worker_round import Channel
 
 _STARTED = time.perf_counter()
-# In these a worker waits for workers of other nodes.
-WITH_PARTNERS = frozenset({"rail", "pair"})
 DETAIL_LENGTH = 300
-
-
-class Aborted(Exception):
-    """The agent said to stop waiting."""
-
-
-class Channel:
-    """Commands from the agent and events to it."""
-
-    def __init__(self) -> None:
-        # Libraries print to standard output (NCCL_DEBUG does): keep a private copy for events and
-        # send everything else where errors go.
-        self._events = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)
-        self.rounds: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._aborted = -1
-        self.on_abort: Callable[[], None] | None = None
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def send(self, event: str, **fields: object) -> None:
-        """Send one event."""
-        self._events.write(json.dumps({"event": event, **fields}) + "\n")
-
-    def raise_if_aborted(self, round_index: int) -> None:
-        """Raise Aborted once the agent has aborted this round.
-
-        Raises:
-            Aborted: it has.
-        """
-        if self.is_aborted(round_index):
-            raise Aborted
-
-    def is_aborted(self, round_index: int) -> bool:
-        """Tell whether the agent has aborted this round."""
-        return self._aborted >= round_index
-
-    def _listen(self) -> None:
-        for line in sys.stdin:
-            command = json.loads(line)
-            if command["op"] == "abort":
-                self._aborted = max(self._aborted, int(command["round"]))
-                if self.on_abort is not None:
-                    self.on_abort()
-            else:
-                self.rounds.put(command)
-        # The agent is gone. The main thread may be stuck in a collective, so leave from here.
-        os._exit(0)
 
 
 def main() -> None:
     """Serve rounds until the agent leaves."""
     # With torch loaded a core file takes gigabytes, and devices are held until it is written.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    channel = Channel()
+    from slurm_health.preflight.probes import worker_round
+
+    channel = worker_round.Channel()
     local_rank, threads, devices = (int(argument) for argument in sys.argv[1:])
     gc.disable()  # it finds nothing in what is being loaded, and takes its time
     import torch
     import torch.distributed as dist
 
     from slurm_health.preflight.probes import device as devices_of
-    from slurm_health.preflight.probes import nic_loopback, transport
+    from slurm_health.preflight.probes import nic_loopback
 
-    transport.record(os.environ)
+    worker_round.record_ways(os.environ)
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
     torch.set_num_threads(threads)
@@ -168,6 +115,7 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
     from slurm_health.preflight.probes import device as devices_of
     from slurm_health.preflight.probes.context import NodeFault, NotMeasured, WrongResults
     from slurm_health.preflight.probes.meeting import Unreachable
+    from slurm_health.preflight.probes.worker_round import Aborted, Round
 
     index = int(command["round"])
     course = Round(channel, command, device, local_rank)
@@ -211,152 +159,6 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
     )
     if not spent:
         course.leave_group()
-
-
-class Round:
-    """One round of this worker: its probes one after another, each with its group.
-
-    `probe` is the one in progress, `has_partners` whether a partner can be to blame for it,
-    `has_siblings` whether the node has other devices.
-    """
-
-    def __init__(
-        self, channel: Channel, command: dict[str, Any], device: Any, local_rank: int
-    ) -> None:
-        self._channel = channel
-        self._command = command
-        self._device = device
-        self._local_rank = local_rank
-        self.probe = ""
-        self.has_partners = False
-        self.has_siblings = int(command["local_size"]) > 1
-        self._rail: Any = None
-        self._meeting: Meeting | None = None
-        from slurm_health.preflight.probes.membership import Membership, interrupts
-
-        self._membership = Membership(device)
-        channel.on_abort = functools.partial(interrupts, self._membership)
-
-    def run(self) -> None:
-        """Run every probe that this worker has a group for.
-
-        A rail is part of the process group of the pair, which is formed once for both.
-        """
-        groups = self._command["groups"]
-        scope = formed = ""
-        for probe in self._command["probes"]:
-            self.probe = probe["name"]
-            if probe["scope"] != "solo" and probe["scope"] not in groups:
-                continue
-            if probe["scope"] != scope:
-                scope = probe["scope"]
-                wanted = "pair" if scope == "rail" else scope
-                if wanted != formed:
-                    self._end_group()
-                self._say_scope(scope)
-                if wanted not in ("solo", formed):
-                    self._enter_group(groups[wanted])
-                formed = wanted
-                self._exchange_first(scope)
-            self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
-        self._end_group()
-
-    def _end_group(self) -> None:
-        """Leave the process group once all its members have come to the same.
-
-        NCCL may wait for them in leaving, where no abort is heard: who waits here hears it.
-        """
-        if self._device.type == "cuda":
-            self._meet_all()
-        self.leave_group()
-
-    def leave_group(self) -> None:
-        """Destroy the process group, if there is one."""
-        self._rail = self._meeting = None
-        self._membership.leave()
-
-    def leave_broken_group(self) -> bool:
-        """Leave the process group, if there is one; tell whether this worker is still good."""
-        self._rail = self._meeting = None
-        return self._membership.leave_broken()
-
-    def _say_scope(self, scope: str) -> None:
-        self.has_partners = scope in WITH_PARTNERS
-        self._channel.send("scope", round=int(self._command["round"]), scope=scope)
-
-    def _measure(self, probe: dict[str, Any], group: dict[str, Any]) -> None:
-        from slurm_health.preflight.probes import load, transport
-        from slurm_health.preflight.probes.context import ProbeContext
-
-        context = ProbeContext(
-            device=self._device,
-            local_rank=self._local_rank,
-            local_size=int(self._command["local_size"]),
-            rank=int(group["rank"]),
-            world_size=int(group["world_size"]),
-            options=self._command["options"],
-            group=self._rail if probe["scope"] == "rail" else None,
-            meet=self._meet_all,
-        )
-        samples = load.measure_of(probe["name"], probe["path"])(context)
-        self._raise_if_aborted()  # what an interrupted collective left behind is no measurement
-        for sample in samples:
-            figures = dict(sample.figures)
-            way = transport.used(os.environ, on_cuda=context.on_cuda)
-            if way and sample.shared and self.has_partners:
-                figures["transport"] = way
-            self._channel.send(
-                "sample",
-                round=int(self._command["round"]),
-                probe=probe["name"],
-                quantity=sample.quantity,
-                scope=probe["scope"] if sample.shared else "solo",
-                iteration_ms=sample.iteration_ms,
-                flop=sample.flop,
-                total_bytes=sample.total_bytes,
-                world_size=context.world_size,
-                figures=figures,
-            )
-
-    def _enter_group(self, group: dict[str, Any]) -> None:
-        from slurm_health.preflight.probes import device as devices_of
-        from slurm_health.preflight.probes import meeting
-
-        devices_of.require_interfaces(os.environ)
-        timeout = timedelta(seconds=float(self._command["timeout_s"]))
-        self._meeting = meeting.Meeting(group, timeout, self._raise_if_aborted)
-        self._meeting.wait_for_all()
-        self._membership.form(
-            self._meeting.store,
-            rank=int(group["rank"]),
-            world_size=int(group["world_size"]),
-            timeout=timeout,
-            check=self._raise_if_aborted,
-        )
-
-    def _exchange_first(self, scope: str) -> None:
-        """Connect the members of a scope.
-
-        Each by itself: a rail whose adapter fails is not to hold up the others.
-        """
-        if scope == "solo":
-            return
-        if scope == "rail":
-            self._rail = self._form_rail(int(self._command["groups"]["pair"]["world_size"]))
-        group = self._rail if scope == "rail" else None
-        self._membership.exchange_first(group, self._raise_if_aborted)
-
-    def _form_rail(self, world_size: int) -> Any:
-        ranks = range(self._local_rank, world_size, int(self._command["local_size"]))
-        timeout = timedelta(seconds=float(self._command["timeout_s"]))
-        return self._membership.part(list(ranks), timeout=timeout, check=self._raise_if_aborted)
-
-    def _meet_all(self) -> None:
-        if self._meeting is not None:
-            self._meeting.wait_for_all()
-
-    def _raise_if_aborted(self) -> None:
-        self._channel.raise_if_aborted(int(self._command["round"]))
 
 
 def _said(err: Exception) -> str:

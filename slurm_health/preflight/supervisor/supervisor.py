@@ -69,40 +69,44 @@ def original_environ(environ_fd: int | None) -> dict[bytes, bytes]:
     return environ or dict(os.environb)
 
 
-def supervise(
-    *,
-    script_source: Path,
-    script_line: int,
-    script_name: str,
-    arguments: Sequence[str],
-    check_argv: Sequence[str],
-    record_argv: Sequence[str],
-    environ: Mapping[bytes, bytes],
-    unchecked_runs: bool = True,
-    restarts: Restarts = NO_RESTARTS,
-    monitor: str = monitor_process.OFF,
-    flight_recorder: bool = False,
-    clock: Clock = time.time,
-    patience: Patience = PATIENCE,
-) -> int:
-    """Run the check, and then, if it says so, the script that `script_source` holds.
+@dataclass(frozen=True, kw_only=True)
+class Supervised:
+    """What is run in place of a batch script: a check, and then the script.
 
-    It begins on line `script_line`; the user calls it `script_name`; it gets `environ`. The last
-    line that `check_argv` prints says what becomes of the job. Where it never does, `record_argv`
-    with `--unchecked=HOW` behind it records that and how, and says it instead. `unchecked_runs`
-    says whether the script runs where not even that could be done; `monitor` what is done about a
-    script that hangs; `flight_recorder` whether its PyTorch is told to record collectives. One that
-    fails may be started again, as `restarts` says. Returns the exit code; ends by a signal where
-    the script alone would have.
+    `source` holds the script, which begins on line `line`; the user calls it `name`; it gets
+    `arguments` and `environ`. The last line that `check_argv` prints says what becomes of the job.
+    Where it never does, `record_argv` with `--unchecked=HOW` behind it records that and how, and
+    says it instead. `unchecked_runs` says whether the script runs where not even that could be
+    done; `monitor` what is done about a script that hangs; `flight_recorder` whether its PyTorch is
+    told to record collectives. One that fails may be started again, as `restarts` says.
+    """
+
+    source: Path
+    line: int
+    name: str
+    arguments: Sequence[str]
+    check_argv: Sequence[str]
+    record_argv: Sequence[str]
+    environ: Mapping[bytes, bytes]
+    unchecked_runs: bool = True
+    restarts: Restarts = NO_RESTARTS
+    monitor: str = monitor_process.OFF
+    flight_recorder: bool = False
+
+
+def supervise(told: Supervised, *, clock: Clock = time.time, patience: Patience = PATIENCE) -> int:
+    """Run the check, and then, if it says so, the script.
+
+    Returns the exit code; ends by a signal where the script alone would have.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
     try:
-        check = _Check(environ, mask, patience, clock)
+        check = _Check(told.environ, mask, patience, clock)
         answer = (
-            check.answer(check_argv)
-            or check.answer_to_death(record_argv)
-            or _without_answer(unchecked_runs)
+            check.answer(told.check_argv)
+            or check.answer_to_death(told.record_argv)
+            or _without_answer(told.unchecked_runs)
         )
         if answer.disposition == "stop":
             say(f"the job stops: {answer.reason}")
@@ -112,19 +116,21 @@ def supervise(
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
     runs = ScriptRuns(
-        source=script_source,
-        name=script_name,
-        environ=_recording(environ, answer.run_directory) if flight_recorder else environ,
+        source=told.source,
+        name=told.name,
+        environ=_recording(told.environ, answer.run_directory)
+        if told.flight_recorder
+        else told.environ,
         mask=mask,
         directory=answer.run_directory,
         recorder=Recorder(answer.run_directory, clock, patience.journal_wait_s),
-        restarts=restarts,
+        restarts=told.restarts,
         ask=check.after_failure,
         watched=functools.partial(
             monitor_process.beside,
-            monitor,
+            told.monitor,
             directory=answer.run_directory,
-            script_source=script_source,
+            script_source=told.source,
             mask=mask,
             after_s=patience.monitor_after_s,
         ),
@@ -132,16 +138,16 @@ def supervise(
         post_mortem_s=patience.post_mortem_s,
     )
     try:
-        script = _unpacked(script_source, script_line)
+        script = _unpacked(told.source, told.line)
         with private_files.temporary("slurm_script", script, mode=0o700) as path:
-            over = runs.run(command_line(script, path, arguments), answer)
+            over = runs.run(command_line(script, path, told.arguments), answer)
         if over.leaves:
             return _await_requeue(patience.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
     except OSError as err:
         # slurmstepd too ends with the number of the error.
-        say(f"cannot run {script_name}: {err}")
+        say(f"cannot run {told.name}: {err}")
         return err.errno or ExitCode.UNAVAILABLE
     status = over.status
     if os.WIFSIGNALED(status):

@@ -9,7 +9,7 @@ data visible on close and open. Readers open the names they expect and never rel
 listing, which NFS caches. No lock guards the truth: no file has two writers. Each user's runs are
 that user's alone, wherever the root lies: `private_files` opens them.
 
-    files         which there are, and how they are opened
+    files         which there are, and how they are opened; whether their filesystem answers
     writer        appends records to one
     reader        what is new in one, or in many
     directories   which directory a run has, and which runs a job has had
@@ -31,6 +31,7 @@ from slurm_health.system.journal.directories import (
     runs_of,
 )
 from slurm_health.system.journal.files import (
+    ANSWER_LIMIT_S,
     AT_A_TIME,
     MASTER,
     MONITOR,
@@ -38,6 +39,7 @@ from slurm_health.system.journal.files import (
     REQUEUE,
     RESTART,
     SUPERVISOR,
+    await_answer,
     create,
     opened,
     path_of,
@@ -47,6 +49,7 @@ from slurm_health.system.journal.reader import Reader, read_all, read_new_of
 from slurm_health.system.journal.writer import Writer
 
 __all__ = [
+    "ANSWER_LIMIT_S",
     "AT_A_TIME",
     "JOURNAL_NAME",
     "MASTER",
@@ -58,6 +61,7 @@ __all__ = [
     "Reader",
     "Writer",
     "attempt_and_check",
+    "await_answer",
     "clusters_in",
     "create",
     "directory_of_check",

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from slurm_health.records.errors import JournalError
 from slurm_health.system import private_files
+from slurm_health.system.killable import Hung, run_one
 
 MASTER = "master"
 SUPERVISOR = "supervisor"
@@ -27,6 +28,10 @@ _MANY = 64  # fewer files than this take less than starting threads would
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+# A server that fails over is back sooner.
+ANSWER_LIMIT_S = 60.0
 
 
 def path_of(directory: Path, writer: str) -> Path:
@@ -93,3 +98,18 @@ def unusable(path: Path, done: str, err: OSError) -> JournalError:
 
 def _name_of(writer: str) -> str:
     return f"{writer}.jsonl"
+
+
+def await_answer(root: Path, limit_s: float = ANSWER_LIMIT_S) -> None:
+    """Let a child ask the filesystem first.
+
+    Raises:
+        JournalError: it did not answer.
+    """
+
+    def ask() -> bytes:
+        os.statvfs(root)
+        return b""
+
+    if isinstance(run_one(ask, limit_s), Hung):
+        raise JournalError(root, f"its filesystem did not answer within {limit_s:g} s")

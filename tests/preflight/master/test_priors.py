@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from slurm_health.fleet.standing.standing import Standing, published
-from slurm_health.preflight.master.site_history import prior
-from slurm_health.records.standings import Level
+from slurm_health.preflight.localize import Localizer
+from slurm_health.preflight.master.priors import of_site, prior_of_findings
+from slurm_health.records import standings
+from slurm_health.records.records import VerdictReached
+from slurm_health.records.script_records import Diagnosed
+from slurm_health.records.verdict import Level, NodeVerdict
 
 NOW_S = 1_700_000_000.0
 
 
-def write(path: Path, level: Level = Level.LEMON) -> Path:
+def write(path: Path, level: standings.Level = standings.Level.LEMON) -> Path:
     standing = Standing(
         node="n3",
         level=level,
@@ -34,7 +38,7 @@ def write(path: Path, level: Level = Level.LEMON) -> Path:
 
 
 def known(path: Path | None, *nodes: str, now_s: float = NOW_S) -> dict[str, float]:
-    return prior(path, "lab", nodes or ("n1", "n2", "n3"), now_s=now_s)
+    return of_site(path, "lab", nodes or ("n1", "n2", "n3"), now_s=now_s)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +54,7 @@ def test_a_lemon_among_the_nodes_is_named_and_weighs(
 
 
 def test_of_a_suspect_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert known(write(tmp_path / "standings.json", Level.SUSPECT)) == {"n3": 0.1}
+    assert known(write(tmp_path / "standings.json", standings.Level.SUSPECT)) == {"n3": 0.1}
     assert caplog.messages == []
 
 
@@ -100,3 +104,51 @@ def test_a_file_that_cannot_be_used_is_said_and_accuses_nobody(
 def test_a_file_of_last_month_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert known(write(tmp_path / "standings.json"), now_s=NOW_S + 30 * 86400) == {}
     assert "written 30 days ago" in caplog.text
+
+
+def verdict(**levels: Level) -> VerdictReached:
+    return VerdictReached(
+        nodes=[NodeVerdict(node=node, level=level) for node, level in levels.items()]
+    )
+
+
+def failed(*nodes: str, accused: tuple[str, ...] = ()) -> Diagnosed:
+    return Diagnosed(
+        cause="killed",
+        description="a rank was killed",
+        attribution="undecided",
+        sureness="likely",
+        nodes=list(nodes),
+        accused=list(accused),
+    )
+
+
+def test_without_a_history_no_node_is_suspected() -> None:
+    assert prior_of_findings([]) == {}
+    assert prior_of_findings([verdict(n1=Level.HEALTHY)]) == {}
+
+
+def test_the_more_was_seen_of_a_node_the_more_it_is_suspected() -> None:
+    bad = verdict(n1=Level.FAULTY, n2=Level.SLOW, n3=Level.INCONCLUSIVE, n4=Level.HEALTHY)
+
+    prior = prior_of_findings([bad])
+
+    assert list(prior) == ["n1", "n2", "n3"]
+    assert 0.5 > prior["n1"] > prior["n2"] > prior["n3"] > 0.02
+
+
+def test_a_node_on_which_a_rank_failed_is_suspected_until_a_check_finds_it_healthy() -> None:
+    assert set(prior_of_findings([verdict(n2=Level.HEALTHY), failed("n2")])) == {"n2"}
+    assert prior_of_findings([failed("n2"), verdict(n2=Level.HEALTHY)]) == {}
+
+
+def test_an_accused_node_is_suspected_more_than_one_where_it_only_showed() -> None:
+    prior = prior_of_findings([failed("n2", "n3", accused=("n3",))])
+
+    assert prior["n3"] > prior["n2"]
+
+
+def test_the_localizer_takes_every_prior_that_there_can_be() -> None:
+    levels = dict(zip(("n1", "n2", "n3", "n4"), Level, strict=False))
+
+    Localizer(["n1", "n2", "n3", "n4"], prior=prior_of_findings([verdict(**levels), failed("n4")]))
