@@ -4,8 +4,9 @@
 Samples are stored raw, never only reduced, so that a better rule can judge an old run again. How
 a record becomes a line is in `record_codec`.
 
-Who writes what: the master its decisions and acts, each agent what happened on its node, the
-requeue helper its own acts. What is written of the user's script is in `script_records`.
+Who writes what: the master its decisions and acts, which come first here; each agent what happened
+on its node; the requeue helper its own acts. What is written of the user's script is in
+`script_records`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,6 @@ Figure = int | float | str
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
     """One thing that happened."""
-
-
-# --- written by the master -------------------------------------------------------------------
 
 
 class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
@@ -256,9 +254,6 @@ class Unchecked(Record, frozen=True, kw_only=True, tag="unchecked"):
 
     reason: str
     remedy: str
-
-
-# --- written by each agent ---------------------------------------------------------------------
 
 
 class AgentStarted(Record, frozen=True, kw_only=True, tag="agent_started"):
