@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
 # Slower than any CPU that plays it, so that its times are the described ones.
 DEVICE = Device(name="Played GPU of the test", memory_bytes=1 << 30, tflops=0.0002)
 PRODUCT_MS = 2 * 128**3 / 0.0002e12 * 1e3
+LEAST_MS = 0.999 * PRODUCT_MS  # CUDA tells times with seven digits
 
 
 @pytest.fixture
@@ -52,19 +53,19 @@ def test_a_device_is_as_fast_as_described_and_computes_rightly(
 ) -> None:
     seen = figures(work(played_python, gpus, 6))
     assert seen["wrong"] == 0
-    assert seen["least_ms"] >= PRODUCT_MS
+    assert seen["least_ms"] >= LEAST_MS
     assert seen["total"] == 1 << 30
 
 
 def test_a_slow_device_takes_longer(played_python: Path, gpus: Path) -> None:
     strike(gpus, Fault(device=1, kind="slow", value=0.25))
-    assert figures(work(played_python, gpus, 6))["least_ms"] >= 4 * PRODUCT_MS
+    assert figures(work(played_python, gpus, 6))["least_ms"] >= 4 * LEAST_MS
 
 
 def test_a_device_that_is_hot_slows_down(played_python: Path, gpus: Path) -> None:
     strike(gpus, Fault(device=1, kind="throttle", value=0.2, after=30 * PRODUCT_MS / 1e3))
     seen = figures(work(played_python, gpus, 50, BATCH="50"))
-    assert seen["last_ms"] >= 2 * PRODUCT_MS  # 30 at its speed, 20 at a fifth
+    assert seen["last_ms"] >= 2 * LEAST_MS  # 30 at its speed, 20 at a fifth
 
 
 def test_one_bit_in_so_many_products_is_wrong(played_python: Path, gpus: Path) -> None:

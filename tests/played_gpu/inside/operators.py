@@ -2,9 +2,10 @@
 """No kernel runs on a played device: PyTorch's operators run the CPU's kernels on the same memory.
 
 An operator is work of the current stream, as on a GPU. It runs at once if the stream has nothing
-to do; else it is queued, the shape of its result is asked of PyTorch's meta kernels, and the caller
-goes on. Only what needs a result waits: `.item()`, a copy to the host, a shape that hangs on data.
-So the stack of a rank that hangs stands where it would on a GPU.
+to do and no time is described for it; else it is queued, the shape of its result is asked of
+PyTorch's meta kernels, and the caller goes on. Only what needs a result waits: `.item()`, a copy to
+the host, a shape that hangs on data. So the stack of a rank that hangs stands where it would on a
+GPU.
 """
 
 from __future__ import annotations
@@ -47,10 +48,9 @@ _played.played_put.argtypes = [
     *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long),
     *(ctypes.c_double, ctypes.c_double),
 ]
-_played.played_product_seconds.argtypes = [ctypes.c_int, ctypes.c_double]
-_played.played_product_seconds.restype = ctypes.c_double
-_played.played_host_copy_seconds.argtypes = [ctypes.c_int, ctypes.c_double]
-_played.played_host_copy_seconds.restype = ctypes.c_double
+for _seconds in ("product", "copy", "host_copy"):
+    _function = getattr(_played, f"played_{_seconds}_seconds")
+    _function.argtypes, _function.restype = [ctypes.c_int, ctypes.c_double], ctypes.c_double
 
 _numbers = itertools.count(1)
 _queued: dict[int, tuple[Callable[[], object], int]] = {}
@@ -107,7 +107,9 @@ class _Operator:
         how = _played.played_begin(_stream(call.device))
         if how == _LOST:
             _wait(call.device)
-        promised = None if how == _AT_ONCE else self._promised(call)
+        # What takes a described time is queued: host and cores may then be late, and it is not.
+        is_timed = _played.played_product_seconds(call.device.index, self._flop(call)) > 0
+        promised = None if how == _AT_ONCE and not is_timed else self._promised(call)
         if promised is None:
             if how != _AT_ONCE:
                 _wait(call.device)
@@ -191,7 +193,8 @@ def _copy(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) 
     may_go_on = self.is_cuda and (source.is_cuda or source.numel() <= 1)
     host_bytes = 0.0 if self.is_cuda and source.is_cuda else nbytes / 2
     pinned = non_blocking and all(each.is_cuda or each.is_pinned() for each in (self, source))
-    if how != _AT_ONCE and (may_go_on or pinned):
+    is_timed = _played.played_copy_seconds(device.index, timed) > 0
+    if (how != _AT_ONCE or is_timed) and (may_go_on or pinned):
         kept = taken if source.is_cuda or pinned else taken.clone()
         _put(device, lambda: _copied(to, kept, device, host_bytes), nbytes=timed)
         return self

@@ -42,14 +42,35 @@ WithoutPython::~WithoutPython() {
     if (saved_) python().restore(saved_);
 }
 
-void Stream::put(std::function<void()> work, bool may_block) { enqueue({std::move(work), false}, may_block); }
+void Stream::put(std::function<void()> work, bool may_block) {
+    enqueue({std::move(work), false, monotonic_s()}, may_block);
+}
 
-void Stream::put_always(std::function<void()> work) { enqueue({std::move(work), true}, false); }
+void Stream::put_always(std::function<void()> work) { enqueue({std::move(work), true, monotonic_s()}, false); }
+
+void Stream::run(const Entry &entry) {
+    asked_s_ = entry.asked_s;
+    is_timed_ = entry.always;  // a mark takes no time
+    entry.work();
+    if (!is_timed_) reach(monotonic_s());
+}
+
+void Stream::pass(double seconds, double begun_before_s) {
+    reach(std::max(clock_s_, asked_s_ - begun_before_s) + seconds);
+    sleep_s(clock_s_ - monotonic_s());
+}
+
+void Stream::reach(double moment_s) {
+    clock_s_ = std::max(clock_s_, moment_s);
+    is_timed_ = true;
+}
+
+double Stream::moment() const { return std::max(clock_s_, asked_s_); }
 
 void Stream::enqueue(Entry entry, bool may_block) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (!may_block && submitted_ == done_) {
-        if (entry.always || !is_lost(device)) entry.work();
+        if (entry.always || !is_lost(device)) run(entry);
         return;
     }
     queue_.push_back(std::move(entry));
@@ -70,7 +91,7 @@ void Stream::loop() {
         Entry entry = std::move(queue_.front());
         queue_.pop_front();
         lock.unlock();
-        if (!stopped && (entry.always || !is_lost(device))) entry.work();
+        if (!stopped && (entry.always || !is_lost(device))) run(entry);
         entry.work = nullptr;  // what it holds is freed by this thread, before it counts as done
         lock.lock();
         done_++;
@@ -149,24 +170,20 @@ bool begin_on(Stream *stream) {
     return stream->is_idle();
 }
 
-static void sleep_rest(int device, double cpu_s, double modelled_s) {
-    sleep_s(device_seconds(device, cpu_s, modelled_s) - cpu_s);
-}
-
 void put_operation(Stream *stream, std::function<void()> work, double modelled_s, bool may_block) {
     begin_on(stream);
     const int device = stream->device;
     stream->put([=] {
         const double begun_s = monotonic_s();
         work();
-        sleep_rest(device, monotonic_s() - begun_s, modelled_s);
+        stream->pass(device_seconds(device, monotonic_s() - begun_s, modelled_s), 0);
     }, may_block || modelled_s > 0 || is_slowed(device));
 }
 
 void put_rest(Stream *stream, double cpu_s, double modelled_s) {
     const int device = stream->device;
     if (modelled_s > cpu_s || is_slowed(device))
-        stream->put([=] { sleep_rest(device, cpu_s, modelled_s); }, true);
+        stream->put([=] { stream->pass(device_seconds(device, cpu_s, modelled_s), cpu_s); }, true);
     else
         device_seconds(device, cpu_s, modelled_s);
 }
@@ -188,11 +205,11 @@ int Event::record(Stream *stream) {
         number = ++mark_->recorded;
         mark_->device = stream->device;
     }
-    stream->put_always([mark = mark_, number] {
+    stream->put_always([stream, mark = mark_, number] {
         std::lock_guard<std::mutex> lock(events_mutex);
         if (mark->done < number) {
             mark->done = number;
-            mark->at_s = monotonic_s();
+            mark->at_s = stream->moment();
         }
         event_reached.notify_all();
     });
@@ -223,9 +240,10 @@ void Event::have_wait(Stream *stream) const {
     const uint64_t number = mark_->recorded;
     if (mark_->done >= number) return;
     lock.unlock();
-    stream->put([mark = mark_, number] {
+    stream->put([stream, mark = mark_, number] {
         std::unique_lock<std::mutex> lock(events_mutex);
         event_reached.wait(lock, [&] { return mark->done >= number; });
+        stream->reach(mark->at_s);
     }, true);
 }
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams are queues, each with a thread of its own; events are real moments.
+// Streams are queues, each with a thread of its own. Each has the device's own clock: by that an
+// operation begins when it was asked for, or when the one before has ended, and takes as long as
+// described, however late the machine's cores come to it. Events are moments of that clock.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -34,13 +36,22 @@ class Stream {
     void wait();
     void close();  // it ends, and is freed, once its queue is empty
 
+    // For what is queued, while it runs. `pass` has it take so long by the device's clock, of which
+    // it may have begun so much before it was queued, and returns once that time has come. What
+    // calls neither took as long as the CPU.
+    void pass(double seconds, double begun_before_s);
+    void reach(double moment_s);
+    double moment() const;
+
     const int device, priority;
 
   private:
     struct Entry {
         std::function<void()> work;
         bool always;
+        double asked_s;
     };
+    void run(const Entry &entry);
     void enqueue(Entry entry, bool may_block);
     void loop();
 
@@ -49,6 +60,8 @@ class Stream {
     std::deque<Entry> queue_;
     uint64_t submitted_ = 0, done_ = 0;
     bool started_ = false, closing_ = false;
+    double clock_s_ = 0, asked_s_ = 0;
+    bool is_timed_ = false;
 };
 
 Stream *new_stream(int device, int priority);
