@@ -21,7 +21,7 @@ from tests.support.sites import tree
         ("open_error", 999, Status.NODE_FAULT, 119),
         ("hang", 0, Status.NODE_FAULT, 109),
         ("remap_failed", 1, Status.NODE_FAULT, 64),
-        ("sticky_error", 214, Status.WARN, 94),
+        ("sticky_error", 214, Status.NODE_FAULT, 154),
         ("nvlinks_down", 2, Status.WARN, 74),
     ],
 )

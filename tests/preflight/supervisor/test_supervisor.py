@@ -180,7 +180,7 @@ def test_background_process_does_not_keep_the_job(bench: Bench) -> None:
         "exit 255",
         "kill -TERM $$",
         "kill -KILL $$",
-        "kill -SEGV $$",
+        "kill -USR1 $$",
         "kill -PIPE $$",
         "trap 'kill 0' EXIT; exit 3",
         "trap '' TERM; kill 0; exit 4",
@@ -211,6 +211,14 @@ def test_script_behaves_as_if_alone(bench: Bench, tmp_path: Path, body: str) -> 
         process = start(text, *words, environ=environ, stdin=b"standard\ninput", cwd=work)
         results.append(bench.finish(process))
     assert results[0] == results[1]
+
+
+def test_a_script_that_crashes_is_told_so_behind_its_own_words(bench: Bench) -> None:
+    body = "#!/bin/bash\necho mine >&2\nkill -SEGV $$\n"
+    status, output, errors = bench.finish(bench.supervised(body, environ=bench.environ()))
+    assert (status, output) == (-signal.SIGSEGV, b"")
+    assert errors.startswith(b"mine\nslurm-health: post-mortem: why ")
+    assert b"crashed (SIGSEGV, a segmentation fault)" in errors
 
 
 @pytest.mark.root
