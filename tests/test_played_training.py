@@ -12,6 +12,10 @@ from benchmarks.played_training.causes import BY_NAME
 from benchmarks.played_training.perform import play
 from benchmarks.played_training.recording import Recording, keep, read
 from benchmarks.played_training.say import Verdict, health_check, monitor, post_mortem
+from slurm_health.training.diagnosis.chain import InferenceChain
+from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
+from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
 
 DATA = Path(__file__).parent / "data" / "played_training"
@@ -129,3 +133,40 @@ def test_a_cause_is_played_and_recorded_and_its_recording_says_the_same(
     assert [each.node for each in made.gpus] == ["n1", "n2"]
     assert [len(each.samples) for each in made.gpus] == [2, 2]
     assert health_check(made) is None
+
+
+# Those in which all ranks use one group, and the one that holds up the others still writes.
+HELD_UP = {
+    "fsdp-loader",
+    "kernel-hangs",
+    "loader",
+    "loader-clip",
+    "loader-silent",
+    "loader-synchronize",
+    "own-code",
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_without_dumps_the_watchdogs_own_lines_name_the_rank_behind_and_no_other(name: str) -> None:
+    end = ScriptEnd(exit_code=1, nodes=("n1", "n2"))
+    data = Collected([end, log_of(recording(name).output)])
+    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+
+    assert found is not None
+    assert (found.cause == "never-entered") == (name in HELD_UP)
+    if name in HELD_UP:
+        assert (found.ranks, found.accused) == ([2], [])
+        assert found.evidence[0].startswith("NCCL's watchdog of rank 2: last enqueued ")
+
+
+def test_in_a_job_of_several_groups_the_watchdogs_lines_name_no_rank() -> None:
+    text = recording("loader").output
+    other = "[rank1]:[E1123 08:38:30.1 ProcessGroupNCCL.cpp:2372] [PG ID 1 PG GUID 2(data) Rank 0]"
+    other += (
+        "  failure detected by watchdog at work sequence id: 8 PG status: last enqueued work: 8,"
+    )
+    other += " last started work: -1 (), last completed work: 7\n"
+
+    assert len(log_of(text).progress) == 4
+    assert log_of(text + other).progress == ()

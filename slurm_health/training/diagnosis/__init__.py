@@ -32,4 +32,5 @@ An inference leads to others until nothing leads on; what is sure enough of them
     ras            operators about what NCCL says of its ranks
     flight         where ranks parted, by PyTorch's Flight Recorder
     flight_waits   who holds the others up, from group to group
+    flight_data    what a Flight Recorder, or NCCL's watchdog, tells of a rank
 """

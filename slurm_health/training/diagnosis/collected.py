@@ -10,6 +10,8 @@ import msgspec
 
 from slurm_health.records.script_records import Diagnosed, HangFound
 from slurm_health.records.text import SIGKILL, SIGTERM
+from slurm_health.training.diagnosis.flight_data import FlightRecord as FlightRecord
+from slurm_health.training.diagnosis.flight_data import Operation as Operation
 from slurm_health.training.diagnosis.training_log import TrainingLog as TrainingLog
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -55,52 +57,6 @@ class KernelMessages(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     messages: tuple[str, ...] = ()
-
-
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective as a rank's Flight Recorder has it; `sequence` counts within its group."""
-
-    group: str
-    sequence: int
-    what: str
-    sizes: str = ""
-    state: str = ""
-
-
-class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """A send to rank `peer`, or a receive from it, that is not over."""
-
-    peer: int
-    sends: bool
-
-
-class Reached(msgspec.Struct, frozen=True, array_like=True):
-    """How far a rank came in one group: -1 where none is known.
-
-    Works are numbered within their group. `entered` is the last one that the rank called, `over`
-    the last one that its device has left, `inside` those between that are not over: first, last.
-    """
-
-    entered: int = -1
-    over: int = -1
-    inside: tuple[int, int] | None = None
-
-
-class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest collectives of one rank, oldest first.
-
-    `members` has all ranks of each process group that it knows, whether they left a record or not,
-    `reached` how far it came in each group, also where `operations` had to leave some out.
-    `whole`: no older entry was overwritten, so that a group without one was not used; without any,
-    a record that is not whole is that of a dump that could not be read.
-    """
-
-    rank: int
-    operations: tuple[Operation, ...] = ()
-    members: dict[str, tuple[int, ...]] = {}
-    reached: dict[str, Reached] = {}
-    transfers: tuple[Transfer, ...] = ()
-    whole: bool = True
 
 
 class FlightRecords(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_health.records.text import ranks_text
-from slurm_health.training.diagnosis.collected import FlightRecord, Operation
+from slurm_health.training.diagnosis.flight_data import FlightRecord, Operation
 from slurm_health.training.diagnosis.flight_waits import Culprit, Why, culprits
 
 # The recorded collectives by group, rank and number.

@@ -14,9 +14,8 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_health.training.diagnosis.collected import FlightRecord, Operation, Reached
+from slurm_health.training.diagnosis.flight_data import FlightRecord, Reached, reached_of
 
-_OVER = {"completed", "retired"}
 _NOWHERE = Reached()
 
 
@@ -53,25 +52,6 @@ class _Waits:
         self.missing.setdefault(culprit.rank, culprit)
         for rank in culprit.waiting:
             self.waits_for.setdefault(rank, set()).add(culprit.rank)
-
-
-def is_over(operation: Operation) -> bool:
-    """Tell whether the device has left a collective."""
-    return operation.state in _OVER
-
-
-def reached_of(operations: Iterable[Operation]) -> dict[str, Reached]:
-    """Return how far a rank came in each group, by its entries there, oldest first."""
-    reached: dict[str, Reached] = {}
-    for each in operations:
-        before = reached.get(each.group, _NOWHERE)
-        first = before.inside[0] if before.inside else each.sequence
-        reached[each.group] = Reached(
-            entered=max(before.entered, each.sequence),
-            over=max(before.over, each.sequence if is_over(each) else first - 1),
-            inside=before.inside if is_over(each) else (first, each.sequence),
-        )
-    return reached
 
 
 def culprits(records: Sequence[FlightRecord]) -> tuple[Culprit, ...]:

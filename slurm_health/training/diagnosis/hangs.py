@@ -14,7 +14,7 @@ from slurm_health.records.script_records import MOST_LINES, NEVER_ENTERED, NO_PR
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords
 from slurm_health.training.diagnosis.flight import Difference, first_difference
-from slurm_health.training.diagnosis.flight_waits import is_over
+from slurm_health.training.diagnosis.flight_data import is_over
 from slurm_health.training.diagnosis.hang_words import (
     broken_line,
     gone_line,

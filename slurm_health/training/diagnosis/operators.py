@@ -41,7 +41,12 @@ from slurm_health.training.diagnosis.surroundings import (
     KilledForMemory,
     LostNode,
 )
-from slurm_health.training.diagnosis.waits import CollectivesDiffer, ConnectionsBroke, FlightDiffers
+from slurm_health.training.diagnosis.waits import (
+    CollectivesDiffer,
+    ConnectionsBroke,
+    FlightDiffers,
+    WatchdogTells,
+)
 
 OPERATORS: tuple[InferenceOperator, ...] = (
     EndedFromOutside(),
@@ -61,6 +66,7 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     Killed(),
     ScriptCrashed(),
     CollectivesDiffer(),
+    WatchdogTells(),
     ConnectionsBroke(),
     RankGone(),
     RankStopped(),

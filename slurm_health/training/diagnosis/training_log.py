@@ -14,6 +14,7 @@ import msgspec
 
 from slurm_health.records.nodeset import expand
 from slurm_health.records.text import one_line
+from slurm_health.training.diagnosis.flight_data import FlightRecord, Reached
 from slurm_health.training.diagnosis.known_errors import is_consequence
 from slurm_health.training.diagnosis.last_words import LastWords, WordsRead
 from slurm_health.training.diagnosis.rank_failures import (
@@ -66,6 +67,14 @@ _WATCHDOG = re.compile(
     r"|(?P<timeout>Watchdog caught collective operation timeout: .+)"
     r"|taking the entire process down)"
 )
+# … [PG ID 0 PG GUID 0(default_pg) Rank 2] Received a dump signal … Last enqueued NCCL work: 17,
+# last completed NCCL work: 17; and … failure detected by watchdog at work sequence id: 18 PG
+# status: last enqueued work: 18, last started work: -1 (), last completed work: 17
+_PROGRESS = re.compile(
+    r"\[PG ID (?P<group>\d{1,9}) PG GUID [^\]]{1,200} Rank \d+\] .*?"
+    r"[Ll]ast enqueued (?:NCCL )?work: (?P<entered>-?\d{1,15}),.{0,80}?"
+    r"last completed (?:NCCL )?work: (?P<over>-?\d{1,15})"
+)
 _EXITED = re.compile(r"Exited with exit code (\d+)")
 # What Slurm, the kernel and the driver say of a job in a line of their own.
 _NOTE = re.compile(
@@ -83,14 +92,16 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     """What the output says: failures in the order in which they came, and lines of the system.
 
     Of very many failures the first are kept; `failed` counts all. `words` are what processes wrote
-    at their end beside tracebacks. `sources` names the files; `cut` is set where only the end of
-    one was read.
+    at their end beside tracebacks, `progress` how far each rank came by NCCL's own watchdog, where
+    all work is in the group of all ranks. `sources` names the files; `cut` is set where only the
+    end of one was read.
     """
 
     failures: tuple[RankFailure, ...] = ()
     failed: int = 0
     notes: tuple[str, ...] = ()
     words: tuple[LastWords, ...] = ()
+    progress: tuple[FlightRecord, ...] = ()
     sources: tuple[str, ...] = ()
     cut: bool = False
 
@@ -111,6 +122,8 @@ class _Reading:
         self.watchdogs: dict[int, RankFailure] = {}
         self.notes: list[str] = []
         self.words = WordsRead()
+        self.progress: dict[int, Reached] = {}
+        self.has_subgroups = False
         self._terminating = False
         self._items: dict[str, dict[str, str]] = {}
 
@@ -163,6 +176,7 @@ class _Reading:
 
     def _watchdog(self, at: int, text: str, rank: int) -> None:
         """Read what NCCL's watchdog says before it ends the process; the exception counts."""
+        self._progress(text, rank)
         match = _WATCHDOG.match(text)
         if match is None or len(self.watchdogs) >= _MOST_FAILURES:
             return
@@ -172,6 +186,18 @@ class _Reading:
             self.watchdogs[rank] = watchdog_end(rank, one_line(error)[:300], at)
         elif known is None:
             self.watchdogs[rank] = watchdog_end(rank, _FAILED_OR_TIMED_OUT, at)
+
+    def _progress(self, text: str, rank: int) -> None:
+        match = _PROGRESS.search(text)
+        if match is None or len(self.progress) >= _MOST_FAILURES:
+            return
+        entered, over = int(match["entered"]), int(match["over"])
+        if match["group"] != "0":
+            # A rank that is behind in one of several groups may wait in another, unseen.
+            self.has_subgroups = True
+        elif entered >= 0:
+            inside = (over + 1, entered) if entered > over else None
+            self.progress[rank] = Reached(entered, over, inside)
 
     def _summary(self, at: int, stream: str, text: str) -> None:
         item = _ITEM.match(text)
@@ -265,6 +291,11 @@ def read_log(
         failed=len(failures),
         notes=tuple(dict.fromkeys(reading.notes)),
         words=words,
+        progress=tuple(
+            FlightRecord(rank=rank, reached={"0": reached}, whole=False)
+            for rank, reached in sorted(reading.progress.items())
+            if not reading.has_subgroups
+        ),
         sources=tuple(sources),
         cut=cut,
     )

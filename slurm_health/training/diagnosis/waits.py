@@ -102,6 +102,45 @@ class FlightDiffers:
         ]
 
 
+class WatchdogTells:
+    """NCCL's watchdog on each rank wrote how far it came, and no dump was found that tells more."""
+
+    name = "nccl-watchdog"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Such lines of at least two ranks are needed."""
+        log = data.get(TrainingLog)
+        told = log is not None and len(log.progress) > 1
+        return inference.name == RANKS_WAITED and told and data.get(FlightRecords) is None
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name who had not called what the others timed out in; not those that wrote nothing."""
+        log = data.get(TrainingLog)
+        assert log is not None
+        difference = first_difference(log.progress)
+        if difference is None:
+            return ()
+        told = {each.rank: each.reached for each in log.progress}
+        ranks = [*difference.ranks, *(rank for rank in told if rank not in difference.ranks)]
+        return [
+            Inference(
+                name=NEVER_ENTERED,
+                description=difference.description,
+                sureness=Sureness.LIKELY,
+                nodes=_nodes_of(difference.ranks, data),
+                ranks=difference.ranks,
+                evidence=tuple(
+                    f"NCCL's watchdog of rank {rank}: last enqueued {reached.entered}, last"
+                    f" completed {reached.over}"
+                    for rank in ranks
+                    for reached in told[rank].values()
+                )[:MOST_LINES],
+                advice=f"look at what {ranks_text(difference.ranks)} did instead: the data loader,"
+                " a filesystem, a GPU; --flight-recorder=on tells more of the next hang",
+            )
+        ]
+
+
 class ConnectionsBroke:
     """No rank failed by itself, and nothing else was found."""
 

@@ -18,13 +18,14 @@ import msgspec
 
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
-from slurm_health.training.diagnosis.collected import (
+from slurm_health.training.diagnosis.collected import FlightRecords
+from slurm_health.training.diagnosis.flight_data import (
+    NO_PURPOSE,
     FlightRecord,
-    FlightRecords,
     Operation,
     Transfer,
+    reached_of,
 )
-from slurm_health.training.diagnosis.flight_waits import reached_of
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
 
 # The prefixes of files, to which torch adds the rank: as it is told, else as it chooses.
@@ -41,7 +42,6 @@ _MOST_OPERATIONS = 8192  # of all ranks together: what a child answers has a lim
 _LEAST_MEMORY_BYTES = 64 << 20
 _MEMORY_PER_BYTE = 64
 _TRANSFER = re.compile(r"(?:\w+:)?(?P<what>send|recv) \d{1,6}(?:->|<-)(?P<peer>\d{1,6})")
-_NO_PURPOSE = {"", "default_pg", "undefined"}
 # The collectives whose input has the same size on all ranks.
 _SAME_SIZES = {"all_reduce", "allreduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"}
 
@@ -193,7 +193,7 @@ def _members(dump: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def _group(name: object) -> str:
     """Return a process group's name with what it is for, where the script has said that."""
     number, purpose = (*name, "")[:2] if isinstance(name, list | tuple) else (name, "")
-    purpose = "" if purpose in _NO_PURPOSE else str(purpose).partition(",")[0].replace(" (", " ")
+    purpose = "" if purpose in NO_PURPOSE else str(purpose).partition(",")[0].replace(" (", " ")
     return _short(f"{number} {purpose}".strip())
 
 

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.training.diagnosis.collected import (
+from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.flight_data import (
     FlightRecord,
     Operation,
     Reached,
     Transfer,
+    reached_of,
 )
-from slurm_health.training.diagnosis.flight import first_difference
-from slurm_health.training.diagnosis.flight_waits import Why, culprits, reached_of
+from slurm_health.training.diagnosis.flight_waits import Why, culprits
 
 STEPS = 6
 
