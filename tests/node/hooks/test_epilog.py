@@ -64,7 +64,8 @@ def test_marks_of_different_users_and_jobs_add_up_to_a_drain(story: Story) -> No
 def test_a_node_drained_for_marks_comes_back_by_a_persons_hand_only(story: Story) -> None:
     for job, uid in ((10, 1), (11, 1), (12, 2)):
         story.write(journal(job=job), job=job, uid=uid)
-        story.ended(job, uid)
+        drained = story.ended(job, uid)
+    assert drained, story.node.said
     for _ in range(9):
         story.node.now_s += 100
         story.node.healthcheck()
@@ -88,7 +89,7 @@ def test_every_run_of_the_attempt_is_read_however_many_steps_it_had(
         story.write(journal(judged(level=Level.HEALTHY)), attempt=other)
     story.write(journal(), attempt=run)
     story.node.break_it()
-    assert story.ended(restarts=restarts)
+    assert story.ended(restarts=restarts), story.node.said
 
 
 @pytest.mark.parametrize(("older_s", "counts"), [(3600, True), (30 * 24 * 3600, False)])
