@@ -88,7 +88,7 @@ def test_a_call_is_seen_however_it_is_written(source: str, call: str) -> None:
 def held(played_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bool]]:
     """What each fact came to, on each rank that looked."""
     directory = tmp_path_factory.mktemp("facts")
-    write(directory / "gpus", machine(2, Device(memory_bytes=2 << 30)))
+    write(directory / "gpus", machine(2, Device(memory_bytes=2 << 30), seed=str(directory)))
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = str(one.getsockname()[1])

@@ -65,7 +65,7 @@ class Run:
         self._began_s = time.monotonic()
         self._port = _free_port()
         for node in NODES:
-            write(self._description(node), machine(RANKS_PER_NODE, seed=node))
+            write(self._description(node), machine(RANKS_PER_NODE, seed=f"training {node}"))
         os.mkfifo(directory / "pipe")
 
     def perform(self) -> Seen:

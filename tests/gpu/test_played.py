@@ -25,7 +25,7 @@ PLAYED = Device(memory_bytes=4 * GIB, tflops=0.002, memory_gb_per_s=8.0)
 def test_each_section_finds_played_devices_well(
     section: Section, played_python: Path, tmp_path: Path
 ) -> None:
-    write(tmp_path / "gpus", machine(2, PLAYED))
+    write(tmp_path / "gpus", machine(2, PLAYED, seed=str(tmp_path)))
     output = tmp_path / "gpu.json"
     argv = [sys.executable, "-m", "benchmarks.gpu", "--small", f"--only={section.number}"]
     done = subprocess.run(

@@ -174,7 +174,8 @@ def machine(
 ) -> Machine:
     """Return so many devices of one kind, each with a UUID and a PCI address of its own.
 
-    UUIDs differ between nodes if `seed` does, as by the node's name.
+    UUIDs differ between nodes if `seed` does, as by the node's name. Processes on devices of one
+    UUID share their memory: what runs beside others needs a seed of its own.
     """
     kind = device or Device()
     return Machine(
