@@ -162,8 +162,7 @@ def limit_memory(more_bytes: int) -> None:
 
     What it has already is its parent's, which may be large for reasons of its own.
     """
-    pages = int(Path("/proc/self/statm").read_text().partition(" ")[0])
-    limit = pages * resource.getpagesize() + more_bytes
+    limit = proc.own_memory_bytes() + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 

@@ -63,6 +63,12 @@ def parse_stat(text: str) -> Stat:
     )
 
 
+def own_memory_bytes() -> int:
+    """Return the address space of this process, which is what RLIMIT_AS limits."""
+    pages = int(Path("/proc/self/statm").read_text().partition(" ")[0])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def ancestors() -> Iterator[Stat]:
     """Yield this process, its parent, and so on. Ends where /proc shows no more."""
     pid = os.getpid()

@@ -15,7 +15,6 @@ from slurm_health.node.rules.kernel_lines import ANY_XID, LOST_GPU, LOST_GPU_NAM
 from slurm_health.node.rules.xid import judge_sxid, judge_xid
 
 _XID, _SXID = re.compile(XID), re.compile(SXID)
-
 _LOST_GPU, _LOST_GPU_NAMED = re.compile(LOST_GPU), re.compile(LOST_GPU_NAMED)
 _LOST = 79  # the Xid of a GPU that has fallen off the bus
 
@@ -57,7 +56,7 @@ class Xid(Check, frozen=True, kw_only=True):
         for error in latest:
             status, text = self._status(error)
             device = "GPU" if error.kind == "Xid" else "NVSwitch"
-            said = f"{device} {error.bus}: {error.kind} {error.number}".replace("  ", " ")
+            said = f"{device} {error.bus}: {error.kind} {error.number}"
             said += f" {error.age_s:.0f} s ago ({text})"
             if status is Status.NODE_FAULT:
                 parts.append(node_fault(said, xid=error.number))

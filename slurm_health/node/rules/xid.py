@@ -49,13 +49,9 @@ LOOK: dict[int, str] = {
     **dict.fromkeys(range(144, 151), "NVLink 5 error, which its sub-code decides"),
     154: "the driver changed what it wants done to recover",
 }
-
-
 # What stands at the end of an NVLink 5 line: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x0214…`. The
 # name of a process may stand before it, which its user chooses: the last such words count.
-_NVLINK_5 = re.compile(
-    r"(?P<unit>[A-Z][\w/]+) +(?P<word>Fatal|Nonfatal) +XC\d+ i\d+ Link (?P<link>-?\d+)"
-)
+_NVLINK_5 = re.compile(r"(?P<unit>[A-Z][\w/]+) +(?P<word>Fatal|Nonfatal) +XC\d+ i\d+ Link -?\d+")
 # Units whose fatal errors end a program and leave the GPU usable, by NVIDIA's catalogue.
 _OF_A_PROGRAM = ("TLW_RX", "TLW_TX")
 # GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)

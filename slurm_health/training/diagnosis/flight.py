@@ -123,7 +123,8 @@ def _told(alike: Sequence[Culprit], groups: _Groups) -> str:
         case Why.NOT_RECORDED:
             return f"nothing is recorded of {ranks}, while {others} {wait} in {work}"
         case Why.NO_TRANSFER:
-            return f"{ranks} never began its side of a transfer that {others} {wait} for"
+            side = "its side" if len(alike) == 1 else "their sides"
+            return f"{ranks} never began {side} of a transfer that {others} {wait} for"
         case Why.DEVICE_BEHIND:
             return f"on {ranks}, {work} is not over, and {others} left it collectives ago"
         case Why.NEVER_ENTERED:

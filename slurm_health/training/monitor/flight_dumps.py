@@ -18,6 +18,7 @@ import msgspec
 
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
+from slurm_health.system.proc import own_memory_bytes
 from slurm_health.training.diagnosis.collected import FlightRecords
 from slurm_health.training.diagnosis.flight_data import (
     NO_PURPOSE,
@@ -33,7 +34,7 @@ _VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _OF_CACHE = "torch/comm_lib_trace_rank_"
 _OF_OLD = "/tmp/nccl_trace_rank_"  # noqa: S108 - files of other users are passed over
 _MOST_RANKS = 8192
-_READ_S = 6.0  # of the time that a collector has; a dump of 2,000 entries takes 10 to 40 ms
+_READ_S = 6.0  # of the eight seconds that a collector has
 _MOST_BYTES = 64 << 20
 _MOST_TEXT = 8 * _MOST_RANKS  # of numbers, each with what is between them
 _MOST_OPERATIONS = 8192  # of all ranks together: what a child answers has a limit
@@ -149,9 +150,8 @@ def _record(path: Path, rank: int, most: int) -> FlightRecord:
 def _memory_within(more_bytes: int) -> Iterator[None]:
     """While active, this process can have so much more memory; more is a MemoryError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
     limits = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
-    limit = min([pages * resource.getpagesize() + more_bytes, *limits])
+    limit = min([own_memory_bytes() + more_bytes, *limits])
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
         yield
@@ -216,12 +216,15 @@ def _transfers(
 
 def _is_whole(entries: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether no entry was overwritten: those left of a full buffer follow on each other."""
-    if not entries:
-        return True
-    first, last = (each.get("record_id") for each in (entries[0], entries[-1]))
-    if not isinstance(first, int) or not isinstance(last, int):
-        return True
-    return first == 0 or last - first + 1 != len(entries)
+    recorders: dict[str, list[int]] = {}  # each library's has a buffer and numbers of its own
+    for each in entries:
+        if isinstance(number := each.get("record_id"), int):
+            library = str(each["profiling_name"]).rpartition(":")[0]
+            recorders.setdefault(library, []).append(number)
+    return all(
+        numbers[0] == 0 or numbers[-1] - numbers[0] + 1 != len(numbers)
+        for numbers in recorders.values()
+    )
 
 
 def latest(found: Sequence[Operation], most: int) -> tuple[Operation, ...]:

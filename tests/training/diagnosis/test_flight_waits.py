@@ -241,6 +241,21 @@ def test_a_full_buffer_without_a_word_of_a_group_does_not_show_that_the_group_wa
     assert culprits([waits, used]) == ()
 
 
+def test_several_ranks_that_began_no_transfer_are_told_in_the_plural() -> None:
+    waits = tuple(Transfer(peer=peer, sends=True) for peer in (1, 2))
+    other = {"x": Reached(4, 4, None)}
+    difference = first_difference(
+        [
+            FlightRecord(rank=0, transfers=waits),
+            *(FlightRecord(rank=rank, reached=other) for rank in (1, 2)),
+        ]
+    )
+    assert difference is not None
+    assert difference.description == (
+        "ranks 1-2 never began their sides of a transfer that rank 0 waits for"
+    )
+
+
 def test_a_dump_that_could_not_be_read_does_not_show_that_its_rank_stayed_away() -> None:
     members = {"0": (0, 1, 2)}
     waiting = {"0": Reached(5, 4, (5, 5))}

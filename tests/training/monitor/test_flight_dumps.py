@@ -33,6 +33,24 @@ def dump(*whats: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(("first", "whole"), [(0, True), (500, False)])
+def test_each_librarys_buffer_is_full_or_not_by_itself(
+    tmp_path: Path, first: int, whole: bool
+) -> None:
+    of_nccl = dump("all_reduce", "barrier")["entries"]
+    of_gloo = dump("all_reduce")["entries"]
+    entries = [{**each, "record_id": number} for number, each in enumerate(of_gloo)]
+    entries += [
+        {**each, "record_id": first + number, "profiling_name": "nccl:barrier"}
+        for number, each in enumerate(of_nccl)
+    ]
+    (tmp_path / "flight_0").write_bytes(pickle.dumps({"entries": entries}))
+    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
+    (record,) = FlightDumps().collect_data(job(tmp_path, environ=environ)).records
+
+    assert record.whole is whole
+
+
 def test_a_damaged_dump_is_a_record_of_which_nothing_is_known(tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps(dump("all_reduce", "barrier")))
