@@ -22,14 +22,22 @@ PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 
 # PyTorch's CUDA build, for played GPUs: in a venv of its own and without NVIDIA's packages, so that
 # no real GPU is ever reached. `===` because a local version, as 2.13.0+cpu, counts as newer.
-PLAYED       := .venv-played
+PLAYED       ?= .venv-played
 PLAYED_TORCH ?= torch===2.13.0
+# Releases for CUDA 12, each in a venv of its own (1 GB to download): a recent one, and the first
+# that aborts groups.
+PLAYED_RELEASES ?= 2.9.1 2.6.0
+# What a release may do otherwise: its calls, its libraries, its process groups, a check that passes.
+PLAYED_CONTRACT := tests/test_device_calls.py tests/played_gpu/test_libraries.py \
+	tests/played_gpu/test_devices.py tests/played_gpu/test_process_groups.py \
+	tests/played_gpu/test_checks.py::test_nodes_that_are_well_pass
 
 .PHONY: help demo quick test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site packages
-.PHONY: bench bench-acting bench-diagnosis bench-hangs bench-history bench-hooks bench-localize
-.PHONY: bench-monitor bench-probes bench-replay bench-scale gpu tools
-.PHONY: played-gpu test-played-gpu
+.PHONY: bench bench-acting bench-diagnosis bench-hang-restarts bench-hangs bench-history
+.PHONY: bench-hooks bench-localize bench-monitor bench-probes bench-replay bench-scale
+.PHONY: bench-submissions gpu tools
+.PHONY: played-gpu test-played-gpu test-played-gpu-releases
 
 help:
 	@echo 'make demo            a cluster with one bad node, a job that finds and avoids it, the report'
@@ -40,6 +48,7 @@ help:
 	@echo 'make test-slow       the faults and time limits that take minutes each'
 	@echo 'make played-gpu      PyTorch for CUDA on played GPUs, in .venv-played (0.5 GB to download)'
 	@echo 'make test-played-gpu the tests on played GPUs: NCCL process groups, checks, faults (minutes)'
+	@echo 'make test-played-gpu-releases  what releases of PyTorch for CUDA 12 do otherwise (GBs to download)'
 	@echo 'make test-releases   the lab tests on Slurm 22.05, 24.11 and 26.05 (downloads the last two)'
 	@echo 'make chaos           300 jobs with random bad nodes and kills, each on a Slurm of its own (hours)'
 	@echo 'make fuzz            100,000 damaged inputs for everything that is read (hours)'
@@ -54,9 +63,11 @@ help:
 	@echo 'make bench-localize  how often the localisation is right, compared with a published rule'
 	@echo 'make bench-history   how fast journals are indexed, and their history answers'
 	@echo 'make bench-hangs     five hangs of a training at random ranks and steps: are they located (half an hour)'
+	@echo 'make bench-hang-restarts  ten hangs of trainings without a line of ours: do they go on on the spare (an hour)'
 	@echo 'make bench-monitor   what the monitor beside a training costs on each node, and per step'
 	@echo 'make bench-replay    what is said of recordings of real clusters: RECORDINGS=DIR'
 	@echo 'make bench-hooks     what the prolog and the health check cost on this node'
+	@echo 'make bench-submissions  what jobs that are checked by default cost slurmctld when submitted'
 	@echo 'make bench-probes    how much repeated runs of each probe differ on this machine'
 	@echo 'make bench-scale     what a check of up to 16,384 simulated nodes costs; SCALE_ARGS=--nodes=512'
 	@echo 'make gpu             everything that one GPU can show; with GPU_ARGS=--device=cpu without one'
@@ -91,6 +102,14 @@ played-gpu: $(PLAYED)/.installed
 test-played-gpu: install played-gpu
 	$(RUN) -m pytest -n 2 --dist worksteal -m 'played_gpu and not slow' $(PYTEST_ARGS)
 
+test-played-gpu-releases: install
+	for release in $(PLAYED_RELEASES); do \
+		venv=$(PLAYED)-$$release; \
+		$(MAKE) --no-print-directory played-gpu PLAYED=$$venv PLAYED_TORCH=torch===$$release && \
+		PLAYED_VENV=$$venv $(RUN) -m pytest -n 2 --dist worksteal -m played_gpu $(PLAYED_CONTRACT) \
+			$(PYTEST_ARGS) || exit; \
+	done
+
 $(PLAYED)/.installed: pyproject.toml
 	@echo 'installing PyTorch for CUDA into $(PLAYED): 0.5 GB'
 	@test -x $(PLAYED)/bin/python || $(BASE) -m venv $(PLAYED)
@@ -103,8 +122,9 @@ $(PLAYED)/.installed: pyproject.toml
 chaos: install lab-packages
 	$(RUN) -m tests.lab chaos --runs 300 --labs $$((($$(nproc) + 1) / 2)) $(CHAOS_ARGS)
 
+# Most of what some readers take is the making and removing of directories, which memory does at once.
 fuzz: install
-	$(RUN) $(PYTEST) tests/test_fuzz.py tests/training/monitor/test_fuzz.py --hypothesis-profile=fuzz -o timeout=7200 $(PYTEST_ARGS)
+	TMPDIR=$(or $(wildcard /dev/shm),/tmp) $(RUN) $(PYTEST) tests/test_fuzz.py tests/training/monitor/test_fuzz.py --hypothesis-profile=fuzz -o timeout=7200 $(PYTEST_ARGS)
 
 $(LAB_ROOTS)/%:
 	@command -v debootstrap >/dev/null || apt-get install -yq --no-install-recommends debootstrap
@@ -150,6 +170,10 @@ bench-history: install
 bench-hangs: install lab-packages
 	$(RUN) -m benchmarks.hangs $(HANGS_ARGS)
 
+# Goes on where it was interrupted: what was judged is kept.
+bench-hang-restarts: install lab-packages
+	$(RUN) -m benchmarks.hang_restarts --results build/hang-restarts.jsonl $(HANGS_ARGS)
+
 bench-replay: install
 	@test -n '$(RECORDINGS)' || \
 		{ echo 'say where the recordings are: make bench-replay RECORDINGS=DIR (docs/explanation/recordings.md)'; exit 2; }
@@ -163,6 +187,9 @@ bench-hooks: install
 
 bench-probes: install
 	$(RUN) -m benchmarks.probes
+
+bench-submissions: install lab-packages
+	$(RUN) -m benchmarks.submissions
 
 bench-scale: install
 	$(RUN) -m benchmarks.scale $(SCALE_ARGS)
@@ -234,4 +261,4 @@ pyslurm: install
 		$(PYTHON) -m pip install --no-deps '$(PYSLURM)'
 
 clean:
-	rm -rf $(VENV) $(PLAYED) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis gpu.json
+	rm -rf $(VENV) $(PLAYED) $(PLAYED)-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis gpu.json

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.check_measure import (
     Fault,
@@ -53,33 +54,62 @@ def duration(seconds: float) -> str:
 
 
 def cases() -> tuple[Case, ...]:
-    """Return the table, in order."""
+    """Return the table, in order: the check with torch, the light one, and what follows."""
     return (
-        _check("healthy-4", "4 healthy nodes", target_s=3.5, dlrover=Scene(nodes=4)),
-        _check("healthy-6", "6 healthy nodes", 6, target_s=5, dlrover=Scene(nodes=6)),
-        _check("crash", "a check process crashes, each time, 1 of 4",
-               fault=Fault(in_round=_crash, strikes=True), expected=FAULTY, target_s=5,
-               dlrover=Scene(nodes=4, crashing=1)),
-        _check("hang", "a check process hangs, each time, 1 of 4",
-               fault=Fault(in_round=_hang, strikes=True), expected=FAULTY, target_s=12),
-        _check("drop", "packets dropped, 1 of 4",
-               fault=Fault(standing=_drop), expected=FAULTY, target_s=12),
-        _check("drop-3", "packets dropped, 1 of 3", 3,
-               fault=Fault(standing=_drop), expected=FAULTY, target_s=12),
-        _check("agent-once", "an agent killed at work, once, 1 of 4",
-               fault=Fault(in_round=_kill_agent, once=True, strikes=True), expected=ANY,
-               target_s=30),
-        _check("agent-always", "an agent killed, each time, 1 of 4",
-               fault=Fault(standing=_kill_every_agent, strikes=True), expected=NAMED,
-               target_s=30),
-        _check("slow-link", "a link of 200 Mbit/s, 1 of 4",
-               fault=Fault(standing=_slow_link), expected=FOUND, target_s=8),
-        _check("slow-cpu", "a fifth of one core, 1 of 4",
-               fault=Fault(standing=_starve), expected=FOUND),
-        Case(name="requeue", title="verdict to the script's first line on other nodes",
-             measure=measure_requeue, target_s=5.5),
-        Case(name="import", title="importing the command line", measure=measure_import,
-             target_s=0.1, judged=False),
+        *_checks(),
+        *(_light(case) for case in _checks("light")),
+        Case(
+            name="requeue",
+            title="verdict to the script's first line on other nodes",
+            measure=measure_requeue,
+            target_s=5.5,
+        ),
+        Case(
+            name="import",
+            title="importing the command line",
+            measure=measure_import,
+            target_s=0.1,
+            judged=False,
+        ),
+    )
+
+
+def _light(case: Case) -> Case:
+    """Return a case by its name among those of the light check, which is to be faster."""
+    target_s = 1.0 if case.name == "healthy-4" else case.target_s
+    return replace(
+        case,
+        name=f"light-{case.name}",
+        title=f"light: {case.title}",
+        target_s=target_s,
+        dlrover=None,
+    )
+
+
+def _checks(probes: str = "auto") -> tuple[Case, ...]:
+    make = functools.partial(_check, probes=probes)
+    return (
+        make("healthy-4", "4 healthy nodes", target_s=3.5, dlrover=Scene(nodes=4)),
+        make("healthy-6", "6 healthy nodes", 6, target_s=5, dlrover=Scene(nodes=6)),
+        make("crash", "a check process crashes, each time, 1 of 4",
+             fault=Fault(in_round=_crash, strikes=True), expected=FAULTY, target_s=5,
+             dlrover=Scene(nodes=4, crashing=1)),
+        make("hang", "a check process hangs, each time, 1 of 4",
+             fault=Fault(in_round=_hang, strikes=True), expected=FAULTY, target_s=12),
+        make("drop", "packets dropped, 1 of 4",
+             fault=Fault(standing=_drop), expected=FAULTY, target_s=12),
+        make("drop-3", "packets dropped, 1 of 3", 3,
+             fault=Fault(standing=_drop), expected=FAULTY, target_s=12),
+        make("agent-once", "an agent killed at work, once, 1 of 4",
+             fault=Fault(in_round=_kill_agent, once=True, strikes=True), expected=ANY,
+             target_s=30),
+        make("agent-always", "an agent killed, each time, 1 of 4",
+             fault=Fault(standing=_kill_every_agent, strikes=True), expected=NAMED,
+             target_s=30),
+        make("slow-link", "a link of 200 Mbit/s, 1 of 4",
+             fault=Fault(standing=_slow_link), expected=FOUND, target_s=8),
+        make("slow-cpu", "a fifth of one core, 1 of 4",
+             fault=Fault(standing=_starve), expected=FOUND),
     )  # fmt: skip
 
 
@@ -92,9 +122,10 @@ def _check(
     expected: Sequence[Level] = (Level.HEALTHY,),
     target_s: float | None = None,
     dlrover: Scene | None = None,
+    probes: str = "auto",
 ) -> Case:
     def measure(stage: Stage) -> Sample:
-        return measure_check(stage, nodes, fault or Fault(), expected)
+        return measure_check(stage, nodes, fault or Fault(), expected, probes)
 
     return Case(name=name, title=title, measure=measure, target_s=target_s, dlrover=dlrover)
 

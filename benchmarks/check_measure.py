@@ -39,7 +39,7 @@ _PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 _CHECK = f"""#!/bin/sh
 PATH={_PATH}; export PATH
 date +start=%s.%N
-slurm-health check
+slurm-health check --check=PROBES
 echo "end=$?"
 """
 _FIRST_LINE = """#!/bin/sh
@@ -136,7 +136,9 @@ def wrong_in(verdict: VerdictReached, expected: Sequence[Level]) -> str:
     return ", ".join(wrong)
 
 
-def measure_check(stage: Stage, nodes: int, fault: Fault, expected: Sequence[Level]) -> Sample:
+def measure_check(
+    stage: Stage, nodes: int, fault: Fault, expected: Sequence[Level], probes: str
+) -> Sample:
     """Time one check of n1, n2, ..., from the start of its command to the record of its verdict.
 
     Raises:
@@ -147,7 +149,8 @@ def measure_check(stage: Stage, nodes: int, fault: Fault, expected: Sequence[Lev
     struck = len(lab.fault.victims(BAD))
     if fault.standing is not None:
         fault.standing(lab, BAD)
-    job = lab.sbatch(_CHECK, f"--nodes={nodes}", f"--nodelist=n[1-{nodes}]", "--exclusive")
+    script = _CHECK.replace("PROBES", probes)
+    job = lab.sbatch(script, f"--nodes={nodes}", f"--nodelist=n[1-{nodes}]", "--exclusive")
     reached = _await_verdict(lab, job, fault)
     output = _await_output(lab, job, _ENDED)
     began = _STARTED.search(output)

@@ -7,7 +7,8 @@
         heartbeat.step(step)
 
 With `heartbeat.loading(loader)` in the place of `loader`, it also tells how long the rank waits for
-its data, and when that ends.
+its data, and when that ends. With `heartbeat.role(...)` and the tokens of each step, a rank is
+compared with those that have the same work to do.
 
 The heartbeat is an anonymous file in the memory of the rank itself, which the monitor finds through
 /proc: no path, nothing to clean up, gone with the process. A step costs some microseconds. A thread
@@ -29,7 +30,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 # What the monitor looks for among a rank's open files, and what stands there: serial, rank, step,
@@ -40,7 +41,19 @@ from typing import Any, TypeVar
 NAME = "slurm-health-heartbeat"
 LAYOUT = struct.Struct("<8sQqqQddddQdQ?iiQ")
 MAGIC = b"shbeat1\0"
-UNKNOWN_RANK = -1
+# Behind it, for monitors that know it: the tokens of all steps so far, the replica of the model,
+# the role, and the serial once more.
+WORK_LAYOUT = struct.Struct("<dq48sQ")
+UNKNOWN_RANK = UNKNOWN_REPLICA = -1
+
+# What PyTorch has process groups described as, by Megatron and by DeviceMesh. Ranks at the same
+# place of the first three compute the same; the last ones are replicas, with batches of their own.
+_SAME_WORK = {
+    "pipeline": ("pipeline_model_parallel_group", "mesh_pp"),
+    "expert": ("expert_model_parallel_group", "mesh_ep"),
+    "context": ("context_parallel_group", "mesh_cp"),
+}
+_REPLICAS = ("data_parallel_group", "data_parallel_group_with_cp", "mesh_dp")
 
 WARM_UP_STEPS = 2  # the first ones compile, allocate and fill caches
 _FRAMES = 40
@@ -56,6 +69,15 @@ class _Data:
     waited_s = 0.0
     batches = 0
     ended = False
+
+
+class _Work:
+    """What this process has to do: its part of the model, and the tokens of its steps."""
+
+    role = ""
+    replica = UNKNOWN_REPLICA
+    told = False
+    tokens = 0.0
 
 
 class _Heartbeat:
@@ -77,6 +99,7 @@ class _Heartbeat:
         self._count += 1
         if self._count <= WARM_UP_STEPS + 1:
             self._first_s = now_s
+            _look_for_role()  # by now it has made its process groups
         else:
             self._longest_s = max(self._longest_s, now_s - self._last_s)
         self._last_s = now_s
@@ -106,6 +129,8 @@ class _Heartbeat:
             self._answer,
             self._serial,
         )
+        role = _work.role.encode()[:48]
+        data += WORK_LAYOUT.pack(_work.tokens, _work.replica, role, self._serial)
         os.pwrite(self._file, data, 0)
 
     def close(self) -> None:
@@ -141,10 +166,12 @@ class _Heartbeat:
 
 _mine: _Heartbeat | None = None
 _data = _Data()
+_work = _Work()
 _broken = False
+_by_script = False  # whether the script tells its steps
 
 
-def step(number: int, own_s: float | None = None) -> None:
+def step(number: int, own_s: float | None = None, tokens: float | None = None) -> None:
     """Say that this rank has come to a step; call it once in every step, on every rank.
 
     Args:
@@ -152,17 +179,89 @@ def step(number: int, own_s: float | None = None) -> None:
         own_s: what the rank spent in this step by itself, in seconds, without waiting for others:
             forward and backward pass without communication, and without what `loading` counts.
             With it, ranks that are slower than the others are found. Optional.
+        tokens: what the rank computed in this step, in tokens or in another measure that its time
+            grows with. With it, a rank with more of them is not taken for a slow one. Optional.
     """
-    global _mine, _broken  # noqa: PLW0603 - one heartbeat per process
+    global _by_script  # noqa: PLW0603 - one heartbeat per process
+    _by_script = True
+    _step(number, own_s, tokens)
+
+
+def step_of_optimizer(number: int) -> None:
+    """Say a step for a script that says none itself: `--heartbeat=auto` calls this."""
+    if not _by_script:
+        _step(number, None, None)
+
+
+def stop() -> None:
+    """Let go of the heartbeat of this process, as another one of it has begun."""
+    global _broken  # noqa: PLW0603
+    _broken = True
+    _forget()
+
+
+def _step(number: int, own_s: float | None, tokens: float | None) -> None:
+    global _mine, _broken  # noqa: PLW0603
     if _broken:
         return
     try:
         if _mine is None:
             _mine = _Heartbeat()
+        if own_s is not None and tokens is not None:
+            _work.tokens += float(tokens)
         _mine.step(int(number), None if own_s is None else float(own_s))
     except Exception as err:  # training is worth more than its heartbeat
         _broken = True
         print(f"slurm-health: no heartbeat: {err}", file=sys.stderr, flush=True)
+
+
+def role(name: str, replica: int = UNKNOWN_REPLICA) -> None:
+    """Say which part of the model this rank computes; ranks with the same name are compared.
+
+    Call it before the first step. Without it, the role follows from the places of the rank in
+    PyTorch's pipeline, expert and context groups, if their descriptions say what they are for, as
+    those of Megatron and of DeviceMesh do; a rank that has no such place is compared with all.
+
+    Args:
+        name: such as `stage 2`; of the longest, 48 bytes count.
+        replica: which copy of the model the rank belongs to: all parts of a copy have the same
+            data, so that longer sequences are known by their being slower together. Optional.
+    """
+    _work.role, _work.replica, _work.told = str(name), int(replica), True
+
+
+def place_in(groups: Mapping[str, Sequence[int]], rank: int) -> tuple[str, int]:
+    """Return a rank's role and replica by the descriptions and the ranks of its process groups.
+
+    The role is empty and the replica -1 where no group tells them.
+    """
+    places = {
+        description.lower(): list(ranks).index(rank)
+        for description, ranks in groups.items()
+        if rank in ranks and len(ranks) > 1
+    }
+    parts = [
+        f"{part} {places[name]}"
+        for part, names in _SAME_WORK.items()
+        for name in names
+        if name in places
+    ]
+    replicas = [places[name] for name in _REPLICAS if name in places]
+    return ", ".join(parts), (replicas[0] if replicas else UNKNOWN_REPLICA)
+
+
+def _look_for_role() -> None:
+    """Take role and replica from PyTorch's process groups, unless the script has said them."""
+    if _work.told:
+        return
+    with contextlib.suppress(Exception):  # another version, no process group
+        c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+        groups = {
+            str(group.group_desc): sorted(ranks)
+            for group, ranks in c10d._world.pg_group_ranks.items()
+            if hasattr(group, "group_desc")  # else this rank is not in it
+        }
+        _work.role, _work.replica = place_in(groups, c10d.get_rank())
 
 
 def loading(batches: Iterable[_T]) -> Iterator[_T]:

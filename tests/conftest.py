@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,8 @@ from tests.support.supervised import with_variable
 
 _FOREIGN = ("SLURM_", "SLURMD_", "NCCL_", "MASTER_", "SLURM_HEALTH_", "PLAYED_GPUS_", "CUDA_")
 _LAB = Path(__file__).parent / "lab"
-_PLAYED = Path(__file__).parents[1] / ".venv-played"
+# `make test-played-gpu-releases` names the venv of another release of PyTorch.
+_PLAYED = Path(__file__).parents[1] / os.environ.get("PLAYED_VENV", ".venv-played")
 # Every process a test starts inherits this, unless it is given an environment of its own.
 _TAG = "STARTED_BY_TEST_RUN"
 _REAP_S = 20.0
@@ -94,6 +96,18 @@ def played_python() -> Path:
     """Return the interpreter whose PyTorch has played GPUs; they are built if they have changed."""
     build.ready(_PLAYED)
     return _PLAYED / "bin/python"
+
+
+@pytest.fixture
+def public_path() -> Iterator[Path]:
+    """Yield a directory that every user can reach, as `tmp_path` is not.
+
+    pytest keeps all of a user's sessions below one directory, which each that begins closes again.
+    """
+    with tempfile.TemporaryDirectory(prefix="public-") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the product calls of CUDA, torch.distributed, NVML and DCGM, read from its syntax trees."""
+"""What the product calls of CUDA, torch.distributed, NVML and the tools of others.
+
+All is read from its syntax trees: also what torch keeps to itself (`torch._…`), and memory of the
+host that the driver holds for the device.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +29,13 @@ _RETURNED = {
     "torch.cuda.Stream": "Stream",
     "torch.cuda.get_device_properties": "DeviceProperties",
 }
+_TOOLS = {"dcgmi": "dcgmi diag", "ib_write_bw": "ib_write_bw --use_cuda"}
 # What these return is what they were given.
 _PASS_ON = frozenset({"zip", "enumerate", "reversed", "list", "tuple"})
 # Methods by which a Work is known wherever it comes from.
 _OF_WORK = frozenset({"is_success", "is_completed", "get_future_result", "source_rank"})
+_PINNED = "pin_memory"
+_OF_TORCH_ALONE = re.compile(r"torch\._(?!_)")
 _CUDA_LIBRARY = re.compile(r"^lib(cuda|cudart|nccl|nvidia-ml|nvml)\b.*\.so")
 
 
@@ -42,8 +49,10 @@ def calls(source: str) -> set[str]:
                 found |= calls(node.value)
             elif _CUDA_LIBRARY.match(node.value):
                 found.add(f"ctypes {node.value}")
-            elif node.value == "dcgmi":
-                found.add("dcgmi diag")
+            elif node.value in _TOOLS:
+                found.add(_TOOLS[node.value])
+        elif _PINNED in (getattr(node, "attr", ""), getattr(node, "arg", "")):
+            found.add(f"Tensor.{_PINNED}")
     return found
 
 
@@ -62,7 +71,9 @@ class _Reading:
     def __init__(self, tree: ast.Module) -> None:
         self.found: set[str] = set()
         self._names: dict[str, str] = {}
-        self._held: dict[str, str] = {}  # a variable, or an attribute of self, and what it is
+        # A variable, or an attribute of self, and what it is. Where members of a group meet, a kit
+        # has opened the store.
+        self._held: dict[str, str] = {"self.store": "Store"}
         for node in ast.walk(tree):
             self._import(node)
         for _ in range(2):  # what is held may be assigned below where it is used
@@ -142,5 +153,5 @@ class _Reading:
                     self.found.add(f"{kind}.{name.value!s}")
 
     def _say(self, name: str) -> None:
-        if name.startswith(tuple(f"{root}." for root in _ROOTS)):
+        if _OF_TORCH_ALONE.match(name) or name.startswith(tuple(f"{root}." for root in _ROOTS)):
             self.found.add(name)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.diagnosis.causes import BY_NAME, CAUSES, Cause, Ends
-from benchmarks.diagnosis.judge import Judged, judge
+from benchmarks.diagnosis.judge import Judged, judge, with_ended_start
 from benchmarks.diagnosis.plan import RANKS, Plan, plan_of, plans
 from benchmarks.diagnosis.table import table
 
@@ -129,6 +129,15 @@ def test_what_is_not_the_users_must_go_on() -> None:
     assert judged("killed", killed).wrong == ("the training did not go on",)
     gone_on = judged("killed", killed, again_s=BEGAN_S + 50)
     assert (gone_on.right, gone_on.found_s, gone_on.again_s) == (True, 1.0, 20.0)
+
+
+def test_why_a_start_failed_counts_once_the_script_has_been_started_again() -> None:
+    went_on = {"runs": [run(timeline=[event("diagnosed", 31.0)]), run()]}
+    told = with_ended_start(went_on, [diagnosed("node-lost", "n2", accused=("n2",))])
+
+    found = judge(plan("lost"), told, drained={}, fault_s=BEGAN_S + 30, again_s=BEGAN_S + 50)
+    assert (found.wrong, found.named, found.found_s) == ((), "node-lost", 1.0)
+    assert with_ended_start(went_on, []) == went_on
 
 
 def test_nothing_is_right_where_nothing_is_wrong() -> None:

@@ -99,3 +99,117 @@ def test_where_no_recording_is_that_is_said(
     assert f"nvidia-resiliency-ext: no tests/attribution/unit/fr_traces below {tmp_path}" in (
         capsys.readouterr().err
     )
+
+
+MONITOR = "monitor/monitors/kernel/monitor_test.go"
+
+
+@pytest.mark.parametrize(
+    ("severity", "code", "row"), [("Fatal", 0, "1 0 0 0"), ("Warning", 1, "0 0 1 1")]
+)
+def test_a_line_that_is_a_fault_here_and_none_in_another_monitor_accuses_an_innocent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], severity: str, code: int, row: str
+) -> None:
+    test = tmp_path / MONITOR
+    test.parent.mkdir(parents=True)
+    line = "[  7.1] NVRM: Xid (PCI:0000:3f:00): 79, GPU has fallen off the bus."
+    test.write_text(
+        f'{{"{line}", "Lost", resource.ResourceTypeDmesg, "", monitor.Severity{severity}}},\n'
+    )
+    assert main([str(tmp_path)]) == code
+    printed = capsys.readouterr().out
+    (found,) = [each for each in printed.splitlines() if each.startswith("| eks-node")]
+    assert [each.strip() for each in found.split("|")[3:7]] == row.split()
+
+
+def test_a_warning_here_of_what_is_a_fault_there_is_undecided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "n/health-monitors/syslog-health-monitor/pkg"
+    cases = {
+        "xid/parser/csv_test.go": [
+            'name: "a", message: "NVRM: Xid (PCI:0000:01:00): 74, NVLink: fatal error",',
+            "expectedAction: pb.RecommendedAction_CONTACT_SUPPORT,",
+            'name: "b", message: "NVRM: Xid (PCI:0000:01:00): 13, Graphics Exception",',
+            "expectedAction: pb.RecommendedAction_NONE,",
+        ],
+        "sxid/sxid_handler_test.go": [
+            'name: "c", line: "nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, Fatal, Link 2 x",',
+            "IsFatal: true,",
+        ],
+        "gpufallen/gpufallen_handler_test.go": [
+            'name: "d", message: "NVRM: The NVIDIA GPU 0000:b3:00.0\\n" +',
+            '  "NVRM: fallen off the bus and is not responding to commands.",',
+            "expectEvent: true,",
+        ],
+    }
+    for name, lines in cases.items():
+        (package / name).parent.mkdir(parents=True)
+        (package / name).write_text("\n".join(lines))
+
+    assert main([str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    (found,) = [each for each in printed.splitlines() if each.startswith("| NVSentinel")]
+    assert [each.strip() for each in found.split("|")[2:7]] == ["4", "3", "1", "0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "row"),
+    [("SIZE_OR_SYNTAX_MISMATCH", 0, "1 1 0 0 0"), ("FULLY_MATCHED", 1, "1 0 0 1 1")],
+)
+def test_pairs_of_entries_are_read_from_the_test_that_compares_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verdict: str, code: int, row: str
+) -> None:
+    test = tmp_path / "t/test/distributed/flight_recorder/test_fr_analysis.py"
+    test.parent.mkdir(parents=True)
+    test.write_text(f"""
+def test_match_one_event(self):
+    a = entry("all_reduce", ("0", "default"), [[4]], [[4]], "scheduled", 1)
+    b = entry("all_reduce", ("0", "default"), [[5]], [[5]], "scheduled", 1)
+    self.assertEqual(match_one_event(a, b, m, "0").state, MatchState.{verdict})
+""")
+    assert main([str(tmp_path)]) == code
+    printed = capsys.readouterr().out
+    (found,) = [each for each in printed.splitlines() if each.startswith("| pytorch")]
+    assert [each.strip() for each in found.split("|")[2:7]] == row.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "row"),
+    [
+        ("Remounting filesystem read-only", 0, "1 0 0 0 0 1"),
+        ("BTRFS error (device sda1): Remounting filesystem read-only", 0, "1 1 0 0 0 0"),
+        ("nvme nvme3: I/O tag 7 (1007) QID 3 timeout, aborting", 0, "1 0 1 0 0 0"),
+    ],
+)
+def test_what_another_tool_alone_holds_for_a_fault_is_counted_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, code: int, row: str
+) -> None:
+    disks = tmp_path / "gpud/components/disk"
+    disks.mkdir(parents=True)
+    (disks / "kmsg_matcher_test.go").write_text(f'line: "{line}", want: true,')
+    assert main([str(tmp_path)]) == code
+    printed = capsys.readouterr().out
+    (found,) = [each for each in printed.splitlines() if each.startswith("| gpud")]
+    assert [each.strip() for each in found.split("|")[2:8]] == row.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "row"),
+    [
+        ("mlx5_core ADDR ens1: Link down", 0, "2 2 0 0 0"),
+        ("EXT4-fs error (device sda1): ext4_lookup:1: inode #2: bad", 1, "2 1 0 1 1"),
+    ],
+)
+def test_a_line_that_is_a_fault_here_and_listed_as_harmless_accuses_an_innocent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, code: int, row: str
+) -> None:
+    checks = tmp_path / "c/health_checks"
+    checks.mkdir(parents=True)
+    (checks / "dmesg_whitelist.py").write_text(
+        f'WHITELISTED_MESSAGES = ["{line}"]\nWHITELISTED_NVSWITCH_SXID_ERRORS = ["11012"]\n'
+    )
+    assert main([str(tmp_path)]) == code
+    printed = capsys.readouterr().out
+    (found,) = [each for each in printed.splitlines() if each.startswith("| cluster-health")]
+    assert [each.strip() for each in found.split("|")[2:7]] == row.split()

@@ -77,6 +77,10 @@ def test_what_nccls_work_refuses_would_have_been_seen() -> None:
         ("import torch as t\ngetattr(t.cuda, 'memory_stats', None)", "torch.cuda.memory_stats"),
         ("import ctypes\nctypes.CDLL('libcuda.so.1')", "ctypes libcuda.so.1"),
         ("def ask(nvml):\n    nvml.nvmlDeviceReset(0)", "pynvml.nvmlDeviceReset"),
+        ("import torch\ntorch._scaled_mm(1, 2)", "torch._scaled_mm"),
+        ("import torch\ntorch.empty(4, pin_memory=True)", "Tensor.pin_memory"),
+        ("def hold(tensor):\n    return tensor.pin_memory()", "Tensor.pin_memory"),
+        ("TOOL = 'ib_write_bw'", "ib_write_bw --use_cuda"),
         ("PROGRAM = 'import torch; torch.cuda.ipc_collect()'", "torch.cuda.ipc_collect"),
     ],
 )
@@ -113,13 +117,14 @@ def held(played_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 def _lines(run: subprocess.Popen[str]) -> Iterator[str]:
     try:
-        said, _ = run.communicate(timeout=100)
+        said, _ = run.communicate(timeout=300)
     finally:
         run.kill()
     yield from said.splitlines()
 
 
 @pytest.mark.played_gpu
+@pytest.mark.timeout(600)  # who comes first builds the libraries
 @pytest.mark.parametrize("fact", facts())
 def test_what_is_relied_on_holds(held: dict[str, list[bool]], fact: str) -> None:
     assert held.get(fact)

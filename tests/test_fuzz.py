@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_health.fleet.history import answer, refresh
@@ -53,7 +53,7 @@ from slurm_health.system.slurm.parsing import (
     parse_pairs,
     partition_of,
 )
-from tests.strategies import records
+from tests.strategies import random_record
 from tests.support import accusing
 from tests.support.sites import write_site
 
@@ -121,6 +121,9 @@ FIELDS = [
 ]
 
 
+RECORDS = random_cases(lambda random: [random_record(random) for _ in range(random.randint(0, 8))])
+
+
 def entries(data: bytes) -> list[Entry]:
     found = []
     for line in data.splitlines():
@@ -151,7 +154,7 @@ def test_a_damaged_journal_is_reported(files: list[bytes]) -> None:
     )
 
 
-@given(st.lists(records(), max_size=8))
+@given(RECORDS)
 def test_any_records_in_any_order_are_reported(written: list[Record]) -> None:
     found = stamped(written)
     everything = RunEntries(
@@ -168,26 +171,40 @@ def assert_reported(entries: RunEntries) -> None:
         assert as_json(report, raw=True)
 
 
-@given(st.lists(damaged(JOURNALS, ODD + FIELDS), min_size=3, max_size=3))
-def test_a_damaged_journal_has_a_history(files: list[bytes]) -> None:
-    assert_indexed(files)
+# Most of what an index takes is the making, opening and locking of it: ten jobs share one.
+JOBS_TOGETHER = 10
+INDEXED_TOGETHER = settings(max_examples=max(1, settings().max_examples // JOBS_TOGETHER))
 
 
-@given(st.lists(st.lists(records(), max_size=8), min_size=3, max_size=3))
-def test_any_records_in_any_order_have_a_history(written: list[list[Record]]) -> None:
+def jobs(drawn: st.SearchStrategy[T]) -> st.SearchStrategy[list[T]]:
+    return st.lists(drawn, min_size=JOBS_TOGETHER, max_size=JOBS_TOGETHER)
+
+
+@given(jobs(st.lists(damaged(JOURNALS, ODD + FIELDS), min_size=3, max_size=3)))
+@INDEXED_TOGETHER
+def test_a_damaged_journal_has_a_history(files_of_jobs: list[list[bytes]]) -> None:
+    assert_indexed(files_of_jobs)
+
+
+@given(jobs(st.tuples(RECORDS, RECORDS, RECORDS)))
+@INDEXED_TOGETHER
+def test_any_records_in_any_order_have_a_history(jobs_: list[tuple[list[Record], ...]]) -> None:
     assert_indexed(
         [
-            b"".join(encode(each, entry_id="x:0", time_s=1.7e9) for each in records_)
-            for records_ in written
+            [
+                b"".join(encode(each, entry_id="x:0", time_s=1.7e9) for each in records_)
+                for records_ in written
+            ]
+            for written in jobs_
         ]
     )
 
 
-def assert_indexed(files: list[bytes]) -> None:
-    """Index a job with these files, and one that is well; ask for every node."""
+def assert_indexed(files_of_jobs: list[list[bytes]]) -> None:
+    """Index jobs with these files, and one that is well; ask for every node."""
     with TemporaryDirectory() as scratch:
-        for job, contents in (("1", files), ("2", [JOURNALS[0]])):
-            run = Path(scratch, "lab", job, "0")
+        for job, contents in enumerate([[JOURNALS[0]], *files_of_jobs], start=1):
+            run = Path(scratch, "lab", str(job), "0")
             run.mkdir(mode=0o755, parents=True)
             for name, data in zip(("master", NODE, "post-mortem"), contents, strict=False):
                 (run / f"{name}.jsonl").write_bytes(data)
@@ -207,7 +224,7 @@ def assert_indexed(files: list[bytes]) -> None:
                 assert "\x1b" not in history_text(each, Page(width=60), most=5)
 
 
-@given(st.lists(records(), max_size=8))
+@given(RECORDS)
 def test_a_master_that_takes_over_any_records_goes_on_or_says_why_not(
     written: list[Record],
 ) -> None:

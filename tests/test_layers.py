@@ -41,14 +41,14 @@ IMPURE = {
     "time",
     "urllib",
 }
-NUMPY_USERS = f"{NAME}.preflight.localize."
+NUMPY_USERS = (f"{NAME}.preflight.localize.", f"{NAME}.preflight.probes.light_compute")
 # The house from the ground up: each quarter with its rooms, row by row. A room imports itself, the
 # rows below its own in its quarter, and the quarters below: never a quarter above, never another
 # room of its row. A module that is no room of its own belongs to the room around it.
 HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
     "records": (),
     "system": (
-        ("proc",),
+        ("proc", "signals"),
         ("killable", "nvml", "private_files", "processes", "site_file", "telemetry"),
         ("journal", "slurm", "templates"),
     ),
@@ -65,12 +65,13 @@ HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("decide", "localize"),
         ("session",),
         ("bell", "config", "orders", "probe_choice"),
+        ("option_kinds",),
         ("options",),
         ("acting", "agent", "sbatch", "supervisor"),
-        ("master",),
+        ("by_default", "master"),
     ),
     "report": (),
-    "training": (("diagnosis",), ("monitor",), ("restart",)),
+    "training": (("diagnosis",), ("plugins",), ("monitor",), ("restart",), ("in_ranks",)),
     "fleet": (("standing",), ("history", "retention"), ("sweep",)),
     "torchrun": (),
     "cli": (),
@@ -95,6 +96,7 @@ PURE_ROOMS = (
     "preflight.order_lines",
     "preflight.session",
     "training.diagnosis",
+    "training.plugins",
     "fleet.retention.rules",
     "fleet.standing",
     "fleet.sweep.choice",
@@ -198,7 +200,7 @@ def test_heavy_and_delicate_packages_are_imported_in_one_place_only(package: str
     assert all(module.startswith(ONLY_IN[package]) for module in users)
 
 
-def test_numpy_is_imported_by_the_localizer_and_the_planner_only() -> None:
+def test_numpy_is_imported_by_the_localizer_the_planner_and_light_probes_only() -> None:
     users = {module for module in MODULES if "numpy" in {top(name) for name in imported(module)}}
 
     assert all(module.startswith(NUMPY_USERS) for module in users)

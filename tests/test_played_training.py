@@ -60,6 +60,40 @@ def test_an_abort_by_nccls_watchdog_is_no_crash_of_a_rank(labelled: bool) -> Non
     assert {(each.rank, each.node) for each in aborted} == {(0, "n1"), (1, "n1"), (3, "n2")}
 
 
+@pytest.mark.parametrize(
+    ("told", "instead"),
+    [
+        (r"\[E\d{4} ", "[E626 "),  # in June: months have no leading zero
+        (r"\[E\d{4} [\d:.]+ ", "[E "),  # as torch 2.2 says it
+        (r"(?m)^", "[80746] "),  # numbered by what shows them
+    ],
+)
+def test_an_abort_by_nccls_watchdog_is_no_crash_in_any_month_and_form(
+    told: str, instead: str
+) -> None:
+    text = re.sub(told, instead, unlabelled(recording("stopped").output))
+    end = ScriptEnd(exit_code=134, nodes=("n1", "n2"))
+    diagnostician = Diagnostician(observe_failure, InferenceChain(OPERATORS))
+    found = diagnostician.diagnose(Collected([end, log_of(text)])).diagnosed
+
+    assert found is not None
+    assert found.cause != "crashed"
+    assert found.accused == []
+
+
+def test_a_watchdog_whose_rank_is_not_told_explains_no_other_abort() -> None:
+    text = (
+        "[E ProcessGroupNCCL.cpp:495] To avoid data inconsistency, we are taking the entire process"
+        " down.\n"
+    )
+    crashed = "srun: error: n1: task 0: Aborted (core dumped)\n"
+
+    (alone,) = log_of(text).failures
+    assert (alone.rank, alone.consequence) == (None, True)
+    (failure,) = log_of(text + crashed).failures
+    assert (failure.rank, failure.consequence) == (0, False)
+
+
 def test_a_rank_that_srun_kills_after_the_others_did_not_fail_first() -> None:
     text = recording("stopped").output
     (killed,) = [each for each in log_of(text).failures if each.rank == 2]
@@ -105,7 +139,7 @@ def test_a_gpu_whose_collective_waits_is_busy_at_little_power_and_that_of_the_st
 ):
     told = recording("stopped").gpus
     powers = {(each.node, gpu.index): gpu.power_w for each in told for gpu in each.samples}
-    shares = [share for each in told for share in each.activity.by_pid.values()]
+    shares = [use.share for each in told for use in each.activity.by_pid.values()]
 
     assert powers == {("n1", 0): 130, ("n1", 1): 130, ("n2", 0): 75, ("n2", 1): 130}
     assert sorted(shares) == [0, 1, 1, 1]
@@ -116,6 +150,34 @@ def test_nothing_wrong_is_said_of_a_recording(name: str) -> None:
     said = [judge(recording(name)) for judge in (post_mortem, monitor, health_check)]
 
     assert [each.why for each in said if each and each.verdict is Verdict.WRONG] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["loader", "loader-silent", "loader-synchronize", "loader-clip", "kernel-hangs"]
+)
+def test_whoever_holds_up_gpus_that_wait_is_named_by_the_monitor(name: str) -> None:
+    said = monitor(recording(name))
+
+    assert said is not None
+    assert said.found is not None, said.why
+    assert (said.verdict, said.found.ranks, said.found.nodes) == (Verdict.RIGHT, [2], ["n2"])
+
+
+def test_a_rank_in_its_data_loader_does_not_work_on_the_gpu_that_its_watchdog_opened() -> None:
+    said = monitor(recording("stage-loader"))
+
+    assert said is not None
+    assert said.found is not None, said.why
+    assert (said.found.cause, said.found.ranks) == ("data-loader-stuck", [1])
+
+
+def test_all_have_entered_and_none_leaves_is_the_network_and_no_rank_elsewhere() -> None:
+    said = monitor(recording("dead-link"))
+
+    assert said is not None
+    assert said.found is not None, said.why
+    assert said.found.cause == "network-of-group"
+    assert said.found.accused == []
 
 
 @pytest.mark.played_gpu
@@ -143,6 +205,7 @@ HELD_UP = {
     "loader-clip",
     "loader-silent",
     "loader-synchronize",
+    "mount",
     "own-code",
 }
 

@@ -14,6 +14,12 @@ _SECTIONS = ("What the hooks promise about it:", "## Not in scope")
 
 # What a sentence of SECURITY.md begins with -> the tests that attack what it promises.
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
+    "A job that is [checked by default]": {
+        "e2e/test_lab_by_default.py": (
+            "test_a_check_by_default_runs_as_the_user_of_the_job",
+            "test_a_broken_installation_costs_no_job",
+        ),
+    },
     "They never execute what a user wrote": {
         "node/hooks/test_hostile_journals.py": (
             "test_nothing_that_a_user_writes_is_executed",
@@ -42,17 +48,26 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "system/journal/test_directories.py": (
             "test_a_job_whose_name_another_user_has_taken_is_checked_beside_it",
             "test_what_another_can_lay_there_that_is_mine_costs_no_check",
+            "test_who_lays_something_there_in_the_last_moment_costs_no_check",
+            "test_what_comes_and_goes_beside_a_taken_name_hides_no_journal",
             "test_an_array_task_whose_name_is_taken_has_a_log_line_and_its_check",
             "test_what_stands_beside_a_taken_name_is_found_by_who_reads_and_removes",
         ),
     },
     "What users lay there keeps none of root's": {
+        "system/test_mounts.py": (
+            "test_what_a_user_mounts_over_a_journal_costs_no_command_and_no_check",
+        ),
         "fleet/history/test_refresh.py": (
             "test_what_cannot_be_a_clusters_name_is_passed_over",
             "test_what_another_users_journal_takes_of_memory_is_limited",
             "test_of_a_job_with_any_number_of_runs_the_last_ones_are_read",
             "test_no_file_of_another_user_is_looked_at_in_roots_own_process",
         ),
+        "fleet/history/test_server.py": (
+            "test_no_name_and_no_number_of_runs_of_a_user_ends_the_index",
+        ),
+        "fleet/history/test_hostile_journals.py": ("test_figures_beyond_all_measure_are_left_out",),
         "cli/test_clean.py": (
             "test_what_cannot_be_a_clusters_name_is_passed_over",
             "test_a_tree_deeper_than_any_path_goes_and_so_do_the_others",
@@ -64,12 +79,25 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "report/test_latest.py": ("test_no_journal_of_another_user_is_read_in_roots_own_process",),
     },
+    "Nobody's journal goes because": {
+        "cli/test_clean.py": ("test_a_file_of_thousands_of_names_removes_no_journal_of_others",),
+        "fleet/retention/test_rules.py": ("test_who_fills_the_root_removes_no_journal_of_others",),
+    },
+    "The ids that `/etc/subuid` gives": {
+        "node/hooks/test_doorman.py": ("test_who_has_many_ids_is_let_in_as_often_as_others",),
+        "fleet/history/test_hostile_journals.py": ("test_who_has_many_ids_is_one_user",),
+        "fleet/retention/test_rules.py": ("test_who_has_many_ids_has_one_share",),
+    },
     "Nothing that a user does makes them block": {
         "node/hooks/test_hung_filesystem.py": (
             "test_what_a_user_mounts_over_three_users_journals_keeps_no_other_from_being_read",
+            "test_what_a_user_mounts_over_a_job_keeps_root_from_no_other_job",
         ),
         "node/hooks/test_epilog.py": ("test_a_state_directory_without_room_ends_no_epilog",),
-        "node/hooks/test_serve.py": ("test_eighty_who_wait_keep_nobody_from_an_answer",),
+        "node/hooks/test_serve.py": (
+            "test_eighty_who_wait_keep_nobody_from_an_answer",
+            "test_who_locks_the_sockets_directory_keeps_no_server_from_its_start",
+        ),
     },
     "If that child cannot be killed": {
         "node/hooks/test_hung_filesystem.py": (
@@ -113,11 +141,16 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Who accuses which node": {
         "node/hooks/test_nodes_as_operator.py": ("test_who_accuses_which_node_is_for_root",),
+        "node/hooks/test_epilog.py": ("test_whose_jobs_had_a_node_tested_is_for_root_to_read",),
     },
     "What one user's journals say": {
         "fleet/history/test_hostile_journals.py": (
             "test_nodes_that_slurm_does_not_know_are_left_out",
             "test_one_users_word_makes_no_lemon_where_another_was_long_ago",
+            "test_one_users_word_keeps_no_node_from_the_sweep",
+        ),
+        "fleet/standing/test_baseline.py": (
+            "test_no_number_of_devices_of_one_user_raises_what_is_expected_of_all",
         ),
     },
     "A configuration that anyone": {
@@ -165,6 +198,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Text of one user that is executed": {
+        "report/test_export.py": ("test_nothing_in_a_report_acts_on_a_terminal",),
         "report/test_spreadsheet.py": ("test_no_cell_has_a_formula_or_a_control_character",),
         "report/test_find.py": ("test_a_directory_that_is_no_clusters_name_is_not_looked_into",),
     },

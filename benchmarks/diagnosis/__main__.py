@@ -4,6 +4,7 @@
     python -m benchmarks.diagnosis                               every cause 20 times; hours
     python -m benchmarks.diagnosis --runs 1 --labs 2
     python -m benchmarks.diagnosis --only mount --seed 7 --runs 1    one run again
+    python -m benchmarks.diagnosis --gpus                        over NCCL on played GPUs
 
 Exits 0 if every run was right; 1 if one was not; 3 if a cause could not be injected.
 docs/explanation/diagnosis-figures.md says what the figures mean.
@@ -27,20 +28,23 @@ from benchmarks.check_table import machine_facts, machine_line
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
 from benchmarks.diagnosis.causes import BY_NAME, CAUSES
 from benchmarks.diagnosis.judge import Judged, judge
-from benchmarks.diagnosis.perform import Interrupted, Run, keep, stage
+from benchmarks.diagnosis.perform import Interrupted, Run, Trained, keep, stage
 from benchmarks.diagnosis.plan import Plan, plans
 from benchmarks.diagnosis.table import table
 from tests.e2e.lab_support import Site
 from tests.lab import LabError
+from tests.played_gpu import build
+
+_PLAYED = Path(__file__).parents[2] / ".venv-played"
 
 
 class Bench:
     """Runs plans, on several labs at once; says how each went."""
 
-    def __init__(self, wanted: Sequence[Plan], labs: int, evidence: Path) -> None:
+    def __init__(self, wanted: Sequence[Plan], labs: int, evidence: Path, trained: Trained) -> None:
         self.judged: list[Judged] = []
         self.failures: list[str] = []
-        self._evidence = evidence
+        self._evidence, self._trained = evidence, trained
         self._labs = labs
         self._wanted: queue.SimpleQueue[Plan] = queue.SimpleQueue()
         for plan in wanted:
@@ -65,7 +69,7 @@ class Bench:
         """Run plans one after another; on a new lab, where one could not be carried out."""
         try:
             while not (self._stop.is_set() or self._wanted.empty()):
-                with stage() as site, suppress(queue.Empty):
+                with stage(self._trained) as site, suppress(queue.Empty):
                     while self._one(site, self._wanted.get_nowait()):
                         pass
         except LabError as err:
@@ -76,7 +80,7 @@ class Bench:
         """Carry out a plan; tell whether the lab is good for another."""
         load = round(os.getloadavg()[0], 1)
         try:
-            seen = Run(site, plan, self._stop.is_set).perform()
+            seen = Run(site, plan, self._trained, self._stop.is_set).perform()
         except Interrupted:
             return False
         except (LabError, AssertionError) as err:  # a refused submission asserts
@@ -112,7 +116,12 @@ def main() -> int:
         print(machine_line(machine), end="\n\n", flush=True)
     causes = [BY_NAME[name] for name in options.only] if options.only else CAUSES
     evidence = options.evidence or Path(tempfile.mkdtemp(prefix="diagnosis-"))
-    bench = Bench(list(plans(causes, options.runs, options.seed)), options.labs, evidence)
+    trained = Trained()
+    if options.gpus:
+        build.ready(_PLAYED)
+        trained = Trained(python=_PLAYED / "bin" / "python", gpus=1)
+    wanted = list(plans(causes, options.runs, options.seed))
+    bench = Bench(wanted, options.labs, evidence, trained)
     end_as_on_interrupt()
     interrupted = False
     try:
@@ -166,6 +175,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=[cause.name for cause in CAUSES],
         metavar="CAUSE",
         help="this cause; repeatable",
+    )
+    parser.add_argument(
+        "--gpus", action="store_true", help="train over NCCL, on a played GPU of each node"
     )
     parser.add_argument("--labs", type=count, default=1, metavar="K", help="side by side [1]")
     parser.add_argument("--seed", type=int, default=1, help="of the first run of each cause [1]")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,21 @@ def judge(
     )
 
 
+def with_ended_start(
+    report: Mapping[str, Any], diagnosed: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a report that tells why the script failed, also once it has been started again.
+
+    Args:
+        report: of a job, as JSON has it: of the script's last start only.
+        diagnosed: what the post-mortems of the first attempt wrote into the journal, in order.
+    """
+    first, *others = report["runs"]
+    if diagnosed and not first["post_mortem"]:
+        first = {**first, "post_mortem": diagnosed[-1]}
+    return {**report, "runs": [first, *others]}
+
+
 def findings_of(report: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what a report names of the job's script."""
     for run in report["runs"]:
@@ -134,7 +149,7 @@ def _accused(plan: Plan, report: Mapping[str, Any], drained: Mapping[str, str]) 
     for run in report["runs"]:
         found = [hang["found"] for hang in run["hangs"]]
         found += [run["post_mortem"]] if run["post_mortem"] else []
-        held |= {node for each in found for node in each["accused"]}
+        held |= {node for each in found for node in each.get("accused", ())}
         held |= {each["node"] for each in run["nodes"] if each["level"] in _BAD_LEVELS}
         held |= {
             node

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.diagnosis import strike
 from benchmarks.diagnosis.causes import Ends
+from benchmarks.diagnosis.judge import with_ended_start
 from benchmarks.diagnosis.plan import RANKS, Plan
 from tests.e2e.lab_support import ENDED, Site
 from tests.e2e.played_nodes import play, submit
@@ -34,11 +35,11 @@ _LOOK_S = 0.5
 _LOOKS_PER_QUESTION = 8  # of files, before Slurm is asked whether the job still runs
 
 _TRAINING = Path(__file__).with_name("training.py")
-_SCRIPT = f"""#!/bin/bash
+_SCRIPT = """#!/bin/bash
 export OMP_NUM_THREADS=1
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000 + SLURM_HEALTH_RESTART_COUNT))
-exec srun --kill-on-bad-exit=1 {sys.executable} training.py
+exec srun --kill-on-bad-exit=1 {python} training.py
 """
 _STEP = re.compile(r"^step (\d+) at ([\d.]+) restart (\d+)$", re.MULTILINE)
 
@@ -60,18 +61,31 @@ class Interrupted(Exception):
     """The benchmark is to end."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a training runs with: `python`, and so many played GPUs on each node (0: on CPUs)."""
+
+    python: Path = Path(sys.executable)
+    gpus: int = 0
+
+
 @contextmanager
-def stage() -> Iterator[Site]:
+def stage(trained: Trained) -> Iterator[Site]:
     """Start a lab for one run after another."""
-    with Lab.start(nodes=NODES, slurm_conf_extra=f"SlurmdTimeout={SLURMD_TIMEOUT_S}") as lab:
+    extra = f"SlurmdTimeout={SLURMD_TIMEOUT_S}"
+    venv = trained.python.parents[1]  # which may be in somebody's home, and what it was made of
+    seen = (venv, trained.python.resolve().parents[1]) if trained.gpus else ()
+    with Lab.start(nodes=NODES, slurm_conf_extra=extra, gpus=trained.gpus, visible=seen) as lab:
         yield Site(lab)
 
 
 class Run:
     """One run on a lab, which it leaves as it was; `stopped` is asked whether it is to end."""
 
-    def __init__(self, site: Site, plan: Plan, stopped: Callable[[], bool]) -> None:
-        self._site, self._plan, self._stopped = site, plan, stopped
+    def __init__(
+        self, site: Site, plan: Plan, trained: Trained, stopped: Callable[[], bool]
+    ) -> None:
+        self._site, self._plan, self._trained, self._stopped = site, plan, trained, stopped
         self._job = 0
 
     def perform(self) -> Seen:
@@ -91,7 +105,9 @@ class Run:
             mending.callback(site.lab.ask, *_kill(self._job), check=False)
             seen = Seen(job=self._job, fault_s=self._fault_s(mending))
             self._await_outcome(seen)
-            seen.report = site.report(self._job)
+            written = site.records(self._job, writer="post-mortem")
+            diagnosed = [each for each in written if each["kind"] == "diagnosed"]
+            seen.report = with_ended_start(site.report(self._job), diagnosed)
             seen.table = site.table(self._job)
             seen.output = self._output()
             seen.drained = site.drained()
@@ -101,13 +117,15 @@ class Run:
         site = self._site
         play(site)
         site.script("training.py", _TRAINING.read_text())
-        site.script("train.sh", _SCRIPT)
+        site.script("train.sh", _SCRIPT.replace("{python}", str(self._trained.python)))
         (site.lab.home("alice") / "end").unlink(missing_ok=True)
         for node in site.lab.nodes:
             strike.lay_out(site.lab.paths.tmp(node))
 
     def _options(self) -> list[str]:
         options = [f"-N{RANKS}", "--ntasks-per-node=1", "--output=out-%j.txt", "--no-requeue"]
+        if self._trained.gpus:
+            options.append(f"--gres=gpu:{self._trained.gpus}")
         ends = self._plan.cause.ends
         if ends is Ends.GOES_ON:
             options += ["--spares=1", "--keep-spares"]
@@ -117,8 +135,10 @@ class Run:
 
     def _told(self) -> str:
         plan = self._plan
-        told = {"cause": plan.cause.name, "step": plan.step, "rank": plan.rank}
-        return json.dumps({**told, "workers": plan.workers, "pause_s": PAUSE_S})
+        told: dict[str, Any] = {"cause": plan.cause.name, "step": plan.step, "rank": plan.rank}
+        device = "cuda" if self._trained.gpus else "cpu"
+        told |= {"workers": plan.workers, "pause_s": PAUSE_S, "device": device}
+        return json.dumps(told)
 
     def _fault_s(self, mending: ExitStack) -> float:
         """Let the fault happen, or wait until it has; return when that was."""

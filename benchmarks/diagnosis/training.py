@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DDP training on CPUs with heartbeat and checkpoints, in which a fault happens as planned.
+"""A DDP training with heartbeat and checkpoints, in which a fault happens as planned.
 
-Started once per task by srun, with the plan as JSON in DIAGNOSIS_PLAN. What happens, happens on the
-first start only. It ends when the file `end` is there.
+Started once per task by srun, with the plan as JSON in DIAGNOSIS_PLAN, on CPUs or GPUs. What
+happens, happens on the first start only. It ends when the file `end` is there.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ RESTART = int(os.environ.get("SLURM_HEALTH_RESTART_COUNT", "0"))
 JOB = os.environ["SLURM_JOB_ID"]
 CAUSE = str(PLAN["cause"]) if RESTART == 0 else ""
 MINE = PLAN["rank"] == RANK
+DEVICE = torch.device(PLAN["device"])
 
 
 class Batches(IterableDataset[torch.Tensor]):
@@ -74,7 +75,8 @@ def happen(step: int, batch: torch.Tensor) -> torch.Tensor:
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         case "mismatch":
-            dist.all_gather([torch.zeros(3)] * dist.get_world_size(), torch.zeros(3))
+            mine = torch.zeros(3, device=DEVICE)
+            dist.all_gather([mine] * dist.get_world_size(), mine)
         case "memory":
             use_up_memory()
         case "shape":
@@ -108,9 +110,10 @@ def save(model: torch.nn.Module, step: int) -> None:
 def main() -> None:
     """Train until the file `end` is there."""
     os.environ |= {"RANK": str(RANK), "WORLD_SIZE": os.environ["SLURM_NTASKS"]}
-    dist.init_process_group("gloo", timeout=timedelta(seconds=1800))
+    backend = "gloo" if DEVICE.type == "cpu" else "nccl"
+    dist.init_process_group(backend, timeout=timedelta(seconds=1800))
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH))
+    model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH).to(DEVICE))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     saved = Path(f"step-{JOB}")
     begin = int(saved.read_text()) + 1 if saved.exists() else 0
@@ -125,7 +128,7 @@ def main() -> None:
         for _ in range(PRODUCTS):
             matrix @ matrix
         given = happen(step, batch)
-        loss = model(given).square().mean()
+        loss = model(given.to(DEVICE)).square().mean()
         own_s = time.monotonic() - began_s
         optimizer.zero_grad()
         loss.backward()
@@ -140,7 +143,7 @@ def main() -> None:
         step += 1
         if step % EPOCH == 0:
             end_of_epoch(model, step, loss.detach())
-        go_on = torch.tensor(int(not Path("end").exists()))
+        go_on = torch.tensor(int(not Path("end").exists()), device=DEVICE)
         dist.broadcast(go_on, 0)
         if not go_on.item():
             break

@@ -23,11 +23,11 @@ from slurm_health.system.processes import (
     PIPE,
     abandon_session,
     ends_within,
-    exit_text,
     kill_session,
     read_available,
     start_tied,
 )
+from slurm_health.system.signals import exit_text
 
 UNKILLABLE_S = 60.0
 

@@ -13,6 +13,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.probe_spread import workers
 from benchmarks.gpu.step import Amount, Figure, NotMeasured, Section, Step
 from slurm_health.preflight.session.gpt_sizing import (
+    CONTEXT_BYTES,
     CPU,
     TABLE,
     GptModel,
@@ -61,15 +62,20 @@ def _sized(model: GptModel, machine: Machine) -> list[Figure]:
 
 
 def compared(model: GptModel, fit: Mapping[str, int], *, small: bool) -> list[Figure]:
-    """Return the peak beside the estimate by which the model was chosen."""
+    """Return the peak beside the estimate by which the model was chosen.
+
+    The peak is that of torch's allocator, so the driver's context, which a model is chosen with
+    room for, is in neither.
+    """
     peak_bytes, batch = fit["peak_bytes"], fit["micro_batch"]
+    estimate_bytes = bytes_needed(model) - CONTEXT_BYTES
     wrong = ""
     if batch < model.batch and not small:
         wrong = f"only {batch} fit, though the estimate says that {model.batch} do"
     return [
-        Figure(name="estimate", value=round(bytes_needed(model) / 1e9, 2), unit="GB"),
-        Figure(name="peak", value=round(peak_bytes / 1e9, 2), unit="GB"),
-        Figure(name="peak / estimate", value=round(peak_bytes / bytes_needed(model), 3)),
+        Figure(name="estimate", value=round(estimate_bytes / 1e9, 3), unit="GB"),
+        Figure(name="peak", value=round(peak_bytes / 1e9, 3), unit="GB"),
+        Figure(name="peak / estimate", value=round(peak_bytes / estimate_bytes, 3)),
         Figure(name="sequences that fit", value=batch, wrong=wrong),
     ]
 

@@ -34,6 +34,7 @@ class Cause:
         ranks: which the words should show.
         training: `ddp`, `fsdp` or `pipeline`.
         device_fault: what breaks in a GPU of the second node, None where the script does it.
+        hangs_mount: the filesystem of the second node's data answers no more.
         is_told: the driver writes of that into the kernel's log.
         hangs: ranks wait for each other until NCCL's watchdog ends them.
     """
@@ -45,6 +46,7 @@ class Cause:
     ranks: tuple[int, ...] = (_VICTIM,)
     training: str = "ddp"
     device_fault: Fault | None = None
+    hangs_mount: bool = False
     is_told: bool = False
     hangs: bool = True
 
@@ -107,6 +109,13 @@ CAUSES = (
         title="the same, the others in clip_grad_norm_()",
         whose=Whose.NOBODY,
         named=_LOADER,
+    ),
+    Cause(
+        name="mount",
+        title="a data loader reads from a mount that hangs (FUSE)",
+        whose=Whose.NODE,
+        named=_LOADER,
+        hangs_mount=True,
     ),
     Cause(
         name="own-code",

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,8 +23,17 @@ from benchmarks.played_training import native_stacks
 from benchmarks.played_training.causes import RANKS, RANKS_PER_NODE, STEP, Cause, node_of
 from benchmarks.played_training.gpus import GpusNow
 from slurm_health.system.processes import Process, kill_session
+from slurm_health.training.diagnosis.gpu_use import GpuUse
 from slurm_health.training.diagnosis.rank_failures import SIGNALS
-from slurm_health.training.monitor.messages import HERE, LOOK, NOW, Message, NodeNow, Reader
+from slurm_health.training.monitor.messages import (
+    HERE,
+    LOOK,
+    MESSAGES,
+    NOW,
+    Message,
+    NodeNow,
+    Reader,
+)
 from tests.played_gpu.description import VARIABLE, machine, strike, write
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +77,7 @@ class Run:
         for node in NODES:
             write(self._description(node), machine(RANKS_PER_NODE, seed=f"training {node}"))
         os.mkfifo(directory / "pipe")
+        (directory / "data").mkdir()
 
     def perform(self) -> Seen:
         """Run until all ranks have ended; a rank that would not, is ended.
@@ -81,10 +92,11 @@ class Run:
         ]
         for reader in readers:
             reader.start()
+        broken = ExitStack()
         try:
             self._await_mark(ranks)
-            if self._cause.device_fault:
-                self._break_device()
+            if self._cause.device_fault or self._cause.hangs_mount:
+                self._break(broken)
             if self._cause.hangs:
                 self._look({rank.pid: number for number, rank in enumerate(ranks)})
             self._await_end(ranks)
@@ -93,6 +105,8 @@ class Run:
         finally:
             for rank in ranks:
                 kill_session(rank, signal.SIGKILL)
+            broken.close()  # whoever waits in a mount that hangs gets an error
+            for rank in ranks:
                 rank.wait()
             for reader in readers:
                 reader.join()
@@ -113,6 +127,7 @@ class Run:
             "mark": str(self._directory / "mark"),
             "broken": str(self._directory / "broken"),
             "pipe": str(self._directory / "pipe"),
+            "batch": str(self._directory / "data" / "batch"),
         }
         return subprocess.Popen(
             [self._python, "-u", "-m", "benchmarks.played_training.training"],
@@ -168,10 +183,22 @@ class Run:
                 raise NotPlayed(f"{self._cause.name}: no rank came to step {STEP}: {said}")
             time.sleep(_POLL_S)
 
-    def _break_device(self) -> None:
-        assert self._cause.device_fault is not None
-        strike(self._description(self._cause.broken_node), self._cause.device_fault)
+    def _break(self, mending: ExitStack) -> None:
+        if self._cause.device_fault:
+            strike(self._description(self._cause.broken_node), self._cause.device_fault)
+        else:
+            self._hang_mount(self._directory / "data", mending)
         (self._directory / "broken").touch()
+
+    def _hang_mount(self, data: Path, mending: ExitStack) -> None:
+        argv = [sys.executable, "-m", "benchmarks.diagnosis.hung_mount", str(data)]
+        server = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE)
+        mending.callback(subprocess.run, ["umount", "-l", str(data)], check=False)
+        mending.callback(server.wait)
+        mending.callback(server.kill)
+        assert server.stdout is not None
+        if not server.stdout.readline():
+            raise NotPlayed(f"{self._cause.name}: no filesystem could be mounted (as root only)")
 
     def _look(self, ranks: Mapping[int, int]) -> None:
         """Have the monitors of both nodes look twice, as the watch would; ranks by process."""
@@ -187,17 +214,17 @@ class Run:
             time.sleep(_BETWEEN_S if word != words[-1] else 1.0)
         for monitor in monitors:
             said, _ = monitor.communicate()
-            reader = Reader()
+            reader = Reader(MESSAGES)
             told = (reader.take(line) for line in said.splitlines())
             self._seen.messages += [each for each in told if each is not None]
         self._seen.gpus = self._told(asked)
-        shares = {
-            ranks[pid]: share
+        uses = {
+            ranks[pid]: use
             for each in self._seen.gpus
-            for pid, share in each.activity.by_pid.items()
+            for pid, use in each.activity.by_pid.items()
             if pid in ranks
         }
-        self._seen.messages = [_with_activity(each, shares) for each in self._seen.messages]
+        self._seen.messages = [_with_activity(each, uses) for each in self._seen.messages]
         self._seen.stacks = native_stacks.of(ranks)
 
     def _ask_gpus(self, node: str, *words: str) -> subprocess.Popen[bytes]:
@@ -244,15 +271,15 @@ class Run:
         self._seen.lines.append(end_line(rank, code))
 
 
-def _with_activity(message: Message, shares: Mapping[int, float]) -> Message:
-    """Return what a monitor tells where it can ask NVML; `shares` of ranks."""
+def _with_activity(message: Message, uses: Mapping[int, GpuUse]) -> Message:
+    """Return what a monitor tells where it can ask NVML; `uses` of ranks."""
     if isinstance(message, NodeNow):
         return message
     reasons = {what: why for what, why in message.not_seen.items() if what != "gpu-activity"}
-    looks = (
-        msgspec.structs.replace(look, gpu_share=shares.get(look.rank, 0.0))
-        for look in message.ranks
-    )
+    looks = []
+    for look in message.ranks:
+        use = uses.get(look.rank, GpuUse())
+        looks.append(msgspec.structs.replace(look, gpu_share=use.share, gpu_waits=use.waits))
     return msgspec.structs.replace(message, ranks=tuple(looks), not_seen=reasons)
 
 

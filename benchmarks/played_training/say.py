@@ -16,7 +16,7 @@ from slurm_health.node.rules.finding import Status
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.by_output import OutputProgress
 from slurm_health.training.diagnosis.chain import InferenceChain
-from slurm_health.training.diagnosis.collected import Collected, KernelMessages, ScriptEnd
+from slurm_health.training.diagnosis.collected import Collected, NodesTold, NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import (
     Diagnostician,
     observe_failure,
@@ -90,7 +90,7 @@ def post_mortem(recording: Recording) -> Said:
         except NothingCollected as err:
             return Said(verdict=Verdict.WRONG, found=None, why=f"the dumps cannot be read: {err}")
     if recording.kernel:
-        data.append(KernelMessages(node=NODES[-1], messages=recording.kernel))
+        data.append(NodesTold(nodes=(NodeTold(node=NODES[-1], kernel=recording.kernel),)))
     found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(Collected(data))
     return judge(recording.cause, found.diagnosed)
 

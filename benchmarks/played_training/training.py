@@ -42,6 +42,10 @@ class Batches(IterableDataset[torch.Tensor]):
             if CAUSE.startswith("loader") and MINE and step == PLAN["step"]:
                 mark()
                 Path(PLAN["pipe"]).read_bytes()
+            if CAUSE == "mount" and MINE and step == PLAN["step"]:
+                mark()
+                await_breaking()
+                Path(PLAN["batch"]).read_bytes()
             if CAUSE == "behind" and MINE and step == PLAN["step"]:
                 return
             yield torch.full((8, WIDTH), float(1 + step % 7))
@@ -55,10 +59,10 @@ def mark() -> None:
 
 def happen(batch: torch.Tensor) -> torch.Tensor:
     """Let happen what is planned; return the batch to train with."""
-    if not CAUSE.startswith("loader"):
+    if not CAUSE.startswith(("loader", "mount")):
         mark()
     if PLAN["device_fault"]:
-        await_device_fault()
+        await_breaking()
     elif CAUSE == "shape":
         return torch.ones(8, WIDTH + 1)
     elif CAUSE in DONE_TO_ITSELF:
@@ -66,8 +70,8 @@ def happen(batch: torch.Tensor) -> torch.Tensor:
     return batch
 
 
-def await_device_fault() -> None:
-    """Wait until the benchmark has broken the device."""
+def await_breaking() -> None:
+    """Wait until the benchmark has broken the device or the mount."""
     while not Path(PLAN["broken"]).exists():
         time.sleep(0.05)
 

@@ -5,4 +5,9 @@ source    a row of the table: what was recorded, what of it was named
 dumps     Flight Recorder dumps with ranks that were injected
 kernel    kernel lines of GPUs and disks, with their severity
 logs      logs of failed jobs with their causes
+paces     steps of trainings with slow ranks, uneven stages, uneven data
+monitors  what the tests of other monitors of nodes hold of kernel lines and diagnostics
+matches   pairs of Flight Recorder entries, with whether they match
+diagnostics  what DCGM reports, and holds of each error that it may report
+threads   logs in the issues of public projects, with what their threads found
 """

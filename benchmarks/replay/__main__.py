@@ -18,10 +18,42 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.check_table import machine_facts, machine_line
-from benchmarks.replay import dumps, kernel, logs
+from benchmarks.replay import (
+    diagnostics,
+    dumps,
+    harmless,
+    kernel,
+    logs,
+    matches,
+    monitors,
+    paces,
+    threads,
+)
+from benchmarks.replay.source import CannotRead
 
-SOURCES = (*dumps.SOURCES, *logs.SOURCES, *kernel.SOURCES)
-_HEAD = ("source", "cases", "right", "undecided", "wrong", "innocent", "s", "anchor", "seen before")
+SOURCES = (
+    *dumps.SOURCES,
+    *logs.SOURCES,
+    *kernel.SOURCES,
+    *paces.SOURCES,
+    *monitors.SOURCES,
+    *matches.SOURCES,
+    *diagnostics.SOURCES,
+    *threads.SOURCES,
+    *harmless.SOURCES,
+)
+_HEAD = (
+    "source",
+    "cases",
+    "right",
+    "undecided",
+    "wrong",
+    "innocent",
+    "contested",
+    "s",
+    "anchor",
+    "seen",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,7 +75,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{source.name}: no {source.place} below {args.recordings}", file=sys.stderr)
             continue
         began_s = time.perf_counter()
-        score = source.score(place)
+        try:
+            score = source.score(place)
+        except CannotRead as err:
+            print(f"{source.name}: not read: {err}", file=sys.stderr)
+            continue
         took_s = time.perf_counter() - began_s
         innocent += score.innocent
         missed += [f"{source.name}: {each}" for each in score.missed]
@@ -55,6 +91,7 @@ def main(argv: list[str] | None = None) -> int:
                 score.undecided,
                 score.wrong,
                 score.innocent,
+                score.contested,
                 f"{took_s:.2f}",
                 source.anchor,
                 "yes" if source.seen else "no",

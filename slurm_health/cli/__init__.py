@@ -10,13 +10,16 @@ standard error; every error becomes one line and an exit code in `main`.
     report           `slurm-health report`
     watch            `slurm-health watch`
     history          history, lemons, metrics, baselines: what all checks say of nodes
+    explain          `slurm-health explain`
     clean            `slurm-health clean`
     sweep            `slurm-health sweep`
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck, init-config, nodes
+    by_default       `slurm-health init-default`
     doctor           `slurm-health doctor`
     shipped          templates, docs, completion: what comes with slurm-health
-    internal         what only slurm-health itself calls: agent, supervise, requeue-helper
+    internal         what only slurm-health itself calls: supervise, requeue-helper
+    agent            `python -m slurm_health agent`: without click, because each node starts it
     shared_options   the options of `slurm_health.preflight.options`, as click has them
     replaced_file    a file that a command writes for others
     terminal         how results are printed

@@ -21,17 +21,18 @@ from slurm_health.preflight import config, probe_choice
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.preflight.decide.unchecked import OnUnchecked, unchecked_by
 from slurm_health.preflight.master.check_settings import CheckSettings
-from slurm_health.preflight.master.interpreter import find_python
+from slurm_health.preflight.master.interpreter import find_interpreter
 from slurm_health.preflight.master.run_check import FinishedCheck, check_allocation, check_local
 from slurm_health.preflight.master.setup_file import environ_after
 from slurm_health.preflight.options import Door, localize_choices, what_to_check
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import limits_of
+from slurm_health.records import probe_catalog
 from slurm_health.records.allocation import from_environ
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError, ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.records import Disposition, RunFinished, Unchecked
 from slurm_health.system import journal
-from slurm_health.system.processes import leaving_on
+from slurm_health.system.signals import leaving_on
 
 # What is checked before a failed script is started again: training waits for it.
 _AFTER_FAILURE = "quick"
@@ -52,15 +53,6 @@ _AFTER_FAILURE = "quick"
     show_default=True,
     metavar="N",
     help="How many processes measure a node that has no accelerators.",
-)
-@click.option(
-    "--round-deadline",
-    type=click.FloatRange(1.0, 3600.0),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="The time limit of a round of short probes until it is known how long one takes; half of"
-    " it where torch loads quickly. Burns, adapters and training are given more.",
 )
 @click.option(
     "--act",
@@ -145,7 +137,8 @@ def _after_failure(
 
     failed = from_json(options["after_failure"], FailedScript, dec_hook=_path)
     flags = {"network_check": False, "straggler_detection": False}
-    quick = {**options, **flags, "check": _AFTER_FAILURE}
+    light = probe_choice.asks_for_light(options["check"] or "")
+    quick = {**options, **flags, "check": probe_catalog.LIGHT_SET if light else _AFTER_FAILURE}
     try:
         settings = replace(_settings(quick, environ, None), tell=tell, alive=alive)
         finished = after_failure(failed, from_environ(environ), settings, environ)
@@ -232,9 +225,13 @@ def _settings(
     """
     by_name = {name.replace("_", "-"): value for name, value in options.items()}
     probe_environ = environ_after(options["setup"], environ)
+    wanted = what_to_check(by_name)
+    light = probe_choice.why_light(wanted)
+    interpreter = find_interpreter(options["python"], probe_environ, light=light)
     return CheckSettings(
         journal_root=config.journal_root(options["journal"], environ),
-        python=find_python(options["python"], probe_environ),
+        python=interpreter.python,
+        light=interpreter.light,
         policy=Policy(
             max_requeues=options["max_requeues"],
             on_straggler=OnStraggler(options["on_straggler"]),
@@ -244,8 +241,8 @@ def _settings(
             nodes_needed=options["nodes_needed"],
             keep_spares=options["keep_spares"],
         ),
-        limits=Limits(round_deadline_s=options["round_deadline"]),
-        phases=probe_choice.chosen_phases(what_to_check(by_name)),
+        limits=limits_of(options["round_deadline"]),
+        phases=probe_choice.chosen_phases(wanted),
         localize=config.localize(environ) | localize_choices(options),
         cpu_workers=options["workers_per_node"],
         progress=show,

@@ -81,7 +81,8 @@ class _Asked:
     "most_bytes",
     metavar="SIZE",
     callback=reading(_size),
-    help="Remove the oldest until no more than this is taken: 500MB, 20GiB.",
+    help="Remove the oldest until no more than SIZE is taken: 20GiB. With --all-users, those of"
+    " the users who take most.",
 )
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
@@ -110,6 +111,7 @@ def clean(asked: _Asked) -> int:
     from slurm_health.fleet.retention import listing
     from slurm_health.fleet.retention import rules as retention
     from slurm_health.preflight.master.run_check import LOCAL_CLUSTER
+    from slurm_health.system.accounts import Accounts
 
     root = config.journal_root(asked.journal, os.environ)
     uid = None if asked.all_users else os.geteuid()
@@ -123,18 +125,19 @@ def clean(asked: _Asked) -> int:
         alive={(alive.cluster, job) for job in alive.jobs},
         asked={alive.cluster} - {""},
         local=LOCAL_CLUSTER,
+        user_of=Accounts().user,
     )
     width, _ = terminal()
     _explain(chosen, alive.why_not, width)
     if asked.as_json:
         print_result(_json(chosen, there, dry_run=asked.dry_run))
     elif asked.dry_run:
-        print_result(_list_text(chosen.remove, width))
+        print_result(_list_text(chosen.remove, width, owners=asked.all_users))
     if not asked.as_json:
         print_result(_summary(chosen.remove, there) + "\n")
     if asked.dry_run:
         return int(ExitCode.HEALTHY)
-    if chosen.remove and not asked.yes and not click.confirm("Remove them?", err=True):
+    if chosen.remove and not asked.yes and not click.confirm(_question(chosen.remove), err=True):
         click.echo("slurm-health: nothing was removed", err=True)
         return int(ExitCode.HEALTHY)
     return _remove(root, chosen.remove, uid)
@@ -173,18 +176,34 @@ def _explain(chosen: Cleaning, why_not_asked: str, width: int | None) -> None:
     click.echo("".join(f"{line}\n" for line in lines), err=True, nl=False)
 
 
-def _list_text(journals: Sequence[JobJournal], width: int | None) -> str:
+def _list_text(journals: Sequence[JobJournal], width: int | None, *, owners: bool) -> str:
+    """Return a table of journals, with their owners where they may have several."""
     from slurm_health.fleet.retention.rules import size_text
+    from slurm_health.report.find import user_name
     from slurm_health.report.layout import Page
 
     if not journals:
         return ""
-    rows = [("JOB", "SIZE", "LAST WRITTEN", "CLUSTER")]
+    rows = [("JOB", "SIZE", "LAST WRITTEN", "CLUSTER", *(["USER"] if owners else []))]
     for each in journals:
         written = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.written_s))
-        rows.append((each.job, size_text(each.size_bytes), written, each.cluster))
+        whose = [user_name(each.uid)] if owners else []
+        rows.append((each.job, size_text(each.size_bytes), written, each.cluster, *whose))
     lines = Page(width=width).table(rows, align=("right", "right", "left"))
     return "".join(f"{line}\n" for line in lines)
+
+
+def _question(journals: Sequence[JobJournal]) -> str:
+    """Return what is asked before anything goes; whose it is, where somebody else's goes too."""
+    from slurm_health.report.find import user_name
+
+    what = "this journal" if len(journals) == 1 else f"these {len(journals)} journals"
+    uids = {each.uid for each in journals}
+    if uids == {os.geteuid()}:
+        return f"Remove {what}?"
+    few = ", ".join(sorted(map(user_name, uids)))
+    whose = f" of {few}" if len(uids) <= _FEW else f" of {len(uids)} users"
+    return f"Remove {what}{whose}? (--dry-run lists them)"
 
 
 def _summary(journals: Sequence[JobJournal], there: Sequence[JobJournal]) -> str:

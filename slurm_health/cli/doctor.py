@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from slurm_health.cli import by_default
 from slurm_health.cli.hooks import config_option, site_if_any
 from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.node.doctor import large_cluster, machine, slurm_conf
 from slurm_health.node.doctor.advice import Advice, Level, Report, change, look
 from slurm_health.node.site_settings import Site
+from slurm_health.preflight.by_default import installing
 from slurm_health.preflight.config import site_file
 from slurm_health.records.errors import ConfigError, ExitCode, SlurmError
 from slurm_health.system.processes import ask_python
@@ -56,6 +58,9 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
     if site is not None:
         limits_s = slurm_conf.hook_limits_s(said or {})
         advice += machine.advise_machine(site, (said or {}).get("ClusterName", ""), limits_s)
+    if site is not None and said is not None:
+        place = installing.directory_of(said)
+        advice += installing.advise(place, said, site.default, by_default.lua(site))
     advice.append(_torch(python))
     report = Report(advice=tuple(advice))
     print_result(report.json() if as_json else report.text(terminal()[0]))

@@ -114,4 +114,5 @@ def sbatch(arguments: tuple[str, ...]) -> int:
         stdin=sys.stdin.buffer,
         python=sys.executable,
         now_s=time.time(),
+        verbose=click.get_current_context().find_root().params["verbose"],
     )

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -303,10 +302,15 @@ def baselines(asked: _FromIndex) -> int:
 
     now_s = time.time()
     with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as opened:
-        clusters = [each for each in opened.clusters() if asked.cluster in {None, each}]
+        known = nodes_of_slurm()
         since_s = now_s - asked.days * _DAY_S
-        seen = [opened.observations(each, since_s=since_s) for each in clusters]
-        found = found_in(chain.from_iterable(seen))
+        found = found_in(
+            (uid, said)
+            for cluster in opened.clusters()
+            if asked.cluster in {None, cluster}
+            for uid, said in opened.observations(cluster, since_s=since_s)
+            if cluster not in known or said.node in known[cluster]
+        )
     period = f"{asked.days:g} days to {datetime.fromtimestamp(now_s, tz=UTC):%Y-%m-%d}"
     # What an earlier run has put into the site's file must not become its own reason.
     print_result(baseline.toml(found, expectations_from({}, "the table"), period=period))

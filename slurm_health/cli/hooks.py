@@ -53,7 +53,7 @@ def load_site(config: str | None) -> Site:
     if not os.path.lexists(path):
         raise ConfigError(
             str(path),
-            "file",
+            "",
             f"does not exist; on a healthy, idle node: slurm-health init-config > {path}"
             " (see slurm-health docs install), or name another file with --config",
         )
@@ -338,9 +338,10 @@ def retest(config: str | None) -> int:
     from slurm_health.node.draining import own_drain
     from slurm_health.node.hooks import explain as texts
     from slurm_health.node.hooks import nodes as listing
+    from slurm_health.node.hooks.run_checks import node_name
 
     site = load_site(config)
-    kept = own_drain.recall(site.state)
+    kept = own_drain.recall(site.state, node_name(os.environ))
     if kept is None:
         print_result("this node was not drained by its hooks\n")
         return int(ExitCode.HEALTHY)

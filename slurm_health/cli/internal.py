@@ -4,77 +4,60 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
-import signal
-import socket
-import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from slurm_health.records.decoding import from_json
-from slurm_health.records.errors import ExitCode, SlurmHealthError
+from slurm_health.records.errors import ExitCode
 
-
-@click.command(hidden=True)
-@click.option("--directory", type=click.Path(path_type=Path), required=True)
-@click.option("--run-id", required=True)
-@click.option("--launch", type=int, required=True)
-@click.option("--python", required=True)
-@click.option("--poll-s", type=float, required=True)
-@click.option("--silence-s", type=float, required=True)
-@click.option("--cpu-workers", type=int, default=1)
-@click.option("--gpus", type=int, default=0)
-@click.option("--node", default=None)
-def agent(node: str | None, **settings: Any) -> int:
-    """Serve one node of a check. Started by the master, which hears on stderr why it cannot."""
-    from slurm_health.preflight.agent.agent import Agent, AgentSettings
-    from slurm_health.preflight.agent.lookout import JournalNotVisible
-    from slurm_health.preflight.supervisor.script_process import FOR_SCRIPT
-
-    for number in FOR_SCRIPT:  # `sbatch --signal` sends them to every step
-        signal.signal(number, signal.SIG_IGN)
-    name = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    try:
-        Agent(AgentSettings(node=name, **settings), dict(os.environ)).run()
-    except JournalNotVisible as err:
-        return _cannot(name, f"does not see the master's journal {err}")
-    except SlurmHealthError as err:
-        return _cannot(name, str(err))
-    return int(ExitCode.HEALTHY)
-
-
-def _cannot(node: str, why: str) -> int:
-    print(f"slurm-health agent: {node}: {why}", file=sys.stderr, flush=True)
-    return int(ExitCode.UNAVAILABLE)
+if TYPE_CHECKING:
+    from slurm_health.preflight.by_default.at_start import Choice
 
 
 @click.command(hidden=True, context_settings={"ignore_unknown_options": True})
 @click.option("--script-line", type=int, required=True)
 @click.option("--script-name", required=True)
 @click.option("--environ-fd", type=int)
+@click.option("--by-default", metavar="RULES")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED)
 def supervise(
-    script_line: int, script_name: str, environ_fd: int | None, words: tuple[str, ...]
+    script_line: int,
+    script_name: str,
+    environ_fd: int | None,
+    by_default: str | None,
+    words: tuple[str, ...],
 ) -> int:
     """Run the check, then the user's script. Started by the batch script of `sbatch`.
 
     WORDS are options of the check, as `--name=value`, then the batch script and its arguments.
     """
-    from slurm_health.preflight.decide.policy import FlightRecorder, Monitor
+    from slurm_health.preflight.decide.policy import FlightRecorder, Heartbeat, Monitor
     from slurm_health.preflight.supervisor import supervisor
     from slurm_health.preflight.supervisor.script_runs import Restarts
     from slurm_health.system.processes import own_command
 
     options = list(itertools.takewhile(lambda word: word.startswith("--"), words))
     source, *arguments = words[len(options) :]
+    environ = supervisor.original_environ(environ_fd)
+    found = None
+    if by_default is not None:
+        found = _by_default(by_default, supervisor.unpacked(Path(source), script_line), environ)
+        options = list(found.options or ("--monitor=off",))
     options, max_restarts = _without("--max-restarts", options)
     options, monitor = _without("--monitor", options)
+    options, heartbeat = _without("--heartbeat", options)
+    options, collect = _without("--collect", options)
     options, flight_recorder = _without("--flight-recorder", options)
+    options, verbose = _without("--verbose", options)
     # One name for the run, at however many starts of its check.
     own_words = ("--act", "--for-supervisor", os.urandom(4).hex(), f"--script-name={script_name}")
-    check_argv = own_command("check", *own_words, *options)
+    check = ("--verbose", "check") if verbose else ("check",)
+    check_argv = own_command(*check, *own_words, *options)
     told = supervisor.Supervised(
         source=Path(source),
         line=script_line,
@@ -83,17 +66,39 @@ def supervise(
         check_argv=check_argv,
         # Without the options that it does not need: one of them may be why there was no check.
         record_argv=own_command("check", *own_words, *filter(_is_for_record, options)),
-        environ=supervisor.original_environ(environ_fd),
+        environ=environ,
+        checked=found is None or found.options is not None,
+        limit_s=found.limit_s if found else math.inf,
+        quiet=by_default is not None and monitor == Monitor.OFF.value,
         restarts=Restarts(
             most=int(max_restarts or 0),
             argv=check_argv,
             survives="--keep-spares=yes" in options,
         ),
         monitor=monitor or Monitor.REPORT.value,
+        heartbeat=heartbeat == Heartbeat.AUTO.value,
+        collect=collect,
         flight_recorder=flight_recorder == FlightRecorder.ON.value,
         unchecked_runs=not {"--on-unchecked=stop", "--on-unchecked=hold"} & set(options),
     )
     return supervisor.supervise(told)
+
+
+def _by_default(rules: str, script: bytes, environ: Mapping[bytes, bytes]) -> Choice:
+    """Decide about a job that its site may have checked.
+
+    No user has asked for this: whatever fails in here, the job runs.
+    """
+    from slurm_health.preflight.by_default.at_start import Choice, choose
+    from slurm_health.preflight.supervisor.recorder import log_lines
+
+    try:
+        choice = choose(rules, script, environ)
+    except Exception as err:
+        choice = Choice(options=None, said=f"not checked: {type(err).__name__}: {err}")
+    if choice.said:
+        log_lines(f"by default: {choice.said}")
+    return choice
 
 
 def _without(name: str, options: list[str]) -> tuple[list[str], str]:

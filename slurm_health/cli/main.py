@@ -19,7 +19,6 @@ from slurm_health import __version__
 from slurm_health.records.errors import ExitCode, SlurmHealthError
 
 _COMMANDS = {
-    "agent": "internal:agent",
     "baselines": "history:baselines",
     "check": "check:check",
     "clean": "clean:clean",
@@ -27,9 +26,11 @@ _COMMANDS = {
     "docs": "shipped:docs",
     "doctor": "doctor:doctor",
     "epilog": "hooks:epilog",
+    "explain": "explain:explain",
     "healthcheck": "hooks:healthcheck",
     "history": "history:history",
     "init-config": "hooks:init_config",
+    "init-default": "by_default:init_default",
     "init-hooks": "hooks:init_hooks",
     "lemons": "history:lemons",
     "metrics": "history:metrics",
@@ -58,12 +59,14 @@ GROUPS = {
         "watch": "Follow a check or a job on the terminal while it runs.",
         "history": "Print what all checks have found on a node.",
         "lemons": "List nodes that spoil one job after another.",
+        "explain": "Say what an Xid, an SXid or a line of the kernel's log means.",
         "clean": "Remove old journals.",
     },
     "For administrators": {
         "doctor": "Say what to change in this site's slurm.conf and on this machine.",
         "init-config": "Write a site's file for nodes like this one.",
         "init-hooks": "Write the scripts that slurm.conf names.",
+        "init-default": "Have jobs checked whose users type plain sbatch.",
         "prolog": "Check this node before a job, as slurmd's Prolog does.",
         "epilog": "Clean up and check this node after a job, as slurmd's Epilog does.",
         "healthcheck": "Run this node's checks and print what they find.",
@@ -72,7 +75,7 @@ GROUPS = {
         "metrics": "Print metrics of all nodes for Prometheus.",
         "baselines": "Print limits for devices, from what healthy ones have reached.",
     },
-    "Besides": {
+    "Other commands": {
         "docs": "Print a page of the documentation.",
         "plan": "Show the rounds, the evidence and the verdict, without a cluster.",
         "completion": "Print a script that completes commands in a shell.",
@@ -81,7 +84,7 @@ GROUPS = {
 # As click puts it: `1<=x<=64`, or `x>=1`.
 _IN_RANGE = re.compile(r"is not in the range (?:([\d.]+)(<=?))?x(?:([<>]=?)([\d.]+))?")
 _BOUNDS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
-_HIDDEN = ("agent", "requeue-helper", "supervise")
+_HIDDEN = ("requeue-helper", "supervise")
 SHORT_HELP = {
     **dict.fromkeys(_HIDDEN, ""),
     **{name: text for group in GROUPS.values() for name, text in group.items()},
@@ -150,7 +153,7 @@ class Commands(click.Group):
     "-v",
     "--verbose",
     is_flag=True,
-    help="Say on stderr what is being waited for, and how long rounds took.",
+    help="Also print to stderr what the command is waiting for.",
 )
 def commands(verbose: bool) -> None:
     """Find the bad node of a training job before the job starts, and run without it.
@@ -200,6 +203,8 @@ def main() -> None:
 def _message(err: click.ClickException) -> str:
     """Return what is wrong; of an option that lacks its value, what that would be."""
     said = _in_words(err.format_message())
+    if isinstance(err, click.NoSuchOption) and err.ctx is not None:
+        return _place_of(err.option_name, err.ctx) or said
     name = next((word for word in sys.argv[1:] if word in _COMMANDS), "")
     if not isinstance(err, click.BadOptionUsage) or not name:
         return said
@@ -210,6 +215,19 @@ def _message(err: click.ClickException) -> str:
                 f"{said.rstrip('.')}: {err.option_name} {each.metavar}. {each.help or ''}".rstrip()
             )
     return said
+
+
+def _place_of(option: str, ctx: click.Context) -> str:
+    """Say where an option goes that a command lacks and one around it has; else nothing."""
+    outer = ctx.parent
+    while outer is not None:
+        for each in outer.command.params:
+            if isinstance(each, click.Option) and option in each.opts:
+                before = ctx.command_path.removeprefix(outer.command_path).strip()
+                value = f"{option} {each.metavar or ''}".rstrip()
+                return f"{option} goes before {before}: {outer.command_path} {value} {before}"
+        outer = outer.parent
+    return ""
 
 
 def _in_words(said: str) -> str:

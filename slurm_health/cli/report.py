@@ -140,7 +140,9 @@ def _show(job: str, asked: _Asked) -> None:
         _print(f"Job {job}: {word.text}")
         return
     if not tasks and not asked.earlier:
-        found = [slurm_now.waiting_again(found[0], now_s=time.time(), environ=os.environ)]
+        report = slurm_now.waiting_again(found[0], now_s=time.time(), environ=os.environ)
+        report = slurm_now.with_unseen_end(report, now_s=time.time(), environ=os.environ)
+        found = [slurm_now.with_who_cancelled(report, environ=os.environ)]
     others = _without_journal(job, tasks) if tasks and not asked.as_csv else {}
     if asked.html is not None:
         if tasks:

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from slurm_health.preflight.options import Door, SharedOption, Value, ValueKind, options_of
+from slurm_health.preflight.option_kinds import Value, ValueKind
+from slurm_health.preflight.options import Door, SharedOption, options_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _T = TypeVar("_T")

@@ -20,11 +20,14 @@ from slurm_health.cli.terminal import print_result
 from slurm_health.fleet.sweep.choice import FEWEST
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door, options_of
-from slurm_health.records.errors import ConfigError, ExitCode, SlurmError, UsageError
+from slurm_health.records.errors import ExitCode, SlurmError, UsageError
 
 if TYPE_CHECKING:
     from slurm_health.fleet.sweep.submission import Turn, Wishes
     from slurm_health.system.slurm.client import Client
+
+# Where jobs write whose words cannot be kept.
+_UNTOLD = "/dev/null"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +100,8 @@ def sweep(asked: _Asked) -> int:
     that have never been in one check are put together first. The next turn goes on where this one
     stopped, and says what became of its jobs; slurm-health lemons and history say what was found.
 
-    The exit code is 2 where no interpreter with torch is found here, 3 where jobs of the last turns
-    checked nothing, and 4 where Slurm refuses.
+    The exit code is 3 where jobs of the last turns checked nothing, or where nobody would be told
+    if they did, and 4 where Slurm refuses.
     """
     from slurm_health.fleet.sweep import outcome, submission
     from slurm_health.system.processes import own_command
@@ -144,15 +147,14 @@ def sweep(asked: _Asked) -> int:
     )
     if refused:
         return int(ExitCode.UNAVAILABLE)
-    wrong = outcome.checks_nothing(ended)
+    wrong = outcome.checks_nothing(ended) or wishes.output == _UNTOLD
     return int(ExitCode.INCONCLUSIVE if wrong else ExitCode.HEALTHY)
 
 
 def _interpreter(chosen: str | None) -> str | None:
     """Return the interpreter that the jobs are told to use, None where they look for one.
 
-    Raises:
-        ConfigError: none of those that are on this machine has torch.
+    Where none of those on this machine has torch, light probes will check the nodes: that is said.
     """
     from slurm_health.preflight.sbatch.foresight import may_have_torch
 
@@ -162,12 +164,11 @@ def _interpreter(chosen: str | None) -> str | None:
     names = [chosen] if chosen else ["python3", sys.executable]
     tried = [path for name in names if (path := shutil.which(name))]
     if tried and not any(may_have_torch(path, os.environ) for path in tried):
-        problem = (
-            f"not found by {' or '.join(dict.fromkeys(tried))}: a check would measure nothing, so"
-            f" none is submitted; name the interpreter that jobs train with: --python=PATH, or"
-            f" {option.variable}"
+        _say(
+            f"no torch found by {' or '.join(dict.fromkeys(tried))}: where the nodes have none"
+            f" either, light probes check them, which see no GPU and no NCCL; for more, name the"
+            f" interpreter that jobs train with: --python=PATH, or {option.variable}"
         )
-        raise ConfigError("--python", "torch", problem)
     return chosen
 
 
@@ -179,7 +180,7 @@ def _output(root: Path, uid: int, *, dry_run: bool) -> str:
     if not trouble:
         return f"{outcome.directory(root, uid)}/%j.out"
     _say(f"what becomes of the jobs will not be told: {outcome.directory(root, uid)}: {trouble}")
-    return "/dev/null"
+    return _UNTOLD
 
 
 def _submit(client: Client, chosen: Turn, wishes: Wishes) -> bool:

@@ -30,9 +30,13 @@ from slurm_health.report.read import jobs_in
 
 # Each look reads the journal's files once; a person sees no more than one change in a second.
 _LOOK_S = 1.0
+# Where a look takes long, at a journal of hundreds of megabytes, the rest of the time is others'.
+_PAUSES, _LONGEST_PAUSE_S = 4.0, 20.0
 # Slurm is asked only about a job without a journal, or whose script has ended, and seldom: it is
 # others' too.
 _ASK_SLURM_S = 10.0
+# While a script runs, whether its job does: who kills the batch script leaves no word of its end.
+_ASK_IF_ENDED_S = 30.0
 _SILENT = "no journal of it yet, and Slurm cannot be asked about it here"
 _QUIT = {ord("q"), ord("Q"), 27}
 
@@ -108,6 +112,8 @@ class _Look:
         self._root, self._job, self._cluster = root, job, cluster
         self._asked_s = float("-inf")
         self._waits = ""
+        self._ended = ""
+        self._ask_if_ended_s = float("-inf")
         self.report: JobReport | None = None
         self.state = Progress("looking")
 
@@ -125,6 +131,7 @@ class _Look:
         self.report, self.state = seen.report, seen.state
         if not self.state.over:
             self._waits = ""
+            self._look_if_ended(self.report, now_s)
             return
         if now_s - self._asked_s >= _ASK_SLURM_S:
             self._asked_s = now_s
@@ -132,6 +139,19 @@ class _Look:
         if self._waits:
             self.report = replace(self.report, waits=self._waits)
             self.state = Progress(f"{self.state.text}; the job is {self._waits}")
+
+    def _look_if_ended(self, report: JobReport, now_s: float) -> None:
+        """Ask Slurm whether the job of a script that runs has ended; believe it the second time.
+
+        What the job wrote last may come later than Slurm's word.
+        """
+        if now_s < self._ask_if_ended_s:
+            return
+        told = slurm_now.with_unseen_end(report, now_s=now_s, environ=os.environ)
+        if told.ended and self._ended:
+            self.report, self.state = told, Progress(told.ended, over=True)
+        self._ended = told.ended
+        self._ask_if_ended_s = now_s + (_ASK_SLURM_S if told.ended else _ASK_IF_ENDED_S)
 
     def _waits_again(self, report: JobReport, now_s: float) -> str:
         """Return what Slurm says of a job that was requeued, empty where it has ended."""
@@ -151,12 +171,18 @@ def _follow(
     with contextlib.suppress(curses.error):  # not every terminal can
         curses.use_default_colors()
         curses.curs_set(0)
-    screen.timeout(int(_LOOK_S * 1000))
     while True:
-        look.again(clock())
+        began_s = clock()
+        look.again(began_s)
         _draw(screen, look)
+        screen.timeout(int(1000 * pause_s(clock() - began_s)))
         if look.state.over or screen.getch() in _QUIT:
             return
+
+
+def pause_s(look_s: float) -> float:
+    """Return for how many seconds to wait after a look that took so many."""
+    return min(max(_LOOK_S, _PAUSES * look_s), _LONGEST_PAUSE_S)
 
 
 def _draw(screen: curses.window, look: _Look) -> None:

@@ -19,9 +19,11 @@ from slurm_health.node.rules.settings import (
     Accusations,
     Breaker,
     CommonKeys,
+    Default,
     Hooks,
     Marks,
     Metrics,
+    PairTest,
     Recovery,
 )
 from slurm_health.records.errors import ConfigError
@@ -42,6 +44,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     recovery: Recovery = Recovery()
     marks: Marks = Marks()
     accusations: Accusations = Accusations()
+    pair_test: PairTest = PairTest()
+    default: Default = Default()
     metrics: Metrics = Metrics()
     checks: tuple[Planned, ...] = ()
 
@@ -77,6 +81,8 @@ def load(path: Path, refuse: Callable[[SiteFile], object] | None = None) -> Site
         recovery=_top(file, Recovery, "recovery"),
         marks=_top(file, Marks, "marks"),
         accusations=_top(file, Accusations, "accusations"),
+        pair_test=_top(file, PairTest, "pair_test"),
+        default=_top(file, Default, "default"),
         metrics=_top(file, Metrics, "metrics"),
         checks=tuple(each for each in planned if each is not None),
     )

@@ -42,7 +42,9 @@ def remember(state: Path | None, name: str, pid: int) -> None:
     found = _process(pid)
     if found is not None and state is not None:
         with contextlib.suppress(OSError):
-            (state / _DIRECTORY).mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Each by itself: what is made on the way to a directory others could enter.
+            for directory in (state, state / _DIRECTORY):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _path(state, name).write_bytes(msgspec.json.encode(found))
 
 

@@ -10,13 +10,15 @@ What is pure decides; what stands beside it performs.
     order_lines     the lines by which the master tells its agents what to do. Pure
     orders          the file of those lines: each agent reads its own part
     bell            between master and agents: any that has written rings
-    options         what several commands take: names, kinds, help, defaults
+    options         what several commands take: names, help, defaults
+    option_kinds    how the values of these are written
     config          the settings that users' commands read
     probe_choice    which probes a check runs, and which interpreter runs them
     sbatch          `slurm-health sbatch`: a job's text, options and submission
+    by_default      jobs whose site has them checked, though their users typed plain `sbatch`
     supervisor      the batch script's process: the check, then the user's script
     master          on a job's first node: leads one check, from allocation to verdict
     agent           on every node of a job: runs the workers, writes what they measured
-    probes          the workers, one per device: standard library and torch, no more
+    probes          the workers, one per device: standard library, and torch or numpy; no more
     acting          carries out what was decided; the helper job of a requeue
 """

@@ -7,19 +7,31 @@ a batch script all read the table `OPTIONS`. What only one command takes stands 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from enum import Enum, Flag, auto
+from enum import Flag, auto
 
 from slurm_health.preflight import probe_choice
 from slurm_health.preflight.decide import policy
 from slurm_health.preflight.decide.unchecked import OnUnchecked
 from slurm_health.preflight.localize import settings as localize
+from slurm_health.preflight.option_kinds import (
+    COUNT,
+    DIRECTORY,
+    FILE,
+    FLAG,
+    INTERPRETER,
+    NODES,
+    PROBES,
+    ROUND_DEADLINE,
+    Value,
+    ValueKind,
+    of_localize,
+    one_of,
+)
 from slurm_health.records import probe_catalog
 from slurm_health.records.errors import ConfigError, ExitCode
 
-Value = str | int | bool
 PREFIX = "SLURM_HEALTH_"
 
 
@@ -37,91 +49,9 @@ _EVERYWHERE = Door.CHECK | _SUBMITTED | Door.RUN
 
 
 @dataclass(frozen=True)
-class ValueKind:
-    """How a value is written.
-
-    `metavar` stands for it in a usage line; without one the option is a flag. `read` returns the
-    value that a text stands for, which reads back as itself, or raises ValueError.
-    """
-
-    metavar: str
-    read: Callable[[str], Value]
-
-
-def _flag(text: str) -> bool:
-    if text.lower() in {"yes", "true", "1", ""}:
-        return True
-    if text.lower() in {"no", "false", "0"}:
-        return False
-    raise ValueError(f"expected yes or no, found {text!r}")
-
-
-def _probes(text: str) -> str:
-    return text if text == probe_choice.OFF else probe_choice.spelled_out(text, "--check")
-
-
-def _path(what: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if not text:
-            raise ValueError(f"expected {what}, found nothing")
-        return os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - text in, text out
-
-    return read
-
-
-def _interpreter(text: str) -> str:
-    # A bare name is looked up on the job's PATH, which may differ from this one.
-    return text if text and "/" not in text else _path("a Python interpreter")(text)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"expected a whole number, 0 or more, found {text!r}")
-    return int(text)
-
-
-def _nodes(text: str) -> int:
-    if _count(text) == 0:
-        raise ValueError("at least one node is needed")
-    return _count(text)
-
-
-def _one_of(choices: type[Enum]) -> ValueKind:
-    values = [each.value for each in choices]
-
-    def read(text: str) -> str:
-        if text not in values:
-            raise ValueError(f"{text!r} is not one of {', '.join(values)}")
-        return text
-
-    return ValueKind("|".join(values), read)
-
-
-def _localize(option: localize.Option) -> ValueKind:
-    def read(text: str) -> str:
-        try:
-            localize.settings_from({option.name: text}, kind=localize.Device.CPU)
-        except ValueError as err:
-            raise ValueError(str(err).removeprefix(f"{option.name}: ")) from None
-        return text
-
-    return ValueKind(option.kind.value, read)
-
-
-FLAG = ValueKind("", _flag)
-PROBES = ValueKind("WHAT[,WHAT...]", _probes)
-DIRECTORY = ValueKind("DIR", _path("a directory"))
-FILE = ValueKind("FILE", _path("a file"))
-INTERPRETER = ValueKind("PATH", _interpreter)
-COUNT = ValueKind("N", _count)
-NODES = ValueKind("N", _nodes)
-
-
-@dataclass(frozen=True)
 class SharedOption:
-    """One option.
+    """One option; not given, it has the value `default`, or what holds is `otherwise`, in words.
 
-    Where nobody gives it, it has the value `default`, or what holds is `otherwise`, in words.
     `acting` is set for what only matters where the check acts on what it finds.
     """
 
@@ -171,8 +101,9 @@ OPTIONS = (
         "check",
         PROBES,
         _JOB,
-        "What to measure: quick, standard or thorough; probes by name; a program of your own by"
-        " its path; with sbatch also off.",
+        "What to measure: auto, which is standard, with light probes where there is no torch;"
+        " quick, standard or thorough; light, without torch; probes by name; a program of your own"
+        " by its path; with sbatch also off.",
         otherwise=probe_catalog.DEFAULT,
     ),
     SharedOption(
@@ -246,7 +177,7 @@ OPTIONS = (
     ),
     SharedOption(
         "on-straggler",
-        _one_of(policy.OnStraggler),
+        one_of(policy.OnStraggler),
         _JOB,
         "Leave a slow node where that costs seconds, only report it, leave it even if the job then"
         " waits for as many others, or do so and drain it too.",
@@ -255,7 +186,7 @@ OPTIONS = (
     ),
     SharedOption(
         "on-inconclusive",
-        _one_of(policy.OnInconclusive),
+        one_of(policy.OnInconclusive),
         _JOB,
         "Run on nodes that could not be decided, hold the job for a person to look at them, or"
         " leave them out like bad ones.",
@@ -272,7 +203,7 @@ OPTIONS = (
     ),
     SharedOption(
         "at-requeue-limit",
-        _one_of(policy.AtRequeueLimit),
+        one_of(policy.AtRequeueLimit),
         _JOB,
         "What a job on bad nodes does once it has been requeued that often.",
         default=_POLICY.at_requeue_limit.value,
@@ -280,7 +211,7 @@ OPTIONS = (
     ),
     SharedOption(
         "on-unchecked",
-        _one_of(OnUnchecked),
+        one_of(OnUnchecked),
         _SUBMITTED,
         "What a job does whose nodes could not be checked: run all the same, stop with exit code"
         f" {ExitCode.UNAVAILABLE}, or be held for a person to look at it.",
@@ -289,12 +220,20 @@ OPTIONS = (
     *(
         SharedOption(
             each.name.replace("_", "-"),
-            _localize(each),
+            of_localize(each),
             _EVERYWHERE,
             each.help,
             otherwise="the site's choice, else slurm-health's own",
         )
         for each in localize.OPTIONS
+    ),
+    SharedOption(
+        "round-deadline",
+        ROUND_DEADLINE,
+        _JOB | Door.RUN,
+        "The time limit of a round of short probes until it is known how long one takes; half of it"
+        " where torch loads quickly. Burns, adapters and training are given more.",
+        otherwise="60",
     ),
     SharedOption(
         "spares",
@@ -324,15 +263,40 @@ OPTIONS = (
     ),
     SharedOption(
         "monitor",
-        _one_of(policy.Monitor),
+        one_of(policy.Monitor),
         _SUBMITTED,
-        "Watch the script while it trains: say where it hangs and which rank is slow, or cancel a"
-        " job that hangs, too, or watch nothing. Sees most with a heartbeat in the training loop.",
+        "Watch the script while it trains: say where it hangs and which rank is slow; cancel a job"
+        " that hangs, too, or end its script and start it again as after a failure"
+        " (--max-restarts); or watch nothing. Sees most with a heartbeat in the training loop.",
         otherwise=policy.Monitor.REPORT.value,
     ),
     SharedOption(
+        "monitor",
+        one_of(policy.Monitor),
+        Door.RUN,
+        "Watch the training: say why it failed and, in a job of Slurm's, where it hangs and which"
+        " rank is slow; cancel the job that hangs, too, or end its workers and start them again as"
+        " after a failure (--max-restarts); or watch nothing.",
+        otherwise=policy.Monitor.REPORT.value,
+    ),
+    SharedOption(
+        "heartbeat",
+        one_of(policy.Heartbeat),
+        _SUBMITTED | Door.RUN,
+        "Have the steps of PyTorch's optimizers be the heartbeat of a script that says none itself:"
+        " sets PYTHONPATH in the script's environment.",
+        otherwise=f"{policy.Heartbeat.OFF.value}; with run, {policy.Heartbeat.AUTO.value}",
+    ),
+    SharedOption(
+        "collect",
+        one_of(policy.Collect),
+        _SUBMITTED,
+        "Which nodes tell how they are after a failure and in a hang: all, or the batch host.",
+        otherwise=policy.Collect.NODES.value,
+    ),
+    SharedOption(
         "flight-recorder",
-        _one_of(policy.FlightRecorder),
+        one_of(policy.FlightRecorder),
         _SUBMITTED,
         "Have PyTorch record the script's collectives, and leave them in the journal when they time"
         " out, so that a post-mortem can tell which rank never came: sets variables in the script's"
@@ -363,5 +327,5 @@ def localize_choices(settings: Mapping[str, object]) -> dict[str, object]:
     `settings` are by names of options or of Python variables; what was not given is None.
     """
     given = {name.replace("-", "_"): value for name, value in settings.items()}
-    names: Iterable[str] = (option.name for option in localize.OPTIONS)
+    names = [each.name for each in localize.OPTIONS]
     return {name: given[name] for name in names if given.get(name) is not None}

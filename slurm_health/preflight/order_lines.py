@@ -60,10 +60,14 @@ class Stop(Order, frozen=True, kw_only=True, tag="stop"):
 
 
 class Launch(Order, frozen=True, kw_only=True, tag="launch"):
-    """Agents are started on these nodes; those of an earlier launch are replaced."""
+    """Agents are started on these nodes; those of an earlier launch are replaced.
+
+    `light` as in `AgentsLaunched`.
+    """
 
     launch: int
     nodes: Numbers
+    light: str = ""
 
 
 class Stay(Order, frozen=True, kw_only=True, tag="stay"):
@@ -124,8 +128,9 @@ def blocks(written: Iterable[records.Record], numbers: Mapping[str, int]) -> byt
                 found += _round(record, numbers)
             case records.GroupAborted(round=index, group=group, timed_out=timed_out):
                 stopped.setdefault((index, timed_out), []).extend(group)
-            case records.AgentsLaunched(launch=launch, nodes=nodes):
-                found += _block(Launch(launch=launch, nodes=_ranges(nodes, numbers)))
+            case records.AgentsLaunched(launch=launch, nodes=nodes, light=light):
+                ranges = _ranges(nodes, numbers)
+                found += _block(Launch(launch=launch, nodes=ranges, light=light))
             case records.MasterWaits():
                 found += _block(Stay())
             case records.VerdictReached() | records.RunFinished():

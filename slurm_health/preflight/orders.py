@@ -154,9 +154,9 @@ class Reader:
             case orders.Train(nodes=nodes, reason=reason):
                 verdict = orders.verdict_in(blocks.part(self._number))
                 self.training = Training(nodes=nodes, reason=reason, verdict=verdict)
-            case orders.Launch(launch=launch, nodes=nodes):
+            case orders.Launch(launch=launch, nodes=nodes, light=light):
                 if orders.names(nodes, self._number):
-                    return records.AgentsLaunched(launch=launch, nodes=[self._node])
+                    return records.AgentsLaunched(launch=launch, nodes=[self._node], light=light)
             case orders.Leave():
                 return records.VerdictReached(nodes=[])
             case _:

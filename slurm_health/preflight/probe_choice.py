@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_health.records.errors import ConfigError
-from slurm_health.records.probe_catalog import BUILT_IN, SETS, Probe, Scope
+from slurm_health.records.probe_catalog import BUILT_IN, LIGHT_SET, SETS, Probe, Scope
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -49,6 +49,16 @@ def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
     foreign = {*named} - {probe.name for probe in BUILT_IN} - SETS.keys()
     own = [*(_installed(name, option) for name in sorted(foreign)), *programs]
     return phases([*named, *(probe.name for probe in programs)], own)
+
+
+def asks_for_light(value: str) -> bool:
+    """Tell whether a list asks for light probes."""
+    return LIGHT_SET in {item.strip() for item in value.split(",")}
+
+
+def why_light(value: str) -> str:
+    """Return why light probes are to measure, empty where a list does not ask for them."""
+    return f"--check={LIGHT_SET}" if asks_for_light(value) else ""
 
 
 def spelled_out(value: str, option: str) -> str:

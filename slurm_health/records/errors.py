@@ -63,7 +63,7 @@ class UsageError(SlurmHealthError):
 
 
 class ConfigError(SlurmHealthError):
-    """A setting is unknown or impossible."""
+    """A setting is unknown or impossible; or its source is itself, and then `key` is empty."""
 
     exit_code = ExitCode.USAGE
 
@@ -77,7 +77,8 @@ class ConfigError(SlurmHealthError):
         hint = f"; did you mean {near[0]}?" if near else ""
         if self.valid and not near:
             hint = f"; valid: {', '.join(self.valid)}"
-        super().__init__(f"{source}: {key}: {problem}{hint}")
+        what = f"{source}: {key}:" if key else source
+        super().__init__(f"{what} {problem}{hint}")
 
 
 class AllocationError(SlurmHealthError):

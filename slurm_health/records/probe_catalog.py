@@ -31,29 +31,52 @@ class Probe:
 BUILT_IN = (
     Probe("values", Scope.SOLO),
     Probe("matmul", Scope.SOLO),
+    Probe("matmul_fp8", Scope.SOLO),
     Probe("memory_copy", Scope.SOLO),
     Probe("memory_pattern", Scope.SOLO),
     Probe("host_copy", Scope.SOLO),
     Probe("node_allgather", Scope.NODE),
+    Probe("peer_copy", Scope.NODE),
     Probe("nic_loopback", Scope.SOLO),
     Probe("rail_allgather", Scope.RAIL),
     Probe("allgather", Scope.PAIR),
+    Probe("ib_write_bw", Scope.PAIR),
     Probe("gpt_fit", Scope.SOLO),
     Probe("gpt", Scope.PAIR),
 )
 GPT = ("gpt_fit", "gpt")
-# What only an accelerator has.
-ON_ACCELERATORS = frozenset({"memory_pattern", "host_copy"})
+# What only an accelerator has, or only nodes with accelerators are asked.
+ON_ACCELERATORS = frozenset(
+    {"matmul_fp8", "memory_pattern", "host_copy", "peer_copy", "ib_write_bw"}
+)
+# What needs no torch: light probes, siblings of these, measure the same with Python and numpy.
+LIGHT = frozenset(
+    {
+        "values",
+        "matmul",
+        "memory_copy",
+        "memory_pattern",
+        "node_allgather",
+        "rail_allgather",
+        "allgather",
+    }
+)
+# With what workers on CPUs exchange data: those with torch, and the light ones.
+TORCH_ON_CPUS, LIGHT_ON_CPUS = "gloo", "tcp"
+ON_CPUS = frozenset({TORCH_ON_CPUS, LIGHT_ON_CPUS})
 _COMPONENTS = {
     "values": "compute",
     "matmul": "compute",
+    "matmul_fp8": "compute",
     "memory_copy": "memory",
     "memory_pattern": "memory",
     "host_copy": "links",
+    "peer_copy": "links",
     "node_allgather": "links",
     "nic_loopback": "nic",
     "rail_allgather": "network",
     "allgather": "network",
+    "ib_write_bw": "network",
     "gpt_fit": "memory",
 }
 
@@ -87,11 +110,17 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 _QUICK = ("matmul", "allgather")
 _STANDARD = ("values", "memory_copy", "node_allgather", "rail_allgather", *_QUICK)
+LIGHT_SET, AUTO = "light", "auto"
 SETS = {
+    AUTO: _STANDARD,
+    LIGHT_SET: (*_STANDARD, "memory_pattern"),
     "quick": _QUICK,
     "standard": _STANDARD,
-    "thorough": (*_STANDARD, "host_copy", "memory_pattern", "nic_loopback", *GPT),
+    "thorough": (
+        *(*_STANDARD, "matmul_fp8", "host_copy", "peer_copy", "memory_pattern"),
+        *("nic_loopback", "ib_write_bw", *GPT),
+    ),
     "network-check": ("matmul", "rail_allgather", "allgather"),
     "straggler-detection": GPT,
 }
-DEFAULT = "standard"
+DEFAULT = AUTO

@@ -11,13 +11,15 @@ on its node; the requeue helper its own acts. What is written of the user's scri
 
 from __future__ import annotations
 
-from enum import Enum, StrEnum
-from typing import Annotated, Self
+from enum import Enum
+from typing import Annotated
 
 import msgspec
 
+from slurm_health.records.acts import Action as Action
+from slurm_health.records.acts import Disposition as Disposition
 from slurm_health.records.gpu_load import Burn
-from slurm_health.records.probe_catalog import Metric
+from slurm_health.records.probe_catalog import LIGHT_ON_CPUS, ON_CPUS, Metric
 from slurm_health.records.verdict import LinkVerdict, NodeVerdict, Outcome
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -54,10 +56,14 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
 
 
 class AgentsLaunched(Record, frozen=True, kw_only=True, tag="agents_launched"):
-    """One agent was started on each of `nodes`; `launch` counts from 0."""
+    """One agent was started on each of `nodes`; `launch` counts from 0.
+
+    `light` says why it measures with light probes; empty where it does with torch.
+    """
 
     launch: Count
     nodes: list[str]
+    light: str = ""
 
 
 class LossCause(Enum):
@@ -168,51 +174,16 @@ class RoundEnded(Record, frozen=True, kw_only=True, tag="round_ended"):
 class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):
     """The conclusion of the run.
 
-    `floors` are the smallest relative slowdowns that made a node slow in it, by metric.
+    `floors` are the smallest relative slowdowns that made a node slow in it, by metric. `unseen`
+    says which probes were chosen and why, and what such probes cannot see; empty for those with
+    torch.
     """
 
     nodes: list[NodeVerdict]
     paths: list[LinkVerdict] = []
     leaves: list[LinkVerdict] = []
     floors: dict[str, float] = {}
-
-
-class _Name(StrEnum):
-    """A name in the journal. One that only a newer version knows is kept as it is written."""
-
-    @classmethod
-    def _missing_(cls, value: object) -> Self | None:
-        if not isinstance(value, str):
-            return None
-        unknown = str.__new__(cls, value)
-        unknown._name_ = unknown._value_ = value
-        return unknown
-
-
-class Action(_Name):
-    """What is done to nodes, or to the job."""
-
-    DRAIN = "drain"
-    DROP = "drop"  # the job goes on with fewer nodes
-    EXCLUDE = "exclude"  # the job's next attempt is to run on other nodes
-    REQUEUE = "requeue"
-    HOLD = "hold"
-    PROCEED = "proceed"
-    CANCEL = "cancel"  # by the monitor, where a training hangs and its user wants that
-
-
-class Disposition(_Name):
-    """What becomes of the job."""
-
-    PROCEED = "proceed"
-    REQUEUE = "requeue"
-    HOLD = "hold"
-    STOP = "stop"
-
-    @property
-    def leaves(self) -> bool:
-        """Whether the job leaves its nodes: Slurm ends this attempt of it."""
-        return self in {Disposition.REQUEUE, Disposition.HOLD}
+    unseen: str = ""
 
 
 class ActionIntended(Record, frozen=True, kw_only=True, tag="action_intended"):
@@ -279,7 +250,7 @@ class WorkersStarting(Record, frozen=True, kw_only=True, tag="workers_starting")
 
 
 class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
-    """Every worker of the node has loaded torch and waits for a round.
+    """Every worker of the node has loaded torch, or is a light one, and waits for a round.
 
     `store_port` is where the first worker serves the rendezvous of groups this node leads.
     `model` says what the node computes with: only nodes of one model are compared in what they
@@ -287,7 +258,7 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     over which network interface its workers reach other nodes, or how that is chosen.
     `ports_gbit_per_s` are the rates of its active InfiniBand and RoCE ports that NCCL may use.
     `gflop_per_s` and `memory_gb_per_s` are what its slowest accelerator reached in a moment's test,
-    by which the work of the run is sized; 0 where that is not known.
+    for sizing the work; 0: not known. `nvlink_domain` is set where nodes share NVLink.
     """
 
     node: str
@@ -304,13 +275,25 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     ports_gbit_per_s: list[float] = []
     gflop_per_s: float = 0.0
     memory_gb_per_s: float = 0.0
+    nvlink_domain: str = ""
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether they compute with processors, not with accelerators."""
+        return self.backend in ON_CPUS
+
+    @property
+    def light(self) -> bool:
+        """Whether they measure without torch."""
+        return self.backend == LIGHT_ON_CPUS
 
 
 class WorkersFailed(Record, frozen=True, kw_only=True, tag="workers_failed"):
     """The node's workers cannot be used: torch is missing, or they ended before they were ready.
 
     `device_failed` is set when its devices were the cause, and were again when they were tried
-    again, with this `torch`.
+    again, with this `torch`; `no_torch` when there is none for them, on a node with so many
+    `accelerators`.
     """
 
     node: str
@@ -318,6 +301,8 @@ class WorkersFailed(Record, frozen=True, kw_only=True, tag="workers_failed"):
     reason: str
     device_failed: bool = False
     torch: str = ""
+    no_torch: bool = False
+    accelerators: Count = 0
 
 
 class DevicesUnopened(Record, frozen=True, kw_only=True, tag="devices_unopened"):
@@ -361,11 +346,10 @@ class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
 class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
     """This node's last word on a round.
 
-    `crashed` is set when a process of this node's own died, was stopped or raised, or found the
-    node at fault, as opposed to waiting for a partner in vain; `wrong_results` when a device gave
-    another result than the only correct one; `unmeasured` when a probe could not measure here, for
-    a reason that is no fault of the node. `elapsed_ms` counts from when this node saw the round
-    begin.
+    `crashed`: a process of the node's own died, was stopped, raised or found the node at fault, and
+    did not wait for a partner in vain. `wrong_results`: a device gave another result than the only
+    correct one. `unmeasured`: nothing could be measured, for no fault of the node. `connecting`:
+    NCCL was at that as the round was stopped. `elapsed_ms` counts from when it saw the round begin.
     """
 
     node: str
@@ -376,6 +360,7 @@ class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
     crashed: bool = False
     wrong_results: bool = False
     unmeasured: bool = False
+    connecting: bool = False
 
 
 class DevicesWatched(Record, frozen=True, kw_only=True, tag="devices_watched"):

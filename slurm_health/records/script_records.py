@@ -21,13 +21,18 @@ HUNG = "hung-until-it-was-ended"
 RANK_FAILED = "rank-failed"
 RANKS_WAITED = "ranks-waited"
 NO_PROGRESS = "no-progress"  # while the script runs
+RANK_GONE = "rank-gone"  # and others wait for it
 NEVER_ENTERED = "never-entered"
 SLOWER_STEPS = "slower-steps"  # while the script runs
 SLOWER_RANK = "slower-rank"
 OUT_OF_STEP = "rank-out-of-step"
+RANK_ELSEWHERE = "rank-elsewhere"
+DATA_LOADER_STUCK = "data-loader-stuck"
 MOST_LINES = 4  # of evidence of one kind; the output has the rest
 # Advice about a process that lives, by its number.
 _OF_A_PROCESS = re.compile(r"kill -CONT \d+|/proc/")
+
+_OF_THE_SCRIPT = frozenset({RANK_ELSEWHERE, DATA_LOADER_STUCK, OUT_OF_STEP})
 
 
 class Attribution(StrEnum):
@@ -87,9 +92,11 @@ class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
     """Why the script failed, as far as what was collected after its end says it.
 
     `first` is what happened first, where that is not the cause itself. `nodes` and `ranks` are
-    where the cause showed; only `accused` are held at fault. `chain` has one `operator: inference`
-    per step; `not_collected` says why a collector gave nothing, `failed` which collector or
-    operator did not do its work, so that something may have been missed.
+    where the cause showed; only `accused` are held at fault. `told` is what nodes of the job said
+    of themselves that may matter, which did not answer, and what diagnosticians of others asked for
+    that was not followed. `chain` has one `operator: inference` per step; `not_collected` says why
+    a collector gave nothing, `failed` which collector or operator did not do its work, so that
+    something may have been missed.
     """
 
     cause: str
@@ -101,6 +108,7 @@ class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
     ranks: list[int] = field(default_factory=list)
     accused: list[str] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
     advice: str = ""
     chain: list[str] = field(default_factory=list)
     not_collected: list[str] = field(default_factory=list)
@@ -128,7 +136,9 @@ class HangFound(Record, frozen=True, kw_only=True, tag="hang_found"):
     """The script still runs and makes no progress: since when, where it hangs, as far as is known.
 
     `step` is the last one; `allowance_s` is how long a pause would have been usual. `line` is the
-    last line of the job's output that counted steps, where output alone told of the standstill.
+    last line of the job's output that counted steps, where output alone told of the standstill;
+    `at_rest`: the ranks' main threads told of it, and no step is known. `beyond_script`: a rank
+    there waits in the kernel, for storage, or its GPU never comes to an end.
     """
 
     stalled_s: float
@@ -136,6 +146,28 @@ class HangFound(Record, frozen=True, kw_only=True, tag="hang_found"):
     step: int
     found: Diagnosed
     line: str = ""
+    at_rest: bool = False
+    beyond_script: bool = False
+
+    @property
+    def located(self) -> bool:
+        """Whether it is likely, at least, where the training hangs."""
+        found = self.found
+        sure = Sureness[found.sureness.upper()] >= Sureness.LIKELY
+        return sure and found.cause != NO_PROGRESS and bool(found.ranks or found.nodes)
+
+    @property
+    def is_of_script(self) -> bool:
+        """Whether it hangs in the script's own code or data: the same again would hang again."""
+        return self.found.cause in _OF_THE_SCRIPT and self.located and not self.beyond_script
+
+    @property
+    def stood_still(self) -> str:
+        """By what it was told, and for how long by then."""
+        if self.at_rest:
+            return f"all ranks only waited for {self.stalled_s:.0f} s"
+        what = "line that counts steps" if self.line else "step"
+        return f"no {what} for {self.stalled_s:.0f} s after step {self.step}"
 
 
 class HangOver(Record, frozen=True, kw_only=True, tag="hang_over"):
@@ -164,6 +196,23 @@ class SlowdownFound(Record, frozen=True, kw_only=True, tag="slowdown_found"):
 
     step_ms: float
     usual_ms: float
+    found: Diagnosed
+
+
+class UnevenFound(Record, frozen=True, kw_only=True, tag="uneven_found"):
+    """Stages of a pipeline, or batches, have more to compute than others; no rank is slow for it.
+
+    `times`: so many times as long as the others the heaviest of them takes.
+    """
+
+    times: float
+    found: Diagnosed
+
+
+class LossFound(Record, frozen=True, kw_only=True, tag="loss_found"):
+    """The loss of a training is no number any more, and its script goes on; `line` tells it."""
+
+    line: str
     found: Diagnosed
 
 

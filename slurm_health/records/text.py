@@ -6,7 +6,7 @@ And ranks, nodes and signals in a few words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slurm_health.records.nodeset import fold
 
@@ -16,6 +16,9 @@ REASON_PREFIX = "slurm-health:"
 REASON_LENGTH = 200
 _MOST_DIGITS = 18  # of what fits into 64 bits; Python refuses some thousands
 SIGKILL, SIGTERM = 9, 15
+# Times that differ by a tenth of a second; of more, the slowest few and what was usual.
+_MOST_TIMES = 8
+_SLOWEST = 3
 # By their numbers on Linux, as signal(7) has them; other numbers differ between machines.
 _SIGNALS = {
     1: "SIGHUP",
@@ -84,6 +87,26 @@ def listed(nodes: Sequence[str]) -> str:
         return fold(list(nodes))
     except ValueError:
         return ", ".join(nodes)
+
+
+def elapsed_text(elapsed_s: Mapping[str, float]) -> str:
+    """Return `elapsed n3 20.1 s, n[1-2,4] 1.6 s`: how long a round took each node, slowest first.
+
+    Nodes that took equally long, to a tenth of a second, share a figure. Nothing of no nodes.
+    """
+    nodes_of: dict[float, list[str]] = {}
+    for node, seconds in elapsed_s.items():
+        nodes_of.setdefault(round(seconds, 1), []).append(node)
+    slowest = sorted(nodes_of, reverse=True)
+    many = len(slowest) > _MOST_TIMES
+    parts = [
+        f"{listed(nodes_of[seconds])} {seconds:.1f} s"
+        for seconds in slowest[: _SLOWEST if many else None]
+    ]
+    if many:
+        median_s = sorted(elapsed_s.values())[len(elapsed_s) // 2]
+        parts.append(f"median of {len(elapsed_s)} nodes {median_s:.1f} s")
+    return f"elapsed {', '.join(parts)}" if parts else ""
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

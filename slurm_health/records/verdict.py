@@ -54,6 +54,7 @@ class GroupResult:
     because nobody on them answered, or because their probe could not measure; the others are not
     to blame for that. `crashed` names members whose own probe process died or raised, or found
     its node at fault; neither are their partners to blame. `said` holds what members reported.
+    `round_s` is how long the whole round took, None where nobody says.
     """
 
     nodes: tuple[str, ...]
@@ -63,6 +64,7 @@ class GroupResult:
     silent: tuple[str, ...] = ()
     crashed: tuple[str, ...] = ()
     said: Mapping[str, str] = field(default_factory=dict)
+    round_s: float | None = None
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,10 +16,12 @@ from slurm_health.records.script_records import (
     Diagnosed,
     HangFound,
     HangOver,
+    LossFound,
     ScriptEnded,
     ScriptStarted,
     SlowdownFound,
     StragglerFound,
+    UnevenFound,
 )
 from slurm_health.records.verdict import Level, LinkVerdict
 from slurm_health.report.acts import Act, Progress, acts_of
@@ -103,6 +105,7 @@ def run_report(
         paths=tuple(verdict.paths) if verdict else (),
         leaves=tuple(verdict.leaves) if verdict else (),
         floors=verdict.floors if verdict else {},
+        unseen=verdict.unseen if verdict else "",
         acts=tuple(map(_took_effect, acts)) if requeued else acts,
         disposition=finished.disposition if finished else "",
         reason=finished.reason if finished else "",
@@ -113,6 +116,8 @@ def run_report(
         hangs=tuple(_hangs(_since_start(entries.monitor, entries))),
         stragglers=tuple(_all(entries.monitor, StragglerFound)),
         slowdowns=tuple(_all(entries.monitor, SlowdownFound)),
+        unevenness=tuple(_all(entries.monitor, UnevenFound)),
+        losses=tuple(_all(entries.monitor, LossFound)),
         timeline=(*_start_events(entries, start, queued_s), *timeline(entries)),
         samples=samples,
         missing=entries.missing,

@@ -253,8 +253,8 @@ def _chart(run: RunReport, probe: str, values: Mapping[str, float]) -> Chart:
         scale=scale,
         limit_y=round(_CHART_HEIGHT * (1 - limit / top), 1),
         limit=(
-            f"{number_text(limit / per)} {unit}, the limit; healthy nodes have"
-            f" {number_text(middle / per)} in the middle, and a node is {allowed.text()}"
+            f"{number_text(limit / per)} {unit}, the limit; the median of healthy nodes is"
+            f" {number_text(middle / per)}, and a node is {allowed.text()}"
         ),
     )
 

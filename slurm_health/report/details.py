@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from slurm_health.records.text import elapsed_text
 from slurm_health.records.verdict import Level, NodeVerdict, Outcome
 from slurm_health.report.layout import Page
 from slurm_health.report.limits import limit_of
@@ -120,7 +121,7 @@ def _device(verdict: NodeVerdict, hardware: Hardware | None) -> DeviceReport | N
 
 
 def round_text(run: RunReport, each: RoundReport, *, whole: bool) -> str:
-    """Return one round: how long it took, who was measured with whom, and how that ended.
+    """Return one round: who was measured with whom, how that ended, and how long each node took.
 
     Groups in which all went well share one phrase, unless `whole`; the others are named.
     """
@@ -137,6 +138,14 @@ def round_text(run: RunReport, each: RoundReport, *, whole: bool) -> str:
     others = [] if whole else _without(each.groups, named)
     if others:
         texts.append(_others_text(others, also=bool(named)))
+    elapsed_s = {
+        node: seconds
+        for group in each.groups
+        for node, seconds in zip(group.nodes, group.elapsed_s, strict=True)
+        if seconds is not None
+    }
+    if elapsed_s:
+        texts.append(elapsed_text(elapsed_s))
     took = "" if each.duration_s is None else f", {each.duration_s:.1f} s"
     phase = f", {each.phase}" if each.phase else ""
     return f"round {each.round}{phase}{took}: {'; '.join(texts)}"
@@ -148,17 +157,11 @@ def _without(groups: Sequence[GroupReport], named: Sequence[GroupReport]) -> lis
 
 
 def _group_text(group: GroupReport) -> str:
-    """Return one group: `n3+n4 timed out (n3 20 s, n4 20 s)`."""
+    """Return one group: `n3+n4 timed out (no answer from n4)`."""
     if len(group.nodes) == 1 and group.outcome is Outcome.MEASURED:
-        return f"{group.nodes[0]} alone {group.elapsed_s[0] or 0.0:.1f} s"
-    took = ", ".join(
-        f"{node} {seconds:.1f} s"
-        for node, seconds in zip(group.nodes, group.elapsed_s, strict=True)
-        if seconds is not None
-    )
-    silent = f"no answer from {nodes_text(group.silent)}" if group.silent else ""
-    said = ", ".join(part for part in (took, silent) if part)
-    return f"{'+'.join(group.nodes)} {_OUTCOMES[group.outcome]}" + (f" ({said})" if said else "")
+        return f"{group.nodes[0]} alone"
+    silent = f" (no answer from {nodes_text(group.silent)})" if group.silent else ""
+    return f"{'+'.join(group.nodes)} {_OUTCOMES[group.outcome]}{silent}"
 
 
 def _others_text(groups: Sequence[GroupReport], *, also: bool) -> str:
@@ -166,10 +169,7 @@ def _others_text(groups: Sequence[GroupReport], *, also: bool) -> str:
     pairs = all(len(group.nodes) == 2 for group in groups)
     what = "node" if alone else "pair" if pairs else "group"
     count = f"{len(groups)} {'other ' if also else ''}{what}{'s' if len(groups) != 1 else ''}"
-    times = [f"{s:.1f}" for group in groups for s in group.elapsed_s if s is not None]
-    ends = dict.fromkeys((min(times, key=float), max(times, key=float))) if times else ()
-    span = f" in {' to '.join(ends)} s" if ends else ""
-    return f"{count} measured{' alone' if alone else ''}{span}"
+    return f"{count} measured{' alone' if alone else ''}"
 
 
 def samples(runs: Sequence[RunReport], page: Page) -> list[str]:

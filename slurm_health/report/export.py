@@ -9,6 +9,8 @@ version, never changed.
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -21,7 +23,8 @@ from slurm_health.report.model import Event, Hang, JobReport, NodeReport, RunRep
 from slurm_health.report.summary import summary_of
 
 SCHEMA = 1
-
+# JSON has line ends between values, and what is not ASCII in texts only.
+_UNLIKE_ASCII = re.compile(r"[^\x20-\x7e\n]")
 _ALWAYS = (ALLGATHER, MATMUL)
 _UNJUDGED = {
     "level": None,
@@ -82,7 +85,14 @@ def _job(report: JobReport, *, raw: bool) -> dict[str, object]:
 
 def _text(report: dict[str, object]) -> str:
     encoded = msgspec.json.encode({"schema": SCHEMA, **report})
-    return msgspec.json.format(encoded, indent=2).decode() + "\n"
+    return shown(msgspec.json.format(encoded, indent=2).decode()) + "\n"
+
+
+def shown(document: str) -> str:
+    """Return the same JSON, of which nothing acts on a terminal that it is printed on."""
+    return _UNLIKE_ASCII.sub(
+        lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], document
+    )
 
 
 def _fields(value: JobReport | RunReport | Event) -> dict[str, object]:
@@ -102,6 +112,8 @@ def _run(run: RunReport, *, raw: bool) -> dict[str, object]:
         "hangs": [_hang(each) for each in run.hangs],
         "stragglers": [_with_found(each, each.found) for each in run.stragglers],
         "slowdowns": [_with_found(each, each.found) for each in run.slowdowns],
+        "unevenness": [_with_found(each, each.found) for each in run.unevenness],
+        "losses": [_with_found(each, each.found) for each in run.losses],
         "timeline": [{**_fields(event), "action": event.action or None} for event in run.timeline],
         **({"samples": _whole(run.samples)} if raw else {}),
     }

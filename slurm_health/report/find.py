@@ -23,6 +23,7 @@ from slurm_health.report.phrases import moment_text
 from slurm_health.report.read import began_s, jobs_in
 from slurm_health.report.read import read_run as read_run  # for those who know a directory
 from slurm_health.system import journal, private_files
+from slurm_health.system.mounts import mounted_by_users
 
 _log = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
             raise JournalError(root, _ask(job, owner)) from err
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
     chosen = cluster if cluster in found else _cluster_of(found, job)
-    uid = found[chosen][0].parent.lstat().st_uid
+    uid = others.owner_of(found[chosen][0].parent)
     if uid != os.geteuid():
         _log.warning("the journal of job %s was written by user %s", job, user_name(uid))
         _tell_of_others(root, chosen, job, uid)
@@ -217,7 +218,7 @@ def _cluster_of(found: Mapping[str, list[Path]], job: str) -> str:
 
     A user who may make a directory in a shared root can make the newest of any cluster.
     """
-    own = [name for name, runs in found.items() if runs[0].parent.lstat().st_uid == os.geteuid()]
+    own = [name for name, runs in found.items() if others.owner_of(runs[0].parent) == os.geteuid()]
     if not own and len(found) > 1:
         several = ", ".join(sorted(found))
         raise UsageError(f"several clusters have a job {job}: name one, --cluster={several}")
@@ -237,9 +238,12 @@ def _another_owner(root: Path, job: str) -> str | None:
     clusters: list[str] = []
     with contextlib.suppress(OSError):
         clusters = journal.clusters_in(root)
+    mounted = mounted_by_users(root)
     for cluster in clusters:
+        if f"{cluster}/{job}" in mounted:
+            continue
         with contextlib.suppress(OSError):
-            uid = journal.job_directory(root, cluster, job).stat().st_uid
+            uid = journal.job_directory(root, cluster, job).lstat().st_uid
             if uid != os.geteuid():
                 return user_name(uid)
     return None
@@ -247,8 +251,11 @@ def _another_owner(root: Path, job: str) -> str | None:
 
 def _who_laid(root: Path, task: str) -> str | None:
     """Return which other user laid the name of an array's task, None where none did."""
+    mounted = mounted_by_users(root)
     with contextlib.suppress(OSError):
         for cluster in journal.clusters_in(root):
+            if f"{cluster}/{task}" in mounted:
+                continue
             link = journal.job_directory(root, cluster, task)
             if link.is_symlink() and (uid := link.lstat().st_uid) not in {0, os.geteuid()}:
                 return user_name(uid)
@@ -286,9 +293,15 @@ def _runs_by_cluster(root: Path, job: str) -> dict[str, list[Path]]:
 
 def directories(path: Path) -> list[str]:
     """Return what is in a directory, but for plain files: directories, and links of array tasks."""
+    mounted = mounted_by_users(path.parent)
     try:
         with os.scandir(path) as entries:
-            return [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
+            return [
+                entry.name
+                for entry in entries
+                if f"{path.name}/{entry.name}" not in mounted
+                and not entry.is_file(follow_symlinks=False)
+            ]
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +31,7 @@ from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import ListedJob
 
+_log = logging.getLogger(__name__)
 # Slurm is asked about a list that can be printed without it.
 _PATIENCE_S = 5.0
 _LOOKED_AT = 200  # for those of a name
@@ -161,29 +162,38 @@ def _newest(root: Path, count: int, clusters: Sequence[str]) -> list[_Found]:
     """
     arrays: dict[tuple[str, str, int], list[tuple[float, Path]]] = {}
     for cluster in clusters:
-        known: dict[str, os.stat_result] = {}
-        links: dict[tuple[str, int], str] = {}
-        for name in directories(root / cluster):
-            path = root / cluster / name
-            with contextlib.suppress(OSError):  # it is being removed
-                found = path.lstat()
-                if stat.S_ISDIR(found.st_mode) and journal.JOURNAL_NAME.fullmatch(name):
-                    known[name] = found
-                elif stat.S_ISLNK(found.st_mode) and JOB.fullmatch(name):
-                    # Where users share a root, any user can link to any other's.
-                    links[str(path.readlink()), found.st_uid] = name.partition("_")[0]
-        for name, found in known.items():
-            if os.geteuid() in (0, found.st_uid):
-                array = links.get((name, found.st_uid), journal.job_of(name))
+        looks = _looked_at(root / cluster)
+        # Where users share a root, any user can link to any other's.
+        links = {
+            (look.target, look.uid): name.partition("_")[0]
+            for name, look in looks.items()
+            if look.target and JOB.fullmatch(name)
+        }
+        for name, look in looks.items():
+            ours = look.is_directory and os.geteuid() in (0, look.uid)
+            if ours and journal.JOURNAL_NAME.fullmatch(name):
+                array = links.get((name, look.uid), journal.job_of(name))
                 path = journal.job_directory(root, cluster, name)
-                of_array = arrays.setdefault((cluster, array, found.st_uid), [])
-                of_array.append((found.st_mtime, path))
+                of_array = arrays.setdefault((cluster, array, look.uid), [])
+                of_array.append((look.changed_s, path))
     # A directory changes with each check of its job: only of a few are the files looked at.
     newest = [
         _Found(*max((changed_s, array, path) for changed_s, path in paths), len(paths), uid)
         for (_, array, uid), paths in arrays.items()
     ]
     return sorted(newest, key=lambda job: job.changed_s, reverse=True)[:count]
+
+
+def _looked_at(cluster: Path) -> dict[str, journal.Status]:
+    """Return what is in a cluster's directory; root is told what does not say what it is."""
+    names = directories(cluster)
+    looks: dict[str, journal.Status] = {}
+    for name, look in zip(names, journal.statuses([cluster / each for each in names]), strict=True):
+        if look is not None and not look.trouble:
+            looks[name] = look
+        elif look is not None and os.geteuid() == 0:
+            _log.warning("%s is left out: %s", cluster / name, look.trouble)
+    return looks
 
 
 class _Others:

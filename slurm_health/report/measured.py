@@ -26,9 +26,13 @@ from slurm_health.records.verdict import Level, Outcome
 
 ALLGATHER = "allgather"
 MATMUL = "matmul"
+_PRODUCTS = frozenset({MATMUL, "matmul_fp8"})
 _ALLGATHERS = frozenset({ALLGATHER, "rail_allgather", "node_allgather"})
-_COPIES = frozenset({"memory_copy", "host_copy"})
-_UNITS = {MATMUL: "GFLOP/s", **dict.fromkeys(_COPIES | _ALLGATHERS, "GB/s")}
+_COPIES = frozenset({"memory_copy", "host_copy", "peer_copy", "ib_write_bw"})
+_UNITS = {
+    **dict.fromkeys(_PRODUCTS, "GFLOP/s"),
+    **dict.fromkeys(_COPIES | _ALLGATHERS, "GB/s"),
+}
 # More bytes than any machine has: such a record is foreign, and could not become a float.
 _IMPOSSIBLE_BYTES = 2**63
 # What is said of a group of which members say different things: the first of these.
@@ -40,8 +44,8 @@ class Figure:
     """What one probe measured on one node, one value per group the node was in, by round.
 
     An all-gather is its bus bandwidth in GB/s, a copy within a device what it reads and writes in
-    GB/s, one from or to the host what it brings, matmul the rate in GFLOP/s, any other probe its
-    time in ms. A value that was not measured is not there.
+    GB/s, one from or to the host or another device what it brings, a product of matrices the rate
+    in GFLOP/s, any other probe its time in ms. A value that was not measured is not there.
     """
 
     probe: str
@@ -143,7 +147,7 @@ def _value(sample: records.Sampled, elapsed_ms: float) -> float | None:
         )
     elif sample.probe in _COPIES:
         value = min(sample.total_bytes, _IMPOSSIBLE_BYTES) / (elapsed_ms * 1e6)
-    elif sample.probe == MATMUL:
+    elif sample.probe in _PRODUCTS:
         value = rate_gflop_per_s(flop=sample.flop, elapsed_ms=elapsed_ms)
     return value if isfinite(value) and value > 0 else None
 

@@ -13,8 +13,10 @@ from slurm_health.records.script_records import (
     Diagnosed,
     HangFound,
     HangOver,
+    LossFound,
     SlowdownFound,
     StragglerFound,
+    UnevenFound,
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.acts import Act
@@ -113,10 +115,11 @@ class RunReport:
     from the master's first record to its verdict. `nodes` are in the order of the run. `note` says
     how far an unfinished check got. `superseded`: a later check exists. `unchecked` says why its
     nodes could not be checked, and what to do. `post_mortem` says why the script failed. `hangs`,
-    `stragglers` and `slowdowns` are what was seen while it ran. `requeued` says how others
-    than this check put its job back into the queue. `so_far` says how far a script without a
-    heartbeat is that still runs. `missing` says what of its journal is not there
-    or cannot be read. `measured` has the figures of each round and node, with any partner.
+    `stragglers`, `slowdowns`, `unevenness` and `losses` (that are no numbers) are what was seen
+    while it ran. `requeued` says how others than this check put its job back into the queue.
+    `so_far` says how far a script without a heartbeat is that still runs. `missing` says what of
+    its journal is not there or cannot be read. `measured` has the figures of each round and node,
+    with any partner.
     """
 
     label: str
@@ -135,6 +138,7 @@ class RunReport:
     paths: tuple[LinkVerdict, ...] = ()
     leaves: tuple[LinkVerdict, ...] = ()
     floors: Mapping[str, float] = field(default_factory=dict)
+    unseen: str = ""
     acts: tuple[Act, ...] = ()
     disposition: str = ""
     reason: str = ""
@@ -145,6 +149,8 @@ class RunReport:
     hangs: tuple[Hang, ...] = ()
     stragglers: tuple[StragglerFound, ...] = ()
     slowdowns: tuple[SlowdownFound, ...] = ()
+    unevenness: tuple[UnevenFound, ...] = ()
+    losses: tuple[LossFound, ...] = ()
     requeued: str = ""
     so_far: str = ""
     timeline: tuple[Event, ...] = ()
@@ -164,7 +170,8 @@ class JobReport:
 
     A node's row is its latest decisive verdict: a node that was left behind keeps its own, and
     *inconclusive* never replaces what an earlier check had decided. `waits` is what Slurm says of a
-    job that waits for its next attempt, where it was asked.
+    job that waits for its next attempt, where it was asked, and `ended` of one whose script the
+    journal only saw begin; `cancelled_by` says who cancelled it, where Slurm keeps accounts.
     """
 
     job: str
@@ -172,6 +179,8 @@ class JobReport:
     partition: str = ""
     script: str = ""
     waits: str = ""
+    ended: str = ""
+    cancelled_by: str = ""
     runs: tuple[RunReport, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
     paths: tuple[LinkVerdict, ...] = ()

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from slurm_health.records.verdict import Level, Outcome
-from slurm_health.report.model import RunReport
+from slurm_health.report.model import JobReport, RunReport
 from slurm_health.report.phrases import nodes_text
 
 _FAILED = (Outcome.FAILED, Outcome.TIMED_OUT)
@@ -43,6 +43,31 @@ class NoExchange:
             steps.append("with --spares=1 a third node tells which of two is at fault")
         steps.append("with --on-inconclusive=hold, or requeue, a job does not start on such nodes")
         return "; ".join(steps)
+
+
+def likelier(report: JobReport) -> dict[str, str]:
+    """Return, of two nodes that could not exchange data, the one that is likelier to be why.
+
+    The other one was found healthy, with another partner, by a later check of the same job. Nothing
+    says so of a node that a later check has judged itself.
+
+    Returns:
+        What makes it the likelier one, by node.
+    """
+    found = {}
+    for place, run in enumerate(report.runs):
+        apart, later = no_exchange(run), report.runs[place + 1 :]
+        if apart is None or len(apart.nodes) != 2:
+            continue
+        levels = {node.node: node.level for each in later if each.judged for node in each.nodes}
+        known = [node for node in apart.nodes if node in levels]
+        if len(known) == 1 and levels[known[0]] is Level.HEALTHY:
+            (other,) = {*apart.nodes} - {*known}
+            found[other] = (
+                f"cannot exchange data with {known[0]}, which can with other nodes: it is the"
+                " likelier of the two to be at fault, but that is not proven"
+            )
+    return found
 
 
 def no_exchange(run: RunReport) -> NoExchange | None:

@@ -41,7 +41,7 @@ def read(directory: Path, work: Callable[[], T], kind: type[T]) -> T:
     Raises:
         JournalError: it cannot be read, or not within limits.
     """
-    if directory.lstat().st_uid == os.geteuid():
+    if owner_of(directory) == os.geteuid():
         return work()
 
     def told() -> bytes:
@@ -58,6 +58,18 @@ def read(directory: Path, work: Callable[[], T], kind: type[T]) -> T:
         return from_msgpack(said[1:], kind)
     refused = from_msgpack(said[1:], _Refused)
     raise JournalError(Path(refused.path), refused.text.removeprefix(f"journal {refused.path}: "))
+
+
+def owner_of(directory: Path) -> int:
+    """Return whose a job's directory is, which may have been removed since it was found.
+
+    Raises:
+        JournalError: it is not there any more, or cannot be looked at.
+    """
+    try:
+        return directory.lstat().st_uid
+    except OSError as err:
+        raise JournalError(directory, f"cannot be read: {err.strerror or err}") from err
 
 
 def within_limits(

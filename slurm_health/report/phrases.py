@@ -15,7 +15,7 @@ from slurm_health.records.verdict import Level, LinkVerdict
 from slurm_health.report.acts import Act, Progress
 from slurm_health.report.model import JobReport, RunReport, ScriptOutcome, State
 from slurm_health.system import journal
-from slurm_health.system.processes import signal_name
+from slurm_health.system.signals import signal_name
 
 NOTHING = "\N{EN DASH}"  # stands for a figure or a verdict that is not there
 WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, None, Level.HEALTHY)
@@ -37,9 +37,11 @@ _VERBS = {
     "drop": Verb("give back", "gave back", "could not give back"),
     "requeue": Verb("requeue the job", "requeued", "did not requeue the job"),
     "hold": Verb("hold the job", "held the job", "did not hold the job"),
+    "cancel": Verb("cancel the job", "cancelled the job", "did not cancel the job"),
+    "end_script": Verb("end the script", "ended the script", "did not end the script"),
     "proceed": Verb("continue with", "continued with", "did not continue with"),
 }
-_ON_THE_JOB = {"requeue", "hold"}
+_ON_THE_JOB = {"requeue", "hold", "cancel", "end_script"}
 
 
 def nodes_text(nodes: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from slurm_health.report.model import RunReport
 from slurm_health.report.phrases import attempt_text
 
 _EVIDENCE_CHARACTERS = 240
+_TOLD = 6  # lines of what nodes told of themselves
 
 
 def post_mortems(runs: Sequence[RunReport], page: Page) -> list[str]:
@@ -34,6 +35,9 @@ def lines_of(found: Diagnosed) -> list[tuple[str, str]]:
     lines = [("first", found.first)] if found.first else []
     lines.append(("cause", f"{found.description} ({whose_text(found)})"))
     lines += [("evidence", cut(line, _EVIDENCE_CHARACTERS)) for line in found.evidence]
+    lines += [("told", cut(line, _EVIDENCE_CHARACTERS)) for line in found.told[:_TOLD]]
+    if len(found.told) > _TOLD:
+        lines.append(("told", f"{len(found.told) - _TOLD} more lines: slurm-health report --json"))
     if found.accused:
         lines.append(("at fault", ", ".join(found.accused)))
     if found.advice:
@@ -73,8 +77,7 @@ def lines_while_training(run: RunReport) -> Iterator[tuple[str, str]]:
     if run.so_far:
         yield "so far", run.so_far
     for each in run.hangs:
-        what = "line that counts steps" if each.hang.line else "step"
-        yield "hang", f"no {what} for {each.hang.stalled_s:.0f} s after step {each.hang.step}"
+        yield "hang", each.hang.stood_still
         yield from lines_of(each.hang.found)
         if each.over:
             yield "over", f"it went on by itself after {each.over.stalled_s:.0f} s"
@@ -85,3 +88,9 @@ def lines_while_training(run: RunReport) -> Iterator[tuple[str, str]]:
         own, usual = f"{slow.own_ms:.0f} ms of its own per step", f"{slow.usual_ms:.0f} ms usual"
         yield "slow", f"rank {slow.rank} on {slow.node}: {own}, {usual}"
         yield from lines_of(slow.found) if slow.found else ()
+    for uneven in run.unevenness:
+        yield "uneven", f"the heaviest takes {uneven.times:.2f} times as long as the others"
+        yield from lines_of(uneven.found)
+    for lost in run.losses:
+        yield "loss", lost.line
+        yield from lines_of(lost.found)

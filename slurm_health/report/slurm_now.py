@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm says of a job now: why it has no journal, whether it waits again, its lost nodes.
+"""What Slurm says of a job now: why it has no journal, if it waits again, who ended it, its nodes.
 
 The journal ends with the job, and an epilog drains after it: only Slurm's notes on the nodes tell.
 """
@@ -15,13 +15,17 @@ from typing import NamedTuple
 
 from slurm_health.preflight.decide import unchecked
 from slurm_health.records.errors import SlurmError, UnknownJob
+from slurm_health.report.find import user_name
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport, State
+from slurm_health.system.signals import signal_name
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Job, JobId, Node
 
 UNKNOWN = "no journal"
 _WAITS = "it is pending"
+_CANCELLED = "the job was cancelled"
+_REQUEUED = "the job was requeued"
 _PATIENCE_S = 3.0
 _RECENT_S = 7 * 86400.0  # what the nodes of an older job do today is of no use
 _ASKED = 20  # tasks of which Slurm is asked, a call each
@@ -135,10 +139,12 @@ def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None)
     if job.pending:
         return f"{_WAITS}{_why_pending(job)}: {_until_it_starts(job)}"
     output = job.value("StdOut") if job.nodes else ""  # it has never started
-    see = f" Its output, {output}, says why." if output else ""
     if "RUNNING" in job.states:
-        return f"it is running, but its check has not begun, or could not begin.{see}"
-    return f"it ended before a check began ({state}).{see}"
+        see = f"; if it cannot, the job's output says why: {output}" if output else ""
+        return f"it is running, and its check has not begun yet{see}."
+    killed = _killed(job)
+    see = f" Its output, {output}, says why." if output and not killed else ""
+    return f"it ended before a check began ({', '.join(filter(None, (state, killed)))}).{see}"
 
 
 def _until_it_starts(job: Job) -> str:
@@ -175,17 +181,87 @@ def waiting_again(report: JobReport, *, now_s: float, environ: Mapping[str, str]
     return replace(report, waits=f"pending again{_why_pending(job)}")
 
 
-def out_of_use(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -> list[Node]:
-    """Return the nodes of a recent job that Slurm has out of use; none where it does not answer."""
+def with_unseen_end(
+    report: JobReport,
+    *,
+    now_s: float,
+    environ: Mapping[str, str],
+    patience_s: float = _PATIENCE_S,
+) -> JobReport:
+    """Return the report with how Slurm says that a job ended whose end nothing of ours recorded.
+
+    Whoever kills the batch script, or its node, ends what would have recorded it.
+    """
+    last = report.runs[-1]
+    over = last.superseded or last.requeued or last.post_mortem is not None
+    if last.script is None or last.script.exit_code is not None or over:
+        return report
     try:
-        client = _client_of(report, now_s=now_s, environ=environ) if report.nodes else None
+        client = _client_of(report, now_s=now_s, environ=environ, patience_s=patience_s)
+        job = client.job(report.job) if client else None
+    except UnknownJob:
+        return replace(report, ended="the job has ended: Slurm no longer knows it")
+    except SlurmError:
+        return report
+    if job is None or job.states & _NOT_ENDED:
+        return report
+    how = ", ".join(filter(None, ("+".join(sorted(job.states)).lower(), _killed(job))))
+    return replace(report, ended=f"Slurm says that the job has ended ({how})")
+
+
+def _killed(job: Job) -> str:
+    """Say which signal ended the batch script; nothing where none did."""
+    number = job.value("ExitCode").partition(":")[2]
+    killed = number.isdecimal() and int(number)
+    return f"killed by {signal_name(int(number))}" if killed else ""
+
+
+def with_who_cancelled(
+    report: JobReport, *, environ: Mapping[str, str], patience_s: float = _PATIENCE_S
+) -> JobReport:
+    """Return the report of a job that was cancelled with by whom, where Slurm's accounts say so.
+
+    One that was requeued may have been cancelled while it waited: nothing of it was there to see.
+    """
+    last = report.runs[-1]
+    cause = last.post_mortem.description if last.post_mortem else ""
+    again = bool(last.requeued) or last.note.startswith(_REQUEUED)
+    if not (again or last.note.startswith(_CANCELLED) or cause == _CANCELLED) or report.waits:
+        return report
+    client = Client(environ, patience_s=0, deadline_s=patience_s)
+    try:
+        known = client.cluster_name() == report.cluster
+        uid = client.cancelled_by(report.job) if known else None
+    except SlurmError:
+        return report
+    return report if uid is None else replace(report, cancelled_by=user_name(uid))
+
+
+def out_of_use(
+    report: JobReport,
+    *,
+    now_s: float,
+    environ: Mapping[str, str],
+    patience_s: float = _PATIENCE_S,
+) -> list[Node]:
+    """Return the nodes of a recent job that Slurm has out of use; none where it does not answer."""
+    if not report.nodes:
+        return []
+    try:
+        client = _client_of(report, now_s=now_s, environ=environ, patience_s=patience_s)
         found = client.nodes([node.node for node in report.nodes]) if client else {}
     except (SlurmError, ValueError):  # names that no node list can hold
         return []
     return [node for node in found.values() if node.out_of_pool]
 
 
-def _client_of(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -> Client | None:
+def _client_of(
+    report: JobReport,
+    *,
+    now_s: float,
+    environ: Mapping[str, str],
+    patience_s: float = _PATIENCE_S,
+) -> Client | None:
     """Return whom to ask about a job, None where it is old or of another cluster.
 
     Raises:
@@ -194,7 +270,7 @@ def _client_of(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -
     started_s = report.runs[-1].started_s
     if started_s is None or not 0 <= now_s - started_s < _RECENT_S:
         return None
-    client = Client(environ, patience_s=0, deadline_s=_PATIENCE_S)
+    client = Client(environ, patience_s=0, deadline_s=patience_s)
     return client if client.cluster_name() == report.cluster else None
 
 

@@ -19,7 +19,7 @@ from slurm_health.records.text import cut, ranks_text
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report.acts import Progress
 from slurm_health.report.model import JobReport, NodeReport, RunReport, State
-from slurm_health.report.no_exchange import no_exchange
+from slurm_health.report.no_exchange import likelier, no_exchange
 from slurm_health.report.phrases import (
     NOTHING,
     WORST_FIRST,
@@ -77,6 +77,8 @@ def _latest(report: JobReport) -> RunReport:
         hangs=its.hangs,
         stragglers=its.stragglers,
         slowdowns=its.slowdowns,
+        unevenness=its.unevenness,
+        losses=its.losses,
         requeued=its.requeued,
     )
 
@@ -92,7 +94,12 @@ def _found(report: JobReport) -> Iterator[str]:
         yield from _of_script(last)
     yield from _slow(last)
     apart = no_exchange(last)
-    yield from [apart.found] if apart else _of_nodes(report.nodes)
+    if apart:
+        yield apart.found
+    else:
+        pairs = likelier(report)
+        yield from _of_nodes([node for node in report.nodes if node.node not in pairs])
+        yield from (f"{node} {why}" for node, why in pairs.items())
     for kind, links in (("path", report.paths), ("leaf", report.leaves)):
         for link in links[:_ROWS]:
             name = f"{kind} {NOTHING.join(link.ends)} {link.level.value}"
@@ -101,7 +108,8 @@ def _found(report: JobReport) -> Iterator[str]:
     if not last.judged or not (unwell or report.paths or report.leaves):
         who = nodes_text(node.node for node in last.nodes)
         told = f"{who}: {found_text(last)}" if who else found_text(last)
-        seen = last.post_mortem or last.hangs or last.stragglers or last.slowdowns
+        slow = last.stragglers or last.slowdowns or _of_training(last)
+        seen = last.post_mortem or last.hangs or slow
         yield f"before the script started, {told}" if seen else told
     if any(run.missing and not run.unchecked for run in report.runs):
         yield "parts of the journal are missing or cannot be read: see below"
@@ -128,10 +136,10 @@ def _of_script(run: RunReport) -> Iterator[str]:
         return
     for each in run.hangs[-1:]:
         over = f"; it went on by itself after {each.over.stalled_s:.0f} s" if each.over else ""
-        after = f"no step for {each.hang.stalled_s:.0f} s after step {each.hang.step}"
         hung = "hung for a while" if each.over else "hangs" if _still_runs(run) else "hung"
         end = f"; then {run.post_mortem.description}" if run.post_mortem else ""
-        yield f"the script {hung} ({after}): {_diagnosis(each.hang.found)}{over}{end}"
+        found = _diagnosis(each.hang.found)
+        yield f"the script {hung} ({each.hang.stood_still}): {found}{over}{end}"
 
 
 def _slow(run: RunReport) -> Iterator[str]:
@@ -143,6 +151,14 @@ def _slow(run: RunReport) -> Iterator[str]:
     for longer in run.slowdowns[-1:]:
         times = f"a step took {longer.step_ms:.0f} ms, {longer.usual_ms:.0f} ms before"
         yield f"while the script ran, {_diagnosis(longer.found)}: {times}"
+    for seen in _of_training(run):
+        yield f"while the script ran, {_diagnosis(seen)}"
+
+
+def _of_training(run: RunReport) -> list[Diagnosed]:
+    """Return what the training itself did, the latest of a kind: uneven stages or data, a loss."""
+    seen = [each.found for each in run.unevenness] + [each.found for each in run.losses]
+    return list({each.cause: each for each in seen}.values())
 
 
 def _diagnosis(found: Diagnosed) -> str:
@@ -195,7 +211,11 @@ def _done(report: JobReport) -> str:
     moved = f"{_moves(left)}{onto}" if left else ""
     here = [run for run in report.runs if run.attempt == last.attempt]
     after = ", ".join(dict.fromkeys(text for run in reversed(here) for text in _outcome(run)))
-    return "; ".join(text for text in (moved, _starts(here), after, report.waits) if text)
+    by = f"cancelled by {report.cancelled_by}" if report.cancelled_by else ""
+    if report.ended:
+        after = after.removesuffix(" yet")
+    texts = (moved, _starts(here), after, report.ended, by, report.waits)
+    return "; ".join(text for text in texts if text)
 
 
 def _outcome(run: RunReport) -> list[str]:
@@ -257,7 +277,7 @@ def _asked_of_user(run: RunReport) -> str:
 
 def _next(report: JobReport, *, followed: bool) -> str:
     last = _latest(report)
-    if _still_runs(last) and not _hangs(last):
+    if _still_runs(last) and not report.ended and not _hangs(last):
         apart = no_exchange(last)
         steps = [apart.advice(report.job, runs=_has_begun(last))] if apart else []
         steps += [] if followed else [f"slurm-health watch {report.job} follows it"]
@@ -275,7 +295,10 @@ def _steps(report: JobReport, last: RunReport) -> Iterator[str]:
         yield last.post_mortem.advice
     if _hangs(last):
         found = last.hangs[-1].hang.found
-        yield found.advice if _still_runs(last) else advice_afterwards(found)
+        runs = _still_runs(last) and not report.ended
+        yield found.advice if runs else advice_afterwards(found)
+    elif report.ended:
+        yield "what ended it may stand at the end of the job's output"
     elif failed and not last.post_mortem:
         yield "the job's output says why the script failed"
     yield from _about_slow(last)
@@ -291,6 +314,7 @@ def _steps(report: JobReport, last: RunReport) -> Iterator[str]:
 def _about_slow(run: RunReport) -> Iterator[str]:
     found = [each.found for each in run.stragglers[-1:]]
     found += [each.found for each in run.slowdowns[-1:]]
+    found += _of_training(run)
     yield from (each.advice for each in found if each and each.advice)
 
 
@@ -298,7 +322,7 @@ def _about_nodes(report: JobReport, last: RunReport) -> Iterator[str]:
     bad = [node.node for node in report.nodes if node.level in (Level.FAULTY, Level.SLOW)]
     drained = [node for node in _nodes_of(report.runs, "drain") if node in bad]
     kept = [node for node in _going_on(last) if node in bad and last.disposition == "proceed"]
-    told = [node for node in bad if node not in drained]
+    told = [node for node in bad if node not in drained] + [*likelier(report)]
     if kept:
         option = f"submit again {_leaving_out(kept, last)}"
         yield f"to run without {nodes_text(kept)}: {option}{_if_there_are_nodes(last)}"

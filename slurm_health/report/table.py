@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -58,7 +58,11 @@ def job_text(
         _checks(report.runs, page),
         _missing(report.runs, page),
         _nodes(report, page),
-        [*_links(report, page), *_slower_but_healthy(report.nodes, page)],
+        [
+            *_links(report, page),
+            *_slower_but_healthy(report.nodes, page),
+            *_unseen(report.runs[-1:], page),
+        ],
         details.unwell(report, page, whole=verbose),
         timeline_lines(report.runs, page, verbose=verbose),
         while_training(report.runs, page),
@@ -99,7 +103,11 @@ def check_summary(run: RunReport, *, width: int | None = None, unicode: bool = T
     """
     page = Page(width=width, unicode=unicode)
     first = page.phrases([headline(run), *outcome_texts(run)])
-    notes = [*_links(run, page), *_slower_but_healthy(run.nodes, page)]
+    notes = [
+        *_links(run, page),
+        *_slower_but_healthy(run.nodes, page),
+        *_unseen([run], page),
+    ]
     return _blocks(first, _nodes(run, page), notes)
 
 
@@ -242,6 +250,11 @@ def _links(report: JobReport | RunReport, page: Page) -> list[str]:
             what = f"{kind} {NOTHING.join(path.ends)} {path.level.value}"
             lines += page.paragraph(f"{what}: {path.reason}" if path.reason else what)
     return lines
+
+
+def _unseen(runs: Iterable[RunReport], page: Page) -> list[str]:
+    """Return what the probes of these checks could not see."""
+    return [line for run in runs if run.unseen for line in page.paragraph(run.unseen)]
 
 
 def _slower_but_healthy(nodes: Sequence[NodeReport], page: Page) -> list[str]:

@@ -15,10 +15,12 @@ from slurm_health.records.script_records import (
     FailurePlanned,
     HangFound,
     HangOver,
+    LossFound,
     ScriptEnded,
     ScriptStarted,
     SlowdownFound,
     StragglerFound,
+    UnevenFound,
 )
 from slurm_health.records.verdict import Level
 from slurm_health.report import details
@@ -86,7 +88,14 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return event(action=action, nodes=tuple(nodes), succeeded=succeeded, detail=detail)
         case records.RunFinished(disposition=disposition, nodes=nodes):
             return event(nodes=tuple(nodes), detail=disposition)
-        case HangFound() | HangOver() | SlowdownFound() | StragglerFound() as record:
+        case (
+            HangFound()
+            | HangOver()
+            | SlowdownFound()
+            | StragglerFound()
+            | UnevenFound()
+            | LossFound() as record
+        ):
             return _monitor_event(record, event)
         case ScriptStarted() | ScriptEnded() | FailurePlanned() | Diagnosed() as record:
             return _script_event(record, event)
@@ -123,7 +132,8 @@ def _script_event(
 
 
 def _monitor_event(
-    record: HangFound | HangOver | SlowdownFound | StragglerFound, event: Callable[..., Event]
+    record: HangFound | HangOver | SlowdownFound | StragglerFound | UnevenFound | LossFound,
+    event: Callable[..., Event],
 ) -> Event:
     match record:
         case HangFound(stalled_s=stalled_s, found=found):
@@ -132,6 +142,8 @@ def _monitor_event(
             return event(detail=f"{stalled_s:.0f} s")
         case SlowdownFound(found=found):
             return event(nodes=tuple(found.nodes), detail=found.description)
+        case UnevenFound(found=found) | LossFound(found=found):
+            return event(detail=found.description)
         case StragglerFound(node=node, found=Diagnosed(description=description)):
             return event(nodes=(node,), detail=description)
         case StragglerFound(node=node, rank=rank):
@@ -244,7 +256,7 @@ def _monitor_text(event: Event) -> str:
             return f"monitor: the training goes on, after {event.detail} without a step"
         case "slowdown_found":
             return f"monitor: steps take longer: {event.detail}"
-        case "straggler_found":
+        case "straggler_found" | "uneven_found" | "loss_found":
             return f"monitor: {event.detail}"
         case _:
             return f"{event.what.replace('_', ' ')} {event.detail}".rstrip()

@@ -22,6 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from slurm_health.system import proc
+from slurm_health.system.signals import heard_afterwards
 
 ANSWER_BYTES = 1 << 20
 _ANSWER = b"+"
@@ -142,12 +143,10 @@ def run_all(
     results: dict[Key, WorkResult] = {}
     with _ending(running):
         for key, (task, limit_s) in work.items():
-            # Between a child's start and its being known here, nothing would end it.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            try:
+            # Between a child's start and its being known here, nothing would end it; and Python
+            # drops what a signal raises while it forks, and with it the user's Ctrl-C.
+            with heard_afterwards():
                 running[key] = _Child(task, limit_s, most_bytes)
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         _gather(running, results)
     return {key: results[key] for key in work}
 
@@ -240,7 +239,7 @@ def _serve(work: Work, pipe: int, lifetime_s: float) -> None:
 def _reset_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
 
 
 def _keep_only(pipe: int) -> int:

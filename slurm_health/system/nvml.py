@@ -27,7 +27,8 @@ _LOST = frozenset({15, 16, 28})  # GPU is lost, reset required, GPU not found
 _SILENT = frozenset({2, 3, 4, 6, 13, 21, 22, 24, 25, 26, 27})
 # A GPU without power or interrupts, and the "Unknown Error" of one that has left the bus: these
 # are told of the GPU itself only where NVML is asked for its handle.
-_NO_HANDLE = frozenset({8, 11, 999})
+_UNKNOWN = 999
+_NO_HANDLE = frozenset({8, 11, _UNKNOWN})
 UNCORRECTED, VOLATILE = 1, 0
 _FABRIC_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 
@@ -36,7 +37,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU. None: this GPU, driver or library does not tell.
 
     `lost` is how NVML puts that the GPU has gone; `unanswered` what it said where it could not
-    answer, without saying that the GPU has gone.
+    answer, without saying that the GPU has gone; `silent` that it said *Unknown Error* to every
+    question.
     """
 
     index: int
@@ -44,6 +46,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     bus: str = ""
     lost: str = ""
     unanswered: str = ""
+    silent: bool = False
     recovery_action: int | None = None
     uncorrected: int | None = None
     remap_pending: bool | None = None
@@ -128,6 +131,7 @@ class Questions:
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._asked = 0
+        self._unknown = 0
         self._errors: Counter[str] = Counter()
 
     @property
@@ -136,6 +140,11 @@ class Questions:
         count = sum(self._errors.values())
         said = ", ".join(self._errors)
         return f"{said} ({count} of {self._asked} questions)" if count else ""
+
+    @property
+    def silent(self) -> bool:
+        """Whether the GPU gave a handle, and *Unknown Error* to everything asked after it."""
+        return 1 < self._asked == self._unknown + 1
 
     def told(self, ask: Callable[..., _T], *arguments: Any) -> _T | None:
         """Return what a call says, None where it says nothing, or an error.
@@ -152,6 +161,7 @@ class Questions:
                 raise Lost(str(err)) from err
             if code not in _SILENT:
                 self._errors[str(err)] += 1
+                self._unknown += code == _UNKNOWN
             return None
 
     def handle(self, index: int) -> Any:
@@ -184,7 +194,8 @@ def _device(nvml: Any, index: int) -> Device:
             device = _links(nvml, questions.told, handle, device)
     except Lost as err:
         return msgspec.structs.replace(device, lost=str(err))
-    return msgspec.structs.replace(device, unanswered=questions.unanswered)
+    said = questions.unanswered
+    return msgspec.structs.replace(device, unanswered=said, silent=questions.silent)
 
 
 def _identity(nvml: Any, told: _Told, handle: Any, device: Device) -> Device:

@@ -108,6 +108,15 @@ def scheduled(process: Path) -> tuple[float, float]:
     return ran_ns / 1e9, unserved_ns / 1e9
 
 
+def voluntary_switches(process: Path) -> int:
+    """Return how often the main thread has gone to wait in the kernel, 0 where that is not told."""
+    for line in (process / "status").read_bytes().splitlines():
+        name, _, number = line.partition(b":")
+        if name == b"voluntary_ctxt_switches":
+            return int(number)
+    return 0
+
+
 def kernel_waits(root: Path, pid: int, children: Sequence[int]) -> str:
     """Return the functions of the kernel in which a process and its children wait."""
     said = []

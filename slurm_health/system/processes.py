@@ -14,13 +14,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import IO
+
+from slurm_health.system.signals import heard_afterwards
 
 Process = subprocess.Popen[bytes]
 PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
@@ -29,8 +29,6 @@ PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 _PR_SET_PDEATHSIG = 1
 # Signals that would end us while a command is in the foreground.
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_HEARD_AFTERWARDS = (signal.SIGINT, signal.SIGTERM)
-_ANEW_S = 0.01  # what an exception is dropped in takes far less
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -65,20 +63,6 @@ def fork(work: Callable[[], int]) -> int:
         code = work()
     finally:
         os._exit(code)
-
-
-@contextlib.contextmanager
-def heard_afterwards() -> Iterator[set[int]]:
-    """Have Ctrl-C and SIGTERM wait until this is done; provide the signal mask from before.
-
-    Only this thread's: where there are others, one of them may take a signal of the process.
-    """
-    ours = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD_AFTERWARDS)
-        yield set(ours)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ours)
 
 
 def start_tied(
@@ -313,57 +297,6 @@ def _forwarding_signals(process: Process) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def leaving_on(number: int) -> Iterator[None]:
-    """While active, a signal ends what is in progress by SystemExit, once, with the code 128+n.
-
-    Python drops an exception that comes up in a destructor or a weak reference's callback, and
-    prints it; such a one is raised anew a moment later. What is behind the context is not
-    disturbed any more.
-    """
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # once: what it ends by now it ends in peace
-        raise SystemExit(128 + number)
-
-    def raise_anew(dropped: sys.UnraisableHookArgs) -> None:
-        if isinstance(dropped.exc_value, SystemExit):
-            signal.signal(number, leave)
-            threading.Timer(_ANEW_S, os.kill, (os.getpid(), number)).start()
-        else:
-            before(dropped)
-
-    before, sys.unraisablehook = sys.unraisablehook, raise_anew
-    signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        signal.signal(number, signal.SIG_IGN)
-        sys.unraisablehook = before
-
-
-def exit_text(returncode: int) -> str:
-    """Say how a process ended: `exit code 3`, or `killed by SIGSEGV`."""
-    if returncode >= 0:
-        return f"exit code {returncode}"
-    return f"killed by {signal_name(-returncode)}"
-
-
-def signal_name(number: int) -> str:
-    """Return `SIGSEGV`, or `signal 40` for one that has no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def signal_behind(end: KeyboardInterrupt | SystemExit) -> str:
-    """Return the name of the signal that became this exception, as by `leaving_on`."""
-    if isinstance(end, KeyboardInterrupt):
-        return signal.SIGINT.name
-    return signal_name(end.code - 128) if isinstance(end.code, int) else "no signal"
-
-
 def own_command(*arguments: str) -> tuple[str, ...]:
     """Return a command line of this slurm-health, for another process or node.
 
@@ -374,8 +307,12 @@ def own_command(*arguments: str) -> tuple[str, ...]:
 
 def own_module(module: str, *arguments: str) -> tuple[str, ...]:
     """Return a command line that runs a module of ours with this interpreter."""
+    return (*own_python(), "-m", module, *arguments)
+
+
+def own_python() -> tuple[str, ...]:
+    """Return how this interpreter is started for another process of ours."""
     # Where we were started without PYTHONPATH and PYTHONHOME, what the child finds there belongs to
     # another Python.
     unused = sys.flags.ignore_environment or not {"PYTHONPATH", "PYTHONHOME"} & os.environ.keys()
-    flags = ("-E", "-P") if unused else ("-P",)
-    return (sys.executable, *flags, "-m", module, *arguments)
+    return (sys.executable, "-E", "-P") if unused else (sys.executable, "-P")

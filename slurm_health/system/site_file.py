@@ -18,7 +18,17 @@ from typing import Any
 from slurm_health.records.errors import ConfigError
 
 SITE_FILE = "/etc/slurm-health/config.toml"
-_ADMIN_TABLES = ("hooks", "breaker", "recovery", "marks", "accusations", "metrics", "checks")
+_ADMIN_TABLES = (
+    "hooks",
+    "breaker",
+    "recovery",
+    "marks",
+    "accusations",
+    "pair_test",
+    "default",
+    "metrics",
+    "checks",
+)
 _HEADER, _QUOTES = re.compile(r"\s*\[\s*([^]]+?)\s*\]"), re.compile(r"[\"'\s]")
 _KEYS = ("journal", "index", "standings", "expectations", "localize", *_ADMIN_TABLES)
 _TEXTS = {
@@ -37,7 +47,7 @@ class SiteFile:
         try:
             self.document: dict[str, Any] = tomllib.loads(text)
         except (ValueError, RecursionError) as err:  # also of a number or a nest without end
-            raise ConfigError(str(path), "file", f"is not TOML: {err}") from err
+            raise ConfigError(str(path), "", f"is not TOML: {err}") from err
         for key in self.document:
             if key not in _KEYS:
                 raise self.error((), key, "unknown setting", valid=_KEYS)
@@ -111,14 +121,14 @@ def read(path: Path, *, trusted: bool) -> SiteFile:
             found = os.fstat(file.fileno())
             data = file.read()
     except OSError as err:
-        raise ConfigError(str(path), "file", f"cannot be read: {err.strerror}") from err
+        raise ConfigError(str(path), "", f"cannot be read: {err.strerror}") from err
     if trusted:
         _refuse_writable(path, path, found)
         _refuse_writable(path, path.parent, path.parent.stat())
     try:
         return SiteFile(path, data.decode())
     except UnicodeDecodeError as err:
-        raise ConfigError(str(path), "file", f"is not UTF-8: {err}") from err
+        raise ConfigError(str(path), "", f"is not UTF-8: {err}") from err
 
 
 def others_can_write(found: os.stat_result) -> bool:
@@ -130,4 +140,5 @@ def others_can_write(found: os.stat_result) -> bool:
 def _refuse_writable(path: Path, place: Path, found: os.stat_result) -> None:
     if others_can_write(found):
         problem = "can be written by others than root, so root does not follow it"
-        raise ConfigError(str(path), str(place), f"{problem}; fix: chown root, chmod go-w")
+        key = "" if place == path else str(place)
+        raise ConfigError(str(path), key, f"{problem}; fix: chown root, chmod go-w")

@@ -18,5 +18,6 @@ the environment, and the journal if there is a check. When workers have failed, 
     own_agent       the agent of this process's own node
     earlier_check   one of this attempt that need not be repeated
     node_choice     which nodes training starts with
+    watching        the monitor beside the training
     starting        those nodes, and where they find each other
 """

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from slurm_health.preflight.options import Value, what_to_check
+from slurm_health.preflight.option_kinds import Value
+from slurm_health.preflight.options import what_to_check
 from slurm_health.records.errors import UsageError
 from slurm_health.torchrun.rendezvous import bracketed, host_and_port, master
 

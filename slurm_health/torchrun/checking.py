@@ -24,8 +24,8 @@ from slurm_health.preflight.master.master import MasterSettings
 from slurm_health.preflight.master.run_check import agent_command, make_localizer
 from slurm_health.preflight.master.setup_file import environ_after
 from slurm_health.preflight.options import localize_choices
-from slurm_health.preflight.probe_choice import chosen_phases
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.probe_choice import chosen_phases, why_light
+from slurm_health.preflight.session.deadlines import limits_of
 from slurm_health.records.errors import ExitCode, JournalError
 from slurm_health.records.records import RunStarted
 from slurm_health.system import journal
@@ -87,7 +87,8 @@ def checked(
     chosen = outcome.choice.nodes
     if place.node not in chosen:
         return _stay_out(place, outcome, within)
-    return Starting(nodes=chosen, addresses=addresses_in(directory, place.nodes, chosen))
+    addresses = addresses_in(directory, place.nodes, chosen)
+    return Starting(nodes=chosen, addresses=addresses, directory=directory)
 
 
 def _check(
@@ -131,11 +132,12 @@ def _check(
             launcher,
             within,
             MasterSettings(
-                limits=Limits(),
+                limits=limits_of(arguments.text("round-deadline")),
                 phases=phases,
                 make_localizer=functools.partial(make_localizer, prior=known),
                 expectations=expectations,
                 localize=localize,
+                light=why_light(arguments.check),
             ),
             exclude_slow=arguments.exclude_straggler,
         )

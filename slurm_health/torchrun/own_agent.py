@@ -16,10 +16,10 @@ from slurm_health.system.processes import (
     Process,
     close_pipes,
     end_session,
-    exit_text,
     read_available,
     start_tied,
 )
+from slurm_health.system.signals import exit_text
 
 _READ_BYTES = 1 << 16
 

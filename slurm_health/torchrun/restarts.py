@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
@@ -25,21 +26,24 @@ from slurm_health.preflight.decide.after_failure import Failure, Next, Plan, pla
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.nodeset import fold
-from slurm_health.records.script_records import SCRIPT_FAILED, Diagnosed
+from slurm_health.records.script_records import REQUEUED, SCRIPT_FAILED, Diagnosed, HangFound
 from slurm_health.system import journal
-from slurm_health.system.processes import die_with_parent, leaving_on
+from slurm_health.system.processes import die_with_parent
+from slurm_health.system.signals import leaving_on
 from slurm_health.torchrun import joint_check
 from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.channel import secret
 from slurm_health.torchrun.checking import checked, say
 from slurm_health.torchrun.node_choice import Bounds
-from slurm_health.torchrun.place import TaskPlace
+from slurm_health.torchrun.place import OUTSIDE_SLURM, TaskPlace
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.monitor import registry
-from slurm_health.training.monitor.containment import contained
+from slurm_health.training.monitor.collector import EndedJob
+from slurm_health.training.monitor.containment import collect, contained
+from slurm_health.training.monitor.every_node import with_dumps
 from slurm_health.training.monitor.post_mortem import text_of
 
 # What torchrun says of the worker that fails first: `failed (exitcode: -9) local_rank: 0 (pid: 12)`
@@ -79,7 +83,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What torchrun asks: `decide`, with the nodes' reports, or `check`, with the decision.
 
-    `silent` nodes have not reported. It would be restart number `restart` of `max_restarts`.
+    `silent` nodes have not reported. It would be restart number `restart` of `max_restarts`. The
+    workers ran for `ran_s`, and were ended because of a `hang` if there was one; for `hangs_before`
+    others were.
     """
 
     what: str
@@ -89,6 +95,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     restart: int = 0
     max_restarts: int = 0
     decision: Decision | None = None
+    ran_s: float = 0.0
+    hang: HangFound | None = None
+    hangs_before: tuple[HangFound, ...] = ()
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,16 +107,21 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     leaves: bool = False
 
 
-def decide(question: Question, clock_s: float) -> Decision:
-    """Return what follows a failure, and have it said and recorded."""
+def decide(question: Question, clock_s: float, environ: Mapping[str, str]) -> Decision:
+    """Return what follows a failure, and have it said and recorded.
+
+    `environ` is the one that the workers had.
+    """
     context, place = question.context, question.context.place
     names = tuple(dict.fromkeys([place.node, *(each.node for each in question.reports)]))
-    found = _diagnosed(question)
+    found = _diagnosed(question, clock_s, environ)
     chosen = _plan(question, found, names)
-    if found is not None and found.cause != SCRIPT_FAILED:
+    if found is not None and (found.cause not in (SCRIPT_FAILED, REQUEUED) or found.failed):
         say(text_of(found, context.arguments.program[0]).removeprefix("slurm-health: "))
     times = f"restart {question.restart} of {question.max_restarts}"
     match chosen.next:
+        case Next.STOP if question.max_restarts == 0:
+            pass  # torchrun says it
         case Next.STOP | Next.LEAVE:
             say(f"the training ends: {chosen.reason}")
         case Next.RESTART:
@@ -116,7 +130,7 @@ def decide(question: Question, clock_s: float) -> Decision:
             say(
                 f"{chosen.reason}; checking {fold(chosen.check)} before the workers start ({times})"
             )
-    _record(question, found, chosen, clock_s)
+    _record(question, found, chosen, clock_s, environ)
     if chosen.next is not Next.CHECK:
         return Decision(next="restart" if chosen.next is Next.RESTART else "stop")
     here = replace(place, start=f"{place.start}.{question.restart}")
@@ -153,13 +167,30 @@ def check(context: Context, decision: Decision, environ: Mapping[str, str]) -> C
     return Checked(exit_code=None)
 
 
-def _diagnosed(question: Question) -> Diagnosed | None:
-    """Return what the workers' last words say of the cause."""
+def _diagnosed(question: Question, clock_s: float, environ: Mapping[str, str]) -> Diagnosed | None:
+    """Return what the workers' last words say of the cause, and in Slurm what all nodes tell."""
+    place = question.context.place
     log = _log_of(question.reports)
-    nodes = tuple(each.node for each in question.reports)
+    nodes = (
+        place.nodes if place.cluster != OUTSIDE_SLURM else tuple(r.node for r in question.reports)
+    )
     end = ScriptEnd(exit_code=1, nodes=nodes, script=question.context.arguments.program[0])
-    chain = InferenceChain(registry.registered().operators, apply=contained())
-    return Diagnostician(observe_failure, chain).diagnose(Collected([log, end])).diagnosed
+    used = registry.registered()
+    job = EndedJob(
+        end=end,
+        environ=environ,
+        node=place.node,
+        directory=Path.cwd(),
+        ended_s=clock_s,
+        duration_s=question.ran_s,
+        run_directory=_directory(question, environ),
+    )
+    # What torchrun's nodes report is the output.
+    collectors = [each for each in used.collectors if each.data is not TrainingLog]
+    data = with_dumps(collect(job, collectors))
+    known = Collected([log, *data.all], missing=data.missing, failed={**used.failed, **data.failed})
+    chain = InferenceChain(used.operators, apply=contained())
+    return Diagnostician(observe_failure, chain).diagnose(known).diagnosed
 
 
 def _log_of(reports: Sequence[Report]) -> TrainingLog:
@@ -203,6 +234,8 @@ def _plan(question: Question, found: Diagnosed | None, names: tuple[str, ...]) -
         nodes=names,
         restarted_unchecked=question.restart > 1,
         least=least,
+        hang=question.hang,
+        hangs_before=question.hangs_before,
     )
     chosen = plan(failure)
     if chosen.next is Next.STOP or not question.silent:
@@ -215,13 +248,17 @@ def _plan(question: Question, found: Diagnosed | None, names: tuple[str, ...]) -
     return replace(chosen, reason=f"{silent}; {chosen.reason}")
 
 
-def _record(question: Question, found: Diagnosed | None, chosen: Plan, clock_s: float) -> None:
-    place = question.context.place
-    root = config.journal_root(question.context.arguments.text("journal"), os.environ)
+def _record(
+    question: Question,
+    found: Diagnosed | None,
+    chosen: Plan,
+    clock_s: float,
+    environ: Mapping[str, str],
+) -> None:
+    directory = _directory(question, environ)
+    if directory is None:
+        return
     try:
-        directory = joint_check.directory_of(root, place)
-        if not directory.is_dir():
-            return  # a node that trains alone among others: their check has one journal
         if found is not None:
             journal.Writer(directory, journal.POST_MORTEM, lambda: clock_s).append(found)
         journal.Writer(directory, journal.RESTART, lambda: clock_s).append(
@@ -229,6 +266,17 @@ def _record(question: Question, found: Diagnosed | None, chosen: Plan, clock_s: 
         )
     except JournalError as err:
         say(f"the failure is not recorded: {err}")
+
+
+def _directory(question: Question, environ: Mapping[str, str]) -> Path | None:
+    """Return where the check before this training was recorded, None where there is nothing."""
+    root = config.journal_root(question.context.arguments.text("journal"), environ)
+    try:
+        directory = joint_check.directory_of(root, question.context.place)
+    except JournalError as err:
+        say(f"the failure is not recorded: {err}")
+        return None
+    return directory if directory.is_dir() else None
 
 
 def _free_port() -> int:
@@ -245,7 +293,7 @@ def main() -> int:
     try:
         with leaving_on(signal.SIGTERM):
             if question.decision is None:
-                answer = decide(question, time.time())
+                answer = decide(question, time.time(), os.environ)
             else:
                 answer = check(question.context, question.decision, os.environ)
     except SlurmHealthError as err:

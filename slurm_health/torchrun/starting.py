@@ -17,10 +17,14 @@ from slurm_health.torchrun.place import TaskPlace
 
 @dataclass(frozen=True, kw_only=True)
 class Starting:
-    """The nodes that train, and addresses of nodes as far as they are known."""
+    """The nodes that train, and addresses of nodes as far as they are known.
+
+    `directory` is that of their check in the journal, None without one.
+    """
 
     nodes: tuple[str, ...]
     addresses: Mapping[str, str] = field(default_factory=dict)
+    directory: Path | None = None
 
 
 def all_of(place: TaskPlace | None) -> Starting:

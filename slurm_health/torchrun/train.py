@@ -15,9 +15,12 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_health.preflight.decide.policy import Heartbeat
+from slurm_health.preflight.supervisor.monitor_process import heartbeat_environ
 from slurm_health.records.errors import ConfigError, UsageError
-from slurm_health.system.processes import leaving_on, own_module
-from slurm_health.torchrun import parser, unshared_check
+from slurm_health.system.processes import own_module
+from slurm_health.system.signals import leaving_on
+from slurm_health.torchrun import parser, rendezvous, unshared_check, watching
 from slurm_health.torchrun.arguments import Arguments, command_line, node_range, trains_alone
 from slurm_health.torchrun.channel import secret
 from slurm_health.torchrun.checking import checked
@@ -27,7 +30,7 @@ from slurm_health.torchrun.restarts import Context
 from slurm_health.torchrun.starting import Starting, all_of, may_be_joined, team_of
 
 _TORCHRUN = ("-m", "torch.distributed.run")
-# The same, with nodes looked at before workers are started again, and what it is told for that.
+# The same, watched, with nodes looked at before workers are started again, and what it is told.
 _CHECKING_TORCHRUN = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_restarts.py"
 _RESTARTS = "SLURM_HEALTH_RESTARTS"
 
@@ -55,6 +58,7 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
     own = secret.without(environ)
     starting = all_of(place)
     torchrun: Sequence[str] = _TORCHRUN
+    told: dict[str, object] | None = None
     if arguments.checks:
         here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
         if here.meeting is not None and here.leads:
@@ -68,8 +72,16 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
         starting = found
         if arguments.restarts:
             context = _context(here, within, found, arguments, python, environ, alone=alone)
-            torchrun = (str(_CHECKING_TORCHRUN),)
-            own[_RESTARTS] = msgspec.json.encode(_told(context, within)).decode()
+            told = _told(context, within)
+    if place is not None and not alone and watching.is_on(place, arguments, environ):
+        if told is None:
+            told = _told_unchecked(place, starting, arguments, python, environ)
+        told["monitor"] = watching.monitor(place, starting, arguments, environ)
+    if told is not None:
+        torchrun = (str(_CHECKING_TORCHRUN),)
+        own[_RESTARTS] = msgspec.json.encode(told).decode()
+    if arguments.text("heartbeat") != Heartbeat.OFF.value:
+        own |= heartbeat_environ(environ)
     team = None
     if not alone and place is not None:
         team = team_of(place, starting, arguments.given, environ)
@@ -100,6 +112,25 @@ def _context(
         least=least,
         shared_secret=environ.get(secret.VARIABLE, ""),
     )
+
+
+def _told_unchecked(
+    place: TaskPlace,
+    starting: Starting,
+    arguments: Arguments,
+    python: str,
+    environ: Mapping[str, str],
+) -> dict[str, object]:
+    """Return the same for nodes that were not checked: they may be, once workers have failed."""
+    joins = "SLURM_JOB_ID" in environ and may_be_joined(arguments.given)
+    within = bounds(arguments.given.get("nnodes"), len(place.nodes), alone=False, joins=joins)
+    if place.chosen_start and place.meeting is None:
+        where = rendezvous.meeting(arguments.given, environ, place.port)
+        place = replace(place, meeting=where)
+    if place.meeting is not None and place.leads:
+        place = unshared_check.named(place)
+    context = _context(place, within, starting, arguments, python, environ, alone=False)
+    return _told(context, within)
 
 
 def _told(context: Context, within: Bounds) -> dict[str, object]:

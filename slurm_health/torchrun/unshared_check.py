@@ -26,7 +26,7 @@ from slurm_health.records.records import AgentStarted, Record, RoundStarted
 from slurm_health.records.text import one_line
 from slurm_health.report import find
 from slurm_health.system import journal
-from slurm_health.system.processes import signal_behind
+from slurm_health.system.signals import signal_behind
 from slurm_health.torchrun import joint_check
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.node_zero import NodeZero

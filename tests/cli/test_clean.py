@@ -143,6 +143,23 @@ def test_journals_of_others_stay_unless_root_says_all_users(tmp_path: Path) -> N
     assert left(tmp_path) == []
 
 
+@pytest.mark.root
+def test_a_file_of_thousands_of_names_removes_no_journal_of_others(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100)
+    theirs = write(tmp_path, 13, 61)
+    large = theirs / "large"
+    large.write_bytes(bytes(1 << 20))
+    for number in range(100):
+        (theirs / f"name{number}").hardlink_to(large)
+    for path in (theirs, *theirs.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+
+    done = clean(tmp_path, "--max-size=10MB", "--yes", "--all-users")
+
+    assert done.stdout.startswith("nothing to remove: 2 journals, 1."), done
+    assert left(tmp_path) == ["12", "13"]
+
+
 def test_a_journal_that_was_written_since_it_was_chosen_stays(tmp_path: Path) -> None:
     run, _ = write_requeued_job(tmp_path, job=12)
     age(run.directory.parent, 100)
@@ -264,21 +281,36 @@ def test_where_there_is_nothing_that_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("answer", "kept"), [(b"n\n", ["12"]), (b"\n", ["12"]), (b"y\n", [])])
 def test_on_a_terminal_it_asks_first(tmp_path: Path, answer: bytes, kept: list[str]) -> None:
     write(tmp_path, 12, 100)
-    assert on_a_terminal(tmp_path, answer) == 0
+    code, asked = on_a_terminal(tmp_path, answer)
+    assert (code, "Remove this journal? [y/N]" in asked) == (0, True), asked
     assert left(tmp_path) == kept
 
 
 def test_who_interrupts_the_question_keeps_everything(tmp_path: Path) -> None:
     write(tmp_path, 12, 100)
-    assert on_a_terminal(tmp_path, CTRL_C) == 130
+    assert on_a_terminal(tmp_path, CTRL_C)[0] == 130
     assert left(tmp_path) == ["12"]
 
 
-def on_a_terminal(root: Path, answer: bytes) -> int:
-    """Call `clean` on a terminal of its own, type the answer to its question; its exit code."""
+@pytest.mark.root
+def test_root_is_told_whose_journals_would_go_before_they_do(tmp_path: Path) -> None:
+    write(tmp_path, 12, 100)
+    for path in (theirs := write(tmp_path, 13, 100), *theirs.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+
+    code, asked = on_a_terminal(tmp_path, b"n\n", "--all-users")
+    listed = clean(tmp_path, "--older-than=90d", "--dry-run", "--all-users").stdout
+
+    assert code == 0
+    assert "Remove these 2 journals of nobody, root? (--dry-run lists them) [y/N]" in asked
+    assert [line.split()[-1] for line in listed.splitlines()[:3]] == ["USER", "root", "nobody"]
+
+
+def on_a_terminal(root: Path, answer: bytes, *more: str) -> tuple[int, str]:
+    """Call `clean` on a terminal of its own, answer its question; its exit code, and the words."""
     pid, terminal = pty.fork()
     if pid == 0:
-        words = [*COMMAND, "clean", f"--journal={root}", "--older-than=90d"]
+        words = [*COMMAND, "clean", f"--journal={root}", "--older-than=90d", *more]
         os.execvpe(words[0], words, {**os.environ, "PATH": "/nonexistent"})
     shown, typed = b"", False
     try:
@@ -294,7 +326,7 @@ def on_a_terminal(root: Path, answer: bytes) -> int:
     os.close(terminal)
     assert typed, shown
     assert b"Traceback" not in shown, shown
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
 
 
 def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
@@ -313,23 +345,20 @@ def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_what_another_user_has_put_in_the_way_blocks_no_clean(tmp_path: Path) -> None:
-    write(tmp_path, 12, 100)
-    blocked = tmp_path / "lab" / ".removed-12"
+def test_what_another_user_has_put_in_the_way_blocks_no_clean(public_path: Path) -> None:
+    write(public_path, 12, 100)
+    blocked = public_path / "lab" / ".removed-12"
     blocked.mkdir()
     (blocked / "full").touch()
-    for path in (tmp_path, *tmp_path.parents):
-        if path.stat().st_uid == 0 and not path.stat().st_mode & 0o001:
-            path.chmod(path.stat().st_mode | 0o011)
-    for path in (tmp_path / "lab" / "12", *(tmp_path / "lab" / "12").rglob("*")):
+    for path in (public_path / "lab" / "12", *(public_path / "lab" / "12").rglob("*")):
         os.chown(path, NOBODY, NOBODY)
-    (tmp_path / "lab").chmod(0o1777)
-    (journal,) = listing.journals(tmp_path, uid=NOBODY)
+    (public_path / "lab").chmod(0o1777)
+    (journal,) = listing.journals(public_path, uid=NOBODY)
 
     def take_away() -> bytes:
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        remove.remove(tmp_path, journal)
+        remove.remove(public_path, journal)
         return b"gone"
 
     assert run_one(take_away, DEADLINE_S) == Answered(b"gone", ANY)
-    assert left(tmp_path) == [".removed-12"]
+    assert left(public_path) == [".removed-12"]

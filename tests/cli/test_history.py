@@ -9,6 +9,7 @@ import pty
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,20 @@ def test_its_history_says_why_and_shows_the_latest_checks_first(tmp_path: Path) 
         ["109", "slow", "(compute)"],
     ]
     assert "and 9 earlier; --limit=12 shows them" in done.stdout
+
+
+def test_a_cluster_without_a_check_in_the_window_is_left_out_beside_one_with_some(
+    tmp_path: Path,
+) -> None:
+    write_lemon(tmp_path / "journal")
+    now = Clock(time.time() - 60)
+    write_healthy_run(tmp_path / "journal", cluster="new", nodes=("n1", "n2"), clock=now)
+
+    lemons = called(tmp_path, "lemons").stdout
+
+    assert lemons.startswith("new: 2 nodes checked"), lemons
+    assert "lab: 0 nodes" not in lemons
+    assert "no fault seen, but too few jobs to tell: n[1-2]" in lemons
 
 
 def test_outside_the_window_nothing_counts(tmp_path: Path) -> None:

@@ -385,7 +385,7 @@ def test_a_bad_node_is_exit_code_1_whoever_reads_the_output(tmp_path: Path, work
 
 
 def test_json_of_a_check_is_json_and_its_logs_go_elsewhere(tmp_path: Path, workers: Path) -> None:
-    (workers / "local2").write_text("no-torch")
+    (workers / "local2").write_text("broken-torch")
 
     done = slurm_health(*local(tmp_path, "--json"))
 
@@ -540,7 +540,7 @@ def test_a_check_that_takes_long_lets_its_supervisor_know_that_it_gets_on(tmp_pa
 
 def test_the_help_of_all_is_grouped_by_who_needs_it() -> None:
     told = slurm_health("--help").stdout
-    titles = ["For a job:", "To look at what happened:", "For administrators:", "Besides:"]
+    titles = ["For a job:", "To look at what happened:", "For administrators:", "Other commands:"]
 
     places = [told.index(title) for title in titles]
     assert places == sorted(places)
@@ -553,3 +553,12 @@ def test_an_option_without_its_value_is_told_what_that_would_be() -> None:
 
     assert done.code == 2
     assert "--html FILE. Write the report as one page of HTML" in one_line(done.stderr)
+
+
+def test_an_option_behind_the_word_that_it_goes_before_is_told_its_place() -> None:
+    done = slurm_health("nodes", "release", "n1", "--config", "/x")
+    unknown = slurm_health("nodes", "release", "n1", "--confg", "/x")
+
+    told = "--config goes before release: slurm-health nodes --config FILE release"
+    assert (done.code, told in one_line(done.stderr)) == (2, True), done
+    assert "No such option '--confg'" in one_line(unknown.stderr)

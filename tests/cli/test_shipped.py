@@ -168,7 +168,10 @@ def test_a_wheel_has_all_that_is_copied_and_read(tmp_path: Path) -> None:
         assert (package / template.source).read_bytes() == (ROOT / template.source).read_bytes()
     pages = {path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")}
     assert {path.relative_to(package) for path in (package / "docs").rglob("*.md")} == pages
-    assert (package / "preflight" / "sbatch" / "launcher.sbatch").exists()
+    source = ROOT / "slurm_health"
+    beside = [*source.rglob("*.sbatch"), *source.rglob("*.lua")]
+    assert len(beside) >= 5
+    assert all((package / path.relative_to(source)).exists() for path in beside)
     assert (package / "grafana" / "slurm-health.json").exists()
     (share,) = installed.glob("*.data/data/share")
     made = {f"man/man1/{name}" for name in man_pages.pages()} | set(completion.files())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -28,3 +29,18 @@ def test_a_partition_that_no_turn_can_ever_check_is_told_so_with_what_to_do(
     assert "a sweep can never check main: it takes 3 nodes at a time" in done.stderr
     assert "salloc -p main -N 3 slurm-health check" in done.stderr
     assert not slurm.calls("sbatch")
+
+
+@pytest.mark.torch
+def test_a_turn_whose_jobs_words_cannot_be_kept_is_no_success(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm", [f"n{number}" for number in range(1, 9)])
+    slurm.set(partition_nodes="n[1-8]")
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    (journal / f".sweep-{os.geteuid()}").symlink_to("/nonexistent")
+
+    words = ("sweep", "-p", "main", f"--journal={journal}", f"--python={sys.executable}")
+    done = slurm_health(*words, environ=slurm.environ())
+
+    assert "what becomes of the jobs will not be told" in done.stderr, done
+    assert done.code == 3, done

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.cli import watch
+from slurm_health.records.script_records import ScriptStarted
+from slurm_health.system import journal
 from tests.support.command_line import COMMAND, slurm_health
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock, RunJournal, write_healthy_run
@@ -95,6 +98,11 @@ def test_q_ends_it_before_the_job(tmp_path: Path) -> None:
         terminal.type(b"q")
         terminal.read_until("")
         assert terminal.process.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize(("look_s", "pause_s"), [(-3600, 1), (0.01, 1), (2, 8), (60, 20)])
+def test_a_large_journal_is_looked_at_less_often(look_s: float, pause_s: float) -> None:
+    assert watch.pause_s(look_s) == pause_s
 
 
 def test_it_does_not_advise_to_watch_whoever_does(tmp_path: Path) -> None:
@@ -186,6 +194,23 @@ def test_a_job_that_was_requeued_is_followed_to_its_next_attempt(tmp_path: Path)
         RunJournal(tmp_path / "journal", label="1", nodes=["n1", "n2"], clock=clock).start()
         terminal.read_until("nodes ready")
         terminal.type(b"q")
+
+
+@pytest.mark.timeout(180)
+def test_a_job_whose_batch_script_was_killed_is_followed_to_its_end(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm", ["n1", "n2"])
+    slurm.run_job(12, ["n1", "n2"])
+    run = RunJournal(tmp_path / "journal", nodes=["n1", "n2"], clock=Clock(time.time() - 60))
+    run.start()
+    run.judge()
+    run.finish("proceed")
+    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
+    slurm.change_job(12, state="NODE_FAIL")
+    with watching(tmp_path / "journal", slurm=slurm.environ()) as terminal:
+        terminal.read_until("the script has run for")
+        drawn = terminal.read_until("")
+        assert terminal.process.wait(DEADLINE_S) == 0
+    assert "end not recorded; Slurm says that the job has ended (node_fail)" in drawn
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.support.sites import let_root_drain
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
 FAULTY, SLOW, UNREACHABLE, APART = "dies", "slow", "unreachable", "apart"
-INCONCLUSIVE, NEVER_READY, STUCK = "no-torch", "never-ready", "stuck"
+INCONCLUSIVE, NEVER_READY, STUCK = "broken-torch", "never-ready", "stuck"
 RAN = "echo attempt $SLURM_RESTART_COUNT ran on $SLURM_JOB_NODELIST"
 
 

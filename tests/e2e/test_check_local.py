@@ -183,7 +183,7 @@ def test_a_master_that_is_killed_takes_everything_with_it(check: Check) -> None:
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "their end")
 
 
-def test_an_interpreter_without_torch_says_so_and_blames_nobody(tmp_path: Path) -> None:
+def test_with_an_interpreter_without_torch_light_probes_measure(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
     python.chmod(0o755)
@@ -192,10 +192,10 @@ def test_an_interpreter_without_torch_says_so_and_blames_nobody(tmp_path: Path) 
         "check", "--local=2", f"--python={python}", f"--journal={tmp_path}", "--json"
     )
 
-    assert done.code == 3
-    nodes = json.loads(done.stdout)["nodes"]
-    assert {node["level"] for node in nodes} == {"inconclusive"}
-    assert all("No module named 'torch'" in node["reason"] for node in nodes)
+    assert done.code == 0
+    run = json.loads(done.stdout)
+    assert {node["level"] for node in run["nodes"]} == {"healthy"}
+    assert "has no torch): NCCL and GPUs under load were not tested" in run["unseen"]
 
 
 @pytest.mark.root

@@ -13,6 +13,7 @@ from tests.e2e.played_nodes import (
     INCONCLUSIVE,
     RAN,
     SLOW,
+    UNREACHABLE,
     play,
     release,
     submit,
@@ -95,6 +96,34 @@ def test_a_job_proceeds_on_undecided_nodes_and_says_so(site: Site) -> None:
     job = submit(site, "-N4")
     assert restarts(site, job) == ("COMPLETED", "0", "n[1-4]")
     assert "n3 undecided, continuing anyway" in site.lab.job_output(job)
+
+
+def test_a_job_of_two_nodes_that_cannot_exchange_data_gets_another_partner(site: Site) -> None:
+    play(site, n2=UNREACHABLE)
+    job = submit(site, "-N2", "--nodelist=n1", "--exclude=n[3-4]")
+    state, requeues, nodes = restarts(site, job)
+    assert (state, requeues, set(expand(nodes)) & {"n1", "n2"}) == ("COMPLETED", "1", {"n1"})
+    assert site.drained() == {}
+    told = site.table(job)
+    assert "n2 cannot exchange data with n1, which can with other nodes: it is the" in told
+    assert "tell your administrators about n2" in told
+
+
+def test_where_the_node_that_stayed_is_the_bad_one_the_next_partner_shows_it(site: Site) -> None:
+    play(site, n1=UNREACHABLE)
+    job = submit(site, "-N2", "--exclude=n[5-6]")
+    state, requeues, nodes = restarts(site, job)
+    # Once, where n1 is not free again as soon as the job is: Slurm then takes two others.
+    assert (state, requeues) in {("COMPLETED", "1"), ("COMPLETED", "2")}
+    assert "n1" not in expand(nodes)
+    assert site.drained() == {}
+
+
+def test_two_nodes_that_cannot_exchange_data_stay_where_no_other_is_free(site: Site) -> None:
+    play(site, n2=UNREACHABLE)
+    job = submit(site, "-N2", "--nodelist=n[1-2]")
+    assert restarts(site, job) == ("COMPLETED", "0", "n[1-2]")
+    assert "a job on both may hang" in site.lab.job_output(job)
 
 
 def test_an_undecided_node_is_left_and_not_drained_where_the_user_asks_for_it(site: Site) -> None:

@@ -43,10 +43,13 @@ def nothing(job: str) -> None:
     """Do nothing more once the check has begun."""
 
 
-def check_nodes(site: Site, count: int, meanwhile: Callable[[str], None] = nothing) -> Checked:
+def check_nodes(
+    site: Site, count: int, meanwhile: Callable[[str], None] = nothing, *, check: str = "auto"
+) -> Checked:
     """Check the first nodes as alice; `meanwhile` is called with the job once it has begun."""
     names = ",".join(site.lab.nodes[:count])
-    argv = ["salloc", f"-N{count}", f"--nodelist={names}", COMMAND, "check", "--json"]
+    words = [COMMAND, "check", "--json", f"--check={check}"]
+    argv = ["salloc", f"-N{count}", f"--nodelist={names}", *words]
     process = site.lab.popen(argv, user="alice", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with process:
         try:

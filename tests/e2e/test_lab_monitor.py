@@ -28,6 +28,7 @@ exec srun {sys.executable} hanging_training.py "$@"
 """
 MONITOR = "slurm_health.training.monitor.node"
 LIMIT_S = 60.0
+SILENT_LIMIT_S = 90.0
 
 
 @pytest.fixture
@@ -147,6 +148,26 @@ def test_a_job_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) 
     assert training.ended(number)["JobState"] == "CANCELLED"
     assert "cancelled because it hangs" in output(training, number)
     training.assert_nothing_left()
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("cause", ["stop", "loader"])
+def test_a_rank_of_a_training_that_says_nothing_is_named_within_a_minute_and_a_half(
+    training: Site, cause: str
+) -> None:
+    silent = {"HEARTBEAT": "0", "SILENT": "1", "HANGS_AT": "70"}
+    number = began(training, cause, "1", env=silent)
+    eventually(training, lambda: "only waited" in output(training, number), "a hang", 500)
+    record = training.wait_record(number, "hang_found", writer="monitor")
+    text = output(training, number)
+    print(f"{record['found']['cause']}: {record['stalled_s']} s after the last step")
+
+    expected = {"stop": "rank-stopped", "loader": "data-loader-stuck"}[cause]
+    assert (record["found"]["cause"], record["found"]["ranks"]) == (expected, [1])
+    assert record["at_rest"]
+    assert record["stalled_s"] <= SILENT_LIMIT_S
+    assert "step" not in text.partition("slurm-health: monitor:")[0]
+    assert "all ranks have only waited" in text
 
 
 def test_without_a_heartbeat_no_step_is_started_beside_the_script(training: Site) -> None:

@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from slurm_health.preflight.master.master import SILENCE_S
+from slurm_health.system.slurm.command import OWN_STEPS
 from tests.e2e.lab_support import Site, accused, eventually, kinds
 from tests.e2e.played_nodes import FAKE_WORKER, NEVER_READY, STUCK, command, play, submit
 
@@ -28,7 +29,7 @@ def kill(pids: list[int]) -> None:
 
 def sruns(site: Site) -> list[int]:
     """The srun of the agents, first, and the process that it leaves to clean up after it."""
-    return sorted(site.processes_with("--job-name=slurm-health"))
+    return sorted(site.processes_with(f"--job-name={OWN_STEPS}step"))
 
 
 def agents(site: Site) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slurm_health.records.nodeset import expand
 from tests.e2e import played_nodes
 from tests.e2e.hooks_support import (
     FLAG,
@@ -95,8 +96,10 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplacedSi
     hooks = base / "hooks"
     hooks.mkdir()
     install(hooks, source, installed.python)
+    # Of six nodes: what the release before releases a job from leaves it enough others. On a node
+    # that had the attempt before, Slurm 22.05 may leave the prolog out (Client.forgets_late).
     with Lab.start(
-        nodes=5, slurm_conf_extra=SLURM_CONF.format(directory=hooks), visible=[base]
+        nodes=6, slurm_conf_extra=SLURM_CONF.format(directory=hooks), visible=[base]
     ) as lab:
         yield ReplacedSite(lab, hooks, installed, wheels)
 
@@ -119,6 +122,12 @@ def well(site: ReplacedSite, job: int) -> Report:
     assert "Traceback" not in output
     assert "No module named" not in output
     return site.report(job)
+
+
+def ran_without(site: ReplacedSite, job: int, node: str) -> None:
+    """Its second attempt ran, and not there."""
+    assert "attempt 1 ran on " in site.lab.job_output(job)
+    assert node not in expand(site.lab.job(job)["NodeList"])
 
 
 def nothing_left(site: ReplacedSite) -> None:
@@ -165,7 +174,7 @@ def test_a_job_that_is_in_its_rounds_leaves_its_bad_node_and_runs_elsewhere(
 
     well(site, job)
     assert site.lab.job(job)["ExcNodeList"] == "n3"
-    assert "attempt 1 ran on n[1-2,4-5]" in site.lab.job_output(job)
+    ran_without(site, job, "n3")
     assert site.drained() == {}
     nothing_left(site)
 
@@ -212,7 +221,7 @@ def test_a_job_that_waits_to_be_released_elsewhere_is_released(site: ReplacedSit
         site.lab.run(["scontrol", "update", "PartitionName=main", "State=UP"])
 
     well(site, job)
-    assert "attempt 1 ran on n[1-2,4-5]" in site.lab.job_output(job)
+    ran_without(site, job, "n3")
     assert len(site.report(job)["runs"]) == 2
     nothing_left(site)
 

@@ -70,6 +70,19 @@ def test_the_nodes_are_checked_before_workers_are_started_again(
     assert "UNCHECKED" not in machines[0].said + machines[1].said
 
 
+def test_without_restarts_the_first_node_says_why_the_training_failed(
+    machines: list[Machine], master: str
+) -> None:
+    for each in machines:
+        train(each, ["--nnodes=2", "--max-restarts=0"], master, fails="kill 3 1 9")
+    for each in machines:  # torchrun has a traceback of its own
+        assert each.process is not None
+        assert each.process.wait(DEADLINE_S) == 1, each
+    assert machines[0].said.count("post-mortem: why") == 1
+    assert "rank 1 on node1 was killed by SIGKILL" in machines[0].said
+    assert "post-mortem" not in machines[1].said
+
+
 def test_an_error_of_the_user_is_not_tried_again(machines: list[Machine], master: str) -> None:
     for each in machines:
         train(each, ["--nnodes=2"], master, fails="key-error 3 -1 9")

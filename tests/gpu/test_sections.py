@@ -85,7 +85,9 @@ def test_a_partner_of_a_killed_worker_is_timed_and_not_blamed(cpus: Machine) -> 
 
     assert "local0 faulty" not in str(found["verdict"].value)
     assert found["partner ended after"].value
-    assert "exchange" in str(found["partner said"].value)
+    # It sees the exchange fail, or is told first that the killed one has: which, time decides.
+    said = str(found["partner said"].value)
+    assert "exchange" in said or said == "a member failed"
 
 
 @TORCH

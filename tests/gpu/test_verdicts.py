@@ -16,7 +16,7 @@ from benchmarks.gpu.machine import Device, Facts, Unusable, driver
 from benchmarks.gpu.nccl_log import in_log
 from benchmarks.gpu.partner_death import wrong_in
 from benchmarks.gpu.step import Figure
-from slurm_health.preflight.session.gpt_sizing import TABLE, bytes_needed
+from slurm_health.preflight.session.gpt_sizing import CONTEXT_BYTES, CPU, TABLE, bytes_needed
 from slurm_health.records.verdict import Level, NodeVerdict
 
 FACTS = Facts(
@@ -65,6 +65,14 @@ def test_a_batch_that_the_estimate_allows_must_fit() -> None:
     assert not any(each.wrong for each in compared(model, fit, small=False))
     halved = compared(model, {**fit, "micro_batch": model.batch // 2}, small=False)
     assert [each.name for each in halved if each.wrong] == ["sequences that fit"]
+
+
+def test_an_allocators_peak_is_compared_with_an_estimate_without_the_drivers_context() -> None:
+    fit = {"peak_bytes": bytes_needed(CPU) - CONTEXT_BYTES, "micro_batch": CPU.batch}
+
+    (share,) = [each for each in compared(CPU, fit, small=True) if each.name == "peak / estimate"]
+
+    assert share.value == 1.0
 
 
 @pytest.mark.parametrize(("each", "wrong"), [(0, False), (1, True)])

@@ -2,6 +2,7 @@
 """A disposable real Slurm cluster on one machine."""
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import Self
 from tests.played_gpu.description import Device
 
 from . import directory, processes, requirements, starting
-from .errors import JobEnded, LabError, LabStartFailed
+from .errors import DeadlinePassed, JobEnded, LabError, LabStartFailed
 from .faults import Faults
 from .inside import Inside
 from .layout import BASE, GPU, LabSpec, read_spec
@@ -204,7 +205,7 @@ class Lab(Inside):
 
         Raises:
             JobEnded: it reached another final state; with the end of its output.
-            DeadlinePassed: with the state it was in.
+            DeadlinePassed: with the state it was in, its output and slurmctld's words on it.
         """
 
         def look() -> dict[str, str]:
@@ -214,12 +215,28 @@ class Lab(Inside):
                 raise JobEnded(job, sorted(states), self.job_output(job_id)[-2000:])
             return job
 
-        return self.wait_until(
-            look,
-            lambda job: job["JobState"] in states,
-            f"job {job_id} being {' or '.join(sorted(states))}",
-            deadline_s,
-        )
+        try:
+            return self.wait_until(
+                look,
+                lambda job: job["JobState"] in states,
+                f"job {job_id} being {' or '.join(sorted(states))}",
+                deadline_s,
+            )
+        except DeadlinePassed as late:
+            said = f"{late.seen}\nits output:\n{self.job_output(job_id)[-2000:]}"
+            logs = f"\nlogs:\n{self._log_of(job_id)}"
+            raise DeadlinePassed(late.what, late.deadline_s, said + logs) from None
+
+    def _log_of(self, job_id: int | str) -> str:
+        """What slurmctld and the nodes logged of the job, and of what went wrong beside it."""
+        told = re.compile(rf"\b[Jj]ob(?:I[dD])?[ =]?{job_id}\b|error:|drain|[Rr]equeue")
+        found: list[str] = []
+        for daemon in ("slurmctld", *self.nodes):
+            path = self.paths.log / f"{daemon}.log"
+            text = path.read_text(errors="replace") if path.exists() else ""
+            lines = [line for line in text.splitlines() if told.search(line)]
+            found += [f"{daemon}: {line}" for line in lines[-20:]]
+        return "\n".join(found)
 
     def wait_nodes(self, state: str = "IDLE", deadline_s: float = 60) -> None:
         """Wait until every node is in exactly this state."""

@@ -38,7 +38,7 @@ def _settings(spec: LabSpec) -> dict[str, str]:
         "KillWait": "5",
         "MinJobAge": "300",
         "SlurmctldTimeout": "60",
-        "SlurmdTimeout": "60",
+        "SlurmdTimeout": "300",  # Slurm's own; a slow machine takes no node away in less
         "SchedulerType": "sched/backfill",
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,"
         "bf_interval=1",

@@ -43,13 +43,16 @@ _PREFIXES = (
     ("cuFile", "libcufile.so.0"),
     ("nccl", "libnccl.so.2"),
 )
+# Functions of the driver that torch looks up by name as it runs, so that the linker knows of none.
+_LOOKED_UP = re.compile(rb"\0(cu[A-Z][A-Za-z0-9_]+)(?=\0)")
 _CORE = ("description", "device", "errors", "usage", "memory", "stream", "operators", "crash")
 _RUNTIME = ("runtime_device", "runtime_memory", "runtime_stream", "runtime_kernel")
 _NCCL = ("nccl_socket", "nccl_log", "nccl_number", "nccl_exchange", "nccl_collective", "nccl_comm")
 _FLAGS = ("-std=c++17", "-O1", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror")
 _CUDA_BUILD = "lib/python3.*/site-packages/torch/lib/libtorch_cuda.so"
 _KEPT_BUILDS = 2
-_NOT_SUPPORTED, _NCCL_INVALID_USAGE = 801, 5
+# By the numbers of each library: CUDA, cuBLAS, and NCCL, which calls it misuse.
+_NOT_SUPPORTED, _CUBLAS_NOT_SUPPORTED, _NCCL_INVALID_USAGE = 801, 15, 5
 _BUILD_S = 300
 
 
@@ -154,6 +157,10 @@ def _wheel(site: Path) -> Wheel:
         needed |= set(filter(_NVIDIAS.match, re.findall(r"Shared library: \[(.*?)\]", dynamic)))
         for source, symbol, version in _undefined(library):
             wanted.setdefault(source, {})[symbol] = version
+    # A few releases bring a library of their own, under a name of its own.
+    needed = {name for name in needed if not (site / "torch/lib" / name).exists()}
+    for name in _LOOKED_UP.findall((site / "torch/lib/libc10_cuda.so").read_bytes()):
+        wanted.setdefault("libcuda.so.1", {})[name.decode()] = ""
     return Wheel(version=_torch_version(site), site=site, needed=frozenset(needed), wanted=wanted)
 
 
@@ -243,6 +250,7 @@ def _link(
 def _stubs(library: str, symbols: Sequence[str], out: Path) -> Path:
     """Compile functions that answer that nothing of the kind is supported."""
     answer = _NCCL_INVALID_USAGE if "nccl" in library else _NOT_SUPPORTED
+    answer = _CUBLAS_NOT_SUPPORTED if "cublas" in library else answer
     text = "#include <stdio.h>\n#include <stdlib.h>\n" + "".join(
         f'int {symbol}(void) {{ if (getenv("PLAYED_GPUS_VERBOSE"))'
         f' fprintf(stderr, "played CUDA: a stub is called: {symbol}\\n"); return {answer}; }}\n'

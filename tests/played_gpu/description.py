@@ -57,6 +57,12 @@ _NVML_FAULT_KINDS = {
         ("pcie_generation", "runs at this PCIe generation", "generation"),
         ("fabric_state", "is so far in joining the NVLink fabric", "state"),
         ("fabric_status", "ended so with joining the NVLink fabric", "NVML error"),
+        (
+            "fabric_cluster",
+            "is in the NVLink cluster of this number; 0: in none of others",
+            "number",
+        ),
+        ("fabric_clique", "is in this clique of its NVLink cluster", "number"),
         ("mig_mode", "is divided", "0 or 1"),
         ("persistence_mode", "keeps its state without users", "0 or 1"),
         ("occupied_by", "is used by this process as well", "process id"),
@@ -65,6 +71,8 @@ _NVML_FAULT_KINDS = {
         ("temperature_c", "is so warm", "degrees"),
         ("power_w", "takes so much power", "watts"),
         ("utilization", "was at work for this share of the time", "percent"),
+        ("memory_utilization", "read or wrote its memory for this share of the time", "percent"),
+        ("power_limit_mw", "may draw this much power", "milliwatts"),
     )
 }
 
@@ -170,19 +178,21 @@ class Machine:
 
 
 def machine(
-    count: int, device: Device | None = None, *, address: str = "127.0.0.1", seed: str = ""
+    count: int, device: Device | None = None, *, address: str = "127.0.0.1", seed: str | None = None
 ) -> Machine:
     """Return so many devices of one kind, each with a UUID and a PCI address of its own.
 
-    UUIDs differ between nodes if `seed` does, as by the node's name. Processes on devices of one
-    UUID share their memory: what runs beside others needs a seed of its own.
+    UUIDs differ between nodes if `seed` does, as by the node's name; without one they are those of
+    the calling process. Processes on devices of one UUID share their memory: what runs beside
+    others of the same process needs a seed of its own.
     """
     kind = device or Device()
+    node = f"process {os.getpid()}" if seed is None else seed
     return Machine(
         devices=tuple(
             dataclasses.replace(
                 kind,
-                uuid=kind.uuid or f"GPU-{uuid.uuid5(_NAMESPACE, f'{seed}/{index}')}",
+                uuid=kind.uuid or f"GPU-{uuid.uuid5(_NAMESPACE, f'{node}/{index}')}",
                 pci_address=kind.pci_address or f"0000:{0x19 + 8 * index:02x}:00.0",
             )
             for index in range(count)

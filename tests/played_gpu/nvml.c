@@ -319,7 +319,8 @@ int nvmlDeviceGetClockInfo(int *gpu, int type, uint *mhz) {
 }
 int nvmlDeviceGetUtilizationRates(int *gpu, uint *rates) {
     struct Use use = use_of(*gpu);
-    rates[1] = 0;
+    // A kernel that only waits reads a flag again and again, which no share of a percent shows.
+    rates[1] = (uint)fault_or(*gpu, "memory_utilization", works(&use) ? 40 : 0);
     ANSWER(gpu, "utilization", is_busy(&use) ? 100 : 0, rates);
 }
 int nvmlDeviceGetTemperature(int *gpu, int sensor, uint *celsius) {
@@ -338,6 +339,9 @@ int nvmlDeviceGetPowerUsage(int *gpu, uint *milliwatts) {
     if (watts < 0) return NOT_SUPPORTED;
     *milliwatts = (uint)(watts * 1000);
     return SUCCESS;
+}
+int nvmlDeviceGetEnforcedPowerLimit(int *gpu, uint *milliwatts) {
+    ANSWER(gpu, "power_limit_mw", 700000, milliwatts);
 }
 
 // ---- links
@@ -370,7 +374,12 @@ int nvmlDeviceGetGpuFabricInfoV(int *gpu, char *info) {
     // version, 16 bytes of cluster, status, clique, state
     uint status = (uint)fault_or(*gpu, "fabric_status", 0);
     uint state = (uint)fault_or(*gpu, "fabric_state", 3);
+    uint cluster = (uint)fault_or(*gpu, "fabric_cluster", 0);
+    uint clique = (uint)fault_or(*gpu, "fabric_clique", 0);
+    memset(info + 4, 0, 16);
+    memcpy(info + 4, &cluster, 4);
     memcpy(info + 20, &status, 4);
+    memcpy(info + 24, &clique, 4);
     memcpy(info + 28, &state, 4);
     return refused(*gpu);
 }

@@ -34,6 +34,8 @@ def environment(gpus: Path, variables: Mapping[str, str] | None = None) -> dict[
         VARIABLE: str(gpus),
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
+        # Where torch leaves dumps of its own accord: not in the home directory of who runs tests.
+        "XDG_CACHE_HOME": str(gpus.parent / "cache"),
         **(variables or {}),
     }
 

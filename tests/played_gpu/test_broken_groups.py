@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,18 @@ class Checked:
         return [record for record in records if record["kind"] == kind]
 
 
-def check(python: Path, directory: Path, nodes: int, devices: int, *faults: Fault) -> Checked:
+def check(
+    python: Path,
+    directory: Path,
+    nodes: int,
+    devices: int,
+    *faults: Fault,
+    words: Sequence[str] = ("--check=quick",),
+) -> Checked:
     """Check so many played nodes, each with its share of these devices."""
     gpus, journal = directory / "gpus", directory / "journal"
     write(gpus, with_faults(machine(devices, SMALL), *faults))
-    argv = [sys.executable, "-m", "slurm_health", "check", f"--local={nodes}", "--check=quick"]
+    argv = [sys.executable, "-m", "slurm_health", "check", f"--local={nodes}", *words]
     done = subprocess.run(
         [*argv, "--json", f"--journal={journal}", f"--python={python}"],
         env=environment(
@@ -71,6 +78,18 @@ def test_who_had_a_partner_that_died_stays_alive_and_the_dead_ones_signal_is_tol
         assert not found.said(innocent, "workers_starting")
 
 
+def test_a_process_that_dies_while_nccl_connects_is_its_nodes_fault_and_no_partners(
+    played_python: Path, tmp_path: Path
+) -> None:
+    dies = Fault(device=1, kind="strike_init", value=9)
+
+    found = check(played_python, tmp_path, 3, 3, dies)
+
+    levels = {node: verdict["level"] for node, verdict in found.verdicts.items()}
+    assert levels == {"local0": "healthy", "local1": "faulty", "local2": "healthy"}
+    assert "killed by SIGKILL" in found.verdicts["local1"]["reason"]
+
+
 def test_data_that_arrives_changed_is_told_with_whose_it_was_on_which_device(
     played_python: Path, tmp_path: Path
 ) -> None:
@@ -98,3 +117,35 @@ def test_an_error_of_a_device_is_told_with_its_place_and_address(
     assert found.verdicts["local1"]["level"] == "faulty"
     assert "uncorrectable ECC error" in reason
     assert f"device 1 is {ready['devices'][1]}" in reason
+
+
+@pytest.mark.parametrize("kind", ["nccl_init_hang", "link_never"])
+def test_the_device_that_hangs_while_nccl_connects_a_node_is_named(
+    played_python: Path, tmp_path: Path, kind: str
+) -> None:
+    words = ("--check=node_allgather", "--round-deadline=20")
+
+    found = check(played_python, tmp_path, 3, 6, Fault(device=3, kind=kind), words=words)
+
+    faulty = [node for node, each in found.verdicts.items() if each["level"] == "faulty"]
+    assert faulty == ["local1"]
+    reason = found.verdicts["local1"]["reason"]
+    assert "NCCL does not initialise on device 1, even by itself" in reason
+    (ready, *_) = found.said("local1", "workers_ready")
+    assert f"device 1 is {ready['devices'][1]}" in reason
+
+
+def test_a_device_that_never_ends_its_work_is_named_and_no_other(
+    played_python: Path, tmp_path: Path
+) -> None:
+    hangs = Fault(device=3, kind="hang", after=60)  # it is open by then, and in its first round
+
+    found = check(played_python, tmp_path, 3, 6, hangs, words=("--check=values,memory_copy",))
+
+    bad = [node for node, each in found.verdicts.items() if each["level"] in {"faulty", "slow"}]
+    assert bad == ["local1"]
+    reason = found.verdicts["local1"]["reason"]
+    (ready, *_) = found.said("local1", "workers_ready")
+    assert "stopped while stuck on device 1: " in reason
+    assert f"device 1 is {ready['devices'][1]}" in reason
+    assert not any("connecting" in each for each in found.said("local1", "node_reported"))

@@ -31,6 +31,7 @@ LONGEST_S = 400
 DEVICE = Device(
     memory_bytes=4 << 30, tflops=0.002, memory_gb_per_s=8, link_gb_per_s=0.02, jitter=0.005
 )
+HOST_GB_PER_S = 0.06
 HEALTHY, BAD, INCONCLUSIVE = 0, 1, 3
 MOST_NODES = 5
 
@@ -165,7 +166,6 @@ def test_two_devices_on_each_of_two_nodes_are_as_steady_as_described(
         (Fault(device=2, kind="link_slow", value=0.005), "slow"),
         (Fault(device=2, kind="link_flip", value=1), "faulty"),
         (Fault(device=2, kind="strike_collective", value=signal.SIGKILL, after=1), "faulty"),
-        (Fault(device=2, kind="hang", after=12), "faulty"),
         (Fault(device=2, kind="nccl_async_error", value=2, after=1), "faulty"),
         (Fault(device=2, kind="link_drop", after=1), "faulty"),
         (Fault(device=2, kind="nccl_init_hang"), "faulty"),
@@ -183,6 +183,32 @@ def test_a_broken_device_is_named_and_no_other(
     assert {name for name, node in nodes.items() if node["level"] in {"faulty", "slow"}} == {
         "local2"
     }, said
+    assert code == BAD
+
+
+def test_slow_memory_memory_that_changes_and_a_slow_host_are_named_on_their_devices_and_no_other(
+    played_python: Path, gpus: Path
+) -> None:
+    write(gpus, machine(10, DEVICE, seed=str(gpus)))
+    strike(
+        gpus,
+        Fault(device=3, kind="slow_memory", value=0.4),
+        Fault(device=4, kind="wrong_memory", value=17),
+        # All of them, so that the machine's own load is less than what the device is described by.
+        *(
+            Fault(device=number, kind="slow_host", value=HOST_GB_PER_S / (3 if number == 7 else 1))
+            for number in range(10)
+        ),
+    )
+    code, nodes, said = check(
+        played_python, gpus, "--check=memory_copy,memory_pattern,host_copy", nodes=5, devices=10
+    )
+    well = dict.fromkeys(("local0", "local4"), "healthy")
+    broken = {"local1": "slow", "local2": "faulty", "local3": "slow"}
+    assert levels(nodes) == {**well, **broken}, said
+    assert "memory_copy:device 1 " in nodes["local1"]["reason"]
+    assert "memory of device 0 does not give back" in nodes["local2"]["reason"]
+    assert re.search(r"host_copy to_(device|host):device 1 ", nodes["local3"]["reason"]), said
     assert code == BAD
 
 

@@ -9,6 +9,7 @@ import pwd
 import signal
 import subprocess
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -69,6 +70,27 @@ def test_one_wrong_bit_in_memory_is_found_and_its_device_named(
     assert found["said"].startswith("memory of device 1 does not give back what was written: 1 of")
 
 
+def test_8_bit_products_are_timed_on_a_device_that_has_them(
+    played_python: Path, gpus: Path
+) -> None:
+    device = Device(memory_bytes=1 << 30, tflops=0.01)
+    write(gpus, machine(2, device, seed=str(gpus)))
+    (sample,) = probed(played_python, gpus, "matmul_fp8", "matmul_size=256")["samples"]
+    assert sample["flop"] == 2 * 256**3
+    # The device's own clock tells it.
+    assert sample["flop"] / median(sample["iteration_ms"]) / 1e9 == pytest.approx(0.01, rel=0.05)
+
+
+def test_8_bit_products_are_left_out_on_a_device_without_them_and_that_is_said(
+    played_python: Path, gpus: Path
+) -> None:
+    device = Device(name="Played A100", memory_bytes=1 << 30, capability="8.0")
+    write(gpus, machine(2, device, seed=str(gpus)))
+    (sample,) = probed(played_python, gpus, "matmul_fp8", "matmul_size=256")["samples"]
+    assert sample["iteration_ms"] == []
+    assert sample["figures"] == {"left_out": "Played A100 has no 8-bit floating-point numbers"}
+
+
 def test_a_device_exchanges_data_with_its_host_in_both_directions(
     played_python: Path, gpus: Path
 ) -> None:
@@ -88,6 +110,35 @@ def test_data_that_changes_on_its_way_is_found(played_python: Path, gpus: Path) 
     found = probed(played_python, gpus, "host_copy")
     assert found["raised"] == "WrongResults"
     assert "changed on its way from the host to device 1: 1 of" in found["said"]
+
+
+def test_an_nvlink_domain_is_told_only_where_it_reaches_beyond_the_node(
+    played_python: Path, gpus: Path
+) -> None:
+    """One device is on a node by itself, one in a clique of a rack, and one has not joined yet."""
+    write(gpus, machine(3, Device(memory_bytes=1 << 30), seed=str(gpus)))
+    rack = [Fault(device=number, kind="fabric_cluster", value=7) for number in (1, 2)]
+    strike(
+        gpus,
+        *rack,
+        Fault(device=1, kind="fabric_clique", value=3),
+        Fault(device=2, kind="fabric_state", value=2),
+    )
+    ask = (
+        "import torch; from slurm_health.preflight.probes.device import nvlink_domain as of\n"
+        "print([of(torch.device('cuda', number)) for number in range(3)])"
+    )
+    done = subprocess.run(
+        [played_python, "-c", ask],
+        env={**environment(gpus), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.stdout.strip() == "['', 'nvlink-07000000-0000-0000-0000-000000000000.3', '']", (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize(

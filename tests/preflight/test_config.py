@@ -101,9 +101,9 @@ def test_without_a_home_the_error_names_the_option(environ: dict[str, str]) -> N
         ("colour = 1", "colour: unknown setting; valid: journal"),
         ("journal = 3", "journal: expected a directory, found 3"),
         ('journal = ""', "journal: expected a directory, found ''"),
-        ("journal =", "file: is not TOML"),
-        (f"journal = {'9' * 5000}", "file: is not TOML"),
-        (f"journal = {'[' * 5000}", "file: is not TOML"),
+        ("journal =", "config.toml is not TOML"),
+        (f"journal = {'9' * 5000}", "config.toml is not TOML"),
+        (f"journal = {'[' * 5000}", "config.toml is not TOML"),
     ],
 )
 def test_a_sites_mistake_is_named_with_its_file(

@@ -42,6 +42,7 @@ def test_no_door_has_an_option_twice(door: Door) -> None:
         ("min-rounds", "6"),
         ("expected-ms", "matmul=3.1,allgather=50"),
         ("min-nodes", "3"),
+        ("round-deadline", "7.5"),
     ],
 )
 def test_a_value_reads_back_as_itself_in_the_job(name: str, text: str) -> None:
@@ -58,6 +59,8 @@ def test_a_value_reads_back_as_itself_in_the_job(name: str, text: str) -> None:
         ("min-rounds", "0", "expected a whole number of at least 1, found '0'"),
         ("expected-ms", "matmul", "expected milliseconds above 0 by metric"),
         ("max-requeues", "-1", "expected a whole number, 0 or more, found '-1'"),
+        ("round-deadline", "0", "expected seconds, from 1 to 3600, found '0'"),
+        ("round-deadline", "1h", "expected seconds, from 1 to 3600, found '1h'"),
         ("min-nodes", "0", "at least one node is needed"),
         ("network-check", "maybe", "expected yes or no, found 'maybe'"),
         ("at-requeue-limit", "go", "'go' is not one of start, hold, stop"),
@@ -73,9 +76,9 @@ def test_an_impossible_value_is_named_with_where_it_stands(name: str, text: str,
 @pytest.mark.parametrize(
     ("settings", "checked"),
     [
-        ({}, "standard"),
+        ({}, "auto"),
         ({"network-check": True}, "network-check"),
-        ({"network-check": False}, "standard"),
+        ({"network-check": False}, "auto"),
         ({"check": "quick", "straggler-detection": True}, "quick,straggler-detection"),
         ({"check": "off", "network-check": True}, "off"),
     ],

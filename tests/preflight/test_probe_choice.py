@@ -70,7 +70,7 @@ def test_a_program_is_a_probe_by_its_path(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("matmull", "matmull: no such probe; did you mean matmul?"),
         ("thorogh", "thorogh: no such probe; did you mean thorough?"),
-        ("", "'': names nothing to check; valid: quick, standard"),
+        ("", "'': names nothing to check; valid: auto, light, quick, standard"),
         (" , ", "names nothing to check"),
         ("quick,off", "off: stands alone, and only sbatch"),
         ("./nowhere.sh", "./nowhere.sh: is not a program that can be run here"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import re
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from slurm_health.records import record_codec
 from slurm_health.records.record_codec import KINDS, VERSION, Entry, NewerVersion, decode, encode
 from slurm_health.records.records import MasterResumed, Record
 from slurm_health.records.script_records import ScriptStarted
+from tests.strategies import random_record
 from tests.strategies import records as any_record
 
 
@@ -26,6 +28,15 @@ def test_a_record_comes_back_as_it_was_written(
     assert entry == Entry(id=entry_id, time_s=time_s, kind=entry.kind, record=record)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
+
+
+def test_records_made_at_random_are_of_every_kind_and_come_back_as_they_were_written() -> None:
+    kinds = set()
+    for seed in range(3000):
+        record = random_record(Random(seed))
+        kinds.add(type(record))
+        assert decode(encode(record, entry_id="n1:0", time_s=1.0)).record == record
+    assert kinds == {*KINDS}
 
 
 @given(any_record(), st.data())

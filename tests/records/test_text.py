@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.records.text import LineBuffer, cut, one_line, plain
+from slurm_health.records.text import LineBuffer, cut, elapsed_text, one_line, plain
 
 ANY = st.text(max_size=100)
 
@@ -54,3 +54,19 @@ def test_of_a_line_that_does_not_end_only_so_much_is_kept() -> None:
     buffer.feed(b"abcdef")
 
     assert buffer.feed(b"g\n") == [b"defg"]
+
+
+def test_nodes_that_took_equally_long_share_a_figure() -> None:
+    took = elapsed_text({"n1": 1.62, "n2": 1.58, "n3": 20.1, "n4": 1.6})
+
+    assert took == "elapsed n3 20.1 s, n[1-2,4] 1.6 s"
+
+
+def test_of_many_different_times_the_slowest_are_told_and_what_was_usual() -> None:
+    took = elapsed_text({f"n{number}": 1.0 + number for number in range(1, 10)})
+
+    assert took == "elapsed n9 10.0 s, n8 9.0 s, n7 8.0 s, median of 9 nodes 6.0 s"
+
+
+def test_where_no_node_reported_no_time_is_told() -> None:
+    assert elapsed_text({}) == ""

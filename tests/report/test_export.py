@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_health.report.build import run_report
-from slurm_health.report.export import as_json, run_as_json
+from slurm_health.report.export import as_json, run_as_json, shown
 from slurm_health.report.find import load
 from slurm_health.report.read import read_run
 from tests.report.golden import DATA, assert_matches_file
@@ -113,3 +115,26 @@ def test_one_check_is_the_same_object_as_in_its_job(tmp_path: Path) -> None:
     alone = json.loads(run_as_json(run_report(read_run(run.directory))))
 
     assert alone == {"schema": 1, **json.loads(as_json(load(tmp_path, "12")))["runs"][0]}
+
+
+@given(st.dictionaries(st.text(), st.text() | st.integers(), max_size=3))
+def test_what_acts_on_a_terminal_is_spelled_out(found: dict[str, object]) -> None:
+    text = shown(json.dumps(found, ensure_ascii=False, indent=2))
+
+    assert json.loads(text) == found
+    assert all(each.isprintable() for each in text.split("\n"))
+
+
+def test_letters_of_all_languages_stay() -> None:
+    assert shown('["é “x”\u202e\x9b[31m\U000e0001"]') == (
+        '["é “x”\\u202e\\u009b[31m\\udb40\\udc01"]'
+    )
+
+
+def test_nothing_in_a_report_acts_on_a_terminal(tmp_path: Path) -> None:
+    RunJournal(tmp_path, nodes=("n1", "n2")).start(script="/a\x9b31m\u202eb")
+
+    text = as_json(load(tmp_path, "12"))
+
+    assert "\\u009b31m\\u202eb" in text
+    assert all(each.isprintable() for each in text.split("\n"))

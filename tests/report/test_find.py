@@ -378,6 +378,13 @@ def test_what_another_users_journal_takes_of_memory_is_limited(tmp_path: Path) -
         others.read(run.parent, lambda: bytes(1 << 33), bytes)
 
 
+def test_a_journal_that_goes_once_it_was_found_is_an_error_with_its_path(tmp_path: Path) -> None:
+    gone = tmp_path / "lab" / "12"
+
+    with pytest.raises(JournalError, match="lab/12: cannot be read: No such file"):
+        others.read(gone, lambda: b"", bytes)
+
+
 @pytest.mark.root
 def test_what_is_wrong_with_another_users_journal_is_told_as_of_ones_own(tmp_path: Path) -> None:
     run = RunJournal(tmp_path).directory

@@ -3,16 +3,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slurm_health.records.records import MasterStopped
+from slurm_health.records.script_records import ScriptStarted
 from slurm_health.report.find import load
 from slurm_health.report.layout import Page
-from slurm_health.report.slurm_now import explain, nodes_now, out_of_use
+from slurm_health.report.slurm_now import (
+    explain,
+    nodes_now,
+    out_of_use,
+    with_unseen_end,
+    with_who_cancelled,
+)
+from slurm_health.report.summary import summary_of
+from slurm_health.system import journal
 from slurm_health.system.slurm.parsing import Job
 from tests.support.fake_slurm import FakeSlurm
-from tests.support.journals import STARTED_S, write_healthy_run
+from tests.support.journals import STARTED_S, RunJournal, write_healthy_run
 
 OURS = "#!/bin/sh\nexec python3 -E -P -m slurm_health supervise --check=standard -- x\n"
 
@@ -33,7 +44,17 @@ def job(*states: str, reason: str = "None", **fields: str) -> Job:
         ),
         (job("PENDING"), "#!/bin/sh\ntrue\n", "not submitted with slurm-health sbatch"),
         (job("RUNNING"), "#!/bin/sh\ntrue\n", "nothing was checked (running)"),
-        (job("RUNNING", NodeList="n1", StdOut="/a/s.out"), OURS, "Its output, /a/s.out, says why."),
+        (
+            job("RUNNING", NodeList="n1", StdOut="/a/s.out"),
+            OURS,
+            "has not begun yet; if it cannot, the job's output says why: /a/s.out.",
+        ),
+        (job("FAILED", NodeList="n1", StdOut="/a/s.out"), OURS, "Its output, /a/s.out, says why."),
+        (
+            job("FAILED", NodeList="n1", StdOut="/a/s.out", ExitCode="0:1"),
+            OURS,
+            "it ended before a check began (failed, killed by SIGHUP).",
+        ),
         (job("CANCELLED"), OURS, "it ended before a check began (cancelled)."),
         (job("FAILED"), "", "it ended before a check began (failed)."),
     ],
@@ -58,6 +79,7 @@ def test_of_somebody_elses_job_it_is_said_whom_to_ask() -> None:
 
 NODES = ["n1", "n2", "n4", "n5", "n6"]
 NOTE = "shealth: gpu 3 lost"
+PATIENCE_S = 60.0  # each answer is a process, on a machine that may be busy
 
 
 @pytest.fixture
@@ -72,7 +94,9 @@ def lines(
     root: Path, slurm: FakeSlurm, *, cluster: str = "lab", later_s: float = 60.0
 ) -> list[str]:
     write_healthy_run(root, cluster=cluster)
-    out = out_of_use(load(root, "12"), now_s=STARTED_S + later_s, environ=slurm.environ())
+    out = out_of_use(
+        load(root, "12"), now_s=STARTED_S + later_s, environ=slurm.environ(), patience_s=PATIENCE_S
+    )
     return nodes_now(out, Page())
 
 
@@ -98,3 +122,93 @@ def test_nothing_is_told_where_slurm_does_not_answer(tmp_path: Path, slurm: Fake
     slurm.set(refuse={"node": "slurm_load_node: Unable to contact slurm controller"})
 
     assert lines(tmp_path / "journal", slurm) == []
+
+
+STARTED = "train.sh started, end not recorded"
+
+
+@pytest.mark.parametrize(
+    ("state", "done", "following"),
+    [
+        (
+            "FAILED",
+            f"{STARTED}; Slurm says that the job has ended (failed, killed by SIGKILL)",
+            "what ended it may stand at the end of the job's output",
+        ),
+        (
+            "",
+            f"{STARTED}; the job has ended: Slurm no longer knows it",
+            "what ended it may stand at the end of the job's output",
+        ),
+        ("RUNNING", f"{STARTED} yet", "slurm-health watch 12 follows it"),
+        ("COMPLETING", f"{STARTED} yet", "slurm-health watch 12 follows it"),
+    ],
+)
+def test_a_job_whose_end_nothing_recorded_is_told_as_slurm_says_that_it_ended(
+    tmp_path: Path, slurm: FakeSlurm, state: str, done: str, following: str
+) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.judge()
+    run.finish("proceed")
+    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
+    if state:
+        slurm.run_job(12, NODES, state=state, ExitCode="0:9")
+
+    now_s = STARTED_S + 60
+    report = load(tmp_path, "12", now_s=now_s)
+    told = summary_of(
+        with_unseen_end(report, now_s=now_s, environ=slurm.environ(), patience_s=PATIENCE_S)
+    )
+
+    assert told.done == done
+    assert told.next.startswith(following)
+
+
+@pytest.mark.parametrize(
+    ("settings", "done"),
+    [
+        ({"accounting": "accounting_storage/slurmdbd"}, "cancelled by root"),
+        ({"accounting": "accounting_storage/none"}, ""),
+        ({"accounting": "accounting_storage/slurmdbd", "accounts": {"12": "FAILED"}}, ""),
+    ],
+)
+def test_who_cancelled_a_job_is_told_where_accounts_say_it(
+    tmp_path: Path, slurm: FakeSlurm, settings: dict[str, object], done: str
+) -> None:
+    slurm.set(**{"accounts": {"12": "CANCELLED by 0"}, **settings})
+    run = RunJournal(tmp_path)
+    run.start()
+    run.begin_round(0, [["n1", "n2"]])
+    run.master(MasterStopped(reason="SIGTERM", job="the job was cancelled"))
+
+    told = with_who_cancelled(load(tmp_path, "12"), environ=slurm.environ(), patience_s=PATIENCE_S)
+
+    assert summary_of(told).done == done
+
+
+def test_a_job_that_was_cancelled_while_it_waited_after_a_requeue_is_told_so(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    slurm.set(accounting="accounting_storage/slurmdbd", accounts={"12": "CANCELLED by 0"})
+    run = RunJournal(tmp_path)
+    run.start()
+    run.master(MasterStopped(reason="SIGTERM", job="the job was requeued"))
+    report = load(tmp_path, "12")
+
+    told = with_who_cancelled(report, environ=slurm.environ(), patience_s=PATIENCE_S)
+    waiting = with_who_cancelled(
+        replace(report, waits="pending"), environ=slurm.environ(), patience_s=PATIENCE_S
+    )
+
+    assert (told.cancelled_by, waiting.cancelled_by) == ("root", "")
+
+
+def test_accounts_are_not_asked_about_a_job_that_nobody_cancelled(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    write_healthy_run(tmp_path)
+
+    with_who_cancelled(load(tmp_path, "12"), environ=slurm.environ(), patience_s=PATIENCE_S)
+
+    assert slurm.calls("sacct") == slurm.calls("scontrol") == []

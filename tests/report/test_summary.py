@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -15,11 +16,14 @@ from slurm_health.records.script_records import (
     Diagnosed,
     HangFound,
     HangOver,
+    LossFound,
     ScriptStarted,
     SlowdownFound,
     StragglerFound,
+    UnevenFound,
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Outcome
+from slurm_health.report.export import as_json
 from slurm_health.report.find import load
 from slurm_health.report.summary import Summary, summary_of
 from slurm_health.report.table import job_text
@@ -219,6 +223,15 @@ SLOW_LINK = Diagnosed(
 )
 
 
+UNEVEN_STAGES = Diagnosed(
+    cause="uneven-stages",
+    description="stage 3 takes 1.30 times as long as the other roles: it has more to compute",
+    attribution="user error",
+    sureness="likely",
+    advice="give that stage fewer layers",
+)
+
+
 def test_what_was_slow_before_a_failure_is_told_with_what_to_do_about_it(tmp_path: Path) -> None:
     run = trained(tmp_path)
     run.write(
@@ -246,6 +259,43 @@ def test_what_was_slow_before_a_failure_is_told_with_what_to_do_about_it(tmp_pat
         " a step took 900 ms, 400 ms before"
     )
     assert failed.next.startswith(f"{LOST.advice}; {SLOW_LOADER.advice}; {SLOW_LINK.advice}")
+
+
+def test_uneven_stages_are_told_in_text_and_for_programs_and_accuse_no_node(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    run.write(
+        journal.MONITOR,
+        *(UnevenFound(times=times, found=UNEVEN_STAGES) for times in (1.2, 1.3)),
+    )
+    told = summary(tmp_path)
+    (json_run,) = json.loads(as_json(load(tmp_path, "12")))["runs"]
+
+    assert (
+        told.found[0] == f"while the script ran, {UNEVEN_STAGES.description} (user error, likely)"
+    )
+    assert UNEVEN_STAGES.advice in told.next
+    assert [each["times"] for each in json_run["unevenness"]] == [1.2, 1.3]
+    assert json_run["unevenness"][0]["found"]["cause"] == "uneven-stages"
+    assert json_run["unevenness"][0]["found"]["accused"] == []
+
+
+def test_a_script_that_ended_well_with_a_loss_that_is_no_number_is_told_so(tmp_path: Path) -> None:
+    lost = Diagnosed(
+        cause="not-a-number",
+        description="the loss is no number (NaN, or infinite) at one step after another",
+        attribution="user error",
+        sureness="likely",
+        evidence=["step 7 loss nan"],
+        advice="look at the data",
+    )
+    run = trained(tmp_path)
+    run.write(journal.MONITOR, LossFound(line="step 8 loss nan", found=lost))
+    run.run_script(exit_code=0)
+    told = summary(tmp_path)
+    (json_run,) = json.loads(as_json(load(tmp_path, "12")))["runs"]
+
+    assert told.found[0] == f"while the script ran, {lost.description} (user error, likely)"
+    assert [each["line"] for each in json_run["losses"]] == ["step 8 loss nan"]
 
 
 def test_a_script_that_was_started_again_tells_where(tmp_path: Path) -> None:
@@ -385,6 +435,15 @@ def test_a_hang_comes_first_though_the_script_has_run_a_check_of_its_own_since(
     assert told.next == STOPPED.advice
 
 
+def test_a_hang_of_a_training_that_said_nothing_is_told_by_its_ranks(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    hang = HangFound(stalled_s=55.0, allowance_s=40.0, step=0, found=STOPPED, at_rest=True)
+    run.write(journal.MONITOR, hang)
+
+    told = summary(tmp_path).found[0]
+    assert told.startswith("the script hangs (all ranks only waited for 55 s): rank 1")
+
+
 def test_a_script_that_was_started_again_has_left_its_hang_and_its_failure_behind(
     tmp_path: Path,
 ) -> None:
@@ -434,3 +493,46 @@ def test_that_no_two_nodes_can_exchange_data_is_one_sentence_with_what_to_look_a
     assert "firewalls" in told.next
     assert "scancel 12" in told.next
     assert option in told.next
+
+
+def apart(root: Path, nodes: list[str], clock: Clock, label: str) -> None:
+    """Write an attempt in which two nodes could not exchange data."""
+    run = RunJournal(root, nodes=nodes, clock=clock, label=label)
+    run.start()
+    run.begin_round(0, [nodes])
+    for node in nodes:
+        run.write(node, NodeReported(node=node, round=0, outcome=Outcome.FAILED, elapsed_ms=9.0))
+    run.end_round(0)
+    doubt = Level.INCONCLUSIVE
+    run.judge(*(NodeVerdict(node=node, level=doubt, reason="no partner") for node in nodes))
+    run.finish("requeue", reason="no partner")
+
+
+def test_of_two_nodes_that_could_not_exchange_data_a_later_check_tells_the_likelier_one(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    apart(tmp_path, ["n1", "n2"], clock, "0")
+    well = RunJournal(tmp_path, nodes=["n1", "n3"], clock=clock, label="1")
+    well.start()
+    well.begin_round(0, [("n1", "n3")])
+    well.measure(0, ("n1", "n3"))
+    well.end_round(0)
+    well.judge()
+    well.finish("proceed")
+
+    told = summary(tmp_path)
+
+    said = "n2 cannot exchange data with n1, which can with other nodes: it is the likelier"
+    assert told.found == (f"{said} of the two to be at fault, but that is not proven",)
+    assert told.next.startswith("tell your administrators about n2 ")
+
+
+def test_of_two_pairs_that_could_not_exchange_data_no_node_is_the_likelier_one(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    apart(tmp_path, ["n1", "n2"], clock, "0")
+    apart(tmp_path, ["n1", "n3"], clock, "1")
+
+    assert "likelier" not in " ".join(summary(tmp_path).found)

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slurm_health.preflight.probes.membership import exception_of
+
 MIB = 1 << 20
 _LIMIT = timedelta(seconds=60)
 _LATE_S = 1.0  # a partner comes so much later
@@ -39,7 +41,9 @@ def device_is_made_current() -> bool:
 def device_is_named() -> bool:
     properties = torch.cuda.get_device_properties(0)
     name = torch.cuda.get_device_name(0)
-    return bool(name) and properties.name == name and len(str(properties.uuid)) == 36
+    if not bool(name) or properties.name != name:
+        return False
+    return torch.__version__ < "2.6" or len(str(properties.uuid)) == 36
 
 
 def capability_is_two_numbers() -> bool:
@@ -149,7 +153,8 @@ class Group:
         key = f"here/{self._rank}"
         before = mine.check([key])
         mine.set(key, "1")
-        return not before and mine.check([key]) and not other.check([key])
+        told = mine.check([key]) and not other.check([key])
+        return not before and told and bytes(mine.get(key)) == b"1"
 
     def work_is_completed_once_the_partner_has_come(self) -> bool:
         dist.all_reduce(self._own())  # connected from here on
@@ -166,7 +171,7 @@ class Group:
         work = dist.all_reduce(self._own(), async_op=True)
         while not work.is_completed():
             time.sleep(0.01)
-        return work.exception() is None
+        return exception_of(work) is None
 
     def success_of_work_cannot_be_asked(self) -> bool:
         work = dist.all_reduce(self._own(), async_op=True)
@@ -202,6 +207,17 @@ class Group:
         dist.all_gather(parts, self._own())
         return torch.equal(whole.cpu(), wanted) and torch.equal(torch.cat(parts).cpu(), wanted)
 
+    def two_members_send_and_receive_at_once(self) -> bool:
+        received, other = torch.empty(4, device=self._device), 1 - self._rank
+        dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, self._own(), other, None),
+                dist.P2POp(dist.irecv, received, other, None),
+            ]
+        )
+        torch.cuda.synchronize(self._device)
+        return bool((received == other + 1).all())
+
     def group_is_formed_by_its_members_alone(self) -> bool:
         if self._rank == 1:
             return True  # and takes no part
@@ -224,17 +240,19 @@ class Group:
         return before and not between and bool((added == 3).all())
 
     def abort_ends_what_waits_and_says_nothing(self) -> bool:
+        if not hasattr(dist.distributed_c10d, "_abort_process_group"):
+            return True  # before torch 2.6, where a worker whose group broke is replaced
         work = None
         if self._rank == 0:  # and rank 1 takes no part
             work = dist.all_reduce(self._own(), async_op=True)
-        dist.distributed_c10d._abort_process_group()
+        dist.distributed_c10d._abort_process_group(dist.group.WORLD)
         gone = not dist.is_initialized()
         torch.cuda.synchronize(self._device)
         dist.distributed_c10d._world.group_count = 0
         self._enter("third")
         added = self._own()
         dist.all_reduce(added)
-        told = work is None or (work.is_completed() and work.exception() is None)
+        told = work is None or (work.is_completed() and exception_of(work) is None)
         return gone and told and bool((added == 3).all())
 
     def facts(self) -> dict[str, Fact]:

@@ -10,7 +10,8 @@ in ~/played where a job is given no such variable:
     lagging             so, with times a third longer
     unreachable         measures alone, but no partner hears of it
     apart               so with another one that is apart, and well with all others
-    no-torch            ends at once as Python does without torch
+    no-torch            ends at once, since its interpreter has no torch
+    broken-torch        ends at once as Python does with a torch that cannot be loaded
     refusing            ends because another process uses its device
     never-ready         starts and says nothing, for as long as it is told so
     broken-device       its device says that it is broken, and it ends
@@ -150,7 +151,10 @@ def serve(command: dict[str, Any], aborted: set[int]) -> None:
 def main() -> None:
     how = behaviour()
     if how == "no-torch":
-        raise SystemExit("ModuleNotFoundError: No module named 'torch'")
+        say("no_torch", detail="its python has no torch")
+        raise SystemExit("No module named 'torch'")
+    if how == "broken-torch":
+        raise SystemExit("ImportError: libtorch_cpu.so: cannot open shared object file")
     rounds: queue.Queue[dict[str, Any]] = queue.Queue()
     aborted: set[int] = set()
     threading.Thread(target=listen, args=(rounds, aborted), daemon=True).start()

@@ -2,13 +2,15 @@
 """A DDP training on CPUs that hangs as asked: `hanging_training.py CAUSE [RANK]`.
 
 Started once per task by srun. `CAUSE` is one of `CAUSES`; without one it trains until the file
-`end` is there. It has a heartbeat unless HEARTBEAT is 0. A step takes STEP_S seconds, a checkpoint
-every PAUSE_EVERY steps PAUSE_S.
+`end` is there, or for STEPS steps. It has a heartbeat unless HEARTBEAT is 0, and prints steps
+unless SILENT is 1. With ONCE=1 it hangs if no other start has before, and trains what is left of
+STEPS otherwise. A step takes STEP_S seconds, a checkpoint every PAUSE_EVERY steps PAUSE_S.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +28,11 @@ STEP_S = float(os.environ.get("STEP_S", "1"))
 PAUSE_S = float(os.environ.get("PAUSE_S", "0"))
 PAUSE_EVERY = int(os.environ.get("PAUSE_EVERY", "1000000"))
 WIDTH = 32
+STEPS = int(os.environ.get("STEPS", "1000000000"))
 HANGS_AT = int(os.environ.get("HANGS_AT", "12"))
+ONCE = os.environ.get("ONCE") == "1"
+if ONCE and Path("hung").exists():
+    STEPS -= HANGS_AT
 
 
 class Batches(IterableDataset[torch.Tensor]):
@@ -37,7 +43,7 @@ class Batches(IterableDataset[torch.Tensor]):
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         step = 0
-        while not Path("end").exists():
+        while not Path("end").exists() and step < STEPS:
             step += 1
             if self._stuck_after is not None and step > self._stuck_after:
                 read_pipe()
@@ -73,7 +79,8 @@ def main(cause: str, chosen: int) -> None:
         slow = 1.5 if cause == "slow" and mine else 1.0
         time.sleep(STEP_S * slow)
         own_s = time.monotonic() - began_s
-        if step == HANGS_AT and mine:
+        if step == HANGS_AT and mine and not (ONCE and Path("hung").exists()):
+            Path("hung").touch()
             hang(cause)
         loss = model(batch).square().mean()
         optimizer.zero_grad()
@@ -81,7 +88,7 @@ def main(cause: str, chosen: int) -> None:
         optimizer.step()
         if os.environ.get("HEARTBEAT") != "0":
             heartbeat.step(step, own_s)
-        if rank == 0:
+        if rank == 0 and os.environ.get("SILENT") != "1":
             print(f"step {step} loss {loss.item():.4f}", flush=True)
         if (step + 1) % PAUSE_EVERY == 0:
             if rank == 0:
@@ -95,8 +102,8 @@ def hang(cause: str) -> None:
         dist.all_gather([torch.zeros(3)] * dist.get_world_size(), torch.zeros(3))
     elif cause == "own-code":
         read_pipe()
-    elif cause == "kill":
-        os.kill(os.getpid(), 9)
+    elif cause in {"kill", "die", "stop"}:
+        os.kill(os.getpid(), signal.SIGSTOP if cause == "stop" else signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 from collections.abc import Iterator
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -154,10 +153,7 @@ def rack(tmp_path: Path, slurm: FakeScontrol, shared: Path) -> list[Node]:
 
 
 @pytest.fixture
-def story(node: Node, tmp_path: Path) -> Story:
-    found = Story(node, tmp_path / "journals")
+def story(node: Node, public_path: Path) -> Story:
+    found = Story(node, public_path / "journals")
     node.journal = str(found.root)
-    for each in (tmp_path, *tmp_path.parents):
-        if each.stat().st_uid == os.getuid() and not each.stat().st_mode & 0o001:
-            each.chmod(each.stat().st_mode | 0o011)
     return found

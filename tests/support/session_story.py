@@ -88,8 +88,9 @@ def names(count: int) -> list[str]:
     return [f"n{number}" for number in range(1, count + 1)]
 
 
-def started(node: str, launch: int = 0) -> AgentStarted:
-    return AgentStarted(node=node, launch=launch, hostname=node, address=f"10.0.0.{node[1:]}")
+def started(node: str, launch: int = 0, leaf: str = "") -> AgentStarted:
+    address = f"10.0.0.{node[1:]}"
+    return AgentStarted(node=node, launch=launch, hostname=node, address=address, leaf=leaf)
 
 
 def ready(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def main() -> int:
     parser.add_argument("--flight-recorder", action="store_true")
     parser.add_argument("--monitor-after-s", type=float, default=30.0)
     parser.add_argument("--unchecked-stops", action="store_true")
+    parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--limit-s", type=float, default=math.inf)
     parser.add_argument("source", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -49,6 +52,8 @@ def main() -> int:
         monitor=options.monitor,
         flight_recorder=options.flight_recorder,
         unchecked_runs=not options.unchecked_stops,
+        quiet=options.quiet,
+        limit_s=options.limit_s,
     )
     return supervise(
         told,

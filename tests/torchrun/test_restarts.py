@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from slurm_health.records.script_records import Diagnosed, FailurePlanned
+from slurm_health.records.script_records import Diagnosed, FailurePlanned, HangFound
 from slurm_health.system import journal
 from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.joint_check import directory_of
@@ -38,6 +39,18 @@ ECC = """\
 [rank{rank}]: RuntimeError: CUDA error: uncorrectable ECC error encountered
 failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: py
 """
+
+
+def hang(cause: str, *ranks: int) -> HangFound:
+    found = Diagnosed(
+        cause=cause,
+        description="it hangs",
+        attribution="undecided",
+        sureness="certain",
+        ranks=list(ranks),
+        nodes=[f"n{rank + 1}" for rank in ranks],
+    )
+    return HangFound(stalled_s=40.0, allowance_s=25.0, step=7, found=found)
 
 
 def place(meeting: Meeting | None = None) -> TaskPlace:
@@ -70,7 +83,12 @@ def question(
 
 
 def decided(root: Path, *texts: str, **options: int) -> Decision:
-    return decide(question(root, *texts, **options), 0.0)  # type: ignore[arg-type]
+    return answered(root, question(root, *texts, **options))  # type: ignore[arg-type]
+
+
+def answered(root: Path, asked: Question) -> Decision:
+    """Return what is decided where no rank has left a dump."""
+    return decide(asked, 0.0, {"TORCH_FR_DUMP_TEMP_FILE": str(root / "flight_")})
 
 
 def test_the_same_exception_on_all_ranks_ends_the_training(
@@ -128,7 +146,7 @@ def test_no_more_restarts_are_made_than_are_allowed(
 
 def test_nodes_that_share_no_directory_meet_at_a_port_of_their_own(tmp_path: Path) -> None:
     meeting = Meeting(host="10.0.0.1", port=29500)
-    decision = decide(question(tmp_path, BROKE, KILLED, BROKE, meeting=meeting), 0.0)
+    decision = answered(tmp_path, question(tmp_path, BROKE, KILLED, BROKE, meeting=meeting))
     assert decision.place is not None
     assert decision.place.meeting is not None
     assert decision.place.meeting.host == "10.0.0.1"
@@ -146,3 +164,38 @@ def test_what_was_found_and_decided_is_recorded(tmp_path: Path) -> None:
     assert isinstance(planned, FailurePlanned)
     assert (planned.plan, planned.restart, planned.max_restarts) == ("check", 1, 2)
     assert re.search("SIGKILL", planned.reason)
+
+
+def test_workers_that_were_ended_because_one_is_stopped_are_started_again_after_a_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = msgspec.structs.replace(question(tmp_path, "", "", ""), hang=hang("rank-stopped", 1))
+    decision = answered(tmp_path, asked)
+
+    assert (decision.next, decision.nodes) == ("check", ["n1", "n2", "n3"])
+    assert "the training hung: it hangs; checking n[1-3]" in capsys.readouterr().err
+
+
+def test_a_hang_without_a_place_restarts_once_and_one_of_the_script_never(tmp_path: Path) -> None:
+    unplaced = hang("no-progress")
+    asked = msgspec.structs.replace(question(tmp_path, "", "", ""), hang=unplaced)
+    again = msgspec.structs.replace(asked, hangs_before=(unplaced,))
+    own = msgspec.structs.replace(asked, hang=hang("data-loader-stuck", 1))
+
+    assert [answered(tmp_path, each).next for each in (asked, again, own)] == [
+        "check",
+        "stop",
+        "stop",
+    ]
+
+
+def test_where_no_restarts_were_asked_for_only_the_post_mortem_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = msgspec.structs.replace(question(tmp_path, BROKE, KILLED, BROKE), max_restarts=0)
+
+    assert answered(tmp_path, asked).next == "stop"
+    said = capsys.readouterr().err
+    assert "post-mortem: why train.py failed" in said
+    assert "rank 1 on n2 was killed by SIGKILL" in said
+    assert "the training ends" not in said

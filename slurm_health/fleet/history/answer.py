@@ -83,12 +83,23 @@ def histories(
         names = expand(nodelist)
     except ValueError as err:
         raise UsageError(str(err)) from err
+    wanted: dict[str, set[str]] = {}
+    for where in [each for each in index.clusters() if cluster in {None, each}]:
+        wanted[where] = {name for name in names if index.has(where, name)}
+    since_s = now_s - days * _DAY_S
+    standing_of = {
+        where: _standings(index, where, there, since_s=since_s, known=known)
+        for where, there in wanted.items()
+        if there
+    }
     found = [
-        _history(index, where, name, since_s=now_s - days * _DAY_S, known=known)
+        _history(index, where, name, standing_of[where][name])
         for name in names
-        for where in _clusters(index, name, cluster)
+        for where in wanted
+        if name in wanted[where]
     ]
-    missing = [name for name in names if name not in {each.node for each in found}]
+    there = {each.node for each in found}
+    missing = [name for name in names if name not in there]
     if missing:
         raise UsageError(_unknown(index, missing[0], cluster))
     return found
@@ -150,19 +161,19 @@ class _Believed:
         return self._named[uid] <= MOST_NODES_OF_USER
 
 
-def _clusters(index: Index, node: str, cluster: str | None) -> list[str]:
-    return [each for each in index.clusters() if cluster in {None, each} and index.has(each, node)]
-
-
-def _history(
-    index: Index, cluster: str, node: str, *, since_s: float, known: KnownNodes
-) -> NodeHistory:
-    checks = index.of_node(cluster, node, since_s=0.0)
+def _standings(
+    index: Index, cluster: str, nodes: Collection[str], *, since_s: float, known: KnownNodes
+) -> dict[str, Standing]:
+    """Return what is concluded about each of these nodes of a cluster."""
     records, _ = _Believed(known).of(index, cluster, since_s=since_s)
-    standing = {each.node: each for each in standings(records)}.get(node)
-    if standing is None:  # no check of the window measured it
-        empty = NodeRecord(node=node, jobs=0, users=0)
-        standing = next(each for each in standings([*records, empty]) if each.node == node)
+    found = {each.node: each for each in standings(records)}
+    # No check of the window measured these.
+    empty = [NodeRecord(node=node, jobs=0, users=0) for node in nodes if node not in found]
+    return {each.node: each for each in standings([*records, *empty])} | found
+
+
+def _history(index: Index, cluster: str, node: str, standing: Standing) -> NodeHistory:
+    checks = index.of_node(cluster, node, since_s=0.0)
     return NodeHistory(
         cluster=cluster,
         node=node,

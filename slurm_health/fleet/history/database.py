@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 # Changes with every change of the tables or of what is put into them.
-SCHEMA = 4
+SCHEMA = 5
 # Another process that brings the index up to date commits many times a second.
 PATIENCE_S = 10
 # With which a transaction on a server begins, that no other change runs beside.
 BEGIN = ("BEGIN", "SELECT version FROM slurm_health_index WHERE id = 1 FOR UPDATE")
 _TABLES = (
     """CREATE TABLE slurm_health_jobs (
-        cluster VARCHAR(255), job VARCHAR(20), uid BIGINT, stamp {text},
+        cluster VARCHAR(255), job VARCHAR(40), uid BIGINT, stamp {text},
         final_s DOUBLE PRECISION, trouble {text}, root {text}, PRIMARY KEY (cluster, job)
     ){options}""",
     """CREATE TABLE slurm_health_seen (
-        cluster VARCHAR(255), node VARCHAR(255), time_s DOUBLE PRECISION, job VARCHAR(20),
+        cluster VARCHAR(255), node VARCHAR(255), time_s DOUBLE PRECISION, job VARCHAR(40),
         label VARCHAR(255), uid BIGINT, counted INTEGER, spoilt_by VARCHAR(64), data {binary}
     ){options}""",
     "CREATE INDEX slurm_health_of_node ON slurm_health_seen (cluster, node, time_s)",
@@ -96,6 +96,11 @@ class Database:
     def close(self) -> None:
         """Close it; what was not committed is lost."""
         self._connection.close()
+
+    def load(self, other: Database) -> None:
+        """Take over all that another SQLite database holds, as it was when it last changed."""
+        with self._telling():
+            self._connection.deserialize(other._connection.serialize())
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Row]:
         """Return what a query answers."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -48,6 +48,17 @@ class Index:
     def close(self) -> None:
         """Close it; what was not committed is lost."""
         self._database.close()
+
+    def move_to_memory(self) -> bool:
+        """Go on with a copy that is lost at the end; False where there can be none, on a server."""
+        if self.place.server is not None:
+            return False
+        from slurm_health.fleet.history import sqlite_file
+
+        copy = sqlite_file.copied(self._database)
+        self._database.close()
+        self._database = copy
+        return True
 
     def jobs(self, root: Path) -> dict[tuple[str, str], tuple[float, bool]]:
         """Return what is known of each job, by cluster and id.
@@ -129,11 +140,11 @@ class Index:
             for job, label, time_s, uid, data in rows
         ]
 
-    def observations(self, cluster: str, *, since_s: float) -> Iterator[Observation]:
-        """Yield what every check said of every node of a cluster."""
-        query = "SELECT data FROM slurm_health_seen WHERE cluster = ? AND time_s >= ?"
-        for (data,) in self._database.rows(query, (cluster, since_s)):
-            yield _decoded(data)
+    def observations(self, cluster: str, *, since_s: float) -> Iterator[tuple[int, Observation]]:
+        """Yield what every check said of every node of a cluster, and whose check it was."""
+        query = "SELECT uid, data FROM slurm_health_seen WHERE cluster = ? AND time_s >= ?"
+        for uid, data in self._database.rows(query, (cluster, since_s)):
+            yield uid, _decoded(data)
 
     def last_checks(self, cluster: str) -> dict[str, float]:
         """Return when each node of a cluster was checked last."""
@@ -143,22 +154,28 @@ class Index:
         )
         return dict(rows)
 
-    def last_verdicts(self, cluster: str) -> dict[str, float]:
-        """Return when the last check of each node began that came to a verdict on it."""
-        rows = self._database.rows(
-            "SELECT node, MAX(time_s) FROM slurm_health_seen"
-            " WHERE cluster = ? AND counted = 1 GROUP BY node",
+    def last_verdicts(self, cluster: str, *, uid: int) -> dict[str, float]:
+        """Return when the last check of each node began that came to a verdict on it.
+
+        Checks of this user and of root count. Those of others count where another user has checked
+        the node since: or one user's journals could say of a node that it need not be checked.
+        """
+        found: dict[str, dict[int, float]] = {}
+        decided = self._database.rows(
+            "SELECT node, uid, MAX(time_s) FROM slurm_health_seen"
+            " WHERE cluster = ? AND counted = 1 GROUP BY node, uid",
             (cluster,),
         )
-        found: dict[str, float] = dict(rows)
         undecided = self._database.rows(
-            "SELECT node, time_s, data FROM slurm_health_seen WHERE cluster = ? AND counted = 0",
+            "SELECT node, uid, time_s, data FROM slurm_health_seen"
+            " WHERE cluster = ? AND counted = 0",
             (cluster,),
         )
-        for node, time_s, data in undecided:
-            if _decoded(data).level is not None:
-                found[node] = max(time_s, found.get(node, 0.0))
-        return found
+        judged = [row[:3] for row in undecided if _decoded(row[3]).level is not None]
+        for node, user, time_s in (*decided, *judged):
+            of_node = found.setdefault(node, {})
+            of_node[user] = max(time_s, of_node.get(user, 0.0))
+        return {node: _believed_s(of_node, trusted={0, uid}) for node, of_node in found.items()}
 
     def checks(self, cluster: str) -> list[list[str]]:
         """Return the nodes of each check of a cluster."""
@@ -230,6 +247,13 @@ class Index:
                 f"DELETE FROM {table} WHERE cluster = ? AND job = ?",  # noqa: S608 - our names
                 (cluster, job),
             )
+
+
+def _believed_s(by_user: Mapping[int, float], *, trusted: Collection[int]) -> float:
+    """Return the last time of a trusted user, or the last one but one of the others."""
+    others = sorted(time_s for user, time_s in by_user.items() if user not in trusted)
+    own = [time_s for user, time_s in by_user.items() if user in trusted]
+    return max([0.0, *own, *others[-2:-1]])
 
 
 def _opened(place: Place) -> tuple[Database, bool]:

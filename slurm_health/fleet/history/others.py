@@ -6,10 +6,9 @@ Who fills theirs with what takes long to read is left alone after a while, until
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from slurm_health.fleet.standing.observation import JobSeen
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.text import cut, one_line
-from slurm_health.system import journal
+from slurm_health.system.accounts import Accounts
 from slurm_health.system.killable import Answered, Broke, Hung, WorkResult, limit_memory, run_one
 
 _log = logging.getLogger(__name__)
@@ -44,16 +43,22 @@ class Others:
 
     Args:
         root: the directory of all journals.
-        jobs: those that may have changed, by cluster and id, in the order in which they are read.
+        owners: whose those are that may have changed, by cluster and id, in the order in which they
+            are read.
+        accounts: whose ids are.
     """
 
-    def __init__(self, root: Path, jobs: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        root: Path,
+        owners: Mapping[tuple[str, str], int] | None = None,
+        accounts: Accounts | None = None,
+    ) -> None:
         self._root = root
+        self._accounts = accounts or Accounts()
         self._of_user: dict[int, list[tuple[str, str]]] = {}
-        for cluster, job in jobs:
-            with contextlib.suppress(OSError):  # it is being removed
-                uid = journal.job_directory(root, cluster, job).lstat().st_uid
-                self._of_user.setdefault(uid, []).append((cluster, job))
+        for job, uid in (owners or {}).items():
+            self._of_user.setdefault(self._accounts.user(uid), []).append(job)
         self._looks: dict[tuple[str, str], _Look] = {}
         self._spent_s: dict[int, float] = {}
 
@@ -104,6 +109,7 @@ class Others:
 
     def _next_of(self, uid: int, first: tuple[str, str]) -> list[tuple[str, str]]:
         """Take the next jobs of a user, beginning with this one."""
+        uid = self._accounts.user(uid)
         theirs = self._of_user.get(uid, [])
         at = theirs.index(first) if first in theirs else len(theirs)
         some, self._of_user[uid] = theirs[at : at + _AT_ONCE], theirs[at + _AT_ONCE :]
@@ -124,6 +130,7 @@ class Others:
 
     def _limited(self, uid: int, work: Callable[[], bytes]) -> WorkResult | None:
         """Work on what a user wrote, in a child; None where theirs has taken too long already."""
+        uid = self._accounts.user(uid)
         spent_s = self._spent_s.get(uid, 0.0)
         if spent_s > _MOST_OF_A_USER_S:
             return None

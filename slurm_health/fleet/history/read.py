@@ -11,15 +11,23 @@ import errno
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from statistics import median
 
-from slurm_health.fleet.standing.observation import NODE_NAME, CheckSeen, Figure, JobSeen
-from slurm_health.fleet.standing.observe import observations, without_job_end
+from slurm_health.fleet.standing.observation import (
+    MOST_VALUE,
+    NODE_NAME,
+    CheckSeen,
+    Figure,
+    JobSeen,
+)
+from slurm_health.fleet.standing.observe import observations, shown, without_job_end
 from slurm_health.records.errors import JournalError
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import Record, RunFinished, RunStarted, Sampled, VerdictReached
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
+from slurm_health.records.text import cut, one_line
 from slurm_health.report.measured import figures_of
 from slurm_health.system import journal
 
@@ -28,6 +36,7 @@ _SETTLED_S = 24 * 3600.0
 # What is not complete after so long never will be: longer than Slurm jobs run.
 _ABANDONED_S = 60 * 24 * 3600.0
 _MOST_NODES = 64 * 1024  # as Slurm's node lists
+_MOST_SAID = 500
 # Of a job's runs the last ones: no job has as many, and its owner may make any number.
 MOST_RUNS = 1000
 
@@ -64,7 +73,8 @@ def _stamp_and_time(root: Path, cluster: str, job: str) -> tuple[str, float]:
                     continue
                 newest_s = max(newest_s, found.st_mtime)
                 parts.append(f"{directory.name}/{writer}:{found.st_size}")
-    return " ".join(parts), newest_s
+    # Its length is limited: a job may have a thousand runs, and what keeps it holds 64 kB.
+    return sha256(" ".join(parts).encode()).hexdigest(), newest_s
 
 
 def read_job(root: Path, cluster: str, job: str, *, most_bytes: int | None = None) -> JobSeen:
@@ -93,7 +103,7 @@ def read_job(root: Path, cluster: str, job: str, *, most_bytes: int | None = Non
         stamp=stamp,
         final_s=newest_s + (_SETTLED_S if over else _ABANDONED_S),
         checks=tuple(run.check for run in runs if run.check),
-        trouble="; ".join(troubles),
+        trouble=cut(one_line("; ".join(troubles)), _MOST_SAID),
     )
 
 
@@ -156,7 +166,11 @@ def _figures(
     verdicts = [each for each in master if isinstance(each, VerdictReached)]
     by_node = figures_of(samples, verdicts[-1] if verdicts else None).by_node
     return {
-        node: [Figure("", f"{each.probe} {each.unit}", median(each.values)) for each in figures]
+        node: [
+            Figure("", shown(f"{each.probe} {each.unit}"), median(values))
+            for each in figures
+            if (values := [value for value in each.values if value < MOST_VALUE])
+        ]
         for node, figures in by_node.items()
     }
 

@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from slurm_health.fleet.history.database import Busy, Damaged, Denied
 from slurm_health.fleet.history.index import Index
 from slurm_health.fleet.history.others import Others
@@ -20,6 +22,8 @@ from slurm_health.fleet.history.sqlite_file import is_index
 from slurm_health.fleet.standing.observation import JobSeen
 from slurm_health.records.errors import IndexUnusable, JournalError
 from slurm_health.system import journal, private_files
+from slurm_health.system.accounts import Accounts
+from slurm_health.system.mounts import mounted_by_users
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
@@ -40,8 +44,9 @@ def opened(
 ) -> Iterator[Index]:
     """Hold open an index that says what the journals say now.
 
-    One that is damaged, or of another version, is made anew. One that another process keeps busy,
-    or that is root's, is used as it is, and a log line says so.
+    One that is damaged, or of another version, is made anew. A file that another process keeps
+    locked is brought up to date in memory, and a log line says so. What a server keeps locked, or
+    what is root's, is used as it is.
 
     Raises:
         IndexUnusable: it cannot be used where it lies.
@@ -104,7 +109,24 @@ def _refresh(index: Index, root: Path, now_s: float, progress: Progress) -> None
     try:
         bring_up_to_date(index, root, now_s=now_s, progress=progress)
     except Busy:
-        _log.warning("another process works on the index; the answer may lack the latest jobs")
+        _refresh_beside(index, root, now_s, progress)
+
+
+def _refresh_beside(index: Index, root: Path, now_s: float, progress: Progress) -> None:
+    """Bring up to date a copy of an index that another process keeps locked.
+
+    Whoever may read a file can lock it for as long as they like; answers must not age with that.
+    """
+    with contextlib.suppress(Busy):
+        if index.move_to_memory():
+            bring_up_to_date(index, root, now_s=now_s, progress=progress)
+            _log.warning(
+                "another process holds the index %s (fuser shows which): what is new was read for"
+                " this answer and is not kept",
+                index.place,
+            )
+            return
+    _log.warning("another process works on the index; the answer may lack the latest jobs")
 
 
 def _may_replace(place: Place) -> bool:
@@ -132,9 +154,16 @@ def _remove(place: Place) -> None:
 
 
 def bring_up_to_date(
-    index: Index, root: Path, *, now_s: float, progress: Progress = _silent
+    index: Index,
+    root: Path,
+    *,
+    now_s: float,
+    progress: Progress = _silent,
+    accounts: Accounts | None = None,
 ) -> None:
     """Put into an index what the journals say now.
+
+    Who has several ids is one user in it.
 
     Raises:
         Busy: another process works on it.
@@ -150,21 +179,28 @@ def bring_up_to_date(
     if gone:
         index.forget(gone)
     open_ = sorted(each for each in found if each not in known or now_s <= known[each][0])
-    others = Others(root, open_)
-    for done, (cluster, job) in enumerate(open_):
-        progress(done, len(open_))
-        seen = _read_if_changed(root, cluster, job, index.stamp(cluster, job), others)
+    looks = journal.statuses([journal.job_directory(root, *each) for each in open_])
+    known_looks = {each: look for each, look in zip(open_, looks, strict=True) if look is not None}
+    accounts = accounts or Accounts()
+    others = Others(root, {each: look.uid for each, look in known_looks.items()}, accounts)
+    for done, ((cluster, job), look) in enumerate(known_looks.items()):
+        progress(done, len(known_looks))
+        if look.trouble:
+            seen: JobSeen | None = _unknown(look.trouble)
+        else:
+            stamp = index.stamp(cluster, job)
+            seen = _read_if_changed(root, cluster, job, look.uid, stamp, others)
         if seen is not None:
+            seen = msgspec.structs.replace(seen, uid=accounts.user(seen.uid))
             index.keep(root, cluster, job, seen, now_s=now_s)
 
 
 def _read_if_changed(
-    root: Path, cluster: str, job: str, stamp: str | None, others: Others
+    root: Path, cluster: str, job: str, uid: int, stamp: str | None, others: Others
 ) -> JobSeen | None:
     from slurm_health.fleet.history.read import read_job, stamp_of  # an answer alone does without
 
     try:
-        uid = journal.job_directory(root, cluster, job).lstat().st_uid
         if uid != os.geteuid():
             return others.read_if_changed(uid, cluster, job, stamp)
         if stamp is not None and stamp == stamp_of(root, cluster, job):
@@ -173,11 +209,16 @@ def _read_if_changed(
     except FileNotFoundError:
         return None  # it is being removed
     except OSError as err:
-        return JobSeen(uid=-1, stamp="", final_s=0.0, trouble=err.strerror or str(err))
+        return _unknown(err.strerror or str(err))
+
+
+def _unknown(trouble: str) -> JobSeen:
+    return JobSeen(uid=-1, stamp="", final_s=0.0, trouble=trouble)
 
 
 def _jobs(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the jobs that have a journal, by cluster and id."""
+    mounted = mounted_by_users(root)
     for cluster in journal.clusters_in(root):
         with contextlib.suppress(PermissionError, FileNotFoundError):
             with private_files.directory(root, cluster, owner=None) as handle:
@@ -186,6 +227,8 @@ def _jobs(root: Path) -> Iterator[tuple[str, str]]:
                 with os.scandir(listing) as entries:
                     for each in entries:
                         known = journal.JOURNAL_NAME.fullmatch(each.name)
+                        if f"{cluster}/{each.name}" in mounted:
+                            continue
                         if known and each.is_dir(follow_symlinks=False):
                             yield cluster, each.name
             finally:

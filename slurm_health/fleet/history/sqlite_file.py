@@ -54,6 +54,21 @@ def opened(place: Place) -> Database:
     return database
 
 
+def copied(database: Database) -> Database:
+    """Return a copy in memory; who only reads the file, and locks it so, hinders that in nothing.
+
+    Raises:
+        Busy: another process is just writing.
+    """
+    copy = Database(_connect(Place(path=None)), database.dialect)
+    try:
+        copy.load(database)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
 def is_index(path: Path) -> bool:
     """Tell whether a file is an index, or nothing yet, and thus ours to remove.
 

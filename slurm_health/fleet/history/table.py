@@ -37,7 +37,9 @@ def lemons_text(found: Sequence[Lemons], page: Page) -> str:
     """Return the nodes that something speaks against, the worst first, and how many others."""
     if not found:
         return "no check is in the journals that you may read; --journal=DIR names others\n"
-    return "\n".join("\n".join(_lemons_lines(each, page)) + "\n" for each in found)
+    # A cluster of which nothing is known says nothing beside one of which something is.
+    told = [each for each in found if each.standings or each.unknown] or found
+    return "\n".join("\n".join(_lemons_lines(each, page)) + "\n" for each in told)
 
 
 def unread_text(reasons: Mapping[str, int], page: Page) -> str:
@@ -113,7 +115,7 @@ def _series_row(series: Series) -> list[str]:
 def _lemons_lines(found: Lemons, page: Page) -> Iterable[str]:
     yield from page.paragraph(
         f"{found.cluster}: {_many(len(found.standings), 'node')} checked in the last"
-        f" {found.days:g} days; a job counts once on each of its nodes"
+        f" {found.days:g} days, in jobs and sweeps; each job counts once per node"
     )
     named = [each for each in found.standings if each.spoiled]
     if named:
@@ -131,7 +133,9 @@ def _lemons_lines(found: Lemons, page: Page) -> Iterable[str]:
             " that one user alone names beyond a limit"
         )
     if unknown:
-        yield from page.paragraph(f"nothing against them, in too few jobs: {fold(sorted(unknown))}")
+        yield from page.paragraph(
+            f"no fault seen, but too few jobs to tell: {fold(sorted(unknown))}"
+        )
 
 
 def _lemon_row(standing: Standing) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from slurm_health.fleet.retention.rules import JobJournal
 from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.system import journal, private_files
+from slurm_health.system.mounts import mounted_by_users
 from slurm_health.system.slurm.client import Client
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -47,10 +48,13 @@ def journals(root: Path, *, uid: int | None, cluster: str | None = None) -> list
 
 
 def _of_cluster(root: Path, cluster: str, uid: int | None) -> Iterator[JobJournal]:
+    mounted = mounted_by_users(root)
     with contextlib.suppress(OSError), opened(root, cluster) as handle, listed(handle) as names:
         for each in names:
             known = journal.JOURNAL_NAME.fullmatch(each.name)
-            if not known or not each.is_dir(follow_symlinks=False):
+            if not known or f"{cluster}/{each.name}" in mounted:
+                continue
+            if not each.is_dir(follow_symlinks=False):
                 continue
             with contextlib.suppress(OSError):  # it is being removed
                 owner = os.stat(each.name, dir_fd=handle, follow_symlinks=False).st_uid
@@ -105,9 +109,12 @@ def measured(handle: int, name: str) -> tuple[int, float]:
             left -= len(seen) - 1
             for each in seen:
                 found = os.stat(each, dir_fd=inside, follow_symlinks=False)
-                size_bytes += found.st_blocks * _BLOCK
+                is_directory = stat.S_ISDIR(found.st_mode)
+                # A file of many names, which no journal has, takes its room once.
+                names = 1 if is_directory else max(1, found.st_nlink)
+                size_bytes += found.st_blocks * _BLOCK // names
                 written_s = max(written_s, found.st_mtime)
-                if each != "." and stat.S_ISDIR(found.st_mode) and depth < _DEEPEST:
+                if each != "." and is_directory and depth < _DEEPEST:
                     count(inside, each, depth + 1)
         finally:
             os.close(inside)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
+from math import inf
 
 import msgspec
 
@@ -54,6 +55,7 @@ def choose(
     alive: Collection[tuple[str, str]],
     asked: Collection[str],
     local: str,
+    user_of: Callable[[int], int] = int,
 ) -> Cleaning:
     """Return which journals go.
 
@@ -61,25 +63,55 @@ def choose(
         journals: all there are.
         now_s: the time.
         older_than_s: what was last written longer ago goes; None: age is no reason.
-        most_bytes: of what is left then, the oldest go until no more than this is taken.
+        most_bytes: of what is left then, the oldest go until no more than this is taken: of those
+            users who take more than an equal share leaves them, so that none is the others' loss.
         alive: the jobs that have not ended, by cluster and id.
         asked: the clusters whose Slurm has said which of its jobs live.
         local: the cluster of checks without Slurm.
+        user_of: the user that an id is of, who may have several.
     """
     removed: list[JobJournal] = []
     left: dict[Left, list[JobJournal]] = {}
-    taken_bytes = sum(each.size_bytes for each in journals)
-    for each in sorted(journals, key=lambda each: (each.written_s, each.cluster, each.job)):
-        old = older_than_s is not None and now_s - each.written_s > older_than_s
-        if not old and (most_bytes is None or taken_bytes <= most_bytes):
-            continue
+    in_order = sorted(journals, key=lambda each: (each.written_s, each.cluster, each.job))
+
+    def goes(each: JobJournal) -> bool:
         why = _why_left(each, now_s - each.written_s, alive=alive, asked=asked, local=local)
         if why is not None:
             left.setdefault(why, []).append(each)
-            continue
+            return False
         removed.append(each)
-        taken_bytes -= each.size_bytes
+        return True
+
+    young: list[JobJournal] = []
+    taken_bytes: dict[int, int] = {}
+    for each in in_order:
+        old = older_than_s is not None and now_s - each.written_s > older_than_s
+        if old and goes(each):
+            continue
+        user = user_of(each.uid)
+        taken_bytes[user] = taken_bytes.get(user, 0) + each.size_bytes
+        if not old:
+            young.append(each)
+    share_bytes = inf if most_bytes is None else _share_bytes(taken_bytes.values(), most_bytes)
+    for each in young:
+        user = user_of(each.uid)
+        if taken_bytes[user] > share_bytes and goes(each):
+            taken_bytes[user] -= each.size_bytes
     return Cleaning(remove=tuple(removed), left={why: tuple(found) for why, found in left.items()})
+
+
+def _share_bytes(taken_bytes: Iterable[int], most_bytes: int) -> float:
+    """Return how much each user may keep so that all together take no more than `most_bytes`.
+
+    Who takes less than an equal share leaves the rest of it to the others.
+    """
+    left_bytes = most_bytes
+    in_order = sorted(taken_bytes)
+    for count, taken in zip(range(len(in_order), 0, -1), in_order, strict=True):
+        if taken * count > left_bytes:
+            return left_bytes / count
+        left_bytes -= taken
+    return inf
 
 
 def _why_left(

@@ -3,14 +3,15 @@
 
 The limits of `preflight.expectations` must fit every site, so they are wide. A fleet's own median
 is narrower, and is taken only where it comes from enough devices and nodes. They are told as tables
-for the site's file.
+for the site's file. A journal is its user's word: each user has one voice on a device, and one on
+what devices reach.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import median, median_low
 
 import msgspec
 
@@ -28,11 +29,16 @@ _SHOWN = {MATMUL: (1e-3, "TFLOP/s"), COPY: (1.0, "GB/s")}
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What the devices of one model do: of each its median, of these the median and the least."""
+    """What the devices of one model do: of each its median, of these the median and the least.
+
+    `typical` is no more than the median of what each user's checks found, of two the lower: or one
+    user, with journals of devices that never were, could have all others held to be slow.
+    """
 
     metric: str
     devices: int
     nodes: int
+    users: int
     typical: float
     least: float
 
@@ -52,16 +58,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Found(msgspec.Struct):
-    """Every value of each device, and the nodes that they were measured on."""
+    """Every value of each device, by user, and the nodes that they were measured on."""
 
-    values: dict[tuple[str, str], list[float]] = msgspec.field(default_factory=dict)
+    values: dict[tuple[str, str], dict[int, list[float]]] = msgspec.field(default_factory=dict)
     nodes: set[str] = msgspec.field(default_factory=set)
 
 
-def baselines(seen: Iterable[Observation]) -> dict[str, dict[str, Baseline]]:
-    """Return what healthy devices did, by model and metric."""
+def baselines(seen: Iterable[tuple[int, Observation]]) -> dict[str, dict[str, Baseline]]:
+    """Return what healthy devices did, by model and metric; of each check is known whose it was."""
     found: dict[str, dict[str, _Found]] = {}
-    for check in seen:
+    for uid, check in seen:
         if not check.model or check.level is not Level.HEALTHY:
             continue
         apart = {each.metric for each in check.figures if each.part}
@@ -71,7 +77,8 @@ def baselines(seen: Iterable[Observation]) -> dict[str, dict[str, Baseline]]:
             of_model = found.setdefault(check.model, {}).setdefault(figure.metric, _Found())
             # A device may move to another node; one without a name of its own is the node's.
             owner = "" if figure.part.startswith("GPU-") else check.node
-            of_model.values.setdefault((owner, figure.part), []).append(figure.value)
+            of_device = of_model.values.setdefault((owner, figure.part), {})
+            of_device.setdefault(uid, []).append(figure.value)
             of_model.nodes.add(check.node)
     return {
         model: {metric: _baseline(metric, each) for metric, each in metrics.items()}
@@ -80,13 +87,21 @@ def baselines(seen: Iterable[Observation]) -> dict[str, dict[str, Baseline]]:
 
 
 def _baseline(metric: str, found: _Found) -> Baseline:
-    typical = [median(each) for each in found.values.values()]
+    of_devices: list[float] = []
+    of_users: dict[int, list[float]] = {}
+    for by_user in found.values.values():
+        said = {uid: median(values) for uid, values in by_user.items()}
+        of_devices.append(median_low(said.values()))
+        for uid, value in said.items():
+            of_users.setdefault(uid, []).append(value)
+    users_say = median_low([median(values) for values in of_users.values()])
     return Baseline(
         metric=metric,
-        devices=len(typical),
+        devices=len(of_devices),
         nodes=len(found.nodes),
-        typical=median(typical),
-        least=min(typical),
+        users=len(of_users),
+        typical=min(median(of_devices), users_say),
+        least=min(of_devices),
     )
 
 
@@ -154,14 +169,20 @@ def _table(model: str, found: Mapping[str, Baseline], limits: Limits | None) -> 
         ("healthy_fraction", FRACTION),
         ("basis", limits.basis),
     )
-    lines = [f"{key} = {json.dumps(value)}" for key, value in settings if value is not None]
-    return "\n".join([f"[expectations.{json.dumps(model)}]", *told, *lines, ""])
+    lines = [f"{key} = {_toml(value)}" for key, value in settings if value is not None]
+    return "\n".join([f"[expectations.{_toml(model)}]", *told, *lines, ""])
+
+
+def _toml(value: object) -> str:
+    # JSON spells a letter beyond 16 bits as two, which TOML refuses, and with it the whole file.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _described(found: Baseline) -> str:
     scale, unit = _SHOWN[found.metric]
     name = found.metric.split()[0]
+    whose = "one user alone" if found.users == 1 else f"{found.users} users"
     return (
-        f"{name}: {found.devices} devices on {found.nodes} nodes,"
+        f"{name}: {found.devices} devices on {found.nodes} nodes, checked by {whose},"
         f" median {found.typical * scale:.4g} {unit}, lowest {found.least * scale:.4g}"
     )

@@ -28,6 +28,8 @@ class Signal(StrEnum):
     LEFT_OUT = "left out"  # the job drained it, gave it back, or was requeued without it
 
 
+# What is measured is far below; of smaller figures every mean is a number, and no infinity.
+MOST_VALUE = 1e100
 COUNTED = frozenset(Signal) - {Signal.LEFT_OUT}
 
 

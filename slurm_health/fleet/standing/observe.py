@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
 from statistics import median
 from typing import TypeVar
 
@@ -13,6 +12,7 @@ import msgspec
 
 from slurm_health.fleet.standing.observation import (
     COUNTED,
+    MOST_VALUE,
     NODE_NAME,
     Figure,
     Observation,
@@ -90,7 +90,7 @@ def observations(
                 node=name,
                 model=_model(own),
                 level=verdict.level if verdict else None,
-                component=_text(verdict.component) if verdict else "",
+                component=shown(verdict.component) if verdict else "",
                 slowdown=verdict.slowdown if verdict else 1.0,
                 said=_said(verdict, parts),
                 signals=tuple(each for each in Signal if each in signals),
@@ -156,13 +156,13 @@ def _device_events(records: Iterable[Record]) -> dict[str, str]:
             words = gpu_load.words(burn)
             if words:
                 name = _uuid(burn.uuid) or f"device {burn.index}"
-                said[name] = _text("; ".join(words))
+                said[name] = shown("; ".join(words))
     return said
 
 
 def _model(records: Sequence[Record]) -> str:
     ready = _all(records, WorkersReady)
-    return _text(ready[-1].model) if ready and ready[-1].backend != "gloo" else ""
+    return shown(ready[-1].model) if ready and not ready[-1].on_cpus else ""
 
 
 def _device_figures(records: Sequence[Record]) -> list[Figure]:
@@ -173,7 +173,7 @@ def _device_figures(records: Sequence[Record]) -> list[Figure]:
     for sample in _all(records, Sampled):
         if sample.scope != "solo" or not 1 < len(sample.iteration_ms) <= _MOST_DEVICES:
             continue
-        metric = _text(str(sample.metric))
+        metric = shown(str(sample.metric))
         for rank, elapsed_ms in enumerate(typical_ms(sample)):
             unit, value = _measured(sample, elapsed_ms)
             if value is not None:
@@ -192,12 +192,12 @@ def _measured(sample: Sampled, elapsed_ms: float | None) -> tuple[str, float | N
     elif sample.total_bytes > 0:
         copied = min(sample.total_bytes, _IMPOSSIBLE_BYTES)
         unit, value = "GB/s", copied / (elapsed_ms * 1e6)
-    return unit, value if isfinite(value) else None
+    return unit, value if value < MOST_VALUE else None
 
 
 def _said(verdict: NodeVerdict | None, parts: Mapping[str, str]) -> str:
     told = verdict.reason if verdict and verdict.level is not Level.HEALTHY else ""
-    return _text("; ".join([*([told] if told else []), *parts.values()]))
+    return shown("; ".join([*([told] if told else []), *parts.values()]))
 
 
 def _uuid(text: str) -> str:
@@ -205,7 +205,8 @@ def _uuid(text: str) -> str:
     return f"GPU-{found[1].lower()}" if found else ""
 
 
-def _text(text: str) -> str:
+def shown(text: str) -> str:
+    """Return a user's text as the history keeps it: one line, and not too long."""
     return cut(one_line(text), _LENGTH)
 
 

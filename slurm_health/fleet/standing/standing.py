@@ -119,8 +119,8 @@ def _level(record: NodeRecord, chance: float) -> tuple[Level, str]:
     spoiled = record.spoiled
     if not spoiled:
         if record.jobs < _LEAST_CLEAR:
-            return Level.UNKNOWN, f"nothing against it, in {_jobs(record.jobs)} only"
-        return Level.CLEAR, f"nothing against it in {_jobs(record.jobs)}"
+            return Level.UNKNOWN, f"no fault seen, but only {_jobs(record.jobs)}: too few to tell"
+        return Level.CLEAR, f"no fault seen in {_jobs(record.jobs)}"
     if len(spoiled) < _LEAST_SPOILED:
         return Level.SUSPECT, f"{len(spoiled)} of {_jobs(record.jobs)}: too few to tell"
     apart_s = max(each.time_s for each in spoiled) - min(each.time_s for each in spoiled)

@@ -77,7 +77,7 @@ def choose(client: Client, index: Index, wishes: Wishes, *, uid: int, now_s: flo
     checked = index.last_checks(cluster)
     last_s = {name: checked.get(name, 0.0) for name in idle}
     # A check that was cut short, as one that gave way to a job, leaves its nodes due.
-    judged = index.last_verdicts(cluster)
+    judged = index.last_verdicts(cluster, uid=uid)
     due = {name for name in idle if judged.get(name, 0.0) < now_s - wishes.every_s}
     most = sweep.at_once(len(partition.names), wishes.share)
     return Turn(

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -29,6 +30,35 @@ _ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 _MONITOR, _ISOLATE, _CONFIG, _RESET = 1, 2, 5, 6
 _FAULTS = {_ISOLATE: "", _RESET: "; reset the GPU"}
 _HARMLESS = (_MONITOR, _CONFIG)
+# Values of dcgm_errors.h's dcgmError_t. These tell of software, whatever severity DCGM gives them:
+# a file, a parameter, a library, the driver, a library again, processes of somebody else, the host
+# engine, variables, persistence mode.
+_OF_SOFTWARE = frozenset({18, 21, 22, 23, 24, 25, 26, 28, 29})
+# Values of its dcgmErrorCategory_t: configuration, libraries, CUDA, and other software, as what
+# joins the NVLinks of several nodes (IMEX). Xids and the vendor's own hardware test have others.
+_SOFTWARE_CATEGORIES = frozenset({3, 4, 6, 8})
+_NVLINK_DOWN = 14
+# The words of that error, for releases that give words alone: GPU 3's NvLink link 5 is currently
+# down
+_NVLINK_DOWN_WORDS = re.compile(r"\bNvLink link \d+ is currently down")
+# The category of what is looked at before any test of the hardware, and all that level 1 has.
+_SOFTWARE_CATEGORY = "deployment"
+_LOOKS_ONLY = 1
+# Of these, older releases have words alone, and no number: what they look at is software.
+_OF_SETTINGS = frozenset(
+    {
+        "blacklist",
+        "denylist",
+        "nvml library",
+        "cuda main library",
+        "cuda toolkit libraries",
+        "permissions and os blocks",
+        "persistence mode",
+        "environment variables",
+        "graphics processes",
+    }
+)
+_RAN = frozenset({"pass", "fail", "warn"})
 
 
 class Dcgm(Check, frozen=True, kw_only=True):
@@ -56,16 +86,30 @@ class Dcgm(Check, frozen=True, kw_only=True):
         if stopped := document.get("runtime_error"):
             return inconclusive(f"{self.program}: {stopped}")
         results = list(_results(document))
-        if not any(result.get("status") in {"Pass", "Fail", "Warn"} for _, result in results):
+        ran = [each for each in results if each.status in _RAN]
+        if not ran:
             return inconclusive(f"{self.program} ran no test")
         parts = [passed("", level=self.level)]
+        if self.level > _LOOKS_ONLY and all(each.is_of_software for each in ran):
+            skipped = ", ".join(sorted({each.test for each in results if not each.is_of_software}))
+            said = f"{self.program} tested no hardware{f' (skipped: {skipped})' if skipped else ''}"
+            parts.append(inconclusive(said))
         parts += [
-            _finding(test, result, error)
-            for test, result in results
-            if result.get("status") in {"Fail", "Warn"}
-            for error in _errors(result)
+            _finding(each, error)
+            for each in ran
+            if each.status != "pass"
+            for error in _errors(each.said)
         ]
         return joined(parts, well=f"dcgmi diag, level {self.level}: all tests passed")
+
+
+class _Result(NamedTuple):
+    """What a test came to on a GPU; `status` is in small letters, as releases differ in that."""
+
+    test: str
+    is_of_software: bool
+    status: str
+    said: Mapping[str, Any]
 
 
 def _document(output: str) -> Mapping[str, Any] | None:
@@ -78,12 +122,14 @@ def _document(output: str) -> Mapping[str, Any] | None:
     return roots[0] if roots else None
 
 
-def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each test's name and what it came to on each GPU."""
+def _results(document: Mapping[str, Any]) -> Iterator[_Result]:
+    """Yield what each test came to on each GPU."""
     for category in _dicts(document.get("test_categories")):
+        of_software = str(category.get("category", "")).lower() == _SOFTWARE_CATEGORY
         for test in _dicts(category.get("tests")):
+            name = str(test.get("name", "a test"))
             for result in _dicts(test.get("results")):
-                yield str(test.get("name", "a test")), result
+                yield _Result(name, of_software, str(result.get("status", "")).lower(), result)
 
 
 def _dicts(found: object) -> list[dict[str, Any]]:
@@ -98,13 +144,27 @@ def _errors(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _dicts(told) or [{"warning": str(result.get("info") or "failed")}]
 
 
-def _finding(test: str, result: Mapping[str, Any], error: Mapping[str, Any]) -> Finding:
+def _finding(found: _Result, error: Mapping[str, Any]) -> Finding:
+    result = found.said
     number = result.get("entity_id", result.get("gpu_ids", result.get("gpu_id")))
     where = f"{result.get('entity_group', 'GPU')} {number}: " if number is not None else ""
-    text = f"{where}{test}: {error.get('warning', 'failed')}"
-    severity = error.get("error_severity")
-    if severity in _FAULTS and result.get("status") == "Fail":
-        return node_fault(text + _FAULTS[severity], dcgm_error=int(error.get("error_id", 0)))
-    if severity in _HARMLESS or result.get("status") == "Warn":
+    words = str(error.get("warning", "failed"))
+    text = f"{where}{found.test}: {words}"
+    told = (_number(error.get(f"error_{each}")) for each in ("severity", "category", "id"))
+    severity, category, code = told
+    of_software = severity in _FAULTS and category in _SOFTWARE_CATEGORIES
+    of_settings = found.is_of_software and found.test.lower() in _OF_SETTINGS
+    if of_software or code in _OF_SOFTWARE or (of_settings and not severity):
+        return warned(text)
+    is_link = code == _NVLINK_DOWN or _NVLINK_DOWN_WORDS.search(words)
+    if found.status == "fail" and (is_link or severity in _FAULTS):
+        helps = "" if is_link else _FAULTS[severity]
+        return node_fault(text + helps, dcgm_error=_NVLINK_DOWN if is_link else code)
+    if severity in _HARMLESS or found.status == "warn":
         return warned(text)
     return inconclusive(f"{text} (dcgmi does not say whether the GPU is at fault)")
+
+
+def _number(told: object) -> int:
+    """Return a number of DCGM's tables; 0, which says nothing, where there is none."""
+    return told if isinstance(told, int) else 0

@@ -6,8 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from slurm_health.node.checks.check import (
     AbsolutePath,
@@ -26,6 +25,7 @@ from slurm_health.node.rules.finding import (
     passed,
     user_fault,
 )
+from slurm_health.system.mounts import Mount, mount_of, mounts_in
 
 _GIB = 1 << 30
 # What a broken or read-only filesystem says. A refusal is none of it: where root is squashed, root
@@ -34,7 +34,6 @@ _BROKEN = (errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What the mount table shows where an automounter has nothing mounted: it says nothing of the node.
 _AUTOMOUNTER = "autofs"
-_OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
 
 class FilesystemSeen(Seen, frozen=True, kw_only=True):
@@ -149,31 +148,9 @@ class Filesystem(Check, frozen=True, kw_only=True):
         return found
 
 
-def read_mounts(machine: CheckContext) -> dict[str, tuple[str, str]]:
+def read_mounts(machine: CheckContext) -> dict[str, Mount]:
     """Return the mounts of a machine, as `mounts_in` does."""
     return mounts_in(machine.read("/proc/self/mounts"))
-
-
-def mounts_in(text: str) -> dict[str, tuple[str, str]]:
-    """Return type and options per mount point; the last mount on a point is the one in use.
-
-    `text` is that of /proc/self/mounts.
-    """
-    mounts = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) >= 4:  # device, point, type, options
-            point = words[1]
-            for code, character in _OCTAL.items():
-                point = point.replace(code, character)
-            mounts[point] = (words[2], words[3])
-    return mounts
-
-
-def mount_of(mounts: Mapping[str, tuple[str, str]], path: str) -> tuple[str, str]:
-    """Return type and options of the mount that a path lies on; empty where there is none."""
-    above = (path, *map(str, PurePosixPath(path).parents))
-    return next((mounts[each] for each in above if each in mounts), ("", ""))
 
 
 def _write_errno(directory: Path) -> int:

@@ -184,17 +184,21 @@ def _name(device: Device) -> str:
 def _without_answers(devices: Sequence[Device]) -> list[Finding]:
     """Return what is said of GPUs that have gone or answer with errors.
 
-    A GPU that NVML calls lost is proven by the others, which answer. Where none does, a driver
-    that is being updated or a reset of all of them looks the same.
+    A GPU that NVML calls lost is proven by the others, which answer; so is one that has nothing
+    but an unknown error for every question. Where none does, a driver that is being updated or a
+    reset of all of them looks the same.
     """
     lost = [device for device in devices if device.lost]
     is_proven = len(lost) < len(devices) or len(devices) == 1
     judged = node_fault if is_proven else inconclusive
     said = "is lost" if is_proven else "cannot be asked, nor can any other"
+    is_answered = any(not device.lost and not device.unanswered for device in devices)
     return [
         *(judged(f"{_name(device)} {said}: {device.lost}") for device in lost),
         *(
-            inconclusive(f"{_name(device)} cannot be asked: {device.unanswered}")
+            (node_fault if device.silent and is_answered else inconclusive)(
+                f"{_name(device)} cannot be asked: {device.unanswered}"
+            )
             for device in devices
             if device.unanswered
         ),

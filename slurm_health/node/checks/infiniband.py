@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -23,12 +25,16 @@ _BASE = "/sys/class/infiniband"
 _COUNTERS = ("link_downed", "symbol_error", "port_rcv_errors", "local_link_integrity_errors")
 
 
+Rate = Annotated[float, msgspec.Meta(gt=0)]
+
+
 class Port(msgspec.Struct, frozen=True, kw_only=True):
     """One port as the kernel shows it."""
 
     state: str
     physical: str
     rate_gbit_per_s: float | None
+    is_ethernet: bool = False
     counters: dict[str, int]
 
 
@@ -49,7 +55,9 @@ class InfiniBand(Check, frozen=True, kw_only=True):
 
     ports: tuple[str, ...] = ()
     min_active: Count = 0
+    # Of every port; a port that `rates` names (`mlx5_0`, `mlx5_0:1`) is judged by that alone.
     min_rate_gbit_per_s: NotNegative = 0.0
+    rates: dict[str, Rate] = msgspec.field(default_factory=dict)
     # Since the last run on this node.
     max_link_downed: Count = 0
     max_errors: Count = 100
@@ -71,7 +79,7 @@ class InfiniBand(Check, frozen=True, kw_only=True):
 
     def judge(self, seen: InfiniBandSeen) -> Finding:
         """A port that is missing, down or slow is a fault; errors are worth a look."""
-        wanted = {name if ":" in name else f"{name}:1" for name in self.ports} or set(seen.ports)
+        wanted = {_full(name) for name in self.ports} or set(seen.ports)
         active = {name for name, port in seen.ports.items() if _is_active(port)}
         parts = [self._port(name, seen) for name in sorted(wanted) if self.ports or name in active]
         if len(active) < self.min_active:
@@ -86,12 +94,14 @@ class InfiniBand(Check, frozen=True, kw_only=True):
             return node_fault(f"there is no port {name}")
         if not _is_active(port):
             return node_fault(f"{name} is {port.state}, {port.physical}")
-        if self.min_rate_gbit_per_s:
+        own = {_full(each): rate for each, rate in self.rates.items()}
+        of_all = self.min_rate_gbit_per_s if self.ports or is_compared(name, seen.ports) else 0.0
+        if limit := own.get(name, of_all):
             if port.rate_gbit_per_s is None:
                 return inconclusive(f"{name} does not report its rate")
-            if port.rate_gbit_per_s < self.min_rate_gbit_per_s:
+            if port.rate_gbit_per_s < limit:
                 text = f"{name} runs at {port.rate_gbit_per_s:g} Gbit/s"
-                return node_fault(f"{text}, limit {self.min_rate_gbit_per_s:g}")
+                return node_fault(f"{text}, limit {limit:g}")
         return self._counters(name, port, seen)
 
     def _counters(self, name: str, port: Port, seen: InfiniBandSeen) -> Finding:
@@ -110,6 +120,22 @@ class InfiniBand(Check, frozen=True, kw_only=True):
         return passed(name)
 
 
+def is_compared(name: str, ports: Mapping[str, Port]) -> bool:
+    """Tell whether a port belongs to those that jobs talk over, which share one limit.
+
+    Where there is InfiniBand, an Ethernet port beside it has another use; and a bond of Ethernet
+    ports (`mlx5_bond_0`) is one device with a rate of its own.
+    """
+    if not ports[name].is_ethernet:
+        return True
+    return "bond" not in name and all(each.is_ethernet for each in ports.values())
+
+
+def _full(name: str) -> str:
+    """Return a port's whole name: an adapter named alone means its first port."""
+    return name if ":" in name else f"{name}:1"
+
+
 def _is_active(port: Port) -> bool:
     return port.state == "ACTIVE" and port.physical in {"LinkUp", ""}
 
@@ -125,6 +151,7 @@ def _read_port(machine: CheckContext, base: str) -> Port:
         state=_word(machine.read(f"{base}/state")),
         physical=_word(machine.read_or_none(f"{base}/phys_state") or ""),
         rate_gbit_per_s=float(rate.group(1)) if rate else None,
+        is_ethernet=machine.read_or_none(f"{base}/link_layer") == "Ethernet",
         counters=counters,
     )
 

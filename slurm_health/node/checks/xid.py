@@ -12,11 +12,12 @@ from slurm_health.node.checks.check import Check, CheckContext
 from slurm_health.node.checks.kernel_log import KERNEL_LOG, Message, read_messages
 from slurm_health.node.rules.finding import Finding, Status, joined, node_fault, passed, warned
 from slurm_health.node.rules.kernel_lines import ANY_XID, LOST_GPU, LOST_GPU_NAMED, SXID, XID
-from slurm_health.node.rules.xid import judge_sxid, judge_xid
+from slurm_health.node.rules.xid import fatal_link, judge_sxid, judge_xid
 
 _XID, _SXID = re.compile(XID), re.compile(SXID)
 _LOST_GPU, _LOST_GPU_NAMED = re.compile(LOST_GPU), re.compile(LOST_GPU_NAMED)
 _LOST = 79  # the Xid of a GPU that has fallen off the bus
+_OF_A_LINK = 74
 
 Numbers = tuple[Annotated[int, msgspec.Meta(ge=1, le=99_999)], ...]
 
@@ -44,6 +45,7 @@ class Xid(Check, frozen=True, kw_only=True):
     fault: Numbers = ()
     warn: Numbers = ()
     ignore: Numbers = ()
+    fatal_link_drains: bool = False
 
     def collect(self, machine: CheckContext) -> list[Message]:
         """Read /dev/kmsg."""
@@ -94,7 +96,9 @@ class Xid(Check, frozen=True, kw_only=True):
         if error.number in self.warn:
             return Status.WARN, "configured as a warning"
         if error.kind == "Xid":
-            return judge_xid(error.number, error.text)
+            status, text = judge_xid(error.number, error.text)
+            drains = self.fatal_link_drains and error.number == _OF_A_LINK
+            return (Status.NODE_FAULT if drains and fatal_link(error.text) else status), text
         fatal = {"Fatal": True, "Non-fatal": False}.get(error.word)
         status, text = judge_sxid(error.number, fatal=fatal)
         return status, f"{error.text}: {text}"

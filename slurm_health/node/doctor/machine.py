@@ -21,6 +21,7 @@ from slurm_health.node.hooks.run_checks import node_name
 from slurm_health.node.rules.node_pattern import matches
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import Unmeasured
+from slurm_health.system.mounts import Mount, mount_of
 from slurm_health.system.telemetry import LOG_SOCKET
 
 # What is on a filesystem of these types, no other node can see.
@@ -55,6 +56,7 @@ def advise_machine(
         _rights(),
         *_settings(site, limits_s),
         _shared(place, site),
+        *_state(place, site),
         *_metrics(site),
         *_journal(place, site, cluster),
         log_advice(place),
@@ -175,6 +177,16 @@ def _shared(place: CheckContext, site: Site) -> Advice:
     return fine(f"{path} can be locked and written here")
 
 
+def _state(place: CheckContext, site: Site) -> Iterator[Advice]:
+    kind = _mount(place, str(site.state)).kind
+    if kind and kind not in _LOCAL_TYPES:
+        text = (
+            f"hooks.state = {site.state} is on {kind}: if other nodes have the same one, none knows"
+            " what it was drained for, and none comes back by itself"
+        )
+        yield look(text, "a directory that each node has for itself")
+
+
 def _metrics(site: Site) -> Iterator[Advice]:
     if not site.metrics.directory:
         return
@@ -235,7 +247,7 @@ def _home(place: CheckContext, root: str) -> Iterator[Advice]:
     if not os.access(home, os.W_OK):
         text = f"journals are in {root}, and {home} cannot be written: no job can be checked"
         yield change(text, "another place: --journal DIR, or SLURM_HEALTH_JOURNAL")
-    elif _mount(place, str(home))[0] in _LOCAL_TYPES:
+    elif _mount(place, str(home)).kind in _LOCAL_TYPES:
         text = f"{home} looks like a local disk: journals are in {root}, which all nodes must share"
         yield look(
             text, "if it is local, a shared directory: --journal DIR, or SLURM_HEALTH_JOURNAL"
@@ -244,14 +256,14 @@ def _home(place: CheckContext, root: str) -> Iterator[Advice]:
         yield fine(f"journals are in {root}")
 
 
-def _mount(place: CheckContext, path: str) -> tuple[str, str]:
+def _mount(place: CheckContext, path: str) -> Mount:
     """Return type and options of the mount that a path is on; empty where it cannot be told."""
-    from slurm_health.node.checks.filesystem import mount_of, read_mounts
+    from slurm_health.node.checks.filesystem import read_mounts
 
     try:
         return mount_of(read_mounts(place), str(Path(path).resolve()))
     except Unmeasured:
-        return "", ""
+        return Mount("", "")
 
 
 def log_advice(place: CheckContext) -> Advice:
@@ -330,6 +342,8 @@ def reads_advice(name: str, why: str) -> Advice:
 def torch_advice(output: str, code: int, python: str) -> Advice:
     """Return what an interpreter's torch, asked with `TORCH_QUESTION`, is good for."""
     if code != 0:
-        text = f"{python} has no torch, so it cannot run a job's check"
+        text = (
+            f"{python} has no torch: light probes check a job with it, which see no GPU and no NCCL"
+        )
         return look(text, "slurm-health doctor --python PATH, with the one that jobs train with")
     return fine(f"{python}: {output.strip()}")

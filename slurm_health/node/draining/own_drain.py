@@ -71,12 +71,17 @@ def amend(state: Path, before: DrainRecord, after: DrainRecord) -> None:
             remember(state, after)
 
 
-def recall(state: Path) -> DrainRecord | None:
-    """Return the record; None when there is none, or it cannot be read: then we know of nothing."""
+def recall(state: Path, node: str = "") -> DrainRecord | None:
+    """Return the record; None when there is none, or it cannot be read: then we know of nothing.
+
+    With `node`, one of another node is none: where nodes share a directory that each should have of
+    its own, the passes of a node that is well would return one that is not.
+    """
     try:
-        return from_json((state / RECORD).read_bytes(), DrainRecord)
+        record = from_json((state / RECORD).read_bytes(), DrainRecord)
     except (OSError, msgspec.DecodeError):
         return None
+    return record if node in {"", record.node} else None
 
 
 def forget(state: Path) -> None:
@@ -85,7 +90,9 @@ def forget(state: Path) -> None:
         (state / RECORD).unlink()
 
 
-def look_after_drain(state: Path, controller: Client, now: BootTime | None) -> Node | None:
+def look_after_drain(
+    state: Path, name: str, controller: Client, now: BootTime | None
+) -> Node | None:
     """Return how the node is that we drained; None where there is no drain of ours.
 
     A drain that a person has lifted is forgotten, and so is one whose note is another by now: it is
@@ -99,7 +106,7 @@ def look_after_drain(state: Path, controller: Client, now: BootTime | None) -> N
     from slurm_health.system.private_files import publish
 
     with alone(state, _AGAIN_LIMIT_S):
-        kept = recall(state)
+        kept = recall(state, name)
         if kept is None:
             return None
         node = controller.node(kept.node)

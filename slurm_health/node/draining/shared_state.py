@@ -29,7 +29,7 @@ from slurm_health.system.site_file import others_can_write
 LEDGER = "ledger.json"
 _MARKS = "marks"
 # Ledger and marks say whose jobs accuse which node.
-_ROOT_ONLY = 0o600
+ROOT_ONLY = 0o600
 # What a child that asks for the shared directory is called. No check has a name with a space.
 STUCK = "shared directory"
 # What a change takes beside the wait for its lock.
@@ -64,10 +64,11 @@ def known_refusal(site: Site, wanted: breaker.Entry) -> str:
     """
 
     def look() -> bytes:
-        return breaker.refusal(read_ledger(site.breaker), wanted, site.breaker).encode()
+        ledger = read_ledger(site.breaker)
+        return breaker.refusal(ledger, wanted, site.breaker, name_of=user_name).encode()
 
     try:
-        return _in_child(site, look).decode()
+        return in_child(site, look).decode()
     except Unusable as err:
         return _unusable(err)
 
@@ -83,9 +84,14 @@ def reserve_drain(
     """Count a drain before it happens, if it may."""
 
     def decide(ledger: breaker.Ledger) -> tuple[breaker.Ledger, bytes]:
-        limits = site.breaker
         match breaker.reserve(
-            ledger, wanted, limits=limits, members=members, ours=ours, racks=racks
+            ledger,
+            wanted,
+            limits=site.breaker,
+            members=members,
+            ours=ours,
+            racks=racks,
+            name_of=user_name,
         ):
             case breaker.Allowed(ledger=after, today=today):
                 return after, msgspec.json.encode(Reserved(today=today))
@@ -96,6 +102,19 @@ def reserve_drain(
         return from_json(change_ledger(site, decide), Reserved)
     except Unusable as err:
         return Reserved(why_not=_unusable(err))
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, the number where this machine knows none.
+
+    Where names come from a server this may take long: hooks ask in a child.
+    """
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _unusable(err: Unusable) -> str:
@@ -128,10 +147,10 @@ def change_ledger(
         before = _read_ledger(shared)
         after, answer = decide(before)
         if after != before:
-            publish(shared / LEDGER, msgspec.json.encode(after), mode=_ROOT_ONLY)
+            publish(shared / LEDGER, msgspec.json.encode(after), mode=ROOT_ONLY)
         return answer
 
-    return _under_lock(site, work)
+    return under_lock(site, work)
 
 
 def clear_ledger(site: Site) -> None:
@@ -142,10 +161,10 @@ def clear_ledger(site: Site) -> None:
     """
 
     def work(shared: Path) -> bytes:
-        publish(shared / LEDGER, msgspec.json.encode(breaker.Ledger()), mode=_ROOT_ONLY)
+        publish(shared / LEDGER, msgspec.json.encode(breaker.Ledger()), mode=ROOT_ONLY)
         return b""
 
-    _under_lock(site, work)
+    under_lock(site, work)
 
 
 def read_ledger(settings: Breaker) -> breaker.Ledger:
@@ -183,10 +202,10 @@ def add_mark(site: Site, node: str, mark: Mark) -> tuple[Mark, ...]:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.parent.chmod(0o700)  # of an earlier version
         after = accusations.add(_read_marks(path), mark, site.marks)
-        publish(path, msgspec.json.encode(after), mode=_ROOT_ONLY)
+        publish(path, msgspec.json.encode(after), mode=ROOT_ONLY)
         return msgspec.msgpack.encode(after)
 
-    return from_msgpack(_under_lock(site, work), tuple[Mark, ...])
+    return from_msgpack(under_lock(site, work), tuple[Mark, ...])
 
 
 def marks_of(settings: Breaker, node: str) -> tuple[Mark, ...]:
@@ -281,18 +300,27 @@ def shared_directory(settings: Breaker) -> Path:
     return path
 
 
-def _under_lock(site: Site, work: Callable[[Path], bytes]) -> bytes:
-    """Work on the shared directory with its lock held, in a child; return its answer."""
+def under_lock(site: Site, work: Callable[[Path], bytes]) -> bytes:
+    """Work on the shared directory with its lock held, in a child; return its answer.
+
+    Raises:
+        Unusable: it could not be done, and why.
+    """
 
     def locked() -> bytes:
         shared = shared_directory(site.breaker)
         with held(shared / "lock", site.breaker.lock_limit_s):
             return work(shared)
 
-    return _in_child(site, locked)
+    return in_child(site, locked)
 
 
-def _in_child(site: Site, work: Callable[[], bytes]) -> bytes:
+def in_child(site: Site, work: Callable[[], bytes]) -> bytes:
+    """Do what touches the shared directory, in a child; return its answer.
+
+    Raises:
+        Unusable: it could not be done, and why.
+    """
     directory = site.breaker.directory
     match run_guarded(site.state, STUCK, work, site.breaker.lock_limit_s + MARGIN_S):
         case Answered(data=data):

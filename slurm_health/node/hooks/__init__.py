@@ -10,6 +10,7 @@ ClusterShell and call no Slurm command, because the prolog stands between a user
     healthcheck    every few minutes: checks the node, resumes what was drained
     hook           what these three share: where they are, what they run and say
     run_checks     runs checks at the same time, each in a child, and judges what they saw
+    pair_test      has an accused node tested with partners, and acts on what that finds
     user_journal   reads an ended job's journal, as the job's user
     serve          `healthcheck --serve`: answers launchers that ask for this node's health
     doorman        lets its callers in, of each user so many at a time

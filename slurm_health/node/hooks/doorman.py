@@ -15,8 +15,10 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+from slurm_health.system.accounts import Accounts
+
 # A launcher has one connection, and a user few jobs on a node. Root is let in always.
-MOST_OF_USER = 16
+MOST_OF_USER = 8
 # Each has a thread while it lasts.
 _MOST = 256
 _WAITING = 128  # to be let in
@@ -30,8 +32,9 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 class Doorman:
     """Passes what comes to its door on to the server at `inner`, and that one's answers back."""
 
-    def __init__(self, inner: Path) -> None:
+    def __init__(self, inner: Path, accounts: Accounts | None = None) -> None:
         self.inner = inner
+        self._accounts = accounts or Accounts()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._door.settimeout(_LOOK_S)
         self._inside: Counter[int] = Counter()
@@ -61,7 +64,7 @@ class Doorman:
                     self._receive(caller)
 
     def _receive(self, caller: socket.socket) -> None:
-        user = _user_of(caller)
+        user = self._accounts.user(_user_of(caller))
         if self._enters(user):
             threading.Thread(target=self._attend, args=(caller, user), daemon=True).start()
         else:
@@ -100,11 +103,14 @@ def _pass_on(one: socket.socket, other: socket.socket) -> None:
     """Pass on in both ways until either ends."""
     for each in (one, other):
         each.settimeout(_SEND_S)
-    ways = {one: other, other: one}
+    ways = {one.fileno(): (one, other), other.fileno(): (other, one)}
+    watched = select.poll()  # select.select takes no descriptor beyond 1023
+    for number in ways:
+        watched.register(number, select.POLLIN)
     while True:
-        ready, _, _ = select.select(list(ways), [], [])
-        for each in ready:
-            piece = each.recv(_PIECE_BYTES)
+        for number, _ in watched.poll():
+            source, target = ways[number]
+            piece = source.recv(_PIECE_BYTES)
             if not piece:
                 return
-            ways[each].sendall(piece)
+            target.sendall(piece)

@@ -8,7 +8,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +64,17 @@ def _accused(hook: Hook) -> Cause | None:
         return None
     if not found:
         return None
+    if hook.site.pair_test.enabled:
+        from slurm_health.node.hooks import pair_test  # most sites have none
+
+        asked = pair_test.test_that_ended(hook, ended)
+        if asked is not None:
+            return pair_test.judge(hook, asked, found)
+    return _judged(hook, ended, found)
+
+
+def _judged(hook: Hook, ended: JobEnded, found: Sequence[Accusation]) -> Cause | None:
+    """Return the cause that a user's word about this node gives to drain it, None for none."""
     from slurm_health.node.rules.accusations import standing
 
     accusation = standing(found)
@@ -77,10 +88,22 @@ def _accused(hook: Hook) -> Cause | None:
     confirmed = _confirmed(hook, ended, accusation)
     if confirmed is not None or accusation.slow:
         return confirmed
+    return _not_confirmed(hook, ended, accusation)
+
+
+def _not_confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
+    """Return the cause that an accusation is which no test of this node alone confirms."""
+    policy = hook.site.accusations.policy
     if policy is AccusationPolicy.EVIDENCE and accusation.strong:
         text = f"{accusation.component}: {accusation.reason}"
         return _unconfirmed(ended, "accused", text)
-    return _marked(hook, ended, accusation)
+    marked = _marked(hook, ended, accusation)
+    if not hook.site.pair_test.enabled:
+        return marked
+    from slurm_health.node.hooks import pair_test  # as above
+
+    pair_test.ask(hook, ended, accusation)
+    return None  # what the test confirms is drained, and nothing else
 
 
 def _with_start(hook: Hook, ended: JobEnded) -> JobEnded:
@@ -127,6 +150,7 @@ def turn_to_test(state: Path, uid: int, now_s: float, settings: Accusations) -> 
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Unbuffered: what there is no room for fails where it is written.
         file = (state / _TESTED).open("a+b", buffering=0)
+        os.fchmod(file.fileno(), 0o600)  # it says whose jobs have accused this node
     except OSError as err:
         yield f"tests cannot be counted in {state}: {err.strerror}"
         return

@@ -23,7 +23,7 @@ def run(hook: Hook) -> bool:
     hook.was_returned()
     results = hook.check()
     faults = node_faults(results)
-    kept = own_drain.recall(hook.site.state)
+    kept = own_drain.recall(hook.site.state, hook.node)
     if kept is not None:
         _recover(hook, kept, no_fault=not faults)
         if faults and hook.held_by:
@@ -36,7 +36,7 @@ def run(hook: Hook) -> bool:
     if hook.site.metrics.directory:
         from slurm_health.node.hooks import metrics  # which few sites have
 
-        drained = own_drain.recall(hook.site.state) is not None
+        drained = own_drain.recall(hook.site.state, hook.node) is not None
         now_s, node = hook.context.now_s, hook.node
         metrics.keep(hook.site, results, node=node, now_s=now_s, drained=drained)
     return bool(faults)

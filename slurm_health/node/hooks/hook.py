@@ -113,12 +113,15 @@ class Hook:
         from slurm_health.node.draining import own_drain
 
         state = self.site.state
-        if own_drain.recall(state) is None:
+        if own_drain.recall(state, self.node) is None:
+            self._warn_of_shared_state()
             return False
         from slurm_health.node.draining.shared_state import Unusable, count_return
 
         try:
-            now = own_drain.look_after_drain(state, self.controller(), self.context.boot_time())
+            now = own_drain.look_after_drain(
+                state, self.node, self.controller(), self.context.boot_time()
+            )
         except (SlurmError, Unusable) as err:
             self.log.warning(f"could not query Slurm: {err}")
             return False
@@ -126,13 +129,23 @@ class Hook:
             return False
         if now.out_of_pool:
             self.held_by = f"{now.state}: {now.reason or '(no reason)'}"
-            if own_drain.recall(state) is None:
+            if own_drain.recall(state, self.node) is None:
                 self.log.info(f"the drain is no longer ours: {self.held_by}")
             return False
         self.log.info("somebody has returned it to the pool")
         count_return(self.site, self.node)
         self.context = _since_return(self.context)
         return True
+
+    def _warn_of_shared_state(self) -> None:
+        from slurm_health.node.draining import own_drain
+
+        other = own_drain.recall(self.site.state)
+        if other is not None:
+            self.log.warning(
+                f"{self.site.state} has the drain of {other.node}: each node needs a directory"
+                " of its own (hooks.state), or none comes back by itself"
+            )
 
     def cause(self, faults: Sequence[CheckResult]) -> Cause:
         """Return the cause for a drain that failed checks are."""

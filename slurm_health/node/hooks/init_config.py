@@ -8,7 +8,7 @@ check that can drain begins in shadow.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from slurm_health.node.checks.check import CheckContext
@@ -18,6 +18,7 @@ from slurm_health.node.checks.memory import read_meminfo
 from slurm_health.node.checks.services import Daemon
 from slurm_health.node.checks.tasks import count_cpus
 from slurm_health.records.errors import Unmeasured
+from slurm_health.system.nvml import Device, read_gpus
 
 _LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "zfs"})
 _SHARED_TYPES = frozenset({"nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "wekafs"})
@@ -152,14 +153,20 @@ def _ethernet(context: CheckContext) -> str:
 
 
 def _infiniband(context: CheckContext) -> str:
-    from slurm_health.node.checks.infiniband import InfiniBand
+    from slurm_health.node.checks.infiniband import InfiniBand, is_compared
 
     ports = InfiniBand().collect(context).ports
-    active = {name: port for name, port in ports.items() if port.state == "ACTIVE"}
-    rates = [port.rate_gbit_per_s for port in active.values() if port.rate_gbit_per_s]
+    active = {
+        name: port
+        for name, port in ports.items()
+        if port.state == "ACTIVE" and is_compared(name, ports)
+    }
     if not active:
         return ""
-    return _table("infiniband", ports=sorted(active), min_rate_gbit_per_s=min(rates, default=0))
+    # Adapters of storage are often slower than those of the GPUs.
+    rates = {name: active[name].rate_gbit_per_s for name in sorted(active)}
+    told = {name: rate for name, rate in rates.items() if rate}
+    return _table("infiniband", ports=list(rates), rates=told)
 
 
 def _daemons(context: CheckContext) -> str:
@@ -171,7 +178,21 @@ def _gpus(context: CheckContext) -> str:
     count = len(context.entries("/proc/driver/nvidia/gpus"))
     if not count:
         return ""
-    return "\n".join([_table("gpu", count=count), _table("gpu-processes"), _table("xid")])
+    try:
+        links = nvlinks_of_each(read_gpus().devices)
+    except Unmeasured:  # such as without the extra gpu
+        links = None
+    gpu = _table("gpu", count=count, nvlinks=links) if links else _table("gpu", count=count)
+    return "\n".join([gpu, _table("gpu-processes"), _table("xid")])
+
+
+def nvlinks_of_each(devices: Sequence[Device]) -> int | None:
+    """Return how many NVLinks are active on every GPU, None where they differ or have none.
+
+    Where they differ, a link may be down, and what is down is no limit to draft.
+    """
+    seen = {device.links_active for device in devices}
+    return seen.pop() or None if len(seen) == 1 else None
 
 
 def _dcgm(context: CheckContext) -> str:
@@ -210,5 +231,7 @@ def _table(title: str, /, *, shadow: bool = True, **keys: object) -> str:
 
 
 def _text(value: object) -> str:
-    """Return a value as TOML, which agrees with JSON on what is written here."""
+    """Return a value as TOML, which agrees with JSON on what is written here but tables."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_text(key)} = {_text(each)}' for key, each in value.items())} }}"
     return json.dumps(value, ensure_ascii=False)

@@ -26,12 +26,13 @@ _HOURS_S = 5400.0
 
 
 class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One health check. `faulty`: it found a proven fault of the node."""
+    """One health check. `faulty`: it found a proven fault of the node; `faults` says which."""
 
     node: str
     time_s: float
     faulty: bool
     text: str
+    faults: str = ""
 
     def said(self, now_s: float) -> str:
         """Return when it was and how it ended, for a person."""
@@ -45,13 +46,16 @@ class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_results(results: Sequence[CheckResult], *, node: str, now_s: float) -> LastCheck:
     """Return how a health check ended."""
-    bad = [each for each in results if each.status is not Status.PASS]
+    faults = node_faults(results)
+    others = [each for each in results if each.status is not Status.PASS and each not in faults]
+    bad = [*faults, *others]  # or what is cut off may be the fault
     told = "; ".join(f"{each.name} {each.status.value}: {each.finding.text}" for each in bad)
     return LastCheck(
         node=node,
         time_s=now_s,
-        faulty=bool(node_faults(results)),
+        faulty=bool(faults),
         text=cut(told, _LENGTH) or f"{len(results)} checks passed",
+        faults=cut("; ".join(f"{each.name}: {each.finding.text}" for each in faults), _LENGTH),
     )
 
 

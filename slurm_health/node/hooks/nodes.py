@@ -20,6 +20,7 @@ from slurm_health.node.rules.breaker import Entry, Ledger, Trip
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.site_settings import Site
+from slurm_health.records.nodeset import fold
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node
 
@@ -27,7 +28,7 @@ RELEASED = "released"
 # What the note of a node says that was drained for its marks.
 MARKED = "marks"
 _LATE_S = 3600.0
-# Of a partition whose breaker has tripped, all nodes may be faulty.
+# Of a partition whose breaker has tripped, all nodes may be faulty, and each in its own way.
 _MOST_LEFT = 10
 
 
@@ -164,14 +165,25 @@ def _alarms(found: Listing) -> list[str]:
 def text(found: Listing, now_s: float) -> str:
     """Return it for a person."""
     told = table(found.drained, _alarms(found), now_s)
-    for each in found.left_in_pool[:_MOST_LEFT]:
-        told += f"faulty, and in the pool: {each.node}, {each.said(now_s)}\n"
-    more = len(found.left_in_pool) - _MOST_LEFT
-    told += f"faulty, and in the pool: {more} nodes more\n" if more > 0 else ""
+    told += "".join(f"faulty, but still in the pool: {line}\n" for line in _left(found, now_s))
     if found.silent:
         count = len(found.silent)
-        told += f"no health check for an hour: {first_few(found.silent)} ({count} nodes)\n"
+        nodes = f"{count} node{'s' if count != 1 else ''}"
+        told += f"no health check for an hour: {first_few(found.silent)} ({nodes})\n"
     return told
+
+
+def _left(found: Listing, now_s: float) -> list[str]:
+    """Return which nodes jobs can start on although they are faulty, a line for each fault."""
+    of_fault: dict[str, list[LastCheck]] = {}
+    for each in found.left_in_pool:
+        of_fault.setdefault(each.faults or each.text, []).append(each)
+    lines = []
+    for fault, checks in of_fault.items():
+        oldest = min(checks, key=lambda check: check.time_s)
+        lines.append(f"{fold(check.node for check in checks)}, {oldest.age(now_s)}: {fault}")
+    more = sum(len(checks) for checks in list(of_fault.values())[_MOST_LEFT:])
+    return [*lines[:_MOST_LEFT], *([f"and on {more} more"] if more else [])]
 
 
 def table(found: Sequence[Drained], alarms: Sequence[str], now_s: float) -> str:
@@ -244,7 +256,7 @@ def doubts(
         for name in names
         if name in checked and checked[name].faulty
     }
-    kept = own_drain.recall(site.state) if here in names else None
+    kept = own_drain.recall(site.state, here) if here in names else None
     if kept is not None:
         now = last_check.of_results(repeat(site, kept, place), node=here, now_s=place.now_s)
         found.pop(here, None)
@@ -313,8 +325,8 @@ def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:
         Unusable: the shared directory cannot be used.
     """
     lines = [
-        f"{node}: {_ago(now_s - each.time_s)}, job {each.job} of user {_user_name(each.uid)}:"
-        f" {each.text}"
+        f"{node}: {_ago(now_s - each.time_s)}, job {each.job} of user"
+        f" {shared_state.user_name(each.uid)}: {each.text}"
         for node in names or shared_state.marked_nodes(site.breaker)
         for each in accusations.alive(shared_state.marks_of(site.breaker, node), now_s, site.marks)
     ]
@@ -324,15 +336,6 @@ def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:
 
 def _ago(age_s: float) -> str:
     return f"{age_s / 3600:.0f} h ago" if age_s >= 3600 else f"{max(0.0, age_s) / 60:.0f} min ago"
-
-
-def _user_name(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def reset(site: Site) -> str:

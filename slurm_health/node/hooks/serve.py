@@ -33,7 +33,8 @@ from slurm_health.node.rules.finding import CheckResult
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, UsageError
 from slurm_health.records.text import one_line
-from slurm_health.system.processes import exit_text, leaving_on, run
+from slurm_health.system.processes import run
+from slurm_health.system.signals import exit_text, leaving_on
 
 # The client of NVIDIA's resiliency extension waits 60 s.
 RUN_LIMIT_S = 50.0
@@ -45,11 +46,14 @@ _FRESH_S = 5.0
 _IDLE_S = 1.0
 _LOOK_S = 0.5
 # Each has a thread while it lasts, one that only holds the line too; these cost little until then.
-_MOST_WAITING = 512
-_MOST_OF_CONNECTION = 8
+_MOST_WAITING = 1024
+# gRPC's server refuses a call of a connection beyond these although its client keeps to them, as it
+# counts calls that have ended until Python lets go of them. So these are more than launchers ask.
+_MOST_OF_CONNECTION = 32
 # A launcher that waits for longer than it does for an answer is told to connect again.
 _CONNECTION_S = 60
 _LEAVES_WITHIN_S = 5
+_CLAIMED_WITHIN_S, _CLAIM_LOOK_S = 2.0, 0.05
 _MOST_BYTES = 1 << 16
 # sockaddr_un has room for 107 (unix(7)); the name that a socket is made with is longer.
 _PATH_BYTES = 95
@@ -268,7 +272,7 @@ def _claim(path: Path) -> Iterator[None]:
         raise _refused(path, f"it is longer than {_PATH_BYTES} bytes; choose a shorter one")
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
+        _lock(directory)
         if path.exists() and not path.is_socket():
             raise _refused(path, "something else is there; remove it, or choose another path")
         if _is_answered(path):
@@ -280,12 +284,29 @@ def _claim(path: Path) -> Iterator[None]:
         os.close(directory)
 
 
+def _lock(directory: int) -> None:
+    """Hold back a server that starts in the same moment.
+
+    Whoever may read the directory can lock it for ever, so it is not waited for longer than such a
+    start takes.
+    """
+    until_s = time.monotonic() + _CLAIMED_WITHIN_S
+    while time.monotonic() < until_s:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_CLAIM_LOOK_S)
+
+
 def _is_answered(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # who fills a server's queue would keep this one waiting
         try:
             probe.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
+        except BlockingIOError:
+            return True
     return True
 
 

@@ -160,8 +160,13 @@ def become(ended: JobEnded) -> Path:
 
 
 def _read(root: Path, ended: JobEnded, node: str, max_bytes: int) -> Iterator[Accusation]:
-    if not os.path.lexists(root / ended.cluster / str(ended.job)):
+    place = root / ended.cluster / str(ended.job)
+    try:
+        place.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return  # a job that was never checked, as most are
+    except OSError as err:
+        raise Unreadable(f"{place}: {err.strerror or err}") from err
     from slurm_health.node.rules.accusations import from_journal
     from slurm_health.system.journal import name_of
 

@@ -7,9 +7,11 @@ The hooks and the administrators' commands call it; `draining` performs what is 
     settings       the hooks' tables in the site's file, with their defaults
     xid            what an Xid means for the node, by NVIDIA's catalogue
     kernel_lines   the lines of the kernel's log that count, and that no user can write
+    meaning        what an Xid, an SXid or such a line means, for a person who has met one
     breaker        how many nodes may be drained at once
     recovery       when a node that a hook drained may be resumed
     drain_note     the reason that a hook sets on a node, and how to recognise it
     node_pattern   `gpu[01-16,20]`, `gpu*`, `!login*`
+    pair_test      when an accused node is tested with partners, and with which options
     accusations    what an ended job's check says against a node, and marks; trusts nothing
 """

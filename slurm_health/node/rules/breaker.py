@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -84,15 +84,20 @@ def tripped_for(ledger: Ledger, node: str, partitions: Collection[str] = ()) -> 
     return None
 
 
-def refusal(ledger: Ledger, wanted: Entry, limits: Breaker) -> str:
-    """Say why the ledger alone rules a drain out; empty when Slurm has to be asked."""
+def refusal(
+    ledger: Ledger, wanted: Entry, limits: Breaker, *, name_of: Callable[[int], str] = str
+) -> str:
+    """Say why the ledger alone rules a drain out; empty when Slurm has to be asked.
+
+    `name_of` tells how a user is called, and is asked only for what a refusal says.
+    """
     partition = tripped_for(ledger, wanted.node, wanted.partitions)
     if partition is not None:
         return (
             f"the breaker of {partition} has tripped: {ledger.trips[partition].why};"
             " once the cause is found: slurm-health nodes reset"
         )
-    return _too_many_for_owner(ledger.entries, wanted, limits)
+    return _too_many_for_owner(ledger.entries, wanted, limits, name_of)
 
 
 def reserve(
@@ -103,6 +108,7 @@ def reserve(
     members: Mapping[str, Collection[str]],
     ours: Collection[str],
     racks: Mapping[str, Collection[str]] | None = None,
+    name_of: Callable[[int], str] = str,
 ) -> Allowed | Refused:
     """Decide about one drain and count it.
 
@@ -114,8 +120,9 @@ def reserve(
         ours: nodes that are out of the pool now with a note of ours.
         racks: the nodes below each leaf switch that the node hangs on; none where Slurm knows of
             none.
+        name_of: how a user is called; asked only for what a refusal says.
     """
-    why = refusal(ledger, wanted, limits)
+    why = refusal(ledger, wanted, limits, name_of=name_of)
     if why:
         return Refused(why=why, ledger=ledger)
     # What was begun and cut short for the same job is the same drain.
@@ -147,7 +154,7 @@ def reserve(
         )
         user, share = _first_user(users.get(node, -1) for node in out)
         if len(out) - share < 2:
-            why = why or f"{said}; {share} of them after jobs of user {user}"
+            why = why or f"{said}; {share} of them after jobs of user {name_of(user)}"
             continue
         said = f"{said}: a fabric or software problem, not these nodes"
         why = why or said
@@ -192,7 +199,9 @@ def _first_user(uids: Iterable[int]) -> tuple[int, int]:
     return max(counted.items(), key=lambda each: each[1], default=(-1, 0))
 
 
-def _too_many_for_owner(entries: Collection[Entry], wanted: Entry, limits: Breaker) -> str:
+def _too_many_for_owner(
+    entries: Collection[Entry], wanted: Entry, limits: Breaker, name_of: Callable[[int], str]
+) -> str:
     others = [each for each in entries if each.node != wanted.node]
     if wanted.job:
         nodes = {
@@ -209,6 +218,7 @@ def _too_many_for_owner(entries: Collection[Entry], wanted: Entry, limits: Break
             if each.uid == wanted.uid and _age_s(each, wanted) <= _HOUR_S
         }
         if len(nodes) >= limits.per_user_hour:
-            text = f"jobs of user {wanted.uid} have cost {len(nodes)} nodes within an hour"
+            user = name_of(wanted.uid)
+            text = f"jobs of user {user} have cost {len(nodes)} nodes within an hour"
             return f"{text}, limit {limits.per_user_hour}"
     return ""

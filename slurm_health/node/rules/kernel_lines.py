@@ -10,6 +10,9 @@ with the kernel's own words right behind it. Pure.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
+
+from slurm_health.node.rules.finding import Status
 
 # /dev/kmsg writes \x1b for a byte that cannot be printed, and for a backslash.
 _COMM = r"(?:\\x[0-9a-f]{2}|[^\\]){0,15}"
@@ -19,6 +22,9 @@ _OF_A_PROCESS = re.compile(_COMM + r"(?:\[\d+\]|/\d+:| \(\d+\)[: ]| invoked oom-
 
 # A loop device's filesystem may be an image that a user brought along.
 _DISK = r"(?!loop)[\w!-]+"
+_BTRFS = rf"{_DISK}(?:: state \w+| state \w+)?"
+# A mapped device (dm) may lie on a user's image, as containers that are encrypted do.
+_OWN_DISK = r"(?!loop|dm-|nbd|rbd|ublk|zram|ram)[\w!-]+"
 _PCI = r"(?:PCI:)?(?P<bus>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=77, name=python, GPU has fallen off the bus.
@@ -58,32 +64,161 @@ PCIE_ERROR = (
     r"PCIe Bus Error: severity=(?:Uncorrected|Fatal)"
 )
 
-# Broken hardware, or a broken filesystem.
-FAULTS = (
-    MACHINE_CHECK + r".*(?:Uncorrected|uncorrected|Fatal)",
-    r"^Memory failure: 0x[0-9a-f]+: recovery action for [\w/ -]+: (?:Failed|Ignored)",
-    rf"^EXT4-fs error \(device {_DISK}\)",
-    rf"^EXT4-fs \({_DISK}\): Remounting filesystem read-only",
-    rf"^EXT4-fs \({_DISK}\): I/O error while writing superblock",
-    rf"^XFS \({_DISK}\): (?:metadata I/O error|Metadata I/O Error|Corruption )",
-    rf"^BTRFS (?:error|critical) \(device {_DISK}(?:: state \w+| state \w+)?\)",
-    r"^nvme nvme\d+: (?:controller is down|Removing after probe failure)",
-    r"^nvme nvme\d+: Disabling device after reset failure: -\d",
-    r"^block nvme\d+n\d+: no available path - failing I/O",
-    r"^md/raid\d+:?md\d+: Disk failure on [\w!-]+(?: detected)?, failing array",
+
+class LineKind(NamedTuple):
+    """A kind of line: its name, what it tells, how it is judged, whose matter it is, what helps."""
+
+    name: str
+    what: str
+    pattern: str
+    status: Status
+    whose: str
+    helps: str
+
+
+def _broken(name: str, what: str, whose: str, helps: str, *patterns: str) -> tuple[LineKind, ...]:
+    return tuple(LineKind(name, what, each, Status.NODE_FAULT, whose, helps) for each in patterns)
+
+
+def _to_look_at(
+    name: str, what: str, whose: str, helps: str, *patterns: str
+) -> tuple[LineKind, ...]:
+    """Return lines of what a program may have caused, or what may pass."""
+    return tuple(LineKind(name, what, each, Status.WARN, whose, helps) for each in patterns)
+
+
+_REPLACE_DISK = "save what is on it, test the disk (smartctl), replace it"
+_CHECK_FILES = "reboot the node, check the filesystem (fsck) and test the disk below it (smartctl)"
+_STALLED = (
+    "look at what the processes there wait for; if it repeats without a program, test the CPU"
 )
-# What a program may have caused, or what may pass.
-WARNINGS = (
-    r"^(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#\d",
-    r"^(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu \d",
-    r"^(?:rcu: )?INFO: rcu_\w+ self-detected stall on CPU",
-    HUNG_TASK,
-    OUT_OF_MEMORY,
-    PCIE_ERROR,
-    r"^nvme nvme\d+: I/O .{1,60} timeout, (?:reset controller|aborting)",
-    r"^NETDEV WATCHDOG: [\w.-]{1,15}(?: \([\w-]+\))?: transmit queue \d+ timed out",
-    r"^mlx5_core [0-9a-f:.]{7,16}: .{0,60}(?:assert_var|firmware internal error|Health issue)",
+KINDS: tuple[LineKind, ...] = (
+    *_broken(
+        "machine-check",
+        "the processor met an error that it could not correct",
+        "processor or memory",
+        "have the processor or the memory that it names replaced (rasdaemon, mcelog)",
+        MACHINE_CHECK + r".*(?:Uncorrected|uncorrected|Fatal)",
+    ),
+    *_broken(
+        "memory-failure",
+        "a page of memory is bad, and what was in it is lost",
+        "memory",
+        "reboot the node and have its memory tested",
+        r"^Memory failure: 0x[0-9a-f]+: recovery action for [\w/ -]+: (?:Failed|Ignored)",
+    ),
+    *_broken(
+        "filesystem-error",
+        "a filesystem is damaged, or has made itself read-only",
+        "disk or filesystem",
+        _CHECK_FILES,
+        rf"^EXT[234]-fs error \(device {_DISK}\)",
+        rf"^EXT[234]-fs \({_DISK}\): (?:error: )?[Rr]emounting filesystem read-only",
+        rf"^EXT4-fs \({_DISK}\): I/O error while writing superblock",
+        rf"^XFS \({_DISK}\): (?:[Mm]etadata|[Ll]og) I/O [Ee]rror",
+        rf"^XFS \({_DISK}\): (?:Corruption |I/O Error Detected)",
+        rf"^XFS \({_DISK}\): Filesystem has been shut down due to ",
+        rf"^BTRFS (?:error|critical) \(device {_BTRFS}\)",
+        rf"^BTRFS: error \(device {_BTRFS}\) in \w+:\d+: err(?:no|or)=-\d",
+        rf"^BTRFS info \(device {_BTRFS}\): forced readonly",
+    ),
+    *_broken(
+        "lost-write",
+        "what was written to a disk is lost",
+        "disk",
+        _REPLACE_DISK,
+        rf"^Buffer I/O error on dev {_OWN_DISK}, logical block \d+, lost (?:a?sync )page write",
+    ),
+    *_broken(
+        "disk-lost",
+        "a disk, or an array of disks, has been given up",
+        "disk",
+        _REPLACE_DISK,
+        r"^nvme nvme\d+: (?:controller is down|Removing after probe failure)",
+        r"^nvme nvme\d+: Disabling device after reset failure: -\d",
+        r"^block nvme\d+n\d+: no available path - failing I/O",
+        r"^md/raid\d+:?md\d+: Disk failure on [\w!-]+(?: detected)?, failing array",
+    ),
+    *_to_look_at(
+        "soft-lockup",
+        "a processor ran kernel code for long without a pause",
+        "kernel or program",
+        _STALLED,
+        r"^(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#\d",
+    ),
+    *_to_look_at(
+        "hard-lockup",
+        "a processor did not even take interrupts for long",
+        "kernel or processor",
+        _STALLED,
+        r"^(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu \d",
+    ),
+    *_to_look_at(
+        "rcu-stall",
+        "a processor held up the kernel's housekeeping",
+        "kernel or program",
+        _STALLED,
+        r"^(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stalls? on CPU",
+    ),
+    *_to_look_at(
+        "hung-task",
+        "a process waits in the kernel for minutes",
+        "filesystem or program",
+        "look at the filesystem that the process uses: one that does not answer holds it so",
+        HUNG_TASK,
+    ),
+    *_to_look_at(
+        "out-of-memory",
+        "the kernel ended a process for want of memory",
+        "program",
+        "give the job more memory, or let it use less",
+        OUT_OF_MEMORY,
+    ),
+    *_to_look_at(
+        "pcie-error",
+        "a device met an error on its bus that was not corrected",
+        "device or its slot",
+        "look at the device that it names; if it repeats, have it reseated or replaced",
+        PCIE_ERROR,
+    ),
+    *_to_look_at(
+        "disk-io-error",
+        "a disk could not read or write a block",
+        "disk",
+        "test the disk (smartctl)",
+        BLOCK_IO_ERROR,
+    ),
+    *_to_look_at(
+        "beyond-the-end",
+        "something wanted what lies behind the end of a device",
+        "filesystem or partition table",
+        "compare the size of the filesystem with that of its device (dumpe2fs, xfs_info, lsblk)",
+        rf"^{_DISK}: rw=\d+, (?:want=\d+, |sector=\d+, nr_sectors = \d+ )limit=\d",
+    ),
+    *_to_look_at(
+        "nvme-timeout",
+        "a disk did not answer in time",
+        "disk",
+        "test the disk (nvme smart-log); a busy one may be late once",
+        r"^nvme nvme\d+: I/O .{1,60} timeout, (?:reset controller|aborting)",
+    ),
+    *_to_look_at(
+        "network-queue-stuck",
+        "an adapter did not send for seconds",
+        "network adapter",
+        "look at the adapter and its driver (ethtool)",
+        r"^NETDEV WATCHDOG: [\w.-]{1,15}(?: \([\w-]+\))?: transmit queue \d+ timed out",
+    ),
+    *_to_look_at(
+        "adapter-firmware",
+        "the firmware of a network adapter reports an error",
+        "network adapter",
+        "look at its health (devlink health) and firmware; if it repeats, have it replaced",
+        r"^mlx5_core [0-9a-f:.]{7,16}: .{0,60}(?:assert_var|firmware internal error|Health issue)",
+    ),
 )
+FAULTS = tuple(each.pattern for each in KINDS if each.status is Status.NODE_FAULT)
+WARNINGS = tuple(each.pattern for each in KINDS if each.status is Status.WARN)
 
 
 def is_evidence(line: str) -> bool:

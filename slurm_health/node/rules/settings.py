@@ -123,6 +123,57 @@ class Accusations(_Table, frozen=True, kw_only=True):
     read_limit_s: Seconds = 5.0
 
 
+class PairTest(_Table, frozen=True, kw_only=True):
+    """`[pair_test]`: a job of the site's own tests an accused node with two partners.
+
+    Only what it confirms is drained; it clears marks that it does not.
+    """
+
+    enabled: bool = False
+    # Whose job it is: a user whose journals the nodes share, better one without rights than root.
+    user: Text = "root"
+    # Empty: the partition of the job that accused, and Slurm's defaults.
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    # The interpreter with torch that jobs train with; empty: as a check finds it.
+    python: str = ""
+    # What is checked; empty: what a check does by default.
+    check: str = ""
+    # More options of sbatch, as --gres=gpu:8.
+    sbatch: tuple[str, ...] = ()
+    limit_min: Positive = 15
+    # One that cannot begin within this is dropped by Slurm.
+    waits_min: Positive = 60
+    per_hour: Positive = 4
+    per_user_hour: Positive = 2
+    # A node is not tested again so soon.
+    again_h: Hours = 6.0
+
+
+class Default(_Table, frozen=True, kw_only=True):
+    """`[default]`: which batch jobs are checked though their users type plain `sbatch`.
+
+    A job that all of these name, once `slurm-health init-default` has been run.
+    """
+
+    # Of the allocation.
+    min_nodes: Positive = 2
+    # Only jobs that ask for GPUs.
+    gpus: bool = False
+    # Empty: all.
+    partitions: tuple[Text, ...] = ()
+    accounts: tuple[Text, ...] = ()
+    # Of the job's time limit: the check of a short job costs too large a part of it.
+    min_time_min: Count = 10
+    # A check that takes longer is given up, and the job runs unchecked; 0: it takes its time.
+    limit_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    # A word in a job's --comment with which its user leaves it unchecked; empty: there is none.
+    opt_out: str = ""
+    # What is checked; empty: what a check does by default.
+    check: str = ""
+
+
 class Metrics(_Table, frozen=True, kw_only=True):
     """`[metrics]`: what the hooks tell monitoring."""
 

@@ -11,49 +11,104 @@ blame and that nothing but a reset or a repair helps. Most Xids are a program's 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from slurm_health.node.rules.finding import Status
 
 _RESET = "reset the GPU"
 _REBOOT = "reboot the node; when it comes back, have the hardware inspected"
 
-NODE: dict[int, tuple[str, str]] = {
-    46: ("GPU stopped processing", _RESET),
-    48: ("uncorrectable memory error", _RESET),
-    54: ("auxiliary power is not connected", "have the power cables inspected"),
-    62: ("microcontroller halted", _RESET),
-    64: ("a memory row could not be remapped", _RESET),
-    79: ("GPU has fallen off the bus", _REBOOT),
-    95: ("uncontained memory error", _RESET),
-    109: ("context switch timed out", _RESET),
-    110: ("security fault", _RESET),
-    119: ("GPU system processor does not answer", _RESET),
-    120: ("GPU system processor error", _RESET),
-    136: ("link training failed", _RESET),
-    140: ("unrecovered ECC error", _RESET),
-    143: ("GPU initialisation failed", _RESET),
-    155: ("NVLink: software-defined error", _RESET),
-    156: ("resource retirement", _RESET),
-    158: ("fatal timeout", _RESET),
-    167: ("PCIe fatal timeout", _REBOOT),
-}
-# Worth a look, and never a reason to drain by themselves.
-LOOK: dict[int, str] = {
-    63: "a memory row will be remapped at the next reset",
-    74: "NVLink error",
-    92: "many corrected memory errors",
-    94: "contained memory error: the job that met it ended",
-    121: "corrected error of the CPU link",
-    137: "privilege error on NVLink, which a program's own access to a peer can cause",
-    141: "fast path error",
-    **dict.fromkeys(range(144, 151), "NVLink 5 error, which its sub-code decides"),
-    154: "the driver changed what it wants done to recover",
+
+class XidKind(NamedTuple):
+    """What an Xid is: what it says of the node, in words, whose matter it is, and what helps."""
+
+    status: Status
+    what: str
+    whose: str
+    helps: str
+
+
+def _of_node(what: str, helps: str = _RESET, whose: str = "GPU") -> XidKind:
+    return XidKind(Status.NODE_FAULT, what, whose, helps)
+
+
+def _to_look_at(what: str, helps: str, whose: str = "GPU") -> XidKind:
+    """Return one that is worth a look, and never a reason to drain by itself."""
+    return XidKind(Status.WARN, what, whose, helps)
+
+
+def _of_program(what: str, helps: str = "look at the program, with compute-sanitizer") -> XidKind:
+    return XidKind(Status.PASS, what, "program", helps)
+
+
+_BY_LINE = "the driver's whole line decides: give it to `slurm-health explain`"
+_AGAIN = "start the job again; if it comes back on this node with other jobs, have the GPU tested"
+XIDS: dict[int, XidKind] = {
+    8: _of_program("work of a program did not end in time", _AGAIN),
+    11: _of_program("a program's commands to the GPU were invalid"),
+    13: _of_program("graphics engine exception, as of an access out of bounds"),
+    25: _of_program("a program's commands to the GPU were illegal"),
+    31: _of_program("memory page fault: an address that is not the program's"),
+    32: _of_program("a program's commands to the GPU were corrupted", _AGAIN),
+    43: _of_program("a program's work was stopped for an error of its own; the GPU is well"),
+    45: _of_program(
+        "a program was ended and cleaned up after", "look for the Xid or the signal before it"
+    ),
+    46: _of_node("GPU stopped processing"),
+    48: _of_node("uncorrectable memory error"),
+    54: _of_node("auxiliary power is not connected", "have the power cables inspected", "board"),
+    62: _of_node("microcontroller halted"),
+    63: _to_look_at(
+        "a memory row will be remapped at the next reset", "reset the GPU when the node is idle"
+    ),
+    64: _of_node("a memory row could not be remapped"),
+    68: _of_program("exception of the video decoder", _AGAIN),
+    69: _of_program("graphics engine class error"),
+    74: _to_look_at(
+        "NVLink error",
+        "look at the links (nvidia-smi nvlink --status); a site that drains for it sets"
+        " `fatal_link_drains` of its check `xid`, or lists 74 under `fault`",
+        "link",
+    ),
+    79: _of_node("GPU has fallen off the bus", _REBOOT, "GPU, board or slot"),
+    80: _of_program("data sent to the GPU was corrupted", _AGAIN),
+    92: _to_look_at("many corrected memory errors", "have the GPU's memory tested"),
+    94: _to_look_at(
+        "contained memory error: the job that met it ended", "reset the GPU when the node is idle"
+    ),
+    95: _of_node("uncontained memory error"),
+    109: _of_node("context switch timed out"),
+    110: _of_node("security fault"),
+    119: _of_node("GPU system processor does not answer"),
+    120: _of_node("GPU system processor error"),
+    121: _to_look_at("corrected error of the CPU link", "nothing, unless it repeats", "link"),
+    136: _of_node("link training failed", whose="link"),
+    137: _to_look_at(
+        "privilege error on NVLink, which a program's own access to a peer can cause",
+        "look at the program first",
+        "program or link",
+    ),
+    140: _of_node("unrecovered ECC error"),
+    141: _to_look_at("fast path error", "nothing, unless it repeats"),
+    143: _of_node("GPU initialisation failed"),
+    **dict.fromkeys(
+        range(144, 151),
+        _to_look_at("NVLink 5 error, which its sub-code decides", _BY_LINE, "link"),
+    ),
+    154: _to_look_at("the driver changed what it wants done to recover", _BY_LINE),
+    155: _of_node("NVLink: software-defined error", whose="link"),
+    156: _of_node("resource retirement"),
+    158: _of_node("fatal timeout"),
+    167: _of_node("PCIe fatal timeout", _REBOOT, "GPU, board or slot"),
 }
 # What stands at the end of an NVLink 5 line: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x0214…`. The
 # name of a process may stand before it, which its user chooses: the last such words count.
 _NVLINK_5 = re.compile(r"(?P<unit>[A-Z][\w/]+) +(?P<word>Fatal|Nonfatal) +XC\d+ i\d+ Link -?\d+")
 # Units whose fatal errors end a program and leave the GPU usable, by NVIDIA's catalogue.
 _OF_A_PROGRAM = ("TLW_RX", "TLW_TX")
+# Xid 74 of older links: `NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, …`. A process'
+# name, of 15 bytes, cannot hold that. The link also goes down where its other end has failed.
+_FATAL_LINK = re.compile(r"NVLink: fatal error detected on (?P<link>link \d{1,3})\(")
 # GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)
 _RECOVERY = re.compile(
     r" recovery action changed from 0x\w+ \([^)]*\) to 0x\w+ \((?P<now>[^)]*)\)$"
@@ -67,29 +122,37 @@ _RECOVERIES = {
 }
 
 
+def fatal_link(text: str) -> str:
+    """Return the link whose error the text of an Xid 74 calls fatal, empty where it does not."""
+    found = _FATAL_LINK.search(text)
+    return found["link"] if found else ""
+
+
 def judge_xid(number: int, text: str = "") -> tuple[Status, str]:
     """Return what an Xid means for the node, and in words what it is and what helps.
 
-    Numbers that are in neither table (13, 31, 43, 45 and the like) are a program's own, or
-    unknown: they say nothing about the node.
+    Numbers that are not in the table, and a program's own (13, 31, 43, 45 and the like), say
+    nothing about the node.
 
     Args:
         number: of the error.
         text: what the driver says behind it, which decides some; without it they are a warning.
     """
     if number == 154 and (action := _RECOVERY.search(text.rstrip())):
-        return _RECOVERIES.get(action["now"], (Status.WARN, LOOK[154]))
+        return _RECOVERIES.get(action["now"], (Status.WARN, XIDS[154].what))
     if 144 <= number <= 150 and (links := list(_NVLINK_5.finditer(text))):
         link = links[-1]
         if link["word"] == "Fatal" and not link["unit"].startswith(_OF_A_PROGRAM):
             return Status.NODE_FAULT, f"fatal NVLink error ({link['unit']}); {_RESET}"
         return Status.WARN, f"NVLink error ({link['unit']}) that ends no link"
-    if number in NODE:
-        what, helps = NODE[number]
-        return Status.NODE_FAULT, f"{what}; {helps}"
-    if number in LOOK:
-        return Status.WARN, LOOK[number]
-    return Status.PASS, ""
+    if number == 74 and (name := fatal_link(text)):
+        return Status.WARN, f"fatal NVLink error on {name}: it, or what is at its other end"
+    kind = XIDS.get(number)
+    if kind is None or kind.status is Status.PASS:
+        return Status.PASS, ""
+    if kind.status is Status.NODE_FAULT:
+        return kind.status, f"{kind.what}; {kind.helps}"
+    return kind.status, kind.what
 
 
 # What the guide calls always fatal: a reset of the GPUs does not end it.

@@ -36,6 +36,8 @@ _PLACEMENT = {
     "qos": "QOS",
     "reservation": "Reservation",
 }
+# Of an idle node: a waiting job is to have it, or a reservation has it.
+_TAKEN = frozenset({"PLANNED", "RESERVED"})
 # What each run of the job before this one set out to do; None for one that cannot be read.
 Earlier = Sequence[Sequence[ActionIntended] | None]
 
@@ -98,6 +100,27 @@ def placement(job: Job) -> dict[str, str]:
     """Return sbatch's options for a job that is to start where this one starts."""
     found = {option: job.value(key) for option, key in _PLACEMENT.items()}
     return {option: value for option, value in found.items() if value}
+
+
+def kept_off(name: str, client: Client, candidates: Collection[str]) -> tuple[str, ...]:
+    """Return nodes of a job that its helper must not run on: all, or none.
+
+    The job starts where the helper ends. Where nodes forget an ended attempt late
+    (`Client.forgets_late`), those that had one are left to the job, if the helper can start on
+    another at once. In a reservation it is not known to be able to.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    if not client.forgets_late():
+        return ()
+    job = client.job(name)
+    others = sorted(set(candidates) - set(job.nodes))
+    if not others or job.value("Reservation"):
+        return ()
+    states = client.nodes(others).values()
+    free = any(node.idle and not node.out_of_pool and not node.states & _TAKEN for node in states)
+    return tuple(job.nodes) if free else ()
 
 
 def earlier_runs(own: Path, started: RunStarted) -> Earlier:

@@ -18,7 +18,7 @@ import msgspec
 from slurm_health.node.draining.drain import Cause, DrainStatus, drain_node
 from slurm_health.node.site_settings import load
 from slurm_health.preflight.acting import job_facts
-from slurm_health.preflight.acting.job_facts import cause, read_facts, slurm_name
+from slurm_health.preflight.acting.job_facts import cause, kept_off, read_facts, slurm_name
 from slurm_health.preflight.acting.requeue_helper import Helper, Move
 from slurm_health.preflight.decide.decide import decide, decide_unasked, question, unwanted
 from slurm_health.preflight.decide.decision import Decision, Drain, Ending, LeaveAlone, Shrink
@@ -221,8 +221,13 @@ class _Performer:
                 least=self.acting.policy.nodes_needed,
                 keep_size=ending.keep_size,
             )
+            client, candidates = self.acting.client, self.facts.candidates or ()
             helper_id = self.acting.helper.ensure_submitted(
-                self.acting.client, move, job_id=self.facts.job_id, placement=self.facts.placement
+                client,
+                move,
+                job_id=self.facts.job_id,
+                placement=self.facts.placement,
+                avoid=kept_off(self.acting.job, client, candidates),
             )
         except SlurmError as err:
             self._done(records.Action.EXCLUDE, (), problem=str(err))

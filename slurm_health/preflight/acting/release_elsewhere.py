@@ -38,6 +38,8 @@ SLOW_POLL_S = 1.0
 # begins within that second is killed ("Job credential revoked") and the job fails. Held for
 # longer than a second after it is seen pending, a job begins in a later one, whatever the clocks.
 REVOKED_S = 1.1
+# Two seconds is how long a node may not forget the ended attempt (Client.forgets_late).
+FORGETS_S = 2.1
 QUICK_POLLS = 100
 TRIES = 20
 # Idle nodes that are not to be had: for a pending job of a higher priority, or for a reservation.
@@ -88,7 +90,7 @@ def release_elsewhere(
     release = _Release(move=move, client=client, here=here, clock=clock, sleep=sleep)
     try:
         release.await_pending()
-        sleep(REVOKED_S)
+        sleep(release.pause_s())
         smaller = release.ask_for_fewer()
         problem = release.try_to_release()
     except NotNeeded as reason:
@@ -132,6 +134,13 @@ class _Release:
             polls += 1
             self.sleep(POLL_S if polls < QUICK_POLLS else SLOW_POLL_S)
         raise NotNeeded(f"the job was not requeued within {PENDING_S:.0f} s")
+
+    def pause_s(self) -> float:
+        """Return how long the job stays held once it is pending, lest its next attempt fails."""
+        try:
+            return FORGETS_S if self.client.forgets_late() else REVOKED_S
+        except SlurmError:
+            return FORGETS_S
 
     def ask_for_fewer(self) -> str:
         """Fit the job to the nodes there are; return what is to be said of it.

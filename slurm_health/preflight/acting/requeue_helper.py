@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,11 +67,18 @@ class Helper:
     uid: int
 
     def ensure_submitted(
-        self, client: Client, move: Move, *, job_id: int, placement: Mapping[str, str]
+        self,
+        client: Client,
+        move: Move,
+        *,
+        job_id: int,
+        placement: Mapping[str, str],
+        avoid: Collection[str] = (),
     ) -> int:
         """Submit the helper of a job, or find the one an interrupted master submitted.
 
-        `placement` is sbatch's options for a job that is to start where the job starts.
+        `placement` is sbatch's options for a job that is to start where the job starts; `avoid`
+        is nodes that the helper keeps off besides those that the job leaves.
 
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
@@ -88,7 +95,7 @@ class Helper:
             f"--mem={HELPER_MEMORY_MB}M",
             f"--time={HELPER_MINUTES}",
             "--no-requeue",
-            f"--exclude={fold(move.exclude)}",
+            f"--exclude={fold((*move.exclude, *avoid))}",
             f"--chdir={self.directory}",
             f"--output={self.directory / 'requeue.log'}",
             *(f"--{option}={value}" for option, value in placement.items()),

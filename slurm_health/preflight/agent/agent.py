@@ -2,7 +2,7 @@
 """One per node: keeps the node's workers, runs the rounds the master writes, records what happened.
 
 The agent reads the master's orders and writes `<node>.jsonl`; there is no other channel. It loads
-no torch: that lives in the workers, which it kills and replaces when they hang or die.
+no torch and no numpy: workers do, which it kills and replaces when they hang or die.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from slurm_health.system import journal
 if TYPE_CHECKING:
     from slurm_health.preflight.agent.gpu_monitor import BurnWatch
 
-# From an abort to the kill of a worker that is stuck inside a collective. Over NCCL the abort ends
-# the collective, and a worker then shows that its device still computes.
-ABORT_GRACE_S = {"gloo": 0.3, "nccl": 3.0}
+# From an abort to the kill of a stuck worker. Over NCCL it first shows that its device computes.
+ABORT_GRACE_S, ABORT_GRACE_CPUS_S = 3.0, 0.3
 # A sample waits so long for the rest of its round, to be written with it.
 TOGETHER_S = 1.0
 
@@ -142,8 +141,8 @@ class Agent:
                 driver_keeps_state=node_facts.driver_keeps_state(),
             )
         )
+        self._heed(backlog)  # first: it says which probes to start
         self._start_workers()
-        self._heed(backlog)
 
     @property
     def serves(self) -> bool:
@@ -212,8 +211,10 @@ class Agent:
                     self._abort(record)
                 case records.VerdictReached():
                     self._end = "the run is over"
-                case records.AgentsLaunched(launch=launch, nodes=nodes):
-                    if launch > self._settings.launch and self._settings.node in nodes:
+                case records.AgentsLaunched(launch=launch, nodes=nodes, light=light):
+                    if launch == self._settings.launch:
+                        self._workers.light = bool(light)
+                    elif launch > self._settings.launch and self._settings.node in nodes:
                         self._end = "another agent took over"
                 case _:
                     pass
@@ -234,7 +235,7 @@ class Agent:
             workers=len(ready),
             started_s=self._monotonic(),
         )
-        if "burn_s" in record.options and ready[0].backend != "gloo":
+        if "burn_s" in record.options and not ready[0].on_cpus:
             # Not before the workers are started: until they are, every node waits.
             from slurm_health.preflight.agent.gpu_monitor import BurnWatch
 
@@ -249,15 +250,14 @@ class Agent:
 
     def _abort(self, record: records.GroupAborted) -> None:
         current = self._round
-        if current is None or not current.is_aborted_by(record):
-            return
-        current.aborted = record
-        self._stop(current)
+        if current is not None and current.is_aborted_by(record):
+            current.aborted = record
+            self._stop(current)
 
     def _stop(self, current: NodeRound) -> None:
         """Tell the workers to stop; who is not done by `kill_at_s` is killed."""
-        backends = {each.ready.backend if each.ready else "gloo" for each in self._workers}
-        current.kill_at_s = self._monotonic() + max(ABORT_GRACE_S[each] for each in backends)
+        on_cpus = all(each.ready is None or each.ready.on_cpus for each in self._workers)
+        current.kill_at_s = self._monotonic() + (ABORT_GRACE_CPUS_S if on_cpus else ABORT_GRACE_S)
         for worker in self._workers:
             worker.send({"op": "abort", "round": current.record.round})
 
@@ -334,9 +334,8 @@ class Agent:
         current = self._round
         assert current is not None
         self._round = None
-        last: list[records.Record] = []
-        if ending.outcome is Outcome.MEASURED:
-            last += current.partial_samples()
+        measured = ending.outcome is Outcome.MEASURED
+        last: list[records.Record] = [*(current.partial_samples() if measured else ())]
         last += self._watched(current.record.round)
         reported = records.NodeReported(
             node=self._settings.node,
@@ -347,8 +346,9 @@ class Agent:
             crashed=ending.crashed,
             wrong_results=ending.wrong_results,
             unmeasured=ending.unmeasured,
+            connecting=ending.connecting,
         )
-        # In one write: whoever sees the report also sees that this node is not ready.
+        # In one write: who sees the report sees that this node is not ready.
         if ending.replace or ending.unsettled:
             last.append(self._starts.starting())
         self._say(*last, reported)

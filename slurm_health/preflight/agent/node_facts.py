@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from slurm_health.records.probe_catalog import ON_CPUS
+
 _SIOCGIFADDR = 0x8915
 _LEAST_SIMD_UNITS = 100
 _ANY_PORT = 9  # no packet is sent: connecting a datagram socket only chooses a route
@@ -81,11 +83,12 @@ def chosen_interface(environ: Mapping[str, str], address: str, backend: str) -> 
     It is what the user's variable says. Without one, gloo is told the interface of the node's own
     `address`, and NCCL looks for itself.
     """
-    variable = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
+    on_cpus = backend in ON_CPUS
+    variable = "GLOO_SOCKET_IFNAME" if on_cpus else "NCCL_SOCKET_IFNAME"
     if environ.get(variable):
         return f"{variable}={environ[variable]}"
     own = interface_of(address) or address
-    return own if backend == "gloo" else f"NCCL's own choice (the node's address is on {own})"
+    return own if on_cpus else f"NCCL's own choice (the node's address is on {own})"
 
 
 def device_count(environ: Mapping[str, str], root: Path = Path("/")) -> int:

@@ -15,6 +15,8 @@ from slurm_health.preflight.agent.standstill import LOOK_S, Standstill, Standsti
 from slurm_health.preflight.session import worker_events
 from slurm_health.records.text import LineBuffer
 from slurm_health.system import processes
+from slurm_health.system.processes import own_python
+from slurm_health.system.signals import exit_text
 
 WORKER = Path(__file__).parents[1] / "probes" / "worker.py"
 STDERR_LINES = 20
@@ -33,7 +35,8 @@ class Worker:
 
     `descriptors` are to be waited on; `read_events` returns what has arrived. `ready` is what it
     said when it was, None before; `torch` what it has loaded, `unusable` what its device said
-    that cannot be used, `refused` why it does not use it. The process dies with the agent.
+    that cannot be used, `refused` why it does not use it, `no_torch` that there is none for it. The
+    process dies with the agent. A light one runs in the interpreter of slurm-health.
     """
 
     def __init__(
@@ -44,24 +47,32 @@ class Worker:
         threads: int,
         devices: int,
         environ: Mapping[str, str],
+        light: bool = False,
     ) -> None:
         self.local_rank = local_rank
         self.ready: worker_events.Ready | None = None
         self.torch = ""
         self.opened = False
         self.unusable = self.refused = ""
+        self.no_torch = False
         self._lines = LineBuffer()
         self._said: list[str] = []
         self._killed = False
         try:
             self._process: processes.Process | None = processes.start_tied(
-                [python, str(WORKER), str(local_rank), str(threads), str(devices)],
+                [
+                    *(own_python() if light else (python,)),
+                    str(WORKER),
+                    *(str(number) for number in (local_rank, threads, devices)),
+                    "light" if light else "torch",
+                ],
                 environ=environ,
                 stdin=processes.PIPE,
                 stdout=processes.PIPE,
             )
         except OSError as err:
             self._process = None
+            self.no_torch = True
             self._said.append(f"cannot run {python}: {err.strerror}")
         self._watch = StandstillWatch(self._process.pid) if self._process else None
 
@@ -96,6 +107,8 @@ class Worker:
         match event:
             case worker_events.Loaded(torch=torch):
                 self.torch = torch
+            case worker_events.NoTorch(detail=detail):
+                self.refused, self.no_torch = detail, True
             case worker_events.Opened():
                 self.opened = True
             case worker_events.Unusable(detail=detail):
@@ -121,7 +134,7 @@ class Worker:
         telling = [line for line in self._said if any(text in line for text in _TELLING)]
         last = (telling or self._said)[-1:]
         said = f": {last[0].removeprefix(_CPP).strip()}" if last else ""
-        return processes.exit_text(returncode) + said
+        return exit_text(returncode) + said
 
     def look(self, now_s: float) -> None:
         """Look whether the worker stands still, now and then."""
@@ -190,6 +203,8 @@ def _still_there(workers: Sequence[Worker], wait_s: float) -> list[Worker]:
 class Workers:
     """All workers of this node: one for each accelerator, or `on_cpus` of them where it has none.
 
+    Light ones see no accelerator: where they are `light`, there are `on_cpus` of them on any node.
+
     `address` is that of the node for the others of the job, `gpus` how many the job has here, as
     far as that is known.
     """
@@ -211,6 +226,8 @@ class Workers:
         self._environ = _worker_environ(environ, address)
         self._selector = selectors.DefaultSelector()
         self._monotonic = monotonic
+        self.light = False
+        self.accelerators = 0  # that this node had when they were started
         self._workers: list[Worker] = []
         self._killed: list[Worker] = []  # and not known to be gone
         self._give_up_s: float | None = None  # set while new ones are to be started
@@ -253,6 +270,8 @@ class Workers:
         obstacle = node_facts.missing_devices(self._environ, devices, gpus=self._gpus)
         if obstacle:
             return obstacle
+        self.accelerators = devices
+        devices = 0 if self.light else devices
         count = devices or self._on_cpus
         for local_rank in range(count):
             worker = Worker(
@@ -261,6 +280,7 @@ class Workers:
                 threads=max(1, self._threads_of_all // count),
                 devices=devices,
                 environ=self._environ,
+                light=self.light,
             )
             for descriptor in worker.descriptors:
                 self._selector.register(descriptor, selectors.EVENT_READ)
@@ -345,9 +365,13 @@ _NO_DUMPS = {
 # their network would not be tested, and pairs across domains would look slow beside them.
 _NETWORK_ONLY = {"NCCL_MNNVL_ENABLE": "0"}
 
+# torch 2.6 keeps its events in a cache of the thread that made them, and gives them back to it when
+# that thread has ended, as those in which groups are formed have: the heap is corrupted then.
+_NO_EVENT_CACHE = {"TORCH_NCCL_CUDA_EVENT_CACHE": "0"}
+
 
 def _worker_environ(environ: Mapping[str, str], address: str) -> dict[str, str]:
-    changed = {**environ, **_NO_WATCHDOG, **_NO_DUMPS, **_NETWORK_ONLY}
+    changed = {**environ, **_NO_WATCHDOG, **_NO_DUMPS, **_NETWORK_ONLY, **_NO_EVENT_CACHE}
     interface = node_facts.interface_of(address)
     if interface:
         # Otherwise gloo resolves the host name, which may be a loopback address.

@@ -90,6 +90,7 @@ class WorkerStarts:
                 ports_gbit_per_s=first.ports_gbit_per_s,
                 gflop_per_s=min(event.gflop_per_s for event in ready),
                 memory_gb_per_s=min(event.memory_gb_per_s for event in ready),
+                nvlink_domain=first.nvlink_domain,
             )
         )
 
@@ -116,7 +117,7 @@ class WorkerStarts:
         """Start the workers again because of how one ended, unless that has been tried before."""
         self._starts += 1
         self._device_failures += bool(worker.unusable)
-        if self._starts < STARTS_PER_LAUNCH:
+        if self._starts < STARTS_PER_LAUNCH and not worker.no_torch:
             self._say(self.starting())
             self.replace()
             return
@@ -125,9 +126,17 @@ class WorkerStarts:
             worker.unusable or worker.refused or how,
             device_failed=self._device_failures == self._starts,
             torch=worker.torch,
+            no_torch=worker.no_torch,
         )
 
-    def _fail(self, reason: str, *, device_failed: bool = False, torch: str = "") -> None:
+    def _fail(
+        self,
+        reason: str,
+        *,
+        device_failed: bool = False,
+        torch: str = "",
+        no_torch: bool = False,
+    ) -> None:
         """Say that this node can take part in no round."""
         self._say(
             records.WorkersFailed(
@@ -136,5 +145,7 @@ class WorkerStarts:
                 reason=reason,
                 device_failed=device_failed,
                 torch=torch,
+                no_torch=no_torch,
+                accelerators=self._workers.accelerators,
             )
         )

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slurm_health.records.nodeset import fold
-from slurm_health.records.script_records import Attribution, Diagnosed, FailurePlanned
+from slurm_health.records.script_records import Attribution, Diagnosed, FailurePlanned, HangFound
 from slurm_health.records.verdict import Level, NodeVerdict
+
+_MOST_OF_A_KIND = 2  # restarts after hangs of one cause, nodes that are at fault aside
 
 
 class Next(StrEnum):
@@ -37,6 +39,8 @@ class Failure:
         lost: nodes of both that Slurm has taken out of the job, with what it says of them.
         restarted_unchecked: this start of the job has restarted the script before without a check.
         least: with how few nodes the job goes on; None if it has to be requeued without one.
+        hang: the hang for which this start of the script was ended, None where it ended otherwise.
+        hangs_before: those for which earlier starts of it in this attempt of the job were ended.
     """
 
     diagnosed: Diagnosed | None
@@ -47,13 +51,16 @@ class Failure:
     lost: tuple[tuple[str, str], ...] = ()
     restarted_unchecked: bool = False
     least: int | None = None
+    hang: HangFound | None = None
+    hangs_before: tuple[HangFound, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is done next, why, and on what evidence.
 
-    `check` are the nodes to check; `at_fault` those that the job leaves whatever that finds.
+    `check` are the nodes to check; `at_fault` those that the job leaves whatever that finds, and
+    `last_choice` those that it does without if it has others that are as well.
     """
 
     next: Next
@@ -61,6 +68,7 @@ class Plan:
     evidence: tuple[str, ...] = ()
     check: tuple[str, ...] = ()
     at_fault: tuple[NodeVerdict, ...] = ()
+    last_choice: tuple[str, ...] = ()
 
     def recorded(self, *, restart: int, max_restarts: int) -> FailurePlanned:
         """Return it as the journal has it, with the number of this restart of at most these."""
@@ -94,12 +102,44 @@ def plan(failure: Failure) -> Plan:
         reason = f"{what} ({Attribution.USER}): the same again would fail again"
         return Plan(next=Next.STOP, reason=reason, evidence=evidence)
     everybody = (*failure.nodes, *failure.spares)
+    if failure.hang is not None:
+        return _after_hang(failure.hang, failure, evidence)
     if found and found.attribution == Attribution.TRANSIENT:
         if not failure.restarted_unchecked:
             reason = f"{what} ({Attribution.TRANSIENT})"
             return Plan(next=Next.RESTART, reason=reason, evidence=evidence)
         what += "; it is not the first time"
     return Plan(next=Next.CHECK, reason=what, evidence=evidence, check=everybody)
+
+
+def _after_hang(hang: HangFound, failure: Failure, evidence: tuple[str, ...]) -> Plan:
+    """Check all nodes, and take those where it hung last: that they are at fault is not shown.
+
+    A hang without a place restarts once, another kind as often as `_MOST_OF_A_KIND`.
+    """
+    what = f"the training hung: {hang.found.description}"
+    if hang.is_of_script:
+        said = f"{what}; in the script's own code or data, the same again would hang again"
+        return Plan(next=Next.STOP, reason=said, evidence=evidence)
+    kind, most = ("without a place", 1) if not hang.located else (hang.found.cause, _MOST_OF_A_KIND)
+    before = sum(_kind(each) == _kind(hang) for each in failure.hangs_before)
+    if before >= most:
+        times = "once" if before == 1 else f"{before} times"
+        said = f"{what}; the script was started again {times} after such a hang ({kind}) already"
+        return Plan(next=Next.STOP, reason=said, evidence=evidence)
+    there = tuple(hang.found.nodes) if hang.located else ()
+    few = len(there) <= len(failure.nodes) / 2
+    return Plan(
+        next=Next.CHECK,
+        reason=what,
+        evidence=evidence,
+        check=(*failure.nodes, *failure.spares),
+        last_choice=there if few else (),
+    )
+
+
+def _kind(hang: HangFound) -> str:
+    return hang.found.cause if hang.located else ""
 
 
 def _at_fault(failure: Failure) -> tuple[NodeVerdict, ...]:

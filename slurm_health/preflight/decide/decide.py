@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 
 from slurm_health.preflight.decide import decision
 from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle
-from slurm_health.preflight.decide.paths import PathEnd, ends_to_leave
+from slurm_health.preflight.decide.paths import (
+    PathEnd,
+    ends_to_leave,
+    in_vain,
+    is_of_lone_pair,
+    one_of_a_lone_pair,
+)
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.nodeset import fold
@@ -31,7 +37,8 @@ def unwanted(
 ) -> tuple[NodeVerdict, ...]:
     """Return the nodes the job should not run on: bad ones and, by the policy, those in doubt.
 
-    Of two nodes with a bad path between them it is one, as a `PathEnd`.
+    Of two nodes with a bad path between them it is one, as a `PathEnd`; of two that are all that a
+    job has and cannot exchange data too, though nothing tells which of them is at fault.
     """
     levels = {Level.FAULTY}
     if policy.on_straggler is not OnStraggler.REPORT:
@@ -41,7 +48,8 @@ def unwanted(
     found = tuple(node for node in verdict.nodes if node.level in levels)
     slow = policy.on_straggler is not OnStraggler.REPORT
     left = _names(found)
-    return (*found, *ends_to_leave(verdict, left=left, batch_node=batch_node, slow=slow))
+    ends = ends_to_leave(verdict, left=left, batch_node=batch_node, slow=slow)
+    return (*found, *ends, *(() if left else one_of_a_lone_pair(verdict, batch_node=batch_node)))
 
 
 def decide(
@@ -52,7 +60,8 @@ def decide(
     Guarantees: only proven faults of nodes, and on request proven slowness, are to be drained; a
     job that is made smaller goes on; neither slowness, nor doubt, nor a bad path ends a job, unless
     it was to be held for doubt and cannot be; a job leaves what is slow only for nodes that it has,
-    or can have at once, unless it was asked to wait.
+    or can have at once, unless it was asked to wait; so it leaves one of two nodes that cannot
+    exchange data, and that twice at most, since a third pair says that no node is the reason.
     """
     case = _case(verdict, unwanted, policy, facts)
     shrink, ending = _chosen(case)
@@ -65,9 +74,9 @@ def question(
     """Return what Slurm is to be asked first; None where its answer would change nothing."""
     case = _case(verdict, unwanted, policy, facts)
     left = case.wanted
-    if case.waits or not _slow(left) or _best_shrink(case, left) is not None:
+    if not _only_at_once(case, left) or _best_shrink(case, left) is not None:
         return None
-    if requeue_obstacle(facts, _names(left)) or _at_limit(case):
+    if requeue_obstacle(facts, _names(left)) or _at_limit(case) or in_vain(left, facts.requeues):
         return None
     keep = tuple(node.node for node in verdict.nodes if node.node not in _names(left))
     full = len(verdict.nodes) if policy.nodes_wanted is None else policy.nodes_wanted
@@ -120,7 +129,11 @@ class _Case:
     @property
     def must(self) -> tuple[NodeVerdict, ...]:
         """Those that it is to leave however long it waits for others."""
-        return tuple(node for node in self.wanted if self.waits or node.level is not Level.SLOW)
+        return tuple(
+            node
+            for node in self.wanted
+            if (self.waits or node.level is not Level.SLOW) and not is_of_lone_pair(node)
+        )
 
 
 def _case(
@@ -172,8 +185,17 @@ def _chosen(case: _Case) -> tuple[decision.Shrink | None, decision.Ending]:
 
 def _obstacle(case: _Case, left: Sequence[NodeVerdict]) -> str:
     """Say why the job is not to be requeued without these nodes, empty if it may be."""
-    found = requeue_obstacle(case.facts, _names(left)) or _at_limit(case)
-    return found or (case.facts.wait if _slow(left) and not case.waits else "")
+    found = (
+        requeue_obstacle(case.facts, _names(left))
+        or _at_limit(case)
+        or in_vain(left, case.facts.requeues)
+    )
+    return found or (case.facts.wait if _only_at_once(case, left) else "")
+
+
+def _only_at_once(case: _Case, left: Sequence[NodeVerdict]) -> bool:
+    """Tell whether these nodes are left only for others that the job can have at once."""
+    return any(map(is_of_lone_pair, left)) or (_slow(left) and not case.waits)
 
 
 def _at_limit(case: _Case) -> str:
@@ -208,6 +230,7 @@ def _shrink(case: _Case, left: Sequence[NodeVerdict], least: int | None) -> deci
             node.node != batch_node,
             node.level is not Level.HEALTHY,
             node.level is Level.FAULTY,
+            node.node in policy.last_choice,
             node.slowdown,
         ),
     )

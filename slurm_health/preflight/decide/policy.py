@@ -37,7 +37,22 @@ class Monitor(Enum):
 
     REPORT = "report"
     STOP = "stop"  # the job is cancelled
+    RESTART = "restart"  # its processes are ended, and what follows is as after a failure
     OFF = "off"  # nothing looks at it
+
+
+class Heartbeat(Enum):
+    """Whether the script's ranks have a heartbeat that the script does not say."""
+
+    OFF = "off"
+    AUTO = "auto"  # of the steps of torch's optimizers
+
+
+class Collect(Enum):
+    """Which nodes tell how they are after a failure, and while a training hangs."""
+
+    NODES = "nodes"
+    BATCH_HOST = "batch-host"
 
 
 class FlightRecorder(Enum):
@@ -55,7 +70,8 @@ class Policy:
     count requeues. More than `max_bad_share` of a run's nodes at once is not a node problem:
     nobody is drained then. Where `nodes_wanted` is set the job runs on that many of its nodes, and
     gives the others back; it makes do with `nodes_needed` rather than be requeued. With
-    `keep_spares` it keeps the healthy ones of the others.
+    `keep_spares` it keeps the healthy ones of the others. Of nodes that are as well as others it
+    does without those of `last_choice` first.
     """
 
     max_requeues: int = 3
@@ -66,3 +82,4 @@ class Policy:
     nodes_wanted: int | None = None
     nodes_needed: int | None = None
     keep_spares: bool = False
+    last_choice: tuple[str, ...] = ()

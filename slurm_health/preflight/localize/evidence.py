@@ -59,6 +59,7 @@ class Ledger:
         self.met: list[set[int]] = [set() for _ in self.names]
         self.trials: dict[tuple[int, tuple[int, ...]], Trial] = {}
         self.observed: set[int] = set()
+        self.took_s: dict[int, float] = {}  # rounds of which it is known
         self._raw: dict[tuple[int, tuple[int, ...]], GroupResult] = {}
         self._number = {name: number for number, name in enumerate(self.names)}
 
@@ -95,6 +96,8 @@ class Ledger:
         checked = [(result, self._members(round_index, planned, result)) for result in results]
         for result, members in checked:
             self._accept((round_index, members), result)
+            if result.round_s is not None:
+                self.took_s[round_index] = result.round_s
         self.observed.add(round_index)
 
     def in_order(self) -> list[Trial]:

@@ -22,6 +22,7 @@ from slurm_health.preflight.localize.findings import (
 )
 from slurm_health.preflight.localize.metrics import MetricEvidence
 from slurm_health.preflight.localize.settings import LocalizeSettings
+from slurm_health.preflight.localize.stopping import cheap_to_repeat
 from slurm_health.preflight.localize.wording import (
     Wording,
     compared_text,
@@ -40,6 +41,7 @@ from slurm_health.records.verdict import (
 _NOTED = 0.9  # a slowdown of the network below the limit that is this probable is mentioned
 _NOTED_SHARE = 0.5  # a device's from this share of its limit on: two deviations of its peers
 _FEW_PAIRS = 2  # so few may all contain a slow node without any of them standing out
+_TWICE = 2  # rounds
 _QUOTED = 2  # different texts of what a node reported: more say the same with other numbers
 
 
@@ -68,6 +70,7 @@ class _NodeWords(Wording):
             level=level,
             slowdown=max((times for _, times in self._tolerated(node)), default=1.0),
             probability=1.0 - float(self.findings.risk[node]),
+            component="network" if doubt_of(self.findings, node) is Doubt.FAILED else "node",
             reason=reason,
             evidence=self._evidence(node),
         )
@@ -240,21 +243,30 @@ class _NodeWords(Wording):
         taken into account.
         """
         pairs = self._few_pairs
+        if self._repeated:
+            return ["a second round was cheap: the first took less than 2 s"]
         if not any(node in pair for pair in pairs):
             return []
+        if self.findings.expected_of_pairs:
+            return ["no slower than what is expected of a pair"]
         if len(pairs) == 1:
             return ["not excluded: a slow network, with no other pair to compare"]
         return ["not excluded: an equally slow node in either pair"]
 
     @cached_property
     def _few_pairs(self) -> frozenset[tuple[int, ...]]:
-        """The pairs that were compared with each other alone; none where there is more to go by."""
+        """The pairs that were compared, where there are so few; else none."""
         shared = [metric for metric in self.findings.metrics if metric.shared]
-        if any(np.isfinite(metric.data.ceiling) for metric in shared):
-            return frozenset()
         trials = self.findings.trials
         pairs = frozenset(trials[int(row)].nodes for metric in shared for row in metric.trial)
         return pairs if len(pairs) <= _FEW_PAIRS else frozenset()
+
+    @property
+    def _repeated(self) -> bool:
+        """Whether a second round was taken only because it cost little."""
+        rounds = {trial.round_index for trial in self.findings.trials}
+        asked = self.settings.min_rounds > 1 or self.findings.fabric.known
+        return not asked and len(rounds) == _TWICE and cheap_to_repeat(self.ledger, self.findings)
 
     def _tolerated(self, node: int) -> list[tuple[MetricEvidence, float]]:
         """Return in what a healthy node is slower than most, and how many times.

@@ -72,6 +72,11 @@ class Findings:
         """Return the trials a node took part in, in order."""
         return [self.trials[index] for index in self._took_part.get(node, ())]
 
+    @property
+    def expected_of_pairs(self) -> bool:
+        """Tell whether it is known what a pair should reach, in anything that pairs do."""
+        return any(metric.shared and np.isfinite(metric.data.ceiling) for metric in self.metrics)
+
     def trusted(self, node: int) -> bool:
         """Tell whether the node passed a test and is believed to be well in every respect."""
         return node in self.passed and self.risk[node] <= TRUST and node not in self.guilty

@@ -33,6 +33,9 @@ _Row = tuple[
 _OUTSIDE = 4.0  # deviations from the middle: of 100,000 devices that are well three lie beyond
 _LEAST_DEVICES = 8  # of fewer the deviation says little: what the kind usually differs by counts
 _MAD_TO_DEVIATION = 1.4826  # of normally distributed values
+QUARTER_OF_NORMAL = 0.3186  # deviations from the middle, within which a quarter of values lie
+_ODD = 3.0  # deviations from the middle; what lies beyond is no part of what is usual
+_MAD_ERROR = 1.17  # deviation of a MAD of n normal values, in deviations of them over sqrt(n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,32 @@ class MetricEvidence:
     def typical_excess(self, node: int) -> float:
         """Return the median log-excess of a node's own tests, 0 where there are none."""
         return self._typical.get(node, 0.0)
+
+    def fastest_excess(self, node: int) -> tuple[float, int]:
+        """Return the least log-excess of a node's tests, and how many there were; 0 of none."""
+        return self._fastest.get(node, (0.0, 0))
+
+    @cached_property
+    def middle_noise(self) -> float:
+        """The relative noise of a test, by the quarter of all that lies nearest to the baseline.
+
+        Slow nodes do not enter it as they do the estimate of a run with few tests.
+        """
+        return float(np.quantile(np.abs(self.found.excess), 0.25)) / QUARTER_OF_NORMAL
+
+    @cached_property
+    def _fastest(self) -> dict[int, tuple[float, int]]:
+        """The least excess of every node, in one pass."""
+        nodes = self.data.sources
+        tested = (nodes >= 0) & (nodes < self.data.nodes)
+        owners = nodes[tested]
+        excess = np.broadcast_to(self.found.excess[:, None], nodes.shape)[tested]
+        order = np.lexsort((excess, owners))
+        present, first, tests = np.unique(owners[order], return_index=True, return_counts=True)
+        least = excess[order][first]
+        return dict(
+            zip(present.tolist(), zip(least.tolist(), tests.tolist(), strict=True), strict=True)
+        )
 
     @cached_property
     def _typical(self) -> dict[int, float]:
@@ -201,17 +230,43 @@ def population_of(log_ms: Floats, devices: Ints, rounds: Ints, floor: float) -> 
     The floor is never less than `floor`, which stands for what devices of the kind usually differ
     by: a few devices may happen to be alike.
     """
-    typical = _typical(log_ms, devices, rounds)
-    outside = _OUTSIDE * _deviation(typical) if len(typical) >= _LEAST_DEVICES else 0.0
-    return Population(floor=max(floor, float(np.expm1(outside))), middle=middle(log_ms))
+    spread = lasting_spread(*_relative(log_ms, devices, rounds))
+    return Population(floor=max(floor, float(np.expm1(_OUTSIDE * spread))), middle=middle(log_ms))
 
 
-def _typical(log_ms: Floats, devices: Ints, rounds: Ints) -> Floats:
-    """Return how far each device typically lies from the middle of its round."""
-    above = log_ms.copy()
+def lasting_spread(above: Floats, devices: Ints) -> float:
+    """Return the deviation of what devices differ by for good, of their tests in order of rounds.
+
+    The variance of the means of the devices is the lasting one plus that of a test over the number
+    of tests (one-way analysis of variance, Searle et al., Variance Components, 1992, chapter 3).
+    What two tests of one device differ by shows the second, by a median, which spikes do not
+    move; a few odd devices, which may be slow ones, are left out of the first. What is returned is
+    larger than the estimate by one standard error. With one test of each device nothing repeats,
+    and everything counts as lasting; 0 for too few devices.
+    """
+    order = np.argsort(devices, kind="stable")
+    above, devices = above[order], devices[order]
+    _, owner, tests = np.unique(devices, return_inverse=True, return_counts=True)
+    if len(tests) < _LEAST_DEVICES:
+        return 0.0
+    means = np.bincount(owner, weights=above) / tests
+    usual = np.abs(means - middle(means)) <= _ODD * _deviation(means)
+    total, error = float(np.var(means[usual])), float(np.sqrt(2 / usual.sum()))
+    steps = np.diff(above)[np.diff(owner) == 0]
+    if not len(steps):
+        return float(np.sqrt(total * (1 + error)))
+    passing = (_MAD_TO_DEVIATION * middle(np.abs(steps))) ** 2 / 2 * float(np.mean(1 / tests))
+    errors = np.hypot(total * error, passing * 2 * _MAD_ERROR / np.sqrt(len(steps)))
+    return float(np.sqrt(max(total - passing, 0.0) + errors))
+
+
+def _relative(log_ms: Floats, devices: Ints, rounds: Ints) -> tuple[Floats, Ints]:
+    """Return how far each test lies from the middle of its round, and its device, by rounds."""
+    order = np.argsort(rounds, kind="stable")
+    above, devices, rounds = log_ms[order], devices[order], rounds[order]
     for number in np.unique(rounds):
-        above[rounds == number] -= middle(log_ms[rounds == number])
-    return middle_of_each(above, devices)[1]
+        above[rounds == number] -= middle(above[rounds == number])
+    return above, devices
 
 
 def _deviation(values: Floats) -> float:

@@ -44,7 +44,7 @@ _NEVER = -60.0  # log odds of a variable that is left out
 _NOISE_LEVELS, _NOISE_WIDTH = (0.3, 0.44, 0.66, 1.0, 1.5, 2.2, 3.4, 5.0, 7.6), 0.8
 # Of the usual noise: where the estimate of a large run begins, worth so many tests.
 _NOISE_PRIOR, _NOISE_PRIOR_TESTS = 0.6, 12.0
-_LEAST_NOISE = 0.003  # relative; clocks and schedulers alone make as much
+LEAST_NOISE = 0.003  # relative; clocks and schedulers alone make as much
 _SPIKES, _SPIKES_PRIOR_TESTS = 0.02, 50.0  # share of tests, and how many tests that belief is worth
 _TOP = float(np.log(300.0))  # the largest slowdown that is told apart from a larger one
 _FIRST_TOP = 0.5  # the grid reaches at least this far, and as far as the slowest time
@@ -321,7 +321,7 @@ class _Model:
         ) ** 2
         noise = np.sqrt(squares / (weight.sum(axis=1) + _NOISE_PRIOR_TESTS))
         spiky = (well - weight).sum(axis=1) + _SPIKES * _SPIKES_PRIOR_TESTS
-        estimate.noise = np.maximum(noise, _LEAST_NOISE)
+        estimate.noise = np.maximum(noise, LEAST_NOISE)
         estimate.spikes = np.clip(spiky / (well.sum(axis=1) + _SPIKES_PRIOR_TESTS), 0.005, 0.2)
 
     def mix(self, fits: Sequence[_Fit], prior: Floats) -> Slowness:

@@ -12,6 +12,7 @@ import numpy as np
 
 from slurm_health.preflight.localize.evidence import Bearing, Ledger, Trial
 from slurm_health.preflight.localize.findings import Findings, lone_pairs
+from slurm_health.preflight.localize.metrics import MetricEvidence
 from slurm_health.preflight.localize.pairing import Pair
 from slurm_health.preflight.localize.settings import SMALL_RUN, LocalizeSettings
 
@@ -27,8 +28,14 @@ _SURE = 1e-6  # probability of error below which a conviction needs no more test
 # then, and two in a row are told from one that passed.
 _CRASHING_ROUNDS = 2
 _PATIENCE = 4  # rounds after which a slowdown that looks tolerable is not pursued
+# Deviations of the middle half of the tests. A few odd tests of a small run may be noise or slow
+# nodes: what repeats is told from what does not by another round, not by what is likelier.
+_ODD = 3.0
 _CONTROL_FAILURES = 2  # a pair that fails so often is no control: its own path is bad
 _ACROSS_LEAVES = 2  # rounds: the first pairs nodes inside their leaves, the second across them
+# A second round of pairs, where one would do, is cheap among so few nodes if the first took less.
+# Of more nodes as many as there are pairs would have to be equally slow; of three all meet anyhow.
+_CHEAP_ROUND_S, _CHEAP_NODES = 2.0, range(4, 9)
 _PAIR_ROUNDS = 3  # how many rounds beyond the least a doubtful pair may cost
 
 
@@ -73,7 +80,7 @@ def needs_of(
         _testable(ledger, findings, node, active, trusted)
         for node in undecided - findings.guilty.keys()
     )
-    least = _least_rounds(findings, settings)
+    least = _least_rounds(ledger, findings, settings)
     control = _control(findings, active)
     enough = begun >= least and not (
         useful or costly or control or together or _fabric_open(findings)
@@ -141,11 +148,25 @@ def _open(findings: Findings, node: int, begun: int, settings: LocalizeSettings)
     if node not in findings.tested or findings.bad[node] >= limit:
         return True
     patience = begun < _PATIENCE
+    if patience and not few and any(_odd_in(metric, node, settings) for metric in findings.metrics):
+        return True
     return any(
         metric.found.beyond[node] >= limit
         and (patience or metric.found.effect[node] >= np.log1p(metric.floor))
         for metric in findings.metrics
     )
+
+
+def _odd_in(metric: MetricEvidence, node: int, settings: LocalizeSettings) -> bool:
+    """Tell whether even the fastest test of a node lies outside what most tests scatter by.
+
+    Noise averages out with the number of its tests. What devices differ by for good raises the
+    floor, but one test of each does not show what that is: then the floor counts as asked for.
+    """
+    fastest, tests = metric.fastest_excess(node)
+    floor = metric.floor if metric.shared or tests > 1 else settings.compute_floor
+    noise = _ODD * metric.middle_noise / float(np.sqrt(max(tests, 1)))
+    return fastest > max(float(np.log1p(floor)), noise)
 
 
 def _testable(
@@ -259,12 +280,23 @@ def _same_leaf(findings: Findings, trial: Trial) -> bool:
     return len(leaves) == 1 and -1 not in leaves
 
 
-def _least_rounds(findings: Findings, settings: LocalizeSettings) -> int:
+def cheap_to_repeat(ledger: Ledger, findings: Findings) -> bool:
+    """Tell whether a second round of pairs costs little, and may show what one of them hides.
+
+    Two equally slow nodes in different pairs look healthy. A pair that is slow against what is
+    known of it is in doubt by that; where nothing is known, only other pairs can tell.
+    """
+    if len(ledger.names) not in _CHEAP_NODES or findings.expected_of_pairs or not ledger.rounds:
+        return False
+    return ledger.took_s.get(ledger.rounds[0].index, _CHEAP_ROUND_S) < _CHEAP_ROUND_S
+
+
+def _least_rounds(ledger: Ledger, findings: Findings, settings: LocalizeSettings) -> int:
     """Return how many rounds even a healthy run takes.
 
-    One is enough, unless more are asked for, where each node has a partner in it and pairs can be
-    compared. Of three nodes each must meet each, and uplinks between leaf switches are crossed
-    only from the second round on.
+    One is enough, unless more are asked for or a second is cheap, where each node has a partner in
+    it and pairs can be compared. Of three nodes each must meet each, and uplinks between leaf
+    switches are crossed only from the second round on.
     """
     nodes = findings.sources.nodes
     if nodes == 1:
@@ -273,5 +305,5 @@ def _least_rounds(findings: Findings, settings: LocalizeSettings) -> int:
         return settings.min_rounds
     if nodes == 3:
         return max(settings.min_rounds, 3)
-    across = _ACROSS_LEAVES if findings.fabric.known else 1
-    return max(settings.min_rounds, across)
+    twice = findings.fabric.known or cheap_to_repeat(ledger, findings)
+    return max(settings.min_rounds, _ACROSS_LEAVES if twice else 1)

@@ -19,14 +19,19 @@ import numpy.typing as npt
 
 from slurm_health.preflight.localize.belief_propagation import Floats, Ints
 from slurm_health.preflight.localize.evidence import Trial
-from slurm_health.preflight.localize.metrics import MetricEvidence, middle
+from slurm_health.preflight.localize.metrics import (
+    QUARTER_OF_NORMAL,
+    MetricEvidence,
+    middle,
+)
 from slurm_health.preflight.localize.pairing import Pair
+from slurm_health.preflight.localize.slowness import LEAST_NOISE
 
 _Flags = npt.NDArray[np.bool_]
 
 _SLOW_PARTNERS = 2  # that are no suspects, and more than fast ones, make a suspect
-_BEYOND_NOISE = 3.0  # deviations of a slow test from a fast one
-_QUARTER_OF_NORMAL = 0.3186  # deviations from the middle, within which a quarter of values lie
+_BEYOND_NOISE = 3.0  # deviations of a slow test from one of a pair that is well
+_MISTAKEN = 0.01  # how often any pair of slow nodes may be taken for one that is well by chance
 _PAIRS_BETWEEN = 2  # that tell a suspect from a set: one may have been hit by a spike
 _ODD_TESTS = 2  # of a pair that was slow although neither node is a suspect
 
@@ -53,6 +58,8 @@ class _Pairs:
     tests: Ints
     round: Ints  # the first
     excess: Floats  # over any metric the largest log-excess, of its tests the (lower) median
+    test_pair: Ints  # of each test, which pair it was
+    test_excess: Floats
     noise: float
     limit: float  # log-excess from which on a pair is slow
 
@@ -60,6 +67,18 @@ class _Pairs:
     def slow(self) -> _Flags:
         """Tell which pairs were slow."""
         return self.excess > self.limit
+
+    def speaks_for_well(self, slowness: float) -> Floats:
+        """Return the log-likelihood ratio of a pair being well to its being as slow as that.
+
+        With normal noise a test of excess x adds (s^2 - 2 s x) / (2 noise^2). A test counts as
+        nothing worse than s and nothing better than 0, so that none outweighs two others.
+        """
+        above = np.clip(self.test_excess, 0.0, slowness)
+        ratio = slowness * (slowness - 2 * above) / (2 * self.noise**2)
+        total = np.zeros(len(self.ends))
+        np.add.at(total, self.test_pair, ratio)
+        return total
 
 
 def suspicion_of(
@@ -70,11 +89,12 @@ def suspicion_of(
     if pairs is None:
         return Suspicion()
     suspect = _suspects(pairs, nodes)
-    groups = _groups(pairs, suspect)
+    groups, unclear = _groups(pairs, suspect)
     sets = [group for group in groups if len(group) > 1]
     alone = [group[0] for group in groups if len(group) == 1]
     tested = {(int(one), int(other)) for one, other in pairs.ends}
     wanted = _Wanted(tested)
+    wanted.again(unclear)
     wanted.among(alone)
     for one, other in combinations(sets, 2):
         wanted.between(one, other)
@@ -101,14 +121,16 @@ def _pairs(trials: Sequence[Trial], metrics: Sequence[MetricEvidence]) -> _Pairs
     for index in sorted(excess):
         tests.setdefault(trials[index].nodes, []).append(index)
     # Without the uplink nothing explains these times, and the estimated noise may be far too large.
-    quarter = float(np.quantile(np.abs(list(excess.values())), 0.25)) / _QUARTER_OF_NORMAL
-    noise = min(quarter, max(metric.found.noise for metric in metrics))
+    quarter = float(np.quantile(np.abs(list(excess.values())), 0.25)) / QUARTER_OF_NORMAL
+    noise = max(min(quarter, max(metric.found.noise for metric in metrics)), LEAST_NOISE)
     floor = min(metric.floor for metric in metrics)
     return _Pairs(
         ends=np.array(list(tests), dtype=np.int64),
         tests=np.array([len(rows) for rows in tests.values()], dtype=np.int64),
         round=np.array([trials[rows[0]].round_index for rows in tests.values()], dtype=np.int64),
         excess=np.array([middle(np.array([excess[r] for r in rows])) for rows in tests.values()]),
+        test_pair=np.repeat(np.arange(len(tests)), [len(rows) for rows in tests.values()]),
+        test_excess=np.array([excess[r] for rows in tests.values() for r in rows]),
         noise=noise,
         limit=max(float(np.log1p(floor)), _BEYOND_NOISE * noise),
     )
@@ -141,38 +163,42 @@ def _odd(pairs: _Pairs, suspect: _Flags) -> Ints:
     return odd
 
 
-def _groups(pairs: _Pairs, suspect: _Flags) -> list[tuple[int, ...]]:
-    """Return the suspects, each with whom it was not slow with, and these again, in order.
+def _groups(pairs: _Pairs, suspect: _Flags) -> tuple[list[tuple[int, ...]], Ints]:
+    """Return the suspects, each with whom it is well, and these again, in order.
+
+    Also the pairs that look well, but not so surely that chance could not have chosen them among
+    all that were tested: they join nothing until another test has said the same.
 
     Who was slow with nobody yet is left out: everybody is connected with everybody through them.
     """
     groups: list[tuple[int, ...]] = []
+    unclear = np.zeros(len(pairs.ends), dtype=np.bool_)
     taken: set[int] = set()
     sometimes_slow = np.zeros(len(suspect), dtype=np.bool_)
     sometimes_slow[pairs.ends[pairs.slow]] = True
     doubtful = sometimes_slow[pairs.ends].all(axis=1)
+    compared = int((doubtful & suspect[pairs.ends].any(axis=1)).sum())
+    sure = float(np.log(max(compared, 1) / _MISTAKEN))
     for node in np.flatnonzero(suspect):
         if int(node) in taken:
             continue
-        fast = doubtful & (pairs.excess < _fast_below(_slowness(pairs, int(node)), pairs.noise))
+        well = pairs.speaks_for_well(_slowness(pairs, int(node)))
+        fast = doubtful & (well >= sure)
         among = fast & suspect[pairs.ends].all(axis=1)
         group = _reached(int(node), pairs.ends[fast], len(suspect))
         if 2 * len(group) > len(suspect):  # that leads back to the others: a slow test was missed
             group = _reached(int(node), pairs.ends[among], len(suspect))
         groups.append(tuple(member for member in group if member not in taken))
         taken.update(group)
-    return groups
+        mine = (pairs.ends == node).any(axis=1) & suspect[pairs.ends].all(axis=1)
+        unclear |= mine & (well >= sure / 2) & (well < sure)  # the next test may well decide
+    return groups, pairs.ends[unclear]
 
 
 def _slowness(pairs: _Pairs, node: int) -> float:
     """Return the median log-excess of a suspect's slow pairs."""
     mine = (pairs.ends == node).any(axis=1) & pairs.slow
     return float(np.median(pairs.excess[mine]))
-
-
-def _fast_below(slowness: float, noise: float) -> float:
-    """Return the log-excess below which two nodes of this slowness were not slow together."""
-    return min(slowness / 2, slowness - _BEYOND_NOISE * noise)
 
 
 def _reached(node: int, edges: Ints, nodes: int) -> list[int]:
@@ -195,6 +221,14 @@ class _Wanted:
         self._busy: set[int] = set()
         self.pairs: list[Pair] = []
         self.unsettled: set[int] = set()
+
+    def again(self, pairs: Ints) -> None:
+        """Ask for another test of pairs that one more may show to be well, or not."""
+        for one, other in pairs:
+            pair = int(one), int(other)
+            self.unsettled.update(pair)
+            if not self._busy & set(pair):
+                self._add(pair)
 
     def among(self, alone: Sequence[int]) -> None:
         """Ask for a test of each of these suspects with another one, if it had none."""

@@ -22,6 +22,7 @@ class Wording:
     """Finds the words for one run's findings."""
 
     def __init__(self, ledger: Ledger, findings: Findings, settings: LocalizeSettings) -> None:
+        self.ledger = ledger
         self.names = ledger.names
         self.workload = settings.workload
         self.findings = findings

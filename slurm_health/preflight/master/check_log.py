@@ -10,11 +10,10 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from slurm_health.records import records
 from slurm_health.records.nodeset import fold
-from slurm_health.records.text import cut, one_line
+from slurm_health.records.text import cut, elapsed_text, one_line
 from slurm_health.records.verdict import Level
 from slurm_health.system import telemetry
 
@@ -22,8 +21,6 @@ log = logging.getLogger(__name__)
 
 # More groups than this are counted, not named, where a round begins.
 SHOWN_GROUPS = 64
-_MOST_NODES = 8  # each by name; of more, the slowest few and what was usual
-_SLOWEST = 3
 # JSON writes one character as up to six, and a line is cut at 2,000 bytes.
 _LENGTH = 250
 
@@ -51,30 +48,28 @@ def _log_nodes(level: int, what: str, nodes: Sequence[str]) -> None:
 
 
 def _round_text(started: records.RoundStarted) -> str:
-    """Say who does what in a round: `pairs n1-n2 n3-n4: matmul, allgather`."""
-    if all(len(group) == 1 for group in started.groups):
-        who = f"{fold(node for group in started.groups for node in group)} alone"
+    """Say who does what in a round: `pairs n[1-2] n[3-4]: matmul, allgather`."""
+    largest = max((len(group) for group in started.groups), default=0)
+    kind = {0: "single nodes", 1: "single nodes", 2: "pairs"}.get(largest, "groups")
+    if kind == "single nodes":
+        who = f"{kind} {fold(node for group in started.groups for node in group)}"
     elif len(started.groups) > SHOWN_GROUPS:
-        who = f"{len(started.groups)} groups"
+        who = f"{len(started.groups)} {kind}"
     else:
-        who = " ".join(fold(group) for group in started.groups)
+        who = f"{kind} {' '.join(fold(group) for group in started.groups)}"
     return f"{who}: {', '.join(probe.name for probe in started.probes)}"
 
 
-def took_text(reports: Mapping[str, records.NodeReported], silent: list[str]) -> str:
-    """Return `n1 2.1 s, n2 2.2 s; no answer from n3`; `silent` are those that did not report."""
-    took_s = {
+def end_text(reports: Mapping[str, records.NodeReported], silent: list[str]) -> str:
+    """Return `elapsed n3 20.1 s, n[1-2] 1.6 s; no answer from n4`: how a round ended.
+
+    `silent` are the nodes that did not report in time; what they reported later does not count.
+    """
+    elapsed_s = {
         node: report.elapsed_ms / 1000 for node, report in reports.items() if node not in silent
     }
-    slowest = sorted(took_s, key=lambda node: -took_s[node])[:_SLOWEST]
-    many = len(took_s) > _MOST_NODES
-    named = slowest if many else sorted(took_s)
-    parts = [", ".join(f"{node} {took_s[node]:.1f} s" for node in named)] if named else []
-    if many:
-        parts.append(f"median of {len(took_s)} nodes {median(took_s.values()):.1f} s")
-    if silent:
-        parts.append(f"no answer from {fold(silent)}")
-    return "; ".join(parts) or "nobody reported"
+    parts = [elapsed_text(elapsed_s), f"no answer from {fold(silent)}" if silent else ""]
+    return "; ".join(part for part in parts if part) or "no node reported"
 
 
 def tell(

@@ -25,7 +25,8 @@ class CheckSettings:
     killed again, to hear of one run only.
     `at_fault` are nodes that are not checked: what is known already is acted on with the verdict.
     `probe_environ` is what the agents and their workers get, the check's own environment where it
-    is None; `setup` is the file that made it.
+    is None; `setup` is the file that made it. `light` says why light probes are to measure, which
+    `python` does not run.
     """
 
     journal_root: Path
@@ -46,12 +47,14 @@ class CheckSettings:
     setup: str = ""
     probe_environ: Mapping[str, str] | None = None
     at_fault: tuple[NodeVerdict, ...] = ()
+    light: str = ""
 
     def recorded(self) -> dict[str, str | int | float | bool]:
         """Return the settings in force, so that a report explains itself."""
         return {
             "python": self.python,
             "check": ",".join(probe.name for phase in self.phases for probe in phase.probes),
+            **({"light": self.light} if self.light else {}),
             **({"setup": self.setup} if self.setup else {}),
             "act": self.act,
             "max_requeues": self.policy.max_requeues,

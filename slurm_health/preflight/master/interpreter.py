@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the interpreter that runs the probes."""
+"""Finds the interpreter that runs the probes, and which probes these are."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from slurm_health.preflight.probe_choice import FIND_TORCH
 from slurm_health.records.errors import ConfigError
@@ -14,11 +15,55 @@ from slurm_health.system.processes import ask_python
 _FIND_TORCH_S = 30.0
 
 
-def find_python(chosen: str | None, environ: Mapping[str, str]) -> str:
-    """Return the interpreter that runs the probes: the chosen one, the job's own, or ours.
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """The interpreter that runs the probes; `light` says why these are the light ones, if they are.
+
+    Light probes run in slurm-health's own on every node.
+    """
+
+    python: str
+    light: str = ""
+
+
+class NoTorch(ConfigError):
+    """None of the interpreters that were tried has torch."""
+
+    def __init__(self, tried: Sequence[str]) -> None:
+        self.tried = tried
+        super().__init__(
+            "--python",
+            "torch",
+            f"not found by {' or '.join(tried)}; name the interpreter your job trains with"
+            " (in a script: #HEALTH --python=PATH),"
+            " or install torch beside slurm-health: pip install 'slurm-health[probes]'",
+        )
+
+
+def find_interpreter(chosen: str | None, environ: Mapping[str, str], *, light: str) -> Interpreter:
+    """Return the interpreter for the probes: one with torch, unless `light` says why without.
+
+    One that was chosen is not asked for torch here: its probes say on each node if there is none.
 
     Raises:
-        ConfigError: none of them has torch.
+        ConfigError: the one that was chosen is not there.
+    """
+    if light:
+        return Interpreter(python=sys.executable, light=light)
+    try:
+        return Interpreter(python=find_python(chosen, environ))
+    except NoTorch as err:
+        return Interpreter(
+            python=sys.executable, light=f"no torch found by {' or '.join(err.tried)}"
+        )
+
+
+def find_python(chosen: str | None, environ: Mapping[str, str]) -> str:
+    """Return the interpreter with torch: the chosen one, the job's own, or ours.
+
+    Raises:
+        ConfigError: the one that was chosen is not there.
+        NoTorch: none of them has torch.
     """
     if chosen is not None:
         path = shutil.which(chosen, path=environ.get("PATH"))
@@ -30,13 +75,7 @@ def find_python(chosen: str | None, environ: Mapping[str, str]) -> str:
     for path in tried:
         if _has_torch(path, environ):
             return path
-    raise ConfigError(
-        "--python",
-        "torch",
-        f"not found by {' or '.join(tried)}; name the interpreter your job trains with"
-        " (in a script: #HEALTH --python=PATH),"
-        " or install torch beside slurm-health: pip install 'slurm-health[probes]'",
-    )
+    raise NoTorch(tried)
 
 
 # A wheel for CPUs has no version of CUDA or ROCm in this file: torch itself need not be loaded.

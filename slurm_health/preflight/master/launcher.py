@@ -23,6 +23,7 @@ from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.records import AgentsLost, LossCause
 from slurm_health.records.text import LineBuffer
 from slurm_health.system import processes
+from slurm_health.system.signals import exit_text
 from slurm_health.system.slurm.command import clean_environ, step_argv
 from slurm_health.system.slurm.job_gres import NodeGres, Share, may_have_gpus, shares
 
@@ -179,7 +180,7 @@ class SlurmLauncher:
                 self._steps.remove(step)
                 processes.close_pipes(step.process)
                 if step.pending:
-                    why = step.last_line or f"srun ended with {processes.exit_text(returncode)}"
+                    why = step.last_line or f"srun ended with {exit_text(returncode)}"
                     over = LossCause.JOB_ENDED if _JOB_ENDED.search(why) else LossCause.ENDED
                     lost.append(_lost(step, sorted(step.pending), why, over))
         return _together(self._not_of_the_jobs_end(lost))
@@ -247,10 +248,7 @@ class LocalLauncher:
                 self._agents.remove(agent)
                 processes.close_pipes(agent.process)
                 said = f": {agent.last_line}" if agent.last_line else ""
-                lost += [
-                    _ended(agent, node, processes.exit_text(returncode) + said)
-                    for node in agent.nodes
-                ]
+                lost += [_ended(agent, node, exit_text(returncode) + said) for node in agent.nodes]
         return lost
 
     def ring(self) -> None:

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from slurm_health.preflight import orders
 from slurm_health.preflight.expectations import Expectation
-from slurm_health.preflight.master.check_log import log_record, took_text
+from slurm_health.preflight.master.check_log import end_text, log_record
 from slurm_health.preflight.master.launcher import Launcher
 from slurm_health.preflight.session import session
 from slurm_health.preflight.session.deadlines import Limits
@@ -26,7 +26,7 @@ from slurm_health.records import records
 from slurm_health.records.errors import JournalBusy, JournalError
 from slurm_health.records.record_codec import Entry
 from slurm_health.system import journal
-from slurm_health.system.processes import signal_behind
+from slurm_health.system.signals import signal_behind
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class MasterSettings:
 
     `localize` holds what was chosen of `localize.settings.OPTIONS`. `progress` is told what the
     master waits for; `alive` is called as it gets on. `load_ahead` is called once the first agents
-    are being started, which keeps them busy for long.
+    are being started, which keeps them busy for long. `light` says why light probes are to measure.
     """
 
     limits: Limits
@@ -75,6 +75,7 @@ class MasterSettings:
     progress: Callable[[str], None] | None = None
     alive: Callable[[], None] = lambda: None
     load_ahead: Callable[[], None] = lambda: None
+    light: str = ""
 
 
 class Master:
@@ -95,6 +96,7 @@ class Master:
             settings.phases,
             settings.expectations,
             settings.localize,
+            settings.light,
         )
         self._directory = directory
         self._launcher = launcher
@@ -286,7 +288,7 @@ class Master:
             self._launcher.ring()
         self._alive()
         for record in new:
-            if isinstance(record, records.RoundEnded) and log.isEnabledFor(logging.DEBUG):
+            if isinstance(record, records.RoundEnded) and log.isEnabledFor(logging.INFO):
                 self._log_end_of(record)
             self.session.state.fold(Entry(id="", time_s=now_s, kind="", record=record))
             log_record(record)
@@ -294,7 +296,7 @@ class Master:
     def _log_end_of(self, ended: records.RoundEnded) -> None:
         current = self.session.state.round
         if current is not None and not ended.void:
-            log.debug("round %d: %s", ended.round, took_text(current.reports, ended.silent))
+            log.info("round %d: %s", ended.round, end_text(current.reports, ended.silent))
 
     def _read_news(self) -> None:
         """Read what is new where somebody rang, and elsewhere what may be new."""

@@ -144,7 +144,9 @@ def check_local(
         settings=settings.recorded(),
     )
     directory, started = journal.directory_of_check(settings.journal_root, started)
-    probe_environ = _with_devices(settings.python, _probe_environ(settings, environ))
+    probe_environ = _probe_environ(settings, environ)
+    if not settings.light:
+        probe_environ = _with_devices(settings.python, probe_environ)
     command = _agent_command(directory, started, settings)
     launcher = LocalLauncher(command, probe_environ, started.nodes)
     expectations = config.expectations(environ)
@@ -179,6 +181,7 @@ def _check(
             progress=settings.progress,
             alive=settings.alive,
             load_ahead=load_ahead,
+            light=settings.light,
         ),
     )
     with master.led(started, lambda: last_word.became(environ, now_s=time.time())) as verdict:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_health.records.errors import ConfigError
-from slurm_health.system.processes import exit_text, run
+from slurm_health.system.processes import run
+from slurm_health.system.signals import exit_text
 
 # Modules and interpreters may come from a cold network filesystem.
 DEADLINE_S = 120.0

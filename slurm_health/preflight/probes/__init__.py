@@ -4,28 +4,46 @@
 Workers run in the training job's own interpreter (`--python`), which may be older than the one
 that slurm-health runs in and has none of its dependencies. So these modules use the standard
 library and torch, and nothing else of slurm-health. They touch the device, and talk to their agent
-through pipes.
+through pipes. Where that interpreter has no torch, or none is wanted, light probes run in
+slurm-health's own, with nothing but Python and numpy.
 
-    worker               the process: loads torch once, then runs round after round
+    worker               the process: loads a kit once, then runs round after round
+    kits                 what a worker and its probes are made with: one face for both kits
+    torch_kit            torch's devices, groups and store
+    light_kit            processors and sockets
     worker_round         one round of it: its probes and groups, what it hears and says meanwhile
     meeting              how the members of a group come together, and stop waiting for each other
     membership           the process group of a worker: formed, tried, interrupted, left
     load                 finds a probe's `measure`: built in, in a Python file, or any program
     context              what a probe is given, and what it returns
     device               which device a worker has, and whether it can be used
+    nvml                 the driver's own library, asked about one device
     device_users         which other processes use a device
     timing               how often something is timed, by all of a group at once
+    network              which interface the job's data takes
+    host                 a node's processors and their memory
     adapters             which network adapters are in use, and near which device
     values               products of integers, whose exact result is known
     matmul               how fast a device multiplies matrices
+    matmul_fp8           the same with 8-bit floating-point numbers, where the device has them
     memory_copy          how fast a device's memory is
     memory_pattern       whether a device's memory gives back what was written to it
     host_copy            how fast a device exchanges data with its host
+    apart                which smaller groups a node's devices form one after another
+    peer_copy            how fast each two devices of a node exchange data
     allgather            how fast the members of a group exchange data
+    light_compute        how fast, and whether exactly, processors multiply
+    light_memory         how fast each NUMA node's memory is, and whether it holds what is written
+    light_exchange       how fast and how soon light workers exchange data
+    light_ring           the group of light workers: connections from each to the next
+    light_store          where light workers find each other
     nic_loopback         how fast a node exchanges data with itself through each adapter
+    perftest             the tool ib_write_bw: how it is started, and what it prints
+    ib_write_bw          how fast two nodes write through each adapter, by that tool
     gpt_model            the GPT that the next two train, and one step of it
     gpt_fit              the largest batch with which it fits the device
     gpt                  a pair of nodes that trains it: compute, communication, and both
     torchrun_arguments   a torchrun command line, read by torchrun's own parser
     torchrun_restarts    torchrun, whose nodes are looked at before it starts workers again
+    torchrun_nodes       what that has of its nodes: workers' words, a monitor, what they tell
 """

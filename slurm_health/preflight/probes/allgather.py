@@ -7,16 +7,16 @@ import torch
 import torch.distributed as dist
 
 from slurm_health.preflight.probes.context import ProbeContext, Sample, WrongPayload
-from slurm_health.preflight.probes.timing import Pace, timed_ms
+from slurm_health.preflight.probes.timing import (
+    SOCKET_BYTES_PER_RANK,
+    SOCKET_PACE,
+    WARM_UP_ITERATIONS,
+    Pace,
+    timed_ms,
+)
 
-# On the bandwidth plateau of each kind of link: sockets between CPUs, NVLink and RDMA between GPUs.
-CPU_BYTES_PER_RANK = 4 << 20
+# On the bandwidth plateau of NVLink and RDMA.
 CUDA_BYTES_PER_RANK = 128 << 20
-# The first transfers of a connection wait for each other's acknowledgements and for the window to
-# open: on sockets they take ten times as long as later ones.
-WARM_UP_ITERATIONS = 5
-# A slow link takes long enough for each: three times are enough to tell it from one that is not.
-CPU_PACE = Pace(warm_ups=WARM_UP_ITERATIONS, budget_s=0.3, least=3, most=20, warm_up_s=0.25)
 # An iteration takes milliseconds there, and rails begin a few milliseconds apart: all of them are
 # busy during almost all of half a second.
 CUDA_PACE = Pace(warm_ups=WARM_UP_ITERATIONS, budget_s=0.5, least=4, most=20, window_s=0.025)
@@ -28,7 +28,7 @@ def measure(context: ProbeContext) -> list[Sample]:
     Raises:
         WrongPayload: what another rank sent arrived changed.
     """
-    per_rank = CPU_BYTES_PER_RANK
+    per_rank = SOCKET_BYTES_PER_RANK
     if context.on_cuda:
         per_rank = int(context.options.get("gather_bytes", CUDA_BYTES_PER_RANK))
     mine = torch.randn(per_rank // 4, device=context.device)
@@ -37,7 +37,7 @@ def measure(context: ProbeContext) -> list[Sample]:
     def gather() -> None:
         _gather(whole, mine, context)
 
-    pace = CUDA_PACE if context.on_cuda else CPU_PACE
+    pace = CUDA_PACE if context.on_cuda else SOCKET_PACE
     iteration_ms = timed_ms(context, gather, pace)
     _require_same(whole, mine, context)
     total_bytes = per_rank * context.world_size
@@ -72,11 +72,7 @@ def _require_same(whole: torch.Tensor, mine: torch.Tensor, context: ProbeContext
         if _checksum(part) != checksum
     ]
     if wrong:
-        senders = ", ".join(map(str, wrong))
-        raise WrongPayload(
-            f"rank {context.rank} of {context.world_size} received other data than rank {senders}"
-            f" sent: {len(wrong)} of {context.world_size} checksums of an all-gather differ"
-        )
+        raise WrongPayload.of(context.rank, context.world_size, wrong)
 
 
 def _checksum(values: torch.Tensor) -> torch.Tensor:

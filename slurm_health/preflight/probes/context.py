@@ -2,19 +2,19 @@
 """What a probe is given, and what it gives back.
 
 A probe is one file with one function, `measure(context) -> list[Sample]`. It may use the standard
-library, torch and this module. Raising is its other way to answer: NodeFault for a measured fault
-of this node, WrongPayload for data that arrived changed, NotMeasured for everything that is not
-the node's fault; any other exception counts as a crash of the probe.
+library, this module, and torch or, as a light one, numpy. Raising is its other way to answer:
+NodeFault for a measured fault of this node, WrongPayload for data that arrived changed, NotMeasured
+for everything that is not the node's fault; any other exception counts as a crash of the probe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
-import torch
-import torch.distributed as dist
+if TYPE_CHECKING:
+    import torch
 
 Figure = Union[int, float, str]  # noqa: UP007 - read when it is run, by older Pythons too
 
@@ -34,6 +34,40 @@ class NotMeasured(Exception):
 class WrongPayload(Exception):
     """Data arrived changed; the text says whose and where. Either end, or the way, is at fault."""
 
+    @classmethod
+    def of(cls, rank: int, world_size: int, senders: Sequence[int]) -> WrongPayload:
+        """Return what a rank says that has other data than these ranks sent."""
+        wrong = ", ".join(map(str, senders))
+        return cls(
+            f"rank {rank} of {world_size} received other data than rank {wrong} sent:"
+            f" {len(senders)} of {world_size} checksums of an all-gather differ"
+        )
+
+
+class Unusable(Exception):
+    """A device, or the driver, did not do what it does elsewhere; the text is in its own words.
+
+    What may be the job's doing is no such thing: a torch for other devices, memory that is in use,
+    a count of devices that is not Slurm's.
+    """
+
+
+class Board(Protocol):
+    """Where members of a group leave words for each other, each under a name of its own."""
+
+    @property
+    def address(self) -> str:
+        """The group's first node, where the board is."""
+
+    def check(self) -> None:
+        """Raise once the round was stopped."""
+
+    def tell(self, name: str, text: str) -> None:
+        """Leave words under a name that nobody else uses."""
+
+    def hear(self, name: str) -> str:
+        """Return what was left under a name, once it is there; raise what `check` raises."""
+
 
 def _nobody_else() -> None:
     """Wait for nobody."""
@@ -46,11 +80,13 @@ class ProbeContext:
     A probe of scope "solo" has no group. For the others `group` is what the functions of
     `torch.distributed` take as theirs (None: the default process group): all workers of this node
     ("node"), the workers of the same local rank of all nodes of the group ("rail"), or all workers
-    of all its nodes ("pair"). `meet` waits until all workers of all these nodes have called it:
-    all rails, where each is a group. `options` are the round's, the same for all its members.
+    of all its nodes ("pair"); for a light probe it is the `Ring` of these. `meet` waits until all
+    workers of all these nodes have called it: all rails, where each is a group. `options` are the
+    round's, the same for all its members.
+    `board` is that of all these workers, and None where a worker is alone.
     """
 
-    device: torch.device
+    device: torch.device | Any
     local_rank: int = 0
     local_size: int = 1
     rank: int = 0
@@ -58,19 +94,25 @@ class ProbeContext:
     options: Mapping[str, Figure] = field(default_factory=dict)
     group: Any = None
     meet: Callable[[], None] = _nobody_else
+    board: Board | None = None
 
     @property
     def on_cuda(self) -> bool:
         """Whether the device is an accelerator that torch drives through its CUDA interface."""
-        return self.device.type == "cuda"
+        return bool(self.device.type == "cuda")
 
     def synchronize(self) -> None:
         """Wait until the device has done all it was given."""
         if self.on_cuda:
+            import torch
+
             torch.cuda.synchronize(self.device)
 
     def slowest_ms(self, elapsed_ms: float) -> float:
         """Return the longest of the ranks' times, the same on all of them, and never 0."""
+        import torch
+        import torch.distributed as dist
+
         slowest = torch.tensor([max(elapsed_ms, 1e-3)], device=self.device)
         if self.world_size > 1:
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self.group)

@@ -6,19 +6,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 
-from slurm_health.preflight.probes import device_users
-from slurm_health.preflight.probes.context import NotMeasured
-
-# Variables that name the interfaces a collective library uses. NCCL's may be a pattern of its own
-# (^docker, =eth0, eth): only plain names can be looked up.
-_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+from slurm_health.preflight.probes import device_users, host, nvml
+from slurm_health.preflight.probes.context import Unusable
 
 # The oldest NVIDIA devices whose tensor cores know bfloat16.
 _BF16_CAPABILITY = (8, 0)
@@ -48,14 +42,6 @@ _REPEATS = 3
 _FREE = "is free."
 # What CPUs, the CUDA runtime and its matrix library say of it, as plain runtime errors.
 _NO_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")
-
-
-class Unusable(Exception):
-    """A device, or the driver, did not do what it does elsewhere; the text is in its own words.
-
-    What may be the job's doing is no such thing: a torch for other devices, memory that is in use,
-    a count of devices that is not Slurm's.
-    """
 
 
 def claim(local_rank: int, *, expected: int, environ: Mapping[str, str]) -> torch.device:
@@ -231,7 +217,15 @@ def model(device: torch.device, threads: int) -> str:
     """Return what devices must share to be compared: the model, of CPUs also how many are used."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    return f"{_cpu_model()} with {threads} thread{'s' if threads != 1 else ''}"
+    return host.model(threads)
+
+
+def nvlink_domain(device: torch.device) -> str:
+    """Return the domain of nodes whose NVIDIA devices share NVLink, nothing where that is one."""
+    if device.type != "cuda" or getattr(torch.version, "hip", None) is not None:
+        return ""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "")
+    return nvml.nvlink_domain(f"GPU-{uuid}") if uuid else ""
 
 
 def memory_bytes(device: torch.device) -> tuple[int, int]:
@@ -239,11 +233,7 @@ def memory_bytes(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         return int(free_bytes), int(total_bytes)
-    try:
-        page_bytes = os.sysconf("SC_PAGE_SIZE")
-        return os.sysconf("SC_AVPHYS_PAGES") * page_bytes, os.sysconf("SC_PHYS_PAGES") * page_bytes
-    except (OSError, ValueError):
-        return 0, 0
+    return host.memory_bytes()
 
 
 def collective_library(device: torch.device) -> str:
@@ -271,26 +261,6 @@ def _loaded_version(library: str) -> tuple[int, ...]:
     return code.value // major, code.value % major // 100, code.value % 100
 
 
-def require_interfaces(environ: Mapping[str, str]) -> None:
-    """Make sure that the interfaces which the environment names exist.
-
-    Raises:
-        NotMeasured: one does not.
-    """
-    present = {found for _, found in socket.if_nameindex()}
-    for variable in _INTERFACE_VARIABLES:
-        names = [each for each in environ.get(variable, "").split(",") if each]
-        if any(not each[0].isalnum() for each in names):
-            continue
-        exact = variable.startswith("GLOO")
-        for each in names:
-            if not any(found == each if exact else found.startswith(each) for found in present):
-                raise NotMeasured(
-                    f"{variable} names the interface {each}, but this node has"
-                    f" {', '.join(sorted(present))}"
-                )
-
-
 def half_precision(device: torch.device) -> torch.dtype:
     """Return bfloat16 where the device computes with it, else float16."""
     is_amd = getattr(torch.version, "hip", None) is not None
@@ -304,12 +274,3 @@ def is_out_of_memory(err: BaseException) -> bool:
     if isinstance(err, (OutOfMemory, MemoryError)):
         return True
     return isinstance(err, RuntimeError) and any(text in str(err) for text in _NO_MEMORY)
-
-
-def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return "cpu"
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return found[0] if found else "cpu"

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses a device, as the driver tells: asked of NVML itself, for torch need not have a binding.
-
-Functions, structure and codes are those of nvml.h. A driver may hang in any call, so it is asked
-in a thread that nobody waits for longer than `ASK_S`.
-"""
+"""Who uses a device, as the driver tells, and by which names people know them."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import pwd
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-ASK_S = 3.0
+from slurm_health.preflight.probes import nvml
+
 # More processes than any GPU serves at once; a driver that has more says nothing.
 _MOST = 64
 _PROC = Path("/proc")
@@ -39,29 +35,13 @@ def others_on(uuid: str) -> list[int]:
     Args:
         uuid: what identifies the device, as `GPU-…`.
     """
-    found: list[int] = []
-    asking = threading.Thread(target=lambda: found.extend(_asked(uuid)), daemon=True)
-    asking.start()
-    asking.join(ASK_S)
+    found: list[int] = nvml.answer(uuid, _users) or []
     return sorted(pid for pid in set(found) if pid != os.getpid() and _parent(pid) != os.getppid())
 
 
-def _asked(uuid: str) -> list[int]:
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return []
-    handle, count = ctypes.c_void_p(), ctypes.c_uint(_MOST)
-    processes = (_Process * _MOST)()
-    try:
-        failed = (
-            nvml.nvmlInit_v2()
-            or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
-            or nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes)
-        )
-    except AttributeError:  # an older driver
-        return []
-    if failed:
+def _users(library: ctypes.CDLL, handle: ctypes.c_void_p) -> list[int]:
+    count, processes = ctypes.c_uint(_MOST), (_Process * _MOST)()
+    if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes):
         return []
     return [int(each.pid) for each in processes[: count.value]]
 

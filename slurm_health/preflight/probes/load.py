@@ -15,6 +15,12 @@ from pathlib import Path
 from slurm_health.preflight.probes.context import NodeFault, NotMeasured, ProbeContext, Sample
 
 Measure = Callable[[ProbeContext], list[Sample]]
+
+
+class NeedsTorch(NotMeasured):
+    """A site's own probe that loads torch, where there is none."""
+
+
 # The same exchange in smaller circles: the worker forms the group, the probe only uses it.
 _MODULES = {"node_allgather": "allgather", "rail_allgather": "allgather"}
 
@@ -43,6 +49,9 @@ def _of_file(name: str, path: str) -> Measure:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+    except ModuleNotFoundError as err:
+        kind = NeedsTorch if err.name == "torch" else NotMeasured
+        raise kind(f"{name}: {path} cannot be loaded: {err}") from err
     except Exception as err:  # the file is somebody else's: whatever it raises is not the node's
         raise NotMeasured(f"{name}: {path} cannot be loaded: {type(err).__name__}: {err}") from err
     measure = getattr(module, "measure", None)

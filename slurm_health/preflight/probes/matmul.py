@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 
 import torch
 
 from slurm_health.preflight.probes import values
 from slurm_health.preflight.probes.context import ProbeContext, Sample
 from slurm_health.preflight.probes.device import half_precision
+from slurm_health.preflight.probes.timing import windows_of
 
 # A window must span several periods of a CPU quota (100 ms on Linux), or a starved CPU looks
 # healthy between two throttles; on a GPU it must outlast clock jitter.
@@ -48,17 +51,9 @@ def _measure_cpu() -> list[float]:
     right = torch.randn(CPU_SIZE, CPU_SIZE)
     out = torch.empty(CPU_SIZE, CPU_SIZE)
     torch.mm(left, right, out=out)
-    windows = []
-    for _ in range(CPU_WINDOWS):
-        count = 0
-        start = time.perf_counter()
-        elapsed_s = 0.0
-        while elapsed_s < CPU_WINDOW_S:
-            torch.mm(left, right, out=out)
-            count += 1
-            elapsed_s = time.perf_counter() - start
-        windows.append(elapsed_s * 1e3 / count)
-    return windows
+    return windows_of(
+        lambda: torch.mm(left, right, out=out), window_s=CPU_WINDOW_S, windows=CPU_WINDOWS
+    )
 
 
 def _measure_cuda(device: torch.device, size: int, burn_s: float) -> list[float]:
@@ -67,28 +62,33 @@ def _measure_cuda(device: torch.device, size: int, burn_s: float) -> list[float]
     right = torch.randn(size, size, device=device).to(dtype)
     out = torch.empty(size, size, dtype=dtype, device=device)
     warm_up_s = CUDA_BURN_WARM_UP_S if burn_s > CUDA_BURN_WARM_UP_S else CUDA_WARM_UP_S
-    per_window = max(1, int(CUDA_WINDOW_S * 1e3 / _warm_up_ms(left, right, out, warm_up_s)))
     windows = max(CUDA_WINDOWS, int(burn_s / CUDA_WINDOW_S))
-    return [_timed_ms(left, right, out, per_window) / per_window for _ in range(windows)]
+    return windows_ms(functools.partial(torch.mm, left, right, out=out), warm_up_s, windows)
 
 
-def _warm_up_ms(
-    left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, warm_up_s: float
-) -> float:
+def windows_ms(
+    multiply: Callable[[], object], warm_up_s: float = CUDA_WARM_UP_S, windows: int = CUDA_WINDOWS
+) -> list[float]:
+    """Return milliseconds per multiplication of each window, after a warm-up, on an accelerator."""
+    per_window = max(1, int(CUDA_WINDOW_S * 1e3 / _warm_up_ms(multiply, warm_up_s)))
+    return [_timed_ms(multiply, per_window) / per_window for _ in range(windows)]
+
+
+def _warm_up_ms(multiply: Callable[[], object], warm_up_s: float) -> float:
     """Run until clocks and caches have settled; return milliseconds per multiplication."""
     end = time.perf_counter() + warm_up_s
-    elapsed_ms = _timed_ms(left, right, out, 5) / 5
+    elapsed_ms = _timed_ms(multiply, 5) / 5
     while time.perf_counter() < end:
-        elapsed_ms = _timed_ms(left, right, out, 5) / 5
+        elapsed_ms = _timed_ms(multiply, 5) / 5
     return elapsed_ms
 
 
-def _timed_ms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, count: int) -> float:
+def _timed_ms(multiply: Callable[[], object], count: int) -> float:
     begin = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(count):
-        torch.mm(left, right, out=out)
+        multiply()
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end))

@@ -2,7 +2,8 @@
 """How the members of a group come together, and can be told to stop waiting for each other.
 
 Everything here waits in Python, where an abort is heard: torch's own rendezvous cannot be
-interrupted. Each function is given `check`, which raises once the agent has said to stop.
+interrupted. Each function is given `check`, which raises once the agent has said to stop. What the
+members write into to find each other, torch's store or ours, is one of two kits' (`kits`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import math
 import socket
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+if TYPE_CHECKING:
+    from slurm_health.preflight.probes.kits import OpenStore, Store
 
 POLL_S = 0.005
 # Two and a half seconds, in which the kernel repeats six of the attempts: with half of the packets
@@ -33,16 +34,15 @@ class Meeting:
     """The members of a group, and the store through which they find each other."""
 
     def __init__(
-        self, group: dict[str, Any], timeout: timedelta, check: Callable[[], None]
+        self, group: dict[str, Any], open_store: OpenStore, check: Callable[[], None]
     ) -> None:
         address, port = str(group["address"]), int(group["port"])
-        _wait_for_port(address, port, check)
-        self.store = dist.PrefixStore(
-            str(group["prefix"]),
-            dist.TCPStore(address, port, None, False, timeout=timeout, wait_for_workers=False),
-        )
-        self._check = check
+        connected(address, port, check).close()
+        self.address = address
+        self.check = check
         self._group = group
+        self._part_of = open_store(address, port)
+        self.store = self.part_of_store("")
         self._meetings = 0
 
     def wait_for_all(self) -> None:
@@ -52,12 +52,29 @@ class Meeting:
         ranks = range(int(self._group["world_size"]))
         everyone = [f"here/{self._meetings}/{rank}" for rank in ranks]
         while not self.store.check(everyone):
-            self._check()
+            self.check()
             time.sleep(POLL_S)
 
+    def tell(self, name: str, text: str) -> None:
+        """Leave words for the others under a name that nobody else uses."""
+        self.store.set(f"said/{name}", text)
 
-def _wait_for_port(address: str, port: int, check: Callable[[], None]) -> None:
-    """Return once a connection is answered there.
+    def hear(self, name: str) -> str:
+        """Return what a member has told under a name, once it has; raise what `check` raises."""
+        while not self.store.check([f"said/{name}"]):
+            self.check()
+            time.sleep(POLL_S)
+        return bytes(self.store.get(f"said/{name}")).decode()
+
+    def part_of_store(self, name: str) -> Store:
+        """Return a store of its own for some of the members, who all call it by this name."""
+        return self._part_of(f"{self._group['prefix']}/{name}")
+
+
+def connected(
+    address: str, port: int, check: Callable[[], None], *, source: str = ""
+) -> socket.socket:
+    """Return a connection once one is answered there; it is made from the address `source`.
 
     The kernel answers for a process that is busy, or stopped: silence is that of its host or of the
     way to it, however loaded either machine is. Who refuses does answer, so that is waited out: the
@@ -69,42 +86,49 @@ def _wait_for_port(address: str, port: int, check: Callable[[], None]) -> None:
     unanswered: list[socket.socket] = []
     begun_s = -math.inf
     try:
-        while not _is_answered(unanswered):
+        while (answered := _answered(unanswered)) is None:
             check()
             if time.monotonic() - begun_s >= ATTEMPT_S:
                 if len(unanswered) == ATTEMPTS:
                     raise Unreachable(
                         f"no answer from {address} port {port} to {ATTEMPTS} attempts"
                     )
-                unanswered.append(_begin(address, port))
+                unanswered.append(_begin(address, port, source))
                 begun_s = time.monotonic()
             time.sleep(POLL_S)
+        return answered
     finally:
         _close(unanswered)
 
 
-def _begin(address: str, port: int) -> socket.socket:
+def _begin(address: str, port: int, source: str) -> socket.socket:
     """Begin a connection, and wait for nothing."""
     found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, place = found[0]
     attempt = socket.socket(family, kind, protocol)
     attempt.setblocking(False)
+    if source:
+        attempt.bind((source, 0))
     if attempt.connect_ex(place) == errno.ECONNREFUSED:
         attempt.close()  # shows in its state
     return attempt
 
 
-def _is_answered(attempts: list[socket.socket]) -> bool:
-    """Tell whether a connection has come about; forget the attempts once one was refused."""
+def _answered(attempts: list[socket.socket]) -> socket.socket | None:
+    """Return a connection that has come about, and take it from the attempts.
+
+    Forget all of these once one was refused.
+    """
     for attempt in attempts:
         if attempt.fileno() < 0 or attempt.getsockopt(*_ERROR) == errno.ECONNREFUSED:
             _close(attempts)
             attempts.clear()
-            return False
+            return None
         with contextlib.suppress(OSError):  # not connected
             attempt.getpeername()
-            return True
-    return False
+            attempts.remove(attempt)
+            return attempt
+    return None
 
 
 def _close(attempts: list[socket.socket]) -> None:

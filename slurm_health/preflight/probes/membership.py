@@ -12,7 +12,6 @@ NCCL 2.26 hangs in it now and then (pytorch/pytorch#154055).
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import threading
 import time
@@ -33,7 +32,7 @@ LEAVE_S = 1.0
 
 Check = Callable[[], None]
 # None before torch 2.6: a worker whose group broke is then replaced.
-_abort: Callable[[], None] | None = getattr(distributed_c10d, "_abort_process_group", None)
+_abort: Callable[[Any], None] | None = getattr(distributed_c10d, "_abort_process_group", None)
 _BINDS_DEVICE = "device_id" in inspect.signature(dist.init_process_group).parameters  # torch 2.3
 
 
@@ -112,7 +111,7 @@ class Membership:
         # torch 2.3), and that of an aborted group is completed and has no exception.
         members, answered = dist.get_world_size(group), float(total.item())
         if answered != members:
-            said = work.exception() or f"{answered:g} of {members} ranks added up"
+            said = exception_of(work) or f"{answered:g} of {members} ranks added up"
             raise RuntimeError(f"the group's first exchange failed: {said}")
 
     def is_formed(self) -> bool:
@@ -133,13 +132,15 @@ class Membership:
         with self._lock:
             if self._formed and self._is_nccl and _abort is not None and self.is_formed():
                 self._formed = False
-                _abort()
+                # By name: torch 2.6 aborts nothing where none is given.
+                _abort(dist.group.WORLD)
 
     def leave_broken(self) -> bool:
         """Leave a group of which a member may be missing; tell whether this worker is still good.
 
         It is not where NCCL does not let go of it within `LEAVE_S`, or its device no longer
-        computes.
+        computes. The first is so where a partner is gone before it has connected to the first rank:
+        that waits in ncclCommInitRank, and there is no communicator yet that could be aborted.
         """
         if not self._is_nccl:
             return True
@@ -176,6 +177,14 @@ class Membership:
             raise beside.error
 
 
+def exception_of(work: Any) -> object:
+    """Return what an exchange raised; None where nothing, or where this torch cannot tell."""
+    try:
+        return work.exception()
+    except TypeError:  # torch 2.9 and older have no form for it in Python, not even for none
+        return None
+
+
 class _Beside(threading.Thread):
     """Work in a thread of its own on the same device; `error` is what it raised."""
 
@@ -191,15 +200,3 @@ class _Beside(threading.Thread):
             self._work()
         except Exception as err:  # it is raised again in the main thread
             self.error = err
-
-
-def interrupts(membership: Membership) -> None:
-    """Interrupt from a thread of its own, so that whoever heard the abort goes on hearing."""
-
-    def interrupt() -> None:
-        with contextlib.suppress(
-            Exception
-        ):  # a group that cannot be aborted is left by being killed
-            membership.interrupt()
-
-    threading.Thread(target=interrupt, daemon=True).start()

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from slurm_health.preflight.probes.context import ProbeContext, Sample
+from slurm_health.preflight.probes.timing import each_ms
 
 CUDA_BYTES = 2 << 30
 CPU_BYTES = 64 << 20
@@ -45,12 +44,4 @@ def _on_cuda_ms(context: ProbeContext, target: torch.Tensor, source: torch.Tenso
 
 def _on_cpu_ms(target: torch.Tensor, source: torch.Tensor) -> list[float]:
     least, most = CPU_ITERATIONS
-    iteration_ms: list[float] = []
-    begun = time.perf_counter()
-    while len(iteration_ms) < least or (
-        len(iteration_ms) < most and time.perf_counter() - begun < CPU_BUDGET_S
-    ):
-        start = time.perf_counter()
-        target.copy_(source)
-        iteration_ms.append((time.perf_counter() - start) * 1e3)
-    return iteration_ms
+    return each_ms(lambda: target.copy_(source), least=least, most=most, budget_s=CPU_BUDGET_S)

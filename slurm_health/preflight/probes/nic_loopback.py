@@ -77,25 +77,31 @@ def _lanes(context: ProbeContext, environ: Mapping[str, str]) -> list[Lane]:
     if not context.on_cuda:
         interface = environ.get("GLOO_SOCKET_IFNAME", "")
         return [Lane(interface)] if interface else []
-    if environ.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
-        return []  # the job's NCCL uses no adapter
-    places = [_place(number) for number in range(context.local_size)]
-    return lanes(_usable(environ), places)
+    return lanes(used(environ), places(context.local_size))
+
+
+def places(devices: int) -> list[adapters.Place]:
+    """Return where the devices of this node are plugged in."""
+    return [_place(number) for number in range(devices)]
 
 
 def ports_gbit_per_s(environ: Mapping[str, str], sys: Path = adapters.SYS) -> list[float]:
-    """Return the rates of the active ports that NCCL may use; none where it may use none.
-
-    Nodes that are played on one machine, each under a host id of its own, speak through none.
-    """
-    if "NCCL_HOSTID" in environ:
-        return []
+    """Return the rates of the active ports that NCCL may use; none where it may use none."""
     with contextlib.suppress(NotMeasured):
-        return [rate for each in _usable(environ, sys) for rate in each.rates_gbit_per_s]
+        return [rate for each in used(environ, sys) for rate in each.rates_gbit_per_s]
     return []
 
 
-def _usable(environ: Mapping[str, str], sys: Path = adapters.SYS) -> list[adapters.Adapter]:
+def used(environ: Mapping[str, str], sys: Path = adapters.SYS) -> list[adapters.Adapter]:
+    """Return the adapters that the job's NCCL uses, if any.
+
+    Nodes that are played on one machine, each under a host id of its own, speak through none.
+
+    Raises:
+        NotMeasured: the environment names an adapter that is not there.
+    """
+    if "NCCL_HOSTID" in environ or environ.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
+        return []
     wanted = chosen_adapters(environ.get("NCCL_IB_HCA", ""), adapters.present(sys))
     return [each for each in adapters.active(sys) if each.name in wanted]
 

@@ -30,6 +30,40 @@ class Pace:
     warm_up_s: float = math.inf
 
 
+# All-gathers over sockets are on the plateau of their bandwidth with this much of each rank. The
+# first transfers of a connection wait for each other's acknowledgements and for the window to open:
+# they take ten times as long as later ones. A slow link takes long enough for each: three times are
+# enough to tell it from one that is not.
+SOCKET_BYTES_PER_RANK = 4 << 20
+WARM_UP_ITERATIONS = 5
+SOCKET_PACE = Pace(warm_ups=WARM_UP_ITERATIONS, budget_s=0.3, least=3, most=20, warm_up_s=0.25)
+
+
+def windows_of(work: Callable[[], object], *, window_s: float, windows: int) -> list[float]:
+    """Return mean milliseconds of one call of the work, window after window of at least so long."""
+    found = []
+    for _ in range(windows):
+        count, elapsed_s = 0, 0.0
+        start = time.perf_counter()
+        while elapsed_s < window_s:
+            work()
+            count += 1
+            elapsed_s = time.perf_counter() - start
+        found.append(elapsed_s * 1e3 / count)
+    return found
+
+
+def each_ms(work: Callable[[], object], *, least: int, most: int, budget_s: float) -> list[float]:
+    """Return milliseconds of each call of the work: as many as fit, so that a starved CPU ends."""
+    found: list[float] = []
+    begun = time.perf_counter()
+    while len(found) < least or (len(found) < most and time.perf_counter() - begun < budget_s):
+        start = time.perf_counter()
+        work()
+        found.append((time.perf_counter() - start) * 1e3)
+    return found
+
+
 def timed_ms(context: ProbeContext, iteration: Callable[[], object], pace: Pace) -> list[float]:
     """Return mean milliseconds per iteration of each window.
 

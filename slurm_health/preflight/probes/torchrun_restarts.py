@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """torchrun, whose nodes are looked at before its workers are started again after a failure.
 
-`slurm-health run` becomes this file, in the job's own interpreter, where there was a check and
-workers may be restarted. It is torchrun, arguments and all, with one thing put before a rendezvous
-that follows a failure: the nodes that are left come together in torchrun's own store, the one that
-leads asks slurm-health what to do, and all do it: stop, restart, or have their nodes checked first.
-Needs nothing but torch. Whatever goes wrong in here, torchrun restarts its workers as it would.
+`slurm-health run` becomes this file, in the job's own interpreter. It is torchrun, arguments and
+all, with one thing put behind a failure, and before the rendezvous that follows it: the nodes that
+are left come together in torchrun's own store, the one that leads asks slurm-health why they failed
+and what to do, and all do it: stop, restart, or have their nodes checked first. A monitor runs
+beside the workers; where it finds that they hang, they are ended as if one had failed.
+Needs nothing but torch. Whatever goes wrong in here, torchrun trains and restarts its workers as it
+would; a torch that this does not fit is left as it is.
 """
 
 from __future__ import annotations
@@ -15,190 +17,75 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # the modules beside this one must not hide others of the same name
-
-from torch.distributed import DistNetworkError
-from torch.distributed import run as torchrun
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousParameters,
-    registry,
+    # The modules beside this one must not hide others of the same name, nor those of slurm-health's
+    # interpreter the job's.
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+from slurm_health.preflight.probes.torchrun_nodes import (
+    Monitor,
+    Round,
+    Tail,
+    become_torchrun,
+    line_of,
 )
 
+if __name__ == "__main__":
+    sys.path.pop(0)
+
 VARIABLE = "SLURM_HEALTH_RESTARTS"
-# A node that has not noticed a failure for so long is gone: torchrun looks every 0.1 s, unless told
-# otherwise, and gives a node up that is silent for 15 s.
-NOTICE_S = 15.0
-# torchrun gives workers 30 s to end, then kills them.
-STOP_S = 60.0
-# How long the others wait for a decision: as long as the leader waits, and for two of its commands.
-DECIDE_S = 120.0
-_HEAR_S = 5.0
-_LOOK_S = 0.2
-_WATCH_S = 1.0
-_TAIL_BYTES = 64 * 1024
-# A pipe passes on what is this short in one piece, after all that was written before.
-_MARK = b"\0slurm-health\0"
-_MARK_S = 1.0
-_KEY = "slurm-health"
+
+try:
+    from torch.distributed import DistNetworkError
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousHandler,
+        RendezvousParameters,
+        registry,
+    )
+except ImportError as err:
+    if __name__ != "__main__":
+        raise
+    become_torchrun(VARIABLE, err)
 
 
 class Told(NamedTuple):
     """What `slurm-health run` knows, and the next decision needs.
 
-    `command` is to be asked, in `environ`; `context` is its own. `node` is the name of this one.
+    `command` is to be asked, in `environ`; `context` is its own. `node` is the name of this one,
+    which has so many `processes`.
+    `monitor` is the command to run beside the workers, empty where there is none.
     """
 
     command: list[str]
     node: str
     leads: bool
     max_restarts: int
+    processes: int
     environ: dict[str, str]
     context: Any
-
-
-class Tail:
-    """The last of what this process and its workers write to standard error, which passes on."""
-
-    def __init__(self) -> None:
-        self._real = os.dup(2)
-        reading, writing = os.pipe()
-        os.dup2(writing, 2)
-        os.close(writing)
-        self._kept = b""
-        self._lock = threading.Lock()
-        self._passed_on = threading.Event()
-        self._thread = threading.Thread(target=self._pass_on, args=(reading,), daemon=True)
-        self._thread.start()
-
-    @property
-    def real(self) -> int:
-        """The descriptor of standard error itself."""
-        return self._real
-
-    def text(self) -> str:
-        """Return what was written since `clear`, as far as it is kept."""
-        sys.stderr.flush()
-        self._passed_on.clear()
-        os.write(2, _MARK)
-        self._passed_on.wait(_MARK_S)
-        with self._lock:
-            return self._kept.decode(errors="replace")
-
-    def clear(self) -> None:
-        """Forget what was written."""
-        with self._lock:
-            self._kept = b""
-
-    def end(self) -> None:
-        """Write to standard error itself again; what a worker left behind may write is lost."""
-        sys.stderr.flush()
-        os.dup2(self._real, 2)
-        self._thread.join(1.0)
-
-    def _pass_on(self, reading: int) -> None:
-        with contextlib.suppress(OSError):  # whoever read standard error is gone
-            while data := os.read(reading, 1 << 16):
-                marked = _MARK in data
-                data = data.replace(_MARK, b"")
-                with self._lock:
-                    self._kept = (self._kept + data)[-_TAIL_BYTES:]
-                if marked:
-                    self._passed_on.set()
-                while data:
-                    data = data[os.write(self._real, data) :]
-
-
-class Round:
-    """The nodes that train together, until they meet again: what they tell each other.
-
-    Args:
-        store: torchrun's own, where nobody else has the same keys.
-        rank: of this node among them.
-        count: how many they are.
-    """
-
-    def __init__(self, store: Any, rank: int, count: int) -> None:
-        self._store = store
-        self._rank = rank
-        self._count = count
-        self._looked_s = 0.0
-        self._noticed = False
-
-    def failed(self) -> None:
-        """Let the others know that workers of this node have failed."""
-        self._store.set(f"{_KEY}/failed", str(self._rank))
-
-    def has_failed(self) -> bool:
-        """Tell whether workers of another node have failed; then the others hear that we know."""
-        now_s = time.monotonic()
-        if not self._noticed and now_s - self._looked_s >= _WATCH_S:
-            self._looked_s = now_s
-            self._noticed = self._there("failed")
-            if self._noticed:
-                self._store.set(f"{_KEY}/noticed/{self._rank}", "")
-        return self._noticed
-
-    def report(self, what: dict[str, Any]) -> None:
-        """Say that the workers here have ended, and how; reports keep their order."""
-        order = self._store.add(f"{_KEY}/reports", 1)
-        self._store.set(f"{_KEY}/report/{self._rank}", json.dumps({**what, "order": order}))
-
-    def reports(self) -> tuple[list[dict[str, Any]], int]:
-        """Return what the nodes say that are still there, and how many say nothing."""
-        begun_s = time.monotonic()
-        missing = set(range(self._count))
-        found: list[dict[str, Any]] = []
-        while missing:
-            for rank in sorted(missing):
-                if self._there(f"report/{rank}"):
-                    found.append(json.loads(self._store.get(f"{_KEY}/report/{rank}")))
-                    missing.discard(rank)
-            waited_s = time.monotonic() - begun_s
-            late = {r for r in missing if waited_s > STOP_S or not self._there(f"noticed/{r}")}
-            if waited_s > NOTICE_S and late == missing:
-                break
-            if missing:
-                time.sleep(_LOOK_S)
-        return sorted(found, key=lambda each: int(each["order"])), len(missing)
-
-    def decide(self, decision: dict[str, Any], hearers: int) -> None:
-        """Tell the others what is to be done; the store may end with us, so let them hear it."""
-        self._store.set(f"{_KEY}/decision", json.dumps(decision))
-        give_up_s = time.monotonic() + _HEAR_S
-        while self._store.add(f"{_KEY}/heard", 0) < hearers and time.monotonic() < give_up_s:
-            time.sleep(_LOOK_S)
-
-    def decision(self) -> dict[str, Any]:
-        """Wait for what is to be done."""
-        key = f"{_KEY}/decision"
-        self._store.wait([key], timedelta(seconds=DECIDE_S))
-        found: dict[str, Any] = json.loads(self._store.get(key))
-        self._store.add(f"{_KEY}/heard", 1)
-        return found
-
-    def _there(self, key: str) -> bool:
-        return bool(self._store.check([f"{_KEY}/{key}"]))
+    monitor: tuple[str, ...] = ()
 
 
 class CheckedRendezvous(RendezvousHandler):
     """torchrun's rendezvous, before which the nodes are looked at where workers have failed."""
 
-    def __init__(self, inner: Any, told: Told, tail: Tail, processes: int) -> None:
+    def __init__(self, inner: Any, told: Told, tail: Tail, monitor: Monitor) -> None:
         self._inner = inner
         self._told = told
         self._tail = tail
-        self._processes = processes
+        self._monitor = monitor
         self._round: Round | None = None
+        self._began_s = 0.0
         self._rank = 0
         self._restarts = 0
+        self._hang: Any = None
+        self._hangs_before: list[Any] = []
         self._newcomers = False
         self._leaves = False
 
@@ -224,8 +111,15 @@ class CheckedRendezvous(RendezvousHandler):
         self._inner.set_closed()
 
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes are to be let in; one, where workers of another have failed."""
+        """Return how many nodes are to be let in; one, where workers of another have failed.
+
+        One as well where the workers hang, so that torchrun ends them on all nodes.
+        """
         if self._round is not None and _answers(self._round.has_failed):
+            return 1
+        if self._round is not None and self._hang is None:
+            self._hang = self._monitor.hang()
+        if self._hang is not None:
             return 1
         waiting = int(self._inner.num_nodes_waiting())
         self._newcomers = waiting > 0
@@ -241,6 +135,7 @@ class CheckedRendezvous(RendezvousHandler):
         Raises:
             SystemExit: this node does not take part any more, or nobody does.
         """
+        self._monitor.end()
         if self._round is not None and not self._lets_in(self._round):
             self._restarts += 1
             code = self._before_restart(self._round)
@@ -253,21 +148,31 @@ class CheckedRendezvous(RendezvousHandler):
             found if isinstance(found, tuple) else (found.store, found.rank, found.world_size)
         )
         self._round = Round(store, self._rank, count)
+        self._began_s = time.monotonic()
+        self._monitor.begin()
         return found
+
+    def workers_failed(self) -> None:
+        """Have it said why the workers failed, which torchrun does not start again."""
+        self._monitor.end()
+        if self._round is not None:
+            self._restarts = self._told.max_restarts + 1
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                self._decided(self._round)
 
     def _lets_in(self, now: Round) -> bool:
         """Tell whether the nodes meet because others have come, and nothing has failed."""
-        return self._newcomers and not _answers(now.has_failed)
+        return self._newcomers and self._hang is None and not _answers(now.has_failed)
 
     def _before_restart(self, now: Round) -> int | None:
         """Return the code to end with, None to go on, as is also done where nothing is decided."""
         try:
             return self._decided(now)
         except DistNetworkError as err:
-            self._say(f"the training ends here: its rendezvous does not answer: {_line(err)}")
+            self._say(f"the training ends here: its rendezvous does not answer: {line_of(err)}")
             return 1
         except (OSError, RuntimeError, ValueError) as err:
-            self._say(f"UNCHECKED: {_line(err)}; restarting the workers anyway")
+            self._say(f"UNCHECKED: {line_of(err)}; restarting the workers anyway")
             return None
 
     def _decided(self, now: Round) -> int | None:
@@ -277,7 +182,7 @@ class CheckedRendezvous(RendezvousHandler):
             {
                 "node": self._told.node,
                 "rank": self._rank,
-                "processes": self._processes,
+                "processes": self._told.processes,
                 "text": self._tail.text(),
             }
         )
@@ -294,6 +199,7 @@ class CheckedRendezvous(RendezvousHandler):
     def _lead(self, now: Round) -> dict[str, Any]:
         """Return what is to be done, and tell the others."""
         reports, silent = now.reports()
+        hang, self._hang = self._hang, None
         try:
             decision = self._ask(
                 "decide",
@@ -301,7 +207,11 @@ class CheckedRendezvous(RendezvousHandler):
                 silent=silent,
                 restart=self._restarts,
                 max_restarts=self._told.max_restarts,
+                ran_s=time.monotonic() - self._began_s,
+                hang=hang,
+                hangs_before=self._hangs_before,
             )
+            self._hangs_before += [] if hang is None else [hang]
         except (OSError, RuntimeError, ValueError):
             now.decide({"next": "restart"}, len(reports) - 1)
             raise
@@ -345,43 +255,67 @@ def _answers(look: Any) -> bool:
         return False
 
 
-def _line(err: Exception) -> str:
-    return str(err).strip().partition("\n")[0] or type(err).__name__
+def prepared(argv: list[str], told: dict[str, Any], environ: dict[str, str]) -> Told:
+    """Return what `slurm-health run` has told, and this torchrun's own arguments.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: torch or what is told is unlike what is
+            thought in here; torchrun itself may still do.
+    """
+    args = torchrun.parse_args(argv)
+    processes = torchrun.determine_local_world_size(args.nproc_per_node)
+    if not callable(registry.get_rendezvous_handler):
+        raise TypeError("torch's rendezvous are made otherwise")
+    return Told(
+        max_restarts=int(args.max_restarts), processes=int(processes), environ=environ, **told
+    )
 
 
 @contextlib.contextmanager
-def _checked_rendezvous(told: Told, nproc: str) -> Iterator[None]:
+def _checked_rendezvous(told: Told) -> Iterator[None]:
     """While active, torchrun's rendezvous is a checked one."""
     tail = Tail()
+    monitor = Monitor(told.monitor, told.environ, tail.real)
+    made: list[CheckedRendezvous] = []
     create = registry.get_rendezvous_handler
-    processes = torchrun.determine_local_world_size(nproc)
 
     def checked(params: RendezvousParameters) -> RendezvousHandler:
         inner = create(params)
         # The static one has a fixed set of nodes, and one store for all of its rounds.
-        return (
-            inner
-            if inner.get_backend() == "static"
-            else CheckedRendezvous(inner, told, tail, processes)
-        )
+        if inner.get_backend() == "static":
+            monitor.begin()
+            return inner
+        try:
+            made.append(CheckedRendezvous(inner, told, tail, monitor))
+        except TypeError as err:  # torch's has more to it by now
+            os.write(tail.real, f"slurm-health: no post-mortem: {line_of(err)}\n".encode())
+            monitor.begin()
+            return inner
+        return made[-1]
 
     registry.get_rendezvous_handler = checked
     try:
         yield
+    except ChildFailedError:
+        for each in made:
+            each.workers_failed()
+        raise
     finally:
+        monitor.end()
         tail.end()
 
 
-def main(argv: list[str], told: dict[str, Any], environ: dict[str, str]) -> None:
-    """Be torchrun; `told` is what `slurm-health run` says, `environ` is for its commands."""
-    args = torchrun.parse_args(argv)
-    known = Told(max_restarts=int(args.max_restarts), environ=environ, **told)
-    with _checked_rendezvous(known, args.nproc_per_node):
-        torchrun.main(argv)
+def main() -> None:
+    """Be torchrun, by the words of the command line and what `slurm-health run` says."""
+    try:
+        told = prepared(sys.argv[1:], json.loads(os.environ.pop(VARIABLE)), dict(os.environ))
+    except (AttributeError, KeyError, TypeError, ValueError) as err:
+        become_torchrun(VARIABLE, err)
+    # Workers would find what those before them left in the agents' store, such as old addresses.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    with _checked_rendezvous(told):
+        torchrun.main(sys.argv[1:])
 
 
 if __name__ == "__main__":
-    # Workers would find what those before them left in the agents' store, such as old addresses.
-    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    said = json.loads(os.environ.pop(VARIABLE))
-    main(sys.argv[1:], said, dict(os.environ))
+    main()

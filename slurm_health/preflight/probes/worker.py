@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process per device: loads torch once, then runs one round after another.
+"""One process per device: loads torch or numpy once, then runs one round after another.
 
-The agent starts it with the job's own interpreter, sends commands as JSON lines on its standard
-input and reads events as JSON lines from its standard output:
+The agent starts it with the job's own interpreter, or with ours for light probes. It sends commands
+as JSON lines on its standard input and reads events as JSON lines from its standard output:
 
     command  {"op": "round", "round": 0, "timeout_s": 60.0, "local_size": 1, "options": {},
               "probes": [{"name": "matmul", "scope": "solo", "path": ""}, ...],
@@ -11,14 +11,14 @@ input and reads events as JSON lines from its standard output:
                          "rail": {"rank": 0, "world_size": 2}, ...}}
              {"op": "abort", "round": 0}
              end of file: leave
-    event    {"event": "loaded", "torch": "2.4.1"}
+    event    {"event": "loaded", "torch": "2.4.1"}, or {"event": "no_torch", "detail": "..."}
              {"event": "opened"}, or before it ends {"event": "unusable", "detail": "..."} or
              {"event": "refused", "detail": "..."}
              {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
              {"event": "scope", "round": 0, "scope": "solo"}
              {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
              {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
-              "wrong_results": false, "spent": false}
+              "wrong_results": false, "spent": false, "connecting": []}
 
 Between "loaded", which a worker without a device does not say, and "opened" it waits for its device
 and its driver, and for nothing else; "unusable" says that one of these failed, in its own words,
@@ -30,7 +30,9 @@ a device was seen to compute wrongly), "unmeasured" for what is no fault of the 
 A worker destroys its process group before it says that it measured: leaving is part of the round,
 and no other begins before. After anything else it reports first over gloo; NCCL's group it aborts,
 because destroying one of which somebody is missing may hang. "spent" says that this did not work,
-or that its device no longer computes: the worker is not to be used again.
+or that its device no longer computes: the worker is not to be used again. "connecting" names the
+members of the group that NCCL was connecting when it was told to stop: some of this node by local
+rank, or all by rank.
 An aborted worker answers "done" with outcome "timed_out". Over NCCL the abort also ends what it
 waits for; one that is stuck inside a collective of gloo, or on its device, is killed by the agent.
 """
@@ -47,10 +49,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slurm_health.preflight.probes.kits import Kit
     from slurm_health.preflight.probes.worker_round import Channel
 
 _STARTED = time.perf_counter()
 DETAIL_LENGTH = 300
+TORCH, LIGHT = ("torch", "light")
 
 
 def main() -> None:
@@ -58,26 +62,22 @@ def main() -> None:
     # With torch loaded a core file takes gigabytes, and devices are held until it is written.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     from slurm_health.preflight.probes import worker_round
+    from slurm_health.preflight.probes.context import Unusable
 
     channel = worker_round.Channel()
-    local_rank, threads, devices = (int(argument) for argument in sys.argv[1:])
+    local_rank, threads, devices = (int(argument) for argument in sys.argv[1:4])
+    # An agent that was started before the package was replaced knows of no kits.
+    name = sys.argv[4] if len(sys.argv) > 4 else TORCH
     gc.disable()  # it finds nothing in what is being loaded, and takes its time
-    import torch
-    import torch.distributed as dist
-
-    from slurm_health.preflight.probes import device as devices_of
-    from slurm_health.preflight.probes import nic_loopback
-
-    worker_round.record_ways(os.environ)
+    kit = _loaded_kit(name, threads, channel)
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
-    torch.set_num_threads(threads)
     if devices:
-        channel.send("loaded", torch=str(torch.__version__))
+        channel.send("loaded", torch=kit.version)
     try:
-        device = devices_of.claim(local_rank, expected=devices, environ=os.environ)
-        gflop_per_s, memory_gb_per_s = devices_of.speeds(device)
-    except devices_of.Unusable as err:
+        device = kit.claim(local_rank, devices=devices, environ=os.environ)
+        facts = kit.facts(device, devices=devices, environ=os.environ)
+    except Unusable as err:
         channel.send("unusable", detail=_cut(str(err)))
         raise SystemExit(str(err)) from err
     except SystemExit as err:
@@ -85,40 +85,41 @@ def main() -> None:
         raise
     channel.send("opened")
     # The first worker of a node serves the rendezvous of every group its node leads.
-    store = (
-        dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        if local_rank == 0
-        else None
-    )
-    channel.send(
-        "ready",
-        store_port=store.port if store else 0,
-        torch=str(torch.__version__),
-        backend=devices_of.backend(device),
-        device=devices_of.name(device),
-        model=devices_of.model(device, threads),
-        free_bytes=devices_of.memory_bytes(device)[0],
-        gflop_per_s=round(gflop_per_s, 3),
-        memory_gb_per_s=round(memory_gb_per_s, 3),
-        collective_library=devices_of.collective_library(device),
-        ports_gbit_per_s=nic_loopback.ports_gbit_per_s(os.environ) if devices else [],
-        start_ms=round((time.perf_counter() - _STARTED) * 1e3, 1),
-    )
+    _store, port = kit.serve_store() if local_rank == 0 else (None, 0)
+    start_ms = round((time.perf_counter() - _STARTED) * 1e3, 1)
+    channel.send("ready", store_port=port, **facts, start_ms=start_ms)
     while True:
         command = channel.rounds.get()
         assert command is not None
-        _serve(channel, command, device, local_rank)
+        _serve(channel, command, kit, device, local_rank)
 
 
-def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: int) -> None:
+def _loaded_kit(name: str, threads: int, channel: Channel) -> Kit:
+    """Return the kit, with all that it loads."""
+    if name == LIGHT:
+        from slurm_health.preflight.probes.light_kit import LightKit
+
+        return LightKit(threads)
+    try:
+        from slurm_health.preflight.probes.torch_kit import TorchKit
+    except ModuleNotFoundError as err:
+        if err.name != "torch":
+            raise
+        channel.send("no_torch", detail=f"{sys.executable} has no torch")
+        raise SystemExit(str(err)) from err
+    return TorchKit(threads)
+
+
+def _serve(
+    channel: Channel, command: dict[str, Any], kit: Kit, device: Any, local_rank: int
+) -> None:
     """Run one round and say how it ended, whatever happened."""
-    from slurm_health.preflight.probes import device as devices_of
     from slurm_health.preflight.probes.context import NodeFault, NotMeasured, WrongResults
     from slurm_health.preflight.probes.meeting import Unreachable
     from slurm_health.preflight.probes.worker_round import Aborted, Round
 
     index = int(command["round"])
-    course = Round(channel, command, device, local_rank)
+    course = Round(channel, command, kit, device, local_rank)
     outcome, detail, own_fault, wrong_results = "measured", "", False, False
     suspect = False
     try:
@@ -135,8 +136,8 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
         outcome, detail = "failed", f"{course.probe}: {_said(err)}"
         own_fault = not course.has_partners
     except Exception as err:
-        no_memory = devices_of.is_out_of_memory(err)
-        others = devices_of.users(local_rank) if no_memory and device.type == "cuda" else ""
+        no_memory = kit.is_out_of_memory(err)
+        others = kit.users(device) if no_memory else ""
         where = f" on device {local_rank}{others}" if others or course.has_siblings else ""
         outcome, detail = "failed", f"{course.probe}{where}: {type(err).__name__}: {_said(err)}"
         own_fault = not course.has_partners
@@ -144,8 +145,9 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
             outcome, own_fault = "unmeasured", False
         elif channel.is_aborted(index):  # the group was taken away from under it
             outcome, detail, own_fault = "timed_out", "told to stop", False
+    connecting = course.connecting if outcome == "timed_out" else []
     # What a device computed wrongly is tried again by another process.
-    spent = devices_of.backend(device) != "gloo" and (
+    spent = kit.is_replaced(device) and (
         suspect or (outcome != "measured" and not course.leave_broken_group())
     )
     channel.send(
@@ -156,6 +158,7 @@ def _serve(channel: Channel, command: dict[str, Any], device: Any, local_rank: i
         own_fault=own_fault,
         wrong_results=wrong_results,
         spent=spent,
+        connecting=connecting,
     )
     if not spent:
         course.leave_group()
@@ -200,7 +203,12 @@ def _make_package_importable() -> None:
 
 
 def _arguments_are_valid(arguments: list[str]) -> bool:
-    return len(arguments) == 3 and all(argument.isdigit() for argument in arguments)
+    numbers, kit = arguments[:3], arguments[3:]
+    return (
+        len(numbers) == 3
+        and all(number.isdigit() for number in numbers)
+        and kit in ([], [TORCH], [LIGHT])
+    )
 
 
 def loopback() -> None:
@@ -214,10 +222,11 @@ if __name__ == "__main__":
     is_loopback = sys.argv[1:2] == ["loopback"]
     if not is_loopback and not _arguments_are_valid(sys.argv[1:]):
         raise SystemExit(
-            "usage: worker.py LOCAL_RANK THREADS DEVICES (started by the slurm-health agent)"
+            "usage: worker.py LOCAL_RANK THREADS DEVICES torch|light (the agent starts it)"
         )
     # A worker is run by its path; its own directory must not be searched for modules.
-    sys.path.pop(0)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.pop(0)
     _make_package_importable()
     if is_loopback:
         loopback()

@@ -1,34 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One round of a worker: its probes and groups, what it hears and says meanwhile.
-
-By which way data goes between nodes is what NCCL says of itself, or the
-interface of gloo: NCCL has no call for it, but logs it for each connection. It writes its log into
-memory, from which it is read here.
-"""
+"""One round of a worker: its probes and groups, what it hears and says meanwhile."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import queue
-import re
 import sys
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from slurm_health.preflight.probes.meeting import Meeting
+from slurm_health.preflight.probes import apart, meeting, network
+from slurm_health.preflight.probes.kits import Kit, Membership
 
 # In these a worker waits for workers of other nodes.
 WITH_PARTNERS = frozenset({"rail", "pair"})
-_OWN_LOG = "/proc/self/fd/"
-# n1:71:93 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA
-# By way of a neighbour (PXN) the rank of that follows: NET/IB/3(2)/GDRDMA
-_WAY = re.compile(r" via (NET/\w+)/\d+(?:\(\d+\))?(/GDRDMA)?")
 
 
 class Aborted(Exception):
@@ -82,25 +72,26 @@ class Round:
     """One round of this worker: its probes one after another, each with its group.
 
     `probe` is the one in progress, `has_partners` whether a partner can be to blame for it,
-    `has_siblings` whether the node has other devices.
+    `has_siblings` whether the node has other devices. `connecting` are the members of the
+    group that NCCL is connecting at the moment: some of this node by local rank, or all by rank.
     """
 
     def __init__(
-        self, channel: Channel, command: dict[str, Any], device: Any, local_rank: int
+        self, channel: Channel, command: dict[str, Any], kit: Kit, device: Any, local_rank: int
     ) -> None:
         self._channel = channel
+        self._kit = kit
         self._command = command
         self._device = device
         self._local_rank = local_rank
         self.probe = ""
         self.has_partners = False
         self.has_siblings = int(command["local_size"]) > 1
+        self.connecting: list[int] = []
         self._rail: Any = None
-        self._meeting: Meeting | None = None
-        from slurm_health.preflight.probes.membership import Membership, interrupts
-
-        self._membership = Membership(device)
-        channel.on_abort = functools.partial(interrupts, self._membership)
+        self._meeting: meeting.Meeting | None = None
+        self._membership = kit.membership(device)
+        channel.on_abort = functools.partial(_interrupts, self._membership)
 
     def run(self) -> None:
         """Run every probe that this worker has a group for.
@@ -120,9 +111,10 @@ class Round:
                     self._end_group()
                 self._say_scope(scope)
                 if wanted not in ("solo", formed):
-                    self._enter_group(groups[wanted])
+                    self._enter_group(groups[wanted], wanted)
                 formed = wanted
                 self._exchange_first(scope)
+                self.connecting = []
             self._measure(probe, groups.get(scope) or {"rank": 0, "world_size": 1})
         self._end_group()
 
@@ -150,10 +142,11 @@ class Round:
         self._channel.send("scope", round=int(self._command["round"]), scope=scope)
 
     def _measure(self, probe: dict[str, Any], group: dict[str, Any]) -> None:
-        from slurm_health.preflight.probes import load
-        from slurm_health.preflight.probes.context import ProbeContext
-
-        context = ProbeContext(
+        measure = self._kit.measure_of(probe["name"], probe["path"])
+        if measure is None:
+            return
+        context = self._kit.context(
+            self._membership,
             device=self._device,
             local_rank=self._local_rank,
             local_size=int(self._command["local_size"]),
@@ -162,12 +155,13 @@ class Round:
             options=self._command["options"],
             group=self._rail if probe["scope"] == "rail" else None,
             meet=self._meet_all,
+            board=self._meeting,
         )
-        samples = load.measure_of(probe["name"], probe["path"])(context)
+        samples = measure(context)
         self._raise_if_aborted()  # what an interrupted collective left behind is no measurement
         for sample in samples:
             figures = dict(sample.figures)
-            way = ways_used(os.environ, on_cuda=context.on_cuda)
+            way = self._kit.ways(self._device, os.environ)
             if way and sample.shared and self.has_partners:
                 figures["transport"] = way
             self._channel.send(
@@ -183,20 +177,41 @@ class Round:
                 figures=figures,
             )
 
-    def _enter_group(self, group: dict[str, Any]) -> None:
-        from slurm_health.preflight.probes import device as devices_of
-        from slurm_health.preflight.probes import meeting
-
-        devices_of.require_interfaces(os.environ)
+    def _enter_group(self, group: dict[str, Any], scope: str) -> None:
+        network.require_interfaces(os.environ)
         timeout = timedelta(seconds=float(self._command["timeout_s"]))
-        self._meeting = meeting.Meeting(group, timeout, self._raise_if_aborted)
+        self._meeting = meeting.Meeting(
+            group, self._kit.open_store(timeout), self._raise_if_aborted
+        )
         self._meeting.wait_for_all()
+        rank, world_size = int(group["rank"]), int(group["world_size"])
+        if self._device.type == "cuda":
+            if "apart" in self._command["options"]:
+                self._connect_apart(self._meeting, rank - self._local_rank, scope, timeout)
+            self.connecting = list(range(world_size))
+        self._form(self._meeting.store, rank, world_size, timeout)
+
+    def _connect_apart(
+        self, place: meeting.Meeting, first_rank: int, scope: str, timeout: timedelta
+    ) -> None:
+        """Connect this device by itself, and with each of its node: one that hangs is known then.
+
+        Over several nodes only by itself: their devices have been together within each node before.
+        """
+        turns = apart.circles(self._local_rank, int(self._command["local_size"]))
+        for turn, circle in enumerate(turns[: 1 if scope == "pair" else None]):
+            if circle:
+                self.connecting = circle
+                store = place.part_of_store(f"apart/{turn}/{first_rank + circle[0]}")
+                self._form(store, circle.index(self._local_rank), len(circle), timeout)
+                self._membership.exchange_first(None, self._raise_if_aborted)
+                self.connecting = []
+            place.wait_for_all()
+            self._membership.leave()
+
+    def _form(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
         self._membership.form(
-            self._meeting.store,
-            rank=int(group["rank"]),
-            world_size=int(group["world_size"]),
-            timeout=timeout,
-            check=self._raise_if_aborted,
+            store, rank=rank, world_size=world_size, timeout=timeout, check=self._raise_if_aborted
         )
 
     def _exchange_first(self, scope: str) -> None:
@@ -224,22 +239,13 @@ class Round:
         self._channel.raise_if_aborted(int(self._command["round"]))
 
 
-def record_ways(environ: MutableMapping[str, str]) -> None:
-    """Have NCCL write of its network into memory, unless the user wants its log elsewhere."""
-    if "NCCL_DEBUG" in environ or "NCCL_DEBUG_FILE" in environ:
-        return
-    environ["NCCL_DEBUG"] = "INFO"
-    environ["NCCL_DEBUG_SUBSYS"] = "NET"
-    environ["NCCL_DEBUG_FILE"] = f"{_OWN_LOG}{os.memfd_create('nccl-log')}"
+def _interrupts(membership: Membership) -> None:
+    """Interrupt from a thread of its own, so that whoever heard the abort goes on hearing."""
 
+    def interrupt() -> None:
+        with contextlib.suppress(
+            Exception
+        ):  # a group that cannot be aborted is left by being killed
+            membership.interrupt()
 
-def ways_used(environ: Mapping[str, str], *, on_cuda: bool) -> str:
-    """Return the ways by which data has gone so far, empty where that is not known."""
-    if not on_cuda:
-        return environ.get("GLOO_SOCKET_IFNAME", "")
-    log = environ.get("NCCL_DEBUG_FILE", "")
-    if not log.startswith(_OWN_LOG):
-        return ""
-    found = _WAY.findall(Path(log).read_text(errors="replace"))
-    ways = (way + (" with GPUDirect RDMA" if direct else "") for way, direct in found)
-    return " and ".join(sorted(set(ways)))
+    threading.Thread(target=interrupt, daemon=True).start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be seen at submission that would let the job run unchecked.
+"""What can be seen at submission that would let the job run unchecked, or checked for less.
 
 The job is submitted all the same: its nodes may have what this machine lacks. Where that cannot be
 known from here, nothing is said. On the usual way it takes a look at two directories, and no
@@ -14,13 +14,13 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_health.node.checks.filesystem import mount_of, mounts_in
 from slurm_health.preflight import config
-from slurm_health.preflight.probe_choice import FIND_TORCH
+from slurm_health.preflight.probe_choice import FIND_TORCH, asks_for_light
 from slurm_health.preflight.sbatch.own_options import MAGIC, Settings
 from slurm_health.preflight.sbatch.script import header
 from slurm_health.records.errors import ConfigError
 from slurm_health.system.killable import Answered, Hung, run_one
+from slurm_health.system.mounts import mount_of, mounted
 from slurm_health.system.processes import ask_python
 
 # A submission waits no longer for a filesystem, or for an interpreter that is asked for torch.
@@ -32,6 +32,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - only compared with
 # Filesystems of a disk: where such a directory is another mount, it may well be shared.
 _ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay"})
+_GPUS = frozenset({"gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres"})
 # A line that makes an environment which the check, before the script, knows nothing of.
 _ACTIVATES = re.compile(
     r"\s*(?:(?:source|\.)\s+(?P<prefix>\S+)/bin/activate\b|(?:source|\.)\s+\S*activate\b"
@@ -63,7 +64,10 @@ def warnings(
     # In an image, or with another PATH, another interpreter has the name.
     if not asked.keys() & {"container", "container-image"}:
         inherits = asked.get("export", "ALL").split(",")[0] == "ALL"
-        found += _about_torch(settings, script, title, environ, python, inherits=inherits)
+        trains = bool(asked.keys() & _GPUS)
+        found += _about_torch(
+            settings, script, title, environ, python, inherits=inherits, trains=trains
+        )
     return found
 
 
@@ -72,7 +76,7 @@ def _about_setup(settings: Settings) -> list[str]:
     if setup is None or os.access(str(setup), os.R_OK):
         return []
     why = "cannot be read here" if os.access(str(setup), os.F_OK) else "no such file here"
-    return [f"--setup={setup}: {why}; where it is so on the nodes, the job runs UNCHECKED"]
+    return [f"--setup={setup}: {why}; if the nodes find the same, the job runs UNCHECKED"]
 
 
 def _ignored(script: bytes, title: str) -> list[str]:
@@ -105,7 +109,7 @@ def _about_journal(settings: Settings, environ: Mapping[str, str]) -> list[str]:
         case Hung():
             why = f"its filesystem did not answer within {_LOOK_S:g} s"
             return [
-                f"the journal {root}: {why}; where it is so on the nodes, the job runs UNCHECKED"
+                f"the journal {root}: {why}; if the nodes find the same, the job runs UNCHECKED"
             ]
         case _:
             return []
@@ -117,12 +121,12 @@ def _trouble_with(root: Path) -> str:
     if not os.access(there, os.W_OK | os.X_OK):
         return f"cannot be made, as {there} cannot be written here: the job runs UNCHECKED"
     real = os.path.realpath(there)
-    kind, _ = mount_of(mounts_in(Path("/proc/self/mounts").read_text()), real)
+    kind, _ = mount_of(mounted(), real)
     local = any(Path(real).is_relative_to(each) for each in _OF_ONE_MACHINE)
     if kind in _IN_MEMORY or (local and kind in _ON_DISK):
         return (
-            f"lies on this machine alone ({kind}): a job of several nodes runs UNCHECKED with such"
-            " a one, and slurm-health report finds nothing of any"
+            f"lies on this machine alone ({kind}): nodes cannot share it, so a job of several"
+            " nodes runs UNCHECKED, and slurm-health report finds no job's journal"
         )
     return ""
 
@@ -135,13 +139,17 @@ def _about_torch(
     python: str,
     *,
     inherits: bool,
+    trains: bool,
 ) -> list[str]:
+    """Say that torch is missing where something tells that the job wants it."""
     chosen, setup = settings.get("python"), settings.get("setup")
+    if asks_for_light(str(settings.get("check", ""))):
+        return []
     if chosen is not None:
         known = "/" in str(chosen) or (inherits and setup is None)
         path = shutil.which(str(chosen), path=environ.get("PATH"))
         if path is None:
-            lacks = f"--python={chosen}: no such executable here; where the nodes lack it too"
+            lacks = f"--python={chosen}: no such executable here; if the nodes lack it too"
             return [f"{lacks}, the job runs UNCHECKED"] if known else []
         tried = [path]
     else:
@@ -149,26 +157,34 @@ def _about_torch(
         tried = list(dict.fromkeys(each for each in found if each))
         known = inherits
     # A setup may lead to torch by PYTHONPATH as well.
-    if not known or setup is not None or any(may_have_torch(each, environ) for each in tried):
+    if not known or setup is not None or not (chosen or trains or _activation(script)):
         return []
-    lack = f"no torch found by {' or '.join(tried)}: where the nodes have none either, the job runs"
-    return [f"{lack} UNCHECKED; {_what_to_do(script, title)}"]
+    if any(may_have_torch(each, environ) for each in tried):
+        return []
+    lack = f"no torch found by {' or '.join(tried)}: where the nodes have none either, light probes"
+    how = _what_to_do(script, title)
+    return [f"{lack} check them, which see no GPU and no NCCL; if the job trains with torch, {how}"]
+
+
+def _activation(script: bytes) -> tuple[int, re.Match[str]] | None:
+    """Return the first line that makes an environment, and its number; None where there is none."""
+    for number, line in enumerate(os.fsdecode(script).splitlines(), start=1):
+        if found := _ACTIVATES.match(line):
+            return number, found
+    return None
 
 
 def _what_to_do(script: bytes, title: str) -> str:
     how = "name the interpreter it trains with: #HEALTH --python=PATH"
-    for number, line in enumerate(os.fsdecode(script).splitlines(), start=1):
-        activates = _ACTIVATES.match(line)
-        if activates is None:
-            continue
-        prefix = os.path.expanduser(activates["prefix"] or "")  # noqa: PTH111 - text in, text out
-        if prefix and os.access(Path(prefix, "bin", "python"), os.F_OK):
-            how = f"name the interpreter it trains with: #HEALTH --python={prefix}/bin/python"
-        return (
-            f"line {number} of {title} ({line.strip()}) comes after the check: {how}, or put what"
-            " activates it into a file: #HEALTH --setup=FILE"
-        )
-    return how
+    if (activation := _activation(script)) is None:
+        return how
+    number, found = activation
+    prefix = os.path.expanduser(found["prefix"] or "")  # noqa: PTH111 - text in, text out
+    if prefix and os.access(Path(prefix, "bin", "python"), os.F_OK):
+        how = f"name the interpreter it trains with: #HEALTH --python={prefix}/bin/python"
+    line = f"line {number} of {title} ({found.string.strip()})"
+    into_file = "put what activates it into a file: #HEALTH --setup=FILE"
+    return f"{line} comes after the check: {how}, or {into_file}"
 
 
 def may_have_torch(python: str, environ: Mapping[str, str]) -> bool:

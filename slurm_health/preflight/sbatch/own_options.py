@@ -12,7 +12,8 @@ import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from slurm_health.preflight.options import Door, SharedOption, Value, options_of
+from slurm_health.preflight.option_kinds import Value
+from slurm_health.preflight.options import Door, SharedOption, options_of
 from slurm_health.records.errors import ConfigError
 
 MAGIC = b"#HEALTH"
@@ -89,11 +90,11 @@ def for_check(settings: Settings) -> dict[str, Value]:
     kept = {name for name, option in options_of(Door.CHECK).items() if option.kind.metavar}
     # The supervisor's alone: there is a script to run, to watch and to start again only where it
     # was submitted with one.
-    kept |= {"monitor", "flight-recorder", "on-unchecked", "max-restarts"}
+    kept |= {"monitor", "collect", "heartbeat", "flight-recorder", "on-unchecked", "max-restarts"}
     return {name: settings[name] for name in _OPTIONS if name in kept and name in settings}
 
 
-_COLUMN, _WIDTH = 34, 98
+_COLUMN, _WIDTH = 30, 79  # of a terminal with 80 columns
 
 
 def help_text() -> str:
@@ -119,7 +120,8 @@ def _described(option: SharedOption) -> str:
 _HELP = """\
 Usage: slurm-health sbatch [options] [script [arguments]]
 
-Submit a batch job as sbatch does; before the script starts, its nodes are checked.
+Submit a batch job as sbatch does; before the script starts, its nodes are
+checked.
 
 Options of slurm-health, anywhere before the script:
 {options}

@@ -3,7 +3,9 @@
 
 sbatch reads options only from the comment lines at the top, so these are repeated above the
 launcher; the script itself follows at the end, byte for byte. The launcher's text is the file
-`launcher.sbatch` beside this one.
+`launcher.sbatch` beside this one, with what to do where slurm-health cannot run on the batch host
+in the middle: `not_started.sbatch`, or for a job that its site has checked by default
+`not_started_by_default.sbatch`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from string import Template
 from slurm_health.preflight.decide.unchecked import OnUnchecked
 from slurm_health.preflight.sbatch.own_options import Settings
 
-_TEMPLATE = Path(__file__).with_name("launcher.sbatch")
+_TEMPLATE, _ASKED_FOR, _BY_DEFAULT = (
+    Path(__file__).with_name(f"{name}.sbatch")
+    for name in ("launcher", "not_started", "not_started_by_default")
+)
+# A line of every launcher that `slurm-health sbatch` submits begins so.
+SUBMITTED = "Submitted with slurm-health sbatch"
 _FOREIGN = (b"#PBS", b"#BSUB")
 # sbatch reads #PBS and #BSUB lines wherever they stand, until it has met more than this many
 # lines that do not begin with `#`.
@@ -27,9 +34,31 @@ _COMPONENT = re.compile(rb"#(?:SBATCH|SLURM)\s*(?:hetjob|packjob)(?:\s|$)", re.I
 _WRAP_NAME = b"#SBATCH --job-name=wrap\n"
 
 
-def read_template() -> str:
-    """Return the launcher's text, with names in place of what differs from job to job."""
-    return _TEMPLATE.read_text(encoding="ascii")
+def read_template(*, by_default: bool = False) -> str:
+    """Return the launcher's text, with names in place of what differs from job to job.
+
+    `by_default`: for a job whose site has it checked, though its user did not ask for that.
+    """
+    middle = _BY_DEFAULT if by_default else _ASKED_FOR
+    return _TEMPLATE.read_text(encoding="ascii").replace(
+        "@not started@\n", middle.read_text(encoding="ascii")
+    )
+
+
+def by_default(*, template: str, python: str, flags: Sequence[str], rules: str) -> bytes:
+    """Return what goes before the script of a job that its site has checked by default.
+
+    It is the same for every script. `rules` are told to the supervisor, as one word.
+    """
+    return _launcher(
+        template,
+        python=python,
+        flags=flags,
+        options=b"--by-default=" + _quoted(rules),
+        name=b'"${SLURM_JOB_NAME-}"',
+        origin=b"By default on this cluster (slurm-health init-default)",
+        needed=b", slurm_health.preflight.by_default.at_start",  # older installations lack it
+    )
 
 
 def wrapped(command: bytes) -> bytes:
@@ -82,17 +111,47 @@ def render(
     with --wrap; environment, script and command line still rename it.
     """
     top, padding = _top(script)
+    launcher = _launcher(
+        template,
+        python=python,
+        flags=flags,
+        options=b" ".join(_quoted(f"--{key}={value}") for key, value in settings.items()),
+        name=_quoted(name),
+        origin=SUBMITTED.encode(),
+        header=(_WRAP_NAME if is_wrap else b"") + top,
+        padding=padding,
+        on_unchecked=_quoted(str(settings.get("on-unchecked", OnUnchecked.PROCEED.value))),
+    )
+    return launcher + script
+
+
+def _launcher(
+    template: str,
+    *,
+    python: str,
+    flags: Sequence[str],
+    options: bytes,
+    name: bytes,
+    origin: bytes,
+    needed: bytes = b"",
+    header: bytes = b"",
+    padding: bytes = b"",
+    on_unchecked: bytes = b"",
+) -> bytes:
+    """Return the launcher, which knows on which line behind it the script begins."""
     values = {
-        "header": (_WRAP_NAME if is_wrap else b"") + top,
+        "header": header,
         "padding": padding,
         "python": _quoted(python),
         "flags": b" ".join(_quoted(flag) for flag in flags),
-        "options": b" ".join(_quoted(f"--{key}={value}") for key, value in settings.items()),
-        "name": _quoted(name),
-        "on_unchecked": _quoted(str(settings.get("on-unchecked", OnUnchecked.PROCEED.value))),
+        "options": options,
+        "name": name,
+        "origin": origin,
+        "needed": needed,
+        "on_unchecked": on_unchecked,
     }
-    first_line = _fill(template, values, line=0).count(b"\n") + 1
-    return _fill(template, values, line=first_line) + script
+    line = _fill(template, values, line=0).count(b"\n") + 1
+    return _fill(template, values, line=line)
 
 
 def _top(script: bytes) -> tuple[bytes, bytes]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from slurm_health.preflight.decide.policy import Monitor
 from slurm_health.preflight.options import what_to_check
 from slurm_health.preflight.probe_choice import OFF
 from slurm_health.preflight.sbatch import foresight, own_options
@@ -48,6 +49,10 @@ _COMPONENTS = (
     "the components of a heterogeneous job cannot be checked; submit it with plain sbatch,"
     " or with --check=off in front"
 )
+_NO_RESTARTS = (
+    "--monitor=restart starts a script again as often as --max-restarts allows, and that is 0; add"
+    " --max-restarts=K, or have a job that hangs cancelled with --monitor=stop"
+)
 
 
 def submit(
@@ -57,13 +62,15 @@ def submit(
     stdin: BinaryIO,
     python: str,
     now_s: float,
+    verbose: bool = False,
 ) -> int:
     """Do what `sbatch` does with these arguments, and have the job's nodes checked first.
 
     Where an `sbatch` that we have called leads back here, they are passed on as they are.
 
     `python` is the interpreter that runs slurm-health on the batch host; `stdin` is read when the
-    arguments name no script; `now_s` is the time. Returns the exit code.
+    arguments name no script; `now_s` is the time. If `verbose`, the check says in the job's output
+    what it waits for. Returns the exit code.
 
     Raises:
         UsageError: a heterogeneous job, or one of our options is misused.
@@ -92,6 +99,7 @@ def submit(
         stdin=stdin,
         sbatch=sbatch,
         now_s=None if dry_run else now_s,
+        verbose=verbose,
     )
     if dry_run:
         return job.show(python)
@@ -137,6 +145,7 @@ class _Job:
     stdin: BinaryIO
     sbatch: Sbatch
     now_s: float | None
+    verbose: bool
 
     def plain(self) -> int:
         """Call sbatch without us."""
@@ -245,19 +254,23 @@ class _Job:
         for_check = own_options.for_check(settings)
         if self.now_s is not None:
             for_check |= {"submit-time": int(self.now_s)}
+        if self.verbose:
+            for_check |= {"verbose": "yes"}
         keeps = bool(settings.get("keep-spares"))
         if keeps:
             if counts is None or not counts.spares:
                 raise UsageError("--keep-spares: there are none to keep; add --spares=K")
             for_check |= {"keep-spares": "yes"}
             for_check.setdefault("max-restarts", counts.spares)
+        if settings.get("monitor") == Monitor.RESTART.value and not for_check.get("max-restarts"):
+            raise UsageError(_NO_RESTARTS)
         if counts is not None:
             for_check |= {"nodes-wanted": counts.wanted, "nodes-needed": counts.needed}
         text = render(
             script,
             template=read_template(),
             python=python,
-            flags=_python_flags(self.environ),
+            flags=python_flags(self.environ),
             settings=for_check,
             name=self._name(),
             is_wrap=self.line.wrap is not None,
@@ -346,7 +359,7 @@ def _say(text: str) -> None:
     print(f"slurm-health: {text}", file=sys.stderr)
 
 
-def _python_flags(environ: Mapping[str, str]) -> list[str]:
+def python_flags(environ: Mapping[str, str]) -> list[str]:
     """Return what keeps the job's files and variables from replacing modules of ours.
 
     -P: a click.py in the working directory. -E: PYTHONHOME and PYTHONPATH, which often belong to

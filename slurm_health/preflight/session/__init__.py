@@ -8,6 +8,7 @@ The master calls it: it replays what it has read, asks for the next step, and ta
     run_state      what is known: the fold of a run's journal
     node_state     what is known of one node's agent and its workers
     round_state    what is known of the round in progress
+    absent         which nodes take part, and what is said of those that do not
     phases         what a check consists of: probes, and the phases that run them
     phase_runner   takes the phases in order: the next round, and what all of them conclude
     worker_events  what a worker says, as types

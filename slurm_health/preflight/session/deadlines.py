@@ -50,6 +50,11 @@ class Limits:
     failed_starts_per_node: int = 2
 
 
+def limits_of(round_deadline_s: str | None) -> Limits:
+    """Return the limits with the one that a user may give, as `--round-deadline` reads it."""
+    return Limits(round_deadline_s=float(round_deadline_s)) if round_deadline_s else Limits()
+
+
 class Deadlines:
     """The deadlines of one run; `state` is what is known of it."""
 
@@ -94,6 +99,8 @@ class Deadlines:
         allowed_s = limits.adaptive_factor * median(measured_ms) / 1e3 + margin_s
         if 2 * current.reported < current.running and not self._state.has_timed_out():
             allowed_s *= limits.patience  # earlier rounds were quick, this one shows nothing
+        elif "apart" in current.record.options:
+            allowed_s *= limits.patience  # devices connect one by one and two by two first
         return current.started_s + min(allowed_s, current.record.deadline_s)
 
     def _margin_of_round_s(self, current: RoundState) -> float:

@@ -96,6 +96,7 @@ def group_result(
     silent: Iterable[str] = (),
     timed_out: bool = False,
     models: Mapping[str, str] = MappingProxyType({}),
+    round_s: float | None = None,
 ) -> GroupResult:
     """Put together what the members of one group recorded in one round.
 
@@ -107,6 +108,7 @@ def group_result(
         timed_out: the master ended the group because its deadline had passed.
         models: what each node computes with, where not all nodes of the run have the same: what
             a node does alone is then compared with nodes of its own model.
+        round_s: how long the whole round took, None where that is not known.
     """
     crashed = tuple(node for node in group if node in reports and reports[node].crashed)
     failed = [node for node in group if _failed(reports.get(node))]
@@ -127,6 +129,7 @@ def group_result(
             and reports[node].detail
             and (len(group) == 1 or node in {*failed, *crashed, *quiet})
         },
+        round_s=round_s,
     )
 
 

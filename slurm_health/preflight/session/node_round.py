@@ -24,7 +24,8 @@ class Ending:
     """How a round ended for a node.
 
     `replace`: its workers are not to be used again. `unsettled`: some of them are not done, and
-    are of use again if they heed an abort.
+    are of use again if they heed an abort. `connecting`: NCCL was connecting their devices when
+    they were stopped.
     """
 
     outcome: Outcome
@@ -34,6 +35,7 @@ class Ending:
     unmeasured: bool = False
     replace: bool = False
     unsettled: bool = False
+    connecting: bool = False
 
 
 @dataclass
@@ -129,10 +131,31 @@ class NodeRound:
     def stuck(self) -> Ending:
         """Return how the round of an aborted group ends for workers that did not heed it."""
         assert self.aborted is not None
+        outcome = _outcome(self.aborted)
+        connecting = any(each.connecting for each in self._done.values())
         return Ending(
-            outcome=_outcome(self.aborted),
-            detail=f"stopped while stuck: {self.aborted.reason}",
+            outcome=outcome,
+            detail=f"stopped while stuck{self._stuck_on()}: {self.aborted.reason}",
             replace=True,
+            connecting=connecting and outcome is Outcome.TIMED_OUT,
+        )
+
+    def _stuck_on(self) -> str:
+        """Say on which devices, where no worker can be stuck because of another one's device."""
+        stuck = [rank for rank in range(self.workers) if rank not in self._done]
+        if not stuck or any(self._scopes.get(rank) != Scope.SOLO.value for rank in stuck):
+            return ""
+        return f" on device {', '.join(map(str, stuck))}"
+
+    def _together(self, *, with_others: bool) -> str:
+        """Say that devices do not connect, and that nothing tells which of them is at fault."""
+        what = f"all {self.workers} devices" if self.workers > 1 else "the device"
+        others = " with those of the other node" if with_others else ""
+        said = f": NCCL does not connect {what}{others}"
+        if "apart" not in self.record.options:
+            return said
+        return (
+            f"{said}, though it initialises on each by itself; which one is at fault is not known"
         )
 
     def _ended_as(self, outcome: str) -> list[Done]:
@@ -145,8 +168,32 @@ class NodeRound:
         if self.aborted is None:
             detail = stopped[0].detail
             return Ending(outcome=Outcome.TIMED_OUT, detail=detail, replace=replace)
-        aborted = self.aborted
-        return Ending(outcome=_outcome(aborted), detail=aborted.reason, replace=replace)
+        outcome = _outcome(self.aborted)
+        where = self._connecting() if outcome is Outcome.TIMED_OUT else ""
+        return Ending(
+            outcome=outcome,
+            detail=f"{self.aborted.reason}{where}",
+            replace=replace,
+            connecting=bool(where),
+        )
+
+    def _connecting(self) -> str:
+        """Say which devices NCCL was connecting as the round was stopped, empty where it was not.
+
+        The fewest that hang together tell most: one by itself before two, two before all.
+        """
+        circles = {tuple(each.connecting) for each in self._done.values() if each.connecting}
+        if not circles:
+            return ""
+        fewest = min(map(len, circles))
+        named = sorted(each for each in circles if len(each) == fewest)
+        if fewest >= max(self.workers, 2):
+            return self._together(with_others=fewest > self.workers)
+        if fewest == 1:
+            numbers = ", ".join(str(circle[0]) for circle in named)
+            return f": NCCL does not initialise on device {numbers}, even by itself"
+        between = ", ".join(f"{first} and {second}" for first, second in named)
+        return f": NCCL does not connect devices {between}, though it initialises on each by itself"
 
     def _sampled(self, metric: Metric) -> Sampled:
         events = self._samples[metric]

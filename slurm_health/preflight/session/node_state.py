@@ -37,7 +37,8 @@ class NodeState:
 
     `launches` counts how often it was started by this master, `failed_starts` how often Slurm
     could not. `lost` and `failed` say why the agent or its workers are of no use, `device_failure`
-    that this is because of its devices.
+    that this is because of its devices, `no_torch` that its interpreter lacks that, on a node with
+    so many `accelerators`.
     """
 
     launches: int = 0
@@ -49,6 +50,8 @@ class NodeState:
     lost_s: float = 0.0
     failed: str = ""
     device_failure: DeviceFailure | None = None
+    no_torch: bool = False
+    accelerators: int = 0
     failed_starts: int = 0
     no_journal: bool = False
     job_ended: bool = False
@@ -79,7 +82,7 @@ class NodeState:
         self.launch, self.launched_s = launch, time_s
         self.started = self.ready = None
         self.lost = self.failed = ""
-        self.no_journal = self.job_ended = False
+        self.no_journal = self.job_ended = self.no_torch = False
         self.device_failure = None
 
     def lose(self, cause: records.LossCause, reason: str, time_s: float) -> None:
@@ -110,6 +113,7 @@ class NodeState:
                 self.device_failure = DeviceFailure(words=words, torch=torch, late=True)
             case records.WorkersFailed(reason=reason, device_failed=device_failed, torch=torch):
                 self.failed = reason
+                self.no_torch, self.accelerators = record.no_torch, record.accelerators
                 if device_failed:
                     self.device_failure = DeviceFailure(words=f"{reason}, twice", torch=torch)
             case records.AgentEnded(reason=reason):
@@ -118,4 +122,4 @@ class NodeState:
 
 def on_cpus(ready: Iterable[records.WorkersReady]) -> bool:
     """Tell whether these workers compute with CPUs."""
-    return all(each.backend == "gloo" for each in ready)
+    return all(each.on_cpus for each in ready)

@@ -10,9 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from slurm_health.records.probe_catalog import BUILT_IN, GPT, ON_ACCELERATORS, SETS, Probe, Scope
+from slurm_health.records.probe_catalog import (
+    BUILT_IN,
+    GPT,
+    LIGHT,
+    LIGHT_SET,
+    ON_ACCELERATORS,
+    SETS,
+    Probe,
+    Scope,
+)
 from slurm_health.records.records import Figure, ProbeUsed
 
 
@@ -64,18 +73,24 @@ class Phase:
             return loopback_s
         burn_s = float(self.options.get("burn_s", 0.0)) if "matmul" in names else 0.0
         warm_up_s = _BURN_WARM_UP_S if burn_s > _BURN_WARM_UP_S else 0.0
-        return loopback_s + burn_s + warm_up_s + sum(_GPT_S for name in names if name in GPT)
+        write_s = _WRITE_S if "ib_write_bw" in names else 0.0
+        gpt_s = sum(_GPT_S for name in names if name in GPT)
+        return loopback_s + burn_s + warm_up_s + write_s + gpt_s
 
 
 # An accelerator is the job's alone. The cores and the memory of a CPU node may not be: what others
 # do there shows in these, all the more when every node is at it at once, and is no fault of a node.
 # Pairs multiply matrices again and again, which tells a passing disturbance from a slow node.
 _SHARED_ON_CPUS = frozenset({"matmul", "memory_copy"})
+# Light probes test what the memory of processors holds, and judge nobody by its speed.
+_IN_MEMORY_OF_CPUS = "memory_pattern"
 # Seconds of sustained work on an accelerator. Longer finds what only shows when a device is hot.
 _BURN_S, _LONG_BURN_S = 3.0, 8.0
 _BURN_WARM_UP_S = 3.0
-# Estimates: two processes load torch and speak through an adapter; a GPT is built and trained.
+# Estimates: two processes load torch and speak through an adapter; a tool starts twice on each
+# node and writes 17 GB, through all adapters at once; a GPT is built and trained.
 _LOOPBACK_S = 12.0
+_WRITE_S = 4.0
 _GPT_S = 10.0
 
 
@@ -99,7 +114,10 @@ def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...
     asked_for = {*chosen} - SETS.keys()
     shared = frozenset() if "thorough" in chosen else _SHARED_ON_CPUS
     not_on_cpus = (shared | ON_ACCELERATORS) - asked_for
-    found = [*_solo(measured, burn_s, not_on_cpus), *_pair(measured)]
+    found = [
+        *_solo(measured, burn_s, not_on_cpus),
+        *_pair(measured, ON_ACCELERATORS - asked_for),
+    ]
     if "gpt_fit" in names:
         found.append(
             Phase(
@@ -124,6 +142,36 @@ def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...
     return tuple(found)
 
 
+def light_phases(chosen: Sequence[Phase]) -> tuple[Phase, ...]:
+    """Return the phases as light probes run them: without what needs torch.
+
+    Where nothing of what was chosen is left, it is what light probes measure at all. A site's own
+    probe may be of either kind, which shows when it is loaded.
+    """
+    kept = [
+        replace(
+            phase,
+            probes=probes,
+            not_on_cpus=phase.not_on_cpus - {_IN_MEMORY_OF_CPUS},
+        )
+        for phase in chosen
+        if (probes := tuple(probe for probe in phase.probes if probe.path or probe.name in LIGHT))
+    ]
+    return tuple(kept) or light_phases(phases([LIGHT_SET]))
+
+
+def without_torch(why: str, chosen: Sequence[Phase]) -> str:
+    """Say that light probes measured, why, and what they did not see."""
+    left_out = [
+        probe.name
+        for phase in chosen
+        for probe in phase.probes
+        if not probe.path and probe.name not in LIGHT
+    ]
+    also = f"; {', '.join(left_out)} left out" if left_out else ""
+    return f"light probes ({why}): NCCL and GPUs under load were not tested{also}"
+
+
 def _solo(probes: Sequence[Probe], burn_s: float, not_on_cpus: frozenset[str]) -> Iterator[Phase]:
     """Yield the phase of what nodes do by themselves.
 
@@ -143,9 +191,9 @@ def _solo(probes: Sequence[Probe], burn_s: float, not_on_cpus: frozenset[str]) -
         )
 
 
-def _pair(probes: Sequence[Probe]) -> Iterator[Phase]:
+def _pair(probes: Sequence[Probe], not_on_cpus: frozenset[str]) -> Iterator[Phase]:
     """Yield the phase of pairs. It is short of work, so matrices are multiplied again."""
     paired = [probe for probe in probes if probe.scope in {Scope.RAIL, Scope.PAIR}]
     if paired:
         again = [probe for probe in probes if probe.name == "matmul"]
-        yield Phase(name="pair", probes=(*again, *paired))
+        yield Phase(name="pair", probes=(*again, *paired), not_on_cpus=not_on_cpus)

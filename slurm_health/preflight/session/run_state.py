@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from slurm_health.preflight.expectations import Links
 from slurm_health.preflight.localize.settings import Device
 from slurm_health.preflight.session.measurement import group_result
-from slurm_health.preflight.session.node_state import AgentRecord, NodeState
+from slurm_health.preflight.session.node_state import AgentRecord, NodeState, on_cpus
 from slurm_health.preflight.session.round_state import RoundState
 from slurm_health.records import records
 from slurm_health.records.gpu_load import Burn
@@ -21,15 +21,17 @@ from slurm_health.records.record_codec import Entry
 from slurm_health.records.verdict import GroupResult, Outcome
 
 # The probes that give a sample only where every result was the correct one.
-_EXACT = frozenset({"values", "memory_pattern", "host_copy"})
+_EXACT = frozenset({"values", "memory_pattern", "host_copy", "peer_copy"})
 
 
 class RunState:
     """The fold of one run's journal. Reading it changes nothing.
 
     `wrong_results` holds what nodes said of devices that computed wrongly, `exact` the nodes all of
-    whose devices have computed correctly in a round. `pending` are the nodes that may yet become
-    usable, `without_agent` those whose agent was never started or is lost.
+    whose devices have computed correctly in a round, `did_not_connect` those whose devices NCCL was
+    connecting when a deadline passed. `pending` are the nodes that may yet become usable,
+    `without_agent` those whose agent was never started or is lost. `light` says why they measure
+    with light probes, empty where they do with torch.
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
@@ -38,6 +40,7 @@ class RunState:
         self.without_agent = set(self.agents)
         self.launched_s = 0.0  # the last time
         self.launches = 0
+        self.light = ""
         self.admitted: tuple[str, ...] | None = None
         self.leaves: dict[str, list[str]] = {}
         self.started: records.RunStarted | None = None
@@ -51,6 +54,7 @@ class RunState:
         self._words: defaultdict[tuple[str, int], list[AgentRecord]] = defaultdict(list)
         self.wrong_results: defaultdict[str, list[str]] = defaultdict(list)
         self.exact: set[str] = set()
+        self.did_not_connect: set[str] = set()
         self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
         self._first_ready: dict[str, records.WorkersReady] = {}
         self._ended_ms: defaultdict[str, list[float]] = defaultdict(list)
@@ -131,6 +135,7 @@ class RunState:
 
     def _fold_launch(self, record: records.AgentsLaunched, time_s: float) -> None:
         self.launches = max(self.launches, record.launch + 1)
+        self.light = self.light or record.light
         for name in record.nodes:
             node = self.agents[name]
             node.begin(record.launch, time_s)
@@ -160,7 +165,9 @@ class RunState:
     def _fold_agent(self, record: AgentRecord) -> None:
         self._words[record.node, record.launch].append(record)
         if isinstance(record, records.WorkersReady):
-            self._first_ready.setdefault(record.node, record)
+            known = self._first_ready.get(record.node)
+            if known is None or (record.light and not known.light):  # torch's counted for nothing
+                self._first_ready[record.node] = record
         node = self.agents.get(record.node)
         if node is None or node.launch != record.launch:
             return  # an agent of an earlier launch that has not noticed yet
@@ -193,6 +200,8 @@ class RunState:
         self._reports[record.round][record.node] = record
         if self.round is not None:
             self.round.look_again_at([record.node])
+        if record.connecting:
+            self.did_not_connect.add(record.node)
         if record.wrong_results:
             self.wrong_results[record.node].append(record.detail)
 
@@ -213,10 +222,12 @@ class RunState:
         elif isinstance(record, records.GroupAborted):
             self.round.aborted[tuple(record.group)] = (record, time_s)
         else:
-            self.ended.append((record.round, self._results(self.round, record)))
+            self.ended.append((record.round, self._results(self.round, record, time_s)))
             self.round = None
 
-    def _results(self, current: RoundState, record: records.RoundEnded) -> list[GroupResult]:
+    def _results(
+        self, current: RoundState, record: records.RoundEnded, ended_s: float
+    ) -> list[GroupResult]:
         """Put the round together from what stands in the journal whatever its reading order.
 
         A report that came after the end of its round is that of a silent node: it does not count.
@@ -240,6 +251,7 @@ class RunState:
                 silent=silent.intersection(group),
                 timed_out=group in timed_out,
                 models=models,
+                round_s=None if record.void else ended_s - current.started_s,
             )
             for group in current.groups
         ]
@@ -263,12 +275,12 @@ class RunState:
     def devices(self) -> dict[str, list[str]]:
         """Return what the accelerators of each admitted node are."""
         ready = self.first_ready().items()
-        return {name: each.devices for name, each in ready if each.backend != "gloo"}
+        return {name: each.devices for name, each in ready if not each.on_cpus}
 
     def device(self) -> Device:
         """Return what kind of device the admitted nodes compute with."""
-        known = {ready.backend for ready in self.first_ready().values()}
-        return Device.CPU if known == {"gloo"} else Device.ACCELERATOR
+        ready = self.first_ready().values()
+        return Device.CPU if ready and on_cpus(ready) else Device.ACCELERATOR
 
     def transports(self) -> dict[str, str]:
         """Return by which way each node last exchanged data with others, where it is known."""

@@ -6,18 +6,17 @@ It holds no clock and touches nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import msgspec
+
 from slurm_health.preflight.expectations import Expectation, bases, expected_ms
 from slurm_health.preflight.localize.settings import Device, settings_from
-from slurm_health.preflight.session import gpt_sizing, work_sizing
+from slurm_health.preflight.session import absent, gpt_sizing, work_sizing
 from slurm_health.preflight.session.conclusion import (
-    Absence,
     judged,
-    unmeasured,
     with_burns,
     with_devices,
     with_interfaces,
@@ -26,9 +25,9 @@ from slurm_health.preflight.session.conclusion import (
     with_wrong_results,
 )
 from slurm_health.preflight.session.deadlines import Deadlines, Limits
-from slurm_health.preflight.session.node_state import NodeState, on_cpus
+from slurm_health.preflight.session.node_state import on_cpus
 from slurm_health.preflight.session.phase_runner import Course, MakeLocalizer
-from slurm_health.preflight.session.phases import Phase
+from slurm_health.preflight.session.phases import Phase, light_phases, without_torch
 from slurm_health.preflight.session.round_state import RoundState
 from slurm_health.preflight.session.run_state import RunState
 from slurm_health.records.probe_catalog import GPT
@@ -43,7 +42,7 @@ from slurm_health.records.records import (
     RoundEnded,
     RoundStarted,
 )
-from slurm_health.records.verdict import NodeVerdict, Outcome, Round, Verdict
+from slurm_health.records.verdict import Outcome, Round, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,8 @@ Step = Append | Abort | Launch | Wait | Conclude
 class Session:
     """One check, from launch to verdict. `state` is what the journal says of it: fold it there.
 
-    `localize_options` are settings by names of `preflight.localize.settings.OPTIONS`.
+    `localize_options` are settings by names of `preflight.localize.settings.OPTIONS`. `light` says
+    why light probes are to measure; where it is empty, those with torch do if the nodes have it.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Session:
         phases: Sequence[Phase],
         expectations: Mapping[str, Expectation] = MappingProxyType({}),
         localize_options: Mapping[str, object] = MappingProxyType({}),
+        light: str = "",
     ) -> None:
         self.state = RunState(nodes)
         self.limits = limits
@@ -105,6 +106,7 @@ class Session:
         self._phases = phases
         self._expectations = expectations
         self._localize_options = localize_options
+        self._light = light
         self._course: Course | None = None
         self._awaited_s: dict[str, float] = {}  # since when nodes are waited for between rounds
         self._unready = (len(nodes), 0.0)  # how many are to get ready, and since when so many
@@ -116,6 +118,8 @@ class Session:
             return Conclude()
         if state.round is not None:
             return self._step_in_round(state.round, now_s)
+        if why := absent.without_torch(state):
+            return self._launch([name for name, node in state.agents.items() if not node.lost], why)
         relaunch = self._relaunch(now_s)
         if relaunch is not None:
             return relaunch
@@ -130,8 +134,15 @@ class Session:
             verdict = with_transports(verdict, state.transports())
             verdict = with_limits(verdict, bases(state.models(), self._expectations))
             verdict = with_devices(verdict, state.devices())
-            return Append(record=judged(state.nodes, verdict, self._unmeasured()))
+            return self._judged(verdict)
         return self._step_to_round(planned, course.phase, now_s)
+
+    def _judged(self, verdict: Verdict) -> Append:
+        """Return the end of the run: this verdict, with what is to be said of all other nodes."""
+        record = judged(self.state.nodes, verdict, absent.judged(self.state, self.limits))
+        if why := self.state.light:
+            record = msgspec.structs.replace(record, unseen=without_torch(why, self._phases))
+        return Append(record=record)
 
     def _course_of(self, admitted: Sequence[str]) -> Course:
         """Return the course of this check; its plans follow from the rounds that have ended."""
@@ -147,7 +158,7 @@ class Session:
             self._course = Course(
                 admitted,
                 self.state.leaves or None,
-                self._phases,
+                light_phases(self._phases) if self.state.light else self._phases,
                 self._make_localizer,
                 replace(settings, expected_ms={**known_ms, **settings.expected_ms}),
             )
@@ -158,9 +169,11 @@ class Session:
         options = dict(phase.options)
         if self.state.device() is Device.ACCELERATOR:
             options |= self._work().options()
+            if self._hung(phase, nodes):
+                options["apart"] = 1  # has the device found that hangs while NCCL connects
         if not any(probe.name in GPT for probe in phase.probes):
             return options
-        free_bytes = [each.free_bytes for each in self.state.ready(nodes) if each.backend != "gloo"]
+        free_bytes = [each.free_bytes for each in self.state.ready(nodes) if not each.on_cpus]
         batches = [
             int(figures["micro_batch"])
             for figures in self.state.figures("gpt_fit", nodes)
@@ -168,6 +181,14 @@ class Session:
         ]
         speed = work_sizing.typical_gflop_per_s(self.state.first_ready().values())
         return {**options, **gpt_sizing.options_for(free_bytes, batches, speed)}
+
+    def _hung(self, phase: Phase, nodes: Sequence[str]) -> bool:
+        """Tell whether a deadline has stopped these nodes while NCCL connected their devices.
+
+        Where each is alone one is enough; partners that have not are not kept waiting for it.
+        """
+        hung = self.state.did_not_connect
+        return not hung.isdisjoint(nodes) if phase.alone else hung.issuperset(nodes)
 
     def _work(self) -> work_sizing.Work:
         """Return the work of this run's rounds, by what its nodes said when they were ready."""
@@ -199,7 +220,11 @@ class Session:
         settled_s = max(self.state.agents[name].lost_s for name in nodes) + limits.settle_s
         if now_s < settled_s:
             return Wait(until_s=settled_s, reason="more losses of the same step")
-        return Launch(record=AgentsLaunched(launch=self.state.launches, nodes=nodes))
+        return self._launch(nodes, self.state.light or self._light)
+
+    def _launch(self, nodes: Sequence[str], light: str) -> Launch:
+        launch = self.state.launches
+        return Launch(record=AgentsLaunched(launch=launch, nodes=list(nodes), light=light))
 
     def _step_before_rounds(self, now_s: float) -> Step:
         pending = len(self.state.pending)
@@ -207,9 +232,9 @@ class Session:
             self._unready = (pending, now_s)
         if pending and now_s < (until_s := self._ready_until_s()):
             return Wait(until_s=until_s, reason=f"{pending} nodes to get ready")
-        admitted = self._comparable()
+        admitted = absent.comparable(self.state.agents)
         if not admitted:
-            return Append(record=judged(self.state.nodes, Verdict(nodes={}), self._unmeasured()))
+            return self._judged(Verdict(nodes={}))
         return Append(record=NodesAdmitted(nodes=admitted, leaves=self._leaves(admitted)))
 
     def _ready_until_s(self) -> float:
@@ -222,25 +247,20 @@ class Session:
         return max(until_s, min(still_coming_s, launched_s + self.limits.ready_s))
 
     def _leaves(self, nodes: Sequence[str]) -> dict[str, list[str]]:
-        """Return which leaf switch has which nodes; nothing if that is not known of every node."""
-        leaves: dict[str, list[str]] = {}
-        for name in nodes:
-            started = self.state.agents[name].started
-            if started is None or not started.leaf:
-                return {}
-            leaves.setdefault(started.leaf, []).append(name)
-        return leaves
+        """Return which leaf switch has which nodes; nothing if that is not known of every node.
 
-    def _comparable(self) -> list[str]:
-        """Return the usable nodes that are equipped as most are.
-
-        Each rank of a collective must expect the same ranks and speak the same protocol.
+        Where Slurm knows of none, NVLink domains stand for them: the nodes of one are a rack, and
+        share more than NVLink, which is not what is tested.
         """
-        stacks = {name: _stack(node) for name, node in self.state.agents.items() if node.usable}
-        if not stacks:
-            return []
-        common, _ = Counter(stacks.values()).most_common(1)[0]
-        return [name for name, stack in stacks.items() if stack == common]
+        agents = [self.state.agents[name] for name in nodes]
+        switches = [each.started.leaf if each.started else "" for each in agents]
+        domains = [each.ready.nvlink_domain if each.ready else "" for each in agents]
+        if not all(switches) and all(domains) and len(set(domains)) > 1:
+            switches = domains
+        leaves: dict[str, list[str]] = {}
+        for name, leaf in zip(nodes, switches, strict=True):
+            leaves.setdefault(leaf, []).append(name)
+        return {} if "" in leaves else leaves
 
     def _failed_over(self) -> dict[str, str]:
         """Return the interface of each node whose group failed in some round."""
@@ -253,50 +273,6 @@ class Session:
         }
         ready = {node: self.state.agents[node].ready for node in failed}
         return {node: each.interface for node, each in ready.items() if each and each.interface}
-
-    def _unmeasured(self) -> dict[str, NodeVerdict]:
-        """Judge the nodes the Localizer never saw, and those whose devices failed since."""
-        agents = self.state.agents
-        device_failures = self._device_failures()
-        admitted = frozenset(self.state.admitted or ())
-        compared = {_stack(agents[name]) for name in admitted}
-        others_started = bool(admitted) or any(node.started for node in agents.values())
-        return {
-            name: unmeasured(
-                name,
-                Absence(
-                    could_not_start=node.failed_starts >= self.limits.failed_starts_per_node,
-                    others_started=others_started,
-                    lost=node.lost,
-                    failed=node.failed,
-                    device_failed=device_failures.get(name, ""),
-                    started=node.started is not None,
-                    stack=_stack(node) if node.usable and _stack(node) not in compared else "",
-                    common_stack=", ".join(sorted(compared)),
-                ),
-            )
-            for name, node in agents.items()
-            if name in device_failures or name not in admitted
-        }
-
-    def _device_failures(self) -> dict[str, str]:
-        """Return what devices did that others do not, where most nodes can use theirs."""
-        agents = self.state.agents
-        failures = {
-            name: node.device_failure for name, node in agents.items() if node.device_failure
-        }
-        well = [name for name in self.state.admitted or () if name not in failures]
-        if 2 * len(well) <= len(agents):
-            return {}
-        loaded = {ready.torch for name in well if (ready := agents[name].ready)}
-        # A driver that unloads between processes initialises each device anew, for seconds.
-        some_keep = any(agents[name].driver_keeps_state for name in well)
-        return {
-            name: each.words
-            for name, each in failures.items()
-            if each.torch in loaded
-            and not (each.late and some_keep and not agents[name].driver_keeps_state)
-        }
 
     # --- rounds ----------------------------------------------------------------------------
 
@@ -368,11 +344,3 @@ def _abort(index: int, group: tuple[str, ...], failure: str) -> GroupAborted:
         reason=failure or "the deadline of the round has passed",
         timed_out=not failure,
     )
-
-
-def _stack(node: NodeState) -> str:
-    """Return what a node's workers run and on how much, empty where they are not ready."""
-    if (ready := node.ready) is None:
-        return ""
-    devices = f"{len(ready.devices)} device{'' if len(ready.devices) == 1 else 's'}"
-    return f"torch {ready.torch} with {ready.collective_library or ready.backend} on {devices}"

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from slurm_health.records.probe_catalog import ON_CPUS
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     """One thing that a worker says."""
@@ -21,9 +23,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
-    """It has loaded torch, and opens its device next."""
+    """It has loaded what it measures with, and opens its device next."""
 
     torch: str
+
+
+class NoTorch(Event, frozen=True, kw_only=True, tag="no_torch"):
+    """Its interpreter has no torch: it is of no use."""
+
+    detail: str
 
 
 class Opened(Event, frozen=True, kw_only=True, tag="opened"):
@@ -56,6 +64,12 @@ class Ready(Event, frozen=True, kw_only=True, tag="ready"):
     ports_gbit_per_s: list[float] = []
     gflop_per_s: float = 0.0
     memory_gb_per_s: float = 0.0
+    nvlink_domain: str = ""
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether it computes with processors, not with an accelerator."""
+        return self.backend in ON_CPUS
 
 
 # --- in a round ----------------------------------------------------------------------------------
@@ -89,7 +103,8 @@ class Measured(InRound, frozen=True, kw_only=True, tag="sample"):
 class Done(InRound, frozen=True, kw_only=True, tag="done"):
     """How its round ended: `measured`, `unmeasured`, `timed_out` or `failed`.
 
-    `own_fault`: no other node can be the cause. `spent`: it is not to be used again.
+    `own_fault`: no other node can be the cause. `spent`: it is not to be used again. `connecting`:
+    whom NCCL was connecting when it was told to stop, of its node by local rank, or all by rank.
     """
 
     outcome: str
@@ -97,9 +112,10 @@ class Done(InRound, frozen=True, kw_only=True, tag="done"):
     own_fault: bool = False
     wrong_results: bool = False
     spent: bool = False
+    connecting: list[int] = []  # msgspec copies it
 
 
-_ANY = Loaded | Opened | Unusable | Refused | Ready | ScopeEntered | Measured | Done
+_ANY = Loaded | NoTorch | Opened | Unusable | Refused | Ready | ScopeEntered | Measured | Done
 
 
 def event_of(said: object) -> Event:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import Disposition, RunFinished
 from slurm_health.system import processes
+from slurm_health.system.signals import exit_text
 
 # Signals whose default action is not to end a process.
 HARMLESS = frozenset(
@@ -108,6 +110,10 @@ class NoAnswer(Exception):
         super().__init__(text)
 
 
+class OutOfTime(NoAnswer):
+    """The check had not said what becomes of the job when its time was over."""
+
+
 def ask(
     argv: Sequence[str],
     *,
@@ -116,6 +122,7 @@ def ask(
     grace_s: float,
     silence_s: float,
     interrupted: Callable[[Interrupted], None],
+    limit_s: float = math.inf,
 ) -> Answer:
     """Run the check to its end; nothing that it started is left when this returns or raises.
 
@@ -125,6 +132,7 @@ def ask(
     Raises:
         Interrupted: a signal came that is not `FOR_SCRIPT`; the check had `grace_s` to end.
         NoAnswer: the check could not be started, ended without saying anything, or hangs.
+        OutOfTime: it has not said anything within `limit_s`.
     """
     with _adopting_orphans():
         try:
@@ -135,7 +143,7 @@ def ask(
         except OSError as err:
             raise NoAnswer(f"cannot be started: {err}") from err
         try:
-            return _listen(check, silence_s)
+            return _listen(check, silence_s, limit_s)
         except Interrupted as interruption:
             interrupted(interruption)
             raise
@@ -144,15 +152,16 @@ def ask(
             processes.close_pipes(check)
 
 
-def _listen(check: processes.Process, silence_s: float) -> Answer:
+def _listen(check: processes.Process, silence_s: float, limit_s: float) -> Answer:
     """Return what the check says, once it has ended.
 
     Raises:
         Interrupted: a signal came.
         NoAnswer: it ended without an answer, or has said nothing for `silence_s`.
+        OutOfTime: it has given no answer within `limit_s`.
     """
     output = b""
-    heard_s = looked_s = time.monotonic()
+    began_s = heard_s = looked_s = time.monotonic()
     while True:
         info = signal.sigtimedwait(_OURS, _POLL_S)
         ended = check.poll() is not None
@@ -166,13 +175,15 @@ def _listen(check: processes.Process, silence_s: float) -> Answer:
         # What held us up, as a suspended job, has held up the check as well.
         if said or looked_s - looked_before_s > silence_s / 2:
             heard_s = looked_s
+        if looked_s - began_s > limit_s and _answer(output) is None:
+            raise OutOfTime(f"it was given {limit_s:.0f} s")
         if looked_s - heard_s > silence_s:
             raise NoAnswer(f"it hangs: nothing heard for {silence_s:g} s", _answer(output))
     answer = _answer(output)
     # What it said it would ask of Slurm is no answer where it died over it: it is started again,
     # and the journal tells what was asked.
     if answer is None or check.returncode < 0 or check.returncode == ExitCode.INTERNAL:
-        raise NoAnswer(f"ended without a verdict ({processes.exit_text(check.returncode)})", answer)
+        raise NoAnswer(f"ended without a verdict ({exit_text(check.returncode)})", answer)
     return answer
 
 

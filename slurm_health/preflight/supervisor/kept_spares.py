@@ -17,7 +17,7 @@ from itertools import groupby
 
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.system.processes import PIPE, Process, close_pipes, end_sessions, start_tied
-from slurm_health.system.slurm.command import clean_environ
+from slurm_health.system.slurm.command import OWN_STEPS, clean_environ
 
 _HELD = b"held"
 _HELD_S = 30.0  # as long as a step may take to start on a busy cluster
@@ -87,7 +87,7 @@ def srun_argv(node: str, environ: Mapping[str, str]) -> list[str]:
         "--mpi=none",
         "--no-kill",
         "--input=none",
-        "--job-name=slurm-health-spare",
+        f"--job-name={OWN_STEPS}spare",
         "sh",
         "-c",
         f"echo {_HELD.decode()}; exec sleep infinity",

@@ -12,6 +12,8 @@ from pathlib import Path
 from slurm_health.system import processes
 
 OFF = "off"
+# With this code a monitor ends that has found a hang and leaves the rest to the supervisor.
+SCRIPT_HANGS = 75
 # A script that ends sooner has no monitor: nothing can be known of its pace, and an array of
 # thousands of short jobs must not cost a step each.
 AFTER_S = 30.0
@@ -23,9 +25,22 @@ _UNKILLABLE_S = 1.0
 _ENTRIES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _ON_TIMEOUT = ("TORCH_NCCL_DUMP_ON_TIMEOUT",)
+# Torch makes a pipe for each rank, through which the monitor asks for a dump while it runs.
+PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _RENAMED, _MAJOR_AND_MINOR = (2, 9), 2
 _MOST_ENTRIES = "2000"  # as torch since 2.9; before, none unless told
 PREFIX = "flight-rank-"
+
+
+class Monitoring:
+    """What the monitor beside a script, if there is one, has the supervisor do."""
+
+    def __init__(self, process: processes.Process | None) -> None:
+        self._process = process
+
+    def script_hangs(self) -> bool:
+        """Tell whether it has ended because the script hangs and is to be ended."""
+        return self._process is not None and self._process.poll() == SCRIPT_HANGS
 
 
 @contextlib.contextmanager
@@ -37,14 +52,14 @@ def beside(
     environ: Mapping[bytes, bytes],
     mask: Collection[int],
     after_s: float = AFTER_S,
-) -> Iterator[None]:
+) -> Iterator[Monitoring]:
     """While active, the script is watched. Whatever becomes of the monitor, nothing is raised.
 
     `mode` is what the monitor does about a hang, or OFF; it begins after `after_s`, and writes to
     the journal in `directory`. The script stands in `script_source`.
     """
     if mode == OFF:
-        yield
+        yield Monitoring(None)
         return
     argv = processes.own_module(
         "slurm_health.training.monitor.beside",
@@ -61,10 +76,10 @@ def beside(
         )
     except OSError as err:
         print(f"slurm-health: no monitor: it cannot be started: {err}", file=sys.stderr, flush=True)
-        yield
+        yield Monitoring(None)
         return
     try:
-        yield
+        yield Monitoring(process)
     finally:
         processes.close_pipes(process)
         if time.monotonic() - began_s >= after_s:
@@ -84,6 +99,7 @@ def flight_environ(environ: Mapping[str, str], directory: str, torch: str = "") 
         _ENTRIES: _MOST_ENTRIES,
         _FILES: f"{directory}/{PREFIX}",
         _ON_TIMEOUT: "1",
+        (PIPES,): f"{directory}/{PREFIX}",
     }
     return {
         name: value
@@ -91,6 +107,15 @@ def flight_environ(environ: Mapping[str, str], directory: str, torch: str = "") 
         if not any(each in environ for each in names)
         for name in (names[known] if len(names) > 1 else names)
     }
+
+
+def heartbeat_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable to set for the ranks of a script to have a heartbeat by themselves."""
+    here = str(Path(__file__).resolve().parents[2] / "training" / "in_ranks")
+    before = environ.get("PYTHONPATH", "")
+    if here in before.split(":"):
+        return {}
+    return {"PYTHONPATH": f"{here}:{before}" if before else here}
 
 
 def _named_in(torch: str) -> slice:

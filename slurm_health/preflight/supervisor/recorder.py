@@ -8,15 +8,18 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from slurm_health.records.errors import JournalError
 from slurm_health.records.records import Record
 from slurm_health.system import journal
 from slurm_health.system.processes import fork
+from slurm_health.system.telemetry import send_line
 
 Clock = Callable[[], float]
+_PREFIX = "slurm-health: "
+_MOST_LOGGED_BYTES, _MOST_LOGGED_LINES = 10_000, 20
 
 
 class Recorder:
@@ -64,4 +67,33 @@ class Recorder:
 def say(text: str) -> None:
     """Say something in the job's output."""
     with contextlib.suppress(OSError):  # whoever read it is gone
-        print(f"slurm-health: {text}", file=sys.stderr, flush=True)
+        print(f"{_PREFIX}{text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def to_machine_log() -> Iterator[None]:
+    """While active, what is written to standard error goes to the machine's log at the end.
+
+    That of children too. Where that cannot be arranged it is lost.
+    """
+    before = os.dup(2)
+    try:
+        said = os.memfd_create("slurm-health")
+    except OSError:
+        said = os.open(os.devnull, os.O_RDWR)
+    os.dup2(said, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        with os.fdopen(said, "rb") as file, contextlib.suppress(OSError):
+            file.seek(0)
+            log_lines(file.read(_MOST_LOGGED_BYTES).decode(errors="replace"))
+
+
+def log_lines(text: str) -> None:
+    """Write lines about this job to the machine's log, not many."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    for line in text.splitlines()[:_MOST_LOGGED_LINES]:
+        send_line("info", f"{_PREFIX}job {job}: {line.removeprefix(_PREFIX)}")

@@ -16,16 +16,20 @@ from typing import Protocol
 
 import msgspec
 
-from slurm_health.preflight.supervisor import post_mortem
+from slurm_health.preflight.supervisor import hung_script, post_mortem
 from slurm_health.preflight.supervisor.check_process import HARMLESS, Answer
+from slurm_health.preflight.supervisor.monitor_process import Monitoring
 from slurm_health.preflight.supervisor.recorder import Recorder, say
 from slurm_health.preflight.supervisor.script_process import FOR_SCRIPT, ScriptProcess
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
+from slurm_health.records.records import Action, ActionDone
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
-from slurm_health.system.processes import signal_name
+from slurm_health.system.signals import signal_name
 
 # How often this attempt of the job has started the script again.
 RESTART_COUNT = b"SLURM_HEALTH_RESTART_COUNT"
+# Tells the monitor and the post-mortem which nodes to ask; the script is not told.
+COLLECT = b"SLURM_HEALTH_COLLECT"
 # With these a person, a limit or Slurm ends a job: what they have ended is not started again.
 _ENDING = ALL_SIGNALS - FOR_SCRIPT - HARMLESS
 _SOON_S = 0.5  # within this of the script's end, the signal that ended its steps is here too
@@ -34,7 +38,7 @@ _SOON_S = 0.5  # within this of the script's end, the signal that ended its step
 class Watched(Protocol):
     """Has one run of the script watched."""
 
-    def __call__(self, *, environ: Mapping[bytes, bytes]) -> AbstractContextManager[None]:
+    def __call__(self, *, environ: Mapping[bytes, bytes]) -> AbstractContextManager[Monitoring]:
         """Return a context in which it is."""
         ...
 
@@ -74,8 +78,9 @@ class ScriptRuns:
         restarts: how often it may be started again.
         ask: asks what follows a failure; raises Interrupted.
         watched: has a run of the script, in its environment, watched while active.
+        collect: which nodes tell how they are, empty for all.
         trap_wait_s: see `ScriptProcess`.
-        post_mortem_s: how long a post-mortem may take.
+        post_mortem_s: how long a post-mortem may take; 0: there is none.
     """
 
     source: Path
@@ -87,6 +92,7 @@ class ScriptRuns:
     restarts: Restarts
     ask: Callable[[Sequence[str]], Answer | None]
     watched: Watched
+    collect: str
     trap_wait_s: float
     post_mortem_s: float
     _told: set[int] = field(default_factory=set)
@@ -101,19 +107,22 @@ class ScriptRuns:
         restart = 0
         while True:
             environ = self._environ_of(answer, restart)
+            looking = {**environ, COLLECT: self.collect.encode()} if self.collect else environ
             with (
                 self._spares_kept(answer.spares),
                 self._batch_node_watched((*answer.nodes, *answer.spares)),
-                self.watched(environ=environ),
+                self.watched(environ=looking) as monitoring,
             ):
-                status, command = self._run_once(argv, environ, answer, restart)
+                status, command = self._run_once(argv, environ, answer, restart, monitoring)
             if status == 0:
                 return Over(status=status)
             if self.restarts.most:
                 self._told.update(_heard_within(_SOON_S))
-            said = post_mortem.hold(
-                command, environ=environ, mask=self.mask, limit_s=self.post_mortem_s
-            )
+            said = ""
+            if self.post_mortem_s:
+                said = post_mortem.hold(
+                    command, environ=looking, mask=self.mask, limit_s=self.post_mortem_s
+                )
             if said:
                 say(said)
             if said == post_mortem.ENDED_BY_SIGNAL or self._not_again(restart):
@@ -157,7 +166,12 @@ class ScriptRuns:
             yield
 
     def _run_once(
-        self, argv: list[bytes], environ: Mapping[bytes, bytes], answer: Answer, restart: int
+        self,
+        argv: list[bytes],
+        environ: Mapping[bytes, bytes],
+        answer: Answer,
+        restart: int,
+        monitoring: Monitoring,
     ) -> tuple[int, tuple[str, ...]]:
         """Run the script; return its wait status, and what holds a post-mortem of it."""
         began = time.monotonic()
@@ -174,7 +188,20 @@ class ScriptRuns:
                 script=self.name, pid=process.pid, restart=restart, nodes=list(answer.nodes)
             )
         )
-        status = process.wait(self.recorder.ended)
+        hung = False
+
+        def on_child() -> None:
+            nonlocal hung
+            self.recorder.ended()
+            if not hung and monitoring.script_hangs():
+                hung = True
+                hung_script.end(process.pid)
+
+        status = process.wait(on_child)
+        if hung:
+            hung_script.end_steps(environ, self.mask)
+            if self.recorder.wait():
+                self.recorder.start(ActionDone(action=Action.END_SCRIPT, succeeded=True))
         self._told.update(process.told & _ENDING)
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         duration_s = time.monotonic() - began

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import math
 import os
 import resource
 import signal
@@ -23,14 +24,14 @@ import msgspec
 
 from slurm_health.preflight.supervisor import check_process, monitor_process, post_mortem
 from slurm_health.preflight.supervisor.check_process import Answer
-from slurm_health.preflight.supervisor.recorder import Clock, Recorder, say
+from slurm_health.preflight.supervisor.recorder import Clock, Recorder, say, to_machine_log
 from slurm_health.preflight.supervisor.script_process import FOR_SCRIPT, TRAP_WAIT_S, command_line
 from slurm_health.preflight.supervisor.script_runs import Restarts, ScriptRuns
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode
 from slurm_health.system import private_files
-from slurm_health.system.processes import signal_name
+from slurm_health.system.signals import signal_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +78,11 @@ class Supervised:
     `arguments` and `environ`. The last line that `check_argv` prints says what becomes of the job.
     Where it never does, `record_argv` with `--unchecked=HOW` behind it records that and how, and
     says it instead. `unchecked_runs` says whether the script runs where not even that could be
-    done; `monitor` what is done about a script that hangs; `flight_recorder` whether its PyTorch is
-    told to record collectives. One that fails may be started again, as `restarts` says.
+    done; without `checked` it runs at once, and after `limit_s` without an answer. With `quiet`
+    nothing is added to the script's output: what there is to say goes to the machine's log.
+    `monitor` is what is done about a script that hangs; `collect` which nodes tell how they are
+    when it fails or hangs; `flight_recorder` whether its PyTorch is told to record collectives;
+    `heartbeat` whether its ranks are given one. One that fails may be started again (`restarts`).
     """
 
     source: Path
@@ -89,9 +93,14 @@ class Supervised:
     record_argv: Sequence[str]
     environ: Mapping[bytes, bytes]
     unchecked_runs: bool = True
+    checked: bool = True
+    quiet: bool = False
+    limit_s: float = math.inf
     restarts: Restarts = NO_RESTARTS
     monitor: str = monitor_process.OFF
+    collect: str = ""
     flight_recorder: bool = False
+    heartbeat: bool = False
 
 
 def supervise(told: Supervised, *, clock: Clock = time.time, patience: Patience = PATIENCE) -> int:
@@ -102,12 +111,9 @@ def supervise(told: Supervised, *, clock: Clock = time.time, patience: Patience 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
     try:
-        check = _Check(told.environ, mask, patience, clock)
-        answer = (
-            check.answer(told.check_argv)
-            or check.answer_to_death(told.record_argv)
-            or _without_answer(told.unchecked_runs)
-        )
+        check = _Check(told.environ, mask, patience, clock, told.limit_s)
+        with to_machine_log() if told.quiet else contextlib.nullcontext():
+            answer = _answered(told, check)
         if answer.disposition == "stop":
             say(f"the job stops: {answer.reason}")
             return answer.exit_code or ExitCode.BAD_NODES
@@ -118,9 +124,7 @@ def supervise(told: Supervised, *, clock: Clock = time.time, patience: Patience 
     runs = ScriptRuns(
         source=told.source,
         name=told.name,
-        environ=_recording(told.environ, answer.run_directory)
-        if told.flight_recorder
-        else told.environ,
+        environ=_environ_of_script(told, answer.run_directory),
         mask=mask,
         directory=answer.run_directory,
         recorder=Recorder(answer.run_directory, clock, patience.journal_wait_s),
@@ -134,11 +138,12 @@ def supervise(told: Supervised, *, clock: Clock = time.time, patience: Patience 
             mask=mask,
             after_s=patience.monitor_after_s,
         ),
+        collect=told.collect,
         trap_wait_s=patience.trap_wait_s,
-        post_mortem_s=patience.post_mortem_s,
+        post_mortem_s=0.0 if told.quiet else patience.post_mortem_s,
     )
     try:
-        script = _unpacked(told.source, told.line)
+        script = unpacked(told.source, told.line)
         with private_files.temporary("slurm_script", script, mode=0o700) as path:
             over = runs.run(command_line(script, path, told.arguments), answer)
         if over.leaves:
@@ -155,6 +160,17 @@ def supervise(told: Supervised, *, clock: Clock = time.time, patience: Patience 
     return os.WEXITSTATUS(status)
 
 
+def _answered(told: Supervised, check: _Check) -> Answer:
+    """Return what becomes of the job, once it is checked."""
+    if not told.checked:
+        return Answer(disposition="proceed")
+    return (
+        check.answer(told.check_argv)
+        or check.answer_to_death(told.record_argv)
+        or _without_answer(told.unchecked_runs)
+    )
+
+
 class _Check:
     """The check, started as often as it takes."""
 
@@ -164,13 +180,16 @@ class _Check:
         mask: Collection[int],
         patience: Patience,
         clock: Clock,
+        limit_s: float,
     ) -> None:
+        self._end_s = time.monotonic() + limit_s
         self._environ = environ
         self._mask = mask
         self._patience = patience
         self._clock = clock
         self._said: Answer | None = None
         self._failure = ""
+        self._out_of_time = False
 
     def answer(self, argv: Sequence[str]) -> Answer | None:
         """Return what the check says; None where it never does.
@@ -179,7 +198,7 @@ class _Check:
         """
         for start in range(1, self._patience.master_starts + 1):
             answer = self._ask(argv)
-            if answer is not None:
+            if answer is not None or self._out_of_time:
                 return answer
             starts = f"start {start} of {self._patience.master_starts} of the check"
             say(f"{starts}: {self._failure}")
@@ -188,6 +207,9 @@ class _Check:
     def answer_to_death(self, argv: Sequence[str]) -> Answer | None:
         """Have it recorded that the check died; return what becomes of the job, None if unsaid."""
         how = f"the check was started {self._patience.master_starts} times, and {self._failure}"
+        if self._out_of_time:
+            how = f"the check had not ended when its time was over: {self._failure}"
+            self._end_s = math.inf
         answer = self._ask([*argv, f"--unchecked={how}"])
         if answer is None:
             say(f"that could not be recorded: {self._failure}")
@@ -195,7 +217,7 @@ class _Check:
 
     def after_failure(self, argv: Sequence[str]) -> Answer | None:
         """Ask what becomes of a job whose script has failed; None where that is not said."""
-        self._said = None
+        self._said, self._end_s = None, math.inf
         answer = self._ask(argv, again=True)
         if answer is None:
             say(f"after the failure: {self._failure}")
@@ -209,6 +231,7 @@ class _Check:
                 mask=self._mask,
                 grace_s=self._patience.grace_s,
                 silence_s=self._patience.silence_s,
+                limit_s=self._end_s - time.monotonic(),
                 interrupted=functools.partial(
                     _say_why_interrupted,
                     said=self._said,
@@ -222,6 +245,7 @@ class _Check:
         except (check_process.NoAnswer, OSError) as failure:
             if isinstance(failure, check_process.NoAnswer):
                 self._said = failure.said
+            self._out_of_time = isinstance(failure, check_process.OutOfTime)
             self._failure = str(failure)
             return None
         if answer.disposition == "proceed" and answer.exit_code and not again:
@@ -283,6 +307,10 @@ def _as_text(environ: Mapping[bytes, bytes]) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
 
 
+def _as_bytes(environ: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
+
+
 def _await_requeue(wait_s: float) -> int:
     """Wait for Slurm to end this attempt of the job, of which the check has said why."""
     deadline = time.monotonic() + wait_s
@@ -294,15 +322,33 @@ def _await_requeue(wait_s: float) -> int:
     return 1
 
 
-def _recording(environ: Mapping[bytes, bytes], directory: str) -> Mapping[bytes, bytes]:
+def _environ_of_script(told: Supervised, directory: str) -> Mapping[bytes, bytes]:
+    environ = recording(told.environ, directory) if told.flight_recorder else told.environ
+    if told.heartbeat:
+        environ = {**environ, **_as_bytes(monitor_process.heartbeat_environ(_as_text(environ)))}
+    return environ
+
+
+def recording(environ: Mapping[bytes, bytes], directory: str) -> Mapping[bytes, bytes]:
     """Return the environment with what has PyTorch leave its flight record in the journal."""
     if not directory:
         return environ
-    from slurm_health.preflight.supervisor import monitor_process
-
     text = _as_text(environ)
     new = monitor_process.flight_environ(text, directory, _torch_of_check(Path(directory)))
-    return {**environ, **{os.fsencode(name): os.fsencode(value) for name, value in new.items()}}
+    if not _takes_pipes(Path(directory)):  # a rank whose pipe cannot be made would end
+        new.pop(monitor_process.PIPES, None)
+    return {**environ, **_as_bytes(new)}
+
+
+def _takes_pipes(directory: Path) -> bool:
+    """Tell whether the filesystem of a directory has named pipes."""
+    pipe = directory / ".flight-rank.pipe"
+    try:
+        os.mkfifo(pipe, 0o600)
+        pipe.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _torch_of_check(directory: Path) -> str:
@@ -315,8 +361,12 @@ def _torch_of_check(directory: Path) -> str:
     return ""
 
 
-def _unpacked(source: Path, line: int) -> bytes:
-    """Take the script out of the launcher."""
+def unpacked(source: Path, line: int) -> bytes:
+    """Take the script out of the launcher, in which it begins on a line.
+
+    Raises:
+        OSError: it cannot be read, or is too short.
+    """
     parts = source.read_bytes().split(b"\n", line - 1)
     if len(parts) < line:
         raise OSError(errno.EINVAL, f"fewer than {line} lines", str(source))

@@ -13,6 +13,7 @@ that user's alone, wherever the root lies: `private_files` opens them.
     writer        appends records to one
     reader        what is new in one, or in many
     directories   which directory a run has, and which runs a job has had
+    statuses      whose the directories of jobs are, whatever is mounted over them
 """
 
 from slurm_health.system.journal.directories import (
@@ -46,6 +47,7 @@ from slurm_health.system.journal.files import (
     unusable,
 )
 from slurm_health.system.journal.reader import Reader, read_all, read_new_of
+from slurm_health.system.journal.statuses import Status, statuses
 from slurm_health.system.journal.writer import Writer
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "RESTART",
     "SUPERVISOR",
     "Reader",
+    "Status",
     "Writer",
     "attempt_and_check",
     "await_answer",
@@ -78,5 +81,6 @@ __all__ = [
     "read_all",
     "read_new_of",
     "runs_of",
+    "statuses",
     "unusable",
 ]

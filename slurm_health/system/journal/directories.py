@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from slurm_health.records.records import Record, RunFinished, RunStarted
 from slurm_health.system import private_files
 from slurm_health.system.journal.files import MASTER, unusable
 from slurm_health.system.journal.reader import read_all
+from slurm_health.system.mounts import mounted_by_users
 
-_log = logging.getLogger(__name__)
 _LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 # What Slurm takes for a cluster's name. Where users share a root, anybody may make a directory
 # whose name is no text at all.
@@ -43,7 +44,8 @@ def clusters_in(root: Path) -> list[str]:
             names = [each.name for each in entries if not each.is_file(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [name for name in names if _CLUSTER.fullmatch(name)]
+    mounted = mounted_by_users(root)
+    return [name for name in names if _CLUSTER.fullmatch(name) and name not in mounted]
 
 
 def name_of(
@@ -60,23 +62,45 @@ def name_of(
         cluster: the job's cluster.
         job: its id, or `12_3` for a task of an array.
         owner: whose the job is.
-        make: make a directory beside what is taken, if there is none.
+        make: make the directory, so that nobody can take its name any more; where that is taken,
+            one beside it, if there is none.
         quick: where nothing has the job's id, do not look beside it, which lists the cluster.
 
     Raises:
         OSError: nothing can be made there, or it cannot be looked at.
     """
     try:
-        if private_files.is_own_directory((root / cluster / job).lstat(), owner):
+        taken = f"{cluster}/{job}" in mounted_by_users(root)
+        if not taken and private_files.is_own_directory((root / cluster / job).lstat(), owner):
             return job
     except FileNotFoundError:
-        if make or quick:
+        if quick or (make and _made(root, cluster, job, owner)):
             return job
+    except PermissionError:
+        pass  # what another has mounted there
     if make and not _beside(root / cluster, job, owner):
         with private_files.directory(root, cluster, owner=owner) as place:
             os.mkdir(f"{job}.{os.urandom(8).hex()}", 0o700, dir_fd=place)
     # Of several that processes made at once, all take the same one.
     return min(_beside(root / cluster, job, owner), default=job)
+
+
+def _made(root: Path, cluster: str, job: str, owner: int) -> bool:
+    """Make a job's directory; False where another was faster, and it is not this user's."""
+    with private_files.directory(root, cluster, owner=owner, make=True) as place:
+        try:
+            os.mkdir(job, 0o700, dir_fd=place)
+        except FileExistsError:
+            return _is_own(lambda: os.stat(job, dir_fd=place, follow_symlinks=False), owner)
+    return True
+
+
+def _is_own(look: Callable[[], os.stat_result], owner: int) -> bool:
+    """Tell whether this is a directory of the user's alone, and not gone, or mounted over."""
+    try:
+        return private_files.is_own_directory(look(), owner)
+    except (FileNotFoundError, PermissionError):
+        return False
 
 
 def job_of(name: str) -> str:
@@ -85,13 +109,15 @@ def job_of(name: str) -> str:
 
 
 def _beside(cluster: Path, job: str, owner: int) -> list[str]:
+    mounted = mounted_by_users(cluster.parent)
     with contextlib.suppress(FileNotFoundError), os.scandir(cluster) as entries:
         return [
             each.name
             for each in entries
             if each.name.startswith(f"{job}.")
+            and f"{cluster.name}/{each.name}" not in mounted
             and JOURNAL_NAME.fullmatch(each.name)
-            and private_files.is_own_directory(each.stat(follow_symlinks=False), owner)
+            and _is_own(partial(each.stat, follow_symlinks=False), owner)
         ]
     return []
 
@@ -102,14 +128,17 @@ def owners_of(root: Path, cluster: str, job: str) -> set[int]:
     Raises:
         OSError: the cluster's directory cannot be listed.
     """
+    owners = set()
+    mounted = mounted_by_users(root)
     with os.scandir(root / cluster) as entries:
-        return {
-            each.stat(follow_symlinks=False).st_uid
-            for each in entries
-            if job_of(each.name) == job
-            and JOURNAL_NAME.fullmatch(each.name)
-            and each.is_dir(follow_symlinks=False)
-        }
+        for each in entries:
+            if f"{cluster}/{each.name}" in mounted:
+                continue
+            named = job_of(each.name) == job and JOURNAL_NAME.fullmatch(each.name)
+            if named and each.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError):  # it is being removed, or mounted over
+                    owners.add(each.stat(follow_symlinks=False).st_uid)
+    return owners
 
 
 def label_of(attempt: int, check: int) -> str:
@@ -203,7 +232,10 @@ def link_array_task(root: Path, started: RunStarted) -> None:
     except OSError as err:
         path = job_directory(root, started.cluster, started.array)
         why = err.strerror or err
-        _log.warning("%s cannot be made (%s): report %d finds it", path, why, started.job_id)
+        import logging  # on every node that only reads and writes it would not be needed
+
+        log = logging.getLogger(__name__)
+        log.warning("%s cannot be made (%s): report %d finds it", path, why, started.job_id)
 
 
 def _link(directory: int, name: str, target: str) -> None:
@@ -227,9 +259,10 @@ def linked_to(root: Path, cluster: str, task: str) -> str:
     Where users share a root, anybody may lay a link: it is of the directory's owner, or of root.
     """
     link = job_directory(root, cluster, task)
+    mounted = mounted_by_users(root)
     with contextlib.suppress(OSError):
-        name = str(link.readlink())
-        known = JOURNAL_NAME.fullmatch(name)
+        name = str(link.readlink()) if f"{cluster}/{task}" not in mounted else ""
+        known = JOURNAL_NAME.fullmatch(name) and f"{cluster}/{name}" not in mounted
         if known and link.lstat().st_uid in {0, link.with_name(name).lstat().st_uid}:
             return name
     return ""
@@ -248,6 +281,8 @@ def runs_of(root: Path, cluster: str, job: str, *, owner: int | None = None) -> 
         OSError: its directory cannot be read, or is refused.
     """
     job = linked_to(root, cluster, job) or job
+    if f"{cluster}/{job}" in mounted_by_users(root):
+        raise PermissionError(errno.EPERM, f"{cluster}/{job}: a user has mounted something there")
     try:
         with private_files.directory(root, cluster, job, owner=owner) as handle:
             names = private_files.directories_in(handle)

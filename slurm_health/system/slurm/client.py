@@ -27,6 +27,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
 RETRY_S = 1.0
+_FORGETS_AT_ONCE = (23, 2)
 _SIZE = "NumNodes:.20,NumCPUs:.20,NumTasks:.20"
 
 
@@ -232,10 +233,41 @@ class Client:
             raise SlurmError("scontrol show config names no cluster")
         return found[1]
 
+    def forgets_late(self) -> bool:
+        """Tell whether a node may take a requeued job for an ended one for two seconds.
+
+        slurmd before release 23.02 looks no more than every two seconds for ended jobs that it
+        can forget (`_clear_expired_job_states` in slurm_cred.c). Where the prolog runs at
+        allocation, a requeued job that comes back sooner has its prolog left out; if its script
+        follows later, slurmd waits 20 s for that prolog, drains the node ("Prolog or job env
+        setup failure"), and the job waits two minutes for another attempt.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        release = re.search(r"^SLURM_VERSION\s*=\s*(\d+)\.(\d+)", self._config, re.MULTILINE)
+        flags = re.search(r"^PrologFlags\s*=\s*(\S+)", self._config, re.MULTILINE)
+        if release is None or flags is None:
+            return False
+        before = (int(release[1]), int(release[2])) < _FORGETS_AT_ONCE
+        return before and "alloc" in flags[1].lower().split(",")
+
     def jobs_on(self, node: str) -> list[int]:
         """Return the ids of the jobs that run on a node."""
         text = self._run("squeue", "--noheader", f"--nodelist={node}", "--format=%A")
         return [int(word) for word in text.split() if word.isdigit()]
+
+    def cancelled_by(self, job_id: parsing.JobId) -> int | None:
+        """Return the uid of who cancelled a job; None where Slurm's accounts do not say so.
+
+        scontrol never says it. sacct's state of such a job is `CANCELLED by UID`.
+        """
+        if not self.keeps_accounts():
+            return None
+        which = ("--allocations", f"--jobs={job_id}", "--format=State%64")
+        text = self._run("sacct", "--noheader", "--parsable2", *which)
+        found = re.match(r"CANCELLED by (\d{1,10})$", text.strip(), re.ASCII)
+        return int(found[1]) if found else None
 
     def may_drain(self, uid: int) -> bool:
         """Tell whether a user may drain nodes, without trying.
@@ -300,6 +332,20 @@ class Client:
     def cancel(self, job_id: parsing.JobId) -> None:
         """Cancel a job."""
         self._run("scancel", str(job_id))
+
+    def steps_of(self, job_id: parsing.JobId) -> list[str]:
+        """Return the steps of a job's script that run: not those that are slurm-health's own."""
+        argv = ["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i %j"]
+        told = (line.split(maxsplit=1) for line in self._run(*argv).splitlines() if line.strip())
+        return [
+            step
+            for step, *name in told
+            if step.rpartition(".")[2].isdigit() and not "".join(name).startswith(command.OWN_STEPS)
+        ]
+
+    def kill_steps(self, steps: Sequence[str]) -> None:
+        """Send SIGKILL to the tasks of steps, all at once."""
+        self._run("scancel", "--signal=KILL", *steps)
 
     def _is_administrator(self, uid: int) -> bool:
         try:

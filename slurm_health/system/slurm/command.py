@@ -15,6 +15,8 @@ from slurm_health.records.nodeset import fold
 from slurm_health.system import processes
 
 DEADLINE_S = 30.0
+OWN_STEPS = "slurm-health-"
+"""What the names of our own steps begin with; `srun slurm-health run` is a user's."""
 # What srun, sbatch and scontrol read as options when it is inherited from the surrounding job.
 _INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_")
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"})
@@ -86,7 +88,7 @@ def step_argv(
         "--input=all",
         "--output=all",
         "--error=all",
-        "--job-name=slurm-health",
+        f"--job-name={OWN_STEPS}step",
         *options,
         *command,
     ]

@@ -9,7 +9,7 @@ import socket
 import time
 
 from slurm_health.records.text import LineBuffer
-from slurm_health.system.processes import heard_afterwards
+from slurm_health.system.signals import heard_afterwards
 
 _READ_BYTES = 1 << 16
 # What may wait for an end that does not read.

@@ -9,6 +9,7 @@ An inference leads to others until nothing leads on; what is sure enough of them
     diagnostician  observes a symptom, and resolves it into an action
     operators      the operators that are built in, in their order
     surroundings   operators about Slurm's word, the kernel's and the driver's
+    nodes_tell     what nodes told of themselves, in lines
     ranks          operators about the first rank that failed
     waits          operators about ranks that waited for each other
     before_it_failed  operator about a hang that the monitor saw before
@@ -17,10 +18,15 @@ An inference leads to others until nothing leads on; what is sure enough of them
     out_of_step    ranks that are not at the same step: the data of some ended before that of others
     hang_words     what is said of ranks while a training hangs
     seen           what the monitor sees of ranks, what each does, whether that is a standstill
+    gpu_use        which GPU is a rank's own, and whether it works or only waits
     watched        all ranks of a job as its monitors tell them, and whether they stand still
     by_output      whether a training without a heartbeat hangs, by the lines that count steps
-    pace           how long a training may stand still, by its own steps
+    losses         whether the loss is no number any more, by the output
+    by_movement    the same of one that prints nothing, by the main threads of its ranks
+    without_heartbeat  what both decide of what is then seen on all nodes
+    pace           how long a training may stand still, by its own steps, and the next look at it
     stragglers     ranks that are slower than the others, window by window
+    uneven         stages and batches with more to compute than others, which make no rank slow
     slow_rank      operators about why one of them is slower
     slow_steps     steps that take longer than before, window by window
     slow_network   operator about the connections over which ranks then wait

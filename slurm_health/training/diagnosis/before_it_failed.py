@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_health.records.script_records import (
+    HUNG,
     RANK_FAILED,
     RANKS_WAITED,
     SCRIPT_FAILED,
@@ -18,6 +19,23 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.training.diagnosis.collected import Collected, MonitorSaw, TrainingLog
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+
+
+class HungUntilEnded:
+    """The training hung until slurm-health ended the script for it."""
+
+    name = "monitor-ended-it"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """The monitor's word is needed that it had the script ended."""
+        saw = data.get(MonitorSaw)
+        return inference.name == SCRIPT_FAILED and saw is not None and saw.ends_script
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Say so: how the processes ended then tells nothing."""
+        hang = hang_at_the_end(data)
+        ended = "slurm-health ended the script (--monitor=restart)"
+        return [hung_until(ended, hang, (line_of(hang),))] if hang else []
 
 
 class HungBefore:
@@ -55,6 +73,22 @@ class HungBefore:
         ]
 
 
+def hung_until(ended: str, hang: HangFound, evidence: Sequence[str]) -> Inference:
+    """Return that the training hung until something ended it; where, as far as that is likely."""
+    found = hang.found
+    sure = Sureness[found.sureness.upper()] >= Sureness.LIKELY
+    return Inference(
+        name=HUNG,
+        description=f"the training hung until {ended}: {found.description}",
+        attribution=Attribution(found.attribution) if sure else Attribution.UNDECIDED,
+        sureness=Sureness.CERTAIN,
+        nodes=tuple(found.nodes) if sure else (),
+        ranks=tuple(found.ranks),
+        evidence=(*evidence, found.description, *found.evidence),
+        advice=advice_afterwards(found),
+    )
+
+
 def hang_at_the_end(data: Collected) -> HangFound | None:
     """Return the hang that was not over when the script ended, None where there was none."""
     saw = data.get(MonitorSaw)
@@ -63,6 +97,8 @@ def hang_at_the_end(data: Collected) -> HangFound | None:
 
 def line_of(hang: HangFound) -> str:
     """Return when it hung, as a line of evidence."""
+    if hang.at_rest:
+        return f"monitor: {hang.stood_still} when it was reported"
     return (
         f"monitor: no step after step {hang.step}, for {hang.stalled_s:.0f} s when it was reported"
     )

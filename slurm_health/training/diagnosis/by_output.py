@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_health.training.diagnosis.collected import FlightRecords
-from slurm_health.training.diagnosis.pace import Pace, Patience, allowance_s
-from slurm_health.training.diagnosis.seen import Standstill, still_works
-from slurm_health.training.diagnosis.watched import Looked, Watched, loading_ranks, waiting_ranks
+from slurm_health.training.diagnosis.losses import Losses, LossIsNone
+from slurm_health.training.diagnosis.pace import NextLook, Pace, Patience, allowance_s
+from slurm_health.training.diagnosis.watched import Looked, Watched
+from slurm_health.training.diagnosis.without_heartbeat import Judged, judged
 
 # Against the times between looks at which lines had counted.
-OUTPUT_PATIENCE = Patience(at_least_s=200.0, steps=10.0, pauses=2.0)
+OUTPUT_PATIENCE = Patience(at_least_s=200.0, steps=10.0, pauses=2.0, young_s=1800.0)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 600.0  # from one look at the processes to the next
 _LINE_CHARACTERS = 300
 _MOST_LINES = 500  # of what was written since the last look
@@ -48,16 +48,19 @@ class OutputProgress:
     def __init__(self, patience: Patience = OUTPUT_PATIENCE) -> None:
         self._patience = patience
         self._files: dict[str, StepLines] = {}
-        self._look_again_s = 0.0
-        self._pause_s = 0.0
+        self._next_look = NextLook(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self.hung_s: float | None = None  # since when, once that was said
 
-    def take(self, file: str, text: str, now_s: float, *, torn: bool = False) -> None:
-        """Take in what was written to a file since the last look; `torn`: not all of it."""
+    def take(self, file: str, text: str, now_s: float, *, torn: bool = False) -> LossIsNone | None:
+        """Take in what was written to a file since the last look; `torn`: not all of it.
+
+        Returns:
+            that its losses are no numbers any more, where that is new.
+        """
         lines = self._files.setdefault(file, StepLines())
         if torn:
             lines.skip()
-        lines.take(text, now_s)
+        return lines.take(text, now_s)
 
     @property
     def latest(self) -> StepLines | None:
@@ -78,9 +81,7 @@ class OutputProgress:
     def suspect(self, now_s: float) -> bool:
         """Tell whether the processes are to be looked at: not before some time after a look."""
         late = self.stalled_s(now_s) >= self.allowance_s
-        if not late:
-            self._pause_s = 0.0
-        return late and self.hung_s is None and now_s >= self._look_again_s
+        return self._next_look.is_due(now_s, late=late) and self.hung_s is None
 
     def goes_on(self, now_s: float) -> float | None:
         """Return how long a training stood still that was said to hang, and goes on; else None."""
@@ -92,8 +93,7 @@ class OutputProgress:
 
     def not_now(self, now_s: float) -> None:
         """Put off the next look: this one showed a process at work, or nothing."""
-        self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
-        self._look_again_s = now_s + self._pause_s
+        self._next_look.put_off(now_s)
 
     def judge(
         self,
@@ -103,50 +103,28 @@ class OutputProgress:
         *,
         window_s: float,
         now_s: float,
-    ) -> tuple[Standstill, FlightRecords] | str:
+    ) -> Judged:
         """Return what was seen of the training, or why it does not hang so far.
 
-        Args:
-            watched: all that the monitors told,
-            looked: what a closer look showed `window_s` before the last of it.
-            nodes: those of the job.
-            window_s: so long was between the two, seconds.
-            now_s: the time.
+        The arguments are those of `without_heartbeat.judged`.
         """
-        stills = [
-            looked.standstill(
-                program,
-                tuple(nodes),
+        found: Judged = "it goes on"
+        if self.stalled_s(now_s) >= self.allowance_s:
+            found = judged(
+                watched,
+                looked,
+                nodes,
                 stalled_s=self.stalled_s(now_s),
-                allowance_s=self.allowance_s,
                 step=self.latest.step if self.latest else 0,
                 window_s=window_s,
+                allowance_s=self.allowance_s,
+                patience=self._patience,
             )
-            for program in watched.programs.values()
-        ]
-        reason = self._why_not(stills, now_s)
-        if reason:
+        if isinstance(found, str):
             self.not_now(now_s)
-            return reason
-        self.hung_s = now_s - self.stalled_s(now_s)
-        # A job may run more than its training; that is what has the most ranks.
-        return max(stills, key=lambda each: len(each[0].ranks))
-
-    def _why_not(self, stills: Iterable[tuple[Standstill, FlightRecords]], now_s: float) -> str:
-        if self.stalled_s(now_s) < self.allowance_s:
-            return "it goes on"
-        reasons = [
-            still_works(
-                still,
-                waiting_ranks(still.ranks, flights),
-                self._patience,
-                loading=loading_ranks(still.ranks),
-            )
-            for still, flights in stills
-        ]
-        if not reasons:
-            return "no process of the training can be seen"
-        return next(filter(None, reasons), "")
+        else:
+            self.hung_s = now_s - self.stalled_s(now_s)
+        return found
 
 
 @dataclass
@@ -185,6 +163,7 @@ class StepLines:
         self._rest = ""
         self._intervals = 0
         self._first_s = self.last_s = self._longest_s = 0.0
+        self._losses = Losses()
         # The latest line that counted, and the number that did.
         self.line, self.step = "", 0
 
@@ -198,16 +177,19 @@ class StepLines:
         """Return since when no line counted, and none came that had never come; 0 before that."""
         return now_s - self.last_s if self.line else 0.0
 
-    def take(self, text: str, now_s: float) -> None:
+    def take(self, text: str, now_s: float) -> LossIsNone | None:
         """Take in what was written since the last look; it may end within a line."""
         *lines, self._rest = _ENDS.split(self._rest + text)
         self._rest = self._rest[-_LINE_CHARACTERS:]
         # Any line that never came before is something new: an evaluation, a checkpoint, a warning.
-        went_on = False
+        went_on, lost = False, None
         for line in lines[-_MOST_LINES:]:
             went_on |= self._take_line(line[:_LINE_CHARACTERS])
+            if not line.startswith(_OURS):
+                lost = self._losses.take(_CONTROLS.sub(" ", line)) or lost
         if went_on:
             self._note(now_s)
+        return lost
 
     def skip(self) -> None:
         """Forget the half line before a part of the output that was not read."""

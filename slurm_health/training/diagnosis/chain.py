@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.inference import (
+    ASKS_FOR,
     Attribution,
     Inference,
     InferenceOperator,
@@ -52,13 +53,16 @@ class Walk:
 
     @property
     def conclusion(self) -> Inference:
-        """The surest end; undecided where ends that are as sure name different culprits."""
+        """The surest end; undecided where ends that are as sure name different culprits.
+
+        Of ends that are as sure, what was inferred comes before what others ask for.
+        """
         most = max(end.sureness for end in self.ends)
         surest = [end for end in self.ends if end.sureness == most]
         decided = [end for end in surest if end.attribution is not Attribution.UNDECIDED]
         if len({end.attribution for end in decided}) > 1:
             return _torn_between(decided)
-        return (decided or surest)[0]
+        return min(decided or surest, key=lambda end: ASKS_FOR in end.configs)
 
     def way_to(self, end: Inference) -> tuple[Step, ...]:
         """Return the steps that led to an inference, first step first."""

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from slurm_health.records.script_records import Diagnosed, HangFound
-from slurm_health.records.text import SIGKILL, SIGTERM
+from slurm_health.records.text import SIGKILL, SIGTERM, listed
 from slurm_health.training.diagnosis.flight_data import FlightRecord as FlightRecord
 from slurm_health.training.diagnosis.flight_data import Operation as Operation
 from slurm_health.training.diagnosis.training_log import TrainingLog as TrainingLog
@@ -37,26 +37,13 @@ class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
 class SlurmView(msgspec.Struct, frozen=True, kw_only=True):
     """What Slurm said of the job and its nodes when the script had ended.
 
-    `node_states` holds the words of each node's state as Slurm writes them, `DOWN*`.
+    `node_states` holds the words of each node's state as Slurm writes them, `DOWN*`; `required` are
+    the nodes that the job asked for by name.
     """
 
     job_states: tuple[str, ...] = ()
     node_states: dict[str, str] = {}
-
-
-class MemoryEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """How often the kernel killed for memory in the job's cgroup on one node."""
-
-    node: str
-    kills: int
-    limit_bytes: int | None = None
-
-
-class KernelMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node's kernel said since the script began, oldest first."""
-
-    node: str
-    messages: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
 
 
 class FlightRecords(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,15 +52,49 @@ class FlightRecords(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[FlightRecord, ...] = ()
 
 
+class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node of the job tells after a failure, and while a hang is looked at.
+
+    `kernel` is what its kernel said since the script began, oldest first. `kills` is how often that
+    killed for memory in the job's cgroup, which may have `limit_bytes`. `lost_gpus` are those that
+    no program can use now, each in words; `state` is what else is not as it should be, `left` what
+    ranks do that still run. `flights` are dumps that no other node sees. `not_seen` says what could
+    not be looked at, and why.
+    """
+
+    node: str
+    kernel: tuple[str, ...] = ()
+    kills: int = 0
+    limit_bytes: int | None = None
+    lost_gpus: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    flights: tuple[FlightRecord, ...] = ()
+    not_seen: dict[str, str] = {}
+
+
+class NodesTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What all nodes of the job told; `silent` are those that did not, for a reason if it is known.
+
+    That a node is silent is no accusation: it may be the way to it, or its load.
+    """
+
+    nodes: tuple[NodeTold, ...] = ()
+    silent: tuple[str, ...] = ()
+    why_silent: str = ""
+
+
 class MonitorSaw(msgspec.Struct, frozen=True, kw_only=True):
     """What the monitor found while the script ran: the hang that was not over when it ended.
 
     `slow` are ranks and connections that were found to be slow before, oldest first. `cancels` is
-    set where the monitor cancelled the job for the hang.
+    set where the monitor cancelled the job for the hang, `ends_script` where it had the script
+    ended.
     """
 
     hang: HangFound | None = None
     cancels: bool = False
+    ends_script: bool = False
     slow: tuple[Diagnosed, ...] = ()
 
 
@@ -104,3 +125,13 @@ class Collected:
         """Return the data of one kind, None where there is none."""
         found = self._data.get(kind)
         return found if isinstance(found, kind) else None
+
+
+def leaving_out(nodes: Sequence[str], data: Collected) -> str:
+    """Return how sbatch is told to do without nodes: it refuses one both asked for and excluded."""
+    view = data.get(SlurmView)
+    asked = [node for node in nodes if view and node in view.required]
+    others = [node for node in nodes if node not in asked]
+    how = [f"--nodelist without {listed(asked)}"] if asked else []
+    how += [f"--exclude={','.join(others)}"] if others else []
+    return f"sbatch {' and '.join(how)}"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,8 +12,9 @@ from slurm_health.records.text import signal_text
 from slurm_health.training.diagnosis.before_it_failed import slow_before
 from slurm_health.training.diagnosis.chain import InferenceChain, Step, Walk
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
-from slurm_health.training.diagnosis.inference import Attribution, Inference
+from slurm_health.training.diagnosis.inference import ASKS_FOR, Attribution, Inference
 from slurm_health.training.diagnosis.mistakes import quotes
+from slurm_health.training.diagnosis.nodes_tell import lines_told, not_seen
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.slow_network import Slowdown
 from slurm_health.training.diagnosis.slow_rank import SlowRank
@@ -27,6 +28,10 @@ class ActionKind(Enum):
 
     NOTHING = "nothing"  # nothing failed
     EVENT = "event"  # it is recorded and reported; nothing is done to nodes or job
+    # What diagnosticians of others ask for; ours name a cause, and what follows it is decided then.
+    RESTART_RANKS = "restart-ranks"
+    LEAVE_NODE = "leave-node"
+    STOP_JOB = "stop-job"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +124,10 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
         ranks=list(cause.ranks),
         accused=_of_the_job(cause.accused, data),
         evidence=[*list(evidence)[: _MOST_EVIDENCE - len(before)], *before],
+        told=[*_not_followed(walk), *lines_told(data, cause.nodes)],
         advice=cause.advice,
         chain=[f"{step.operator}: {step.after.name}" for step in way],
-        not_collected=[f"{name}: {why}" for name, why in data.missing.items()],
+        not_collected=[f"{name}: {why}" for name, why in not_seen(data).items()],
         failed=[
             *(f"collector {name}: {what}" for name, what in data.failed.items()),
             *(f"operator {said}" for said in walk.failed),
@@ -134,6 +140,13 @@ def _first_of(cause: Inference, way: Sequence[Step]) -> str:
     if len(way) < 2 or (cause.attribution is Attribution.USER and len(cause.ranks) > 1):
         return ""
     return way[-2].after.description
+
+
+def _not_followed(walk: Walk) -> Iterator[str]:
+    """Yield what diagnosticians of others asked for where something else is the conclusion."""
+    for end in walk.ends:
+        if ASKS_FOR in end.configs and end != walk.conclusion:
+            yield f"{end.name} asks for {end.configs[ASKS_FOR]}: {end.description}"
 
 
 def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:

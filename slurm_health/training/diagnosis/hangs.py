@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from slurm_health.records.script_records import MOST_LINES, NEVER_ENTERED, NO_PROGRESS
+from slurm_health.records.script_records import (
+    DATA_LOADER_STUCK,
+    MOST_LINES,
+    NEVER_ENTERED,
+    NO_PROGRESS,
+    RANK_ELSEWHERE,
+    RANK_GONE,
+)
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords
 from slurm_health.training.diagnosis.flight import Difference, first_difference
@@ -51,7 +58,7 @@ class RankGone:
         gone = _gone(data)
         return [
             Inference(
-                name="rank-gone",
+                name=RANK_GONE,
                 description=f"{who(gone)} {have(gone)} ended, and the others still wait",
                 # One that was never seen may be hidden, as in a container, or have done its part.
                 sureness=Sureness.CERTAIN if all(each.pid for each in gone) else Sureness.POSSIBLE,
@@ -127,9 +134,9 @@ class RankElsewhere:
         return [
             Inference(
                 name={
-                    Doing.LOADING: "data-loader-stuck",
+                    Doing.LOADING: DATA_LOADER_STUCK,
                     Doing.CHECKPOINT: "checkpoint-stuck",
-                }.get(doing, "rank-elsewhere"),
+                }.get(doing, RANK_ELSEWHERE),
                 description=f"{who(seen)} {words}{at}{others}",
                 sureness=Sureness.LIKELY,
                 nodes=nodes_of(seen),

@@ -11,7 +11,9 @@ import msgspec
 from slurm_health.records.script_records import Attribution, Sureness
 from slurm_health.training.diagnosis.collected import Collected
 
-__all__ = ["Attribution", "Inference", "InferenceOperator", "Sureness"]
+__all__ = ["ASKS_FOR", "Attribution", "Inference", "InferenceOperator", "Sureness"]
+
+ASKS_FOR = "asks for"  # in `configs` of what a diagnostician of others says: the kind of its action
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,7 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
         ranks: which ranks it happened to.
         evidence: the lines and figures that it rests on.
         advice: what a person can do about it.
+        configs: what an operator tells the next ones beside that.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     evidence: tuple[str, ...] = ()
     advice: str = ""
+    configs: dict[str, str] = {}
 
     @property
     def accused(self) -> tuple[str, ...]:

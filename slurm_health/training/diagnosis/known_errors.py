@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from slurm_health.records.script_records import Attribution, Sureness
 
 _FIX = "correct the script; starting it again as it is fails again"
-_NODE = "leave the node out (sbatch --exclude) and tell your administrator"
+_NODE = (
+    "leave the node out (sbatch --exclude, or --nodelist without it) and tell your administrator"
+)
 _END_OF_NAME = re.compile(r"(?<!:):(?!:)")  # two colons are C++'s, within the name
 # Exceptions that Python raises for a program's own mistakes, whatever their words.
 OF_THE_PROGRAM = frozenset(
@@ -69,6 +71,23 @@ class KnownError:
     sureness: Sureness = Sureness.LIKELY
 
 
+_BROKEN_CHECKPOINT = KnownError(
+    name="checkpoint-broken",
+    pattern=re.compile(
+        r"PytorchStreamReader failed|failed finding central directory|pickle data was truncated"
+        r"|invalid magic number; corrupt|Invalid magic number; corrupt|unpickling stack"
+        r" underflow|SafetensorError|InvalidHeaderDeserialization|Ran out of input"
+        r"|\bUnpicklingError|mmap can only be used with files saved with|No data left in file"
+    ),
+    means="a file that was to be loaded cannot be decoded: it was not written to its end, is"
+    " something else, or holds what is not loaded unless one asks for it (weights_only)",
+    advice="go on from an earlier checkpoint; " + _FIX,
+    attribution=Attribution.USER,
+)
+# What torch.load says where a file was cut before what its beginning promises. It names no file,
+# and says as much of other things elsewhere.
+_ENDS_EARLY = re.compile(r"\[Errno 22\]|^(?:[\w.]+\.)?EOFError")
+
 # Sources: PyTorch's and CUDA's own error texts, and NVIDIA's guide of Xid errors for what a lost
 # GPU and an uncorrectable memory error mean.
 KNOWN: tuple[KnownError, ...] = (
@@ -123,6 +142,17 @@ KNOWN: tuple[KnownError, ...] = (
         attribution=Attribution.UNDECIDED,
     ),
     KnownError(
+        name="gpu-not-supported",
+        pattern=re.compile(
+            r"no kernel image is available|capability sm_\d+\w? is not compatible"
+            r"|compiled with an unsupported toolchain|not compiled with CUDA enabled"
+        ),
+        means="this PyTorch, or an extension of it, was built without support for the node's GPUs",
+        advice="install one that was built for them (torch.cuda.get_arch_list()), or ask for GPUs"
+        " that it supports (--gres, --constraint)",
+        attribution=Attribution.USER,
+    ),
+    KnownError(
         name="gpu-fabric",
         pattern=re.compile(r"CUDA error.{0,40}802|system not yet initialized"),
         means="the driver had not set up the GPUs of the node: on machines with NVSwitch its fabric"
@@ -157,25 +187,15 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="device-mismatch",
-        pattern=re.compile(r"Expected all tensors to be on the same device"),
+        pattern=re.compile(
+            r"Expected all tensors to be on the same device"
+            r"|Tensor on device \S{1,20} is not on the expected device"
+        ),
         means="tensors of one operation are on different devices",
         advice="move them to one device (.to(device)); " + _FIX,
         attribution=Attribution.USER,
     ),
-    KnownError(
-        name="checkpoint-broken",
-        # Before the words of files and shapes: what is read here was never whole.
-        pattern=re.compile(
-            r"PytorchStreamReader failed|failed finding central directory|pickle data was truncated"
-            r"|invalid magic number; corrupt|Invalid magic number; corrupt|unpickling stack"
-            r" underflow|SafetensorError|InvalidHeaderDeserialization|Ran out of input"
-            r"|\bUnpicklingError"
-        ),
-        means="a file that was to be loaded cannot be decoded: it was not written to its end, is"
-        " something else, or holds what is not loaded unless one asks for it (weights_only)",
-        advice="go on from an earlier checkpoint; " + _FIX,
-        attribution=Attribution.USER,
-    ),
+    _BROKEN_CHECKPOINT,  # before the words of files and shapes: what is read was never whole
     KnownError(
         name="mismatched-collective",
         pattern=re.compile(
@@ -193,6 +213,7 @@ KNOWN: tuple[KnownError, ...] = (
             r"shapes cannot be multiplied|size mismatch|must match the size of tensor"
             r"|mat1 and mat2|Expected .{0,60}(size|shape|dimension)|shape '.*' is invalid"
             r"|Sizes of tensors must match|stack expects each tensor|inconsistent tensor size"
+            r"|resize storage that is not resizable"
         ),
         means="a tensor has the wrong shape",
         advice="look at the batch that this rank got, and at the model's sizes; " + _FIX,
@@ -246,6 +267,15 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="host-out-of-memory",
+        pattern=re.compile(r"DataLoader worker .*is killed by signal: Killed"),
+        means="a process of the data loader was killed from outside, most often because the job's"
+        " memory on this node was used up",
+        advice="ask for more memory (--mem), or use fewer data loader workers",
+        attribution=Attribution.USER,
+        sureness=Sureness.POSSIBLE,
+    ),
+    KnownError(
+        name="host-out-of-memory",
         pattern=re.compile(
             r"^(?:[\w.]*\._?\w*)?MemoryError|[Cc]annot allocate memory|bad_alloc|\[Errno 12\]"
         ),
@@ -278,8 +308,10 @@ KNOWN: tuple[KnownError, ...] = (
 )
 
 
-def known(error: str) -> KnownError | None:
-    """Return what is known of an exception, by its words."""
+def known(error: str, *, loading: bool = False) -> KnownError | None:
+    """Return what is known of an exception, by its words; `loading`: `torch.load` raised it."""
+    if loading and _ENDS_EARLY.search(error):
+        return _BROKEN_CHECKPOINT
     return next((each for each in KNOWN if each.pattern.search(error)), None)
 
 

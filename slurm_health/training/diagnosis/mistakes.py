@@ -58,7 +58,10 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     Mistake(
         name="command-not-found",
-        pattern=re.compile(rf"error: execve\(\): .+: (?:{_GONE}|Exec format error)$"),
+        # Of the batch script itself it may be that the node has lost slurmd's copy.
+        pattern=re.compile(
+            rf"error: execve\(\): (?!\S*/slurm_script:).+: (?:{_GONE}|Exec format error)$"
+        ),
         means="srun was to start a program that cannot be started",
         of_the_place=True,
     ),
@@ -102,6 +105,9 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
 )
 # What machines, networks and filesystems do to all ranks alike is no mistake of the script.
+# The supervisor's copy, or Slurm's: `/tmp/slurm-health-2__pbe_o/slurm_script: line 4: ...`; `line`
+# is bash's. Users know their script by another name, and the path is gone when the job has ended.
+_OF_THE_COPY = re.compile(r"^/\S*/slurm_script: (?:line )?(\d+: )")
 _OF_SURROUNDINGS = re.compile(
     r"Stale file handle|Input/output error|Transport endpoint|No route to host|unreachable"
     r"|timed? ?out|Connection |Broken pipe|No space left|quota|NCCL|CUDA|\bGPU\b|gloo|Xid|ECC"
@@ -132,10 +138,11 @@ class OwnMistake:
         end = data.get(ScriptEnd)
         alone = len(where) == 1 and end is not None and len(end.nodes) > 1
         if known_one.of_the_place and alone and failures:
+            only = f"{known_one.means}, on {listed(where)} alone"
             return [
                 Inference(
                     name=known_one.name,
-                    description=f"{known_one.means}, on {listed(where)} alone: {last.text}",
+                    description=f"{only}: {_as_submitted(last)}",
                     ranks=ranks_of(failures),
                     nodes=where,
                     evidence=(last.text,),
@@ -169,6 +176,45 @@ class SameLastWords:
             return ()
         means = meant.means if meant else "the same last words"
         return [_of_user("same-last-words", means, last, failures, Sureness.LIKELY)]
+
+
+class KnownLastWords:
+    """No process told of an exception, and the first or last complaint names a known cause."""
+
+    name = "known-last-words"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """A script is needed that ended by itself, and of which no rank is known to have failed."""
+        log, end = data.get(TrainingLog), data.get(ScriptEnd)
+        if inference.name != SCRIPT_FAILED or log is None or log.failures or end is None:
+            return False
+        return not end.by_a_signal and bool(log.words)
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Quote the line. It may have been dealt with, so that nothing is more than possible."""
+        log = data.get(TrainingLog)
+        assert log is not None
+        for each in reversed([each for each in log.words if each.complains]):
+            meant = known(each.text) if each.first or each.last else None
+            if meant is not None and meant.name in _BY_WORDS_ALONE:
+                of_node = meant.attribution is Attribution.NODE
+                return [
+                    Inference(
+                        name=meant.name,
+                        description=f"{meant.means}, by the last that was written of it",
+                        attribution=Attribution.UNDECIDED if of_node else meant.attribution,
+                        sureness=Sureness.POSSIBLE,
+                        evidence=(each.text,),
+                        advice=meant.advice,
+                    )
+                ]
+        return ()
+
+
+# Causes whose words nothing else has.
+_BY_WORDS_ALONE = frozenset(
+    {"duplicate-gpu", "gpu-broken", "gpu-fabric", "gpu-not-supported", "port-in-use"}
+)
 
 
 def quotes(data: Collected) -> list[str]:
@@ -217,13 +263,18 @@ def _of_user(
     on = f" on {ranks_text(ranks)}" if len(ranks) > 1 else ""
     return Inference(
         name=name,
-        description=f"{means}{on}: {last.text}",
+        description=f"{means}{on}: {_as_submitted(last)}",
         attribution=Attribution.USER,
         sureness=sureness,
         ranks=ranks,
         evidence=(last.text,),
         advice=f"correct what was submitted; {_AGAIN}",
     )
+
+
+def _as_submitted(last: LastWords) -> str:
+    """Return what a shell said of the script, without the path at which a node had its copy."""
+    return _OF_THE_COPY.sub(r"line \1", last.text)
 
 
 def mistake(text: str, code: int) -> Mistake | None:

@@ -10,7 +10,7 @@ runs, to who does not come to what the others wait in; from `slower-steps` to a 
 
 from __future__ import annotations
 
-from slurm_health.training.diagnosis.before_it_failed import HungBefore
+from slurm_health.training.diagnosis.before_it_failed import HungBefore, HungUntilEnded
 from slurm_health.training.diagnosis.hangs import (
     NobodyLeaves,
     NodeSilent,
@@ -21,7 +21,7 @@ from slurm_health.training.diagnosis.hangs import (
 )
 from slurm_health.training.diagnosis.hangs_without_stacks import ConnectionsUnanswered, FileAwaited
 from slurm_health.training.diagnosis.inference import InferenceOperator
-from slurm_health.training.diagnosis.mistakes import OwnMistake, SameLastWords
+from slurm_health.training.diagnosis.mistakes import KnownLastWords, OwnMistake, SameLastWords
 from slurm_health.training.diagnosis.out_of_step import DataEndedBefore
 from slurm_health.training.diagnosis.ranks import (
     FirstFailure,
@@ -36,6 +36,7 @@ from slurm_health.training.diagnosis.ras import RasBehind
 from slurm_health.training.diagnosis.slow_network import SlowPaths
 from slurm_health.training.diagnosis.slow_rank import ComputesLonger, NoProcessor, SlowData
 from slurm_health.training.diagnosis.surroundings import (
+    BrokenMemory,
     EndedFromOutside,
     GpuErrors,
     KilledForMemory,
@@ -51,8 +52,10 @@ from slurm_health.training.diagnosis.waits import (
 OPERATORS: tuple[InferenceOperator, ...] = (
     EndedFromOutside(),
     LostNode(),
+    BrokenMemory(),
     KilledForMemory(),
     GpuErrors(),
+    HungUntilEnded(),
     HungBefore(),
     DataEndedBefore(),
     FlightDiffers(),
@@ -63,6 +66,7 @@ OPERATORS: tuple[InferenceOperator, ...] = (
     NotThere(),
     OwnMistake(),
     SameLastWords(),
+    KnownLastWords(),
     Killed(),
     ScriptCrashed(),
     CollectivesDiffer(),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a training may stand still before that is remarkable, by its own steps."""
+"""How long a training may stand still before that is remarkable, and when to look again."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -18,7 +19,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
         at_least_s: a shorter one is never looked at: an evaluation, a pause of the filesystem.
         steps: a training may pause for so many of its usual steps,
         pauses: or for so many times its longest pause since it began, as for a checkpoint.
-        first_s: before it has a pace of its own: compilation, loading of a model and of data.
+        first_s: before it has a pace of its own: compilation, loading of a model and of data,
+        young_s: and before that where what is seen then cannot be well: a rank that is stopped.
         storage_s: where a rank waits for storage in the kernel, which may be slow and well, as it
             is while all that was written to a checkpoint goes to disks,
         reading_s: and where its data loader does: nothing that is read takes so long.
@@ -29,6 +31,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     steps: float = 10.0
     pauses: float = 1.5
     first_s: float = 1800.0
+    young_s: float = 60.0
     storage_s: float = 120.0
     reading_s: float = 40.0
     working_s: float = 1800.0
@@ -44,6 +47,33 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     typical_s: float
     longest_s: float
 
+    @property
+    def is_young(self) -> bool:
+        """Whether there are too few steps to compare with."""
+        return self.steps < _FEW_STEPS
+
+
+class NextLook:
+    """When something that stood still, and was no hang yet, is looked at again. Time is told.
+
+    Soon at first, then less and less often; as at first once it has gone on.
+    """
+
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
+        self._pause_s = self._not_before_s = 0.0
+
+    def is_due(self, now_s: float, *, late: bool) -> bool:
+        """Tell whether to look now at what is late to go on, or is not."""
+        if not late:
+            self._pause_s = 0.0
+        return late and now_s >= self._not_before_s
+
+    def put_off(self, now_s: float, *, at_most_s: float = math.inf) -> None:
+        """Look again after a pause, and `at_most_s` from now."""
+        self._pause_s = min(max(self._first_s, 2 * self._pause_s), self._longest_s)
+        self._not_before_s = now_s + min(self._pause_s, at_most_s)
+
 
 def allowance_s(paces: Iterable[Pace], patience: Patience = PATIENCE) -> float:
     """Return how long ranks may stand still together; the most patient pace counts."""
@@ -51,8 +81,8 @@ def allowance_s(paces: Iterable[Pace], patience: Patience = PATIENCE) -> float:
 
 
 def _allowance_s(pace: Pace, patience: Patience) -> float:
-    if pace.steps < _FEW_STEPS:
-        return max(patience.first_s, patience.at_least_s)
+    if pace.is_young:
+        return max(patience.young_s, patience.at_least_s, patience.pauses * pace.longest_s)
     return max(
         patience.at_least_s,
         patience.steps * pace.typical_s,

@@ -32,6 +32,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
         place: the deepest line of the user's own code in its traceback.
         raises: that line is a `raise`: the script itself ended, and knew why.
         waits_in: the collective that it was in, `all_gather`, or `backward`.
+        loading: it was in `torch.load`.
         exit_code: 0 where none is told.
         signal: by which it was killed, 0 for none.
         at: the place of the first line about it in the output, to tell which was first.
@@ -46,6 +47,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     place: str = ""
     raises: bool = False
     waits_in: str = ""
+    loading: bool = False
     exit_code: int = 0
     signal: int = 0
     at: int = 0
@@ -63,6 +65,7 @@ class Traceback(msgspec.Struct):
     error: str = ""
     place: str = ""
     waits_in: str = ""
+    loading: bool = False
     inside: bool = True
     own: bool = False  # the frame before is of the user's own code
     raises: bool = False
@@ -75,7 +78,7 @@ def merged(
     tracebacks: list[Traceback],
     ended: list[RankFailure],
     tasks: dict[int, RankFailure],
-    watchdogs: dict[int, RankFailure],
+    watchdogs: dict[int | None, RankFailure],
 ) -> tuple[RankFailure, ...]:
     """Return one failure per rank from what its traceback, torchrun, srun and NCCL say of it.
 
@@ -83,12 +86,18 @@ def merged(
     """
     found = _merged(tracebacks, ended, tasks)
     named = {each.rank for each in found}
-    rest = [each for rank, each in watchdogs.items() if rank not in named]
+    # One whose rank is not told tells nothing new of processes that are known to have failed.
+    known = named or watchdogs.keys() - {None}
+    rest = [
+        each
+        for rank, each in watchdogs.items()
+        if rank not in named and not (rank is None and known)
+    ]
     told = [_by_watchdog(each, watchdogs) for each in found]
     return tuple(sorted([*told, *rest], key=lambda each: each.at))
 
 
-def _by_watchdog(end: RankFailure, watchdogs: dict[int, RankFailure]) -> RankFailure:
+def _by_watchdog(end: RankFailure, watchdogs: dict[int | None, RankFailure]) -> RankFailure:
     """Return the end of a rank with what its watchdog said, where that ended it."""
     watchdog = watchdogs.get(end.rank) if end.rank is not None else None
     aborted = SIGNALS["Aborted"] in {end.signal, end.exit_code - 128}
@@ -97,13 +106,14 @@ def _by_watchdog(end: RankFailure, watchdogs: dict[int, RankFailure]) -> RankFai
     return msgspec.structs.replace(watchdog, node=end.node, signal=end.signal, waits_in="")
 
 
-def watchdog_end(rank: int, error: str, at: int) -> RankFailure:
+def watchdog_end(rank: int | None, error: str, at: int) -> RankFailure:
     """Return the end of a rank by its watchdog, with the exception that this told."""
+    who = f"rank {rank}" if rank is not None else "a process"
     return RankFailure(
         rank=rank,
         error=error,
         at=at,
-        line=f"rank {rank}: {error}",
+        line=f"{who}: {error}",
         consequence=is_consequence(error),
     )
 
@@ -148,6 +158,7 @@ def _raised(traceback: Traceback, rank: int | None, end: RankFailure | None) -> 
         place=traceback.place,
         raises=traceback.raises,
         waits_in=traceback.waits_in,
+        loading=traceback.loading,
         exit_code=end.exit_code if end else 0,
         signal=end.signal if end and end.signal != SIGNALS["Terminated"] else 0,
         at=traceback.at,

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, RANKS_WAITED, SCRIPT_FAILED
 from slurm_health.records.text import SIGKILL, listed, ranks_text, signal_text
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
+from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog, leaving_out
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.known_errors import (
     OF_THE_PLACE,
     OF_THE_PROGRAM,
+    KnownError,
     alike,
     kind_of,
     known,
@@ -77,7 +78,7 @@ class KnownErrors:
     def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
         """Say what it means. What all ranks meet is no node's fault."""
         first = _first(data)
-        found = known(first.error)
+        found = _known(first)
         if found is None:
             return ()
         same = _same_as(first, data)
@@ -87,6 +88,12 @@ class KnownErrors:
         elif attribution is Attribution.USER and len(same) > 1:
             sureness = Sureness.CERTAIN
         alone = found.name == "not-a-number" and len(same) == 1
+        advice, end = found.advice, data.get(ScriptEnd)
+        nodes = nodes_of(same)
+        if attribution is Attribution.NODE and end and nodes[0] in end.nodes:
+            advice = (
+                f"leave out {nodes[0]} ({leaving_out(nodes, data)}) and tell your administrator"
+            )
         doubt = ", on this rank alone: a device that computes wrongly is possible, if rare"
         return [
             Inference(
@@ -94,10 +101,10 @@ class KnownErrors:
                 description=found.means + (doubt if alone else _on_how_many(same)),
                 attribution=attribution,
                 sureness=sureness,
-                nodes=nodes_of(same),
+                nodes=nodes,
                 ranks=ranks_of(same),
                 evidence=tuple(each.line for each in same[:MOST_LINES]),
-                advice=found.advice,
+                advice=advice,
             )
         ]
 
@@ -115,7 +122,7 @@ class SameErrorEverywhere:
         """The script; but what all ranks of one node alone lack may be missing there."""
         first = _first(data)
         same = _same_as(first, data)
-        if known(first.error) is not None:
+        if _known(first) is not None:
             return ()
         one_of_several = len(nodes_of(same)) == 1 and len(_job_nodes(data)) > 1
         of_the_place = kind_of(first.error) in OF_THE_PLACE
@@ -155,7 +162,7 @@ class ProgramError:
     def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
         """The script or its data are to blame; the node is not."""
         first = _first(data)
-        if known(first.error) is not None:
+        if _known(first) is not None:
             return ()
         return [
             Inference(
@@ -182,7 +189,7 @@ class NotThere:
         if inference.name != RANK_FAILED:
             return False
         first = _first(data)
-        known_kind = kind_of(first.error) in _NOT_THERE and known(first.error) is None
+        known_kind = kind_of(first.error) in _NOT_THERE and _known(first) is None
         return known_kind and len(_same_as(first, data)) == 1
 
     def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
@@ -326,6 +333,10 @@ def _job_nodes(data: Collected) -> tuple[str, ...]:
 def _first(data: Collected) -> RankFailure:
     log = data.get(TrainingLog)
     return log.of_their_own[0] if log and log.of_their_own else RankFailure()
+
+
+def _known(first: RankFailure) -> KnownError | None:
+    return known(first.error, loading=first.loading)
 
 
 def _same_as(first: RankFailure, data: Collected) -> list[RankFailure]:

@@ -9,18 +9,26 @@ from enum import Enum
 
 import msgspec
 
+from slurm_health.training.diagnosis.collected import FlightRecords
 from slurm_health.training.diagnosis.pace import PATIENCE, Patience
 
-STOPPED, IN_KERNEL = "T", "D"  # states of processes, as proc(5) names them
+STOPPED, IN_KERNEL, TRACED = "T", "D", "t"  # states of processes, as proc(5) names them
 
 # What a process that only waits may use: threads that look after connections and logs.
 _IDLE_SHARE = 0.05
 _IDLE_BYTES = 64 << 10
+_BUSY_SHARE = 0.5
 _OF_A_LIBRARY = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _BACKWARD = "_engine_run_backward"
 _LOADERS = ("torch/utils/data/",)
+_COMPILERS = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/", "triton/")
 _CHECKPOINTS = ("torch/serialization.py", "torch/distributed/checkpoint/", "safetensors/")
+# Where a checkpoint that is written waits for its device, and so for the collectives queued there.
+_FROM_DEVICE = (("torch/storage.py", "cpu"), ("torch/cuda/streams.py", "synchronize"))
+# Where Python's debuggers wait for somebody: pdb, and pydevd below the debuggers of editors.
+_AT_A_PROMPT = {"interaction", "do_wait_suspend", "_do_wait_suspend"}
+_DEBUGGERS = ("/pdb.py", "pydevd")
 _NOT_NAMES = frozenset({"wrapper", "_wait", "wait"})
 
 
@@ -47,7 +55,8 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
         kernel: where in the kernel it waits, and what its children do, where that can be seen.
         cpu_share: of one core, of it and its children while it was looked at.
         io_bytes: that they read and wrote meanwhile.
-        gpu_share: of time in which their GPU computed, 0 where that is not known.
+        gpu_share: of time in which their GPU was used, 0 where that is not known,
+        gpu_waits: and it did next to nothing in it, as in a collective that waits for its peers.
         answered: whether it said where it is.
         stack: where its main thread is, outermost call first.
     """
@@ -64,14 +73,37 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     cpu_share: float = 0.0
     io_bytes: int = 0
     gpu_share: float = 0.0
+    gpu_waits: bool = False
     answered: bool = False
     stack: tuple[Frame, ...] = ()
 
     @property
     def works(self) -> bool:
         """Whether it computes, reads or writes."""
-        computes = max(self.cpu_share, self.gpu_share) > _IDLE_SHARE
-        return computes or self.io_bytes > _IDLE_BYTES
+        if self.io_bytes > _IDLE_BYTES:
+            return True
+        if self.gpu_waits and not self._compiles:
+            # Whoever waits for its GPU spins, and so do NCCL's threads that serve the network.
+            return False
+        return max(self.cpu_share, self.gpu_share) > _IDLE_SHARE
+
+    @property
+    def is_beyond_script(self) -> bool:
+        """Whether it waits in the kernel, as for storage, or for a GPU that is busy."""
+        return self.state == IN_KERNEL or self.gpu_share >= _BUSY_SHARE
+
+    @property
+    def is_debugged(self) -> bool:
+        """Whether somebody looks at it with a debugger, and holds it meanwhile."""
+        return self.state == TRACED or any(
+            frame.function in _AT_A_PROMPT and any(mark in frame.file for mark in _DEBUGGERS)
+            for frame in self.stack
+        )
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether it compiles kernels: that takes minutes, and a GPU may wait for it meanwhile."""
+        return any(mark in frame.file for frame in self.stack for mark in _COMPILERS)
 
 
 class BrokenPath(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +135,19 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
     not_seen: dict[str, str] = {}
 
 
+def cannot_be_well(standstill: Standstill) -> bool:
+    """Tell whether something is seen that no start-up explains: not only that ranks wait.
+
+    That is a rank that is stopped, and not all of them; data between nodes of the job that is not
+    answered; a node that says nothing, while connections are broken.
+    """
+    stopped = [each for each in standstill.ranks if each.state == STOPPED and not each.gone]
+    # What is not answered from outside the job is a user's that has left, not a rank's.
+    within = any(path.peer in standstill.nodes for path in standstill.paths)
+    silent = bool(standstill.paths and standstill.silent)
+    return 0 < len(stopped) < len(standstill.ranks) or within or silent
+
+
 def still_works(
     standstill: Standstill,
     waiting: Iterable[int],
@@ -116,6 +161,9 @@ def still_works(
     some wait, one that works keeps this from being a hang no longer than `patience.working_s`.
     `loading` are those that wait for their data loader.
     """
+    debugged = [each for each in standstill.ranks if each.is_debugged and not each.gone]
+    if debugged:
+        return f"rank {debugged[0].rank} on {debugged[0].node} is held by a debugger"
     known = set(waiting)
     working = [each for each in standstill.ranks if each.works and each.rank not in known]
     patient = standstill.stalled_s < max(patience.working_s, 10 * standstill.allowance_s)
@@ -180,7 +228,29 @@ def place_of(stack: Sequence[Frame]) -> Place:
             return Place(doing=Doing.COLLECTIVE, what=frame.function, at=at)
         if frame.function == _BACKWARD:
             return Place(doing=Doing.COLLECTIVE, what="backward", at=at)
-    for doing, files in ((Doing.CHECKPOINT, _CHECKPOINTS), (Doing.LOADING, _LOADERS)):
-        if any(mark in frame.file for frame in stack for mark in files):
-            return Place(doing=doing, at=at)
+    if any(mark in frame.file for frame in stack for mark in _CHECKPOINTS):
+        of_device = any(_is_at(frame, *each) for frame in stack for each in _FROM_DEVICE)
+        return Place(doing=Doing.OWN_CODE if of_device else Doing.CHECKPOINT, at=at)
+    if any(mark in frame.file for frame in stack for mark in _LOADERS):
+        return Place(doing=Doing.LOADING, at=at)
     return Place(doing=Doing.OWN_CODE, at=at)
+
+
+def _is_at(frame: Frame, file: str, function: str) -> bool:
+    return frame.file.endswith(file) and frame.function == function
+
+
+def loading_ranks(ranks: Iterable[RankSeen]) -> set[int]:
+    """Return the ranks that wait for their data loader, by stack."""
+    return {each.rank for each in ranks if place_of(each.stack).doing is Doing.LOADING}
+
+
+def waiting_ranks(ranks: Iterable[RankSeen], flights: FlightRecords) -> set[int]:
+    """Return the ranks that are known to wait in a collective, by stack or by Flight Recorder."""
+    inside = {each.rank for each in ranks if place_of(each.stack).doing is Doing.COLLECTIVE}
+    in_flight = {
+        each.rank
+        for each in flights.records
+        if each.operations and each.operations[-1].state not in {"completed", "retired"}
+    }
+    return inside | in_flight

@@ -4,30 +4,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import OUT_OF_MEMORY, XID
 from slurm_health.node.rules.xid import judge_xid
 from slurm_health.records.script_records import (
-    HUNG,
     MOST_LINES,
+    NO_PROGRESS,
+    RANK_GONE,
     REQUEUED,
     SCRIPT_FAILED,
     advice_afterwards,
 )
 from slurm_health.records.text import listed
-from slurm_health.training.diagnosis.before_it_failed import hang_at_the_end, line_of
+from slurm_health.training.diagnosis.before_it_failed import hang_at_the_end, hung_until, line_of
 from slurm_health.training.diagnosis.collected import (
     Collected,
-    KernelMessages,
-    MemoryEvents,
     MonitorSaw,
+    NodesTold,
+    NodeTold,
     ScriptEnd,
     SlurmView,
     TrainingLog,
+    leaving_out,
 )
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.seen import Standstill
 
 # What ends a job from outside, by Slurm's names of job states.
 _OUTSIDE = {
@@ -50,6 +54,12 @@ _XID = re.compile(XID)
 _KILL = re.compile(OUT_OF_MEMORY)
 _MEMORY_NOTE = re.compile(r"oom[_-]kill|Out Of Memory|out of memory|Exceeded job memory", re.I)
 _LOST_NOTE = re.compile(r"Node failure on (?P<node>[\w.-]+)")
+# slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO NODE FAILURE, SEE …
+_FOR_A_NODE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE")
+# slurmstepd: error: *** JOB 12 ON n1 UNCORRECTABLE MEMORY ERROR AT 2026-11-22T10:00:00 ***
+_MEMORY_ERROR = re.compile(
+    r"\*\*\* (?:JOB|STEP) \S+ ON (?P<node>[\w.-]+) UNCORRECTABLE MEMORY ERROR AT"
+)
 _LOST_STATES = ("DOWN", "FAIL")
 
 
@@ -101,25 +111,14 @@ def _hung(state: str, means: str, evidence: Sequence[str], data: Collected) -> I
     saw, hang = data.get(MonitorSaw), hang_at_the_end(data)
     if saw is None or hang is None or state in _BACK_IN_THE_QUEUE:
         return None
-    found = hang.found
-    told = (*evidence, line_of(hang), found.description)
-    advice = advice_afterwards(found)
+    told = (*evidence, line_of(hang))
     own = state == "CANCELLED" and saw.cancels
     if not own and state != "TIMEOUT":
         means = f"{means} while the training hung"
-        return _ended(state, means, advice, told)
+        advice = advice_afterwards(hang.found)
+        return _ended(state, means, advice, (*told, hang.found.description))
     until = "slurm-health cancelled the job (--monitor=stop)" if own else means
-    sure = Sureness[found.sureness.upper()] >= Sureness.LIKELY
-    return Inference(
-        name=HUNG,
-        description=f"the training hung until {until}: {found.description}",
-        attribution=Attribution(found.attribution) if sure else Attribution.UNDECIDED,
-        sureness=Sureness.CERTAIN,
-        nodes=tuple(found.nodes) if sure else (),
-        ranks=tuple(found.ranks),
-        evidence=told,
-        advice=advice,
-    )
+    return hung_until(until, hang, told)
 
 
 class LostNode:
@@ -145,7 +144,7 @@ class LostNode:
             if state.endswith("*") or any(word in state for word in _LOST_STATES):
                 lost[node] = f"Slurm: {node} is {state}"
         if not lost:
-            return ()
+            return _lost_without_a_name(log.notes if log else ())
         nodes = tuple(sorted(lost))
         return [
             Inference(
@@ -155,8 +154,60 @@ class LostNode:
                 sureness=_sureness_of_loss(lost, data),
                 nodes=nodes,
                 evidence=tuple(lost.values())[:MOST_LINES],
-                advice=f"start again without {listed(nodes)} (sbatch --exclude={','.join(nodes)})"
-                " and tell your administrator",
+                advice=f"start again without {listed(nodes)} ({leaving_out(nodes, data)}) and tell"
+                " your administrator",
+            )
+        ]
+
+
+def _lost_without_a_name(notes: Sequence[str]) -> Sequence[Inference]:
+    """Return that Slurm ended the job for a node, where its line is all that there is."""
+    lines = [note for note in notes if _FOR_A_NODE.search(note)]
+    if not lines:
+        return ()
+    return [
+        Inference(
+            name="node-lost",
+            description="Slurm lost a node of the job, and does not say here which",
+            attribution=Attribution.NODE,
+            sureness=Sureness.LIKELY,
+            evidence=tuple(lines[:MOST_LINES]),
+            advice="start again: Slurm gives out no node that it has lost; `sinfo -R` and"
+            " slurmctld's log say which it was",
+        )
+    ]
+
+
+class BrokenMemory:
+    """Slurm tells the job that a node's memory met an error that it could not correct."""
+
+    name = "slurm-tells-of-memory"
+
+    def is_compatible(self, inference: Inference, data: Collected) -> bool:
+        """Its line in the output is needed."""
+        return inference.name == SCRIPT_FAILED and data.get(TrainingLog) is not None
+
+    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
+        """Name the node that it names, if the job ran there."""
+        log, end = data.get(TrainingLog), data.get(ScriptEnd)
+        ours = set(end.nodes) if end else set()
+        told: dict[str, str] = {}
+        for note in log.notes if log else ():
+            if (match := _MEMORY_ERROR.search(note)) and match["node"] in ours:
+                told[match["node"]] = note
+        if not told:
+            return ()
+        nodes = tuple(sorted(told))
+        return [
+            Inference(
+                name="memory-broken",
+                description=f"the memory of {listed(nodes)} met an error that it could not correct",
+                attribution=Attribution.NODE,
+                sureness=Sureness.LIKELY,
+                nodes=nodes,
+                evidence=tuple(told.values())[:MOST_LINES],
+                advice=f"start again without {listed(nodes)} ({leaving_out(nodes, data)}) and tell"
+                " your administrator",
             )
         ]
 
@@ -168,22 +219,27 @@ class KilledForMemory:
 
     def is_compatible(self, inference: Inference, data: Collected) -> bool:
         """A count of the kernel's, or lines of Slurm's or the kernel's, are needed."""
-        return inference.name == SCRIPT_FAILED and any(
-            data.get(kind) is not None for kind in (MemoryEvents, TrainingLog, KernelMessages)
+        return inference.name in {SCRIPT_FAILED, RANK_GONE} and any(
+            data.get(kind) is not None for kind in (NodesTold, TrainingLog)
         )
 
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Say so where there is any sign of it, and which task it was where srun names it."""
-        events, log = data.get(MemoryEvents), data.get(TrainingLog)
-        kernel = data.get(KernelMessages)
+    def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
+        """Say so where there is any sign of it, and which task it was where srun names it.
+
+        Of a rank that has gone while the others wait, where its own node tells of it.
+        """
+        log = data.get(TrainingLog)
         lines = [note for note in (log.notes if log else ()) if _MEMORY_NOTE.search(note)]
         nodes = {each.node for each in (log.failures if log else ()) if each.line in lines}
-        if kernel:
-            lines += [text for text in kernel.messages if _KILL.search(text)]
-        if events and events.kills:
-            limit = f", limit {events.limit_bytes / 1e9:.1f} GB" if events.limit_bytes else ""
-            lines.insert(0, f"kernel: {events.kills} killed for memory on {events.node}{limit}")
-            nodes.add(events.node)
+        for told in nodes_told(data):
+            if inference.name == RANK_GONE and told.node not in inference.nodes:
+                continue
+            killed = [text for text in told.kernel if _KILL.search(text)]
+            lines += killed
+            if told.kills:
+                limit = f", limit {told.limit_bytes / 1e9:.1f} GB" if told.limit_bytes else ""
+                lines.insert(0, f"kernel: {told.kills} killed for memory on {told.node}{limit}")
+                nodes.add(told.node)
         if not lines:
             return ()
         return [
@@ -194,6 +250,7 @@ class KilledForMemory:
                 attribution=Attribution.USER,
                 sureness=Sureness.CERTAIN,
                 nodes=tuple(sorted(nodes - {""})),
+                ranks=inference.ranks,
                 evidence=tuple(lines[:MOST_LINES]),
                 advice="ask for more memory (--mem), or use less of it: fewer data loader workers,"
                 " a smaller part of the data at a time",
@@ -202,40 +259,79 @@ class KilledForMemory:
 
 
 class GpuErrors:
-    """The driver reported an error of a GPU that a program cannot cause."""
+    """The driver of a node reports an error of a GPU that a program cannot cause."""
 
     name = "xid"
 
     def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """The kernel's log is needed; users often may not read it."""
-        return inference.name == SCRIPT_FAILED and data.get(KernelMessages) is not None
+        """What nodes tell is needed: lines of their kernels' logs, or what NVML says there."""
+        return inference.name in {SCRIPT_FAILED, NO_PROGRESS} and bool(nodes_told(data))
 
     def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Judge Xids by NVIDIA's catalogue, as the checks of nodes do."""
-        kernel = data.get(KernelMessages)
-        assert kernel is not None
-        found = []
-        for text in kernel.messages:
-            match = _XID.search(text)
-            if match and judge_xid(int(match["number"]), match["text"])[0] is Status.NODE_FAULT:
-                found.append((match, text))
-        if not found:
+        """Judge Xids by NVIDIA's catalogue, as the checks of nodes do; then what NVML says now."""
+        told = nodes_told(data)
+        faults = {each.node: tuple(_node_faults(each.kernel)) for each in told}
+        faults = {node: lines for node, lines in faults.items() if lines}
+        if faults:
+            first, lines = next(iter(faults.items()))
+            bus, number, means = lines[0].bus, lines[0].number, lines[0].means
+            said = f"GPU {bus} of {first} failed: Xid {number}, {means}"
+            texts = {node: [each.text for each in lines] for node, lines in faults.items()}
+            return [_gpu_broken(said, texts, Sureness.CERTAIN, data)]
+        lost = {each.node: each.lost_gpus for each in told if each.lost_gpus}
+        if not lost:
             return ()
-        match = found[0][0]
-        means = judge_xid(int(match["number"]), match["text"])[1]
-        return [
-            Inference(
-                name="gpu-broken",
-                description=f"GPU {match['bus']} of {kernel.node} failed: Xid {match['number']},"
-                f" {means.partition(';')[0]}",
-                attribution=Attribution.NODE,
-                sureness=Sureness.CERTAIN,
-                nodes=(kernel.node,),
-                evidence=tuple(text for _match, text in found[:MOST_LINES]),
-                advice=f"leave out {kernel.node} (sbatch --exclude={kernel.node}) and tell your"
-                " administrator",
-            )
-        ]
+        first, words = next(iter(lost.items()))
+        # Likely: that it is so now may have come after what failed.
+        texts = {node: [f"NVML: {each}" for each in words] for node, words in lost.items()}
+        return [_gpu_broken(f"{first}: {words[0]}", texts, Sureness.LIKELY, data)]
+
+
+def nodes_told(data: Collected) -> tuple[NodeTold, ...]:
+    """Return what each node of the job told."""
+    told = data.get(NodesTold)
+    return told.nodes if told else ()
+
+
+class _Xid(NamedTuple):
+    bus: str
+    number: str
+    means: str
+    text: str
+
+
+def _node_faults(lines: Sequence[str]) -> Iterator[_Xid]:
+    """Yield the Xids that no program causes."""
+    for text in lines:
+        match = _XID.search(text)
+        if match:
+            status, means = judge_xid(int(match["number"]), match["text"])
+            if status is Status.NODE_FAULT:
+                yield _Xid(match["bus"], match["number"], means.partition(";")[0], text)
+
+
+def _gpu_broken(
+    description: str, texts: Mapping[str, Sequence[str]], sureness: Sureness, data: Collected
+) -> Inference:
+    nodes, log, stands = tuple(texts), data.get(TrainingLog), data.get(Standstill)
+    failed = [each for each in (log.failures if log else ()) if each.node in nodes]
+    # Those that only waited for the rank of this GPU may be on the same node.
+    failed = [each for each in failed if not each.consequence] or failed
+    ranks = {each.rank for each in failed}
+    ranks |= {each.rank for each in (stands.ranks if stands else ()) if each.node in nodes}
+    one = len(nodes) == 1
+    lines = [line if one else f"{node}: {line}" for node, told in texts.items() for line in told]
+    return Inference(
+        name="gpu-broken",
+        description=description,
+        attribution=Attribution.NODE,
+        sureness=sureness,
+        nodes=nodes,
+        ranks=tuple(sorted(rank for rank in ranks if rank is not None)),
+        evidence=tuple(lines[:MOST_LINES]),
+        advice=f"leave out {listed(nodes)} ({leaving_out(nodes, data)}) and tell"
+        " your administrator",
+    )
 
 
 def _sureness_of_loss(lost: Mapping[str, str], data: Collected) -> Sureness:

@@ -43,9 +43,11 @@ _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|(?<=\.)(?:error|timeout|gaierror|herror))(?::\s.*|:)?$"
 )
 # One that stands alone: its name says that it is one. Python tells those of syntax so, always, and
-# they are known as mistakes.
+# they are known as mistakes. NCCL's own names stand in the second line of its exceptions, which is
+# what is left where the lines of many ranks mix.
 _RAISED = re.compile(
     r"(?!SyntaxError|IndentationError|TabError)(?:[A-Za-z_]\w*\.)*_*[A-Z]\w*(?:Error|Exception)(?::\s|$)"
+    r"|nccl[A-Z]\w+: "
 )
 _CHAINED = re.compile(r"(During handling of the above|The above exception was the direct cause)")
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
@@ -61,11 +63,13 @@ _TERMINATING = re.compile(
     r"srun: (?:\S+: ){0,2}(?:Terminating|Job step aborted)|slurmstepd: error: \*\*\* STEP \S+ ON"
 )
 # [rank3]:[E1123 02:41:16.35 ProcessGroupNCCL.cpp:2174] [PG ID 0 PG GUID 0(default_pg) Rank 3] …
+# The month has no leading zero; torch 2.2 told no time, and those before no rank that is sure: what
+# is behind them in brackets is numbered within its group.
 _WATCHDOG = re.compile(
-    r"\[E\d{4} [\d:.]+ ProcessGroupNCCL\.cpp:\d+\] .*?"
+    r"\[E(?:\d{3,4} [\d:.]+)? ?ProcessGroupNCCL\.cpp:\d+\] .*?"
     r"(?:watchdog thread terminated with exception: (?:\[Rank \d+\] )?(?P<error>.+)"
     r"|(?P<timeout>Watchdog caught collective operation timeout: .+)"
-    r"|taking the entire process down)"
+    r"|taking the entire process down|Received a dump signal due to a collective timeout)"
 )
 # … [PG ID 0 PG GUID 0(default_pg) Rank 2] Received a dump signal … Last enqueued NCCL work: 17,
 # last completed NCCL work: 17; and … failure detected by watchdog at work sequence id: 18 PG
@@ -79,7 +83,8 @@ _EXITED = re.compile(r"Exited with exit code (\d+)")
 # What Slurm, the kernel and the driver say of a job in a line of their own.
 _NOTE = re.compile(
     r"(oom[_-]kill|Out Of Memory|Out of memory: Killed|Memory cgroup out of memory"
-    r"|Node failure on|CANCELLED AT|Exceeded job memory limit|NVRM: Xid|SXid"
+    r"|Node failure on|CANCELLED AT|UNCORRECTABLE MEMORY ERROR AT|Exceeded job memory limit"
+    r"|NVRM: Xid|SXid"
     r"|Node \S+ has failed|Communication connection failure)"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
@@ -119,7 +124,7 @@ class _Reading:
         self.done: list[Traceback] = []
         self.ended: list[RankFailure] = []
         self.tasks: dict[int, RankFailure] = {}
-        self.watchdogs: dict[int, RankFailure] = {}
+        self.watchdogs: dict[int | None, RankFailure] = {}
         self.notes: list[str] = []
         self.words = WordsRead()
         self.progress: dict[int, Reached] = {}
@@ -136,7 +141,7 @@ class _Reading:
         task = int(prefix["task"]) if prefix["task"] else None
         if self._traceback(at, stream, text, rank, task):
             return
-        if rank is not None and "ProcessGroupNCCL" in text:
+        if "ProcessGroupNCCL" in text:
             self._watchdog(at, text, rank)
         if text[:2] == "  ":
             self._summary(at, stream, text)
@@ -174,10 +179,11 @@ class _Reading:
         if (current := self.open.pop(stream, None)) and len(self.done) < _MOST_FAILURES:
             self.done.append(current)
 
-    def _watchdog(self, at: int, text: str, rank: int) -> None:
+    def _watchdog(self, at: int, text: str, rank: int | None) -> None:
         """Read what NCCL's watchdog says before it ends the process; the exception counts."""
-        self._progress(text, rank)
-        match = _WATCHDOG.match(text)
+        if rank is not None:
+            self._progress(text, rank)
+        match = _WATCHDOG.search(text)
         if match is None or len(self.watchdogs) >= _MOST_FAILURES:
             return
         error = match["error"] or match["timeout"]
@@ -357,7 +363,9 @@ def _see_frame(current: Traceback, frame: re.Match[str]) -> None:
     current.raises = False
     if current.own:
         current.place = f"{file.rpartition('/')[2]}:{frame['line']}"
-        current.waits_in = ""
+        current.waits_in, current.loading = "", False
+    elif file.endswith("torch/serialization.py"):
+        current.loading |= function == "load"
     elif function == "_engine_run_backward":
         current.waits_in = "backward"
     elif file.endswith("torch/distributed/distributed_c10d.py") and function not in _NOT_WAITS:

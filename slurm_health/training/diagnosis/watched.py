@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,19 +11,23 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from slurm_health.training.diagnosis.collected import FlightRecord, FlightRecords
-from slurm_health.training.diagnosis.pace import PATIENCE, Pace, Patience, allowance_s
+from slurm_health.training.diagnosis.pace import PATIENCE, NextLook, Pace, Patience, allowance_s
 from slurm_health.training.diagnosis.seen import (
     BrokenPath,
-    Doing,
     Frame,
     RankSeen,
     Standstill,
-    place_of,
+    cannot_be_well,
+    loading_ranks,
     still_works,
+    waiting_ranks,
 )
 from slurm_health.training.diagnosis.slow_rank import SlowRank
 from slurm_health.training.diagnosis.slow_steps import Longer, RankSteps, SlowSteps
 from slurm_health.training.diagnosis.stragglers import OwnTime, Slower, Stragglers
+from slurm_health.training.diagnosis.uneven import Uneven, Unevenness
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 120.0  # from one look at all nodes to the next
 
 
 class RankNow(msgspec.Struct, frozen=True, array_like=True):
@@ -32,8 +37,11 @@ class RankNow(msgspec.Struct, frozen=True, array_like=True):
     pause, seconds of its own in so many steps, of which it waited `loading_s` for its data, which
     has given so many batches, and may have ended: all 0 of a rank without one. `cpu_s` and
     `io_bytes` are of it and its children. `world` is how many ranks there are, 0 where that is not
-    told. Its main thread ran for `ran_s`, and was ready to for `unserved_s` without a processor;
-    `throttled_s` is how long its cgroup was held back by a CPU limit. 0 where that is not known.
+    told. Its main thread ran for `ran_s`, was ready to for `unserved_s` without a processor, and
+    went to wait in the kernel `wakes` times; `throttled_s` is how long its cgroup was held back by
+    a CPU limit. 0 where that is not known.
+    Its work, as far as the heartbeat tells that: `tokens` so far, its `role`, by which ranks do the
+    same, and the `replica` of the model that it belongs to, -1 where that is not known.
     """
 
     program: str
@@ -56,6 +64,10 @@ class RankNow(msgspec.Struct, frozen=True, array_like=True):
     ran_s: float = 0.0
     unserved_s: float = 0.0
     throttled_s: float = 0.0
+    wakes: int = 0
+    tokens: float = 0.0
+    role: str = ""
+    replica: int = -1
 
     @property
     def pace(self) -> Pace:
@@ -66,7 +78,8 @@ class RankNow(msgspec.Struct, frozen=True, array_like=True):
 class RankLook(msgspec.Struct, frozen=True, array_like=True):
     """What one rank answered, and what it and its children wait for in the kernel.
 
-    `gpu_share` is the share of time in which their GPU computed, 0 where that is not known.
+    `gpu_share` is the share of time in which their GPU was used, 0 where that is not known, and
+    `gpu_waits` tells that it did next to nothing in it.
     """
 
     program: str
@@ -76,6 +89,7 @@ class RankLook(msgspec.Struct, frozen=True, array_like=True):
     stack: tuple[Frame, ...] = ()
     flight: FlightRecord | None = None
     gpu_share: float = 0.0
+    gpu_waits: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +164,9 @@ class Program:
     name: str
     ranks: dict[int, _Last] = field(default_factory=dict)
     stragglers: Stragglers = field(default_factory=Stragglers)
+    unevenness: Unevenness = field(default_factory=Unevenness)
     slow_steps: SlowSteps = field(default_factory=SlowSteps)
-    look_again_s: float = 0.0  # not before this, where it was no hang yet
-    pause_s: float = 0.0
+    next_look: NextLook = field(default_factory=lambda: NextLook(_FIRST_PAUSE_S, _LONGEST_PAUSE_S))
     hung_s: float | None = None  # since when, once that was said
 
     @property
@@ -180,15 +194,16 @@ class Program:
         """Return since when no rank has come to another step; 0 where none has a heartbeat."""
         return min((each.age_s(now_s) for each in self.beating), default=0.0)
 
+    @property
+    def is_young(self) -> bool:
+        """Whether a rank with a heartbeat has too few steps for a pace."""
+        return any(each.now.pace.is_young for each in self.ranks.values() if each.now.steps)
+
     def allowance_s(self, patience: Patience) -> float:
         """Return how long a pause would be usual."""
         return allowance_s(
             [each.now.pace for each in self.ranks.values() if each.now.steps], patience
         )
-
-
-# After a look that showed a rank at work, the next one: soon at first, then less and less often.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 120.0
 
 
 class Watched:
@@ -221,10 +236,8 @@ class Watched:
         for each in self.programs.values():
             stalled_s = each.stalled_s(now_s)
             late = stalled_s >= each.allowance_s(self._patience)
-            if late and each.hung_s is None and now_s >= each.look_again_s:
+            if each.next_look.is_due(now_s, late=late) and each.hung_s is None:
                 return each
-            if not late:
-                each.pause_s = 0.0
         return None
 
     def judge(
@@ -253,13 +266,16 @@ class Watched:
             self._patience,
             loading=loading_ranks(standstill.ranks),
         )
+        early = program.is_young and standstill.stalled_s < self._patience.first_s
+        gone = any(each.gone and each.pid for each in standstill.ranks)
+        if not reason and early and not gone and not cannot_be_well(standstill):
+            reason = "it has no pace yet, and nothing is seen that its start does not explain"
         if reason:
-            program.pause_s = min(max(_FIRST_PAUSE_S, 2 * program.pause_s), _LONGEST_PAUSE_S)
             # Sooner where it is known when more will be known.
             limits_s = (self._patience.reading_s, self._patience.storage_s)
             left_s = [limit_s - standstill.stalled_s for limit_s in limits_s]
-            soon_s = min((each for each in left_s if each > 0), default=program.pause_s)
-            program.look_again_s = now_s + min(program.pause_s, soon_s)
+            soon_s = min((each for each in left_s if each > 0), default=math.inf)
+            program.next_look.put_off(now_s, at_most_s=soon_s)
             return reason
         program.hung_s = now_s - standstill.stalled_s
         return standstill, flights
@@ -274,6 +290,18 @@ class Watched:
             slow = program.stragglers.window(own)
             found += [(_slow_rank(each, program.ranks[each.rank]), each.ratio) for each in slow]
         return found
+
+    def uneven(self) -> list[Uneven]:
+        """Return what is newly known to be uneven, by the windows so far."""
+        return [
+            each
+            for program in self.programs.values()
+            for each in program.unevenness.newly(
+                tuple(program.stragglers.windows),
+                program.stragglers.crowd,
+                {rank: last.node for rank, last in program.ranks.items()},
+            )
+        ]
 
     def slower(self) -> list[tuple[Program, Longer]]:
         """Close a window of time; return the programs whose steps take longer than before."""
@@ -320,6 +348,9 @@ def _own_time(now: RankNow) -> OwnTime:
         ran_s=now.ran_s,
         unserved_s=now.unserved_s,
         throttled_s=now.throttled_s,
+        tokens=now.tokens,
+        role=now.role,
+        replica=now.replica,
     )
 
 
@@ -344,6 +375,7 @@ def _seen(
         cpu_share=round(share, 3),
         io_bytes=io_bytes,
         gpu_share=look.gpu_share if look else 0.0,
+        gpu_waits=look is not None and look.gpu_waits,
         answered=look is not None and look.answered,
         stack=look.stack if look else (),
     )
@@ -361,19 +393,3 @@ def _never_seen(ranks: Sequence[RankSeen], world: int, nodes: Sequence[str]) -> 
     fewer = [node for node, count in on_node.items() if count < max(on_node.values(), default=0)]
     node = fewer[0] if len(fewer) == 1 else ""
     return [RankSeen(rank=number, node=node, gone=True) for number in missing]
-
-
-def loading_ranks(ranks: Iterable[RankSeen]) -> set[int]:
-    """Return the ranks that wait for their data loader, by stack."""
-    return {each.rank for each in ranks if place_of(each.stack).doing is Doing.LOADING}
-
-
-def waiting_ranks(ranks: Iterable[RankSeen], flights: FlightRecords) -> set[int]:
-    """Return the ranks that are known to wait in a collective, by stack or by Flight Recorder."""
-    inside = {each.rank for each in ranks if place_of(each.stack).doing is Doing.COLLECTIVE}
-    in_flight = {
-        each.rank
-        for each in flights.records
-        if each.operations and each.operations[-1].state not in {"completed", "retired"}
-    }
-    return inside | in_flight

@@ -10,9 +10,11 @@ is `training.diagnosis`'s.
     node          the monitor of one node
     ranks         the ranks on a node: their heartbeats, and what the kernel says of them
     closer_look   what is looked at of them only while a training stands still
+    gpu_activity  what GPUs do meanwhile, as NVML tells it
     connections   TCP connections: which do not get through, and how fast the others are
     monitors      talks with the monitors of all nodes
     findings      says and records what was found
+    on_hang       cancels the job, or has the script ended, where the user wants that
     output_watch  without a heartbeat: the output, and if that ends, the processes
     tails         what was written to the output since the last look
     silent_ranks  which processes are ranks without a heartbeat
@@ -26,8 +28,12 @@ is `training.diagnosis`'s.
     containment   collectors and operators of others, run so that they can raise and hang
     registry      the collectors and operators there are, other distributions' too
     collector     what a collector is, and what it is told of the job
+    plugged       `training.plugins`' collectors, operators and diagnosticians as those here
     job_output    collector: the ends of the job's output files
     srun_output   which files the script had srun write
-    surroundings  collectors: what Slurm, the kernel and the monitor say of the job
+    surroundings  collectors: what Slurm and the monitor say of the job
+    every_node    collectors: what every node of the job tells
+    node_state    on one node: what that is
     flight_dumps  collector: Flight Recorder dumps
+    live_recorder  the same of ranks without a heartbeat, asked while they run
 """

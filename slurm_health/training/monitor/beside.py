@@ -2,10 +2,10 @@
 """What the supervisor starts beside the script: `python -m slurm_health.training.monitor.beside`.
 
 It waits a while, because most scripts that fail do so soon, and until a process on this node has a
-heartbeat. Then it starts one monitor per node and watches. Until then it follows the job's output;
-where that ends in the middle of a training, monitors look at its processes for some seconds. It
-ends when its standard input does, and all that it started with it. A script whose monitor cannot be
-started, or dies, runs on as it would.
+heartbeat. Then it starts one monitor per node and watches. Until then it follows the job's output
+and whether the ranks here move; where that ends in the middle of a training, monitors look at its
+processes for some seconds. It ends when its standard input does, and all that it started with it. A
+script whose monitor cannot be started, or dies, runs on as it would.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurm_health.preflight.supervisor.monitor_process import SCRIPT_HANGS
+
 if TYPE_CHECKING:
-    from slurm_health.records.script_records import HangFound
     from slurm_health.training.monitor.findings import Findings
     from slurm_health.training.monitor.monitors import Monitors
 
 # How often the batch host is looked at for a heartbeat, and the output for lines that count steps.
 _LOOK_S = 20.0
+_MOVE_S = 5.0  # from one look at whether ranks here move to the next
+_SUSPENDED_S = 5.0  # more than that is no busy machine: the job was suspended
 _SLURM_S = 5.0  # to say which nodes the job has
 _END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
 _LOOKS_AT_END = 6
@@ -40,6 +43,7 @@ def main() -> int:
     parser.add_argument("--on-hang", default="report")
     parser.add_argument("--after-s", type=float, required=True)
     parser.add_argument("--script-source", type=Path)
+    parser.add_argument("--tell", action="store_true")  # the hang, on standard output
     options = parser.parse_args()
     # What Slurm sends to every process of the job is for the script; we end when it does.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -49,26 +53,32 @@ def main() -> int:
         from slurm_health.training.monitor.srun_output import script_text
 
         script = script_text(options.script_source)
-        _watch(directory, script, dict(os.environ), stop=options.on_hang == "stop")
+        return _watch(directory, script, dict(os.environ), options.on_hang, tell=options.tell)
     return 0
 
 
-def _watch(directory: Path | None, script: str, environ: Mapping[str, str], *, stop: bool) -> None:
+def _watch(
+    directory: Path | None, script: str, environ: Mapping[str, str], mode: str, *, tell: bool
+) -> int:
+    """Return the code to end with."""
     # Only now: a script of seconds is not to wait for what it has no use for.
+    import msgspec
+
     from slurm_health.records.allocation import from_environ
     from slurm_health.records.errors import AllocationError
     from slurm_health.system.processes import NOTHING, PIPE, start_tied
     from slurm_health.training.monitor.findings import Findings
     from slurm_health.training.monitor.monitors import Ended, Monitors
+    from slurm_health.training.monitor.on_hang import ScriptToEnd, acting
 
     try:
         allocation = from_environ(environ)
     except AllocationError as err:
         _say(f"monitor: not running: {err}")
-        return
+        return 0
     job = allocation.job_id
     here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-    findings = Findings(directory, environ)
+    findings = Findings(directory, environ, on_hang=acting(mode, job, environ))
 
     def start(nodes: Sequence[str]) -> Monitors:
         argv, its_environ = _monitors(job, nodes, here, environ)
@@ -84,13 +94,17 @@ def _watch(directory: Path | None, script: str, environ: Mapping[str, str], *, s
                 nodes,
                 start,
                 findings,
-                on_hang=_cancel(job, environ, findings) if stop else lambda _: None,
                 left_of=lambda had: _nodes_left(had, allocation.array or str(job), environ),
             )
     except Ended:
         pass
+    except ScriptToEnd as ends:
+        if tell:
+            os.write(1, msgspec.json.encode(ends.hang))
+        return SCRIPT_HANGS
     except OSError as err:
         _say(f"monitor: not running: {err}")
+    return 0
 
 
 def _watch_nodes(
@@ -98,13 +112,13 @@ def _watch_nodes(
     start: Callable[[Sequence[str]], Monitors],
     findings: Findings,
     *,
-    on_hang: Callable[[HangFound], None],
     left_of: Callable[[Sequence[str]], Sequence[str]],
 ) -> None:
     """Watch; where Slurm takes a node out of the job, and its step ends, on those that are left.
 
     Raises:
         Ended: the script has ended.
+        ScriptToEnd: it hangs, and is to be ended.
         OSError: the monitors could not be started.
     """
     from slurm_health.records.nodeset import fold
@@ -114,7 +128,7 @@ def _watch_nodes(
     while nodes:
         monitors = start(nodes)
         try:
-            Watch(monitors, nodes, findings, on_hang=on_hang).run()
+            Watch(monitors, nodes, findings).run()
         except MonitorsEnded:
             pass
         finally:
@@ -174,7 +188,9 @@ def _heartbeat_comes(
 
     Raises:
         Ended: it ends while processes are looked at.
+        ScriptToEnd: it hangs, and is to be ended.
     """
+    from slurm_health.training.diagnosis.by_movement import Movement
     from slurm_health.training.diagnosis.by_output import OutputProgress
     from slurm_health.training.monitor.output_watch import OutputWatch
     from slurm_health.training.monitor.ranks import Ranks
@@ -182,19 +198,30 @@ def _heartbeat_comes(
 
     ranks = Ranks(job, here, "")
     tails = Tails(script, Path.cwd(), environ)
-    output = OutputWatch(tails, OutputProgress(), start, nodes, findings)
+    movement = Movement()
+    output = OutputWatch(tails, OutputProgress(), movement, start, nodes, findings)
+    looked_s = float("-inf")
     while True:
-        ranks.find()
-        # Where the one here has ended, those on other nodes may wait for it.
-        now = ranks.now()
-        beating = ranks.outlived or any(each.steps for each in now)
-        if not beating:
-            output.look()
-        output.record(now, now_s=time.monotonic(), beating=beating)
-        if beating:
-            return True
-        if _script_ends_within(_LOOK_S):
+        now_s = time.monotonic()
+        is_due = now_s - looked_s >= _LOOK_S - _MOVE_S / 2
+        if is_due:
+            ranks.find()
+            looked_s = now_s
+            now = ranks.now()
+            # Where the one here has ended, those on other nodes may wait for it.
+            beating = ranks.outlived or any(each.steps for each in now)
+            if not beating:
+                output.look()
+            output.record(now, now_s=time.monotonic(), beating=beating)
+            if beating:
+                return True
+        output.move(ranks.alone(), time.monotonic())
+        began_s = time.monotonic()
+        if _script_ends_within(_MOVE_S):
             return False
+        late_s = time.monotonic() - began_s - _MOVE_S
+        if late_s > _SUSPENDED_S:
+            movement.sleep(late_s)
 
 
 def _monitors(
@@ -210,25 +237,6 @@ def _monitors(
         return list(command), environ
     # It needs no device, and takes none from a step of the user's.
     return step_argv(job, nodes, ["--gres=none"], command), clean_environ(environ)
-
-
-def _cancel(
-    job: int, environ: Mapping[str, str], findings: Findings
-) -> Callable[[HangFound], None]:
-    from slurm_health.records.errors import SlurmError
-    from slurm_health.records.records import Action, ActionDone, ActionIntended
-    from slurm_health.system.slurm.client import Client
-
-    def cancel(_: HangFound) -> None:
-        findings.record(ActionIntended(action=Action.CANCEL, reason="it hangs (--monitor=stop)"))
-        _say("monitor: the job is cancelled because it hangs (--monitor=stop)")
-        try:
-            Client(environ).cancel(job)
-        except SlurmError as err:
-            _say(f"monitor: it could not be cancelled: {err}")
-            findings.record(ActionDone(action=Action.CANCEL, succeeded=False, detail=str(err)))
-
-    return cancel
 
 
 def _say(text: str) -> None:

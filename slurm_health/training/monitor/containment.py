@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 # What a person who looks at a failed job waits for without thinking of it; all together take what
 # the supervisor gives (POST_MORTEM_S) with room to say what was found.
-COLLECT_S = 8.0
+COLLECT_S = 13.0
+COLLECT_LIVE_S = 8.0  # while a training hangs, which is to be told soon
 _ANSWER_BYTES = 16 << 20  # how far 4,096 ranks came in their groups takes 4 MB
 _ROOM_S = 1.0  # of these, to come to an end by itself
 OPERATOR_S = 2.0
@@ -51,7 +52,7 @@ def collect_live(
     collectors: Sequence[LiveCollector],
     known: Sequence[msgspec.Struct],
     *,
-    limit_s: float = COLLECT_S,
+    limit_s: float = COLLECT_LIVE_S,
 ) -> Collected:
     """Run all live collectors at once, each in a child; return their data beside what is known."""
 

@@ -20,8 +20,10 @@ from slurm_health.records.script_records import (
     Diagnosed,
     HangFound,
     HangOver,
+    LossFound,
     SlowdownFound,
     StragglerFound,
+    UnevenFound,
 )
 from slurm_health.report.post_mortem import lines_of
 from slurm_health.system import journal
@@ -33,13 +35,16 @@ from slurm_health.training.diagnosis.diagnostician import (
     observe_slowdown,
 )
 from slurm_health.training.diagnosis.inference import Inference
+from slurm_health.training.diagnosis.losses import LossIsNone, observe_losses
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.slow_network import Slowdown
 from slurm_health.training.diagnosis.slow_rank import SlowRank, observe_slow_rank
+from slurm_health.training.diagnosis.uneven import Uneven, observe_uneven
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.containment import collect_live, contained
 
 _TITLE_WIDTH = 8
+_KEPT, _MOST_KEPT = "hang-", 16  # files of stacks and records of collectives
 
 
 class Findings:
@@ -49,34 +54,54 @@ class Findings:
         directory: of the run in the journal, None where there is none.
         environ: of the job.
         out: where it is said.
+        on_hang: what is done about a hang once it was said and recorded.
     """
 
     def __init__(
-        self, directory: Path | None, environ: Mapping[str, str], out: TextIO = sys.stderr
+        self,
+        directory: Path | None,
+        environ: Mapping[str, str],
+        out: TextIO = sys.stderr,
+        on_hang: Callable[[HangFound, Findings], None] = lambda *_: None,
     ) -> None:
         self._directory = directory
         self._environ = environ
         self._out = out
+        self._on_hang = on_hang
         self._slow: list[Diagnosed] = []
+        self._kept = 0
 
     def hang(
-        self, standstill: Standstill, flights: FlightRecords, line: str = ""
-    ) -> HangFound | None:
-        """Infer where a training hangs, say it and record it; None where nothing is inferred.
+        self,
+        standstill: Standstill,
+        flights: FlightRecords,
+        line: str = "",
+        *,
+        at_rest: bool = False,
+    ) -> None:
+        """Infer where a training hangs, say it, record it, and do about it what is to be done.
 
-        `line` is the last line of output that counted, where that told of the standstill.
+        `line` is the last line of output that counted, where that told of the standstill;
+        `at_rest`: its main threads told of it.
+
+        Raises:
+            ScriptToEnd: the script is to be ended.
         """
         seen = [standstill, flights, MonitorSaw(slow=tuple(self._slow))]
-        live = collect_live(self._environ, registry.LIVE_COLLECTORS, seen)
+        live = collect_live(self._environ, registry.registered().live, seen)
         missing = {**standstill.not_seen, **live.missing}
         found = _inferred(observe_hang, live.all, missing=missing, failed=live.failed)
         if found is None:
-            return None
+            return
         hang = HangFound(
             stalled_s=round(standstill.stalled_s, 1),
             allowance_s=round(standstill.allowance_s, 1),
             step=standstill.step,
             line=line,
+            at_rest=at_rest,
+            beyond_script=any(
+                each.is_beyond_script for each in standstill.ranks if each.rank in found.ranks
+            ),
             found=found,
         )
         said = f"no step for {hang.stalled_s:.0f} s, the last was {hang.step}; the training hangs"
@@ -85,9 +110,22 @@ class Findings:
                 f"no line that counts steps for {hang.stalled_s:.0f} s, the last was {line!r}, and"
                 " no process of the job works; the training seems to hang"
             )
+        if at_rest:
+            said = f"for {hang.stalled_s:.0f} s all ranks have only waited; the training hangs"
         self.say(f"monitor: {said}", *_titled(found))
         self.record(hang)
-        return hang
+        self._keep(standstill, flights)
+        self._on_hang(hang, self)
+
+    def _keep(self, standstill: Standstill, flights: FlightRecords) -> None:
+        """Write all that was seen of the ranks beside the journal: they may be ended next."""
+        if self._directory is None or self._kept >= _MOST_KEPT:
+            return
+        self._kept += 1
+        file = self._directory / f"{_KEPT}{time.time_ns() // 10**9}.json"
+        data = msgspec.json.encode({"standstill": standstill, "flights": flights})
+        with contextlib.suppress(OSError), file.open("xb") as kept:
+            kept.write(data)
 
     def slowdown(self, seen: Slowdown) -> None:
         """Infer why steps take longer than before; say it and record it if links explain it."""
@@ -122,9 +160,24 @@ class Findings:
             )
         )
 
+    def uneven(self, uneven: Uneven) -> None:
+        """Say and record that stages or batches are uneven."""
+        found = _inferred(observe_uneven, [uneven])
+        if found is not None:
+            self.say(f"monitor: {found.cause.replace('-', ' ')}", *_titled(found))
+            self.record(UnevenFound(times=round(uneven.times, 3), found=found))
+
+    def loss(self, seen: LossIsNone) -> None:
+        """Say and record that the loss of the training is no number any more."""
+        found = _inferred(observe_losses, [seen])
+        if found is not None:
+            self.say(f"monitor: the loss is no number: {seen.line!r}", *_titled(found))
+            self.record(LossFound(line=seen.line, found=found))
+
     def hang_over(self, stalled_s: float, step: int) -> None:
-        """Say and record that a training that hung goes on."""
-        self.say(f"monitor: the training goes on after {stalled_s:.0f} s, at step {step}")
+        """Say and record that a training that hung goes on; the step is 0 where it is not known."""
+        at = f", at step {step}" if step else ""
+        self.say(f"monitor: the training goes on after {stalled_s:.0f} s{at}")
         self.record(HangOver(stalled_s=round(stalled_s, 1), step=step))
 
     def say(self, *lines: str) -> None:

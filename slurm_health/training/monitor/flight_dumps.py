@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import pickle
 import re
@@ -29,12 +30,14 @@ from slurm_health.training.diagnosis.flight_data import (
 )
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
 
+Kept = Callable[[tuple[Operation, ...]], tuple[Operation, ...]]
+
 # The prefixes of files, to which torch adds the rank: as it is told, else as it chooses.
 _VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _OF_CACHE = "torch/comm_lib_trace_rank_"
 _OF_OLD = "/tmp/nccl_trace_rank_"  # noqa: S108 - files of other users are passed over
 _MOST_RANKS = 8192
-_READ_S = 6.0  # of the eight seconds that a collector has
+_READ_S = 6.0  # of the seconds that a collector has
 _MOST_BYTES = 64 << 20
 _MOST_TEXT = 8 * _MOST_RANKS  # of numbers, each with what is between them
 _MOST_OPERATIONS = 8192  # of all ranks together: what a child answers has a limit
@@ -45,6 +48,7 @@ _MEMORY_PER_BYTE = 64
 _TRANSFER = re.compile(r"(?:\w+:)?(?P<what>send|recv) \d{1,6}(?:->|<-)(?P<peer>\d{1,6})")
 # The collectives whose input has the same size on all ranks.
 _SAME_SIZES = {"all_reduce", "allreduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"}
+_IN_PLACE = {"all_reduce", "allreduce", "broadcast"}  # whose output has the size of the input
 
 
 class _Plain(pickle.Unpickler):
@@ -54,15 +58,22 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"holds {module}.{name}, which no dump does")
 
 
+class AnotherTraining(ValueError):
+    """A dump has collectives of before this script began, as one at torch's own path may."""
+
+
 class FlightDumps:
     """The latest collectives of every rank that left a dump since the script began."""
 
     name = "flight-recorder"
     data = FlightRecords
 
+    def __init__(self, reads: Callable[[Path], bool] = lambda _: True) -> None:
+        self._reads = reads  # whether to read a file that was found
+
     def is_enabled(self, job: EndedJob) -> Enabled:
         """There must be files of this job."""
-        if any(_files(job)):
+        if any(self._reads(path) for _, path in _files(job)):
             return Enabled()
         return Enabled("no dump was found (--flight-recorder=on has NCCL leave them)")
 
@@ -72,8 +83,9 @@ class FlightDumps:
         Raises:
             NothingCollected: none of them is a dump.
         """
-        files = dict(_files(job))
+        files = {rank: path for rank, path in _files(job) if self._reads(path)}
         most = max(2, _MOST_OPERATIONS // max(1, len(files)))
+        since_s = job.ended_s - job.duration_s
         until_s = time.monotonic() + _READ_S
         records: list[FlightRecord] = []
         told: set[tuple[str, tuple[int, ...]]] = set()
@@ -84,7 +96,10 @@ class FlightDumps:
                 records.append(unknown)
                 continue
             try:
-                records.append(_once(_record(path, rank, most), told))
+                record = read_dump(path, rank, lambda found: found[-most:], since_s)
+                records.append(_once(record, told))
+            except AnotherTraining as err:
+                problem = f"{path}: {err}"
             except (OSError, ValueError, pickle.UnpicklingError) as err:
                 problem = f"{path}: {err}"
                 records.append(unknown)
@@ -103,7 +118,7 @@ def _once(record: FlightRecord, told: set[tuple[str, tuple[int, ...]]]) -> Fligh
 def _files(job: EndedJob) -> Iterator[tuple[int, Path]]:
     """Yield the dumps of each rank that this user wrote since the script began."""
     since_s = job.ended_s - job.duration_s
-    for prefix in _prefixes(job.environ):
+    for prefix in prefixes(job.environ):
         path = job.directory / prefix
         try:
             entries = list(os.scandir(path.parent))
@@ -119,16 +134,18 @@ def _files(job: EndedJob) -> Iterator[tuple[int, Path]]:
                 yield int(rank), Path(entry.path)
 
 
-def _prefixes(environ: Mapping[str, str]) -> Iterator[str]:
+def prefixes(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the paths to which torch adds the rank: as it is told, else as it chooses."""
     told = [environ[name] for name in _VARIABLES if environ.get(name)]
     cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '')}/.cache"
     yield from dict.fromkeys(told or [f"{cache}/{_OF_CACHE}", _OF_OLD])
 
 
-def _record(path: Path, rank: int, most: int) -> FlightRecord:
-    """Return the latest collectives of a dump, at most so many, and who is in its groups.
+def read_dump(path: Path, rank: int, kept: Kept, since_s: float = 0.0) -> FlightRecord:
+    """Return what a dump in a file says of a rank; `kept` chooses what is told one by one.
 
     Raises:
+        AnotherTraining: it is of one that began before `since_s`.
         OSError: it cannot be read.
         ValueError: it is none.
         pickle.UnpicklingError: it holds what no dump does.
@@ -139,11 +156,21 @@ def _record(path: Path, rank: int, most: int) -> FlightRecord:
         with _memory_within(_LEAST_MEMORY_BYTES + _MEMORY_PER_BYTE * len(data)):
             plain = data[:1] == b"{"
             dump = from_json(data, dict[str, Any]) if plain else _Plain(io.BytesIO(data)).load()
-            return record_of(dump, rank, lambda found: found[-most:])
+            began_s = _began_s(dump)
+            record = record_of(dump, rank, kept)
     except (pickle.UnpicklingError, OSError):
         raise
     except Exception as err:  # a damaged pickle raises anything
         raise ValueError(f"is no dump of the Flight Recorder: {err!r}") from err
+    if began_s < since_s:
+        raise AnotherTraining("is of a training that began before this one")
+    return record
+
+
+def _began_s(dump: Mapping[str, Any]) -> float:
+    """Return when the first of the collectives that a dump still has was called."""
+    created_ns = [each["time_created_ns"] for each in dump["entries"] if "time_created_ns" in each]
+    return min(created_ns, default=math.inf) / 1e9
 
 
 @contextlib.contextmanager
@@ -162,7 +189,7 @@ def _memory_within(more_bytes: int) -> Iterator[None]:
 def record_of(
     dump: Mapping[str, Any],
     rank: int,
-    kept: Callable[[tuple[Operation, ...]], tuple[Operation, ...]],
+    kept: Kept,
 ) -> FlightRecord:
     """Return what a dump says of a rank; `kept` chooses the collectives that are told one by one.
 
@@ -243,10 +270,26 @@ def _operation(entry: Mapping[str, Any]) -> Operation:
         group=_short(f"{name} ({library})" if library else name),
         sequence=int(entry["collective_seq_id"]),
         what=_short(what),
-        sizes=_short(entry.get("input_sizes", "")) if what in _SAME_SIZES else "",
+        sizes=_tensors(entry, what) if what in _SAME_SIZES else "",
         # gloo marks what is over by `retired` only.
         state="retired" if entry.get("retired") else _short(entry.get("state", "")),
     )
+
+
+def _tensors(entry: Mapping[str, Any], what: str) -> str:
+    """Return the sizes and kinds of numbers of what went in, and out where that is not the same."""
+    sizes = entry.get("input_sizes", "")
+    kinds, made = (_kinds(entry.get(key)) for key in ("input_dtypes", "output_dtypes"))
+    told = f"{sizes} {kinds}"
+    if what in _IN_PLACE and entry.get("output_sizes", sizes) != sizes:
+        told += f" to {entry['output_sizes']}"
+    if made and made != kinds:
+        told += f" as {made}"
+    return _short(told).strip()
+
+
+def _kinds(told: object) -> str:
+    return ", ".join(map(str, told)) if isinstance(told, list | tuple) else str(told or "")
 
 
 def _short(value: object) -> str:

@@ -12,12 +12,15 @@ import binascii
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from slurm_health.records.decoding import JsonDecoder
 from slurm_health.training.diagnosis.seen import paths_by_node
 from slurm_health.training.diagnosis.watched import Looked, RankLook, RankNow
+
+T = TypeVar("T")
 
 # What the watch says, a line each: that it is there; tell how the ranks are; look at all there is.
 HERE, NOW, LOOK = b".", b"now", b"look"
@@ -49,14 +52,22 @@ class NodeLook(msgspec.Struct, frozen=True, tag="look"):
 
 
 Message = NodeNow | NodeLook
-_DECODER = JsonDecoder[NodeNow | NodeLook](NodeNow | NodeLook)
+MESSAGES = JsonDecoder[NodeNow | NodeLook](NodeNow | NodeLook)
 _LINE = re.compile(rb"(\S{1,255}) (\d{1,9}) (\d{1,6})/(\d{1,6}) ([A-Za-z0-9+/=]*)")
 _PART_BYTES = 640  # beside the longest name of a node
 _MOST_BYTES = 64 << 20
 
 
-def lines_of(message: Message, number: int) -> Iterator[bytes]:
-    """Yield the lines of the so manieth message of a node."""
+class OfNode(Protocol):
+    """What a node tells, with its name."""
+
+    @property
+    def node(self) -> str:
+        """The name of the node."""
+
+
+def lines_of(message: OfNode, number: int) -> Iterator[bytes]:
+    """Yield the lines of a message; `number` counts the messages of its node."""
     data = base64.b64encode(zlib.compress(msgspec.json.encode(message)))
     parts = [data[at : at + _PART_BYTES] for at in range(0, len(data), _PART_BYTES)]
     for place, part in enumerate(parts, start=1):
@@ -75,13 +86,14 @@ def looked_at(looks: Mapping[str, NodeLook], *, silent: Sequence[str]) -> Looked
     )
 
 
-class Reader:
+class Reader(Generic[T]):
     """Puts messages together again. Of each node, what belongs to an older message is dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: JsonDecoder[T]) -> None:
+        self._decoder = decoder
         self._parts: dict[bytes, tuple[bytes, dict[int, bytes]]] = {}
 
-    def take(self, line: bytes) -> Message | None:
+    def take(self, line: bytes) -> T | None:
         """Take in a line; return the message that it makes whole."""
         match = _LINE.fullmatch(line)
         if match is None:  # srun's own, or torn
@@ -99,6 +111,6 @@ class Reader:
             data = zlib.decompressobj().decompress(
                 base64.b64decode(b"".join(parts[each] for each in sorted(parts))), _MOST_BYTES
             )
-            return _DECODER.decode(data)
+            return self._decoder.decode(data)
         except (binascii.Error, zlib.error, msgspec.MsgspecError):
             return None

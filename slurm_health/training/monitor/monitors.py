@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from slurm_health.records.text import LineBuffer
 from slurm_health.system.processes import Process, end_session
-from slurm_health.training.monitor.messages import LOOK, Message, NodeLook, Reader
+from slurm_health.training.monitor.messages import LOOK, MESSAGES, Message, NodeLook, Reader
 
 # For all nodes to tell how their ranks are; a closer look takes longer by what it waits for.
 _NOW_S, _LOOK_S = 8.0, 12.0
@@ -41,7 +41,7 @@ class Monitors:
         self._nodes = tuple(nodes)
         self._control = control
         self._lines = LineBuffer(_MOST_LINE_BYTES)
-        self._reader = Reader()
+        self._reader = Reader(MESSAGES)
 
     def hear(self, wait_s: float) -> Iterator[Message]:
         """Yield what the monitors say for so long.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch of a training without a heartbeat: its output, and if that ends, its processes.
+"""The watch of a training without a heartbeat: its output, and how its ranks here move.
 
 Nothing is started beside the job until lines that counted steps have stayed away for far longer
-than they did before. Then monitors look at the processes of all nodes for some seconds.
+than they did before, or the main threads of all ranks of this node have. Then monitors look at the
+processes of all nodes for some seconds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from slurm_health.records.script_records import ProgressSeen
+from slurm_health.training.diagnosis.by_movement import Movement
 from slurm_health.training.diagnosis.by_output import OutputProgress
 from slurm_health.training.diagnosis.seen import STOPPED
 from slurm_health.training.diagnosis.watched import RankNow, Watched
@@ -19,7 +21,7 @@ from slurm_health.training.monitor.messages import LOOK, NodeLook, looked_at
 from slurm_health.training.monitor.monitors import Monitors, MonitorsEnded
 from slurm_health.training.monitor.tails import Tails
 
-BETWEEN_S = 15.0  # two looks, in which a process that works is seen to
+BETWEEN_S = 10.0  # two looks, in which a process that works is seen to
 _RECORD_S = 60.0  # from one record of the progress to the next: 250 kB a day
 _MOST_STOPPED = 64  # that are named
 
@@ -30,6 +32,7 @@ class OutputWatch:
     Args:
         tails: what was written.
         progress: what that says.
+        movement: of the ranks on this node.
         start: starts the monitors of all nodes.
         nodes: those of the job.
         findings: says and records what is found.
@@ -40,6 +43,7 @@ class OutputWatch:
         self,
         tails: Tails,
         progress: OutputProgress,
+        movement: Movement,
         start: Callable[[], Monitors],
         nodes: Sequence[str],
         findings: Findings,
@@ -47,6 +51,7 @@ class OutputWatch:
     ) -> None:
         self._tails = tails
         self._progress = progress
+        self._movement = movement
         self._start = start
         self._nodes = tuple(nodes)
         self._findings = findings
@@ -65,8 +70,22 @@ class OutputWatch:
         stalled_s = self._progress.goes_on(now_s)
         if stalled_s is not None and self._progress.latest is not None:
             self._findings.hang_over(stalled_s, self._progress.latest.step)
-        if self._progress.suspect(now_s):
-            self._look_at_processes()
+        if self._progress.suspect(now_s) and self._movement.hung_s is None:
+            self._look_at_processes(self._progress)
+
+    def move(self, ranks: Sequence[RankNow], now_s: float) -> None:
+        """See whether the ranks here move; look at the processes of all nodes where that is due.
+
+        Raises:
+            Ended: the script has ended.
+        """
+        self._movement.take(ranks, now_s)
+        stalled_s = self._movement.goes_on(now_s)
+        if stalled_s is not None:
+            latest = self._progress.latest
+            self._findings.hang_over(stalled_s, latest.step if latest else 0)
+        if self._movement.suspect(now_s) and self._progress.hung_s is None:
+            self._look_at_processes(self._movement)
 
     def record(self, ranks: Sequence[RankNow], *, now_s: float, beating: bool = False) -> None:
         """Record how far the training is: seldom, or at once where a rank is stopped or goes on.
@@ -97,22 +116,24 @@ class OutputWatch:
     def _read(self) -> None:
         now_s = time.monotonic()
         for written in self._tails.written():
-            self._progress.take(written.file, written.text, now_s, torn=written.torn)
+            lost = self._progress.take(written.file, written.text, now_s, torn=written.torn)
+            if lost is not None:
+                self._findings.loss(lost)
 
-    def _look_at_processes(self) -> None:
+    def _look_at_processes(self, told_by: OutputProgress | Movement) -> None:
         try:
             monitors = self._start()
         except OSError:
-            self._progress.not_now(time.monotonic())
+            told_by.not_now(time.monotonic())
             return
         try:
-            self._judge(monitors)
+            self._judge(monitors, told_by)
         except MonitorsEnded:  # as where Slurm starts no step: nothing is known
-            self._progress.not_now(time.monotonic())
+            told_by.not_now(time.monotonic())
         finally:
             monitors.end()
 
-    def _judge(self, monitors: Monitors) -> None:
+    def _judge(self, monitors: Monitors, told_by: OutputProgress | Movement) -> None:
         watched = Watched(self._nodes)
         first = self._looks(monitors, watched)
         began_s = time.monotonic()
@@ -123,7 +144,7 @@ class OutputWatch:
         now_s = time.monotonic()
         silent = [node for node in self._nodes if node not in second]
         looked = looked_at(second, silent=silent)
-        judged = self._progress.judge(
+        judged = told_by.judge(
             watched,
             looked_at(first, silent=silent).then(looked),
             self._nodes,
@@ -131,7 +152,11 @@ class OutputWatch:
             now_s=now_s,
         )
         latest = self._progress.latest
-        if not isinstance(judged, str) and latest is not None:
+        if isinstance(judged, str):
+            return
+        if told_by is self._movement:
+            self._findings.hang(*judged, at_rest=True)
+        elif latest is not None:
             self._findings.hang(*judged, line=latest.line)
 
     @staticmethod

@@ -18,6 +18,7 @@ from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.containment import COLLECT_S, collect, contained
+from slurm_health.training.monitor.every_node import with_dumps
 
 _TITLE_WIDTH = 8  # of the longest title, `evidence`
 
@@ -46,7 +47,7 @@ def hold(
         requeued, it is recorded and not said: what the script itself says, and Slurm, is better.
     """
     used = used or registry.registered()
-    data = collect(job, used.collectors, limit_s=limit_s)
+    data = with_dumps(collect(job, used.collectors, limit_s=limit_s))
     known = Collected(data.all, missing=data.missing, failed={**used.failed, **data.failed})
     chain = InferenceChain(used.operators, apply=contained())
     found = Diagnostician(observe_failure, chain).diagnose(known).diagnosed

@@ -7,7 +7,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,13 @@ import msgspec
 
 from slurm_health import heartbeat
 from slurm_health.records.decoding import from_json
+from slurm_health.records.text import one_line
 from slurm_health.system import proc
 from slurm_health.training.diagnosis.collected import FlightRecord
+from slurm_health.training.diagnosis.flight_data import Operation
 from slurm_health.training.diagnosis.seen import Frame
 from slurm_health.training.diagnosis.watched import RankLook, RankNow
+from slurm_health.training.monitor import live_recorder
 from slurm_health.training.monitor.flight_dumps import latest, record_of
 from slurm_health.training.monitor.silent_ranks import SCRIPT, Process, outlived, silent_ranks
 
@@ -29,6 +32,8 @@ _MOST_OPERATIONS = 64  # of a group: some steps, by which a step's own are known
 _MOST_ANSWER_BYTES = 16 << 20
 _POLL_S = 0.05
 _NO_BEAT = -1
+_NO_WORK = (0.0, heartbeat.UNKNOWN_REPLICA, b"")
+_ASK, _ANSWER = 13, 14  # where a heartbeat has the open files by which to ask and to be answered
 
 
 @dataclass(kw_only=True)
@@ -122,11 +127,23 @@ class Ranks:
                 self._ranks.remove(each)
         return seen
 
+    def alone(self) -> list[RankNow]:
+        """Return how ranks are without their children, of which a node may have hundreds.
+
+        Of a rank with a heartbeat it is not read.
+        """
+        seen = []
+        for each in self._ranks:
+            with contextlib.suppress(OSError, ValueError):
+                seen.append(self._alone(each))
+        return seen
+
     def look(self, wait_s: float) -> list[RankLook]:
         """Ask all ranks where they are; return their answers in time, and the kernel's word."""
         beating = [each for each in self._ranks if each.beat != _NO_BEAT]
         for each in beating:
             self._ask(each)
+        recorders = dict(self._recorders())
         until_s = self._monotonic() + wait_s
         answers: dict[int, dict[str, Any]] = {}
         # A rank tells its stack at once, and its flight record as soon as it has that.
@@ -137,11 +154,24 @@ class Ranks:
                     answers[each.pid] = answer
             waited_for = [each for each in beating if "flight" not in answers.get(each.pid, {})]
             time.sleep(_POLL_S)
+        dumped = live_recorder.answers(recorders, until_s, _kept, self._monotonic)
         looks = []
         for each in self._ranks:
             with contextlib.suppress(OSError, ValueError):
-                looks.append(self._rank_look(each, answers.get(each.pid)))
+                look = self._rank_look(each, answers.get(each.pid))
+                flight = dumped.get(each.pid, look.flight)
+                looks.append(msgspec.structs.replace(look, flight=flight))
         return looks
+
+    def _recorders(self) -> Iterator[tuple[int, live_recorder.Recorder]]:
+        """Ask the Flight Recorder of each rank without a heartbeat, and yield whom it was asked."""
+        for each in self._ranks:
+            with contextlib.suppress(OSError, ValueError):
+                process = self._root / str(each.pid)
+                if each.beat == _NO_BEAT:
+                    environ, directory = proc.environ_of(process), (process / "cwd").readlink()
+                    if recorder := live_recorder.ask(each.rank, environ, directory):
+                        yield each.pid, recorder
 
     def processes(self) -> dict[tuple[str, int], tuple[int, ...]]:
         """Return the process of each rank, by program and number, and its children behind it."""
@@ -180,44 +210,56 @@ class Ranks:
                 yield int(entry.name), (status.st_dev, status.st_ino)
 
     def _beat(self, rank: Rank) -> tuple[Any, ...]:
-        """Read a heartbeat.
+        """Read a heartbeat, and behind it tokens, replica and role.
 
         Raises:
             OSError: the process has ended.
             ValueError: it is none, or is being written at every look.
         """
         path = self._root / str(rank.pid) / "fd" / str(rank.beat)
-        layout = heartbeat.LAYOUT
+        layout, work = heartbeat.LAYOUT, heartbeat.WORK_LAYOUT
         for _ in range(3):
             with path.open("rb", buffering=0) as file:
-                data = file.read(layout.size)
-            if len(data) == layout.size:
-                beat = layout.unpack(data)
-                if beat[0] == heartbeat.MAGIC and beat[1] == beat[-1]:
-                    return beat
+                data = file.read(layout.size + work.size)
+            if len(data) >= layout.size:
+                beat = layout.unpack(data[: layout.size])
+                whole = beat[0] == heartbeat.MAGIC and beat[1] == beat[-1]
+                if whole and len(data) < layout.size + work.size:
+                    return *beat, *_NO_WORK  # a copy of the file that does not tell it yet
+                if whole and (told := work.unpack(data[layout.size :]))[-1] == beat[1]:
+                    return *beat, *told[:-1]
         raise ValueError("no heartbeat")
 
-    def _rank_now(self, rank: Rank, not_before_s: float) -> RankNow:
-        seen = proc.stat(self._root / str(rank.pid))
-        cpu_s = seen.cpu_s
-        moved_bytes = proc.io_bytes(self._root / str(rank.pid))
+    def _alone(self, rank: Rank) -> RankNow:
+        process = self._root / str(rank.pid)
+        seen = proc.stat(process)
         if seen.state in "ZX":
             raise ValueError("it has ended")
-        for child in rank.children:
-            with contextlib.suppress(OSError, ValueError):
-                cpu_s += proc.stat(self._root / str(child)).cpu_s
-                moved_bytes += proc.io_bytes(self._root / str(child))
-        ran_s, unserved_s = proc.scheduled(self._root / str(rank.pid))
-        now = RankNow(
+        ran_s, unserved_s = proc.scheduled(process)
+        return RankNow(
             program=rank.program,
             rank=rank.rank,
             pid=rank.pid,
             state=seen.state,
-            cpu_s=round(cpu_s, 2),
-            io_bytes=moved_bytes,
+            cpu_s=round(seen.cpu_s, 2),
+            io_bytes=proc.io_bytes(process),
             world=rank.world,
             ran_s=round(ran_s, 3),
             unserved_s=round(unserved_s, 3),
+            wakes=proc.voluntary_switches(process),
+        )
+
+    def _rank_now(self, rank: Rank, not_before_s: float) -> RankNow:
+        alone = self._alone(rank)
+        cpu_s, moved_bytes = alone.cpu_s, alone.io_bytes
+        for child in rank.children:
+            with contextlib.suppress(OSError, ValueError):
+                cpu_s += proc.stat(self._root / str(child)).cpu_s
+                moved_bytes += proc.io_bytes(self._root / str(child))
+        now = msgspec.structs.replace(
+            alone,
+            cpu_s=round(cpu_s, 2),
+            io_bytes=moved_bytes,
             throttled_s=round(self._limits.throttled_s(self._root / str(rank.pid)), 3),
         )
         # One without a heartbeat tells no more.
@@ -227,6 +269,7 @@ class Ranks:
         beat = self._beat(rank)
         number, step, steps, first_s, last_s, longest_s, own_s, own_steps = beat[2:10]
         loading_s, batches, data_ended = beat[10:13]
+        tokens, replica, role = beat[-3:]
         timed = max(1, steps - heartbeat.WARM_UP_STEPS - 1)
         return msgspec.structs.replace(
             now,
@@ -242,11 +285,14 @@ class Ranks:
             loading_s=round(loading_s, 4),
             batches=batches,
             data_ended=data_ended,
+            tokens=tokens,
+            role=one_line(role.rstrip(b"\0").decode(errors="replace")),
+            replica=replica,
         )
 
     def _ask(self, rank: Rank) -> None:
         with contextlib.suppress(OSError, ValueError):
-            asks = self._beat(rank)[-3]
+            asks = self._beat(rank)[_ASK]
             rank.asked = rank.asked % 255 + 1
             path = self._root / str(rank.pid) / "fd" / str(asks)
             # By now the number may be that of another file, which a byte would spoil.
@@ -261,7 +307,7 @@ class Ranks:
 
     def _answer(self, rank: Rank) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, ValueError):
-            path = self._root / str(rank.pid) / "fd" / str(self._beat(rank)[-2])
+            path = self._root / str(rank.pid) / "fd" / str(self._beat(rank)[_ANSWER])
             if not path.is_file():  # opening a FIFO waits for its other end
                 return None
             with path.open("rb") as file:
@@ -302,8 +348,12 @@ def _stack(answer: dict[str, Any] | None) -> tuple[Frame, ...]:
 def _flight(answer: dict[str, Any] | None, rank: int) -> FlightRecord | None:
     with contextlib.suppress(Exception):  # what another version of torch records may be anything
         flight = (answer or {}).get("flight") or {}
-        return record_of(flight, rank, lambda found: latest(found, _MOST_OPERATIONS))
+        return record_of(flight, rank, _kept)
     return None
+
+
+def _kept(found: Sequence[Operation]) -> tuple[Operation, ...]:
+    return latest(found, _MOST_OPERATIONS)
 
 
 def _whole(text: str | None) -> int | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectors and operators there are: ours, and those of installed distributions."""
+"""The collectors, operators and diagnosticians there are: ours, and those of distributions."""
 
 from __future__ import annotations
 
@@ -14,28 +14,25 @@ from slurm_health.records.text import one_line
 from slurm_health.training.diagnosis.inference import InferenceOperator
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.monitor.collector import DataCollector, LiveCollector
+from slurm_health.training.monitor.every_node import EveryNode, EveryNodeNow
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.job_output import JobOutput
 from slurm_health.training.monitor.nccl_ras import NcclRas
-from slurm_health.training.monitor.surroundings import (
-    KernelLog,
-    MemoryKills,
-    MonitorFindings,
-    SlurmWord,
-)
+from slurm_health.training.monitor.plugged import PluggedCollector, adapted
+from slurm_health.training.monitor.surroundings import MonitorFindings, SlurmWord
 
 COLLECTOR_POINTS = "slurm_health.collectors"
 OPERATOR_POINTS = "slurm_health.operators"
+DIAGNOSTICIAN_POINTS = "slurm_health.diagnosticians"
 COLLECTORS: tuple[DataCollector, ...] = (
     JobOutput(),
     SlurmWord(),
-    MemoryKills(),
-    KernelLog(),
+    EveryNode(),
     FlightDumps(),
     MonitorFindings(),
 )
 # While the script runs; ranks and connections are the business of each node's monitor.
-LIVE_COLLECTORS: tuple[LiveCollector, ...] = (NcclRas(),)
+LIVE_COLLECTORS: tuple[LiveCollector, ...] = (NcclRas(), EveryNodeNow())
 _OF_COLLECTORS = ("name", "data", "is_enabled", "collect_data")
 _OF_OPERATORS = ("name", "is_compatible", "infer")
 _LOAD_S = 3.0  # for all of them; a module that takes longer is given up
@@ -47,6 +44,7 @@ class Registered(NamedTuple):
     collectors: tuple[DataCollector, ...]
     operators: tuple[InferenceOperator, ...]
     failed: dict[str, str]
+    live: tuple[LiveCollector, ...] = LIVE_COLLECTORS
 
 
 def registered() -> Registered:
@@ -54,8 +52,12 @@ def registered() -> Registered:
     failed: dict[str, str] = {}
     with _time_limit(_LOAD_S):
         collectors = list(_made(COLLECTOR_POINTS, COLLECTORS, _OF_COLLECTORS, failed))
-        operators = list(_made(OPERATOR_POINTS, OPERATORS, _OF_OPERATORS, failed))
-    return Registered((*COLLECTORS, *collectors), (*OPERATORS, *operators), failed)
+        operators = [*OPERATORS, *_made(OPERATOR_POINTS, OPERATORS, _OF_OPERATORS, failed)]
+        operators += _made(DIAGNOSTICIAN_POINTS, operators, _OF_OPERATORS, failed)
+    live = (each for each in collectors if isinstance(each, PluggedCollector))
+    return Registered(
+        (*COLLECTORS, *collectors), tuple(operators), failed, (*LIVE_COLLECTORS, *live)
+    )
 
 
 def _made(
@@ -76,7 +78,7 @@ def _made(
 
 
 def _make(point: EntryPoint, needed: Sequence[str]) -> Any:
-    made = point.load()()
+    made = adapted(point.load())
     missing = [name for name in needed if not hasattr(made, name)]
     if missing:
         raise TypeError(f"it has no {missing[0]}")

@@ -14,6 +14,8 @@ SCRIPT = "script"  # what runs in the batch script itself belongs to no step
 # What runs a training: torch calls its main thread so, for profilers.
 _INTERPRETERS = ("python", "pypy", "pt_main")
 _OURS = "slurm_health"
+# Between a failure and a restart a torchrun that srun started has no ranks, and is none itself.
+_TORCHRUN = ("torchrun", "torchrun_restarts.py", "torch.distributed.run")
 
 
 class Process(NamedTuple):
@@ -70,8 +72,14 @@ def silent_ranks(
         members = [each for each in processes.values() if each.program == program]
         for root, rank in _roots(members, processes, arguments, name):
             pid = _interpreter(root, children, name, cpu_s)
-            if root not in taken and pid not in taken:
+            no_rank = processes[root].rank is None and _is_torchrun(arguments(pid))
+            if not no_rank and root not in taken and pid not in taken:
                 yield SilentRank(pid, program, rank, processes[root].world)
+
+
+def _is_torchrun(words: list[str]) -> bool:
+    """Tell whether a command line runs torchrun, ours or torch's: right behind the interpreter."""
+    return any(word.rpartition("/")[2] in _TORCHRUN for word in words[1:4])
 
 
 def outlived(processes: Mapping[int, Process]) -> bool:

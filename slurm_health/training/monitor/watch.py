@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from slurm_health.records.script_records import HangFound
 from slurm_health.training.diagnosis.pace import PATIENCE, Patience
 from slurm_health.training.diagnosis.slow_network import Slowdown, speeds_of
 from slurm_health.training.diagnosis.slow_steps import Longer
@@ -21,9 +20,6 @@ _WINDOW_S = 20.0  # of the comparison of ranks with each other, and of steps wit
 _PATHS_S = 15.0  # some steps of which each takes seconds
 _BETWEEN_S = 4.0  # two looks, in which a process that works is seen to
 
-OnHang = Callable[[HangFound], None]
-"""What is done about a hang beside saying it."""
-
 
 class Watch:
     """Hears the monitors, and looks closer at a training that stands still.
@@ -32,7 +28,6 @@ class Watch:
         monitors: of all nodes.
         nodes: those of the job.
         findings: says and records what is found.
-        on_hang: is called once a hang was said and recorded.
         patience: what a standstill is measured against.
     """
 
@@ -42,13 +37,11 @@ class Watch:
         nodes: Sequence[str],
         findings: Findings,
         *,
-        on_hang: OnHang,
         patience: Patience = PATIENCE,
     ) -> None:
         self._monitors = monitors
         self._nodes = tuple(nodes)
         self._findings = findings
-        self._on_hang = on_hang
         self._watched = Watched(nodes, patience)
         self._here_s = self._window_s = time.monotonic()
 
@@ -58,6 +51,7 @@ class Watch:
         Raises:
             Ended: the script has ended.
             MonitorsEnded: nothing can be watched any more.
+            ScriptToEnd: the script hangs, and is to be ended.
         """
         while True:
             self._hear(_TICK_S)
@@ -69,6 +63,8 @@ class Watch:
                 self._window_s = now_s
                 for slow, ratio in self._watched.window():
                     self._findings.slow_rank(slow, ratio)
+                for uneven in self._watched.uneven():
+                    self._findings.uneven(uneven)
                 for _, longer in self._watched.slower():
                     self._look_at_paths(longer)
             suspect = self._watched.suspect(now_s)
@@ -103,9 +99,7 @@ class Watch:
         )
         if isinstance(judged, str):
             return
-        hang = self._findings.hang(*judged)
-        if hang is not None:
-            self._on_hang(hang)
+        self._findings.hang(*judged)
 
     def _look(self) -> dict[str, NodeLook]:
         """Return what each node sees that answers in time."""

@@ -90,6 +90,7 @@ def _checked(
         replace(
             settings,
             at_fault=chosen.at_fault,
+            policy=replace(settings.policy, last_choice=chosen.last_choice),
             run_id=secrets.token_hex(4),
             tell=tell_nodes,
         ),

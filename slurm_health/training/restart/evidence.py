@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,13 @@ from pathlib import Path
 from slurm_health.preflight.decide.after_failure import Failure, Next
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.errors import SlurmError
-from slurm_health.records.script_records import Diagnosed, FailurePlanned, ScriptStarted
+from slurm_health.records.records import Action, ActionIntended
+from slurm_health.records.script_records import (
+    Diagnosed,
+    FailurePlanned,
+    HangFound,
+    ScriptStarted,
+)
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 
@@ -53,6 +60,7 @@ def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -
     least = None
     if policy.nodes_wanted is not None:
         least = policy.nodes_wanted if policy.nodes_needed is None else policy.nodes_needed
+    hangs = _hangs(failed.directory)
     return Failure(
         diagnosed=_diagnosed(failed.directory),
         job_over=over,
@@ -62,6 +70,8 @@ def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -
         lost=_lost(gone, client) if gone and not over else (),
         restarted_unchecked=_restarted_unchecked(failed.directory),
         least=least,
+        hang=hangs[-1],
+        hangs_before=tuple(filter(None, hangs[:-1])),
     )
 
 
@@ -94,6 +104,28 @@ def _diagnosed(directory: Path) -> Diagnosed | None:
     record = found[-1].record
     assert isinstance(record, Diagnosed)
     return record
+
+
+def _hangs(directory: Path) -> list[HangFound | None]:
+    """Return for each start of the script the hang for which it was ended; this one is the last.
+
+    All was written on this node, by one clock.
+    """
+    of_writers = (
+        journal.read_all(directory, each) for each in (journal.SUPERVISOR, journal.MONITOR)
+    )
+    entries = sorted(itertools.chain(*of_writers), key=lambda entry: entry.time_s)
+    hangs: list[HangFound | None] = [None]
+    latest: HangFound | None = None
+    for entry in entries:
+        match entry.record:
+            case ScriptStarted(restart=restart) if restart:
+                hangs.append(None)
+            case HangFound() as latest:
+                pass
+            case ActionIntended(action=Action.END_SCRIPT):
+                hangs[-1] = latest
+    return hangs
 
 
 def _restarted_unchecked(directory: Path) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -11,12 +12,15 @@ import pytest
 
 from slurm_health.fleet.history import answer, place, refresh
 from slurm_health.fleet.history.index import MOST_JOBS_OF_USER, Index
+from slurm_health.fleet.history.read import read_job
 from slurm_health.fleet.standing.observation import CheckSeen, JobSeen, Observation, Signal
+from slurm_health.records.records import Sampled
 from slurm_health.records.standings import Level
 from slurm_health.records.verdict import Level as Verdict
+from slurm_health.system.accounts import Accounts
 from tests.support.command_line import slurm_health
 from tests.support.fake_scontrol import FakeScontrol
-from tests.support.journals import Clock, RunJournal
+from tests.support.journals import Clock, RunJournal, write_healthy_run
 
 DAY_S = 86400.0
 NOW_S = 1_700_100_000.0
@@ -166,7 +170,81 @@ def test_a_check_from_the_future_was_when_its_file_was_written_or_now(
         os.utime(path, (touched_s, touched_s))
     where = place.choose(str(tmp_path / "index"), {}, root)
     with refresh.opened(where, root, now_s=NOW_S) as found:
-        assert found.last_verdicts("lab") == {
+        assert found.last_verdicts("lab", uid=os.geteuid()) == {
             "n1": min(touched_s, NOW_S),
             "n2": min(touched_s, NOW_S),
         }
+
+
+SWEEPER = 1003
+
+
+@pytest.mark.parametrize(
+    ("checks", "verdict_s"),
+    [
+        ([(BOB, 1)], 0.0),
+        ([(BOB, 1), (BOB, 2)], 0.0),
+        ([(BOB, 1), (ALICE, 9)], NOW_S - 9 * DAY_S),
+        ([(BOB, 1), (ALICE, 9), (SWEEPER, 5)], NOW_S - 5 * DAY_S),
+        ([(BOB, 1), (0, 6)], NOW_S - 6 * DAY_S),
+    ],
+)
+def test_one_users_word_keeps_no_node_from_the_sweep(
+    tmp_path: Path, checks: list[tuple[int, float]], verdict_s: float
+) -> None:
+    fleet = Fleet(tmp_path)
+    for uid, days_ago in checks:
+        fleet.ran(uid, ("n1",), time_s=NOW_S - days_ago * DAY_S)
+
+    assert fleet.index.last_verdicts("lab", uid=SWEEPER) == {"n1": verdict_s}
+
+
+def test_figures_beyond_all_measure_are_left_out(tmp_path: Path) -> None:
+    for job in (12, 13):
+        run = RunJournal(tmp_path / "journal", job=job, nodes=("n1", "n2"), clock=Clock(NOW_S))
+        run.start()
+        for number in range(2):
+            huge = Sampled(
+                node="n1",
+                round=number,
+                group=["n1"],
+                probe="x" * 1000,
+                iteration_ms=[[1.7e308], [1.7e308]],
+            )
+            run.write("n1", huge)
+
+    words = ("history", "n1", "--days=3650", "--json", f"--journal={tmp_path / 'journal'}")
+    done = slurm_health(*words, environ={"XDG_CACHE_HOME": str(tmp_path)})
+
+    assert done.code == 0, done.stderr
+    (found,) = json.loads(done.stdout)["nodes"]
+    assert len(found["checks"]) == 2
+    assert found["figures"] == []
+
+
+def test_names_of_figures_are_cut(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, job=12, nodes=("n1", "n2"), clock=Clock(NOW_S))
+    run.start()
+    sample = Sampled(node="n1", round=0, group=["n1"], probe="x" * 10**6, iteration_ms=[[1.0]])
+    run.write("n1", sample)
+
+    (check,) = read_job(tmp_path, "lab", "12").checks
+
+    assert [len(each.metric) for each in check.seen[0].figures] == [300]
+
+
+@pytest.mark.root
+def test_who_has_many_ids_is_one_user(tmp_path: Path) -> None:
+    (tmp_path / "subuid").write_text(f"{BOB}:100000:65536\n")
+    fleet = Fleet(tmp_path)
+    (fleet.root / "lab").mkdir(parents=True)
+    (fleet.root / "lab").chmod(0o1777)
+    for job, uid in ((12, BOB), (13, 100_001), (14, 165_535)):
+        directory = write_healthy_run(fleet.root, job=job, nodes=("n1", "n2")).directory.parent
+        for path in (directory, *directory.rglob("*")):
+            os.chown(path, uid, uid)
+
+    accounts = Accounts(tmp_path / "subuid")
+    refresh.bring_up_to_date(fleet.index, fleet.root, now_s=NOW_S, accounts=accounts)
+
+    assert fleet.index.users("lab") == {"n1": BOB, "n2": BOB}

@@ -17,7 +17,7 @@ import pytest
 
 from slurm_health.fleet.history import answer, place, refresh
 from slurm_health.fleet.history.others import Others
-from slurm_health.fleet.history.read import MOST_RUNS, read_job
+from slurm_health.fleet.history.read import MOST_RUNS, read_job, stamp_of
 from slurm_health.fleet.standing.observation import JobSeen
 from slurm_health.records.errors import IndexUnusable
 from slurm_health.records.standings import Level
@@ -43,6 +43,31 @@ def checks_of(root: Path, index: Path, node: str) -> list[tuple[str, str]]:
     return [(each.job, each.label) for each in history.checks]
 
 
+def test_an_index_that_a_reader_keeps_locked_is_answered_from_with_the_latest_jobs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    assert indexed(root, index) == {"n1", "n2"}
+    write_healthy_run(root, job=13, nodes=("n3",), clock=Clock(1_700_050_000.0))
+
+    with contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM slurm_health_jobs").fetchone()
+        assert indexed(root, index) == {"n1", "n2", "n3"}
+
+    assert f"another process holds the index {index}" in caplog.text
+    assert reader_sees(index) == 1
+    assert indexed(root, index) == {"n1", "n2", "n3"}
+    assert reader_sees(index) == 2
+
+
+def reader_sees(index: Path) -> int:
+    """How many jobs the file itself holds."""
+    with contextlib.closing(sqlite3.connect(index)) as reader:
+        return int(reader.execute("SELECT COUNT(*) FROM slurm_health_jobs").fetchone()[0])
+
+
 def test_checks_of_all_jobs_are_there_with_their_figures(tmp_path: Path) -> None:
     root = tmp_path / "journal"
     write_requeued_job(root, job=12)
@@ -59,6 +84,22 @@ def test_checks_of_all_jobs_are_there_with_their_figures(tmp_path: Path) -> None
     assert [str(each) for each in history.checks[0].said.signals] == ["faulty", "left out"]
     assert history.standing.level is Level.SUSPECT
     assert {each.metric for each in history.series} == {"allgather GB/s", "matmul GFLOP/s"}
+
+
+def test_the_history_of_many_nodes_is_that_of_each(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    write_requeued_job(root, job=12)
+    write_healthy_run(root, job=13, nodes=("n1", "n7"), clock=Clock(1_600_000_000.0))  # long ago
+    names = ["n1", "n3", "n7"]
+
+    where = place.choose(str(tmp_path / "index"), {}, root)
+    with refresh.opened(where, root, now_s=NOW_S) as index:
+        many = answer.histories(index, "n[1,3,7]", cluster=None, now_s=NOW_S)
+        each = [answer.histories(index, name, cluster=None, now_s=NOW_S)[0] for name in names]
+
+    assert [found.node for found in many] == names
+    assert many == each
+    assert many[2].standing.jobs == 0
 
 
 def test_two_attempts_of_a_job_are_two_checks_and_one_job(tmp_path: Path) -> None:
@@ -281,7 +322,8 @@ def test_of_a_job_with_any_number_of_runs_the_last_ones_are_read(tmp_path: Path)
 
     assert [each.label for each in seen.checks] == [str(MOST_RUNS)]
     assert f"it has more than {MOST_RUNS} runs" in seen.trouble
-    assert not seen.stamp.startswith("0/")
+    shutil.rmtree(tmp_path / "lab" / "12" / "0")
+    assert stamp_of(tmp_path, "lab", "12") == seen.stamp
 
 
 def test_a_journal_that_is_larger_than_is_read_of_another_user_says_so(tmp_path: Path) -> None:

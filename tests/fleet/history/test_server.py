@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.fleet.history.read import MOST_RUNS
+from slurm_health.system import journal
 from tests.cli.test_history import LONG_AGO, write_lemon
 from tests.support import database_servers
 from tests.support.command_line import Done, finish, slurm_health, start
@@ -71,6 +73,26 @@ def test_it_says_what_a_file_says(server: Started, tmp_path: Path) -> None:
         in_file = called(tmp_path, str(tmp_path / "index"), *words)
         assert (on_server.code, on_server.stderr) == (in_file.code, ""), on_server
         assert json.loads(on_server.stdout) == json.loads(in_file.stdout)
+
+
+def test_no_name_and_no_number_of_runs_of_a_user_ends_the_index(
+    server: Started, tmp_path: Path
+) -> None:
+    root = tmp_path / "journal"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    beside = write_healthy_run(root, job=14, nodes=("n1", "n2")).directory.parent
+    beside.rename(beside.with_name("1234567890.0123456789abcdef"))
+    for number in range(MOST_RUNS):
+        run = root / "lab" / "13" / f"{10**8 + number}-{10**8 + number}"
+        run.mkdir(mode=0o700, parents=True)
+        for writer in (journal.MASTER, journal.SUPERVISOR, journal.POST_MORTEM):
+            journal.path_of(run, writer).touch(mode=0o600)
+
+    done = called(tmp_path, server.url("writer"), "history", "n1", LONG_AGO, "--json")
+
+    assert done.code == 0, done
+    (node,) = json.loads(done.stdout)["nodes"]
+    assert sorted(each["job"] for each in node["checks"]) == ["12", "1234567890.0123456789abcdef"]
 
 
 def test_who_may_only_read_is_answered_and_indexes_nothing(server: Started, tmp_path: Path) -> None:

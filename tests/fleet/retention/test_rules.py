@@ -19,9 +19,11 @@ NOW_S = 1_700_000_000.0
 DAY_S = 86400.0
 
 
-def written(job: str, days_ago: float, *, size: int = 10, cluster: str = "lab") -> JobJournal:
+def written(
+    job: str, days_ago: float, *, size: int = 10, cluster: str = "lab", uid: int = 1
+) -> JobJournal:
     return JobJournal(
-        cluster=cluster, job=job, uid=1, size_bytes=size, written_s=NOW_S - days_ago * DAY_S
+        cluster=cluster, job=job, uid=uid, size_bytes=size, written_s=NOW_S - days_ago * DAY_S
     )
 
 
@@ -59,6 +61,57 @@ def test_the_oldest_go_until_the_rest_fits() -> None:
 
 def test_what_age_removes_counts_for_the_size() -> None:
     assert jobs(chosen(written("1", 31), written("2", 9), days=30, size=10)) == ["1"]
+
+
+def test_who_fills_the_root_removes_no_journal_of_others() -> None:
+    theirs = [written(str(job), 60) for job in range(3)]
+    greedy = [written("8", 2, size=10**12, uid=2), written("9", -90, size=10**12, uid=2)]
+
+    assert jobs(chosen(*theirs, *greedy, size=100)) == ["8", "9"]
+    assert jobs(chosen(*theirs, *greedy, size=100, alive=("8", "9"))) == []
+
+
+def test_each_user_keeps_an_equal_share_and_what_others_leave_of_theirs() -> None:
+    first = [written(f"1{ago}", ago, uid=1) for ago in range(1, 9)]
+    second = [written(f"2{ago}", ago, uid=2) for ago in range(1, 9)]
+    third = [written("31", 99, uid=3)]
+
+    assert jobs(chosen(*first, *second, *third, size=110)) == ["18", "28", "17", "27", "16", "26"]
+
+
+def test_who_has_many_ids_has_one_share() -> None:
+    puppets = [written(str(uid), 1, uid=100_000 + uid) for uid in range(50)]
+    found = choose(
+        [written("7", 60, size=50), *puppets],
+        now_s=NOW_S,
+        older_than_s=None,
+        most_bytes=100,
+        alive=(),
+        asked=("lab",),
+        local="local",
+        user_of=lambda uid: 2 if uid >= 100_000 else uid,
+    )
+    assert len(found.remove) == 45
+    assert "7" not in jobs(found)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.integers(0, 100), st.integers(1, 4)), max_size=30),
+    st.integers(0, 1000),
+)
+def test_who_takes_no_more_than_an_equal_share_loses_nothing(
+    found: list[tuple[float, int, int]], size: int
+) -> None:
+    journals = [
+        written(str(number), ago, size=taken, uid=uid)
+        for number, (ago, taken, uid) in enumerate(found)
+    ]
+    users = {each.uid for each in journals}
+    taken = {uid: sum(each.size_bytes for each in journals if each.uid == uid) for uid in users}
+
+    losers = {each.uid for each in chosen(*journals, size=size).remove}
+
+    assert all(taken[uid] * len(users) > size for uid in losers)
 
 
 def test_the_journal_of_a_job_that_lives_stays_however_old_and_large() -> None:

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health.fleet.standing import baseline
@@ -17,6 +18,8 @@ from slurm_health.preflight.session.conclusion import with_limits
 from slurm_health.records.records import Sampled, WorkersReady
 from slurm_health.records.verdict import Level, NodeVerdict, Verdict
 from tests.cli.test_history import LONG_AGO, called
+from tests.support.command_line import slurm_health
+from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import RunJournal
 
 MODEL = "NVIDIA H200"
@@ -33,31 +36,57 @@ def checked(
     return Observation(node=f"n{node}", model=MODEL, level=level, figures=(whole, *figures))
 
 
-def fleet(nodes: int, gflop_per_s: float = 750e3) -> list[Observation]:
-    return [checked(node, gflop_per_s) for node in range(nodes)]
+Seen = tuple[int, Observation]
+ALICE, BOB, EVE = 1001, 1002, 1003
 
 
-def printed(seen: Sequence[Observation]) -> str:
+def fleet(nodes: int, gflop_per_s: float = 750e3, uid: int = ALICE) -> list[Seen]:
+    return [(uid, checked(node, gflop_per_s)) for node in range(nodes)]
+
+
+def printed(seen: Sequence[Seen]) -> str:
     return baseline.toml(baselines(seen), TABLE, period="28 days to 2026-11-22")
 
 
 def test_each_device_counts_once_by_its_median() -> None:
-    again = [checked(0, gflop_per_s) for gflop_per_s in (700e3, 750e3, 760e3)]
+    again = [(ALICE, checked(0, gflop_per_s)) for gflop_per_s in (700e3, 750e3, 760e3)]
 
     assert baselines([*fleet(8), *again])[MODEL][MATMUL] == Baseline(
-        metric=MATMUL, devices=64, nodes=8, typical=750e3, least=750e3
+        metric=MATMUL, devices=64, nodes=8, users=1, typical=750e3, least=750e3
     )
 
 
+def test_no_number_of_devices_of_one_user_raises_what_is_expected_of_all() -> None:
+    forged = [(EVE, checked(node, 5000e3)) for node in range(200)]  # the real ones, and others
+
+    for honest in (fleet(8), [*fleet(8), *fleet(8, 740e3, BOB)]):
+        found = baselines([*honest, *forged])[MODEL][MATMUL]
+        assert found.typical <= 750e3, found
+        assert found.users == len({uid for uid, _ in honest}) + 1
+
+
+def test_what_one_user_alone_has_checked_is_told_as_such() -> None:
+    assert "64 devices on 8 nodes, checked by one user alone, median 750" in printed(fleet(8))
+    both = printed([*fleet(8), *fleet(8, 740e3, BOB)])
+    assert "64 devices on 8 nodes, checked by 2 users, median 740" in both
+
+
+def test_whatever_a_journal_calls_a_device_the_table_can_be_read() -> None:
+    model = 'a "b" \\ \U0001f4a3 é]'
+    seen = [(uid, msgspec.structs.replace(each, model=model)) for uid, each in fleet(8)]
+
+    assert list(tomllib.loads(printed(seen))["expectations"]) == [model]
+
+
 def test_what_a_check_did_not_find_healthy_is_no_part_of_it() -> None:
-    slow = [checked(node, 400e3, level=level) for node, level in enumerate([Level.SLOW] * 8, 100)]
-    unknown = [checked(200, 1e3, level=Level.INCONCLUSIVE)]
+    slow = [(ALICE, checked(node, 400e3, level=Level.SLOW)) for node in range(100, 108)]
+    unknown = [(ALICE, checked(200, 1e3, level=Level.INCONCLUSIVE))]
 
     assert baselines([*fleet(8), *slow, *unknown]) == baselines(fleet(8))
 
 
 def test_a_few_devices_or_nodes_make_no_limit() -> None:
-    few_nodes = [checked(node, devices=16) for node in range(7)]
+    few_nodes = [(ALICE, checked(node, devices=16)) for node in range(7)]
     for seen in (fleet(3), few_nodes):
         text = printed(seen)
         assert "too few devices for a limit: 32 on 8 nodes are needed" in text
@@ -119,8 +148,32 @@ def test_a_slow_device_is_shown_with_the_limit_it_was_held_to() -> None:
 
 
 def test_they_are_printed_from_the_journals(tmp_path: Path) -> None:
-    nodes = [f"n{number}" for number in range(8)]
-    run = RunJournal(tmp_path / "journal", job=12, nodes=nodes)
+    write_devices(tmp_path / "journal", [f"n{number}" for number in range(8)])
+
+    done = called(tmp_path, "baselines", LONG_AGO)
+    assert done.code == 0, done
+    assert "# matmul: 64 devices on 8 nodes, checked by one user alone, median 750 " in done.stdout
+    assert tomllib.loads(done.stdout)["expectations"][MODEL]["bf16_tflop_per_s"] == 750
+    assert "no accelerator was found healthy" in called(tmp_path, "baselines", "--days=1").stdout
+
+
+def test_nodes_that_slurm_does_not_know_are_no_part_of_them(tmp_path: Path) -> None:
+    write_devices(tmp_path / "journal", [f"n{number}" for number in range(12)])
+    slurm = FakeSlurm(tmp_path / "slurm", [f"n{number}" for number in range(9)])
+    environ = {
+        "SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        **slurm.environ(),
+    }
+
+    done = slurm_health("baselines", LONG_AGO, environ=environ)
+
+    assert "# matmul: 72 devices on 9 nodes, " in done.stdout, done
+
+
+def write_devices(root: Path, nodes: Sequence[str]) -> None:
+    """Write a check of nodes with eight devices each."""
+    run = RunJournal(root, job=12, nodes=nodes)
     run.start()
     for number, node in enumerate(nodes):
         devices = [f"{MODEL} {number:08}-0000-4000-8000-{at:012}" for at in range(8)]
@@ -137,9 +190,3 @@ def test_they_are_printed_from_the_journals(tmp_path: Path) -> None:
         )  # fmt: skip
     run.judge()
     run.finish("proceed")
-
-    done = called(tmp_path, "baselines", LONG_AGO)
-    assert done.code == 0, done
-    assert "# matmul: 64 devices on 8 nodes, median 750 TFLOP/s, lowest 750\n" in done.stdout
-    assert tomllib.loads(done.stdout)["expectations"][MODEL]["bf16_tflop_per_s"] == 750
-    assert "no accelerator was found healthy" in called(tmp_path, "baselines", "--days=1").stdout

@@ -24,6 +24,8 @@ _EXPLAINED = (
     "is not started again:",
 )
 _OURS = "slurm-health:"
+# As slurmstepd says it, whatever the job is ended for; and for a requeue, which may be ours.
+_ENDED, _REQUEUED = "CANCELLED AT", "DUE TO JOB REQUEUE"
 _NO_STEP = "Job/step already completing or completed"
 
 
@@ -93,7 +95,11 @@ def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
         yield f"the script ran more than once in one start of it: {starts}"
     elif any(restart > plan.restarts for _, restart in starts):
         yield f"the script was started again more often than {plan.restarts} times: {starts}"
-    elif len(attempts) > 1 and not deeds & {*_SLURMS_OWN, Deed.REQUEUE, Deed.PREEMPT}:
+    elif (
+        not deeds & {*_SLURMS_OWN, Deed.REQUEUE, Deed.PREEMPT}
+        and not (plan.restarts and all(_left_by_its_check(each, seen) for each in attempts[:-1]))
+        and len(attempts) > 1
+    ):
         yield f"nobody asked for it, and the script ran again: attempts {attempts}"
     for start in seen.starts:
         if start.beside and not _of_lost_batch_node(start, seen):
@@ -112,6 +118,12 @@ def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
         )
         if undisturbed and sorted(start.tasks) != sorted(start.nodes):
             yield f"the script had {start.nodes}, and its tasks ran on {start.tasks}"
+
+
+def _left_by_its_check(attempt: int, seen: Seen) -> bool:
+    """Tell whether an attempt in which the script ran was left by the check before a restart."""
+    checks = [each.finished for each in seen.checks if each.attempt == attempt]
+    return any(finished is not None and finished.disposition.leaves for finished in checks)
 
 
 def _of_lost_batch_node(start: Start, seen: Seen) -> bool:
@@ -178,10 +190,13 @@ def _explained(plan: Plan, seen: Seen) -> bool:
         case "FAILED":
             killed = Deed.KILL_SUPERVISOR in deeds and seen.job.get("ExitCode") == "0:9"
             never_began = prolog_failed and not seen.output
-            # A slurmctld that had not yet saved the requeue takes the end of its job for a failure.
-            forgotten = Deed.KILL_SLURMCTLD in deeds and "DUE TO JOB REQUEUE" in seen.output
-            # Before Slurm ends a job whose time is up, it starts none of its steps any more.
-            too_late = Deed.TIME_LIMIT in deeds and _NO_STEP in seen.output
+            # A slurmctld that had not yet saved why it ended its job takes that for a failure.
+            word = _ENDED if deeds & {*ENDINGS} else _REQUEUED
+            forgotten = Deed.KILL_SLURMCTLD in deeds and word in seen.output
+            # Of a job whose time is up, or its grace before it makes way, Slurm starts no step any
+            # more, and it looks for such jobs every 30 s.
+            over = Deed.TIME_LIMIT in deeds or (Deed.PREEMPT in deeds and plan.grace_s > 0)
+            too_late = over and _NO_STEP in seen.output
             said = any(words in seen.output for words in _EXPLAINED)
             return killed or never_began or forgotten or too_late or said
         case "PENDING":

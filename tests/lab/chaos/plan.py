@@ -76,7 +76,7 @@ _MOVED = frozenset({Deed.KILL_HELPER, Deed.RELEASE})
 
 # How `tests/support/fake_worker.py` plays a node, and how often. The first few are a node's fault.
 DIES, RAISES, UNREACHABLE, SLOW = "dies", "raises", "unreachable", "slow"
-_PLAYED = {DIES: 4, UNREACHABLE: 3, RAISES: 2, SLOW: 2, "cannot": 1, "no-torch": 1, "stuck": 1}
+_PLAYED = {DIES: 4, UNREACHABLE: 3, RAISES: 2, SLOW: 2, "cannot": 1, "broken-torch": 1, "stuck": 1}
 FAULTS = frozenset({DIES, RAISES, UNREACHABLE})
 # How often an attempt is ended from outside beside all else, and by what.
 _ENDED = 0.4

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health.records.errors import ExitCode
@@ -121,6 +122,7 @@ PLAN = replace(
 )  # fmt: skip
 DONE = RunFinished(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY, reason="")
 WELL = Check(attempt=0, levels={"n1": Level.HEALTHY, "n2": Level.HEALTHY}, finished=DONE)
+LEFT = replace(WELL, finished=msgspec.structs.replace(DONE, disposition=Disposition.REQUEUE))
 START = Start(attempt=0, nodes=("n1", "n2"), count=2, tasks=("n2", "n1"), ended=True)
 RIGHT = Seen(
     done=(), job={"JobState": "COMPLETED"}, output="", starts=(START,), checks=(WELL,), drained={}
@@ -152,10 +154,15 @@ def job(**fields: str) -> Mapping[str, str]:
         replace(RIGHT, job=job(JobState="FAILED"), starts=(), output="the job stops: n1"),
         replace(RIGHT, job=job(JobState="FAILED"), starts=(), done=killed(Deed.KILL_SLURMCTLD),
                 output="*** JOB 1 ON n1 CANCELLED AT 2026-11-22T11:12:30 DUE TO JOB REQUEUE ***"),
+        replace(RIGHT, job=job(JobState="FAILED"), starts=(),
+                done=killed(Deed.KILL_SLURMCTLD) + killed(Deed.TIME_LIMIT),
+                output="*** JOB 1 ON n1 CANCELLED AT 2026-11-22T11:12:30 DUE TO TIME LIMIT ***"),
         replace(RIGHT, drained={"n1": "Not responding"}, done=killed(Deed.KILL_SLURMD, "n1")),
         replace(RIGHT, starts=(START, replace(START, attempt=1)), done=killed(Deed.REQUEUE),
                 checks=(WELL, replace(WELL, attempt=1))),
         replace(RIGHT, starts=(replace(START, ended=False), replace(START, restart=1))),
+        replace(RIGHT, starts=(START, replace(START, attempt=1)),  # its check found no way to go on
+                checks=(WELL, LEFT, replace(WELL, attempt=1))),
         replace(RIGHT, checks=(WELL, replace(WELL, levels={}, finished=None))),
         replace(RIGHT, checks=(), output="the job runs UNCHECKED"),
         replace(RIGHT, starts=(START, replace(START, attempt=1, beside=("batch",))),
@@ -177,6 +184,8 @@ def test_what_is_right_is_no_violation(seen: Seen) -> None:
         (replace(RIGHT, starts=(START, replace(START, restart=2))), "again more often than 1"),
         (replace(RIGHT, starts=(replace(START, beside=("batch",)),)), "ran beside another"),
         (replace(RIGHT, starts=(START, replace(START, attempt=1))), "nobody asked for it"),
+        (replace(RIGHT, starts=(START, replace(START, attempt=1)),
+                 checks=(WELL, replace(LEFT, attempt=1))), "nobody asked for it"),
         (replace(RIGHT, checks=()), "nothing says so"),
         (replace(RIGHT, starts=(replace(START, nodes=("n1",), count=1),)), "were asked for"),
         (replace(RIGHT, starts=(replace(START, tasks=("n1",)),)), "its tasks ran on"),
@@ -200,6 +209,24 @@ def test_what_is_right_is_no_violation(seen: Seen) -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_a_violation(seen: Seen, said: str) -> None:
     assert said in " / ".join(violations(PLAN, seen))
+
+
+@pytest.mark.parametrize(("grace_s", "explained"), [(5, True), (0, False)])
+def test_a_script_that_gets_no_step_after_its_jobs_grace_may_fail(
+    grace_s: int, explained: bool
+) -> None:
+    refused = (
+        "srun: error: Unable to create step for job 1: Job/step already completing or completed"
+    )
+    seen = replace(
+        RIGHT,
+        job=job(JobState="FAILED"),
+        output=refused,
+        starts=(replace(START, tasks=(), ended=False),),
+        done=killed(Deed.PREEMPT),
+    )
+    found = violations(replace(PLAN, grace_s=grace_s), seen)
+    assert (found == []) == explained
 
 
 def test_a_script_whose_job_slurm_ended_over_a_prolog_may_have_no_tasks() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.dcgm import Dcgm
+from slurm_health.node.checks.external import ProgramSeen
 from slurm_health.node.hooks.init_config import draft
 from slurm_health.node.rules.finding import Finding, Status
 from tests.support.supervised import write_executable
@@ -27,6 +28,11 @@ MEMORY = {
     "warning": "Detected 4 volatile double-bit ECC error(s) in GPU 3.",
 }
 RESET = {**MEMORY, "error_severity": 6}
+# Numbers of dcgm_errors.h; DCGM asks to isolate a GPU for both of the first.
+GRAPHICS = {"error_id": 25, "error_severity": 2, "warning": "GPU 3 has graphics processes."}
+IMEX = {"error_id": 122, "error_category": 8, "error_severity": 2, "warning": "IMEX is unhealthy"}
+OLD_DRIVER = {"error_id": 23, "error_severity": 2, "warning": "The driver nouveau is loaded."}
+LINK_DOWN = {"error_id": 14, "error_severity": 1, "warning": "NvLink 5 of GPU 3 is down"}
 TRIAGE = {**MEMORY, "error_severity": 4, "warning": "The plugin could not be loaded."}
 
 
@@ -70,6 +76,11 @@ def test_a_node_whose_gpus_pass_is_well(tmp_path: Path) -> None:
         (RESET, Status.NODE_FAULT, "; reset the GPU"),
         (PERSISTENCE, Status.WARN, "Persistence mode for GPU 3 is disabled"),
         (TRIAGE, Status.INCONCLUSIVE, "The plugin could not be loaded."),
+        (GRAPHICS, Status.WARN, "GPU 3 has graphics processes."),
+        (IMEX, Status.WARN, "IMEX is unhealthy"),
+        (OLD_DRIVER, Status.WARN, "The driver nouveau is loaded."),
+        (LINK_DOWN, Status.NODE_FAULT, "NvLink 5 of GPU 3 is down"),
+        ({**MEMORY, "error_id": [], "error_severity": {}}, Status.INCONCLUSIVE, "volatile"),
         ({"warning": "AER error"}, Status.INCONCLUSIVE, "GPU 3: memory: AER error"),
     ],
 )
@@ -90,6 +101,54 @@ def test_an_older_dcgm_that_gives_words_alone_convicts_nobody(tmp_path: Path) ->
 
     assert found.status is Status.INCONCLUSIVE
     assert "GPU 3: memory: Pending page retirements" in found.text
+
+
+@pytest.mark.parametrize(
+    ("test", "status"),
+    [("Persistence Mode", Status.WARN), ("Page Retirement/Row Remap", Status.INCONCLUSIVE)],
+)
+def test_of_an_older_dcgm_a_setting_is_a_warning_and_what_may_be_the_gpu_stays_open(
+    test: str, status: Status
+) -> None:
+    text = document("Deployment", test, {"status": "Fail"}, root="DCGM GPU Diagnostic")
+
+    assert Dcgm(level=1).judge(ProgramSeen(code=0, output=text)).status is status
+
+
+def test_an_older_dcgm_that_says_that_a_link_is_down_convicts_its_node(tmp_path: Path) -> None:
+    words = "GPU 3's NvLink link 5 is currently down"
+    result = {"gpu_id": "3", "status": "FAIL", "warnings": words}
+
+    found = run(tmp_path, document("Integration", "PCIe", result, root="DCGM GPU Diagnostic"))
+
+    assert found.status is Status.NODE_FAULT
+    assert f"GPU 3: PCIe: {words}" in found.text
+
+
+@pytest.mark.parametrize("status", ["Skip", "SKIP", "Not Run"])
+def test_where_all_hardware_tests_are_skipped_the_node_is_not_tested(
+    tmp_path: Path, status: str
+) -> None:
+    found = run(tmp_path, document("Hardware", "memory", failed(status=status)))
+
+    assert found.status is Status.INCONCLUSIVE
+    assert found.text == f"{tmp_path}/dcgmi tested no hardware (skipped: memory)"
+
+
+def test_where_no_hardware_is_tested_a_finding_about_software_is_told_and_is_no_pass(
+    tmp_path: Path,
+) -> None:
+    found = run(tmp_path, document("Deployment", "software", failed(GRAPHICS)))
+
+    assert found.status is Status.INCONCLUSIVE
+    assert "tested no hardware" in found.text
+
+
+def test_level_1_has_no_hardware_test_and_passes_by_what_it_has() -> None:
+    check = Dcgm(level=1)
+    seen = ProgramSeen(code=0, output=document("Deployment", "software"))
+
+    assert check.judge(seen).status is Status.PASS
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ HEALTHY: list[Check] = [
     Ethernet(interface="eth0", min_speed_mbit=100000, full_duplex=True),
     InfiniBand(ports=("mlx5_0", "mlx5_1:1"), min_rate_gbit_per_s=400),
     InfiniBand(min_active=2),
+    InfiniBand(rates={"mlx5_0": 400}, min_rate_gbit_per_s=100),
     KernelLog(),
     File(path="/scratch", kind="directory"),
     File(path="/scratch/gone", exists=False),
@@ -141,6 +142,15 @@ FAULTS: list[tuple[Check, dict[str, str], Status, str]] = [
         NODE,
         "runs at 100 Gbit/s, limit 400",
     ),
+    (
+        InfiniBand(rates={"mlx5_0": 400, "mlx5_1:1": 100}),
+        {
+            f"{IB.format(n=0)}/rate": "200 Gb/sec (4X HDR)\n",
+            f"{IB.format(n=1)}/rate": "100 Gb/sec (4X EDR)\n",
+        },
+        NODE,
+        "mlx5_0:1 runs at 200 Gbit/s, limit 400",
+    ),
     (InfiniBand(min_active=3), {}, NODE, "2 of 2 ports active, limit 3"),
     (
         KernelLog(),
@@ -232,6 +242,29 @@ def test_port_errors_are_told_by_what_they_grew(well: CheckContext) -> None:
     assert "lost its link 1 times" in find(check, later(well, 120)).text
 
 
+ETHERNET = "Ethernet\n"
+
+
+@pytest.mark.parametrize(
+    ("layers", "slow", "status"),
+    [
+        ((ETHERNET, "InfiniBand\n"), "mlx5_0", Status.PASS),
+        (("InfiniBand\n", "InfiniBand\n"), "mlx5_0", Status.NODE_FAULT),
+        ((ETHERNET, ETHERNET), "mlx5_0", Status.NODE_FAULT),
+        ((ETHERNET, ETHERNET), "mlx5_bond_0", Status.PASS),
+    ],
+)
+def test_the_rate_of_infiniband_is_asked_of_no_ethernet_port_beside_it_and_of_no_bond(
+    well: CheckContext, layers: tuple[str, str], slow: str, status: Status
+) -> None:
+    tree(well.root, {f"{IB.format(n=n)}/link_layer": layer for n, layer in enumerate(layers)})
+    adapters = well.root / "sys/class/infiniband"
+    tree(well.root, {f"{IB.format(n=0)}/rate": "50 Gb/sec (2X EDR)\n"})
+    (adapters / "mlx5_0").rename(adapters / slow)
+
+    assert find(InfiniBand(min_rate_gbit_per_s=400), well).status is status
+
+
 def test_a_reboot_sets_counters_back_and_nothing_is_compared_across_it(well: CheckContext) -> None:
     check = Ethernet(interface="eth0")
     find(check, well)
@@ -302,6 +335,7 @@ def test_a_sites_own_pattern_finds_nothing_in_a_line_that_begins_with_a_program(
     [
         "EXT4-fs error (device nvme0n1p2): ext4_lookup:1: bad block",
         "EXT4-fs (sda1): Remounting filesystem read-only",
+        "EXT3-fs (dm-6): error: remounting filesystem read-only",
         "XFS (sdb1): metadata I/O error in xfs_buf_ioend",
         "EXT4-fs (dm-0): I/O error while writing superblock",
         "nvme nvme0: controller is down; will reset: CSTS=0xffffffff",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from slurm_health.node.checks.gpu import Gpu, GpuProcesses
 from slurm_health.node.checks.xid import Xid
 from slurm_health.node.hooks.run_checks import run_checks
 from slurm_health.node.rules.finding import CheckResult, Finding, Status
-from slurm_health.node.rules.xid import LOOK, NODE, judge_xid
+from slurm_health.node.rules.xid import judge_xid
 from tests.played_gpu import nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
 from tests.support.sites import tree
@@ -123,6 +124,8 @@ def test_a_broken_gpu_is_named_with_its_fault(
     result = bench.play(Gpu(count=8, nvlinks=18, min_pcie_generation=5), *faults)
     assert result.status is Status.NODE_FAULT, result
     assert text in result.finding.text
+    named = {int(number) for number in re.findall(r"GPU (\d+)\b", result.finding.text)}
+    assert named == {each.device for each in faults}, "an innocent one, or a broken one left out"
 
 
 def test_a_gpu_too_few_is_a_fault(bench: Bench) -> None:
@@ -140,7 +143,7 @@ def test_a_driver_that_does_not_work_is_a_fault(bench: Bench, code: int, text: s
     assert text in result.finding.text
 
 
-@pytest.mark.parametrize("code", [1, 10, 17, 999])
+@pytest.mark.parametrize("code", [1, 10, 17])
 def test_a_gpu_that_answers_with_errors_only_is_named_and_not_called_healthy(
     bench: Bench, code: int
 ) -> None:
@@ -148,6 +151,22 @@ def test_a_gpu_that_answers_with_errors_only_is_named_and_not_called_healthy(
     assert result.status is Status.INCONCLUSIVE, result
     assert "GPU 3 cannot be asked: " in result.finding.text
     assert "GPU 2" not in result.finding.text
+
+
+def test_a_gpu_that_has_an_unknown_error_for_every_question_is_at_fault_where_others_answer(
+    bench: Bench,
+) -> None:
+    result = bench.play(Gpu(count=8, nvlinks=18), fault(3, "nvml_error", 999))
+    assert result.status is Status.NODE_FAULT, result
+    assert "GPU 3 cannot be asked: Unknown Error" in result.finding.text
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_where_no_gpu_has_anything_but_an_unknown_error_none_is_at_fault(
+    bench: Bench, count: int
+) -> None:
+    result = bench.play(Gpu(count=count), *everywhere("nvml_error", 999, count), count=count)
+    assert result.status is Status.INCONCLUSIVE, result
 
 
 def test_a_gpu_that_answers_with_errors_hides_no_fault_of_another(bench: Bench) -> None:
@@ -306,6 +325,27 @@ def test_hardware_xids_are_seen(tmp_path: Path, number: int) -> None:
     assert "0000:3b:00" in found.text
 
 
+@pytest.mark.parametrize(
+    ("drains", "name", "text", "status"),
+    [
+        (False, "python", "NVLink: fatal error detected on link 14(0x0, 0x0)", Status.WARN),
+        (True, "python", "NVLink: fatal error detected on link 14(0x0, 0x0)", Status.NODE_FAULT),
+        (True, "python", "NVLink: minor error detected on link 14(0x0, 0x0)", Status.WARN),
+        (True, "NVLink: fatal ", "minor error on link 14(0x0, 0x0)", Status.WARN),
+    ],
+)
+def test_a_fatal_link_drains_where_the_site_says_so(
+    tmp_path: Path, drains: bool, name: str, text: str, status: Status
+) -> None:
+    line = f"3,9,9990000000,-;NVRM: Xid (PCI:0000:3b:00): 74, pid=77, name={name}, {text}\n"
+    seen = tree(tmp_path, {"/dev/kmsg": line, "/proc/uptime": "10000.0 1\n"})
+    check = Xid(fatal_link_drains=drains)
+    found = check.judge(check.collect(seen))
+
+    assert found.status is status
+    assert ("fatal NVLink error on link 14" in found.text) == text.startswith("NVLink: fatal")
+
+
 @pytest.mark.parametrize("number", [8, 11, 13, 31, 32, 43, 45, 66, 68, 69, 500])
 def test_a_programs_own_xid_says_nothing_about_the_node(tmp_path: Path, number: int) -> None:
     check = Xid()
@@ -443,7 +483,3 @@ def test_the_same_xid_is_seen_again_the_next_time(tmp_path: Path) -> None:
     context = xid(tmp_path, 79)
     for _ in range(2):
         assert Xid().judge(Xid().collect(context)).status is Status.NODE_FAULT
-
-
-def test_no_xid_is_in_both_tables() -> None:
-    assert not set(NODE) & set(LOOK)

@@ -241,6 +241,15 @@ def test_a_shared_directory_with_locks_of_each_node_is_refused(tmp_path: Path, o
         assert any(str(shared) in each for each in told), told
 
 
+@pytest.mark.parametrize(("kind", "told"), [("nfs4", True), ("xfs", False)])
+def test_a_state_that_nodes_may_share_is_named(tmp_path: Path, kind: str, told: bool) -> None:
+    state = tmp_path / "state"
+    site = load_site(tmp_path / "etc", f"[hooks]\nstate='{state}'\n[checks.memory]\n")
+    place = tree(tmp_path / "machine", {"/proc/self/mounts": f"x {tmp_path} {kind} rw 0 0\n"})
+    said = by_level(machine.advise_machine(site, "lab", SIXTY, place))["look"]
+    assert any(f"hooks.state = {state} is on {kind}" in each for each in said) == told, said
+
+
 @pytest.mark.parametrize(
     ("text", "level", "said"),
     [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A filesystem that takes requests and never answers, and what of hooks meets it, twice.
 
-    python -m tests.node.hooks.hung_filesystem checks|journal|ledger|trick DIRECTORY STATE
+    python -m tests.node.hooks.hung_filesystem checks|journal|ledger|owners|trick DIRECTORY STATE
 
 In a mount namespace of its own. Whoever asks the filesystem sleeps in the kernel where SIGKILL
 does not reach, until this program ends and the kernel breaks the connection off. Prints one line
@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+from slurm_health.fleet.history import refresh
+from slurm_health.fleet.history.place import Place
 from slurm_health.node.checks.check import CheckContext, Planned
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.memory import Memory
@@ -27,21 +29,26 @@ from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusatio
 from slurm_health.node.rules.breaker import Entry
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.site_settings import Site
+from slurm_health.report import latest
 from tests.support.sites import load_site
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
 _FUSE_INIT = 26
 _LIMIT_S = 3.0
 _NOBODY = 65534
+_NOW_S = 2e9
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def mount(directory: Path) -> int:
-    """Mount the filesystem; return the descriptor through which the kernel asks."""
+def mount(directory: Path, whose: str = "user_id=0,group_id=0,allow_other") -> int:
+    """Mount the filesystem; return the descriptor through which the kernel asks.
+
+    `whose` are the options that say whose it is, and who may ask it.
+    """
     fuse = os.open("/dev/fuse", os.O_RDWR)
     _call("unshare", _CLONE_NEWNS)
     _call("mount", b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
-    options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+    options = f"fd={fuse},rootmode=40000,{whose}".encode()
     _call("mount", b"hung", str(directory).encode(), b"fuse.hung", ctypes.c_ulong(0), options)
     return fuse
 
@@ -63,7 +70,13 @@ def serve(fuse: int) -> None:
 
 def main(what: str, directory: Path, state: Path) -> None:
     """Do it beside the server, then end the server and with it the hang."""
-    run = {"checks": checks, "journal": journal, "ledger": ledger, "trick": trick}[what]
+    run = {
+        "checks": checks,
+        "journal": journal,
+        "ledger": ledger,
+        "owners": owners,
+        "trick": trick,
+    }[what]
     fuse = mount(directory)
     server = os.fork()
     if server == 0:
@@ -107,6 +120,14 @@ def trick(directory: Path, state: Path) -> list[object]:
         else:
             said.append("it was read")
     return [said]
+
+
+def owners(directory: Path, state: Path) -> list[object]:
+    """Have root list all jobs, and index them, where a user mounted over one of them."""
+    root = directory.parents[1]
+    listed = latest.latest_jobs(root, 9, cluster=None, now_s=_NOW_S, environ={"PATH": "/"})
+    with refresh.opened(Place(path=None), root, now_s=_NOW_S) as index:
+        return [[each.job for each in listed], index.troubles()]
 
 
 def ledger(directory: Path, state: Path) -> list[object]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from pathlib import Path
 
@@ -21,6 +22,25 @@ def test_a_job_without_a_journal_accuses_nobody(story: Story) -> None:
     assert not story.ended()
     assert story.node.said == ""
     assert story.node.slurm.calls() == []
+
+
+def test_pytests_own_directory_may_be_closed_while_a_journal_is_read(
+    story: Story, tmp_path: Path
+) -> None:
+    """Each session of tests that begins closes what those of all sessions of its user are in."""
+    story.write(journal())
+    tmp_path.chmod(0o700)
+    story.ended()
+    assert "accuses this node" in story.node.said
+
+
+@pytest.mark.root
+def test_a_journal_that_its_own_user_cannot_reach_is_told(story: Story) -> None:
+    story.write(journal(), uid=1)
+    story.root.chmod(0o700)
+    assert not story.ended(uid=1)
+    place = story.run_directory().parent
+    assert f"could not read the job's journal: {place}: Permission denied" in story.node.said
 
 
 def test_a_truly_bad_node_is_drained_by_an_ordinary_users_finding(story: Story) -> None:
@@ -272,6 +292,23 @@ def test_what_the_job_left_running_is_ended_and_nothing_else(node: Node) -> None
         for each in (ours, other):
             each.kill()
             each.wait()
+
+
+def test_whose_jobs_had_a_node_tested_is_for_root_to_read(tmp_path: Path, story: Story) -> None:
+    from slurm_health.node import stuck
+    from slurm_health.node.hooks.epilog import turn_to_test
+
+    state = tmp_path / "new" / "state"
+    umask = os.umask(0)
+    try:
+        stuck.remember(state, "a check", os.getpid())  # whoever makes the directory first
+        with turn_to_test(state, 1, story.node.now_s, story.node.site.accusations) as why_not:
+            assert not why_not
+    finally:
+        os.umask(umask)
+
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (state, *state.iterdir())}
+    assert modes == {"state": 0o700, "stuck": 0o700, "tested.json": 0o600}
 
 
 @pytest.mark.root

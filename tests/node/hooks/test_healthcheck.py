@@ -61,6 +61,21 @@ def test_it_comes_back_after_three_fresh_passes(drained: Node) -> None:
     assert own_drain.recall(drained.site.state) is None
 
 
+def test_passes_of_a_node_that_is_well_return_no_other_with_which_it_shares_its_state(
+    drained: Node, tmp_path: Path, slurm: FakeScontrol, shared: Path
+) -> None:
+    other = Node(tmp_path, "n4", slurm, shared)
+    (other.directory / "state").symlink_to(drained.site.state)
+
+    pass_after_pass(other, 5)
+
+    assert drained.state == "IDLE+DRAIN"
+    assert "has the drain of n3: each node needs a directory of its own" in other.said
+    other.break_it()
+    assert other.healthcheck()
+    assert other.state == "IDLE+DRAIN"
+
+
 def test_passes_too_close_together_are_one(drained: Node) -> None:
     pass_after_pass(drained, 30, apart_s=2)
     assert drained.state == "IDLE+DRAIN"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,7 +17,6 @@ from slurm_health.node.hooks import nodes
 from slurm_health.node.rules.accusations import Mark
 from slurm_health.system.killable import Answered, run_one
 from slurm_health.system.slurm.client import Client
-from tests.support.accusing import Story
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
 
@@ -27,9 +27,14 @@ _OF_MARKS = "shealth:marks accused by 3 jobs check=marks job=7 t=1"
 
 
 @pytest.fixture
-def marked(node: Node, slurm: FakeScontrol, story: Story) -> Node:
+def tmp_path(public_path: Path) -> Path:
+    """Have everything where the operator can reach it."""
+    return public_path
+
+
+@pytest.fixture
+def marked(node: Node, slurm: FakeScontrol) -> Node:
     """Two drained nodes with marks, one of them drained for these."""
-    _ = story  # it lets others into the directories above
     slurm.set({"n5": ("IDLE+DRAIN", _OF_CHECK), "n6": ("IDLE+DRAIN", _OF_MARKS)})
     mark = Mark(job=7, uid=1000, component="network", text="slow", time_s=node.now_s)
     for name in ("n5", "n6"):

@@ -218,13 +218,16 @@ def test_a_job_that_breaks_nodes_costs_two_and_no_more(rack: list[Node]) -> None
     assert shared_state.read_ledger(rack[0].site.breaker).trips == {}
 
 
-def test_a_user_whose_jobs_break_nodes_is_capped_within_the_hour(rack: list[Node]) -> None:
+@pytest.mark.parametrize(("uid", "name"), [(0, "root"), (4_000_000_000, "4000000000")])
+def test_a_user_whose_jobs_break_nodes_is_capped_within_the_hour(
+    rack: list[Node], uid: int, name: str
+) -> None:
     for each in rack:
         each.more = "per_user_hour = 3\n"
         each.break_it()
-    answers = [each.prolog(job=100 + number, uid=5) for number, each in enumerate(rack[:4])]
+    answers = [each.prolog(job=100 + number, uid=uid) for number, each in enumerate(rack[:4])]
     assert answers == [True, True, True, False]
-    assert "jobs of user 5 have cost 3 nodes" in rack[3].said
+    assert f"jobs of user {name} have cost 3 nodes" in rack[3].said
 
 
 def test_a_lifted_drain_counts_on_within_the_window(rack: list[Node], slurm: FakeScontrol) -> None:

@@ -110,7 +110,14 @@ def trips_after(users: list[int], nodes: list[str]) -> tuple[str, list[str]]:
     ledger = Ledger()
     for number, uid in enumerate(users):
         entry = Entry(node=nodes[number], time_s=float(number), job=number + 1, uid=uid)
-        answer = breaker.reserve(ledger, entry, limits=limits, members={"gpu": nodes}, ours=[])
+        answer = breaker.reserve(
+            ledger,
+            entry,
+            limits=limits,
+            members={"gpu": nodes},
+            ours=[],
+            name_of={5: "ann"}.__getitem__,
+        )
         ledger = answer.ledger
     assert isinstance(answer, Refused)
     return answer.why, list(answer.ledger.trips)
@@ -134,6 +141,7 @@ def test_one_users_jobs_are_refused_beyond_the_share_and_trip_nothing(
     assert found == tripped
     assert "n[1-4] would be drained, now or within 60 min: 4 of 30 nodes of gpu, limit 3" in why
     assert ("a fabric or software problem" in why) == bool(tripped)
+    assert ("of them after jobs of user ann" in why) == (not tripped)
 
 
 def test_a_trip_stops_its_own_partition_and_no_other() -> None:

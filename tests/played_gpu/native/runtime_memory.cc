@@ -21,8 +21,11 @@ double seconds(Stream *stream, void *to, const void *from, size_t size) {
 struct PointerAttributes {
     int kind, device;
     void *on_device, *on_host;
+#if CUDA_MAJOR >= 13
     long reserved[8];
+#endif
 };
+static_assert(sizeof(PointerAttributes) == (CUDA_MAJOR >= 13 ? 88 : 24));
 
 }  // namespace
 
@@ -57,7 +60,9 @@ API int cudaMemGetInfo(size_t *free, size_t *total) {
 }
 API int cudaPointerGetAttributes(PointerAttributes *attributes, const void *pointer) {
     const Block block = block_of(pointer);
-    *attributes = {(int)block.kind, block.device, nullptr, nullptr, {}};
+    *attributes = {};
+    attributes->kind = (int)block.kind;
+    attributes->device = block.device;
     if (block.kind != Kind::NONE) attributes->on_device = (void *)pointer;
     if (block.kind != Kind::DEVICE) attributes->on_host = (void *)pointer;
     return OK;

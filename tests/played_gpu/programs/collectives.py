@@ -101,6 +101,5 @@ try:
     print("is_success", work.is_success())
 except NotImplementedError as error:
     print("is_success", type(error).__name__, str(error).splitlines()[0])
-print("exception", work.exception())
 dist.destroy_process_group()
 print("done")

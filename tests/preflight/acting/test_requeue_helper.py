@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.preflight.acting.job_facts import placement
+from slurm_health.preflight.acting.job_facts import kept_off, placement
 from slurm_health.preflight.acting.release_elsewhere import (
     PENDING_S,
     TRIES,
@@ -66,11 +66,11 @@ class Scene:
         assert entry.record.action == "requeue"
         return entry.record.succeeded, entry.record.detail
 
-    def submit(self, *exclude: str) -> int:
+    def submit(self, *exclude: str, avoid: tuple[str, ...] = ()) -> int:
         """Submit the helper."""
         found = placement(self.client.job(JOB))
         return self.helper().ensure_submitted(
-            self.client, move(*exclude), job_id=JOB, placement=found
+            self.client, move(*exclude), job_id=JOB, placement=found, avoid=avoid
         )
 
     def helper(self) -> Helper:
@@ -94,8 +94,9 @@ def test_nothing_is_changed_before_the_job_has_stopped_completing(scene: Scene) 
 
     assert scene.release("n2")
 
-    called = [call[1] for call in scene.slurm.calls("scontrol")[before:]]
-    assert called[: called.index("update")] == ["show"] * 6
+    called = [" ".join(call[1:3]) for call in scene.slurm.calls("scontrol")[before:]]
+    assert called[:5] == ["show job"] * 5
+    assert not called[5].startswith("update")
 
 
 def test_a_list_that_slurm_does_not_keep_leaves_the_job_held_with_a_word_of_why(
@@ -188,14 +189,14 @@ def test_a_journal_that_is_gone_does_not_keep_the_job_held(scene: Scene) -> None
 def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(
     scene: Scene,
 ) -> None:
-    job_id = scene.submit("n3", "n2")
+    job_id = scene.submit("n3", "n2", avoid=("n2", "n4"))
 
     (call,) = scene.slurm.calls("sbatch")
     assert {
         f"--job-name={helper_name(JOB, 0)}",
         "--ntasks=1",
         "--no-requeue",
-        "--exclude=n[2-3]",
+        "--exclude=n[2-4]",
         "--partition=main",
         f"--chdir={scene.directory}",
     } <= set(call)
@@ -211,6 +212,50 @@ def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(
         f"--directory={scene.directory}",
     ]
     assert msgspec.json.decode(told.removeprefix("--move="), type=Move) == move("n3", "n2")
+
+
+@pytest.mark.parametrize(("flags", "held_s"), [("(null)", 1.1), ("Alloc,DeferBatch", 2.1)])
+def test_a_job_stays_held_until_its_nodes_have_forgotten_the_attempt_that_ended(
+    scene: Scene, flags: str, held_s: float
+) -> None:
+    scene.slurm.set(prolog_flags=flags)
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2")
+
+    assert scene.slept[-1] == held_s
+
+
+@pytest.mark.parametrize(
+    ("flags", "state", "kept"),
+    [
+        ("Alloc", "IDLE", ("n1", "n2")),
+        ("(null)", "IDLE", ()),
+        ("Alloc", "DOWN", ()),
+        ("Alloc", "IDLE+DRAIN", ()),
+        ("Alloc", "IDLE+PLANNED", ()),
+        ("Alloc", "IDLE+RESERVED", ()),
+    ],
+)
+def test_a_helper_leaves_the_jobs_nodes_to_it_where_they_forget_late_and_another_is_free(
+    scene: Scene, flags: str, state: str, kept: tuple[str, ...]
+) -> None:
+    scene.slurm.set(prolog_flags=flags)
+    scene.slurm.change_node("n3", state=state)
+
+    assert kept_off(str(JOB), scene.client, {"n1", "n2", "n3"}) == kept
+
+
+@pytest.mark.parametrize("reservation", ["", "mine"])
+def test_a_helper_runs_anywhere_where_no_other_node_is_known_to_take_it(
+    scene: Scene, reservation: str
+) -> None:
+    scene.slurm.set(prolog_flags="Alloc")
+    others = {"n3"} if reservation else set()
+    if reservation:
+        scene.slurm.change_job(JOB, Reservation=reservation)
+
+    assert kept_off(str(JOB), scene.client, {"n1", "n2", *others}) == ()
 
 
 def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene) -> None:

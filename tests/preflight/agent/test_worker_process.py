@@ -185,9 +185,11 @@ def test_nodes_that_share_nvlink_are_tested_over_their_network(bench: Bench) -> 
     assert workers.start_due() == ""
     bench.workers += workers
 
-    eventually(lambda: bool(bench.processes()), "a worker")
-    told = Path(f"/proc/{bench.processes()[0]}/environ").read_bytes().split(b"\0")
-    assert b"NCCL_MNNVL_ENABLE=0" in told
+    def told() -> list[bytes]:  # nothing between the fork of a process and its exec
+        found = [Path(f"/proc/{pid}/environ").read_bytes() for pid in bench.processes()]
+        return found[0].split(b"\0") if found else []
+
+    eventually(lambda: b"NCCL_MNNVL_ENABLE=0" in told(), "a worker that was told")
     assert workers.end() == ""
 
 
@@ -213,11 +215,14 @@ def test_all_workers_are_killed_before_any_is_waited_for(bench: Bench) -> None:
 def test_torch_ends_no_worker_because_a_partner_is_gone_whatever_the_job_sets(
     bench: Bench,
 ) -> None:
-    (worker,) = bench.all_of_a_node(1, TORCH_NCCL_ASYNC_ERROR_HANDLING="1")
+    (worker,) = bench.all_of_a_node(
+        1, TORCH_NCCL_ASYNC_ERROR_HANDLING="1", TORCH_NCCL_CUDA_EVENT_CACHE="1"
+    )
     hears(worker, Ready)
 
     (pid,) = bench.processes()
     assert pid in with_variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    assert pid in with_variable("TORCH_NCCL_CUDA_EVENT_CACHE", "0")
 
 
 def _is_killed(pid: int) -> bool:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from slurm_health.preflight.decide.after_failure import Failure, Next, plan
-from slurm_health.records.script_records import Attribution, Diagnosed
+from slurm_health.records.script_records import Attribution, Diagnosed, HangFound
 
 FAILURE = Failure(diagnosed=None, batch_node="n1", nodes=("n1", "n2", "n3"))
 WITH_SPARE = replace(FAILURE, spares=("n4",), least=3)
@@ -129,3 +130,78 @@ def test_every_plan_says_why_and_checks_no_node_that_it_holds_at_fault(failure: 
         assert decided.next is Next.STOP
     if decided.next is Next.CHECK:
         assert "n1" in decided.check
+
+
+# --- hangs for which the monitor had the script ended ---------------------------------------------
+
+
+def hang(cause: str = "rank-stopped", sureness: str = "certain", node: str = "n2") -> HangFound:
+    where = Diagnosed(
+        cause=cause,
+        description="rank 1 keeps the others waiting",
+        attribution="undecided",
+        sureness=sureness,
+        nodes=[node] if node else [],
+        ranks=[1] if node else [],
+    )
+    return HangFound(stalled_s=40.0, allowance_s=25.0, step=7, found=where)
+
+
+HUNG = replace(WITH_SPARE, diagnosed=found(Attribution.UNDECIDED), hang=hang())
+NOWHERE = hang("no-progress", "possible", "")
+
+
+def test_after_a_hang_all_nodes_are_checked_and_its_place_is_the_last_choice() -> None:
+    decided = plan(HUNG)
+
+    assert (decided.next, decided.at_fault) == (Next.CHECK, ())
+    assert decided.check == ("n1", "n2", "n3", "n4")
+    assert decided.last_choice == ("n2",)
+    assert "rank 1 keeps the others waiting" in decided.reason
+
+
+def test_a_hang_on_most_nodes_is_no_reason_to_do_without_them() -> None:
+    everywhere = hang()
+    everywhere.found.nodes[:] = ["n1", "n2"]
+
+    assert plan(replace(HUNG, hang=everywhere)).last_choice == ()
+
+
+def test_a_hang_without_a_place_is_restarted_once() -> None:
+    nowhere = replace(HUNG, hang=NOWHERE)
+    first, again = plan(nowhere), plan(replace(nowhere, hangs_before=(NOWHERE,)))
+
+    assert (first.next, first.last_choice) == (Next.CHECK, ())
+    assert again.next is Next.STOP
+    assert "without a place" in again.reason
+    assert plan(replace(nowhere, hangs_before=(hang(),))).next is Next.CHECK
+
+
+def test_one_kind_of_hang_is_restarted_twice() -> None:
+    assert plan(replace(HUNG, hangs_before=(hang(),))).next is Next.CHECK
+    third = plan(replace(HUNG, hangs_before=(hang(), hang(node="n3"))))
+    assert third.next is Next.STOP
+    assert "2 times after such a hang (rank-stopped)" in third.reason
+    other = (hang("rank-gone"), hang("checkpoint-stuck"))
+    assert plan(replace(HUNG, hangs_before=other)).next is Next.CHECK
+
+
+def test_a_hang_that_is_the_users_is_not_restarted() -> None:
+    mismatch = hang("mismatched-collective")
+    theirs = replace(HUNG, hang=mismatch, diagnosed=found(Attribution.USER, sureness="certain"))
+
+    assert plan(theirs).next is Next.STOP
+
+
+@pytest.mark.parametrize("cause", ["rank-elsewhere", "data-loader-stuck", "rank-out-of-step"])
+def test_a_hang_in_the_scripts_own_code_or_data_is_not_restarted(cause: str) -> None:
+    inside = hang(cause, "likely")
+
+    assert plan(replace(HUNG, hang=inside)).next is Next.STOP
+    beyond = structs.replace(inside, beyond_script=True)
+    assert plan(replace(HUNG, hang=beyond)).next is Next.CHECK
+
+
+def test_a_hang_with_a_lost_node_is_restarted_without_it() -> None:
+    decided = plan(replace(HUNG, lost=LOST))
+    assert [each.node for each in decided.at_fault] == ["n2"]

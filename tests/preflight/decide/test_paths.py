@@ -155,3 +155,79 @@ def test_a_faulty_node_is_left_with_the_end_of_a_path_and_alone_is_drained() -> 
     assert set(decision.ending.nodes) == {"n3", "n4"}
     assert not decision.ending.may_stay
     assert [getattr(drain, "node", "") for drain in decision.drains] == ["n3"]
+
+
+# --- two nodes that cannot exchange data ---------------------------------------------------------
+
+
+def lone_pair(*, component: str = "network", n1: float = 0.36, n2: float = 0.36) -> VerdictReached:
+    """Return what is found of a job's two nodes, with how probably each of them is well."""
+    doubt = Level.INCONCLUSIVE
+    return VerdictReached(
+        nodes=[
+            NodeVerdict(
+                node=node, level=doubt, probability=well, component=component, reason="no allgather"
+            )
+            for node, well in (("n1", n1), ("n2", n2))
+        ]
+    )
+
+
+def test_a_job_of_two_nodes_that_cannot_exchange_data_leaves_one_and_accuses_neither() -> None:
+    decision = decided(lone_pair(), Policy(), job_facts())
+
+    assert decision.ending.disposition is Disposition.REQUEUE
+    assert decision.ending.nodes == ("n2",)
+    assert decision.ending.exit_code is ExitCode.INCONCLUSIVE
+    assert decision.drains == ()
+
+
+def test_of_two_that_cannot_exchange_data_the_one_with_the_worse_history_is_left() -> None:
+    decision = decided(lone_pair(n1=0.2), Policy(), job_facts())
+
+    assert decision.ending.nodes == ("n1",)
+
+
+def test_slurm_is_asked_whether_the_job_can_have_another_partner_at_once() -> None:
+    verdict, facts = lone_pair(), job_facts()
+    avoid = unwanted(verdict, Policy(), batch_node="n1")
+
+    asked = question(verdict, avoid, Policy(), facts)
+
+    assert asked is not None
+    assert (asked.leave, asked.keep, asked.more) == (("n2",), ("n1",), 1)
+
+
+@pytest.mark.parametrize("straggler", OnStraggler)
+def test_without_another_partner_at_once_the_job_runs_and_says_why_and_what_may_happen(
+    straggler: OnStraggler,
+) -> None:
+    policy = Policy(on_straggler=straggler)
+    decision = decided(lone_pair(), policy, job_facts(wait="no other node is free"))
+
+    assert decision.ending.disposition is Disposition.PROCEED
+    assert "no other node is free" in decision.ending.reason
+    assert "a job on both may hang" in decision.ending.reason
+
+
+def test_after_two_partners_in_vain_it_is_no_longer_taken_for_a_node() -> None:
+    facts = job_facts(requeues=2)
+    decision = decided(lone_pair(), Policy(), facts)
+    avoid = unwanted(lone_pair(), Policy(), batch_node="n1")
+
+    assert decision.ending.disposition is Disposition.PROCEED
+    assert "the interface or a firewall" in decision.ending.reason
+    assert question(lone_pair(), avoid, Policy(), facts) is None
+
+
+def test_two_nodes_that_could_not_be_measured_are_not_left_for_that() -> None:
+    decision = decided(lone_pair(component="node"), Policy(), job_facts())
+
+    assert decision.ending.disposition is Disposition.PROCEED
+
+
+@pytest.mark.parametrize("choice", [OnInconclusive.HOLD, OnInconclusive.REQUEUE])
+def test_what_the_user_wants_of_undecided_nodes_comes_before_a_pair(choice: OnInconclusive) -> None:
+    avoid = unwanted(lone_pair(), Policy(on_inconclusive=choice), batch_node="n1")
+
+    assert [node.node for node in avoid] == ["n1", "n2"]

@@ -111,6 +111,37 @@ def test_the_floor_is_four_deviations_where_devices_differ_by_more_than_usual() 
     assert np.log1p(floor_of(widely)) == pytest.approx(0.2, rel=0.1)
 
 
+def repeated_floor(lasting: float, noise: float, *, devices: int, rounds: int) -> float:
+    """Return the floor where 5 % is asked for and each device is tested once in each round."""
+    rng = random.Random(0)
+    own = [rng.gauss(0, lasting) for _ in range(devices)]
+    tests = [(own[device] + rng.gauss(0, noise), device, number)
+             for number in range(rounds) for device in range(devices)]  # fmt: skip
+    log_ms, tested, numbers = (np.array(column) for column in zip(*tests, strict=True))
+    return population_of(log_ms, tested, numbers, 0.05).floor
+
+
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_the_noise_of_tests_does_not_raise_the_floor(rounds: int) -> None:
+    assert repeated_floor(0.002, 0.03, devices=512, rounds=rounds) == pytest.approx(0.05, abs=0.01)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_what_repeats_raises_the_floor_however_often_it_is_tested(rounds: int) -> None:
+    floor = repeated_floor(0.04, 0.01, devices=512, rounds=rounds)
+
+    assert np.log1p(floor) == pytest.approx(0.16, rel=0.1)
+
+
+def test_a_tenth_of_slow_devices_hardly_raises_the_floor() -> None:
+    rng = random.Random(0)
+    tests = [(rng.gauss(0.2 if device % 10 == 0 else 0.0, 0.02), device, number)
+             for number in range(4) for device in range(200)]  # fmt: skip
+    log_ms, devices, rounds = (np.array(column) for column in zip(*tests, strict=True))
+
+    assert population_of(log_ms, devices, rounds, 0.05).floor == pytest.approx(0.05, abs=0.005)
+
+
 @pytest.mark.parametrize(
     "deviations",
     [

@@ -4,12 +4,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Set
+from dataclasses import replace
 
 import pytest
 
 from slurm_health.preflight.localize.localizer import Level, Localizer, LocalizeSettings
-from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
-from slurm_health.records.verdict import Verdict
+from slurm_health.preflight.localize.simulate import (
+    ALLGATHER_MS,
+    Faults,
+    SimulatedCluster,
+    Weather,
+    play,
+)
+from slurm_health.records.verdict import GroupResult, Round, Verdict
 
 LEAF = 8
 NODES = [f"n{number}" for number in range(64)]
@@ -58,6 +66,37 @@ def test_nodes_that_are_slow_with_each_other_too_are_convicted(seed: int) -> Non
     assert accused(verdict) == set(slow)
     assert not verdict.leaves
     assert rounds <= 5
+
+
+class FastOnce:
+    """A cluster in which two slow nodes are nearly as fast as healthy ones when first tested."""
+
+    def __init__(self, cluster: SimulatedCluster, slow: Set[str]) -> None:
+        self._cluster, self._slow, self.struck = cluster, slow, False
+
+    def answer(self, round_: Round) -> list[GroupResult]:
+        return [self._once(result) for result in self._cluster.answer(round_)]
+
+    def _once(self, result: GroupResult) -> GroupResult:
+        if self.struck or not self._slow >= set(result.nodes):
+            return result
+        self.struck = True
+        return replace(result, shared_ms={"allgather": 1.04 * ALLGATHER_MS})
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_slow_nodes_are_convicted_although_two_were_fast_together_once_by_chance(seed: int) -> None:
+    slow = set(random.Random(seed).sample(NODES, 10))
+    faults = Faults(network=dict.fromkeys(slow, 1.25))
+    usual = SimulatedCluster(NODES, faults=faults, weather=Weather(noise=0.05), seed=seed)
+    cluster = FastOnce(usual, slow)
+    localizer = Localizer(NODES, settings=LocalizeSettings(seed=seed))
+    while (round_ := localizer.next_round()) is not None:
+        localizer.observe(round_.index, cluster.answer(round_))
+
+    assert cluster.struck
+    assert accused(localizer.verdict()) == slow
+    assert not localizer.verdict().leaves
 
 
 def test_a_slow_node_beside_a_slow_uplink_that_nobody_knows_of_is_found_as_well() -> None:

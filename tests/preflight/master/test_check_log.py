@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -15,10 +16,13 @@ from typing import Any
 import pytest
 
 from slurm_health.preflight.master import check_log
-from slurm_health.preflight.master.check_log import took_text
+from slurm_health.preflight.master.check_log import end_text
 from slurm_health.records.records import (
     Disposition,
     NodeReported,
+    ProbeUsed,
+    Rendezvous,
+    RoundStarted,
     RunFinished,
     RunStarted,
     VerdictReached,
@@ -124,15 +128,41 @@ def reports(**took_s: float) -> dict[str, NodeReported]:
     }
 
 
-def test_each_of_few_nodes_is_told_with_its_seconds() -> None:
-    assert took_text(reports(n2=2.21, n1=1.0), ["n3"]) == "n1 1.0 s, n2 2.2 s; no answer from n3"
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([["n1"], ["n2"]], "round 3: single nodes n[1-2]: values, matmul"),
+        ([["n1", "n2"], ["n3", "n4"]], "round 3: pairs n[1-2] n[3-4]: values, matmul"),
+        ([["n1", "n2", "n3"], ["n4", "n5"]], "round 3: groups n[1-3] n[4-5]: values, matmul"),
+        (
+            [[f"n{2 * number}", f"n{2 * number + 1}"] for number in range(65)],
+            "round 3: 65 pairs: values, matmul",
+        ),
+    ],
+)
+def test_a_round_says_whether_nodes_are_measured_by_themselves_or_together(
+    groups: list[list[str]], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    meet = Rendezvous(address="n1", port=1)
+    started = RoundStarted(
+        round=3,
+        groups=groups,
+        rendezvous=[meet for _ in groups],
+        deadline_s=1.0,
+        probes=[ProbeUsed(name="values", scope="solo"), ProbeUsed(name="matmul", scope="solo")],
+    )
+
+    with caplog.at_level(logging.INFO, logger="slurm_health"):
+        check_log.log_record(started)
+
+    assert caplog.messages == [said]
 
 
-def test_of_many_nodes_the_slowest_are_told_and_what_is_usual() -> None:
-    many = reports(**{f"n{number}": 1.0 + number for number in range(1, 10)})
-
-    assert took_text(many, []) == "n9 10.0 s, n8 9.0 s, n7 8.0 s; median of 9 nodes 6.0 s"
+def test_each_node_is_told_with_its_seconds_and_those_that_said_nothing() -> None:
+    assert end_text(reports(n2=2.21, n1=1.0), ["n3"]) == (
+        "elapsed n2 2.2 s, n1 1.0 s; no answer from n3"
+    )
 
 
 def test_a_report_that_came_after_the_end_of_its_round_does_not_count() -> None:
-    assert took_text(reports(n1=9.0), ["n1"]) == "no answer from n1"
+    assert end_text(reports(n1=9.0), ["n1"]) == "no answer from n1"

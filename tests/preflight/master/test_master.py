@@ -142,20 +142,30 @@ def test_a_slow_node_is_slow(machine: Machine) -> None:
     assert judged(verdict, "n2").component == "compute"
 
 
-def test_a_node_without_torch_is_undecided_with_the_interpreters_words(machine: Machine) -> None:
-    machine.behave(n4="no-torch")
+def test_a_node_whose_torch_is_broken_is_undecided_with_the_interpreters_words(
+    machine: Machine,
+) -> None:
+    machine.behave(n4="broken-torch")
 
     verdict = check(machine)
 
     assert levels(verdict) == all_but("n4", Level.INCONCLUSIVE)
-    assert "No module named 'torch'" in judged(verdict, "n4").reason
+    assert "libtorch_cpu.so" in judged(verdict, "n4").reason
 
 
-def test_without_any_usable_interpreter_nobody_is_to_blame(machine: Machine) -> None:
+def test_without_any_usable_interpreter_light_probes_measure_and_nobody_is_to_blame(
+    machine: Machine,
+) -> None:
     verdict = run(machine.directory, "/nonexistent/python", NODES)
 
-    assert levels(verdict) == dict.fromkeys(NODES, Level.INCONCLUSIVE)
-    assert "cannot run /nonexistent/python" in judged(verdict, "n1").reason
+    assert Level.FAULTY not in levels(verdict).values()
+    assert "cannot run /nonexistent/python: No such file or directory" in verdict.unseen
+    launched = [
+        (bool(each.light), each.nodes)
+        for each in machine.of_kind(AgentsLaunched)
+        if isinstance(each, AgentsLaunched)
+    ]
+    assert launched == [(False, list(NODES)), (True, list(NODES))]
 
 
 def test_an_agent_that_is_killed_in_a_round_is_started_again_and_named(machine: Machine) -> None:

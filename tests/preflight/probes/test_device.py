@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slurm_health.preflight.probes.device import Unusable, claim
+from slurm_health.preflight.probes.context import Unusable
+from slurm_health.preflight.probes.device import claim
 
 ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronous"
 

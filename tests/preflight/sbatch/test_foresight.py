@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.checks.filesystem import mount_of, mounts_in
 from slurm_health.preflight.config import SITE_FILE_VARIABLE
 from slurm_health.preflight.sbatch.foresight import warnings
 from slurm_health.preflight.sbatch.own_options import Settings
+from slurm_health.system.mounts import mount_of, mounted
 from tests.support.supervised import write_executable
 
 SCRIPT = b"#!/bin/sh\n#SBATCH -N2\nsrun train\n"
@@ -70,13 +70,19 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def test_where_no_interpreter_has_torch_both_are_named_with_what_to_do(desk: Desk) -> None:
-    (said,) = desk.said()
+    (said,) = desk.said(asked={"gpus-per-node": "8"})
     assert said == (
-        f"no torch found by {desk.job} or {desk.ours}: where the nodes have none either, the job"
-        " runs UNCHECKED; name the interpreter it trains with: #HEALTH --python=PATH"
+        f"no torch found by {desk.job} or {desk.ours}: where the nodes have none either, light"
+        " probes check them, which see no GPU and no NCCL; if the job trains with torch, name the"
+        " interpreter it trains with: #HEALTH --python=PATH"
     )
     (said,) = desk.said({"python": str(desk.job)})
     assert f"no torch found by {desk.job}: " in said
+
+
+def test_nothing_is_said_of_a_job_that_shows_no_wish_for_torch(desk: Desk) -> None:
+    assert desk.said() == []
+    assert desk.said({"check": "light"}, asked={"gpus": "8"}) == []
 
 
 def test_torch_of_the_job_or_of_slurm_health_is_enough(desk: Desk, tmp_path: Path) -> None:
@@ -125,7 +131,7 @@ def test_nothing_is_said_where_a_setup_decides(desk: Desk, tmp_path: Path) -> No
 def test_an_interpreter_that_is_not_here_is_named(desk: Desk) -> None:
     for given in ("/no/such/python", "python3.99"):
         (said,) = desk.said({"python": given})
-        assert f"--python={given}: no such executable here; where the nodes lack it too" in said
+        assert f"--python={given}: no such executable here; if the nodes lack it too" in said
     there = {"python": "/no/such/python", "setup": "/dev/null"}
     (said,) = desk.said(there, asked={"export": "NONE"})
     assert "no such executable here" in said
@@ -156,8 +162,8 @@ def test_a_line_that_activates_an_environment_is_named_with_the_two_ways_out(
     "line", ["module purge", "module list", "# conda activate", "echo conda activate x"]
 )
 def test_other_lines_are_not_taken_for_one(desk: Desk, line: str) -> None:
-    (said,) = desk.said(script=SCRIPT.replace(b"srun", f"{line}\nsrun".encode()))
-    assert "line 3" not in said
+    script = SCRIPT.replace(b"srun", f"{line}\nsrun".encode())
+    assert desk.said(script=script) == []
 
 
 def test_the_interpreter_of_an_environment_that_is_here_is_named(
@@ -180,12 +186,12 @@ def equipped(desk: Desk) -> Desk:
 
 
 def test_a_journal_in_memory_is_named(equipped: Desk) -> None:
-    if mount_of(mounts_in(Path("/proc/self/mounts").read_text()), "/dev/shm")[0] != "tmpfs":
+    if mount_of(mounted(), "/dev/shm").kind != "tmpfs":
         pytest.skip("/dev/shm is no tmpfs")
     (said,) = equipped.said({"journal": "/dev/shm/no/such/journal"})
     assert said.startswith(
-        "the journal /dev/shm/no/such/journal lies on this machine alone (tmpfs): a job of several"
-        " nodes runs UNCHECKED"
+        "the journal /dev/shm/no/such/journal lies on this machine alone (tmpfs): nodes cannot"
+        " share it, so a job of several nodes runs UNCHECKED"
     )
     assert said.endswith("another directory: --journal=DIR")
     assert equipped.said(SLURM_HEALTH_JOURNAL="/dev/shm/journal")

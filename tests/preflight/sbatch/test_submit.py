@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from slurm_health.preflight.options import Door, options_of
+from slurm_health.preflight.sbatch import own_options
 from slurm_health.preflight.sbatch import script as batch_script
 from slurm_health.preflight.sbatch.submit import submit
 from slurm_health.records.errors import ConfigError, SlurmCommandMissing, UsageError
@@ -128,7 +129,7 @@ def test_script_goes_in_a_file_of_the_same_name(
     assert inside(desk.text) == SCRIPT
     assert not path.parent.exists()
     assert capfd.readouterr() == ("Submitted batch job 12\n", "sbatch: a word on stderr\n")
-    assert launcher_options(desk.text)[0] == "--check=standard"
+    assert launcher_options(desk.text)[0] == "--check=auto"
     assert launcher_options(desk.text)[1] == "--submit-time=1700000000"
     assert launcher_options(desk.text)[3] == "--script-name=train.sh"
 
@@ -344,7 +345,7 @@ def test_command_line_wins_over_environment_over_script(desk: Desk) -> None:
         SLURM_HEALTH_CHECK="",
     )
     assert launcher_options(desk.text)[:4] == [
-        "--check=standard",
+        "--check=auto",
         "--journal=/from/environment",
         f"--python={desk.directory}/env/bin/python",
         "--max-requeues=1",
@@ -393,7 +394,7 @@ def test_what_doubt_causes_is_read_from_all_four_places(
         ("--max-requeues", r"s\.sh, line 3: --max-requeues: needs a value"),
         ("--on-straggler=shoot", r"line 3: --on-straggler: 'shoot' is not one of exclude, report"),
         ("--at-requeue-limit=go", r"line 3: --at-requeue-limit: 'go' is not one of start, hold"),
-        ("--check=fast", r"s\.sh, line 3: --check: fast: no such probe; valid: quick"),
+        ("--check=fast", r"s\.sh, line 3: --check: fast: no such probe; valid: auto"),
         ("--network-floor=8%", r"s\.sh, line 3: --network-floor: expected a number from 0.01"),
         ("--min-round=3", r"s\.sh, line 3: --min-round: unknown.*mean --min-rounds\?"),
         ("--journal='x", r"s\.sh, line 3: #HEALTH: cannot be read: no closing quotation"),
@@ -410,11 +411,11 @@ def test_bad_line_is_named_with_its_number(desk: Desk, line: str, message: str) 
     ("words", "extra", "message"),
     [
         (["--max-requeues=-1"], {}, "command line: --max-requeues: expected a whole number"),
-        (["--check=", "x"], {}, "command line: --check: '': names nothing to check; valid: quick"),
+        (["--check=", "x"], {}, "command line: --check: '': names nothing to check; valid: auto"),
         (
             [],
             {"SLURM_HEALTH_CHECK": "no"},
-            "environment: SLURM_HEALTH_CHECK: no: no such probe; valid: quick",
+            "environment: SLURM_HEALTH_CHECK: no: no such probe; valid: auto",
         ),
     ],
 )
@@ -460,6 +461,10 @@ def test_help_names_every_option_and_variable(
         assert (option.variable in told) is (option.name in in_script)
     assert "sbatch --help" in told
     assert not desk.called
+
+
+def test_help_fits_a_terminal_of_80_columns() -> None:
+    assert max(map(len, own_options.help_text().splitlines())) < 80
 
 
 @pytest.mark.parametrize("python_path", ["", "/other", str(Path(batch_script.__file__).parents[3])])

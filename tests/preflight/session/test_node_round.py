@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from msgspec import structs
 
 from slurm_health.preflight.session.node_round import Ending, NodeRound, part_of, process_groups
 from slurm_health.preflight.session.worker_events import Done, Measured, ScopeEntered
@@ -115,6 +118,58 @@ def test_a_failure_is_known_before_the_others_are_done_who_stay_if_they_heed_an_
     assert settled == Ending(outcome=Outcome.FAILED, detail="peer left")
 
 
+@pytest.mark.parametrize(
+    ("node", "connecting", "apart", "said"),
+    [
+        ("n3", [[], []], 0, ""),
+        ("n3", [[1], []], 1, ": NCCL does not initialise on device 1, even by itself"),
+        ("n3", [[0, 1], [1]], 1, ": NCCL does not initialise on device 1, even by itself"),
+        (
+            "n3",
+            [[0, 1], [0, 1]],
+            0,
+            ": NCCL does not connect all 2 devices",
+        ),
+        (
+            "n2",
+            [[0, 1, 2, 3], [0, 1, 2, 3]],
+            1,
+            (
+                ": NCCL does not connect all 2 devices with those of the other node,"
+                " though it initialises on each by itself; which one is at fault is not known"
+            ),
+        ),
+    ],
+)
+def test_what_hangs_while_nccl_connects_is_named_as_closely_as_it_is_known(
+    node: str, connecting: list[list[int]], apart: int, said: str
+) -> None:
+    record = structs.replace(STARTED, options={"apart": 1} if apart else {})
+    current = replace(round_of(node), record=record)
+    current.aborted = GroupAborted(round=3, group=current.group, reason="late", timed_out=True)
+
+    for rank, circle in enumerate(connecting):
+        each = Done(round=3, outcome="timed_out", detail="told to stop", connecting=circle)
+        ending = current.done(rank, each)
+
+    hung = bool(said)
+    assert ending == Ending(outcome=Outcome.TIMED_OUT, detail=f"late{said}", connecting=hung)
+
+
+def test_two_devices_that_do_not_connect_are_named_and_the_others_are_not() -> None:
+    current = round_of("n3", workers=4)
+    current.aborted = GroupAborted(round=3, group=["n3"], reason="late", timed_out=True)
+
+    for rank, circle in enumerate([[], [1, 2], [1, 2], []]):
+        each = Done(round=3, outcome="timed_out", detail="told to stop", connecting=circle)
+        ending = current.done(rank, each)
+
+    assert ending is not None
+    assert ending.detail == (
+        "late: NCCL does not connect devices 1 and 2, though it initialises on each by itself"
+    )
+
+
 @pytest.mark.parametrize("spent", ["first", "last"])
 def test_workers_are_replaced_with_one_that_is_spent_whichever_of_them_failed(spent: str) -> None:
     current = round_of()
@@ -180,6 +235,28 @@ def test_what_could_not_be_measured_is_not_a_failure() -> None:
     ending = current.done(1, done("unmeasured", "out of memory"))
 
     assert ending == Ending(outcome=Outcome.NOT_RUN, detail="out of memory", unmeasured=True)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "said"),
+    [
+        (("solo", "solo"), " on device 1"),
+        (("node", "node"), ""),  # it may be stuck because of another one's device
+        (("solo", "node"), ""),
+    ],
+)
+def test_a_device_that_never_ends_what_it_does_alone_is_named(
+    scopes: tuple[str, str], said: str
+) -> None:
+    current = round_of("n3")
+    current.aborted = GroupAborted(round=3, group=current.group, reason="late", timed_out=True)
+    for rank, scope in enumerate(scopes):
+        current.entered(rank, ScopeEntered(round=3, scope=scope))
+
+    assert current.done(0, done("timed_out", "told to stop")) is None
+
+    detail = f"stopped while stuck{said}: late"
+    assert current.stuck() == Ending(outcome=Outcome.TIMED_OUT, detail=detail, replace=True)
 
 
 @pytest.mark.parametrize(

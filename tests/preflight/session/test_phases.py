@@ -89,6 +89,10 @@ def test_what_only_accelerators_have_is_measured_on_cpus_only_if_it_is_asked_for
     assert {"memory_pattern", "host_copy"} <= {*used(thorough)}
     assert {"memory_pattern", "host_copy"}.isdisjoint(used(thorough, on_cpus=True))
     assert "host_copy" in used(asked, on_cpus=True)
+    pairs = phases(["thorough"])[1]
+    assert "ib_write_bw" in used(pairs)
+    assert "ib_write_bw" not in used(pairs, on_cpus=True)
+    assert "ib_write_bw" in used(*phases(["ib_write_bw"]), on_cpus=True)
 
 
 def extra_s(
@@ -105,6 +109,7 @@ def test_a_round_gets_time_for_its_burn_its_adapters_and_its_training() -> None:
     assert extra_s("thorough") == pytest.approx(3 + 8 + 12 * waves)
     assert extra_s("thorough", adapters=12) == pytest.approx(3 + 8 + 12 * 3)
     assert extra_s("thorough", devices=1, adapters=2) == pytest.approx(3 + 8 + 12 * 2)
+    assert extra_s("thorough", number=1) == 4
     assert extra_s("thorough", number=3) > 0
 
 

@@ -758,3 +758,57 @@ def test_the_localizer_is_told_what_is_usual_for_the_devices_and_what_was_chosen
     assert settings_made.noise == USUAL[kind].noise
     assert settings_made.min_rounds == 3
     assert settings_made.expected_ms == {"allgather": 50.0}
+
+
+@pytest.mark.parametrize(
+    ("leaves", "domains", "found"),
+    [
+        # A rack of GB200 each, and Slurm knows no switch.
+        (("", "", "", ""), ("r1", "r1", "r2", "r2"), {"r1": ["n1", "n2"], "r2": ["n3", "n4"]}),
+        # What Slurm knows is of the network itself.
+        (
+            ("s1", "s2", "s1", "s2"),
+            ("r1", "r1", "r2", "r2"),
+            {"s1": ["n1", "n3"], "s2": ["n2", "n4"]},
+        ),
+        # One domain tells nothing apart, and a node without one might be anywhere.
+        (("", "", "", ""), ("r1", "r1", "r1", "r1"), {}),
+        (("", "", "", ""), ("r1", "r1", "r2", ""), {}),
+        (("s1", "", "s1", "s2"), ("", "", "", ""), {}),
+    ],
+)
+def test_nvlink_domains_are_leaves_where_slurm_knows_no_switches(
+    leaves: Sequence[str], domains: Sequence[str], found: dict[str, list[str]]
+) -> None:
+    story = Story()
+    story.does(AgentsLaunched)
+    for node, leaf, domain in zip(NODES, leaves, domains, strict=True):
+        story.says(started(node, leaf=leaf), replace(ready(node), nvlink_domain=domain))
+
+    admitted = story.does(NodesAdmitted)
+
+    assert isinstance(admitted, NodesAdmitted)
+    assert admitted.leaves == found
+
+
+@pytest.mark.parametrize(("connecting", "options"), [(True, {"apart": 1}), (False, {})])
+def test_devices_are_connected_apart_only_after_nccl_has_hung_in_that(
+    connecting: bool, options: dict[str, int]
+) -> None:
+    """A kernel that never ended would take the longer time of such a round as well."""
+    story = Story(["n1", "n2"], course=phases(["values"]))
+    story.does(AgentsLaunched)
+    for node in ("n1", "n2"):
+        story.says(started(node), replace(ready(node), backend="nccl"))
+    story.does(NodesAdmitted)
+    story.does(RoundStarted)
+    story.says(*measured("n1"))
+    story.does(GroupAborted, at_s=START_S + LIMITS.round_deadline_s)
+    late = NodeReported(node="n2", round=0, outcome=Outcome.TIMED_OUT, connecting=connecting)
+    story.says(late)
+    story.does(RoundEnded)
+
+    again = story.does(RoundStarted)
+
+    assert isinstance(again, RoundStarted)
+    assert {name: value for name, value in again.options.items() if name == "apart"} == options

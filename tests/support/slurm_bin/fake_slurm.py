@@ -99,6 +99,7 @@ def show_job(job_id: str) -> str:
         "Account": "(null)",
         "QOS": "(null)",
         "JobState": state,
+        "ExitCode": job.get("ExitCode", "0:0"),
         "Reason": job["Reason"],
         "Requeue": job["Requeue"],
         "Restarts": job["Restarts"],
@@ -110,6 +111,7 @@ def show_job(job_id: str) -> str:
         "ExcNodeList": job["ExcNodeList"] or "(null)",
         "NodeList": ",".join(job["nodes"]) if state == "RUNNING" else "",
         **({"BatchHost": job["nodes"][0]} if job["nodes"] else {}),
+        **({"Reservation": job["Reservation"]} if "Reservation" in job else {}),
         "Comment": job["Comment"],
     }
     return " ".join(f"{key}={value}" for key, value in fields.items()) + " "
@@ -212,6 +214,8 @@ def scontrol(words: list[str]) -> str:
                 "ClusterName             = lab\n"
                 f"AccountingStorageType   = {load('settings')['accounting']}\n"
                 f"PrivateData             = {load('settings').get('private', 'none')}\n"
+                f"PrologFlags             = {load('settings').get('prolog_flags', '(null)')}\n"
+                f"SLURM_VERSION           = {load('settings').get('release', '22.05.8')}\n"
                 "SlurmUser               = slurm(64030)"
             )
         case ["update", first, *rest]:
@@ -292,6 +296,17 @@ def squeue(words: list[str]) -> str:
     return "\n".join(number for number in named if load("jobs")[number]["state"] not in over)
 
 
+def sacct(words: list[str]) -> str:
+    """Say the state of a job as accounts have it: setting `accounts`, by job."""
+    if load("settings")["accounting"] == "accounting_storage/none":
+        raise Refused("Slurm accounting storage is disabled")
+    match words:
+        case ["--noheader", "--parsable2", "--allocations", jobs, "--format=State%64"]:
+            states = load("settings").get("accounts", {})
+            return str(states.get(jobs.removeprefix("--jobs="), ""))
+    raise Refused(f"sacct: unrecognized: {' '.join(words)}")
+
+
 def scancel(words: list[str]) -> str:
     jobs = load("jobs")
     job = find(jobs, words[-1])
@@ -333,6 +348,7 @@ def new_job(name: str, nodes: list[str]) -> Job:
 def main() -> int:
     name = Path(sys.argv[0]).name
     commands = {"scontrol": scontrol, "sbatch": sbatch, "squeue": squeue, "scancel": scancel}
+    commands["sacct"] = sacct
     with file("calls").open("a") as calls:
         fcntl.flock(calls, fcntl.LOCK_EX)  # one command at a time, as one controller serves them
         calls.write(json.dumps([name, *sys.argv[1:]]) + "\n")

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -185,6 +189,62 @@ def test_what_another_can_lay_there_that_is_mine_costs_no_check(tmp_path: Path, 
 
     assert directory.parent.name not in {str(STARTED.job_id), f"{BESIDE}0"}
     assert journal.directory_of_check(tmp_path, STARTED)[0] == directory
+
+
+def test_who_lays_something_there_in_the_last_moment_costs_no_check(tmp_path: Path) -> None:
+    with laid_before_it_is_made(tmp_path / "lab" / "12"):
+        directory, _ = journal.directory_of_check(tmp_path, STARTED)
+        journal.create(directory, [journal.MASTER])
+
+    assert directory.parent.name.startswith("12.")
+
+
+@contextlib.contextmanager
+def laid_before_it_is_made(path: Path) -> Iterator[None]:
+    """Have another lay a directory, as soon as somebody is about to make it."""
+    active = True
+
+    def lay(event: str, args: tuple[object, ...]) -> None:
+        nonlocal active
+        if active and event == "os.mkdir" and str(args[0]) in {path.name, str(path)}:
+            active = False
+            path.mkdir()
+            path.chmod(0o777)  # it might be another user's just as well
+
+    sys.addaudithook(lay)  # for good
+    yield
+    assert not active
+
+
+_COMES_AND_GOES = """
+import os, sys
+os.umask(0)
+names = [os.path.join(sys.argv[1], f"12.{number:016x}") for number in range(40)]
+print("begun", flush=True)
+while True:
+    for name in names:
+        os.mkdir(name, 0o777)
+    for name in names:
+        os.rmdir(name)
+"""
+
+
+def test_what_comes_and_goes_beside_a_taken_name_hides_no_journal(tmp_path: Path) -> None:
+    (tmp_path / "lab" / "12").mkdir(parents=True)
+    (tmp_path / "lab" / "12").chmod(0o777)
+    own = journal.name_of(tmp_path, "lab", "12", os.geteuid(), make=True)
+    argv = [sys.executable, "-c", _COMES_AND_GOES, str(tmp_path / "lab")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        try:
+            names = {journal.name_of(tmp_path, "lab", "12", os.geteuid()) for _ in range(500)}
+            for _ in range(500):
+                assert journal.owners_of(tmp_path, "lab", "12") == {os.geteuid()}
+        finally:
+            other.kill()
+
+    assert names == {own}
 
 
 @pytest.mark.root

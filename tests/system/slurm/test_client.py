@@ -147,6 +147,26 @@ def test_root_and_slurms_own_user_may_drain(tmp_path: Path, uid: int, may: bool)
 # --- commands ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("release", "flags", "late"),
+    [
+        ("22.05.8", "Alloc,DeferBatch", True),
+        ("20.11.9", "alloc,contain", True),
+        ("22.05.8", "(null)", False),
+        ("22.05.8", "Serial", False),
+        ("23.02.0", "Alloc,DeferBatch", False),
+        ("26.05.5", "Alloc", False),
+        ("unknown", "Alloc", False),
+    ],
+)
+def test_nodes_forget_an_attempt_late_before_2302_where_prologs_run_at_allocation(
+    slurm: FakeSlurm, client: Client, release: str, flags: str, late: bool
+) -> None:
+    slurm.set(release=release, prolog_flags=flags)
+
+    assert client.forgets_late() is late
+
+
 def test_root_is_not_even_asked_about(slurm: FakeSlurm, client: Client) -> None:
     assert client.may_drain(0)
     assert slurm.calls() == []

@@ -135,3 +135,13 @@ def test_a_failure_that_names_no_node_tells_what_was_slow_before() -> None:
 
     assert found.cause == "connections-broke"
     assert found.evidence[-1] == BEFORE
+
+
+def test_a_script_that_was_ended_for_a_hang_is_explained_by_it_whatever_its_ranks_say() -> None:
+    ended = MonitorSaw(hang=SAW.hang, ends_script=True)
+    killed = RankFailure(rank=2, signal=9, node="n3", line="srun: error: n3: task 2: Killed")
+    found = diagnose(TrainingLog(failures=(killed, TIMED_OUT)), ended)
+
+    assert (found.cause, found.sureness) == ("hung-until-it-was-ended", "certain")
+    assert (found.nodes, found.accused) == (["n2"], [])
+    assert "slurm-health ended the script (--monitor=restart)" in found.description

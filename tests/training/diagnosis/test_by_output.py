@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -240,6 +241,18 @@ def test_what_comes_again_while_a_training_hangs_is_no_progress(line: str) -> No
         lines.take(line.format(number), now_s)
 
     assert lines.age_s(now_s) == pytest.approx(10 * LOOK_S)
+
+
+@pytest.mark.parametrize(("looks", "known"), [(8, False), (9, True)])
+def test_a_pace_is_known_after_as_many_looks_as_monitor_md_says(looks: int, known: bool) -> None:
+    page = " ".join((Path(__file__).parents[3] / "docs/howto/monitor.md").read_text().split())
+    assert "so with its eighth" in page
+    assert "such lines came in nine of these looks" in page
+    lines, _ = looked_at(
+        "".join(f"step {8 * look + n}\n" for n in range(8)) for look in range(looks)
+    )
+
+    assert lines.pace.is_young != known
 
 
 def test_something_that_was_never_written_before_is_progress() -> None:

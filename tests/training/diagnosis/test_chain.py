@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from slurm_health.training.diagnosis.chain import InferenceChain, OperatorFailed
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.inference import (
+    ASKS_FOR,
     Attribution,
     Inference,
     InferenceOperator,
@@ -112,3 +113,11 @@ def test_only_a_likely_fault_of_a_node_accuses_it() -> None:
     assert accused(Sureness.LIKELY, Attribution.NODE) == ("n1",)
     assert accused(Sureness.POSSIBLE, Attribution.NODE) == ()
     assert accused(Sureness.CERTAIN, Attribution.USER) == ()
+
+
+def test_what_others_ask_for_hides_nothing_that_is_as_sure() -> None:
+    asked = Inference(name="event", description="it is odd", configs={ASKS_FOR: "event"})
+    operators = [Leads("a", asked, named("b")), Leads("b", named("c"))]
+
+    assert InferenceChain(operators).infer(named("a"), NOTHING).conclusion == named("c")
+    assert InferenceChain([Leads("a", asked)]).infer(named("a"), NOTHING).conclusion == asked

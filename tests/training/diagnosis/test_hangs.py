@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,7 @@ IN_OTHER = (TRAIN, Frame(f"{TORCH}/distributed/distributed_c10d.py", 4000, "all_
 IN_BACKWARD = (TRAIN, Frame(f"{TORCH}/autograd/graph.py", 800, "_engine_run_backward"))
 IN_LOADER = (TRAIN, Frame(f"{TORCH}/utils/data/dataloader.py", 700, "__next__"))
 IN_CHECKPOINT = (TRAIN, Frame(f"{TORCH}/serialization.py", 900, "save"))
+FROM_DEVICE = (*IN_CHECKPOINT, Frame(f"{TORCH}/storage.py", 264, "cpu"))
 IN_OWN_CODE = (TRAIN, Frame("/home/a/augment.py", 12, "read"))
 
 
@@ -241,6 +243,24 @@ def test_a_rank_that_works_by_itself_for_very_long_hangs_all_the_same() -> None:
     assert still_works(late, [1]) == ""
 
 
+PDB = Frame("/usr/lib/python3.12/pdb.py", 489, "interaction")
+
+
+@pytest.mark.parametrize("held", [{"state": "t"}, {"stack": (Frame("train.py", 3, "main"), PDB)}])
+def test_a_rank_that_somebody_debugs_holds_up_the_others_for_as_long_as_it_takes(
+    held: dict[str, Any],
+) -> None:
+    seen = standstill(rank(0), rank(1, **held), rank(2), stalled_s=7200.0)
+
+    assert still_works(seen, {0, 2}) == "rank 1 on n2 is held by a debugger"
+
+
+def test_a_script_that_runs_under_a_debugger_is_not_held_by_it() -> None:
+    below = (Frame("/usr/lib/python3.12/pdb.py", 1900, "_run"), *IN_COLLECTIVE)
+
+    assert still_works(standstill(rank(0), rank(1, below)), {0, 1}) == ""
+
+
 def test_storage_gets_more_time_than_a_rank_that_just_sleeps() -> None:
     slow = standstill(rank(0, IN_CHECKPOINT, state="D"), rank(1))
     dead = standstill(rank(0, IN_CHECKPOINT, state="D"), rank(1), stalled_s=PATIENCE.storage_s)
@@ -274,10 +294,11 @@ def test_the_longest_pause_so_far_and_half_of_it_is_allowed_again() -> None:
     assert allowance_s([Pace(steps=500, typical_s=1.0, longest_s=100.0)]) == 151.0
 
 
-def test_before_there_is_a_pace_half_an_hour_is_allowed() -> None:
+def test_before_there_is_a_pace_a_minute_or_what_steps_have_taken_so_far_is_allowed() -> None:
     paces = [Pace(steps=3, typical_s=1.0, longest_s=1.0), Pace(steps=50, typical_s=1, longest_s=1)]
 
-    assert allowance_s(paces) == PATIENCE.first_s
+    assert allowance_s(paces) == PATIENCE.young_s
+    assert allowance_s([Pace(steps=5, typical_s=1.0, longest_s=100.0)]) == 150.0
     assert allowance_s([]) == PATIENCE.first_s
 
 
@@ -419,3 +440,25 @@ def test_where_all_devices_are_in_a_collective_that_none_leaves_no_rank_is_elsew
 
     assert (diagnosed.cause, diagnosed.sureness) == ("network-of-group", "possible")
     assert "(all_reduce)" in diagnosed.description
+
+
+def test_a_checkpoint_that_waits_for_its_device_is_not_what_holds_up_a_collective_on_it() -> None:
+    """Over NCCL a host goes on behind a collective until it needs data, as a checkpoint does."""
+    records = [flight(number, (7, "all_gather", "started")) for number in range(3)]
+    to_n3 = [
+        BrokenPath(node=node, peer="n3", connections=1, retransmits=7) for node in ("n1", "n2")
+    ]
+    diagnosed = found(
+        standstill(*(rank(number, FROM_DEVICE) for number in range(3)), paths=tuple(to_n3)),
+        *records,
+    )
+
+    assert (diagnosed.cause, diagnosed.nodes) == ("network-of-group", ["n3"])
+
+
+def test_a_rank_that_writes_its_checkpoint_while_the_others_wait_for_its_device_is_named() -> None:
+    diagnosed = found(
+        standstill(rank(0, FROM_DEVICE), rank(1, IN_CHECKPOINT), rank(2, FROM_DEVICE))
+    )
+
+    assert (diagnosed.cause, diagnosed.ranks) == ("checkpoint-stuck", [1])

@@ -101,6 +101,25 @@ def test_what_a_real_shell_and_python_cannot_run_is_the_users_mistake(
     assert quoted in found.description
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("line 3: mpirun: command not found", "line 3: mpirun: command not found"),  # bash
+        ("3: mpirun: not found", "line 3: mpirun: not found"),  # dash
+    ],
+)
+@pytest.mark.parametrize("path", ["/tmp/slurm-health-2__pbe_o", "/var/spool/slurmd/job00012"])
+def test_a_mistake_in_the_script_is_told_by_its_line_and_not_by_the_path_of_a_copy(
+    path: str, said: str, told: str
+) -> None:
+    words = f"{path}/slurm_script: {said}"
+
+    found = diagnose(f"{words}\n", 127, nodes=1)
+
+    assert found.description.endswith(f" or may not be run: {told}")
+    assert words in found.evidence
+
+
 def test_a_file_that_one_node_alone_lacks_is_not_decided_and_that_node_is_named() -> None:
     text = f"{NO_FILE}\nsrun: error: n2: task 1: Exited with exit code 2\n"
     found = diagnose(text, 2)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,8 +16,8 @@ from slurm_health.training.diagnosis.collected import (
     Collected,
     FlightRecord,
     FlightRecords,
-    KernelMessages,
-    MemoryEvents,
+    NodesTold,
+    NodeTold,
     Operation,
     ScriptEnd,
     SlurmView,
@@ -36,6 +37,10 @@ def diagnose(*data: msgspec.Struct, end: ScriptEnd = END) -> Diagnosed:
     action = Diagnostician(observe_failure, chain).diagnose(Collected([end, *data]))
     assert action.diagnosed is not None
     return action.diagnosed
+
+
+def told(node: str, **told: Any) -> NodesTold:
+    return NodesTold(nodes=(NodeTold(node=node, **told),))
 
 
 def of_text(text: str) -> Diagnosed:
@@ -117,6 +122,26 @@ def test_a_node_that_is_down_is_lost_and_accused() -> None:
     assert found.accused == ["n2"]
 
 
+def test_a_lost_node_that_the_job_asks_for_by_name_is_to_leave_its_nodelist() -> None:
+    """Sbatch refuses a node that is both asked for and excluded."""
+    view = SlurmView(node_states={"n1": "DOWN", "n2": "DOWN*", "n3": "MIXED"}, required=("n2",))
+    advice = diagnose(view).advice
+
+    assert "(sbatch --nodelist without n2 and --exclude=n1)" in advice
+
+
+def test_a_broken_gpu_on_a_node_that_the_job_asks_for_by_name_is_to_leave_its_nodelist() -> None:
+    view = SlurmView(required=("n2",))
+    log = TrainingLog(failures=(failed(1, "RuntimeError: CUDA error: GPU is lost", "n2"),))
+    xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus."
+    by_output = diagnose(view, log)
+    by_driver = diagnose(view, told("n2", kernel=(xid,)))
+
+    assert by_output.nodes == by_driver.nodes == ["n2"]
+    for found in (by_output, by_driver):
+        assert "leave out n2 (sbatch --nodelist without n2)" in found.advice
+
+
 def test_all_nodes_lost_at_once_are_not_accused() -> None:
     found = diagnose(SlurmView(node_states=dict.fromkeys(END.nodes, "DOWN*")))
 
@@ -136,7 +161,7 @@ def test_a_node_that_only_does_not_answer_is_no_cause_where_a_rank_failed_by_its
 def test_a_broken_gpu_that_the_driver_reports_is_the_cause_of_what_its_rank_met() -> None:
     xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus."
     log = TrainingLog(failures=(failed(2, "RuntimeError: CUDA error: unspecified launch failure"),))
-    found = diagnose(KernelMessages(node="n1", messages=(xid,)), log)
+    found = diagnose(told("n1", kernel=(xid,)), log)
 
     assert (found.cause, found.attribution, found.sureness) == (
         "gpu-broken",
@@ -146,9 +171,52 @@ def test_a_broken_gpu_that_the_driver_reports_is_the_cause_of_what_its_rank_met(
     assert found.accused == ["n1"]
 
 
+def test_an_xid_on_one_of_the_nodes_is_the_cause_of_a_failure_that_all_ranks_met() -> None:
+    xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus."
+    log = TrainingLog(
+        failures=tuple(failed(n, TIMED_OUT, f"n{n + 1}", consequence=True) for n in range(3))
+    )
+    nodes = NodesTold(
+        nodes=(NodeTold(node="n1"), NodeTold(node="n3", kernel=(xid,))), silent=("n2",)
+    )
+    found = diagnose(nodes, log)
+
+    assert (found.cause, found.accused, found.ranks) == ("gpu-broken", ["n3"], [2])
+    assert found.told == ["n2 did not answer: no answer in time", f"n3: kernel: {xid}"]
+
+
+def test_a_gpu_that_only_nvml_calls_lost_is_a_likely_fault_of_its_node() -> None:
+    found = diagnose(told("n2", lost_gpus=("GPU 1 (0000:3b:00.0) is lost: GPU is lost",)))
+
+    assert (found.cause, found.sureness, found.accused) == ("gpu-broken", "likely", ["n2"])
+
+
+def test_a_node_that_does_not_answer_is_named_and_not_accused() -> None:
+    found = diagnose(NodesTold(nodes=(NodeTold(node="n1"),), silent=("n2", "n3"), why_silent="why"))
+
+    assert found.told == ["n[2-3] did not answer: why"]
+    assert (found.nodes, found.accused) == ([], [])
+
+
+def test_what_every_node_tells_of_its_state_is_left_out_and_what_some_tell_is_told_once() -> None:
+    state = [("usb0 has no link", full) for full in ("/tmp is full", "/tmp is full", "ib0 is down")]
+    nodes = [NodeTold(node=f"n{n}", state=each) for n, each in enumerate(state, 1)]
+    found = diagnose(NodesTold(nodes=tuple(nodes)))
+
+    assert found.told == ["n[1-2]: /tmp is full", "n3: ib0 is down"]
+
+
+def test_what_could_not_be_looked_at_on_nodes_is_among_what_was_not_collected() -> None:
+    missing = {"kernel log": "/dev/kmsg: Operation not permitted"}
+    nodes = tuple(NodeTold(node=node, not_seen=missing) for node in ("n1", "n2"))
+    found = diagnose(NodesTold(nodes=nodes))
+
+    assert found.not_collected == ["kernel log: /dev/kmsg: Operation not permitted (n[1-2])"]
+
+
 def test_an_xid_that_a_program_causes_accuses_nobody() -> None:
     xid = "NVRM: Xid (PCI:0000:3b:00): 31, pid=12, MMU Fault"
-    found = diagnose(KernelMessages(node="n1", messages=(xid,)))
+    found = diagnose(told("n1", kernel=(xid,)))
 
     assert found.accused == []
 
@@ -156,11 +224,9 @@ def test_an_xid_that_a_program_causes_accuses_nobody() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        MemoryEvents(node="n1", kills=1, limit_bytes=2_000_000_000),
+        told("n1", kills=1, limit_bytes=2_000_000_000),
         TrainingLog(notes=("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.",)),
-        KernelMessages(
-            node="n1", messages=("Memory cgroup out of memory: Killed process 12 (python)",)
-        ),
+        told("n1", kernel=("Memory cgroup out of memory: Killed process 12 (python)",)),
     ],
     ids=["cgroup", "slurmstepd", "kernel"],
 )
@@ -175,7 +241,7 @@ def test_a_kill_for_memory_explains_a_rank_that_was_killed(data: msgspec.Struct)
 def test_a_count_of_no_kills_says_nothing() -> None:
     log = TrainingLog(failures=(failed(2, signal=9),))
 
-    assert diagnose(MemoryEvents(node="n1", kills=0), log).cause == "killed"
+    assert diagnose(told("n1", kills=0), log).cause == "killed"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +261,8 @@ def test_a_job_that_slurm_ended_is_no_failure_of_a_rank(state: str, words: str) 
     [
         ("", "ended-from-outside"),
         (" DUE TO TIME LIMIT", "ended-from-outside"),
-        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "connections-broke"),
+        (" DUE TO PREEMPTION", "ended-from-outside"),
+        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "node-lost"),
     ],
 )
 def test_slurms_line_in_the_output_says_that_a_job_was_ended_whatever_its_script_made_of_it(
@@ -205,6 +272,25 @@ def test_slurms_line_in_the_output_says_that_a_job_was_ended_whatever_its_script
     found = of_text(f"{line}\nsrun: error: n1: task 0: Terminated\n")
 
     assert found.cause == cause
+
+
+def test_where_slurm_does_not_say_which_node_it_lost_none_is_accused() -> None:
+    due = "DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"
+    found = of_text(f"slurmstepd-n1: error: *** STEP 2.0 ON n1 CANCELLED AT 2026-11-22 {due} ***\n")
+
+    assert (found.cause, found.nodes, found.accused) == ("node-lost", [], [])
+    assert "sinfo -R" in found.advice
+
+
+@pytest.mark.parametrize(("node", "accused"), [("n1", ["n1"]), ("elsewhere", [])])
+def test_slurms_word_of_broken_memory_names_the_node_if_the_job_ran_there(
+    node: str, accused: list[str]
+) -> None:
+    line = f"*** JOB 2 ON {node} UNCORRECTABLE MEMORY ERROR AT 2026-11-22T12:09:33 ***"
+    found = of_text(f"slurmstepd-{node}: error: {line}\n")
+
+    assert found.accused == accused
+    assert (found.cause == "memory-broken") is bool(accused)
 
 
 def test_a_file_that_is_missing_on_the_ranks_of_one_node_is_not_decided() -> None:

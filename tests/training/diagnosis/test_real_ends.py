@@ -31,12 +31,31 @@ file = pathlib.Path(__file__).with_name("last.pt")
 file.write_text("version https://git-lfs.github.com/spec/v1")
 torch.load(file)
 """
+LOAD_CUT_SHORT = """
+import pathlib, torch
+file = pathlib.Path(__file__).with_name("last.pt")
+torch.save({"weights": torch.zeros(100_000)}, file)
+file.write_bytes(file.read_bytes()[:SIZE])
+torch.load(file)
+"""
+LOADER_KILLED = """
+import os, signal, torch
+class Kills(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, number):
+        os.kill(os.getpid(), signal.SIGKILL)
+list(torch.utils.data.DataLoader(Kills(), num_workers=1))
+"""
 CLIP_INFINITE = """
 import torch
 w = torch.ones(2, requires_grad=True)
 (w / 0).sum().backward()
 torch.nn.utils.clip_grad_norm_([w], 1.0, error_if_nonfinite=True)
 """
+OTHER_DEVICE = "import torch\ntorch.nn.Linear(2, 2)(torch.ones(2, 2, device='meta'))"
+SEEK = "import os\nos.lseek(os.open(file, os.O_RDONLY), -1, os.SEEK_SET)"
+SIZES = ("0", "100", "5_000", "100_000")  # of which torch says different things
 NOBODY = 65534
 
 
@@ -82,6 +101,12 @@ def told(output: str, status: int, nodes: tuple[str, ...] = ("n1",)) -> Diagnose
         ("raise RuntimeError('CUDA is slow today')", "rank-failed", "undecided", "RuntimeError"),
         ("bytearray(1 << 60)", "host-out-of-memory", "user error", ""),
         (BIND_TWICE, "port-in-use", "transient", ""),
+        (
+            "raise RuntimeError('CUDA error: no kernel image is available for execution')",
+            "gpu-not-supported",
+            "user error",
+            "",
+        ),
         ("import sys\nsys.exit('KeyError: lr')", "program-error", "user error", ""),
     ],
 )
@@ -94,14 +119,34 @@ def test_a_program_that_ends_by_an_exception_is_told_with_its_line(
     assert found.nodes == []
 
 
+@pytest.mark.parametrize(
+    ("line", "cause", "attribution"),
+    [
+        ("[E socket.cpp:472] failed to bind: Address already in use", "port-in-use", "transient"),
+        ("F check failed: uncorrectable ECC error encountered", "gpu-broken", "undecided"),
+        ("warning: 3 of 7 values are NaN, an error of the data", "script-failed", "undecided"),
+        (
+            "slurmstepd: error: execve(): /var/spool/job12/slurm_script: No such file or directory",
+            "script-failed",
+            "undecided",
+        ),
+    ],
+)
+def test_words_without_an_exception_name_a_cause_only_where_nothing_else_has_them(
+    tmp_path: Path, line: str, cause: str, attribution: str
+) -> None:
+    found = told(*ended(tmp_path, f"print({line!r})\nraise SystemExit(1)"))
+    assert (found.cause, found.attribution) == (cause, attribution)
+    assert cause == "script-failed" or found.sureness == "possible"
+    assert any(line in each for each in found.evidence)
+
+
 @pytest.mark.root
-def test_a_file_that_the_user_may_not_read_is_told_as_that(tmp_path: Path) -> None:
-    closed = tmp_path / "data"
+def test_a_file_that_the_user_may_not_read_is_told_as_that(public_path: Path) -> None:
+    closed = public_path / "data"
     closed.write_text("")
     closed.chmod(0)
-    for each in (tmp_path, *tmp_path.parents[:-2]):
-        each.chmod(each.stat().st_mode | 0o011)
-    found = told(*ended(tmp_path, f"open({str(closed)!r})", user=NOBODY))
+    found = told(*ended(public_path, f"open({str(closed)!r})", user=NOBODY))
     assert (found.cause, found.attribution) == ("permission-denied", "user error")
 
 
@@ -137,11 +182,24 @@ def test_an_exception_that_was_dealt_with_does_not_explain_a_later_signal(tmp_pa
     ("program", "cause"),
     [
         (LOAD_OTHER, "checkpoint-broken"),
+        *((LOAD_CUT_SHORT.replace("SIZE", size), "checkpoint-broken") for size in SIZES),
         (CLIP_INFINITE, "not-a-number"),
+        (LOADER_KILLED, "host-out-of-memory"),
+        (OTHER_DEVICE, "device-mismatch"),
     ],
 )
-def test_what_torch_says_of_a_broken_checkpoint_or_gradient_is_understood(
+def test_what_torch_says_of_a_checkpoint_a_gradient_a_loader_or_a_device_is_understood(
     tmp_path: Path, program: str, cause: str
 ) -> None:
     found = told(*ended(tmp_path, program))
     assert (found.cause, found.attribution) == (cause, "user error")
+
+
+@pytest.mark.torch
+def test_an_invalid_argument_elsewhere_than_in_torch_load_is_no_broken_checkpoint(
+    tmp_path: Path,
+) -> None:
+    program = f"{LOAD_CUT_SHORT.replace('SIZE', '-1').replace('torch.load(file)', '')}{SEEK}"
+    found = told(*ended(tmp_path, program))
+    assert found.cause == "rank-failed"
+    assert any("Invalid argument" in line for line in found.evidence)

@@ -80,6 +80,18 @@ def test_an_uncaught_exception_of_a_library_in_c_counts_as_one() -> None:
     assert failure.consequence
 
 
+def test_of_exceptions_of_nccl_that_ranks_wrote_at_once_the_line_that_is_whole_counts() -> None:
+    mixed = (
+        "torch.distributedtorch.distributed.DistBackendError.: DistBackendErrorNCCL error in:"
+        " /opt/pytorch/ProcessGroupNCCL.cpp:1287, invalid usage, NCCL version 2.17.1\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    )
+
+    (failure,) = read(mixed).failures
+    assert failure.error.startswith("ncclInvalidUsage")
+    assert not failure.consequence
+
+
 def test_torchrun_tells_node_and_signal_of_a_rank() -> None:
     text = (DATA / "diagnosis" / "kill.txt").read_text().replace("localhost", "n3.cluster.lan")
     waited, killed = sorted(read(text).failures, key=lambda each: not each.consequence)

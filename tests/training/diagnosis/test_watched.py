@@ -175,11 +175,27 @@ def test_scripts_one_after_another_each_have_a_pace_of_their_own() -> None:
     watched = Watched(["n0"])
     first = RankNow("0", 0, 7, "S", 0.0, 0, 99, 100, 1.0, 1.0, 1.5)
     watched.hear("n0", [first], 100.0)
-    second = RankNow("1", 0, 8, "S", 0.0, 0, 1, 2, 100.0, 0.0, 0.0)
+    second = RankNow("1", 0, 8, "S", 0.0, 0, 1, 2, 10.0, 0.0, 0.0)
     watched.hear("n0", [second], 200.0)
 
     assert list(watched.programs) == ["1"]
-    assert watched.suspect(260.0) is None
+    assert watched.suspect(240.0) is None
+
+
+@pytest.mark.parametrize("state", ["S", "T"])
+def test_in_its_first_steps_only_what_no_start_explains_is_a_hang(state: str) -> None:
+    watched = Watched(NODES)
+    for rank, node in enumerate(NODES):
+        now = RankNow("0", rank, 7, state if rank == 1 else "S", 0.0, 0, 1, 2, 65.0, 0.0, 0.0)
+        watched.hear(node, [now], 100.0)
+    program = watched.suspect(100.0)
+    assert program is not None
+    before = {("0", rank): last.now for rank, last in program.ranks.items()}
+    looks = {("0", rank): RankLook("0", rank, True, "", COLLECTIVE) for rank in range(RANKS)}
+    judged = watched.judge(program, Looked(before=before, looks=looks), window_s=7.0, now_s=107.0)
+
+    assert isinstance(judged, str) == (state == "S")
+    assert isinstance(judged, str) or judged[0].stalled_s == 72.0
 
 
 # --- stragglers -----------------------------------------------------------------------------------

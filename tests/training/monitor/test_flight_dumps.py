@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slurm_health.training.diagnosis.flight import first_difference
 from slurm_health.training.monitor.collector import NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from tests.support.ended_jobs import job
@@ -61,6 +62,22 @@ def test_a_damaged_dump_is_a_record_of_which_nothing_is_known(tmp_path: Path) ->
     assert [(record.rank, record.whole) for record in found.records] == [(0, True), (1, False)]
 
 
+def test_what_began_before_the_script_is_another_trainings(tmp_path: Path) -> None:
+    """As a second job of the user leaves it, where torch writes of its own accord."""
+    for rank, began_s in enumerate((800.0, 950.0)):
+        recorded = dump("all_reduce", "barrier")
+        for number, each in enumerate(recorded["entries"]):
+            each["time_created_ns"] = int((began_s + number) * 1e9)
+        (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps(recorded))
+    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
+    script = job(tmp_path, environ=environ, ended_s=1000.0, duration_s=100.0)
+
+    assert [each.rank for each in FlightDumps().collect_data(script).records] == [1]
+    (tmp_path / "flight_1").unlink()
+    with pytest.raises(NothingCollected, match="is of a training that began before this one"):
+        FlightDumps().collect_data(script)
+
+
 def test_the_dumps_of_ranks_are_read(tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps(dump("all_reduce", "barrier")))
@@ -76,6 +93,37 @@ def test_the_dumps_of_ranks_are_read(tmp_path: Path) -> None:
         "barrier",
         "",
     )
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({}, None),
+        ({"input_dtypes": ["Half"], "output_dtypes": ["Half"]}, "[[3]] Half"),
+        ({"output_dtypes": ["Half"]}, "[[3]] Float as Half"),
+        ({"output_sizes": [[6]]}, "[[3]] Float to [[6]]"),
+    ],
+)
+def test_ranks_that_reduce_other_numbers_or_into_another_size_called_something_else(
+    tmp_path: Path, other: dict[str, Any], words: str | None
+) -> None:
+    told = {"input_dtypes": ["Float"], "output_dtypes": ["Float"], "output_sizes": [[3]]}
+    for rank in range(3):
+        entries = [
+            {**each, **told, **(other if rank == 1 else {})}
+            for each in dump("all_reduce")["entries"]
+        ]
+        (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps({"entries": entries}))
+    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
+    found = FlightDumps().collect_data(job(tmp_path, environ=environ))
+
+    difference = first_difference(found.records)
+    if words is None:
+        assert difference is None
+    else:
+        assert difference is not None
+        assert (difference.mismatched, difference.ranks) == (True, (1,))
+        assert f"rank 1 called all_reduce {words} as" in difference.description
 
 
 RECORDS = """
@@ -96,7 +144,7 @@ def test_a_dump_that_torch_itself_made_is_read(tmp_path: Path) -> None:
     (record,) = FlightDumps().collect_data(job(tmp_path, environ=told)).records
 
     last = record.operations[-1]
-    assert (last.group, last.what, last.sizes) == ("0 (gloo)", "all_reduce", "[[5]]")
+    assert (last.group, last.what, last.sizes) == ("0 (gloo)", "all_reduce", "[[5]] Float")
     assert [each.sequence for each in record.operations[-3:]] == [
         last.sequence - 2,
         last.sequence - 1,

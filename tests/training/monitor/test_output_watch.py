@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.script_records import HangFound, HangOver, ProgressSeen
+from slurm_health.records.script_records import HangFound, HangOver, LossFound, ProgressSeen
 from slurm_health.system import journal
 from slurm_health.system.processes import NOTHING, PIPE, own_module, start_tied
+from slurm_health.training.diagnosis.by_movement import Movement
 from slurm_health.training.diagnosis.by_output import OutputProgress
 from slurm_health.training.diagnosis.pace import Patience
 from slurm_health.training.monitor import py_spy
@@ -30,14 +31,20 @@ from tests.support.full_filesystem import full_filesystem
 
 DEADLINE_S = 90.0
 # A script's patience, minutes made seconds; looks come as fast as they can.
+MOVES = Patience(at_least_s=3.0, steps=2.0, pauses=2.0, first_s=600.0, storage_s=1.0)
 PATIENCE = Patience(at_least_s=3.0, steps=2.0, pauses=1.0, first_s=6.0, storage_s=1.0)
 TRAINING = """
 import os, sys, time
 how, steps = sys.argv[1], int(sys.argv[2])
-for step in range(steps):
+for step in range(0 if how == "rings" else steps):
     print(f"step {step} loss 0.5", end="\\r", flush=True)
     time.sleep(0.1)
 print(flush=True)
+while how == "rings":
+    os.read(int(sys.argv[3]), 1)
+    sum(range(100000))
+    time.sleep(0.02)
+    os.write(int(sys.argv[4]), b".")
 while how == "works":
     sum(range(10000))
 if how == "pipe":
@@ -66,6 +73,7 @@ class Bench:
         self.watch = OutputWatch(
             tails,
             OutputProgress(PATIENCE),
+            Movement(MOVES),
             self.monitors,
             ["n1"],
             Findings(journal_at, {"NCCL_RAS_ENABLE": "0"}, self.said),
@@ -85,13 +93,16 @@ class Bench:
         )
         return Monitors(process, ["n1"], self._control)
 
-    def train(self, how: str, steps: int = 40, rank: int = 0) -> subprocess.Popen[bytes]:
+    def train(
+        self, how: str, steps: int = 40, rank: int = 0, ring: tuple[int, ...] = ()
+    ) -> subprocess.Popen[bytes]:
         told = {"SLURM_JOB_ID": self.job, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3"}
         directory = self.directory / str(rank)
         directory.mkdir(exist_ok=True)
         with self.output.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-c", TRAINING, how, str(steps)],
+                [sys.executable, "-c", TRAINING, how, str(steps), *map(str, ring)],
+                pass_fds=ring,
                 env={**os.environ, **told, "SLURM_PROCID": str(rank)},
                 stdout=output,
                 cwd=directory,
@@ -124,6 +135,23 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path, run)
     yield bench
     bench.clean_up()
+
+
+def test_a_loss_that_is_no_number_any_more_is_told_once_and_the_training_goes_on(
+    bench: Bench,
+) -> None:
+    bench.output.write_text("".join(f"step {step} loss nan\n" for step in range(40)))
+    bench.look_until(lambda: "the loss is no number" in bench.said.getvalue())
+    with bench.output.open("a") as output:
+        output.write("step 40 loss nan\nstep 41 loss nan\n")
+    bench.watch.look()
+
+    assert bench.run is not None
+    told = [entry.record for entry in journal.read_all(bench.run, journal.MONITOR)]
+    (found,) = [record for record in told if isinstance(record, LossFound)]
+    assert found.line == "step 1 loss nan"
+    assert (found.found.cause, found.found.accused) == ("not-a-number", [])
+    assert bench.looks == 0
 
 
 def test_progress_is_recorded_once_a_minute_and_when_a_rank_is_stopped(bench: Bench) -> None:
@@ -168,6 +196,45 @@ def test_a_training_that_stands_still_is_said_and_recorded_and_goes_on(bench: Be
     bench.train("ends", steps=80, rank=2)
     bench.look_until(lambda: "goes on" in bench.said.getvalue())
     assert isinstance(journal.read_all(bench.run, journal.MONITOR)[-1].record, HangOver)
+
+
+def move_until(bench: Bench, ranks: Ranks, holds: Callable[[], object]) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < until_s, bench.said.getvalue()
+        ranks.find()
+        bench.watch.move(ranks.alone(), time.monotonic())
+        time.sleep(0.5)
+
+
+def test_a_rank_that_says_nothing_and_is_stopped_is_named_and_goes_on(bench: Bench) -> None:
+    pipes = [os.pipe() for _ in range(2)]
+    ranks = Ranks(bench.job, "n1", "")
+    waits, stopped = (
+        bench.train("rings", rank=rank, ring=(pipes[rank - 1][0], pipes[rank][1]))
+        for rank in range(2)
+    )
+    os.write(pipes[1][1], b".")
+    seen = {"moves": 0}
+
+    def moved_often() -> bool:
+        seen["moves"] += 1
+        return seen["moves"] > 15
+
+    move_until(bench, ranks, moved_often)
+    assert bench.looks == 0
+    os.kill(stopped.pid, signal.SIGSTOP)
+    move_until(bench, ranks, lambda: "the training hangs" in bench.said.getvalue())
+    assert bench.run is not None
+    (entry,) = journal.read_all(bench.run, journal.MONITOR)
+    assert isinstance(entry.record, HangFound)
+    assert (entry.record.found.cause, entry.record.found.ranks) == ("rank-stopped", [1])
+    assert entry.record.at_rest
+    assert "all ranks have only waited" in bench.said.getvalue()
+
+    os.kill(stopped.pid, signal.SIGCONT)
+    move_until(bench, ranks, lambda: "goes on" in bench.said.getvalue())
+    assert waits.poll() is None
 
 
 @pytest.mark.skipif(py_spy.find() is not None, reason="py-spy tells more")

@@ -130,6 +130,33 @@ def test_a_rank_tells_how_long_it_waited_for_its_data_and_whether_that_ended(
     assert now.own_s == pytest.approx(1.25 + now.loading_s, abs=1e-3)
 
 
+WITH_A_CHILD = """
+import os, sys, time
+from pathlib import Path
+if os.fork() == 0:
+    Path("/dev/null").write_bytes(bytes(1 << 20))
+    (Path(sys.argv[1]) / "there").touch()
+    time.sleep(600)
+os.wait()
+"""
+
+
+def test_a_rank_alone_is_seen_without_what_its_children_write_and_its_waits_are_counted(
+    start: Any,
+) -> None:
+    process = start(script=WITH_A_CHILD, SLURM_PROCID="2")
+    ranks = found()
+    (alone,) = ranks.alone()
+    (whole,) = ranks.now()
+
+    assert (alone.rank, alone.pid) == (2, process.pid)
+    assert whole.io_bytes - alone.io_bytes >= 1 << 20
+    assert alone.wakes > 0
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert ranks.alone() == []
+
+
 def test_the_kernel_counts_how_long_a_rank_ran(start: Any) -> None:
     start(RANK="0")
     (now,) = found().now()
@@ -278,6 +305,14 @@ def test_torchruns_workers_are_ranks_and_torchrun_itself_is_none(silent: Any) ->
     eventually(lambda: len(found().now()) == 2)
 
     assert sorted((now.rank, now.world) for now in found().now()) == [(4, 8), (5, 8)]
+
+
+def test_a_torchrun_whose_workers_have_ended_is_no_rank_either(silent: Any, tmp_path: Path) -> None:
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(SILENT)
+    silent(wrapper=f'python {torchrun} "$3" "$4"; :', SLURM_PROCID="2")
+
+    assert found().now() == []
 
 
 def test_what_outlives_a_rank_is_none_when_nobody_saw_the_rank(silent: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks' GPUs compute, as NVML tells it; the driver's library is played."""
+"""What ranks' GPUs do, as NVML tells it; the driver's library is played."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.training.diagnosis.seen import RankSeen
-from slurm_health.training.monitor.closer_look import Activity, activity
-from tests.played_gpu import nvml_library
-from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
+from slurm_health.training.diagnosis.gpu_use import GpuUse
+from slurm_health.training.diagnosis.seen import Frame, RankSeen
+from slurm_health.training.monitor.gpu_activity import Activity, activity
+from tests.played_gpu import description, nvml_library
+from tests.played_gpu.description import VARIABLE, Fault, Machine, with_faults, write
 
 ASKS = """
 import ctypes, sys
 from pathlib import Path
 import msgspec
-from slurm_health.training.monitor.closer_look import activity
+from slurm_health.training.monitor.gpu_activity import activity
 ctypes.CDLL(sys.argv[1])  # from now on the library of that name
 print(msgspec.json.encode(activity(driver=Path("/dev/null"))).decode())
 """
@@ -30,6 +31,11 @@ print(msgspec.json.encode(activity(driver=Path("/dev/null"))).decode())
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return nvml_library.built(tmp_path_factory)
+
+
+def machine(count: int) -> Machine:
+    """Return GPUs that nobody else plays at the same time."""
+    return description.machine(count, seed=f"activity {os.getpid()}")
 
 
 def asked(library: Path, played: Machine, *faults: tuple[int, str, float]) -> Activity:
@@ -45,6 +51,10 @@ def asked(library: Path, played: Machine, *faults: tuple[int, str, float]) -> Ac
     return msgspec.json.decode(asks.stdout, type=Activity)
 
 
+def shares(seen: Activity) -> dict[int, float]:
+    return {pid: use.share for pid, use in seen.by_pid.items()}
+
+
 USED = [
     (0, "occupied_by", 41),
     (0, "utilization", 10),
@@ -55,14 +65,39 @@ USED = [
 
 
 def test_the_busiest_gpu_of_each_process_counts(library: Path) -> None:
-    assert asked(library, machine(3), *USED).by_pid == {41: 0.97, 42: 0.0}
+    assert shares(asked(library, machine(3), *USED)) == {41: 0.97, 42: 0.0}
 
 
 def test_a_gpu_that_is_lost_hides_no_other(library: Path) -> None:
     seen = asked(library, machine(3), *USED, (0, "off_bus", 0))
 
-    assert seen.by_pid == {41: 0.97, 42: 0.0}
+    assert shares(seen) == {41: 0.97, 42: 0.0}
     assert seen.why_not == "GPU 0 is lost: GPU is lost"
+
+
+WAITS = [(0, "occupied_by", 41), (0, "utilization", 100), (0, "power_w", 130)]
+
+
+def test_a_gpu_that_is_used_without_memory_and_power_waits(library: Path) -> None:
+    assert asked(library, machine(1), *WAITS).by_pid == {41: GpuUse(1.0, waits=True)}
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        (0, "utilization", 80),
+        (0, "memory_utilization", 12),
+        (0, "power_w", 400),
+        (0, "power_w", -1),
+        (0, "power_limit_mw", -1),
+    ],
+)
+def test_a_gpu_that_lacks_a_sign_of_waiting_works(
+    library: Path, sign: tuple[int, str, float]
+) -> None:
+    others = [each for each in WAITS if each[1] != sign[1]]
+
+    assert not asked(library, machine(1), *others, sign).by_pid[41].waits
 
 
 @pytest.mark.parametrize(
@@ -95,3 +130,12 @@ def test_a_rank_whose_gpu_computes_works() -> None:
     """One that waits for its GPU may sleep meanwhile."""
     assert RankSeen(rank=0, node="n1", gpu_share=0.9).works
     assert not RankSeen(rank=0, node="n1").works
+
+
+def test_a_rank_whose_gpu_waits_may_spin_but_neither_read_nor_compile() -> None:
+    waits = RankSeen(rank=0, node="n1", gpu_share=1.0, gpu_waits=True, cpu_share=2.0)
+    compiles = (Frame("train.py", 3, "main"), Frame("/x/torch/_inductor/compile_fx.py", 9, "run"))
+
+    assert not waits.works
+    assert msgspec.structs.replace(waits, io_bytes=1 << 20).works
+    assert msgspec.structs.replace(waits, stack=compiles).works

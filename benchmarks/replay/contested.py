@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of other tools' tests whose answer is a choice of theirs, or of which no machine tells.
+
+Such a case is counted beside the others, and never where a fault of the node is found here: it
+cannot hide an innocent.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Contested(NamedTuple):
+    """Cases of a source, by their text, and why what it holds of them is not held here."""
+
+    source: str
+    pattern: str
+    why: str
+
+
+CONTESTED: tuple[Contested, ...] = (
+    Contested(
+        "gpud",
+        r"^(?:kernel: )?(?:BTRFS: |\[[^\]]*\] XFS \(\w+\): |XFS \(\w+\): )?"
+        r"(?:I/O error while writing superblock|Remounting filesystem read-only)$",
+        "no kernel writes it: the words are ext4's, which names itself and the device before them;"
+        " XFS shuts down, and btrfs says `forced readonly`",
+    ),
+    Contested(
+        "gpud",
+        r"^Buffer I/O error on dev \w+, logical block \d+, lost sync page read$",
+        "no kernel writes it: only a write is lost, and a read that failed can be tried again",
+    ),
+    Contested(
+        "gpud",
+        r"Buffer I/O error on dev dm-\d",
+        "what a mapped device lies on the line does not tell: it may be a user's own image",
+    ),
+    Contested(
+        "gpud",
+        r"nvme nvme\d+: I/O tag \d+ .* timeout, reset controller$",
+        "the reset that it tells of may help; one that does not is told by the lines that follow",
+    ),
+    Contested(
+        "gpud",
+        r"attempt to access beyond end of device$",
+        "half of what the kernel says: a name that a user chooses; the device is in the next line",
+    ),
+    Contested(
+        "NVSentinel",
+        r"74, .*NVLink: fatal error detected on link \d+\(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0\)",
+        "bit 16 of the third register wants a test if it is seen repeatedly, by NVIDIA's workflow",
+    ),
+    Contested(
+        "NVSentinel",
+        r": 154 \($",
+        "a line cut on purpose, which tells no action: what a parser makes of it is its default",
+    ),
+    Contested(
+        "NVSentinel",
+        r": 999, ",
+        "no driver has this number: what a parser makes of it is its default",
+    ),
+    Contested(
+        "gcm",
+        r'"Persistence Mode", "results": \[\{"status": "Fail"\}\]',
+        "a setting that is off, by DCGM's own table of errors: the GPU is well",
+    ),
+    Contested(
+        "node-problem-detector",
+        r"^docker_hung: ",
+        "any process that waits for a filesystem can bear the name of a daemon",
+    ),
+    Contested(
+        "pytorch",
+        r"^e7 and e7$",
+        "both ranks called the same; PyTorch itself reduces into what it was given",
+    ),
+    Contested(
+        "pytorch",
+        r"^e1 and e9$",
+        "dumps are of different moments: a collective may be over on one rank and not yet on"
+        " another",
+    ),
+)
+
+
+def why_contested(source: str, case: str) -> str:
+    """Return why a case does not count, empty where it does."""
+    return next(
+        (each.why for each in CONTESTED if each.source == source and re.search(each.pattern, case)),
+        "",
+    )

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On the batch host: whether a job that its site may have checked is checked, and how.
+
+When it was submitted, its nodes, its partition and its account were not all known; now they are.
+Its user's own wishes count as with `slurm-health sbatch`: variables and `#HEALTH` lines.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from slurm_health.preflight.decide.policy import Monitor
+from slurm_health.preflight.options import what_to_check
+from slurm_health.preflight.probe_choice import OFF
+from slurm_health.preflight.sbatch import own_options
+from slurm_health.preflight.sbatch.script import header
+from slurm_health.records.decoding import from_json
+from slurm_health.records.errors import ConfigError
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the launcher tells of the site's rules. Without names in a tuple, all are named."""
+
+    min_nodes: int = 1
+    partitions: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    may_opt_out: bool = False
+    check: str = ""
+    limit_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Options of the check, None for a job that is not checked; what there is to log.
+
+    A check that takes longer than `limit_s` is given up.
+    """
+
+    options: tuple[str, ...] | None
+    limit_s: float = math.inf
+    said: str = ""
+
+
+def choose(told: str, script: bytes, environ: Mapping[bytes, bytes]) -> Choice:
+    """Decide about a job with this script, in the environment that Slurm gave it.
+
+    `told` are the rules, as the launcher has them. Nothing is raised: what cannot be understood
+    leaves the job unchecked, and is said.
+    """
+    try:
+        rules = from_json(told, Rules)
+    except msgspec.MsgspecError as err:
+        return Choice(options=None, said=f"the site's rules cannot be read: {err}")
+    text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+    if not _named(rules, text):
+        return Choice(options=None)
+    wishes, said = _wishes(script, text)
+    settings = {
+        **({"check": rules.check} if rules.check else {}),
+        # The script and its output stay as they are, unless the user wants more.
+        "monitor": Monitor.OFF.value,
+        **wishes,
+    }
+    settings["check"] = what_to_check(settings)
+    if settings["check"] == OFF:
+        if rules.may_opt_out:
+            return Choice(options=None, said="its user opted out")
+        settings["check"] = rules.check or what_to_check({})
+    words = (f"--{name}={value}" for name, value in own_options.for_check(settings).items())
+    return Choice(options=tuple(words), limit_s=rules.limit_s or math.inf, said=said)
+
+
+def _named(rules: Rules, environ: Mapping[str, str]) -> bool:
+    """Tell whether the rules name a job; what Slurm does not tell does not except it."""
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+    if nodes.isdecimal() and int(nodes) < rules.min_nodes:
+        return False
+    return all(
+        not names or not environ.get(variable) or environ[variable] in names
+        for names, variable in (
+            (rules.partitions, "SLURM_JOB_PARTITION"),
+            (rules.accounts, "SLURM_JOB_ACCOUNT"),
+        )
+    )
+
+
+def _wishes(script: bytes, environ: Mapping[str, str]) -> tuple[own_options.Settings, str]:
+    """Return what the job's user has asked for, and what of it cannot be understood."""
+    wishes: own_options.Settings = {}
+    said = ""
+    readers: tuple[Callable[[], own_options.Settings], ...] = (
+        lambda: own_options.from_script(header(script), "the script"),
+        lambda: own_options.from_environ(environ),  # which wins over the script
+    )
+    for read in readers:
+        try:
+            wishes = {**wishes, **read()}
+        except ConfigError as err:
+            said = f"the options of its user are not used: {err}"
+    return wishes, said

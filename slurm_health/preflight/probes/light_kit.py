@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kit of workers without torch: this node's processors, sockets, and numpy where it is there.
+
+It sees neither NCCL nor what an accelerator does under load, and says so in the run's journal.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from slurm_health.preflight.probes import host, light_store, load
+from slurm_health.preflight.probes.context import ProbeContext
+from slurm_health.preflight.probes.light_ring import LightContext, RingMembership
+
+if TYPE_CHECKING:
+    from slurm_health.preflight.probes.kits import Measure, OpenStore
+
+BACKEND = "tcp"
+# The module of each probe, and its function there.
+_PROBES = {
+    "values": ("light_compute", "values"),
+    "matmul": ("light_compute", "matmul"),
+    "memory_copy": ("light_memory", "copy"),
+    "memory_pattern": ("light_memory", "pattern"),
+    "node_allgather": ("light_exchange", "allgather"),
+    "rail_allgather": ("light_exchange", "allgather"),
+    "allgather": ("light_exchange", "allgather"),
+}
+# By these the libraries that numpy may multiply with are told to use one thread: ours are several.
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Processors:
+    """The device of a light worker. It has no more of torch's than a probe asks of any device.
+
+    `threads` are those that compute on it.
+    """
+
+    threads: int
+    type: str = "cpu"
+    index: None = None
+
+
+class LightKit:
+    """As `kits.Kit` says; `threads` are those of a worker."""
+
+    version = ""
+
+    def __init__(self, threads: int) -> None:
+        os.environ.update(dict.fromkeys(_THREADS, "1"))
+        from slurm_health.preflight.probes import light_compute
+
+        numpy = light_compute.numpy_version()
+        self._with = f"numpy {numpy}" if numpy else f"Python {platform.python_version()}"
+        self._threads = threads if numpy else 1
+
+    def claim(self, *_: object, **__: object) -> Processors:
+        """Return the device of a worker."""
+        return Processors(self._threads)
+
+    def serve_store(self) -> tuple[object, int]:
+        """Serve a store."""
+        return light_store.serve()
+
+    def facts(self, device: Processors, **_: object) -> dict[str, Any]:
+        """Return what the event `ready` says of a worker.
+
+        Who multiplies without numpy is not compared with who has it: the model tells them apart.
+        """
+        return {
+            "torch": "",
+            "backend": BACKEND,
+            "device": device.type,
+            "model": f"{host.model(self._threads)}, {self._with}",
+            "free_bytes": host.memory_bytes()[0],
+            "collective_library": "",
+        }
+
+    def open_store(self, timeout: timedelta) -> OpenStore:
+        """Return what connects to the store of another worker."""
+
+        def connect(address: str, port: int) -> Callable[[str], light_store.LightStore]:
+            return light_store.opened(address, port, timeout).store
+
+        return connect
+
+    def membership(self, device: Processors) -> RingMembership:  # noqa: ARG002 - there is one kind
+        """Return the group of a worker: none as yet."""
+        return RingMembership()
+
+    def context(self, membership: RingMembership, **fields: Any) -> ProbeContext:
+        """Return what a probe is given."""
+        return LightContext(**{**fields, "group": fields.get("group") or membership.whole})
+
+    def measure_of(self, name: str, path: str) -> Measure | None:
+        """Return what runs a probe; of a site's own, None for one that needs torch."""
+        if path:
+            try:
+                return load.measure_of(name, path)
+            except load.NeedsTorch:
+                return None
+        if name not in _PROBES:
+            return None
+        module, function = _PROBES[name]
+        found = importlib.import_module(f"slurm_health.preflight.probes.{module}")
+        measure: Measure = getattr(found, function)
+        return measure
+
+    def is_out_of_memory(self, err: BaseException) -> bool:
+        """Tell an error that says there is no memory from all others."""
+        return isinstance(err, MemoryError)
+
+    def users(self, device: Processors) -> str:  # noqa: ARG002 - processors are everybody's
+        """Return which other processes use a device: nothing that would explain an error."""
+        return ""
+
+    def ways(self, device: Processors, environ: Mapping[str, str]) -> str:  # noqa: ARG002
+        """Return by which ways data has gone so far."""
+        return environ.get("GLOO_SOCKET_IFNAME", "")
+
+    def is_replaced(self, device: Processors) -> bool:  # noqa: ARG002
+        """Tell whether a worker is replaced after what may have spoilt it: nothing spoils these."""
+        return False

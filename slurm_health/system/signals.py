@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What signals do to this process: when they are heard, how it leaves on one, and their names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+_HEARD_AFTERWARDS = (signal.SIGINT, signal.SIGTERM)
+_ANEW_S = 0.01  # what an exception is dropped in takes far less
+
+
+@contextlib.contextmanager
+def heard_afterwards() -> Iterator[set[int]]:
+    """Have Ctrl-C and SIGTERM wait until this is done; provide the signal mask from before.
+
+    Only this thread's: where there are others, one of them may take a signal of the process.
+    """
+    ours = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD_AFTERWARDS)
+        yield set(ours)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ours)
+
+
+@contextlib.contextmanager
+def leaving_on(number: int) -> Iterator[None]:
+    """While active, a signal ends what is in progress by SystemExit, once, with the code 128+n.
+
+    Python drops an exception that comes up in a destructor or a weak reference's callback, and
+    prints it; such a one is raised anew a moment later. What is behind the context is not
+    disturbed any more.
+    """
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once: what it ends by now it ends in peace
+        raise SystemExit(128 + number)
+
+    def raise_anew(dropped: sys.UnraisableHookArgs) -> None:
+        if not isinstance(dropped.exc_value, SystemExit):
+            before(dropped)
+            return
+        wait_s, begun = _ANEW_S, False
+        while not begun:  # on a busy machine it comes before this has ended, and is dropped too
+            with contextlib.suppress(SystemExit):
+                signal.signal(number, leave)
+                threading.Timer(wait_s, os.kill, (os.getpid(), number)).start()
+                begun = True
+            wait_s *= 2
+
+    before, sys.unraisablehook = sys.unraisablehook, raise_anew
+    signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_IGN)
+        sys.unraisablehook = before
+
+
+def exit_text(returncode: int) -> str:
+    """Say how a process ended: `exit code 3`, or `killed by SIGSEGV`."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    return f"killed by {signal_name(-returncode)}"
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGSEGV`, or `signal 40` for one that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def signal_behind(end: KeyboardInterrupt | SystemExit) -> str:
+    """Return the name of the signal that became this exception, as by `leaving_on`."""
+    if isinstance(end, KeyboardInterrupt):
+        return signal.SIGINT.name
+    return signal_name(end.code - 128) if isinstance(end.code, int) else "no signal"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What watches a training that `run` becomes: as in a job of `sbatch`, by the first node.
+
+Torchrun starts the monitor beside its workers (`probes/torchrun_restarts.py`). In a job whose batch
+script slurm-health started, that script's monitor and its post-mortem see all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slurm_health.preflight import config
+from slurm_health.preflight.decide.policy import Monitor
+from slurm_health.preflight.supervisor.monitor_process import AFTER_S
+from slurm_health.records.errors import JournalError
+from slurm_health.records.script_records import ScriptStarted
+from slurm_health.system import journal
+from slurm_health.system.processes import own_module
+from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.place import TaskPlace
+from slurm_health.torchrun.starting import Starting
+
+
+def is_on(place: TaskPlace, arguments: Arguments, environ: Mapping[str, str]) -> bool:
+    """Tell whether the training is to be watched, and nothing else watches it."""
+    if mode(arguments) == Monitor.OFF.value:
+        return False
+    root = config.journal_root(arguments.text("journal"), environ)
+    return "SLURM_JOB_ID" not in environ or not _is_watched(place, root)
+
+
+def monitor(
+    place: TaskPlace, starting: Starting, arguments: Arguments, environ: Mapping[str, str]
+) -> Sequence[str]:
+    """Return the monitor's command if this process is to start one, else nothing.
+
+    It is the first that trains, in a job of Slurm's.
+    """
+    first = starting.nodes[:1] == (place.node,)
+    if not first or "SLURM_JOB_ID" not in environ:
+        return ()
+    return own_module(
+        "slurm_health.training.monitor.beside",
+        f"--directory={starting.directory or ''}",
+        f"--on-hang={mode(arguments)}",
+        f"--after-s={AFTER_S:g}",
+        "--tell",
+    )
+
+
+def mode(arguments: Arguments) -> str:
+    """Return what is to be done about a hang."""
+    return arguments.text("monitor") or Monitor.REPORT.value
+
+
+def _is_watched(place: TaskPlace, root: Path) -> bool:
+    """Tell whether the supervisor of this attempt's batch script has it watched."""
+    try:
+        runs = journal.runs_of(root, place.cluster, str(place.array or place.job_id))
+        return any(
+            isinstance(entry.record, ScriptStarted)
+            for run in runs
+            if (journal.attempt_and_check(run.name) or (-1,))[0] == place.attempt
+            for entry in journal.read_all(run, journal.SUPERVISOR)
+        )
+    except (OSError, JournalError):
+        return False

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a training that says nothing hangs: its ranks' main threads have come to rest.
+
+A main thread that trains runs, waits and runs again, many times in every step. In a hang it waits
+in one call, or spins in it, and never comes back. The ranks of one node show that: those of a
+training wait for each other, so that all come to rest when one does. They are looked at every few
+seconds; a training pauses in its own way, so that its longest rest counts. Rest alone decides
+nothing: it has all nodes looked at, and only ranks that are known to wait for others are told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from slurm_health.training.diagnosis.collected import FlightRecords
+from slurm_health.training.diagnosis.pace import NextLook, Pace, Patience, allowance_s
+from slurm_health.training.diagnosis.seen import Standstill, cannot_be_well, waiting_ranks
+from slurm_health.training.diagnosis.watched import Looked, RankNow, Watched
+from slurm_health.training.diagnosis.without_heartbeat import Judged, judged
+
+# Against rests between looks at which a main thread had run.
+MOVEMENT_PATIENCE = Patience(at_least_s=40.0, steps=2.0, pauses=2.0)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 600.0  # from one look at all nodes to the next
+# A main thread that only waits comes back so often, as from waits with a time limit, and runs for
+# next to nothing; on a starved node it may be ready to run for longer. One that spins runs all the
+# time, or is ready to, and does not wait in the kernel.
+_WAKES_PER_S = 0.5
+_RESTS_SHARE, _READY_SHARE, _SPINS_SHARE = 0.002, 0.05, 0.9
+_LOADED_S = 3.0  # that a main thread needs before it trains: to load its libraries alone
+_IDLE_BYTES_PER_S = 16 << 10  # that a rank and its children read and write
+
+
+class Movement:
+    """The ranks of one node, look by look. Its time is told."""
+
+    def __init__(self, patience: Patience = MOVEMENT_PATIENCE) -> None:
+        self._patience = patience
+        self._program = ""
+        self._ranks: dict[int, RankNow] = {}
+        self._seen_s = self._first_s = self._moved_s = self._longest_s = 0.0
+        self._moves = self._in_a_row = 0
+        self._next_look = NextLook(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self.hung_s: float | None = None  # since when, once that was said
+
+    def take(self, ranks: Sequence[RankNow], now_s: float) -> None:
+        """Take in how the ranks are now; the program that has the most of them counts."""
+        names = [each.program for each in ranks]
+        program = max(sorted(set(names)), key=names.count, default="")
+        told = {each.rank: each for each in ranks if each.program == program}
+        if program != self._program:
+            self._begin(program, now_s)
+        elif not _at_rest(self._ranks, told, now_s - self._seen_s):
+            self._move(now_s)
+        else:
+            self._in_a_row = 0
+        self._ranks, self._seen_s = told, now_s
+
+    def sleep(self, for_s: float) -> None:
+        """Leave out a time in which we did not run: a job is suspended as a whole."""
+        self._moved_s += for_s
+        self._seen_s += for_s
+
+    @property
+    def allowance_s(self) -> float:
+        """How long a rest would be usual."""
+        return allowance_s([self._pace], self._patience)
+
+    @property
+    def _pace(self) -> Pace:
+        typical_s = (self._moved_s - self._first_s) / max(1, self._moves)
+        return Pace(steps=self._moves, typical_s=typical_s, longest_s=self._longest_s)
+
+    def stalled_s(self, now_s: float) -> float:
+        """Return since when all main threads have been at rest."""
+        return now_s - self._moved_s if self._ranks else 0.0
+
+    def suspect(self, now_s: float) -> bool:
+        """Tell whether all nodes are to be looked at: not before some time after a look."""
+        late = self.stalled_s(now_s) >= self.allowance_s
+        if self._pace.is_young and any(each.ran_s < _LOADED_S for each in self._ranks.values()):
+            late = False  # it has not begun, or is no training: nothing is started beside it
+        return self._next_look.is_due(now_s, late=late) and self.hung_s is None
+
+    def goes_on(self, now_s: float) -> float | None:
+        """Return how long a training stood still that was said to hang, and goes on; else None."""
+        if self.hung_s is None or self._in_a_row < 2:
+            return None
+        stalled_s, self.hung_s = now_s - self.hung_s, None
+        return stalled_s
+
+    def not_now(self, now_s: float) -> None:
+        """Put off the next look: this one showed a rank at work, or nothing."""
+        self._next_look.put_off(now_s)
+
+    def judge(
+        self,
+        watched: Watched,
+        looked: Looked,
+        nodes: Sequence[str],
+        *,
+        window_s: float,
+        now_s: float,
+    ) -> Judged:
+        """Return what was seen of the training, or why it does not hang as far as is known.
+
+        The arguments are those of `without_heartbeat.judged`.
+        """
+        found = judged(
+            watched,
+            looked,
+            nodes,
+            stalled_s=self.stalled_s(now_s),
+            step=0,
+            window_s=window_s,
+            allowance_s=self.allowance_s,
+            patience=self._patience,
+        )
+        reason = found if isinstance(found, str) else ""
+        reason = reason or _someone_moved(watched, looked, window_s)
+        if not reason and not isinstance(found, str) and not self._is_known_to_wait(*found):
+            reason = "no rank is known to wait for another"
+        if reason:
+            self.not_now(now_s)
+            return reason
+        self.hung_s = self._moved_s
+        self._in_a_row = 0
+        return found
+
+    def _is_known_to_wait(self, standstill: Standstill, flights: FlightRecords) -> bool:
+        """Tell whether ranks wait for others; a service or a notebook only rests.
+
+        Before they have moved for a while, they wait in their start too.
+        """
+        if cannot_be_well(standstill):
+            return True
+        if self._pace.is_young and standstill.stalled_s < self._patience.first_s:
+            return False
+        gpus_wait = any(each.gpu_waits for each in standstill.ranks)
+        return gpus_wait or bool(waiting_ranks(standstill.ranks, flights))
+
+    def _begin(self, program: str, now_s: float) -> None:
+        self._program = program
+        self._first_s = self._moved_s = now_s
+        self._longest_s = 0.0
+        self._moves = 0
+        self.hung_s = None
+
+    def _move(self, now_s: float) -> None:
+        self._moves += 1
+        self._in_a_row += 1
+        if self.hung_s is None:
+            self._longest_s = max(self._longest_s, self._seen_s - self._moved_s)
+        self._moved_s = now_s
+
+
+def rests(before: RankNow, now: RankNow, window_s: float) -> bool:
+    """Tell whether a rank's main thread waited in one place, or spun in it, between two looks."""
+    if window_s <= 0 or before.pid != now.pid:
+        return False
+    moved_bytes = abs(now.io_bytes - before.io_bytes)
+    woke = now.wakes - before.wakes
+    ran = (now.ran_s - before.ran_s) / window_s
+    ready = (now.unserved_s - before.unserved_s) / window_s
+    waits = (ran <= _RESTS_SHARE and ready <= _READY_SHARE) or ran + ready >= _SPINS_SHARE
+    return waits and woke <= _WAKES_PER_S * window_s and moved_bytes <= _IDLE_BYTES_PER_S * window_s
+
+
+def _at_rest(before: Mapping[int, RankNow], now: Mapping[int, RankNow], window_s: float) -> bool:
+    same = before.keys() == now.keys()
+    return same and all(rests(before[rank], now[rank], window_s) for rank in now)
+
+
+def _someone_moved(watched: Watched, looked: Looked, window_s: float) -> str:
+    """Say which rank's main thread ran between the two looks, on whichever node."""
+    for (program, rank), before in looked.before.items():
+        last = watched.programs[program].ranks.get(rank) if program in watched.programs else None
+        if last is not None and not last.gone and not rests(before, last.now, window_s):
+            return f"rank {rank} on {last.node} still runs"
+    return ""

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectors: what every node of the job tells, after a failure and while a training hangs.
+
+Each node looks at itself (`node_state`), started by one srun beside the steps that there are. The
+batch host looks without it: it tells what it sees even where srun cannot start anything any more.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_health.records.allocation import from_environ
+from slurm_health.records.decoding import JsonDecoder
+from slurm_health.records.errors import AllocationError
+from slurm_health.records.text import LineBuffer, cut, one_line
+from slurm_health.system import proc
+from slurm_health.system.processes import (
+    NOTHING,
+    PIPE,
+    Process,
+    abandon_session,
+    own_module,
+    read_available,
+    start_tied,
+)
+from slurm_health.system.slurm.command import clean_environ, step_argv
+from slurm_health.training.diagnosis.collected import Collected, FlightRecords, NodesTold, NodeTold
+from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
+from slurm_health.training.monitor.messages import Reader
+from slurm_health.training.monitor.node_state import tell
+
+# Says who is asked: `nodes`, or the `batch-host` alone. Set by the supervisor, for `--collect`.
+VARIABLE, BATCH_HOST = "SLURM_HEALTH_COLLECT", "batch-host"
+# Of the seconds that a collector has: for srun, an interpreter on each node, and what it looks at.
+ANSWER_S = 12.0
+_MOST_BYTES = 12 << 20  # of all nodes together; a child's answer has a limit
+_MOST_BYTES_OF_NODE, _LEAST_BYTES_OF_NODE = 256 << 10, 2 << 10
+_UNKILLABLE_S = 0.5
+_REASON_CHARACTERS = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Question:
+    """What nodes are asked about a job: `began_s` is when its script did."""
+
+    job: str
+    here: str
+    others: tuple[str, ...]
+    began_s: float
+    directory: Path
+    ended: bool
+
+
+class EveryNode:
+    """After a failure."""
+
+    name = "nodes"
+    data = NodesTold
+
+    def is_enabled(self, job: EndedJob) -> Enabled:
+        """It is about nodes, and so of a job."""
+        return _is_enabled(job.environ)
+
+    def collect_data(self, job: EndedJob) -> NodesTold:
+        """Ask all nodes at once."""
+        question = _Question(
+            job=job.environ["SLURM_JOB_ID"],
+            here=job.node,
+            others=_others(job.end.nodes, job.node, job.environ),
+            began_s=job.ended_s - job.duration_s,
+            directory=job.directory,
+            ended=True,
+        )
+        return _asked(question, job.environ, ANSWER_S)
+
+
+class EveryNodeNow:
+    """The same while a training hangs; where its ranks are the monitors tell."""
+
+    name = "nodes"
+    data = NodesTold
+
+    def is_enabled(self, environ: Mapping[str, str]) -> Enabled:
+        """It is about nodes, and so of a job."""
+        return _is_enabled(environ)
+
+    def collect_data(self, environ: Mapping[str, str], limit_s: float) -> NodesTold:
+        """Ask all nodes at once.
+
+        Raises:
+            NothingCollected: the environment does not say which nodes the job has.
+        """
+        try:
+            nodes = from_environ(environ).nodes
+        except AllocationError as err:
+            raise NothingCollected(str(err)) from err
+        here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+        question = _Question(
+            job=environ["SLURM_JOB_ID"],
+            here=here,
+            others=_others(nodes, here, environ),
+            began_s=time.time() - _age_of_parent_s(),
+            directory=Path.cwd(),
+            ended=False,
+        )
+        return _asked(question, environ, limit_s)
+
+
+def with_dumps(data: Collected) -> Collected:
+    """Return the same, with the Flight Recorder dumps that other nodes have read."""
+    told, read = data.get(NodesTold), data.get(FlightRecords)
+    found = {each.rank: each for node in (told.nodes if told else ()) for each in node.flights}
+    found |= {each.rank: each for each in (read.records if read else ())}
+    if not found:
+        return data
+    records = FlightRecords(records=tuple(found[rank] for rank in sorted(found)))
+    missing = {name: why for name, why in data.missing.items() if name != "flight-recorder"}
+    return Collected([*data.all, records], missing=missing, failed=data.failed)
+
+
+def _is_enabled(environ: Mapping[str, str]) -> Enabled:
+    return Enabled() if environ.get("SLURM_JOB_ID") else Enabled("this is no job of Slurm's")
+
+
+def _others(nodes: Sequence[str], here: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    if environ.get(VARIABLE) == BATCH_HOST:
+        return ()
+    return tuple(node for node in nodes if node != here)
+
+
+def _age_of_parent_s() -> float:
+    """Return how long ago the monitor was started, which is when the script was."""
+    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+    began_ticks = proc.stat(Path(f"/proc/{os.getppid()}")).start_ticks
+    return uptime_s - began_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _asked(question: _Question, environ: Mapping[str, str], limit_s: float) -> NodesTold:
+    until_s = time.monotonic() + limit_s
+    asked = _Asked(question, environ) if question.others else None
+    own = tell(
+        job=question.job,
+        node=question.here,
+        began_s=question.began_s,
+        directory=question.directory,
+        ended=question.ended,
+    )
+    if asked is None:
+        return NodesTold(nodes=(own,))
+    told = asked.told(until_s)
+    silent = tuple(node for node in question.others if node not in told)
+    return NodesTold(
+        nodes=(own, *(told[node] for node in question.others if node in told)),
+        silent=silent,
+        why_silent=asked.why if silent else "",
+    )
+
+
+class _Asked:
+    """One srun that has all other nodes tell; `why` is what it said of those that did not."""
+
+    def __init__(self, question: _Question, environ: Mapping[str, str]) -> None:
+        room = _MOST_BYTES // len(question.others)
+        most_bytes = min(_MOST_BYTES_OF_NODE, max(_LEAST_BYTES_OF_NODE, room))
+        command = own_module(
+            "slurm_health.training.monitor.node_state",
+            f"--job={question.job}",
+            f"--began-s={question.began_s:.3f}",
+            f"--directory={question.directory}",
+            f"--most-bytes={most_bytes}",
+            *(["--ended"] if question.ended else []),
+        )
+        # It overlaps with the script's steps in their devices too: NVML shows it what they have.
+        argv = step_argv(int(question.job), question.others, [], command)
+        self.why = ""
+        self._process: Process | None = None
+        try:
+            self._process = start_tied(
+                argv,
+                environ=clean_environ(environ),
+                stdin=NOTHING,
+                stdout=PIPE,
+                stderr=PIPE,
+                signal_mask=(),
+            )
+        except OSError as err:
+            self.why = f"srun cannot be started: {err.strerror}"
+
+    def told(self, until_s: float) -> dict[str, NodeTold]:
+        """Return what nodes tell until then, by name."""
+        found: dict[str, NodeTold] = {}
+        if self._process is None:
+            return found
+        lines, reader = LineBuffer(), Reader[NodeTold](JsonDecoder(NodeTold))
+        try:
+            for data in _pieces(self._process, until_s):
+                for line in lines.feed(data):
+                    if (each := reader.take(line)) is not None:
+                        found[each.node] = each
+            said = read_available(self._process.stderr).decode(errors="replace")
+        finally:
+            abandon_session(self._process, wait_s=_UNKILLABLE_S)
+        last = [line for line in said.splitlines() if line.startswith("srun: error: ")]
+        self.why = cut(one_line(last[0]), _REASON_CHARACTERS) if last else "no answer in time"
+        return found
+
+
+def _pieces(process: Process, until_s: float) -> Iterator[bytes]:
+    """Yield what a process writes until it ends, or until then."""
+    assert process.stdout is not None
+    pipe = process.stdout.fileno()
+    while (left_s := until_s - time.monotonic()) > 0:
+        ready, _, _ = select.select([pipe], [], [], left_s)
+        if ready:
+            data = os.read(pipe, 1 << 20)
+            if not data:
+                return
+            yield data

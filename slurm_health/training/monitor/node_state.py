@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one node of a job tells of itself: `python -m slurm_health.training.monitor.node_state`.
+
+Started on every node after a failure, and while a hang is looked at, as the job's user. Each thing
+is looked at in a child of its own, so that a GPU or a filesystem that hangs costs its own line and
+no other. Nothing is changed, and nothing is read that the job's user could not read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.gpu import Gpu, GpuSeen
+from slurm_health.node.checks.infiniband import InfiniBand
+from slurm_health.node.checks.kernel_log import read_messages
+from slurm_health.node.rules.finding import Status
+from slurm_health.node.rules.kernel_lines import (
+    ANY_XID,
+    FAULTS,
+    HUNG_TASK,
+    OUT_OF_MEMORY,
+    WARNINGS,
+    XID,
+)
+from slurm_health.records.decoding import from_json
+from slurm_health.records.errors import Unmeasured
+from slurm_health.records.text import cut, one_line, whole_number
+from slurm_health.system import killable
+from slurm_health.system.mounts import mount_of, mounted
+from slurm_health.training.diagnosis.collected import NodeTold, ScriptEnd
+from slurm_health.training.diagnosis.flight_data import FlightRecord
+from slurm_health.training.diagnosis.seen import Frame
+from slurm_health.training.monitor.closer_look import look_closer
+from slurm_health.training.monitor.collector import EndedJob, NothingCollected
+from slurm_health.training.monitor.flight_dumps import FlightDumps
+from slurm_health.training.monitor.messages import lines_of
+from slurm_health.training.monitor.ranks import Ranks
+
+LIMIT_S = 4.0  # for all that a node looks at, which it does at once
+# What the operators look for, and what a person wants to see beside it.
+_MESSAGES = "|".join(
+    dict.fromkeys(
+        f"(?:{re.sub(r'[?]P<[a-z]+>', '', each)})"
+        for each in (ANY_XID, OUT_OF_MEMORY, HUNG_TASK, *FAULTS, *WARNINGS)
+    )
+)
+_MOST_MESSAGES = 40
+_CLOCKS_S = 1.0  # by which those of nodes differ
+_MOST_LINES = 20
+_LINE_CHARACTERS = 300
+_ROOTS = {"v1": "sys/fs/cgroup/memory", "v2": "sys/fs/cgroup"}
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - nothing is written there
+_LOW_SHARE = 0.01  # of memory, of a filesystem or of its files: less than that is next to none
+_UP = 0x1  # IFF_UP: somebody wants the interface to work
+# Asked for by NVML: a GPU that no program can use before (nvml.h, nvmlGpuRecoveryAction_t).
+_RESET, _REBOOT = 1, 2
+# What other nodes see too; dumps there are read once, on the batch host.
+_OF_THE_NODE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay"}
+
+
+class _Gpus(msgspec.Struct, frozen=True, kw_only=True):
+    """What NVML says, and the PCI addresses of all GPUs that the job sees here."""
+
+    buses: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+
+
+class _Kills(msgspec.Struct, frozen=True, kw_only=True):
+    kills: int
+    limit_bytes: int | None = None
+
+
+def tell(
+    *,
+    job: str,
+    node: str,
+    began_s: float,
+    directory: Path,
+    ended: bool,
+    own_step: str = "",
+    with_dumps: bool = False,
+) -> NodeTold:
+    """Return what this node tells.
+
+    Args:
+        job: the number of the job.
+        node: the name of this node.
+        began_s: when the script began, in seconds since the epoch.
+        directory: in which it was started.
+        ended: whether it has ended; of one that runs the monitor looks at the ranks.
+        own_step: the step that this runs in, whose processes are no ranks.
+        with_dumps: whether to read Flight Recorder dumps on filesystems of this node.
+    """
+    root = Path("/")
+    looks: dict[str, tuple[Callable[[], object], type]] = {
+        "kernel log": (lambda: kernel_lines(root, time.time() - began_s), tuple[str, ...]),
+        "memory kills": (lambda: memory_kills(root, job), _Kills),
+        "memory": (lambda: _memory(root), tuple[str, ...]),
+        "disk": (lambda: _disks(directory), tuple[str, ...]),
+        "links": (lambda: links(root), tuple[str, ...]),
+        "gpus": (_gpus, _Gpus),
+    }
+    if ended:
+        looks["ranks"] = (lambda: _left(Ranks(job, node, own_step)), tuple[str, ...])
+    if with_dumps:
+        looks["dumps"] = (lambda: _dumps(node, began_s, directory), tuple[FlightRecord, ...])
+    seen, not_seen = _looked(looks)
+    kills: _Kills = seen.get("memory kills", _Kills(kills=0))
+    gpus: _Gpus = seen.get("gpus", _Gpus())
+    count = whole_number(os.environ.get("SLURM_GPUS_ON_NODE", ""))
+    state = [
+        *gpus.state,
+        *(line for key in ("memory", "disk", "links") for line in seen.get(key, ())),
+    ]
+    return NodeTold(
+        node=node,
+        kernel=of_the_job(seen.get("kernel log", ()), gpus.buses, count),
+        kills=kills.kills,
+        limit_bytes=kills.limit_bytes,
+        lost_gpus=gpus.lost,
+        state=tuple(state[:_MOST_LINES]),
+        left=seen.get("ranks", ())[:_MOST_LINES],
+        flights=seen.get("dumps", ()),
+        not_seen=not_seen,
+    )
+
+
+def _looked(
+    looks: Mapping[str, tuple[Callable[[], object], type]],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what each look saw, and why not."""
+
+    def work(look: Callable[[], object]) -> killable.Work:
+        return lambda: msgspec.json.encode(look())
+
+    answers = killable.run_all({name: (work(look), LIMIT_S) for name, (look, _) in looks.items()})
+    seen: dict[str, Any] = {}
+    not_seen: dict[str, str] = {}
+    for name, answer in answers.items():
+        match answer:
+            case killable.Answered(data=data):
+                seen[name] = from_json(data, looks[name][1])
+            case killable.Broke(reason=reason):
+                not_seen[name] = cut(one_line(reason), _LINE_CHARACTERS)
+            case killable.Hung(limit_s=limit_s):
+                not_seen[name] = f"no answer within {limit_s:g} s"
+    return seen, not_seen
+
+
+def kernel_lines(root: Path, age_s: float) -> tuple[str, ...]:
+    """Return what the kernel has said since so long ago that matters.
+
+    Raises:
+        Unmeasured: its log cannot be read: many sites keep it for root.
+    """
+    found = read_messages(CheckContext(root=root), _MESSAGES, age_s + _CLOCKS_S)
+    return tuple(each.text for each in found[-_MOST_MESSAGES:])
+
+
+def of_the_job(lines: Sequence[str], buses: Sequence[str], count: int | None) -> tuple[str, ...]:
+    """Return the lines without Xids of GPUs that belong to other jobs.
+
+    `buses` are those of the GPUs that the job sees here, `count` how many it has: where it sees as
+    many, and an Xid is of none of them, that GPU is another's.
+    """
+    own = {_address(bus) for bus in buses}
+    if not count or len(own) != count:
+        return tuple(lines)
+    xids = {line: re.search(XID, line) for line in lines}
+    return tuple(line for line, xid in xids.items() if xid is None or _address(xid["bus"]) in own)
+
+
+def _address(bus: str) -> str:
+    """Return a GPU's PCI address without its domain and function, which are not always written."""
+    parts = bus.lower().partition(".")[0].split(":")
+    return ":".join(parts[-2:])
+
+
+def memory_kills(root: Path, job: str) -> _Kills:
+    """Return how often the kernel killed for memory in the cgroup of the whole job.
+
+    Raises:
+        Unmeasured: Slurm gives the job none, or the kernel keeps no count.
+    """
+    directory = _cgroup(root, job)
+    if directory is None:
+        raise Unmeasured("Slurm gives the job no memory cgroup of its own here")
+    for name in ("memory.events", "memory.oom_control"):
+        counts = dict(re.findall(r"^(\w+) (\d+)$", _read(directory / name), re.MULTILINE))
+        kills = whole_number(counts.get("oom_kill", ""))
+        if kills is not None:
+            limits = (_read(directory / n) for n in ("memory.max", "memory.limit_in_bytes"))
+            limit = next((n for text in limits if (n := whole_number(text.strip()))), None)
+            return _Kills(kills=kills, limit_bytes=limit)
+    raise Unmeasured(f"{directory} counts no kills")
+
+
+def _cgroup(root: Path, job: str) -> Path | None:
+    """Return the cgroup of the job: that of this process, up to `job_12`."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        parts = [part for part in path.split("/") if part]
+        if f"job_{job}" in parts:
+            base = root / _ROOTS["v1" if controllers else "v2"]
+            return base.joinpath(*parts[: parts.index(f"job_{job}") + 1])
+    return None
+
+
+def _memory(root: Path) -> tuple[str, ...]:
+    numbers = dict(re.findall(r"^(\w+): +(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE))
+    total, free = (int(numbers.get(name, 0)) for name in ("MemTotal", "MemAvailable"))
+    if not total or free >= _LOW_SHARE * total:
+        return ()
+    return (f"{free / 1e6:.1f} of {total / 1e6:.1f} GB of memory are available",)
+
+
+def _disks(directory: Path) -> tuple[str, ...]:
+    """Return which filesystems that a training writes to are full."""
+    found: dict[int, str] = {}
+    for place in dict.fromkeys((directory, Path(tempfile.gettempdir()), _SHARED_MEMORY)):
+        try:
+            seen = os.statvfs(place)
+        except OSError as err:
+            found[-len(found) - 1] = f"{place}: {err.strerror}"
+            continue
+        if seen.f_blocks and seen.f_bavail < _LOW_SHARE * seen.f_blocks:
+            free, size = (n * seen.f_frsize / 1e9 for n in (seen.f_bavail, seen.f_blocks))
+            found[seen.f_fsid] = f"{place} is full: {free:.1f} of {size:.1f} GB are free"
+        elif seen.f_files and seen.f_favail < _LOW_SHARE * seen.f_files:
+            found[seen.f_fsid] = f"{place} has room for {seen.f_favail} more files only"
+    return tuple(found.values())
+
+
+def links(root: Path) -> tuple[str, ...]:
+    """Return which ports of adapters and which interfaces are down, or have been."""
+    machine = CheckContext(root=root)
+    found = []
+    ports = InfiniBand().collect(machine).ports
+    for name, port in sorted(ports.items()):
+        if port.state != "ACTIVE":
+            physical = f", {port.physical}" if port.physical else ""
+            found.append(f"{name} is {port.state}{physical}")
+        elif port.counters.get("link_downed"):
+            found.append(f"{name} has lost its link {port.counters['link_downed']} times")
+    base = "/sys/class/net"
+    for name in machine.entries(base):
+        flags = int(machine.read_or_none(f"{base}/{name}/flags") or "0x0", 16)
+        is_down = machine.read_or_none(f"{base}/{name}/operstate") == "down"
+        if flags & _UP and is_down and machine.path(f"{base}/{name}/device").exists():
+            found.append(f"{name} has no link")
+    return tuple(found)
+
+
+def _gpus() -> _Gpus:
+    seen = Gpu().collect(CheckContext())
+    return judged(seen)
+
+
+def judged(seen: GpuSeen) -> _Gpus:
+    """Return what is to be told of GPUs; an old error in one is no sign that it fails now."""
+    finding = Gpu().judge(seen)
+    state = () if finding.status is Status.PASS else (one_line(finding.text),)
+    lost = [seen.gpus.broken] if seen.gpus.broken else []
+    for each in seen.gpus.devices:
+        name = f"GPU {each.index} ({each.bus})" if each.bus else f"GPU {each.index}"
+        if each.lost:
+            lost.append(f"{name} is lost: {each.lost}")
+        elif each.recovery_action in (_RESET, _REBOOT):
+            wanted = "a reset" if each.recovery_action == _RESET else "a reboot of the node"
+            lost.append(f"{name} needs {wanted}")
+    buses = tuple(each.bus for each in seen.gpus.devices if each.bus)
+    return _Gpus(buses=buses, lost=tuple(map(one_line, lost)), state=state)
+
+
+def _left(ranks: Ranks) -> tuple[str, ...]:
+    """Return where the ranks are that have not ended with the script."""
+    ranks.find()
+    if not ranks.now():
+        return ()
+    looks, _ = look_closer(ranks)
+    return tuple(sorted(_where(look.rank, look.kernel, look.stack) for look in looks))
+
+
+def _where(rank: int, kernel: str, stack: Sequence[Frame]) -> str:
+    at = f" in {stack[-1].function} ({Path(stack[-1].file).name}:{stack[-1].line})" if stack else ""
+    waits = f", {kernel}" if kernel else ""
+    return cut(one_line(f"rank {rank} still runs{at}{waits}"), _LINE_CHARACTERS)
+
+
+def _dumps(node: str, began_s: float, directory: Path) -> tuple[FlightRecord, ...]:
+    job = EndedJob(
+        end=ScriptEnd(exit_code=1),
+        environ=dict(os.environ),
+        node=node,
+        directory=directory,
+        ended_s=time.time(),
+        duration_s=time.time() - began_s + _CLOCKS_S,
+    )
+    mounts = mounted()
+    reader = FlightDumps(reads=lambda path: mount_of(mounts, str(path)).kind in _OF_THE_NODE)
+    if not reader.is_enabled(job):
+        return ()
+    try:
+        return reader.collect_data(job).records
+    except NothingCollected as err:
+        raise Unmeasured(str(err)) from err
+
+
+def _read(path: Path) -> str:
+    """Return the text of a small file, empty where it cannot be read."""
+    try:
+        return path.read_text(errors="replace")[: 1 << 16]
+    except OSError:
+        return ""
+
+
+def within(told: NodeTold, most_bytes: int) -> Iterator[bytes]:
+    """Return a node's message; what makes it longer than that is left out, dumps first."""
+    replaced = msgspec.structs.replace
+    without = replaced(told, flights=(), not_seen={**told.not_seen, "dumps": "too long to be told"})
+    short = replaced(without, kernel=told.kernel[-5:], state=told.state[:5], left=told.left[:5])
+    for each in (told, without):
+        lines = list(lines_of(each, 1))
+        if sum(map(len, lines)) <= most_bytes:
+            return iter(lines)
+    return lines_of(short, 1)
+
+
+def main() -> int:
+    """Tell what this node has to tell, in a message of lines that srun keeps whole."""
+    parser = argparse.ArgumentParser(prog="slurm_health.training.monitor.node_state")
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--began-s", type=float, required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--ended", action="store_true")
+    parser.add_argument("--most-bytes", type=int, required=True)
+    options = parser.parse_args()
+    told = tell(
+        job=options.job,
+        node=os.environ["SLURMD_NODENAME"],
+        began_s=options.began_s,
+        directory=options.directory,
+        ended=options.ended,
+        own_step=os.environ.get("SLURM_STEP_ID", ""),
+        with_dumps=options.ended,
+    )
+    for line in within(told, options.most_bytes):
+        os.write(1, line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site that has jobs checked by default: what users submit with plain `sbatch`, and what changes.
+
+Slurm, its submission plugin and the jobs are real; what a check measures is played.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node.rules.settings import Default
+from slurm_health.preflight.by_default import installing
+from tests.e2e.lab_support import COMMAND, Site
+from tests.e2e.played_nodes import FAKE_WORKER, FAULTY, play, submit
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+CONF = "/etc/slurm/slurm.conf"
+RULES = "[default]\nmin_nodes = 2\nmin_time_min = 10\nopt_out = 'nocheck'\n"
+SHELL = """#!/bin/bash
+echo "args $# $1 $2"
+srun --ntasks-per-node=1 hostname | sort
+"""
+PYTHON = """#!/usr/bin/env python3
+import subprocess, sys
+print("python", sys.argv[1:], flush=True)
+subprocess.run(["srun", "--ntasks-per-node=1", "hostname"], check=True)
+"""
+# What a script can see of how it was started; its own process and place are others each time.
+SEES = """#!/bin/bash
+tr '\\0' '\\n' </proc/$$/environ | sort
+printf '<%s>\\n' "$@"; pwd; umask; ulimit -a; grep Sig /proc/$$/status; readlink /proc/$$/fd/[012]
+echo to standard error >&2
+exit 7
+"""
+DIFFERS = re.compile(r"^(SLURM_JOB_?ID|SLURM_TASK_PID|SLURM_HEALTH_PYTHON)=|SigQ:|slurm-\d+\.out")
+
+
+@pytest.fixture(scope="module")
+def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A cluster of six nodes, on which jobs of two nodes and more are checked by default."""
+    with Lab.start(nodes=6) as lab:
+        site = Site(lab)
+        (lab.paths.etc / "rules.toml").write_text(RULES)
+        install(site)
+        lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
+        lab.run(["scontrol", "reconfigure"])
+        yield site
+
+
+@pytest.fixture
+def by_default(site: Site) -> Iterator[Site]:
+    """The site with nodes that are all well, and its installation as it was afterwards."""
+    play(site)
+    yield site
+    play(site)
+
+
+def install(site: Site) -> None:
+    rules = site.lab.paths.etc / "rules.toml"
+    site.lab.run([COMMAND, "init-default", f"--config={rules}"])
+
+
+def sbatch(site: Site, *words: str, script: str = "", **variables: str) -> str:
+    """Type `sbatch` as alice; the job's id."""
+    environ = {
+        "SLURM_HEALTH_PYTHON": str(FAKE_WORKER),
+        "FAKE_WORKER_DIR": site.directory("played"),
+        **variables,
+    }
+    argv = ["sbatch", "--parsable", *words]
+    done = site.lab.run(argv, user="alice", env=environ, stdin=script.encode())
+    return done.stdout.strip()
+
+
+def checks(site: Site, job: str) -> int:
+    """How often a job has been checked."""
+    directory = site.lab.home("alice") / ".slurm-health" / "journal" / "lab" / job
+    return len([*directory.glob("*/master.jsonl")])
+
+
+def kept_script(site: Site, job: str) -> str:
+    """The script as Slurm has it."""
+    return site.lab.run(["scontrol", "write", "batch_script", job, "-"]).stdout
+
+
+def test_whatever_sbatch_is_given_is_checked_and_runs_as_it_is(by_default: Site) -> None:
+    shell, python = by_default.script("job.sh", SHELL), by_default.script("job.py", PYTHON)
+    wrap = "srun --ntasks-per-node=1 hostname"
+    file = sbatch(by_default, "-N2", shell, "a b", "c")
+    program = sbatch(by_default, "-N2", python, "a b")
+    wrapped = sbatch(by_default, "-N2", f"--wrap={wrap}")
+    stdin = sbatch(by_default, "-N2", script=SHELL)
+    in_script = sbatch(by_default, script=SHELL.replace("\n", "\n#SBATCH -N 2\n", 1))
+    array = sbatch(by_default, "-N2", "--array=1-2", "--output=task-%a.out", shell)
+    jobs = [file, program, wrapped, stdin, in_script]
+    for job in [*jobs, f"{array}_1", f"{array}_2"]:
+        assert by_default.ended(job)["JobState"] == "COMPLETED"
+
+    said = {job: by_default.read(f"slurm-{job}.out") for job in jobs}
+    assert said[file].startswith("args 2 a b c\nn")
+    assert said[program].startswith("python ['a b']\nn")
+    assert re.fullmatch(r"(n\d\n){2}", said[wrapped])
+    assert by_default.read("task-2.out").startswith("args 0")
+    assert [checks(by_default, job) for job in jobs] == [1] * 5
+    assert [checks(by_default, f"{array}_{task}") for task in (1, 2)] == [1, 1]
+    assert by_default.report(file)["runs"][0]["script"]["exit_code"] == 0
+
+
+def test_a_script_sees_and_leaves_what_it_would_without_a_check(by_default: Site) -> None:
+    script = by_default.script("sees.sh", SEES)
+    words = ("-N2", "-wn1,n2", script, "a b", "*")
+    checked, plain = sbatch(by_default, *words), sbatch(by_default, "--comment=nocheck", *words)
+    ended = [by_default.ended(job) for job in (checked, plain)]
+
+    seen, expected = (
+        [
+            line
+            for line in by_default.read(f"slurm-{job}.out").splitlines()
+            if not DIFFERS.search(line)
+        ]
+        for job in (checked, plain)
+    )
+    assert not [*difflib.unified_diff(expected, seen, lineterm="")]
+    assert [checks(by_default, job) for job in (checked, plain)] == [1, 0]
+    assert {(job["JobState"], job["ExitCode"]) for job in ended} == {("FAILED", "7:0")}
+    assert [job.get("Comment") for job in ended] == [None, "nocheck"]
+
+
+def test_a_script_ends_by_the_signal_it_would_end_by(by_default: Site) -> None:
+    killed = sbatch(by_default, "-N2", "--wrap=kill -SEGV $$")
+    trapped = sbatch(
+        by_default, "-N2", script="#!/bin/bash\ntrap 'exit 9' TERM\nsleep 600 & touch up; wait\n"
+    )
+    up = by_default.lab.home("alice") / "up"
+    by_default.lab.wait_until(up.exists, bool, "the script waits", 120)
+    by_default.lab.run(["scancel", "--batch", "--signal=TERM", trapped], user="alice")
+
+    assert by_default.ended(killed)["ExitCode"] == "0:11"
+    assert by_default.ended(trapped)["ExitCode"] == "9:0"
+    assert by_default.read(f"slurm-{killed}.out") == ""
+
+
+def test_a_job_of_steps_without_torch_leaves_a_bad_node(by_default: Site) -> None:
+    play(by_default, n1=FAULTY)
+    job = sbatch(by_default, "-N3", script="#!/bin/sh\nsrun --ntasks-per-node=1 hostname\n")
+    assert by_default.ended(job)["JobState"] == "COMPLETED"
+
+    ran_on = by_default.read(f"slurm-{job}.out").split()
+    assert len(ran_on) == 3
+    assert "n1" not in ran_on
+    assert checks(by_default, job) == 2  # of each attempt
+
+
+def test_what_the_rules_do_not_name_keeps_its_script(by_default: Site) -> None:
+    script = by_default.script("job.sh", SHELL)
+    single = sbatch(by_default, "-N1", script)
+    short = sbatch(by_default, "-N2", "--time=5", script)
+    opted_out = sbatch(by_default, "-N2", "--comment=mine nocheck", script)
+    mixed = sbatch(by_default, "-N2", ":", "-N1", script)
+    for job in (single, short, opted_out, mixed):
+        assert kept_script(by_default, job) == SHELL
+        by_default.ended(job)
+        assert checks(by_default, job) == 0
+
+
+def test_the_nodes_that_a_job_was_given_count_where_it_did_not_say(by_default: Site) -> None:
+    few = sbatch(by_default, "-n2", "--wrap=echo ran")  # two CPUs of one node, or of two
+    many = sbatch(by_default, "-n4", "--wrap=echo ran")
+    for job in (few, many):
+        by_default.ended(job)
+        nodes = int(by_default.lab.job(job)["NumNodes"])
+        assert checks(by_default, job) == (nodes >= 2)
+        assert by_default.read(f"slurm-{job}.out") == "ran\n"
+
+
+def test_a_check_by_default_runs_as_the_user_of_the_job(by_default: Site) -> None:
+    job = sbatch(by_default, "-N2", "--wrap=id -un")
+    by_default.ended(job)
+    assert by_default.read(f"slurm-{job}.out") == "alice\n"
+    written = [*by_default.run_directory(job).iterdir()]
+    assert {path.stat().st_uid for path in written} == {by_default.lab.home("alice").stat().st_uid}
+
+
+def test_a_job_that_slurm_health_sbatch_submits_is_checked_once(by_default: Site) -> None:
+    job = str(submit(by_default, "-N2"))
+    by_default.ended(job)
+    assert checks(by_default, job) == 1
+
+
+def test_a_user_can_choose_what_is_checked_in_the_script_and_not_leave_it_out(
+    by_default: Site,
+) -> None:
+    chosen = sbatch(by_default, "-N2", script="#!/bin/sh\n#HEALTH --check=quick\necho ran\n")
+    wrong = sbatch(by_default, "-N2", script="#!/bin/sh\n#HEALTH --no-such\necho ran\n")
+    for job in (chosen, wrong):
+        by_default.ended(job)
+        assert by_default.read(f"slurm-{job}.out") == "ran\n"
+        assert checks(by_default, job) == 1
+
+
+@pytest.fixture
+def broken(by_default: Site) -> Iterator[Path]:
+    """The file in which the rules are, to be broken; it is whole again afterwards."""
+    check = by_default.lab.paths.etc / "slurm" / installing.CHECK
+    yield check
+    install(by_default)
+    load_again(by_default)
+
+
+def load_again(site: Site) -> None:
+    """Have slurmctld read its Lua again, which it does for a file younger than its last look."""
+    site.lab.run(["touch", "-d", "+10 seconds", f"/etc/slurm/{installing.LOADER}"])
+
+
+@pytest.mark.parametrize("what", ["no interpreter", "no rules", "damaged rules", "failing rules"])
+def test_a_broken_installation_costs_no_job(by_default: Site, broken: Path, what: str) -> None:
+    before = len(by_default.controller_log())
+    match what:
+        case "no interpreter":
+            text = installing.lua(Default(), python="/gone/bin/python", flags=["-P"], site="x")
+            broken.write_text(text)
+        case "no rules":
+            broken.unlink()
+        case "damaged rules":
+            broken.write_text("return function(job) job.script = ")
+        case "failing rules":
+            broken.write_text("return function(job) error('as it happens') end")
+    load_again(by_default)
+    job = sbatch(by_default, "-N2", script=SHELL)
+
+    assert by_default.ended(job)["JobState"] == "COMPLETED"
+    assert re.fullmatch(r"args 0  \n(n\d\n){2}", by_default.read(f"slurm-{job}.out"))
+    assert checks(by_default, job) == 0
+    logged = by_default.controller_log()[before:]
+    assert ("slurm-health" in logged) == (what != "no interpreter")
+
+
+def test_it_is_taken_away_whole_and_slurmctld_starts_without_it(by_default: Site) -> None:
+    remove = [COMMAND, "init-default", "--remove"]
+    directory = by_default.lab.paths.etc / "slurm"
+    first = by_default.lab.run(remove, check=False)
+    by_default.lab.restart_slurmctld()
+    job = sbatch(by_default, "-N2", "--wrap=echo ran")
+    assert kept_script(by_default, job).endswith("\n\necho ran\n")
+    by_default.lab.run(["sed", "-i", "/^JobSubmitPlugins/d", CONF])
+    by_default.lab.run(["scontrol", "reconfigure"])
+    second = by_default.lab.run(remove)
+    try:
+        assert (first.returncode, second.returncode) == (1, 0)
+        assert "slurmctld would not start" in first.stderr
+        assert {path.name for path in directory.iterdir()} == {"cgroup.conf", "slurm.conf"}
+        by_default.lab.restart_slurmctld()
+        assert by_default.ended(job)["JobState"] == "COMPLETED"
+    finally:
+        install(by_default)
+        by_default.lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
+        by_default.lab.run(["scontrol", "reconfigure"])

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The light check on a real cluster: it names each fault as the check with torch does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lab_support import Site, levels, verdict_of
+from tests.e2e.test_lab_faults import (
+    BAD,
+    FAULTY,
+    HEALTHY,
+    NAMED,
+    Checked,
+    assert_named,
+    check_nodes,
+    nothing,
+    once_measured,
+)
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+
+UNSEEN = "NCCL and GPUs under load were not tested"
+
+
+def check_light(site: Site, count: int, meanwhile: Callable[[str], None] = nothing) -> Checked:
+    return check_nodes(site, count, meanwhile, check="light")
+
+
+def test_well_nodes_are_healthy_and_the_report_says_what_was_not_seen(site: Site) -> None:
+    checked = check_light(site, 4)
+
+    assert set(levels(checked.run).values()) == {"healthy"}, checked
+    assert checked.code == 0
+    assert checked.run["unseen"] == f"light probes (--check=light): {UNSEEN}"
+    assert all(node["allgather_gb_per_s"] for node in checked.run["nodes"])
+    assert all(node["matmul_gflop_per_s"] for node in checked.run["nodes"])
+
+
+def test_data_goes_over_the_network_of_the_job(site: Site) -> None:
+    jobs: list[str] = []
+    check_light(site, 2, jobs.append)
+
+    ready = site.records(jobs[0], writer="n1")
+    (said,) = (record for record in ready if record["kind"] == "workers_ready")
+    assert said["backend"] == "tcp"
+    exchanged = [record for record in ready if record.get("probe") == "allgather"]
+    assert {record["figures"]["transport"] for record in exchanged} == {said["interface"]}
+    assert all(record["figures"]["latency_us"] > 0 for record in exchanged)
+
+
+def test_a_node_whose_packets_are_dropped_is_faulty(site: Site) -> None:
+    site.lab.fault.drop("n3")
+    checked = check_light(site, 4)
+
+    assert_named(checked, {"n3": FAULTY})
+    assert verdict_of(checked.run, "n3")["component"] == "network"
+
+
+def test_a_node_that_loses_packets_is_found(site: Site) -> None:
+    site.lab.fault.drop("n3", fraction=0.4)
+    assert_named(check_light(site, 4), {"n3": BAD | NAMED})
+
+
+def test_a_node_with_a_slow_link_is_found(site: Site) -> None:
+    site.lab.fault.slow_link("n3", mbit=50)
+    checked = check_light(site, 4)
+
+    assert_named(checked, {"n3": BAD})
+    assert "allgather" in verdict_of(checked.run, "n3")["reason"]
+
+
+def test_a_path_between_two_nodes_is_named_and_neither_of_them(site: Site) -> None:
+    site.lab.fault.cut_path("n3", "n5")
+    checked = check_light(site, 6)
+
+    assert_named(checked, {})
+
+
+def test_a_slow_core_is_that_nodes_and_nobody_elses(site: Site) -> None:
+    site.lab.fault.starve_cpu("n3", share=0.02)
+    checked = check_light(site, 4)
+
+    # A machine that is busy enough leaves no more to the others.
+    assert_named(checked, {"n3": BAD | NAMED | HEALTHY})
+    if levels(checked.run)["n3"] in BAD:
+        assert verdict_of(checked.run, "n3")["component"].startswith(("compute", "node"))
+
+
+def test_a_dead_node_is_named(site: Site) -> None:
+    site.lab.fault.kill_slurmd("n3")
+    assert_named(check_light(site, 4), {"n3": NAMED})
+
+
+def test_workers_that_crash_or_hang_in_a_round_are_named(site: Site) -> None:
+    crash = once_measured(site, lambda: site.lab.fault.crash_worker("n3", after_s=0))
+    assert_named(check_light(site, 4, crash), {"n3": BAD | NAMED})
+    site.lab.fault.clear_all()
+    hang = once_measured(site, lambda: site.lab.fault.hang_worker("n3"))
+    assert_named(check_light(site, 4, hang), {"n3": BAD | NAMED})
+
+
+# --- which probes ------------------------------------------------------------------------------
+
+
+def without_torch(site: Site) -> str:
+    """An interpreter that finds no torch, on every node."""
+    base = Path(sys.executable).resolve()
+    return site.script("bare-python", f'#!/bin/sh\nexec {base} -I -S "$@"\n')
+
+
+def test_where_no_node_has_torch_light_probes_measure_and_the_report_says_why(site: Site) -> None:
+    python = without_torch(site)
+    result = site.check(["-N4"], f"--python={python}")
+
+    assert result.returncode == 0, result
+    assert "4 and 3 more" not in result.stdout
+    assert "has no torch" in " ".join(result.stdout.split())
+    assert UNSEEN in " ".join(result.stdout.split())
+    assert "UNCHECKED" not in result.stdout + result.stderr
+
+
+def test_where_one_node_lacks_torch_light_probes_measure_all_and_nobody_is_blamed(
+    site: Site,
+) -> None:
+    bare = without_torch(site)
+    mixed = site.script(
+        "mixed-python",
+        f'#!/bin/sh\n[ "$SLURMD_NODENAME" = n3 ] && exec {bare} "$@"\nexec {sys.executable} "$@"\n',
+    )
+    result = site.check(["-N4", "--nodelist=n[1-4]"], f"--python={mixed}")
+
+    assert result.returncode == 0, result
+    said = " ".join(result.stdout.split())
+    assert "all healthy" in said
+    assert "light probes (n3: " in said

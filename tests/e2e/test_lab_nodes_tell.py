@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every node of a job tells how it is, after a failure and while a training hangs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.lab_support import Site, eventually
+from tests.e2e.played_nodes import play, submit
+from tests.lab import Lab
+from tests.played_gpu import nvml_library
+from tests.training.monitor.test_flight_dumps import dump
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(nvml_library.missing() is not None, reason=str(nvml_library.missing())),
+]
+
+# Fails once a file is there, in a step of all nodes; who calls it is none of its business.
+SCRIPT = """#!/bin/bash
+echo begun
+srun bash -c 'until [ -e go ]; do sleep 0.2; done; echo "rank $SLURM_PROCID fails" >&2; exit 3'
+"""
+HANGING = Path(__file__).parents[1] / "support" / "hanging_training.py"
+TRAINS = f"""#!/bin/bash
+export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+exec srun {sys.executable} hanging_training.py "$@"
+"""
+LOST = "GPU has fallen off the bus"
+
+
+@pytest.fixture(scope="module")
+def module_site() -> Iterator[Site]:
+    """Three nodes, each with a played GPU and the log of a kernel of its own."""
+    with Lab.start(nodes=3, gpus=1) as lab:
+        yield Site(lab)
+
+
+@pytest.fixture
+def site(module_site: Site) -> Iterator[Site]:
+    play(module_site)
+    module_site.script("train.sh", SCRIPT)
+    (module_site.lab.home("alice") / "go").unlink(missing_ok=True)
+    yield module_site
+    module_site.lab.reset()
+
+
+def began(site: Site, *words: str, **options: Any) -> int:
+    """Submit the script on all nodes, and wait until it runs."""
+    gpu = ("-N3", "--ntasks-per-node=1", "--gres=gpu:1", "--check=matmul", "--no-requeue")
+    number = submit(site, *gpu, "--output=out-%j.txt", *words, "train.sh", script="", **options)
+    eventually(site, lambda: "begun" in site.read(f"out-{number}.txt"), "the script", 150)
+    return number
+
+
+def fails(site: Site, number: int) -> dict[str, Any]:
+    """Let it fail; what the post-mortem found, nothing where it had no time left."""
+    site.script("go", "")
+    # The script and its post-mortem are over; a node whose slurmd has died may hold up the rest.
+    site.lab.wait_job(number, {"FAILED", "COMPLETING"}, 150)
+    (run,) = site.report(number)["runs"]
+    found: dict[str, Any] = run["post_mortem"] or {}
+    return found
+
+
+def fails_after(
+    site: Site,
+    happens: Callable[[], object],
+    before: Callable[[], object] = lambda: None,
+    options: Sequence[str] = (),
+) -> tuple[int, dict[str, Any]]:
+    """Submit, have something happen, let it fail; the job, and what its post-mortem found.
+
+    Where all processors are taken for long, a node may answer too late: then once more.
+    """
+    for _ in range(5):
+        (site.lab.home("alice") / "go").unlink(missing_ok=True)
+        site.lab.reset()
+        before()
+        number = began(site, *options)
+        happens()
+        found = fails(site, number)
+        if found and not any("no answer in time" in line for line in found["told"]):
+            break
+    return number, found
+
+
+def test_an_xid_on_a_node_that_is_not_the_batch_host_is_the_cause_that_the_post_mortem_names(
+    site: Site,
+) -> None:
+    number, found = fails_after(site, lambda: site.lab.fault.gpu_vanish("n3", 0))
+
+    assert (found["cause"], found["attribution"]) == ("gpu-broken", "node fault"), found
+    assert found["accused"] == ["n3"]
+    assert any(line.startswith("n3: kernel: NVRM: Xid") and LOST in line for line in found["told"])
+    text = site.read(f"out-{number}.txt")
+    assert "slurm-health:   told      n3: " in text
+    assert "slurm-health:   at fault  n3" in text
+
+
+def test_what_the_kernel_said_before_the_script_began_is_not_told(site: Site) -> None:
+    _, found = fails_after(site, lambda: None, lambda: site.lab.fault.gpu_ecc("n2", 0))
+
+    assert not any("kernel:" in line for line in found["told"]), found["told"]
+
+
+def test_a_node_that_does_not_answer_is_named_and_the_others_tell(site: Site) -> None:
+    def breaks() -> None:
+        site.lab.fault.gpu_vanish("n2", 0)
+        site.lab.fault.kill_slurmd("n3")
+
+    _, found = fails_after(site, breaks)
+
+    assert found["told"][0].startswith("n3 did not answer: srun: error: "), found["told"]
+    assert found["cause"] == "gpu-broken"
+    assert found["accused"] == ["n2"]
+
+
+def test_the_batch_host_alone_tells_where_its_user_wants_that(site: Site) -> None:
+    def breaks() -> None:
+        site.lab.fault.gpu_vanish("n2", 0)
+
+    _, found = fails_after(site, breaks, options=["--collect=batch-host"])
+
+    assert found["told"] == []
+    assert found["cause"] != "gpu-broken"
+
+
+def test_dumps_that_only_another_node_has_are_read_there(site: Site) -> None:
+    site.script("dump", json.dumps(dump("all_reduce")))
+    site.script(
+        "train.sh",
+        "#!/bin/bash\necho begun\nuntil [ -e go ]; do sleep 0.2; done\n"
+        "srun -N1 -n1 -w n3 cp dump /tmp/nccl_trace_rank_2\nexit 3\n",
+    )
+    _, found = fails_after(site, lambda: None)
+
+    assert not any(line.startswith("flight-recorder") for line in found["not_collected"]), found
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_an_xid_on_a_node_tells_why_a_training_hangs(site: Site) -> None:
+    site.script("hanging_training.py", HANGING.read_text())
+    site.script("train.sh", TRAINS)
+    number = submit(
+        site,
+        *("-N3", "--ntasks-per-node=1", "--gres=gpu:1", "--check=matmul", "--no-requeue"),
+        *("--output=out-%j.txt", "train.sh", "own-code", "1"),
+        script="",
+        env={"HANGS_AT": "45"},
+    )
+    eventually(site, lambda: site.run_directory(number).joinpath("monitor.jsonl").exists(), "it")
+    site.lab.fault.gpu_vanish("n2", 0)
+    found = site.wait_record(number, "hang_found", writer="monitor")["found"]
+
+    assert (found["cause"], found["accused"]) == ("gpu-broken", ["n2"]), found
+    assert found["ranks"] == [1]

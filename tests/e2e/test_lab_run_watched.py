@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`srun slurm-health run` watches the training that it becomes: no line in it, and no sbatch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lab_support import COMMAND, Site, eventually
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.timeout(1200),
+]
+
+TRAINING = Path(__file__).parents[1] / "support" / "hanging_training.py"
+RUN = f"""#!/bin/bash
+#SBATCH -N3 --ntasks-per-node=1 --output=run-%j.out --no-requeue
+export OMP_NUM_THREADS=1 HEARTBEAT=0 SILENT=1 HANGS_AT=45 ONCE=1 STEPS=60
+srun {COMMAND} run "$@" hanging_training.py "$CAUSE" 1
+"""
+BESIDE = "slurm_health.training.monitor.beside"
+
+
+@pytest.fixture
+def training(site: Site) -> Site:
+    text = TRAINING.read_text()
+    # torchrun tells ranks by its own variables; tasks of the step are its agents.
+    own = 'os.environ["SLURM_PROCID"]', 'os.environ["SLURM_NTASKS"]'
+    for name, theirs in zip(("RANK", "WORLD_SIZE"), own, strict=True):
+        text = text.replace(f'    os.environ["{name}"] = {theirs}\n', "")
+    site.script("hanging_training.py", text)
+    site.script("run.sh", RUN)
+    for left in site.lab.home("alice").glob("pid-*"):
+        left.unlink()
+    (site.lab.home("alice") / "hung").unlink(missing_ok=True)
+    return site
+
+
+def submitted(site: Site, *words: str, cause: str = "stop") -> int:
+    """Submit the batch script to Slurm's own sbatch."""
+    argv = ["sbatch", "--parsable", f"--export=ALL,CAUSE={cause}", "run.sh", *words]
+    ran = site.lab.run(argv, user="alice")
+    return int(ran.stdout)
+
+
+def test_a_stopped_rank_is_named_in_the_output_of_the_step(training: Site) -> None:
+    job = submitted(training)
+    said = "rank 1 on n2 has been stopped by a signal"
+    eventually(training, lambda: said in training.read(f"run-{job}.out"), "a hang", 1100)
+
+    text = training.read(f"run-{job}.out")
+    assert "slurm-health: monitor: no step for" in text
+    training.lab.run(["scancel", str(job)], user="alice")
+    training.ended(job)
+    training.assert_nothing_left()
+
+
+def test_one_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) -> None:
+    job = submitted(training, "--monitor=stop")
+
+    assert training.ended(job, 1100)["JobState"] == "CANCELLED"
+    assert "cancelled because it hangs (--monitor=stop)" in training.read(f"run-{job}.out")
+    training.assert_nothing_left()
+
+
+def test_one_that_is_to_be_restarted_when_it_hangs_goes_on_after_a_check(training: Site) -> None:
+    job = submitted(training, "--monitor=restart", "--max-restarts=1")
+
+    assert training.ended(job, 1100)["JobState"] == "COMPLETED", training.read(f"run-{job}.out")
+    said = training.read(f"run-{job}.out")
+    assert "the training hung: rank 1 on n2 has been stopped by a signal" in said
+    assert "checking n[1-3] before the workers start (restart 1 of 1)" in said
+    training.assert_nothing_left()
+
+
+def test_a_killed_rank_is_named_by_a_post_mortem(training: Site) -> None:
+    job = submitted(training, "--nnodes=3", cause="die")
+
+    assert training.ended(job, 1100)["JobState"] == "FAILED"
+    said = training.read(f"run-{job}.out")
+    assert "post-mortem: why hanging_training.py failed" in said
+    assert "rank 1 on n2 was killed by SIGKILL" in said
+    training.assert_nothing_left()
+
+
+def test_one_that_is_not_to_be_watched_has_no_monitor(training: Site) -> None:
+    job = submitted(training, "--monitor=off")
+    eventually(training, lambda: training.read("pid-1"), "the training", 600)
+
+    assert training.processes_with(BESIDE) == []
+    training.lab.run(["scancel", str(job)], user="alice")
+    training.ended(job)
+    training.assert_nothing_left()

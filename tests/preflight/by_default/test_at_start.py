@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from slurm_health.preflight.by_default.at_start import Rules, choose
+
+SCRIPT = b"#!/bin/sh\necho ran\n"
+NODES = {b"SLURM_JOB_NUM_NODES": b"4"}
+
+
+def told(**rules: object) -> str:
+    return msgspec.json.encode(msgspec.convert(rules, Rules)).decode()
+
+
+def test_a_job_that_the_rules_name_is_checked_without_a_monitor() -> None:
+    choice = choose(told(min_nodes=4), SCRIPT, NODES)
+
+    assert choice.options is not None
+    assert set(choice.options) == {"--check=auto", "--monitor=off"}
+    assert choice.said == ""
+
+
+@pytest.mark.parametrize(
+    ("rules", "environ"),
+    [
+        ({"min_nodes": 5}, {}),
+        ({"partitions": ["gpu"]}, {b"SLURM_JOB_PARTITION": b"cpu"}),
+        ({"accounts": ["a", "b"]}, {b"SLURM_JOB_ACCOUNT": b"c"}),
+    ],
+)
+def test_what_the_job_was_given_decides(
+    rules: dict[str, object], environ: dict[bytes, bytes]
+) -> None:
+    assert choose(told(**rules), SCRIPT, NODES | environ).options is None
+
+
+def test_what_slurm_does_not_tell_excepts_no_job() -> None:
+    rules = told(min_nodes=2, partitions=["gpu"], accounts=["a"])
+
+    assert choose(rules, SCRIPT, {}).options is not None
+
+
+def test_the_wishes_of_the_user_count() -> None:
+    script = b"#!/bin/sh\n#HEALTH --check=thorough --monitor=report\n"
+    choice = choose(told(check="quick"), script, NODES | {b"SLURM_HEALTH_MAX_REQUEUES": b"5"})
+
+    assert choice.options is not None
+    wanted = {"--check=thorough", "--monitor=report", "--max-requeues=5"}
+    assert wanted <= set(choice.options)
+
+
+def test_only_where_the_site_lets_them_do_users_leave_the_check_out() -> None:
+    script = b"#!/bin/sh\n#HEALTH --check=off\n"
+
+    assert choose(told(may_opt_out=True), script, NODES).options is None
+    kept = choose(told(check="quick"), script, NODES).options
+    assert kept is not None
+    assert "--check=quick" in kept
+
+
+def test_wishes_that_cannot_be_understood_are_told_and_the_job_is_checked() -> None:
+    environ = NODES | {b"SLURM_HEALTH_CHECK": b"quick"}
+    choice = choose(told(), b"#!/bin/sh\n#HEALTH --no-such\n", environ)
+
+    assert choice.options is not None
+    assert "--check=quick" in choice.options
+    assert "--no-such" in choice.said
+
+
+def test_rules_that_cannot_be_read_leave_the_job_unchecked() -> None:
+    choice = choose("{", SCRIPT, NODES)
+
+    assert choice.options is None
+    assert "cannot be read" in choice.said

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Equally slow nodes in different pairs: what is known of pairs shows them, or a cheap round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from slurm_health.preflight.localize.localizer import Level, Localizer, LocalizeSettings
+from slurm_health.preflight.localize.simulate import ALLGATHER_MS, Faults, SimulatedCluster, Weather
+from slurm_health.records.verdict import Verdict
+
+WEATHER = Weather(noise=0.01, spread=0.0, spikes=0.0)
+KNOWN = LocalizeSettings(expected_ms={"allgather": ALLGATHER_MS})
+
+
+def names(count: int) -> list[str]:
+    return [f"n{number}" for number in range(1, count + 1)]
+
+
+def judged(
+    count: int,
+    *,
+    settings: LocalizeSettings | None = None,
+    slow: Mapping[str, float] = MappingProxyType({}),
+    round_s: float | None = None,
+) -> tuple[Verdict, int]:
+    """Return verdict and rounds where each round takes so long, and these networks are slow."""
+    nodes = names(count)
+    cluster = SimulatedCluster(nodes, faults=Faults(network=slow), weather=WEATHER)
+    localizer = Localizer(nodes, settings=settings)
+    rounds = 0
+    while (round_ := localizer.next_round()) is not None:
+        rounds += 1
+        results = [replace(result, round_s=round_s) for result in cluster.answer(round_)]
+        localizer.observe(round_.index, results)
+    return localizer.verdict(), rounds
+
+
+def one_of_each_pair() -> dict[str, float]:
+    planned = Localizer(names(4)).next_round()
+    assert planned is not None
+    return {group[0]: 1.5 for group in planned.groups}
+
+
+def test_pairs_that_are_slow_against_what_is_known_are_in_doubt_although_none_is_faster() -> None:
+    slow = one_of_each_pair()
+    verdict, rounds = judged(4, settings=KNOWN, slow=slow)
+
+    assert rounds > 1
+    assert not set(verdict.named(Level.HEALTHY)) & set(slow)
+    assert not set(verdict.named(Level.SLOW)) - set(slow)
+
+
+def test_what_is_known_of_pairs_accuses_no_node_by_itself() -> None:
+    verdict, rounds = judged(4, settings=KNOWN, slow=dict.fromkeys(names(4), 1.5))
+
+    assert rounds > 1
+    assert not verdict.named(Level.SLOW)
+    assert not verdict.named(Level.FAULTY)
+
+
+def test_pairs_as_fast_as_is_known_of_them_need_no_second_round_and_the_verdict_says_so() -> None:
+    verdict, rounds = judged(4, settings=KNOWN, round_s=0.3)
+
+    assert rounds == 1
+    reasons = {found.reason for found in verdict.nodes.values()}
+    assert reasons == {"passed with 1 partner; no slower than what is expected of a pair"}
+
+
+@pytest.mark.parametrize(("count", "round_s"), [(4, 0.3), (8, 1.9)])
+def test_where_nothing_is_known_few_nodes_are_paired_again_if_that_is_cheap(
+    count: int, round_s: float
+) -> None:
+    verdict, rounds = judged(count, round_s=round_s)
+
+    assert rounds == 2
+    reasons = {found.reason for found in verdict.nodes.values()}
+    assert reasons == {
+        "passed with 2 partners; a second round was cheap: the first took less than 2 s"
+    }
+
+
+@pytest.mark.parametrize(("count", "round_s"), [(4, 2.0), (4, None), (10, 0.3), (2, 0.3)])
+def test_a_round_that_is_dear_or_of_many_nodes_is_not_repeated(
+    count: int, round_s: float | None
+) -> None:
+    verdict, rounds = judged(count, round_s=round_s)
+
+    assert rounds == 1
+    assert all("a second round" not in found.reason for found in verdict.nodes.values())

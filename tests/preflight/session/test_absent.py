@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which probes measure where some nodes have no torch."""
+
+from __future__ import annotations
+
+from slurm_health.preflight.session import absent
+from slurm_health.preflight.session.phases import light_phases, phases, without_torch
+from slurm_health.preflight.session.run_state import RunState
+from slurm_health.records.record_codec import Entry
+from slurm_health.records.records import (
+    AgentsLaunched,
+    NodesAdmitted,
+    Record,
+    WorkersFailed,
+    WorkersReady,
+)
+
+NODES = ["n1", "n2", "n3"]
+LAUNCHED = AgentsLaunched(launch=0, nodes=NODES)
+
+
+def state_of(*records: Record) -> RunState:
+    state = RunState(NODES)
+    for record in (LAUNCHED, *records):
+        state.fold(Entry(id="", time_s=1.0, kind="", record=record))
+    return state
+
+
+def lacks(node: str, accelerators: int = 0) -> WorkersFailed:
+    return WorkersFailed(
+        node=node, launch=0, reason="x has no torch", no_torch=True, accelerators=accelerators
+    )
+
+
+def ready(node: str, *, launch: int = 0, torch: str = "2.4", backend: str = "gloo") -> WorkersReady:
+    return WorkersReady(
+        node=node, launch=launch, store_port=1, torch=torch, backend=backend, devices=["cpu"]
+    )
+
+
+def test_one_node_without_torch_has_all_measured_by_light_probes() -> None:
+    assert absent.without_torch(state_of()) == ""
+    assert absent.without_torch(state_of(ready("n1"), lacks("n2"))) == "n2: x has no torch"
+    both = state_of(lacks("n2"), lacks("n3"))
+    assert absent.without_torch(both) == "n2 and 1 more: x has no torch"
+
+
+def test_devices_that_torch_can_test_are_worth_more_than_the_node_without_it() -> None:
+    some = state_of(ready("n1", backend="nccl"), ready("n2", backend="nccl"), lacks("n3", 8))
+    assert absent.without_torch(some) == ""
+    none = state_of(*(lacks(node, 8) for node in NODES))
+    assert absent.without_torch(none) == "n1 and 2 more: x has no torch"
+
+
+def test_probes_do_not_change_once_they_are_light_or_have_measured() -> None:
+    light = AgentsLaunched(launch=1, nodes=NODES, light="no torch")
+    assert absent.without_torch(state_of(light, lacks("n2"))) == ""
+    admitted = NodesAdmitted(nodes=["n1", "n3"])
+    assert absent.without_torch(state_of(admitted, lacks("n2"))) == ""
+
+
+def test_what_a_node_said_with_torch_counts_for_nothing_with_light_probes() -> None:
+    light = AgentsLaunched(launch=1, nodes=NODES, light="no torch")
+    said = [ready(node, launch=1, torch="", backend="tcp") for node in NODES]
+    early = state_of(ready("n1"), light, *said, NodesAdmitted(nodes=NODES))
+    late = state_of(light, *said, ready("n1"), NodesAdmitted(nodes=NODES))
+    for state in (early, late):
+        assert absent.comparable(state.agents) == NODES
+        assert {each.backend for each in state.first_ready().values()} == {"tcp"}
+
+
+def test_light_probes_leave_out_what_needs_torch_and_say_so() -> None:
+    chosen = phases(["thorough"])
+
+    names = {probe.name for phase in light_phases(chosen) for probe in phase.probes}
+    assert {"values", "matmul", "memory_copy", "memory_pattern", "allgather"} <= names
+    assert not names & {"gpt", "gpt_fit", "host_copy", "peer_copy", "nic_loopback", "ib_write_bw"}
+    said = without_torch("--check=light", chosen)
+    assert said.startswith(
+        "light probes (--check=light): NCCL and GPUs under load were not tested;"
+    )
+    assert "host_copy" in said
+    assert said.endswith("left out")
+
+
+def test_where_all_that_was_chosen_needs_torch_light_probes_measure_what_they_do_at_all() -> None:
+    assert [phase.name for phase in light_phases(phases(["gpt"]))] == ["solo", "pair"]
+
+
+def test_what_a_node_of_processors_does_alone_includes_its_memory_and_not_its_speed() -> None:
+    (alone, pair) = light_phases(phases(["light"]))
+
+    used = {probe.name for probe in alone.used(several_devices=False, on_cpus=True)}
+    assert used == {"values", "memory_pattern"}
+    used = {probe.name for probe in pair.used(several_devices=False, on_cpus=True)}
+    assert used == {"matmul", "allgather"}

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filesystems that users mount over journals, in a list of mounts and for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_health.system.mounts import mounted_by_users
+from tests.support.journals import write_healthy_run
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw,relatime 0 0
+gluster:/v {root} fuse.glusterfs rw,user_id=0,group_id=0,allow_other 0 0
+evil {root}/lab/7 fuse.sshfs rw,nosuid,nodev,user_id=1001,group_id=1001 0 0
+evil {root}/lab/8/0/a\\040b fuse rw,user_id=1001,group_id=1001,allow_other 0 0
+evil {root}/fake fuse.x rw,group_id=0,user_id=1001 0 0
+evil {root}2/lab/9 fuse.x rw,user_id=1001,group_id=0 0 0
+nfs:/v {root}/lab/10 nfs4 rw,user_id=1001 0 0
+"""
+
+
+def test_what_users_have_mounted_is_told_from_what_a_site_has(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(MOUNTS.format(root=tmp_path / "root"))
+
+    assert mounted_by_users(tmp_path / "root", mounts) == {"lab/7", "lab/8", "fake"}
+
+
+def test_a_machine_that_tells_no_mounts_has_none(tmp_path: Path) -> None:
+    assert mounted_by_users(tmp_path, tmp_path / "mounts") == frozenset()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("option", ["", "allow_other"])
+def test_what_a_user_mounts_over_a_journal_costs_no_command_and_no_check(
+    tmp_path: Path, option: str
+) -> None:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no /dev/fuse")
+    root = tmp_path / "root"
+    write_healthy_run(root, job=8, nodes=("n1", "n2"))
+    for each in (root, root / "lab"):
+        each.chmod(0o1777)
+    argv = [sys.executable, "-m", "tests.system.journal.user_mount", str(root), option]
+    ran = subprocess.run(
+        argv,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    if "unshare: Operation not permitted" in ran.stderr or "mount: " in ran.stderr:
+        pytest.skip(f"cannot mount here: {ran.stderr.splitlines()[-1]}")
+    assert ran.returncode == 0, ran.stderr
+    lemons, clean, listed, job, task, directory = json.loads(ran.stdout)
+    assert '"cluster": "lab"' in lemons, lemons
+    assert "1 journals" in clean, clean
+    assert "all healthy" in listed, listed
+    assert "a user has mounted something there" in job, job
+    assert "hangs" not in task, task
+    assert directory.startswith("lab/7.")

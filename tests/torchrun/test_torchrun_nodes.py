@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nodes that train together tell each other through torchrun's own store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from slurm_health.preflight.probes.torchrun_nodes import Round
+
+SAYS_TOO_MUCH = """
+import os, signal, sys
+signal.alarm(60)
+from slurm_health.preflight.probes.torchrun_nodes import Tail
+tail = Tail()
+print("before", file=sys.stderr)
+assert tail.text().endswith("before\\n")
+try:
+    for _ in range(64):
+        os.write(2, b"x" * 65536)
+except BrokenPipeError:
+    print("told")
+"""
+
+
+@pytest.mark.torch
+def test_a_node_that_waits_for_a_decision_can_still_tell_that_it_is_there() -> None:
+    from torch.distributed import TCPStore
+
+    server: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    here: Any = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=60))
+    heard: list[dict[str, Any]] = []
+    waits = threading.Thread(target=lambda: heard.append(Round(here, 1, 2).decision()))
+    waits.start()
+
+    def tell() -> None:
+        """Do as torchrun's keep-alive, through the same connection."""
+        for _ in range(10):
+            here.set("alive", "yes")
+            time.sleep(0.1)
+
+    tells = threading.Thread(target=tell)
+    tells.start()
+    tells.join(30.0)
+    told = not tells.is_alive()
+    Round(server, 0, 2).decide({"next": "stop"}, hearers=1)
+    waits.join()
+    tells.join()
+
+    assert told
+    assert heard == [{"next": "stop"}]
+
+
+def test_workers_whose_reader_is_gone_are_told_so_and_do_not_wait() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SAYS_TOO_MUCH],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == "before\n"
+        process.stderr.close()
+
+        assert process.stdout.read() == "told\n"

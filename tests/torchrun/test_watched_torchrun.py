@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torchrun that has something beside its workers trains whatever becomes of that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.preflight import probes
+from tests.support.unshared import free_port
+
+TORCHRUN = Path(probes.__file__).with_name("torchrun_restarts.py")
+TOLD = {"command": ["false"], "node": "n1", "leads": True, "context": {}}
+PLAIN = """\
+import os, sys
+if __name__ == "__main__":
+    print("plain", sys.argv[1:], "SLURM_HEALTH_RESTARTS" in os.environ)
+"""
+ARGUED = """
+from types import SimpleNamespace
+def parse_args(argv): return SimpleNamespace(nproc_per_node="1", max_restarts=0)
+"""
+SIZED = ARGUED + "def determine_local_world_size(nproc): return int(nproc)\n"
+
+
+def run(told: Any, words: Sequence[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run it by itself, with what it is told."""
+    return subprocess.run(
+        [sys.executable, str(TORCHRUN), *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environ, "SLURM_HEALTH_RESTARTS": told},
+    )
+
+
+def torch_with(root: Path, *, run: str, registry: str | None) -> str:
+    """Write a torch that has its torchrun, and its rendezvous or none; return its directory."""
+    files = {
+        "__init__.py": "",
+        "distributed/__init__.py": "class DistNetworkError(Exception): ...\n",
+        "distributed/run.py": run,
+    }
+    if registry is not None:
+        elastic = "distributed/elastic"
+        files |= {
+            f"{elastic}/__init__.py": "",
+            f"{elastic}/multiprocessing/__init__.py": "",
+            f"{elastic}/multiprocessing/errors.py": "class ChildFailedError(Exception): ...\n",
+            f"{elastic}/rendezvous/__init__.py": (
+                "class RendezvousHandler: ...\nclass RendezvousParameters: ...\n"
+            ),
+            f"{elastic}/rendezvous/registry.py": registry,
+        }
+    for name, text in files.items():
+        path = root / "torch" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("has", "registry"),
+    [
+        (PLAIN, None),
+        (PLAIN, "get_rendezvous_handler = print\n"),
+        (PLAIN + ARGUED, "get_rendezvous_handler = print\n"),
+        (PLAIN + SIZED, ""),
+    ],
+    ids=["no elastic", "no parser", "no size", "no registry"],
+)
+def test_a_torch_of_other_names_is_run_as_it_is(
+    tmp_path: Path, has: str, registry: str | None
+) -> None:
+    where = torch_with(tmp_path, run=has, registry=registry)
+    done = run(json.dumps(TOLD), ["--nnodes=2", "train.py", "a b"], PYTHONPATH=where)
+
+    assert done.stdout == "plain ['--nnodes=2', 'train.py', 'a b'] False\n", done.stderr
+    assert done.stderr.startswith("slurm-health: nobody watches this training: ")
+
+
+@pytest.mark.parametrize("told", ["", "{}", json.dumps({**TOLD, "unknown": 1})])
+def test_one_that_does_not_know_what_it_is_told_trains(tmp_path: Path, told: str) -> None:
+    where = torch_with(tmp_path, run=PLAIN + SIZED, registry="get_rendezvous_handler = print\n")
+
+    assert run(told, ["train.py"], PYTHONPATH=where).stdout.startswith("plain ['train.py']")
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("import sys, time; time.sleep(2); print('trained', file=sys.stderr)\n")
+    return path
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+@pytest.mark.parametrize(
+    "monitor",
+    [
+        ["/nowhere/monitor"],
+        [sys.executable, "-c", "raise SystemExit('no devices')"],
+        [sys.executable, "-c", "print('no hang'); raise SystemExit(75)"],
+    ],
+    ids=["missing", "failing", "raving"],
+)
+def test_a_broken_monitor_leaves_the_training_alone(
+    training: Path, backend: str, monitor: list[str]
+) -> None:
+    words = [f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    words += ["--nnodes=1", "--node-rank=0", "--max-restarts=1"]
+    done = run(json.dumps({**TOLD, "monitor": monitor}), [*words, str(training)])
+
+    assert (done.returncode, done.stderr.count("trained\n")) == (0, 1), done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_a_failure_that_nobody_explains_ends_as_torchrun_ends_it(training: Path) -> None:
+    training.write_text("raise KeyError('lr')\n")
+    words = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--nnodes=1"]
+    done = run(json.dumps(TOLD), [*words, str(training)])
+
+    assert done.returncode == 1
+    assert "KeyError: 'lr'" in done.stderr
+    assert "ChildFailedError" in done.stderr
+    assert "slurm_health/torchrun" not in done.stderr

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `run` has beside the workers of its training: a monitor where nothing else watches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from slurm_health.records.script_records import ScriptStarted
+from slurm_health.system import journal
+from slurm_health.torchrun import watching
+from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.place import TaskPlace
+from slurm_health.torchrun.starting import Starting
+
+IN_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}
+
+
+def told(root: Path, monitor: str = "") -> Arguments:
+    own = {"journal": str(root)} | ({"monitor": monitor} if monitor else {})
+    return Arguments(options=[], program=["train.py"], given={}, own={**own})
+
+
+def place(node: str = "n1") -> TaskPlace:
+    return TaskPlace(nodes=("n1", "n2"), node=node, start="s", job_id=7, cluster="c")
+
+
+def monitor(
+    root: Path, node: str = "n1", mode: str = "", environ: Mapping[str, str] = IN_SLURM
+) -> str:
+    here = place(node)
+    return " ".join(watching.monitor(here, Starting(nodes=here.nodes), told(root, mode), environ))
+
+
+def test_the_first_node_that_trains_has_a_monitor_that_does_as_it_is_told(tmp_path: Path) -> None:
+    assert "monitor.beside" in monitor(tmp_path)
+    assert "--on-hang=report" in monitor(tmp_path)
+    assert "--on-hang=restart" in monitor(tmp_path, mode="restart")
+
+
+@pytest.mark.parametrize(
+    ("node", "environ"), [("n2", IN_SLURM), ("n1", {})], ids=["another node", "outside Slurm"]
+)
+def test_elsewhere_there_is_none(tmp_path: Path, node: str, environ: Mapping[str, str]) -> None:
+    assert monitor(tmp_path, node, environ=environ) == ""
+
+
+def test_nothing_is_watched_where_that_is_switched_off(tmp_path: Path) -> None:
+    assert watching.is_on(place(), told(tmp_path), IN_SLURM)
+    assert not watching.is_on(place(), told(tmp_path, "off"), IN_SLURM)
+
+
+@pytest.mark.parametrize(("attempt", "watched"), [(0, True), (1, False)])
+def test_a_script_that_sbatch_has_watched_in_this_attempt_is_not_watched_twice(
+    tmp_path: Path, attempt: int, watched: bool
+) -> None:
+    run = tmp_path / "c" / "7" / str(attempt)
+    run.mkdir(parents=True, mode=0o700)
+    journal.create(run, [journal.SUPERVISOR])
+    started = ScriptStarted(script="train.sh", pid=1)
+    journal.Writer(run, journal.SUPERVISOR, time.time).append(started)
+
+    assert watching.is_on(place(), told(tmp_path), IN_SLURM) != watched

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings as trouble leaves them: of other jobs and versions, huge, mixed up, of two faults."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.records.script_records import Diagnosed
+from slurm_health.training.diagnosis.chain import InferenceChain
+from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
+from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.flight_data import FlightRecord
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.monitor.collector import EndedJob, NothingCollected
+from slurm_health.training.monitor.flight_dumps import FlightDumps
+from tests.support.ended_jobs import job
+
+NODES = ("n1", "n2")
+BEGAN_S = 1_000_000.0
+GROUP = {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}
+
+
+def entered(last: int, **changes: Any) -> dict[str, Any]:
+    """Return what a rank of three recorded that is inside the last collective that it called."""
+    entries = [
+        {
+            "record_id": number - 1,
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": number,
+            "profiling_name": "nccl:all_reduce",
+            "input_sizes": [[3]],
+            "state": "scheduled" if number == last else "completed",
+            "retired": number < last,
+            "is_p2p": False,
+        }
+        for number in range(1, last + 1)
+    ]
+    return {"version": "2.10", "entries": entries, "pg_config": {"0": GROUP}, **changes}
+
+
+def stopped(last: int, **changes: Any) -> dict[str, Any]:
+    """Return what a rank recorded that left its last collective and called no other."""
+    dump = entered(last + 1, **changes)
+    return {**dump, "entries": dump["entries"][:-1]}
+
+
+def laid(directory: Path, rank: int, dump: object, *, age_s: float = 0.0) -> None:
+    """Lay a dump of a rank that was written in the job, or so much before it began."""
+    file = directory / f"flight_{rank}"
+    file.write_bytes(pickle.dumps(dump))
+    written_s = BEGAN_S - age_s if age_s else BEGAN_S + 60
+    os.utime(file, (written_s, written_s))
+
+
+def ended(directory: Path) -> EndedJob:
+    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(directory / "flight_")}
+    return job(directory, environ=environ, ended_s=BEGAN_S + 100, duration_s=100.0)
+
+
+def collected(directory: Path) -> tuple[FlightRecord, ...]:
+    return FlightDumps().collect_data(ended(directory)).records
+
+
+def told(text: str) -> Diagnosed:
+    data = Collected([ScriptEnd(exit_code=1, nodes=NODES), read_log([("out", text)])])
+    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    assert found is not None
+    assert found.accused == []
+    return found
+
+
+def traceback(rank: int, error: str) -> list[str]:
+    """Return what a rank prints that ends by an error, behind torchrun's prefix."""
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/alice/train.py", line 7, in <module>',
+        "    main()",
+        error,
+    ]
+    return [f"[rank{rank}]: {line}" for line in lines]
+
+
+def test_dumps_of_an_earlier_job_in_the_same_place_name_nobody(tmp_path: Path) -> None:
+    for rank in (0, 1, 2):
+        laid(tmp_path, rank, entered(5 if rank == 1 else 6), age_s=3600)
+
+    assert "no dump was found" in FlightDumps().is_enabled(ended(tmp_path)).why_not
+
+
+def test_a_rank_whose_only_dump_is_of_an_earlier_job_has_left_none(tmp_path: Path) -> None:
+    laid(tmp_path, 0, entered(6))
+    laid(tmp_path, 1, entered(2), age_s=3600)
+    laid(tmp_path, 2, entered(6))
+
+    assert [each.rank for each in collected(tmp_path)] == [0, 2]
+
+
+def test_a_dump_of_ranks_that_were_numbered_anew_is_read_under_the_number_that_they_have_now(
+    tmp_path: Path,
+) -> None:
+    # Three ranks before the restart, two after it: the third's dump lies there still.
+    two = {**GROUP, "ranks": "[0, 1]"}
+    laid(tmp_path, 0, entered(6, pg_config={"0": two}))
+    laid(tmp_path, 1, stopped(5, pg_config={"0": two}))
+    laid(tmp_path, 2, stopped(3), age_s=30)
+
+    found = first_difference(collected(tmp_path))
+
+    assert found is not None
+    assert found.ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    "dump",
+    [
+        {"version": "9.0", "entries": [{"process_group": "0", "sequence": 4}]},
+        {"version": "9.0", "collectives": {"0": []}},
+        {"version": "9.0", "entries": None},
+    ],
+)
+def test_a_dump_of_another_version_is_one_of_which_nothing_is_known(
+    tmp_path: Path, dump: object
+) -> None:
+    laid(tmp_path, 0, entered(6))
+    laid(tmp_path, 1, dump)
+    laid(tmp_path, 2, entered(6))
+
+    records = collected(tmp_path)
+
+    assert [each.whole for each in records] == [True, False, True]
+    assert first_difference(records) is None
+
+
+def test_dumps_that_are_all_of_another_version_say_that_they_are_none(tmp_path: Path) -> None:
+    laid(tmp_path, 0, {"version": "9.0", "collectives": {}})
+
+    with pytest.raises(NothingCollected, match="no dump of the Flight Recorder"):
+        collected(tmp_path)
+
+
+def test_two_ranks_that_stay_away_are_both_named(tmp_path: Path) -> None:
+    laid(tmp_path, 0, entered(6))
+    laid(tmp_path, 1, stopped(5))
+    laid(tmp_path, 2, stopped(5))
+
+    found = first_difference(collected(tmp_path))
+
+    assert found is not None
+    assert found.ranks == (1, 2)
+
+
+def test_of_two_mistakes_in_one_job_the_first_that_was_written_is_the_cause() -> None:
+    first = traceback(1, "ModuleNotFoundError: No module named 'einops'")
+    second = traceback(0, "FileNotFoundError: [Errno 2] No such file or directory: 'a.bin'")
+
+    assert told("\n".join([*first, *second])).cause == "module-not-found"
+    assert told("\n".join([*second, *first])).cause == "file-not-found"
+
+
+def test_a_cause_before_a_million_lines_is_found() -> None:
+    own = traceback(1, "ModuleNotFoundError: No module named 'einops'")
+    lines = [*own, *("step 4711 loss 2.25" for _ in range(1_000_000)), "Terminated"]
+
+    assert told("\n".join(lines)).cause == "module-not-found"
+
+
+def test_a_traceback_into_whose_lines_others_wrote_is_read() -> None:
+    own = traceback(1, "ModuleNotFoundError: No module named 'einops'")
+    own[1] = "[rank0]: step 41 loss 2.2" + own[1]  # both wrote at once, in one line
+    lines = [own[0], "[rank0]: step 40 loss 2.3", own[1], "[rank2]: st", own[2], "ep 41", own[3]]
+
+    assert told("\n".join(lines)).cause == "module-not-found"
+
+
+def test_output_that_is_not_utf_8_is_read_around_what_it_is_not() -> None:
+    own = "\n".join(traceback(0, "ModuleNotFoundError: No module named 'einops'")).encode()
+    data = b"\xff\xfe\x00loss \xe9\x80\n" + own + b"\n\xc3(\x00\n"
+
+    assert told(data.decode(errors="replace")).cause == "module-not-found"

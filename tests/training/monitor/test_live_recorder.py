@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks without a heartbeat whose Flight Recorder is asked through the pipe that torch reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.supervisor.monitor_process import flight_environ
+from slurm_health.training.diagnosis.watched import RankLook
+from slurm_health.training.monitor import live_recorder
+from slurm_health.training.monitor.ranks import Ranks
+from tests.played_gpu.description import machine, write
+from tests.played_gpu.running import start_ranks
+from tests.support.supervised import eventually
+
+JOB = f"{os.getpid()}7"
+IN_JOB = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3"}
+WAIT_S = 60.0  # the answer comes as soon as it is there
+# A thread of torch's does this, here without torch: argument 2 is what it does about a line.
+ANSWERS = """
+import os, pickle, sys, threading, time
+rank = os.environ["RANK"]
+pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
+os.mkfifo(pipe)
+entry = {"process_group": ("0", "default_pg"), "collective_seq_id": 7, "retired": False}
+entry |= {"profiling_name": "nccl:all_reduce", "input_sizes": [[3]], "state": "started"}
+dump = pickle.dumps({"entries": [entry], "pg_config": {}, "version": "2.10"})
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+def answer():
+    with open(pipe, "rb", buffering=0) as asked:
+        assert asked.read(128)[:1] == b"1"
+    write(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank, dump[:20])
+    time.sleep(0.3)
+    write(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank, dump)
+threading.Thread(target=answer, daemon=True).start()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    told = flight_environ({}, str(tmp_path)) | IN_JOB | {"RANK": "3"}
+    argv = [sys.executable, "-c", ANSWERS]
+    # What srun starts leads a process group.
+    with subprocess.Popen(argv, env={**os.environ, **told}, process_group=0) as process:
+        eventually(lambda: (tmp_path / "flight-rank-3.pipe").exists(), "the pipe")
+        yield process
+        process.kill()
+
+
+def looks(wait_s: float) -> list[RankLook]:
+    ranks = Ranks(JOB, "n1", "9")
+    ranks.find()
+    return ranks.look(wait_s)
+
+
+def test_a_silent_rank_is_asked_and_its_whole_dump_is_read(
+    rank: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "flight-rank-3").write_bytes(b"{}")  # of an earlier attempt
+    (look,) = looks(WAIT_S)
+
+    assert look.flight is not None
+    (operation,) = look.flight.operations
+    assert (look.flight.rank, operation.sequence, operation.what) == (3, 7, "all_reduce")
+    assert not look.answered
+
+
+def test_a_rank_that_reads_no_pipe_is_not_waited_for_and_nothing_is_written(
+    rank: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    pipe = tmp_path / "flight-rank-3.pipe"
+    pipe.unlink()
+    pipe.write_text("")
+    (look,) = looks(WAIT_S)
+
+    assert look.flight is None
+    assert pipe.read_text() == ""
+
+
+def test_a_rank_that_was_told_of_no_pipe_cannot_be_asked(tmp_path: Path) -> None:
+    environ = flight_environ({}, str(tmp_path))
+    del environ[live_recorder.PIPE]
+
+    assert live_recorder.ask(3, environ, tmp_path) is None
+
+
+@pytest.mark.played_gpu
+@pytest.mark.timeout(600)
+def test_torchs_own_recorder_answers_while_a_rank_waits_for_one_that_does_not_come(
+    played_python: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "gpus", machine(2, seed=str(tmp_path)))
+    variables = flight_environ({}, str(tmp_path), "2.13") | {"LIMIT_S": "600"}
+    waits, absent = start_ranks(
+        played_python,
+        "missing_peer",
+        ["waits"],
+        count=2,
+        gpus=tmp_path / "gpus",
+        variables=variables,
+    )
+    with waits.process, absent.process:
+        assert waits.process.stdout is not None
+        assert waits.process.stdout.readline() == "pending True\n"
+        asked = {rank: live_recorder.ask(rank, variables, tmp_path) for rank in range(2)}
+        recorders = {rank: each for rank, each in asked.items() if each is not None}
+        told = live_recorder.answers(recorders, time.monotonic() + WAIT_S, lambda found: found)
+        waits.process.kill()
+        absent.process.kill()
+
+    entered = [[each.entered for each in told[rank].reached.values()] for rank in range(2)]
+    assert entered == [[2], [1]]
