@@ -187,8 +187,9 @@ def _diagnosed(question: Question, clock_s: float, environ: Mapping[str, str]) -
     )
     # What torchrun's nodes report is the output.
     collectors = [each for each in used.collectors if each.data is not TrainingLog]
-    data = with_dumps(collect(job, collectors))
-    known = Collected([log, *data.all], missing=data.missing, failed={**used.failed, **data.failed})
+    told = collect(job, collectors)
+    data = with_dumps(Collected([log, *told.all], missing=told.missing, failed=told.failed))
+    known = Collected(data.all, missing=data.missing, failed={**used.failed, **data.failed})
     chain = InferenceChain(used.operators, apply=contained())
     return Diagnostician(observe_failure, chain).diagnose(known).diagnosed
 

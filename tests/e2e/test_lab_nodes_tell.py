@@ -139,7 +139,9 @@ def test_dumps_that_only_another_node_has_are_read_there(site: Site) -> None:
     site.script(
         "train.sh",
         "#!/bin/bash\necho begun\nuntil [ -e go ]; do sleep 0.2; done\n"
-        "srun -N1 -n1 -w n3 cp dump /tmp/nccl_trace_rank_2\nexit 3\n",
+        "srun -N1 -n1 -w n3 cp dump /tmp/nccl_trace_rank_2\n"
+        'echo "[rank2]:[E1124 02:41:16 ProcessGroupNCCL.cpp:9] [Rank 2] Watchdog caught collective'
+        ' operation timeout: WorkNCCL(SeqNum=2)" >&2\nexit 3\n',
     )
     _, found = fails_after(site, lambda: None)
 

@@ -47,7 +47,8 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
     `members` has all ranks of each process group that it knows, whether they left a record or not,
     `reached` how far it came in each group, also where `operations` had to leave some out.
     `whole`: no older entry was overwritten, so that a group without one was not used; without any,
-    a record that is not whole is that of a dump that could not be read.
+    a record that is not whole is that of a dump that could not be read. `unclaimed`: it was found
+    where all trainings of the user leave theirs.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
     reached: dict[str, Reached] = {}
     transfers: tuple[Transfer, ...] = ()
     whole: bool = True
+    unclaimed: bool = False
 
 
 def is_over(operation: Operation) -> bool:

@@ -98,8 +98,8 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
 
     Of very many failures the first are kept; `failed` counts all. `words` are what processes wrote
     at their end beside tracebacks, `progress` how far each rank came by NCCL's own watchdog, where
-    all work is in the group of all ranks. `sources` names the files; `cut` is set where only the
-    end of one was read.
+    all work is in the group of all ranks, `watchdogs` whether one wrote at all. `sources` names the
+    files; `cut` is set where only the end of one was read.
     """
 
     failures: tuple[RankFailure, ...] = ()
@@ -107,6 +107,7 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     words: tuple[LastWords, ...] = ()
     progress: tuple[FlightRecord, ...] = ()
+    watchdogs: bool = False
     sources: tuple[str, ...] = ()
     cut: bool = False
 
@@ -302,6 +303,7 @@ def read_log(
             for rank, reached in sorted(reading.progress.items())
             if not reading.has_subgroups
         ),
+        watchdogs=bool(reading.watchdogs),
         sources=tuple(sources),
         cut=cut,
     )

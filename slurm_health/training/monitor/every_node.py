@@ -29,7 +29,13 @@ from slurm_health.system.processes import (
     start_tied,
 )
 from slurm_health.system.slurm.command import clean_environ, step_argv
-from slurm_health.training.diagnosis.collected import Collected, FlightRecords, NodesTold, NodeTold
+from slurm_health.training.diagnosis.collected import (
+    Collected,
+    FlightRecords,
+    NodesTold,
+    NodeTold,
+    TrainingLog,
+)
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
 from slurm_health.training.monitor.messages import Reader
 from slurm_health.training.monitor.node_state import tell
@@ -42,6 +48,11 @@ _MOST_BYTES = 12 << 20  # of all nodes together; a child's answer has a limit
 _MOST_BYTES_OF_NODE, _LEAST_BYTES_OF_NODE = 256 << 10, 2 << 10
 _UNKILLABLE_S = 0.5
 _REASON_CHARACTERS = 160
+_FLIGHT_RECORDER = "flight-recorder"
+_OF_ANY = (
+    "the dumps at torch's own path may be of another training: no watchdog of this one wrote that"
+    " it left any (--flight-recorder=on keeps them apart)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +123,27 @@ class EveryNodeNow:
 
 
 def with_dumps(data: Collected) -> Collected:
-    """Return the same, with the Flight Recorder dumps that other nodes have read."""
+    """Return the same, with the Flight Recorder dumps that other nodes have read.
+
+    Without those at torch's own path, where all trainings of the user leave theirs, if no watchdog
+    of this one wrote that it left any.
+    """
     told, read = data.get(NodesTold), data.get(FlightRecords)
     found = {each.rank: each for node in (told.nodes if told else ()) for each in node.flights}
     found |= {each.rank: each for each in (read.records if read else ())}
     if not found:
         return data
+    missing = {name: why for name, why in data.missing.items() if name != _FLIGHT_RECORDER}
+    others = [each for each in data.all if not isinstance(each, FlightRecords)]
+    log = data.get(TrainingLog)
+    if log is None or not log.watchdogs:
+        if all(each.unclaimed for each in found.values()):
+            return Collected(
+                others, missing={**missing, _FLIGHT_RECORDER: _OF_ANY}, failed=data.failed
+            )
+        found = {rank: each for rank, each in found.items() if not each.unclaimed}
     records = FlightRecords(records=tuple(found[rank] for rank in sorted(found)))
-    missing = {name: why for name, why in data.missing.items() if name != "flight-recorder"}
-    return Collected([*data.all, records], missing=missing, failed=data.failed)
+    return Collected([*others, records], missing=missing, failed=data.failed)
 
 
 def _is_enabled(environ: Mapping[str, str]) -> Enabled:

@@ -86,17 +86,19 @@ class FlightDumps:
         files = {rank: path for rank, path in _files(job) if self._reads(path)}
         most = max(2, _MOST_OPERATIONS // max(1, len(files)))
         since_s = job.ended_s - job.duration_s
+        unclaimed = not any(job.environ.get(name) for name in _VARIABLES)
         until_s = time.monotonic() + _READ_S
         records: list[FlightRecord] = []
         told: set[tuple[str, tuple[int, ...]]] = set()
         problem = ""
         for rank, path in sorted(files.items()):
-            unknown = FlightRecord(rank=rank, whole=False)
+            unknown = FlightRecord(rank=rank, whole=False, unclaimed=unclaimed)
             if time.monotonic() > until_s:
                 records.append(unknown)
                 continue
             try:
                 record = read_dump(path, rank, lambda found: found[-most:], since_s)
+                record = msgspec.structs.replace(record, unclaimed=unclaimed)
                 records.append(_once(record, told))
             except AnotherTraining as err:
                 problem = f"{path}: {err}"

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import dataclasses
 import io
+import pickle
 import re
 import sys
 import textwrap
@@ -21,8 +23,10 @@ from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_failures import RankFailure
 from slurm_health.training.monitor import post_mortem, registry
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
+from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.registry import COLLECTORS, Registered, registered
 from slurm_health.training.monitor.surroundings import MonitorFindings
+from tests.training.monitor.test_flight_dumps import dump
 
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "post-mortem.md"
 EXAMPLE = re.compile(r"<!-- example: run by .*? -->\n```python\n(.*?)```", re.S)
@@ -122,6 +126,38 @@ def run_directory(tmp_path: Path) -> Path:
     directory = tmp_path / "journal" / "lab" / "12" / "0"
     journal.create(directory, [journal.MASTER])
     return directory
+
+
+WATCHDOG = (
+    "[rank0]:[E1124 02:41:16.350862 ProcessGroupNCCL.cpp:688] [Rank 0] Watchdog caught collective"
+    " operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE) ran for 4001 milliseconds\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("wrote", "variable", "counts"),
+    [
+        ("", "XDG_CACHE_HOME", False),
+        (WATCHDOG, "XDG_CACHE_HOME", True),
+        ("", "TORCH_FR_DUMP_TEMP_FILE", True),
+    ],
+)
+def test_dumps_at_torchs_own_path_count_where_a_watchdog_of_this_training_wrote(
+    tmp_path: Path, wrote: str, variable: str, counts: bool
+) -> None:
+    """All trainings of a user leave theirs there: what another left accuses no rank of this one."""
+    place = tmp_path / "torch" / "comm_lib_trace_rank_"
+    place.parent.mkdir()
+    for rank, what in enumerate(("all_reduce", "all_gather")):
+        Path(f"{place}{rank}").write_bytes(pickle.dumps(dump("barrier", what)))
+    output = tmp_path / "out"
+    output.write_text(f"{wrote}[rank1]: Traceback (most recent call last):\n[rank1]: OSError: no\n")
+    told = str(place if variable.startswith("TORCH") else tmp_path)
+    job = dataclasses.replace(ended(tmp_path, outputs=[output]), environ={variable: told})
+    found, text = held(job, collectors=[*COLLECTORS[:1], FlightDumps()])
+
+    assert (found.cause == "mismatched-collective") is counts, text
+    assert ("may be of another training" in str(found.not_collected)) is not counts
 
 
 def test_what_is_found_is_said_and_recorded(tmp_path: Path, run_directory: Path) -> None:
