@@ -18,6 +18,7 @@ import click
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import ProgressLine, print_result, terminal
 from slurm_health.preflight import config, probe_choice
+from slurm_health.preflight.decide.check_again import check_again
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.preflight.decide.unchecked import OnUnchecked, unchecked_by
 from slurm_health.preflight.master.check_settings import CheckSettings
@@ -26,16 +27,12 @@ from slurm_health.preflight.master.run_check import FinishedCheck, check_allocat
 from slurm_health.preflight.master.setup_file import environ_after
 from slurm_health.preflight.options import Door, localize_choices, what_to_check
 from slurm_health.preflight.session.deadlines import limits_of
-from slurm_health.records import probe_catalog
 from slurm_health.records.allocation import from_environ
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError, ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.records import Disposition, RunFinished, Unchecked
 from slurm_health.system import journal
 from slurm_health.system.signals import leaving_on
-
-# What is checked before a failed script is started again: training waits for it.
-_AFTER_FAILURE = "quick"
 
 
 @click.command(short_help="Check the nodes of this allocation, or this machine.")
@@ -133,15 +130,19 @@ def _after_failure(
     Where that cannot be decided the job ends as the script did: it says so, and does nothing.
     """
     from slurm_health.training.restart.after_failure import after_failure
-    from slurm_health.training.restart.evidence import FailedScript
+    from slurm_health.training.restart.evidence import FailedScript, check_took_s
 
     failed = from_json(options["after_failure"], FailedScript, dec_hook=_path)
-    flags = {"network_check": False, "straggler_detection": False}
-    light = probe_choice.asks_for_light(options["check"] or "")
-    quick = {**options, **flags, "check": probe_catalog.LIGHT_SET if light else _AFTER_FAILURE}
+    flags = ("network_check", "straggler_detection")
+    asked = None
+    if any(options[name] for name in ("check", *flags)):
+        asked = what_to_check({name.replace("_", "-"): value for name, value in options.items()})
     try:
-        settings = replace(_settings(quick, environ, None), tell=tell, alive=alive)
-        finished = after_failure(failed, from_environ(environ), settings, environ)
+        again = check_again(asked, check_took_s(failed.directory))
+        given = {**options, **dict.fromkeys(flags, False), "check": again.check}
+        settings = replace(_settings(given, environ, None), tell=tell, alive=alive)
+        allocation = from_environ(environ)
+        finished = after_failure(failed, allocation, settings, environ, less_checked=again.less)
     except SlurmHealthError as err:
         finished = RunFinished(
             disposition=Disposition.STOP,

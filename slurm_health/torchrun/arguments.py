@@ -21,7 +21,8 @@ _SETS_NO_MEETING = {"nnodes", "node_rank", "max_restarts"}
 # How long torchrun waits for more nodes once there are enough. Its own 30 s are for nodes that are
 # still being started; ours come from a check together, and later ones are let in at any time.
 _LAST_CALL_S = 10
-_CHECKING = {"network-check", "straggler-detection", "exclude-straggler"}
+CHECKS = ("network-check", "straggler-detection")  # which may be asked for
+_CHECKING = {*CHECKS, "exclude-straggler"}
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):

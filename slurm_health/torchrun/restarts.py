@@ -23,6 +23,7 @@ import msgspec
 
 from slurm_health.preflight import config
 from slurm_health.preflight.decide.after_failure import Failure, Next, Plan, plan
+from slurm_health.preflight.decide.check_again import CheckAgain, check_again
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.nodeset import fold
@@ -31,9 +32,10 @@ from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent
 from slurm_health.system.signals import leaving_on
 from slurm_health.torchrun import joint_check
-from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.arguments import CHECKS, Arguments
 from slurm_health.torchrun.channel import secret
 from slurm_health.torchrun.checking import checked, say
+from slurm_health.torchrun.earlier_check import measured_in
 from slurm_health.torchrun.node_choice import Bounds
 from slurm_health.torchrun.place import OUTSIDE_SLURM, TaskPlace
 from slurm_health.training.diagnosis.chain import InferenceChain
@@ -45,9 +47,12 @@ from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.containment import collect, contained
 from slurm_health.training.monitor.every_node import with_dumps
 from slurm_health.training.monitor.post_mortem import text_of
+from slurm_health.training.restart.evidence import check_took_s
 
 # What torchrun says of the worker that fails first: `failed (exitcode: -9) local_rank: 0 (pid: 12)`
 _WORKER_ENDED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+
+_QUICK = "network-check"  # takes seconds
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,11 +78,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What all nodes are to do; for a check, who takes part in it and where they meet."""
+    """What all nodes are to do; for a check, who takes part in it, where they meet, and what it is.
+
+    `checks` are names of options that ask for one.
+    """
 
     next: str
     nodes: list[str] = []
     place: TaskPlace | None = None
+    checks: tuple[str, ...] = (_QUICK,)
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +146,12 @@ def decide(question: Question, clock_s: float, environ: Mapping[str, str]) -> De
     if here.meeting is not None:
         # torchrun's own store is at the port where the training meets.
         here = replace(here, meeting=replace(here.meeting, port=_free_port()))
-    return Decision(next="check", nodes=list(chosen.check), place=here)
+    again = _check_again(question, environ)
+    if again.less:
+        say(f"that check is quick: {again.less}")
+    return Decision(
+        next="check", nodes=list(chosen.check), place=here, checks=tuple(again.check.split(","))
+    )
 
 
 def check(context: Context, decision: Decision, environ: Mapping[str, str]) -> Checked:
@@ -156,12 +170,13 @@ def check(context: Context, decision: Decision, environ: Mapping[str, str]) -> C
         return Checked(exit_code=ExitCode.HEALTHY, leaves=True)
     place = replace(decision.place, nodes=nodes, node=own)
     within = Bounds(least=context.least, most=len(nodes), host=nodes[0] if nodes[1:] else "")
-    options = {k: v for k, v in context.arguments.own.items() if k != "straggler-detection"}
-    options |= {"network-check": True, "check-again": True}
-    quick = msgspec.structs.replace(context.arguments, own=options)
+    own_options = context.arguments.own.items()
+    options = {name: value for name, value in own_options if name not in CHECKS}
+    options |= {**dict.fromkeys(decision.checks, True), "check-again": True}
+    arguments = msgspec.structs.replace(context.arguments, own=options)
     if context.shared_secret:
         environ = {**environ, secret.VARIABLE: context.shared_secret}
-    starting = checked(place, within, quick, context.python, environ)
+    starting = checked(place, within, arguments, context.python, environ)
     if isinstance(starting, int):
         return Checked(exit_code=starting, leaves=starting == ExitCode.HEALTHY)
     return Checked(exit_code=None)
@@ -247,6 +262,19 @@ def _plan(question: Question, found: Diagnosed | None, names: tuple[str, ...]) -
     if chosen.next is Next.RESTART:
         chosen = replace(chosen, next=Next.CHECK, check=names)
     return replace(chosen, reason=f"{silent}; {chosen.reason}")
+
+
+def _check_again(question: Question, environ: Mapping[str, str]) -> CheckAgain:
+    """Return which check it is: as before the training, where that is known to take seconds."""
+    arguments = question.context.arguments
+    if not arguments.checks:
+        return check_again(None, None, quick=_QUICK)
+    directory = _directory(question, environ)
+    took_s = None
+    if directory is not None:
+        with contextlib.suppress(JournalError):  # then how long it took is not known
+            took_s = check_took_s(measured_in(directory))
+    return check_again(arguments.check, took_s, quick=_QUICK)
 
 
 def _record(

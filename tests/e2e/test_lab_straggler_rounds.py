@@ -5,10 +5,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import COMMAND, DEADLINE_S, Report, Site, levels, verdict_of
+from tests.e2e.lab_support import (
+    COMMAND,
+    DEADLINE_S,
+    Report,
+    Site,
+    levels,
+    records_in,
+    verdict_of,
+)
 
 pytestmark = [
     pytest.mark.lab,
@@ -43,6 +52,48 @@ def by_run(site: Site) -> Report:
     assert "trained" in result.stdout, result
     journals = site.lab.home("alice") / ".slurm-health" / "journal" / "lab"
     return first_run(site, max(int(path.name) for path in journals.iterdir()))
+
+
+RESTARTED = """#!/bin/bash
+[ "$SLURM_HEALTH_RESTART_COUNT" != 0 ] || srun -N1 -n1 bash -c 'kill -9 $$'
+"""
+TRAIN = Path(__file__).parents[1] / "support" / "elastic_training.py"
+TORCHRUN = f"""#!/bin/bash
+#SBATCH -N4 --ntasks-per-node=1 --output=run-%j.out
+export OMP_NUM_THREADS=1 FAIL="kill 3 1 1"
+srun --kill-on-bad-exit=0 --wait=0 {COMMAND} run {FLAG} --nnodes=4 --nproc-per-node=1 \\
+    --max-restarts=1 elastic.py ck.pt 5
+"""
+
+
+def probes_of_checks(site: Site, number: int) -> list[str]:
+    runs = site.run_directory(number).parent.glob("*/master.jsonl")
+    started = [each for run in sorted(runs) for each in records_in(run)]
+    return [each["settings"]["check"] for each in started if each["kind"] == "run_started"]
+
+
+def test_a_job_that_asked_for_training_steps_is_checked_so_before_its_restart(site: Site) -> None:
+    site.script("fails.sh", RESTARTED)
+    words = (FLAG, "--on-straggler=report", "--max-restarts=1", "--output=out-%j.txt")
+    number = site.submit("-N4", f"--nodelist={NODES}", *words, "fails.sh")
+
+    assert site.ended(number)["JobState"] == "COMPLETED", site.read(f"out-{number}.txt")
+    assert probes_of_checks(site, number) == ["gpt_fit,gpt"] * 2
+
+
+@pytest.mark.torch
+def test_a_torchrun_that_asked_for_training_steps_is_checked_so_before_its_restart(
+    site: Site,
+) -> None:
+    site.script("elastic.py", TRAIN.read_text())
+    site.script("torchrun.sh", TORCHRUN)
+    number = int(site.lab.run(["sbatch", "--parsable", "torchrun.sh"], user="alice").stdout)
+
+    assert site.ended(number, 2 * DEADLINE_S)["JobState"] == "COMPLETED"
+    said = site.read(f"run-{number}.out")
+    assert "before the workers start (restart 1 of 1)" in said
+    assert "that check is quick" not in said
+    assert probes_of_checks(site, number) == ["straggler-detection"] * 2
 
 
 def first_run(site: Site, number: int) -> Report:

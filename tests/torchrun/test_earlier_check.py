@@ -18,7 +18,7 @@ from slurm_health.records.records import (
 )
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
-from slurm_health.torchrun.earlier_check import EarlierCheck, find
+from slurm_health.torchrun.earlier_check import EarlierCheck, find, measured_in
 from slurm_health.torchrun.joint_check import adopt, follow
 from slurm_health.torchrun.node_choice import Bounds
 from slurm_health.torchrun.place import TaskPlace
@@ -148,3 +148,14 @@ def test_a_start_is_made_only_once(tmp_path: Path) -> None:
     adopt(own(tmp_path), STARTED, earlier, bounds, exclude_slow=False)
     with pytest.raises(JournalError, match="earlier start"):
         adopt(own(tmp_path), STARTED, earlier, bounds, exclude_slow=False)
+
+
+def test_a_start_that_adopted_a_check_was_measured_there(tmp_path: Path) -> None:
+    lay(tmp_path, *WHOLE)
+    adopted = found(tmp_path)
+    assert adopted is not None
+    started = msgspec.structs.replace(STARTED, nodes=list(NODES))
+    adopt(own(tmp_path), started, adopted, Bounds(least=2, most=2), exclude_slow=False)
+
+    assert measured_in(own(tmp_path)) == adopted.directory
+    assert measured_in(adopted.directory) == adopted.directory

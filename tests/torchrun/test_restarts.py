@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_health.preflight.option_kinds import Value
+from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.script_records import Diagnosed, FailurePlanned, HangFound
 from slurm_health.system import journal
 from slurm_health.torchrun.arguments import Arguments
@@ -39,6 +41,17 @@ ECC = """\
 [rank{rank}]: RuntimeError: CUDA error: uncorrectable ECC error encountered
 failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: py
 """
+
+STARTED = RunStarted(
+    run_id="7.0.1",
+    job_id=7,
+    attempt=0,
+    cluster="",
+    partition="",
+    nodes=["n1", "n2", "n3"],
+    master_node="n1",
+    user="alice",
+)
 
 
 def hang(cause: str, *ranks: int) -> HangFound:
@@ -199,3 +212,37 @@ def test_where_no_restarts_were_asked_for_only_the_post_mortem_is_said(
     assert "post-mortem: why train.py failed" in said
     assert "rank 1 on n2 was killed by SIGKILL" in said
     assert "the training ends" not in said
+
+
+@pytest.mark.parametrize(
+    ("own", "took_s", "checks"),
+    [
+        ({"straggler-detection": True}, 40.0, ["straggler-detection"]),
+        (
+            {"network-check": True, "straggler-detection": True},
+            40.0,
+            ["network-check", "straggler-detection"],
+        ),
+        ({"straggler-detection": True}, 400.0, ["network-check"]),
+        ({"exclude-straggler": True}, 400.0, ["network-check"]),
+        ({}, None, ["network-check"]),
+    ],
+)
+def test_the_check_that_was_asked_for_precedes_a_restart_where_it_takes_no_minutes(
+    tmp_path: Path, own: dict[str, Value], took_s: float | None, checks: list[str]
+) -> None:
+    asked = question(tmp_path, BROKE, KILLED, BROKE)
+    arguments = msgspec.structs.replace(
+        asked.context.arguments, own={**asked.context.arguments.own, **own}
+    )
+    asked = msgspec.structs.replace(
+        asked, context=msgspec.structs.replace(asked.context, arguments=arguments)
+    )
+    if took_s is not None:
+        directory = directory_of(tmp_path, place())
+        journal.create(directory, [journal.MASTER])
+        journal.Writer(directory, journal.MASTER, lambda: 1.0).append(STARTED)
+        verdict = VerdictReached(nodes=[])
+        journal.Writer(directory, journal.MASTER, lambda: 1.0 + took_s).append(verdict)
+
+    assert list(answered(tmp_path, asked).checks) == checks

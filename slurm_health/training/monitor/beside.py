@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the supervisor starts beside the script: `python -m slurm_health.training.monitor.beside`.
+"""What watches beside a training: `python -m slurm_health.training.monitor.beside`.
 
-It waits a while, because most scripts that fail do so soon, and until a process on this node has a
-heartbeat. Then it starts one monitor per node and watches. Until then it follows the job's output
-and whether the ranks here move; where that ends in the middle of a training, monitors look at its
-processes for some seconds. It ends when its standard input does, and all that it started with it. A
-script whose monitor cannot be started, or dies, runs on as it would.
+The supervisor starts it beside its script, and the torchrun that leads (`torchrun_nodes.Monitor`)
+beside its workers. It waits a while, because most scripts that fail do so soon, and until a process
+on this node has a heartbeat. Then it starts one monitor per node and watches. Until then it follows
+the job's output and whether the ranks here move; where that ends in the middle of a training,
+monitors look at its processes for some seconds. It ends when its standard input does, and all that
+it started with it. A script whose monitor cannot be started, or dies, runs on as it would.
 """
 
 from __future__ import annotations

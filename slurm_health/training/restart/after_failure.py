@@ -33,8 +33,12 @@ def after_failure(
     allocation: Allocation,
     settings: CheckSettings,
     environ: Mapping[str, str],
+    *,
+    less_checked: str = "",
 ) -> RunFinished:
-    """Decide what follows a failed script, and do it; `settings` are those of the job's check.
+    """Decide what follows a failed script, and do it; `settings` are those of a check after it.
+
+    `less_checked` says why that check is quick where its user asked for another, else empty.
 
     `settings.tell` is told how it ends, as by a check. To PROCEED is to start the script again, on
     the nodes that it says; to STOP, to end the job as the script ended.
@@ -67,17 +71,23 @@ def after_failure(
             )
             settings.tell(finished, failed.directory)
         case Next.CHECK:
-            finished = _checked(chosen, allocation, settings, environ)
+            finished = _checked(chosen, allocation, settings, environ, less_checked)
         case Next.LEAVE:
             finished = _left(failed, chosen, allocation, settings, environ)
     return finished
 
 
 def _checked(
-    chosen: Plan, allocation: Allocation, settings: CheckSettings, environ: Mapping[str, str]
+    chosen: Plan,
+    allocation: Allocation,
+    settings: CheckSettings,
+    environ: Mapping[str, str],
+    less_checked: str,
 ) -> RunFinished:
     """Check nodes, and act on the verdict and on what is known already."""
     _say(f"{chosen.reason}; checking {fold(chosen.check)} before the script is started again")
+    if less_checked:
+        _say(f"that check is quick: {less_checked}")
     tell = settings.tell
 
     def tell_nodes(finished: RunFinished, directory: Path) -> None:

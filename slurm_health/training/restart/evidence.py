@@ -12,7 +12,7 @@ from pathlib import Path
 from slurm_health.preflight.decide.after_failure import Failure, Next
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.errors import SlurmError
-from slurm_health.records.records import Action, ActionIntended
+from slurm_health.records.records import Action, ActionIntended, RunStarted, VerdictReached
 from slurm_health.records.script_records import (
     Diagnosed,
     FailurePlanned,
@@ -73,6 +73,24 @@ def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -
         hang=hangs[-1],
         hangs_before=tuple(filter(None, hangs[:-1])),
     )
+
+
+def check_took_s(directory: Path) -> float | None:
+    """Return how long the check in a run's directory took, None where it came to no verdict.
+
+    Raises:
+        JournalError: the journal cannot be read.
+    """
+    began_s: float | None = None
+    for entry in journal.read_all(directory, journal.MASTER):  # all was written by one clock
+        match entry.record:
+            case RunStarted() if began_s is None:
+                began_s = entry.time_s
+            case VerdictReached() if began_s is not None:
+                return entry.time_s - began_s
+            case _:
+                pass
+    return None
 
 
 def _lost(gone: Sequence[str], client: Client) -> tuple[tuple[str, str], ...]:

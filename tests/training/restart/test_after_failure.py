@@ -20,7 +20,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.system import journal
 from slurm_health.training.restart.after_failure import after_failure
-from slurm_health.training.restart.evidence import FailedScript
+from slurm_health.training.restart.evidence import FailedScript, check_took_s
 from tests.support.fake_slurm import FakeSlurm
 
 JOB = 12
@@ -146,3 +146,14 @@ def test_what_was_found_of_an_earlier_start_of_the_script_does_not_count(scene: 
     scene.outcome()
 
     assert scene.plans()[0].evidence == []
+
+
+def test_how_long_a_check_took_is_known_by_its_verdict(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    assert check_took_s(scene.run) is None
+
+    verdict = VerdictReached(nodes=[])
+    journal.Writer(scene.run, journal.MASTER, lambda: 31.5).append(verdict)
+    journal.Writer(scene.run, journal.MASTER, lambda: 99.0).append(verdict)
+
+    assert check_took_s(scene.run) == 30.5
