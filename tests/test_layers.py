@@ -55,7 +55,7 @@ HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
     "node": (
         ("rules",),
         ("checks",),
-        ("site_settings", "stuck"),
+        ("passes", "site_settings", "stuck"),
         ("draining",),
         ("hooks",),
         ("doctor",),

@@ -59,7 +59,13 @@ def init_default(directory: Path | None, config: str | None, only_print: bool, r
 def lua(site: Site) -> str:
     """Return the Lua for a site, with this interpreter."""
     flags = python_flags(os.environ)
-    return installing.lua(site.default, python=sys.executable, flags=flags, site=site.path)
+    return installing.lua(
+        site.default,
+        python=sys.executable,
+        flags=flags,
+        site=site.path,
+        passes=site.hooks.passes,
+    )
 
 
 def _removed(done: Installed) -> int:

@@ -6,6 +6,7 @@ Their own errors end in exit code 0: what could not be measured takes no node ou
     rules           what a hook finds -> what becomes of the node. Pure
     checks          what the hooks measure on a node, one file per family
     site_settings   the site's file as the hooks read it, checks included
+    passes          that a node has passed its checks lately: said by root, read by everybody
     stuck           children of hooks that the kernel holds: none is sent after them
     draining        takes a node out of the pool, and gives it back
     hooks           prolog, epilog, health check, and the administrators' commands

@@ -54,6 +54,21 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         """Root's own directory on this node."""
         return Path(self.hooks.state)
 
+    @property
+    def passes(self) -> Path:
+        """Where this node's hooks say that it has passed."""
+        return Path(self.hooks.passes)
+
+    @property
+    def longest_pass_min(self) -> float:
+        """For how long a node that has passed is taken for well by anybody; 0: by nobody."""
+        return max(self.hooks.passed_min, self.default.passed_min)
+
+    @property
+    def keeps_passes(self) -> bool:
+        """Whether it is kept that a node has passed."""
+        return self.longest_pass_min > 0
+
     def named(self, name: str) -> Planned | None:
         """Return the check of that name, None where the file no longer has it."""
         return next((each for each in self.checks if each.name == name), None)

@@ -22,7 +22,13 @@ from tests.lab import Lab
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 CONF = "/etc/slurm/slurm.conf"
-RULES = "[default]\nmin_nodes = 2\nmin_time_min = 10\nopt_out = 'nocheck'\n"
+RULES = """[default]
+min_nodes = 2
+min_time_min = 10
+share = 0.05
+limit_s = 900
+opt_out = 'nocheck'
+"""
 SHELL = """#!/bin/bash
 echo "args $# $1 $2"
 srun --ntasks-per-node=1 hostname | sort
@@ -168,6 +174,21 @@ def test_what_the_rules_do_not_name_keeps_its_script(by_default: Site) -> None:
         assert kept_script(by_default, job) == SHELL
         by_default.ended(job)
         assert checks(by_default, job) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit_s"),
+    [(["--time=20"], "60.0"), (["--time=5-0"], "900.0"), ([], "900.0")],
+    ids=["a share", "more than the limit", "no limit of its own"],
+)
+def test_a_check_may_take_its_share_of_the_time_that_a_job_has(
+    by_default: Site, asked: list[str], limit_s: str
+) -> None:
+    job = sbatch(by_default, "-N2", *asked, "--hold", "--wrap=echo ran")
+    assert f'"limit_s":{limit_s},' in kept_script(by_default, job)
+    by_default.lab.run(["scontrol", "release", job])
+    assert by_default.ended(job)["JobState"] == "COMPLETED"
+    assert checks(by_default, job) == 1
 
 
 def test_the_nodes_that_a_job_was_given_count_where_it_did_not_say(by_default: Site) -> None:

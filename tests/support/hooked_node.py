@@ -26,6 +26,8 @@ journal = "{journal}"
 state = "{state}"
 slurm_limit_s = {limit_s}
 opt_out = "nocheck"
+passes = "{passes}"
+passed_min = {passed_min}
 [breaker]
 directory = "{shared}"
 lock_limit_s = {limit_s}
@@ -57,6 +59,8 @@ class Node:
         self.more = ""
         # Of what answers; a test in which nothing does need not wait that long.
         self.limit_s = 30
+        self.passed_min = 0
+        self._text = ""
         self.journal = str(root / "journals")
 
     @property
@@ -64,12 +68,28 @@ class Node:
         text = SITE.format(
             journal=self.journal,
             state=self.directory / "state",
+            passes=self.passes,
+            passed_min=self.passed_min,
             shared=self.shared,
             flag="/broken",
             limit_s=self.limit_s,
             more=self.more,
         )
-        return load_site(self.directory / "etc", text)
+        if text != self._text:  # a file that is written anew is another one
+            self._text, self._site = text, load_site(self.directory / "etc", text)
+        return self._site
+
+    @property
+    def passes(self) -> Path:
+        return self.directory / "passes"
+
+    def wait(self, minutes: float, boot: str = "") -> None:
+        """Let the kernel's clock go on; with `boot`, start the machine anew."""
+        uptime = self.machine / "proc/uptime"
+        now_s = 0.0 if boot else float(uptime.read_text().split()[0])
+        uptime.write_text(f"{now_s + 60 * minutes:.2f} 0.00\n")
+        if boot:
+            (self.machine / "proc/sys/kernel/random/boot_id").write_text(f"{boot}\n")
 
     def environ(self, job: int = 0, uid: int = 1000, **extra: str) -> dict[str, str]:
         environ = {"PATH": self.slurm.path, "SLURMD_NODENAME": self.name}

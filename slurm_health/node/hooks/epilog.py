@@ -64,6 +64,7 @@ def _accused(hook: Hook) -> Cause | None:
         return None
     if not found:
         return None
+    hook.forget_passes()  # the word of a user is enough to have a node checked
     if hook.site.pair_test.enabled:
         from slurm_health.node.hooks import pair_test  # most sites have none
 

@@ -7,11 +7,13 @@ On a node that is well it asks nobody anything, and loads nothing that only a dr
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from slurm_health.node import passes
 from slurm_health.node.checks.check import CheckContext, Planned
 from slurm_health.node.draining import RETURNED
 from slurm_health.node.hooks.log import Log
@@ -23,7 +25,7 @@ from slurm_health.node.hooks.run_checks import (
     run_checks,
     running,
 )
-from slurm_health.node.rules.finding import CheckResult, inconclusive
+from slurm_health.node.rules.finding import CheckResult, Status, inconclusive
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmError
 from slurm_health.records.text import whole_number
@@ -62,13 +64,60 @@ class Hook:
 
     def check(self) -> list[CheckResult]:
         """Run the checks of this hook, say what they find, and keep it in `found`."""
-        partition = self.environ.get("SLURM_JOB_PARTITION")
-        chosen = choose(self.site.checks, context=self.name, node=self.node, partition=partition)
-        self.found = run_checks(running(chosen), self.context)
+        # What the epilog looks for is what the job has left behind.
+        kept = self.site.keeps_passes and self.name != "epilog"
+        passed = self._pass_so_far() if kept else None
+        self.found = run_checks(self._chosen(), self.context)
         self.log.results(self.found)
         if self.site.metrics.syslog_json:
             self.log.verdicts(self.found)
+        if any(each.status is not Status.PASS for each in self.found):
+            self.forget_passes()
+        elif passed is not None:
+            passes.add(self.site.passes, passed)
         return self.found
+
+    def passed_lately(self) -> bool:
+        """Tell whether this node has passed the checks of this hook so lately as to be let off."""
+        within_s = 60 * self.site.hooks.passed_min
+        if not within_s:
+            return False
+        found = passes.lately(
+            self.site.passes, self.context.boot_time(), within_s, owner=os.geteuid()
+        )
+        wanted = self._pass_so_far() if found else None
+        return wanted is not None and passes.covers(found, wanted)
+
+    def forget_passes(self) -> None:
+        """Have this node checked again, whatever it has passed: something was found since."""
+        if self.site.keeps_passes and not passes.revoke(self.site.passes, self.context.boot_time()):
+            self.log.error(
+                f"{self.site.passes} cannot be written: for {self.site.longest_pass_min:g} min"
+                " this node may not be checked again"
+            )
+
+    def _chosen(self) -> list[Planned]:
+        partition = self.environ.get("SLURM_JOB_PARTITION")
+        return running(
+            choose(self.site.checks, context=self.name, node=self.node, partition=partition)
+        )
+
+    def _pass_so_far(self) -> passes.Pass | None:
+        """Return a pass of this hook's checks that begins now, None where that is unknown."""
+        began = self.context.boot_time()
+        try:
+            by = passes.site_mark(self.site.path)
+        except OSError:
+            return None
+        names = frozenset(each.name for each in self._chosen())
+        if began is None or not names:
+            return None
+        return passes.Pass(
+            hook=self.name, checks=names, began=began, by=by, expected=self._expected()
+        )
+
+    def _expected(self) -> dict[str, str]:
+        return {name: self.environ[name] for name in _EXPECTED if name in self.environ}
 
     def retest(
         self, checks: Sequence[Planned], drained: DrainRecord | None = None
@@ -156,7 +205,7 @@ class Hook:
             checks=names,
             text="; ".join(each.finding.text for each in faults),
             retest=names,
-            expected={name: self.environ[name] for name in _EXPECTED if name in self.environ},
+            expected=self._expected(),
             job=number(self.environ, "SLURM_JOB_ID", 0),
             uid=number(self.environ, "SLURM_JOB_UID", -1),
             hook=self.name,
@@ -165,6 +214,7 @@ class Hook:
 
     def drain(self, cause: Cause) -> bool:
         """Drain this node when everybody agrees; tell whether jobs are kept away from it now."""
+        self.forget_passes()
         from slurm_health.node.draining.drain import DrainStatus, drain_this_node
 
         result = drain_this_node(

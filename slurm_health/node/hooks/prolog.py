@@ -10,10 +10,14 @@ from slurm_health.node.rules.finding import node_faults
 def run(hook: Hook) -> bool:
     """Run the checks of the prolog; return whether the job must not start here.
 
+    A node that has just passed them is not checked again, where the site wants that.
+
     Without a drain the job must start: a failed prolog makes Slurm drain, past the breaker.
     """
     if _opted_out(hook):
         hook.log.info(f"the job opted out of checks ({hook.site.hooks.opt_out})")
+        return False
+    if hook.passed_lately():
         return False
     faults = node_faults(hook.check())
     if faults and hook.was_returned():

@@ -15,6 +15,7 @@ CONTEXTS = ("prolog", "epilog", "healthcheck", "retest")
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+Minutes = Annotated[float, msgspec.Meta(ge=0, le=1440)]
 Hours = Annotated[float, msgspec.Meta(gt=0, le=8760)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -34,6 +35,11 @@ class Hooks(_Table, frozen=True, kw_only=True):
     drain: bool = True
     # A word in a job's --comment that makes the prolog skip its checks; empty: there is none.
     opt_out: str = ""
+    # The prolog does not check a node again that has passed all of its checks in the last so many
+    # minutes; 0: it checks before every job. What happens to a node in between is not seen.
+    passed_min: Minutes = 0.0
+    # Where every user of the node can read that it has passed, and only root can say so.
+    passes: AbsolutePath = "/run/slurm-health"
     # A Slurm command that has not answered after this is given up.
     slurm_limit_s: Seconds = 8.0
     # The epilog ends processes the ended job left behind.
@@ -168,6 +174,11 @@ class Default(_Table, frozen=True, kw_only=True):
     min_time_min: Count = 10
     # A check that takes longer is given up, and the job runs unchecked; 0: it takes its time.
     limit_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    # Of the job's time limit: a check that takes more of it is given up; 0: only `limit_s` counts.
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    # A job on one node is not checked where that node has passed all checks of the prolog or the
+    # health check in the last so many minutes; 0: every job is.
+    passed_min: Minutes = 0.0
     # A word in a job's --comment with which its user leaves it unchecked; empty: there is none.
     opt_out: str = ""
     # What is checked; empty: what a check does by default.

@@ -11,9 +11,12 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
+from slurm_health.node import passes
+from slurm_health.node.checks.check import CheckContext
 from slurm_health.preflight.decide.policy import Monitor
 from slurm_health.preflight.options import what_to_check
 from slurm_health.preflight.probe_choice import OFF
@@ -32,6 +35,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     may_opt_out: bool = False
     check: str = ""
     limit_s: float = 0.0
+    # Where a node's hooks say that it has passed, and for how long that is enough for a job on it.
+    passes: str = ""
+    passed_min: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +63,7 @@ def choose(told: str, script: bytes, environ: Mapping[bytes, bytes]) -> Choice:
     except msgspec.MsgspecError as err:
         return Choice(options=None, said=f"the site's rules cannot be read: {err}")
     text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
-    if not _named(rules, text):
+    if not _named(rules, text) or _passed_alone(rules, text):
         return Choice(options=None)
     wishes, said = _wishes(script, text)
     settings = {
@@ -87,6 +93,17 @@ def _named(rules: Rules, environ: Mapping[str, str]) -> bool:
             (rules.accounts, "SLURM_JOB_ACCOUNT"),
         )
     )
+
+
+def _passed_alone(rules: Rules, environ: Mapping[str, str]) -> bool:
+    """Tell whether the job is on one node only, this one, which has passed its own checks lately.
+
+    Between several nodes lies a network, of which no node's hooks know.
+    """
+    if environ.get("SLURM_JOB_NUM_NODES") != "1" or not rules.passes or not rules.passed_min:
+        return False
+    now = CheckContext().boot_time()
+    return bool(passes.lately(Path(rules.passes), now, 60 * rules.passed_min))
 
 
 def _wishes(script: bytes, environ: Mapping[str, str]) -> tuple[own_options.Settings, str]:

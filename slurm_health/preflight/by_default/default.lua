@@ -2,13 +2,16 @@
 -- Written by slurm-health init-default from the rules in @site@; run it again after a change there.
 -- Returns a function that puts a launcher before the script of a batch job that the rules name. It
 -- reads nothing but the job, starts nothing, and waits for nothing.
-local launcher = @launcher@
+local before_limit = @before_limit@
+local after_limit = @after_limit@
 local rules = {
     min_nodes = @min_nodes@,
     gpus = @gpus@,
     partitions = @partitions@,
     accounts = @accounts@,
     min_time_min = @min_time_min@,
+    limit_s = @limit_s@, -- no limit: 0
+    share = @share@, -- of the job's time limit; any: 0
     opt_out = @opt_out@,
 }
 local submitted = @submitted@
@@ -72,7 +75,7 @@ local function why_not(job, part_list)
     if script == nil or script == "" then return "no batch script" end
     if number(job.het_job_offset) then return "the components of a heterogeneous job cannot be checked" end
     if string.sub(script, 1, 2) ~= "#!" then return "its script has no interpreter" end
-    if #script + #launcher > largest then return "its script is too large" end
+    if #script + #before_limit + #after_limit + 20 > largest then return "its script is too large" end
     if job.container ~= nil then return "its script runs in a container" end
     if string.find(script, submitted, 1, true) then return "slurm-health sbatch has it checked" end
     if string.sub(job.name or "", 1, #own_jobs) == own_jobs then return "a job of slurm-health's own" end
@@ -85,11 +88,20 @@ local function why_not(job, part_list)
     if limit_min(job, part_list) < rules.min_time_min then return "too short" end
 end
 
+-- How long the check may take, in seconds; 0 for no limit.
+local function check_limit_s(job, part_list)
+    local share_s = 60 * rules.share * limit_min(job, part_list)
+    if rules.share == 0 or share_s == math.huge then return rules.limit_s end
+    if rules.limit_s == 0 then return share_s end
+    return math.min(rules.limit_s, share_s)
+end
+
 return function(job, part_list)
     local reason = why_not(job, part_list)
     if reason then
         slurm.log_debug("slurm-health: not checked by default: %s", reason)
     else
-        job.script = launcher .. job.script
+        local limit = string.format("%.1f", check_limit_s(job, part_list))
+        job.script = before_limit .. limit .. after_limit .. job.script
     end
 end

@@ -19,6 +19,8 @@ from slurm_health.system.templates import write_script
 
 LOADER, CHECK = "job_submit.lua", "slurm-health.lua"
 PLUGIN = "lua"
+# Stands in the launcher where the Lua writes another: no site can ask for so long a check.
+_LIMIT_S = 987654321.5
 _HERE = Path(__file__).parent
 _OURS = "-- Written by slurm-health init-default"
 _CALLED_BY_SITE = """\
@@ -38,15 +40,20 @@ class Installed:
     left: str = ""
 
 
-def lua(rules: Default, *, python: str, flags: Sequence[str], site: str) -> str:
-    """Return the Lua that looks at each job, for jobs that are checked by this interpreter."""
+def lua(rules: Default, *, python: str, flags: Sequence[str], site: str, passes: str = "") -> str:
+    """Return the Lua that looks at each job, for jobs that are checked by this interpreter.
+
+    `site` is its file, `passes` where its nodes' hooks say that they have passed.
+    """
     at_start = Rules(
         min_nodes=rules.min_nodes,
         partitions=rules.partitions,
         accounts=rules.accounts,
         may_opt_out=bool(rules.opt_out),
         check=rules.check,
-        limit_s=rules.limit_s,
+        limit_s=_LIMIT_S,
+        passes=passes if rules.passed_min else "",
+        passed_min=rules.passed_min,
     )
     launcher = script.by_default(
         template=script.read_template(by_default=True),
@@ -54,16 +61,21 @@ def lua(rules: Default, *, python: str, flags: Sequence[str], site: str) -> str:
         flags=flags,
         rules=msgspec.json.encode(at_start).decode(),
     )
+    # How long a check may take differs from job to job, and nothing else does.
+    before, _, after = launcher.partition(str(_LIMIT_S).encode())
     return _filled(
         "default.lua",
         {
             "site": site,
-            "launcher": lua_string(launcher),
+            "before_limit": lua_string(before),
+            "after_limit": lua_string(after),
             "min_nodes": str(rules.min_nodes),
             "gpus": str(rules.gpus).lower(),
             "partitions": _names(rules.partitions),
             "accounts": _names(rules.accounts),
             "min_time_min": str(rules.min_time_min),
+            "limit_s": str(rules.limit_s),
+            "share": str(rules.share),
             "opt_out": lua_string(rules.opt_out.encode()),
             "submitted": lua_string(f"\n# {script.SUBMITTED}:".encode()),
         },
