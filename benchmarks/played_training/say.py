@@ -24,8 +24,9 @@ from slurm_health.training.diagnosis.diagnostician import (
 )
 from slurm_health.training.diagnosis.inference import Attribution
 from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.training_log import read_log
-from slurm_health.training.diagnosis.watched import RankNow, Watched
+from slurm_health.training.diagnosis.watched import Watched
 from slurm_health.training.monitor.collector import EndedJob, NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.messages import Message, NodeLook, looked_at

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.replay.source import CannotRead, Score, Source
+from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.uneven import DATA, STAGES
-from slurm_health.training.diagnosis.watched import RankNow, Watched
+from slurm_health.training.diagnosis.watched import Watched
 
 _TRUTH: Mapping[str, frozenset[str]] = {
     "AR": frozenset({"rank 0"}),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e.lab_support import Site, eventually
+from tests.e2e.lab_support import Site, eventually, records_in
 from tests.e2e.played_nodes import UNREACHABLE, play, submit
 from tests.lab import Lab
 
@@ -128,20 +128,38 @@ def test_a_rank_that_keeps_the_others_waiting_is_replaced_with_its_node_by_the_s
     training.assert_nothing_left()
 
 
-def test_a_node_whose_packets_are_dropped_is_left(training: Site) -> None:
-    job = began(training, env=BY_OPTIMIZER)
-    eventually(training, lambda: len(training.processes_with(MONITOR)) >= 3, "monitors", 300)
+@pytest.mark.parametrize("env", [BY_OPTIMIZER, SILENT], ids=["by the optimizer", "silent"])
+def test_a_node_whose_packets_are_dropped_is_left(training: Site, env: Mapping[str, str]) -> None:
+    job = began(training, env={**env, "HANGS_AT": "100000"})
+
+    def trains() -> bool:
+        if env is SILENT:  # which is looked at now and then, and recorded every minute
+            writer = training.run_directory(job) / "monitor.jsonl"
+            seen = records_in(writer) if writer.exists() else []
+            return [each["kind"] for each in seen].count("progress_seen") >= 3
+        return len(training.processes_with(MONITOR)) >= 3
+
+    eventually(training, trains, "a training that is watched", 300)
     play(training, n2=UNREACHABLE)
     training.lab.fault.drop("n2")
 
     assert ended(training, job)["JobState"] == "COMPLETED", output(training, job)
     assert "start 1 on n[1,3-4]" in output(training, job)
     assert "n2 faulty" in training.table(job).replace("  ", " ")
+    hang = training.wait_record(job, "hang_found", writer="monitor")
+    print(f"{hang['found']['cause']}: {hang['stalled_s']} s after the last step")
+    assert "n2" in hang["found"]["nodes"]
 
 
 @pytest.mark.parametrize(
     ("cause", "env"),
-    [("mismatch", BEATING), ("own-code", BEATING), ("loader", BEATING)],
+    [
+        ("mismatch", BEATING),
+        ("own-code", BEATING),
+        ("loader", BEATING),
+        ("mismatch", {"HANGS_AT": "3"}),
+    ],
+    ids=["mismatch", "own code", "loader", "mismatch in its fourth step"],
 )
 def test_what_hangs_by_the_script_itself_is_ended_and_not_started_again(
     training: Site, cause: str, env: Mapping[str, str]

@@ -14,20 +14,16 @@ from collections.abc import Mapping, Sequence
 
 from slurm_health.training.diagnosis.collected import FlightRecords
 from slurm_health.training.diagnosis.pace import NextLook, Pace, Patience, allowance_s
+from slurm_health.training.diagnosis.rank_now import RankNow, rests
 from slurm_health.training.diagnosis.seen import Standstill, cannot_be_well, waiting_ranks
-from slurm_health.training.diagnosis.watched import Looked, RankNow, Watched
+from slurm_health.training.diagnosis.start_up import Stillness
+from slurm_health.training.diagnosis.watched import Looked, Watched
 from slurm_health.training.diagnosis.without_heartbeat import Judged, judged
 
 # Against rests between looks at which a main thread had run.
 MOVEMENT_PATIENCE = Patience(at_least_s=40.0, steps=2.0, pauses=2.0)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 600.0  # from one look at all nodes to the next
-# A main thread that only waits comes back so often, as from waits with a time limit, and runs for
-# next to nothing; on a starved node it may be ready to run for longer. One that spins runs all the
-# time, or is ready to, and does not wait in the kernel.
-_WAKES_PER_S = 0.5
-_RESTS_SHARE, _READY_SHARE, _SPINS_SHARE = 0.002, 0.05, 0.9
 _LOADED_S = 3.0  # that a main thread needs before it trains: to load its libraries alone
-_IDLE_BYTES_PER_S = 16 << 10  # that a rank and its children read and write
 
 
 class Movement:
@@ -40,6 +36,7 @@ class Movement:
         self._seen_s = self._first_s = self._moved_s = self._longest_s = 0.0
         self._moves = self._in_a_row = 0
         self._next_look = NextLook(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self._stillness = Stillness()  # on all nodes, from look to look at them
         self.hung_s: float | None = None  # since when, once that was said
 
     def take(self, ranks: Sequence[RankNow], now_s: float) -> None:
@@ -59,6 +56,7 @@ class Movement:
         """Leave out a time in which we did not run: a job is suspended as a whole."""
         self._moved_s += for_s
         self._seen_s += for_s
+        self._stillness.sleep(for_s)
 
     @property
     def allowance_s(self) -> float:
@@ -117,24 +115,46 @@ class Movement:
         )
         reason = found if isinstance(found, str) else ""
         reason = reason or _someone_moved(watched, looked, window_s)
-        if not reason and not isinstance(found, str) and not self._is_known_to_wait(*found):
-            reason = "no rank is known to wait for another"
+        left_s = self._patience.first_s
         if reason:
-            self.not_now(now_s)
+            self._stillness.end(now_s)
+        elif not isinstance(found, str):
+            left_s = self._left_s(*found, watched, looked, window_s, now_s)
+            if left_s > 0 or not self._is_known_to_wait(*found):
+                reason = "no rank is known to wait for another"
+        if reason:
+            self._next_look.put_off(now_s, at_most_s=max(left_s, _FIRST_PAUSE_S))
             return reason
         self.hung_s = self._moved_s
         self._in_a_row = 0
         return found
 
-    def _is_known_to_wait(self, standstill: Standstill, flights: FlightRecords) -> bool:
-        """Tell whether ranks wait for others; a service or a notebook only rests.
+    def _left_s(
+        self,
+        standstill: Standstill,
+        flights: FlightRecords,
+        watched: Watched,
+        looked: Looked,
+        window_s: float,
+        now_s: float,
+    ) -> float:
+        """Return how long ranks may rest so before they have moved for a while; 0 after that."""
+        ranks = [last.now for each in watched.programs.values() for last in each.ranks.values()]
+        self._stillness.take(looked.before.values(), now_s - window_s)
+        self._stillness.take(ranks, now_s)
+        self._stillness.receive(looked.received, now_s)
+        if cannot_be_well(standstill) or not self._pace.is_young:
+            return 0.0
+        world = max((each.world for each in watched.programs.values()), default=0)
+        return self._stillness.left_s(
+            standstill, flights, world=world, patience=self._patience, now_s=now_s
+        )
 
-        Before they have moved for a while, they wait in their start too.
-        """
+    @staticmethod
+    def _is_known_to_wait(standstill: Standstill, flights: FlightRecords) -> bool:
+        """Tell whether ranks wait for others; a service or a notebook only rests."""
         if cannot_be_well(standstill):
             return True
-        if self._pace.is_young and standstill.stalled_s < self._patience.first_s:
-            return False
         gpus_wait = any(each.gpu_waits for each in standstill.ranks)
         return gpus_wait or bool(waiting_ranks(standstill.ranks, flights))
 
@@ -143,6 +163,7 @@ class Movement:
         self._first_s = self._moved_s = now_s
         self._longest_s = 0.0
         self._moves = 0
+        self._stillness = Stillness()
         self.hung_s = None
 
     def _move(self, now_s: float) -> None:
@@ -151,18 +172,6 @@ class Movement:
         if self.hung_s is None:
             self._longest_s = max(self._longest_s, self._seen_s - self._moved_s)
         self._moved_s = now_s
-
-
-def rests(before: RankNow, now: RankNow, window_s: float) -> bool:
-    """Tell whether a rank's main thread waited in one place, or spun in it, between two looks."""
-    if window_s <= 0 or before.pid != now.pid:
-        return False
-    moved_bytes = abs(now.io_bytes - before.io_bytes)
-    woke = now.wakes - before.wakes
-    ran = (now.ran_s - before.ran_s) / window_s
-    ready = (now.unserved_s - before.unserved_s) / window_s
-    waits = (ran <= _RESTS_SHARE and ready <= _READY_SHARE) or ran + ready >= _SPINS_SHARE
-    return waits and woke <= _WAKES_PER_S * window_s and moved_bytes <= _IDLE_BYTES_PER_S * window_s
 
 
 def _at_rest(before: Mapping[int, RankNow], now: Mapping[int, RankNow], window_s: float) -> bool:

@@ -20,7 +20,9 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
         steps: a training may pause for so many of its usual steps,
         pauses: or for so many times its longest pause since it began, as for a checkpoint.
         first_s: before it has a pace of its own: compilation, loading of a model and of data,
-        young_s: and before that where what is seen then cannot be well: a rank that is stopped.
+        young_s: and before that where what is seen then cannot be well: a rank that is stopped,
+        quiet_s: or where nothing moves on any node, and all ranks are known to wait for others,
+        alone_s: or one of them for what is not seen.
         storage_s: where a rank waits for storage in the kernel, which may be slow and well, as it
             is while all that was written to a checkpoint goes to disks,
         reading_s: and where its data loader does: nothing that is read takes so long.
@@ -32,6 +34,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     pauses: float = 1.5
     first_s: float = 1800.0
     young_s: float = 60.0
+    quiet_s: float = 120.0
+    alone_s: float = 900.0
     storage_s: float = 120.0
     reading_s: float = 40.0
     working_s: float = 1800.0

@@ -15,7 +15,7 @@ from slurm_health.training.diagnosis.pace import PATIENCE, Patience
 STOPPED, IN_KERNEL, TRACED = "T", "D", "t"  # states of processes, as proc(5) names them
 
 # What a process that only waits may use: threads that look after connections and logs.
-_IDLE_SHARE = 0.05
+IDLE_SHARE = 0.05
 _IDLE_BYTES = 64 << 10
 _BUSY_SHARE = 0.5
 _OF_A_LIBRARY = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
@@ -85,7 +85,7 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
         if self.gpu_waits and not self._compiles:
             # Whoever waits for its GPU spins, and so do NCCL's threads that serve the network.
             return False
-        return max(self.cpu_share, self.gpu_share) > _IDLE_SHARE
+        return max(self.cpu_share, self.gpu_share) > IDLE_SHARE
 
     @property
     def is_beyond_script(self) -> bool:

@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
-from slurm_health.training.diagnosis.collected import FlightRecord, FlightRecords
-from slurm_health.training.diagnosis.pace import PATIENCE, NextLook, Pace, Patience, allowance_s
+from slurm_health.training.diagnosis.collected import FlightRecords
+from slurm_health.training.diagnosis.pace import PATIENCE, NextLook, Patience, allowance_s
+from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import (
     BrokenPath,
-    Frame,
     RankSeen,
     Standstill,
     cannot_be_well,
@@ -24,72 +22,12 @@ from slurm_health.training.diagnosis.seen import (
 )
 from slurm_health.training.diagnosis.slow_rank import SlowRank
 from slurm_health.training.diagnosis.slow_steps import Longer, RankSteps, SlowSteps
+from slurm_health.training.diagnosis.start_up import Stillness
 from slurm_health.training.diagnosis.stragglers import OwnTime, Slower, Stragglers
 from slurm_health.training.diagnosis.uneven import Uneven, Unevenness
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 120.0  # from one look at all nodes to the next
-
-
-class RankNow(msgspec.Struct, frozen=True, array_like=True):
-    """One rank at this moment; the program it belongs to is a step of the job, or its script.
-
-    Of its heartbeat: the step, how many so far, seconds since the last, what one takes, the longest
-    pause, seconds of its own in so many steps, of which it waited `loading_s` for its data, which
-    has given so many batches, and may have ended: all 0 of a rank without one. `cpu_s` and
-    `io_bytes` are of it and its children. `world` is how many ranks there are, 0 where that is not
-    told. Its main thread ran for `ran_s`, was ready to for `unserved_s` without a processor, and
-    went to wait in the kernel `wakes` times; `throttled_s` is how long its cgroup was held back by
-    a CPU limit. 0 where that is not known.
-    Its work, as far as the heartbeat tells that: `tokens` so far, its `role`, by which ranks do the
-    same, and the `replica` of the model that it belongs to, -1 where that is not known.
-    """
-
-    program: str
-    rank: int
-    pid: int
-    state: str
-    cpu_s: float
-    io_bytes: int
-    step: int = 0
-    steps: int = 0
-    age_s: float = 0.0
-    typical_s: float = 0.0
-    longest_s: float = 0.0
-    own_s: float = 0.0
-    own_steps: int = 0
-    world: int = 0
-    loading_s: float = 0.0
-    batches: int = 0
-    data_ended: bool = False
-    ran_s: float = 0.0
-    unserved_s: float = 0.0
-    throttled_s: float = 0.0
-    wakes: int = 0
-    tokens: float = 0.0
-    role: str = ""
-    replica: int = -1
-
-    @property
-    def pace(self) -> Pace:
-        """How it gets on."""
-        return Pace(steps=self.steps, typical_s=self.typical_s, longest_s=self.longest_s)
-
-
-class RankLook(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank answered, and what it and its children wait for in the kernel.
-
-    `gpu_share` is the share of time in which their GPU was used, 0 where that is not known, and
-    `gpu_waits` tells that it did next to nothing in it.
-    """
-
-    program: str
-    rank: int
-    answered: bool
-    kernel: str
-    stack: tuple[Frame, ...] = ()
-    flight: FlightRecord | None = None
-    gpu_share: float = 0.0
-    gpu_waits: bool = False
+_SUSPENDED_S = 60.0  # in which no node says anything, and each says something every ten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +40,7 @@ class Looked:
         paths: connections that do not get through.
         silent: the nodes that did not answer.
         not_seen: what could not be looked at, and why.
+        received: how many bytes the connections of each node had received.
     """
 
     before: Mapping[tuple[str, int], RankNow]
@@ -109,6 +48,7 @@ class Looked:
     paths: tuple[BrokenPath, ...] = ()
     silent: tuple[str, ...] = ()
     not_seen: Mapping[str, str] = field(default_factory=dict)
+    received: Mapping[str, int] = field(default_factory=dict)
 
     def then(self, later: Looked) -> Looked:
         """Return what a later look showed, with how the ranks were at this one."""
@@ -168,6 +108,7 @@ class Program:
     slow_steps: SlowSteps = field(default_factory=SlowSteps)
     next_look: NextLook = field(default_factory=lambda: NextLook(_FIRST_PAUSE_S, _LONGEST_PAUSE_S))
     hung_s: float | None = None  # since when, once that was said
+    stillness: Stillness = field(default_factory=Stillness)
 
     @property
     def alive(self) -> list[_Last]:
@@ -212,14 +153,20 @@ class Watched:
     def __init__(self, nodes: Sequence[str], patience: Patience = PATIENCE) -> None:
         self._nodes = tuple(nodes)
         self._patience = patience
+        self._heard_s = math.inf
         self.programs: dict[str, Program] = {}
 
     def hear(self, node: str, ranks: Iterable[RankNow], now_s: float) -> list[Program]:
         """Take in what a node told; return the programs that were said to hang, and go on."""
         told = {(each.program, each.rank): each for each in ranks}
+        unheard_s = now_s - self._heard_s
+        self._heard_s = now_s
         for (name, rank), now in told.items():
             program = self.programs.setdefault(name, Program(name=name))
             program.ranks[rank] = _Last(node=node, now=now, heard_s=now_s)
+            if unheard_s > _SUSPENDED_S:
+                program.stillness.end(now_s)
+            program.stillness.take([now], now_s)
         for program in list(self.programs.values()):
             for rank, last in program.ranks.items():
                 if last.node == node and (program.name, rank) not in told:
@@ -266,14 +213,21 @@ class Watched:
             self._patience,
             loading=loading_ranks(standstill.ranks),
         )
-        early = program.is_young and standstill.stalled_s < self._patience.first_s
+        program.stillness.receive(looked.received, now_s - window_s)
+        # Sooner where it is known when more will be known.
+        limits_s = (self._patience.reading_s, self._patience.storage_s)
+        left_s = [limit_s - standstill.stalled_s for limit_s in limits_s]
         gone = any(each.gone and each.pid for each in standstill.ranks)
-        if not reason and early and not gone and not cannot_be_well(standstill):
-            reason = "it has no pace yet, and nothing is seen that its start does not explain"
         if reason:
-            # Sooner where it is known when more will be known.
-            limits_s = (self._patience.reading_s, self._patience.storage_s)
-            left_s = [limit_s - standstill.stalled_s for limit_s in limits_s]
+            program.stillness.end(now_s)
+        elif program.is_young and not gone and not cannot_be_well(standstill):
+            start_s = program.stillness.left_s(
+                standstill, flights, world=program.world, patience=self._patience, now_s=now_s
+            )
+            left_s.append(start_s)
+            if start_s > 0:
+                reason = "it has no pace yet, and nothing is seen that its start does not explain"
+        if reason:
             soon_s = min((each for each in left_s if each > 0), default=math.inf)
             program.next_look.put_off(now_s, at_most_s=soon_s)
             return reason

@@ -14,6 +14,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 # Each is sent again after twice the time: four are some seconds without an answer.
 _IN_VAIN = 4
@@ -29,9 +30,9 @@ _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _ASK = struct.Struct("=BBBxI48x")  # family, protocol, wanted attributes, states
 _FAR = slice(24, 40)  # of the answer: the far end's address, of which IPv4 has the first four bytes
 _UID_AT, _ATTRIBUTES_AT = 64, 72
-# Of struct tcp_info, since Linux 4.10: what was acknowledged; µs with something to send, and of
-# these with a peer that took no more.
-_ACKED_AT, _BUSY_AT = 120, 168
+# Of struct tcp_info, since Linux 4.10: what was acknowledged and what came; µs with something to
+# send, and of these with a peer that took no more.
+_BYTES_AT, _BUSY_AT = 120, 168
 _TWO_COUNTS = struct.Struct("=QQ")
 _LIMIT_S = 1.0
 
@@ -91,22 +92,32 @@ def _address(text: str) -> str:
     return str(mapped or address)
 
 
-def sent() -> dict[str, tuple[int, float]]:
-    """Return by far address the bytes that were sent to it, and the seconds in which they were.
+class Traffic(NamedTuple):
+    """What this user's connections of this node have carried so far.
 
-    The time is that in which there was something to send and its receiver took it. Empty where the
-    kernel does not tell.
+    `sent` has by far address the bytes that were sent to it, and the seconds in which they were:
+    that is when there was something to send and its receiver took it. `received` are all bytes
+    that came. Empty and 0 where the kernel does not tell.
     """
+
+    sent: dict[str, tuple[int, float]]
+    received: int
+
+
+def traffic() -> Traffic:
+    """Return what was sent and received."""
     sums: dict[str, tuple[int, float]] = {}
+    received_bytes = 0
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
-            for address, acked, seconds in _connections(family):
+            for address, acked, came, seconds in _connections(family):
                 so_far = sums.get(address, (0, 0.0))
                 sums[address] = so_far[0] + acked, round(so_far[1] + seconds, 6)
-    return sums
+                received_bytes += came
+    return Traffic(sent=sums, received=received_bytes)
 
 
-def _connections(family: int) -> Iterator[tuple[str, int, float]]:
+def _connections(family: int) -> Iterator[tuple[str, int, int, float]]:
     own = os.geteuid()
     for message in _answers(family):
         if struct.unpack_from("=I", message, _UID_AT)[0] != own:
@@ -114,9 +125,10 @@ def _connections(family: int) -> Iterator[tuple[str, int, float]]:
         info = _attribute(message)
         if len(info) < _BUSY_AT + _TWO_COUNTS.size:  # an older kernel
             continue
-        acked = struct.unpack_from("=Q", info, _ACKED_AT)[0]
+        acked, came = _TWO_COUNTS.unpack_from(info, _BYTES_AT)
         busy_us, refused_us = _TWO_COUNTS.unpack_from(info, _BUSY_AT)
-        yield _far_address(family, message[_FAR]), acked, max(0, busy_us - refused_us) / 1e6
+        seconds = max(0, busy_us - refused_us) / 1e6
+        yield _far_address(family, message[_FAR]), acked, came, seconds
 
 
 def _answers(family: int) -> Iterator[bytes]:

@@ -17,8 +17,9 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from slurm_health.records.decoding import JsonDecoder
+from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import paths_by_node
-from slurm_health.training.diagnosis.watched import Looked, RankLook, RankNow
+from slurm_health.training.diagnosis.watched import Looked
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class NodeLook(msgspec.Struct, frozen=True, tag="look"):
     `now` is how the ranks were when they had answered. `addresses` are this node's own; `broken`
     has the address at the other end of a connection, and how often was sent again. `not_seen` says
     what could not be looked at on this node, and why. `sent` is what was sent to each address so
-    far, in bytes, and the seconds that it took.
+    far, in bytes, and the seconds that it took; `received` all bytes that came.
     """
 
     node: str
@@ -49,6 +50,7 @@ class NodeLook(msgspec.Struct, frozen=True, tag="look"):
     broken: tuple[tuple[str, int], ...] = ()
     not_seen: dict[str, str] = {}
     sent: dict[str, tuple[int, float]] = {}
+    received: int = 0
 
 
 Message = NodeNow | NodeLook
@@ -83,6 +85,7 @@ def looked_at(looks: Mapping[str, NodeLook], *, silent: Sequence[str]) -> Looked
         paths=paths_by_node({node: each.broken for node, each in looks.items()}, addresses),
         silent=tuple(silent),
         not_seen={what: why for each in looks.values() for what, why in each.not_seen.items()},
+        received={node: each.received for node, each in looks.items()},
     )
 
 

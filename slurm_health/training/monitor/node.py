@@ -15,7 +15,7 @@ import time
 
 from slurm_health.records.text import LineBuffer
 from slurm_health.training.monitor.closer_look import look_closer
-from slurm_health.training.monitor.connections import broken, own_addresses, sent
+from slurm_health.training.monitor.connections import broken, own_addresses, traffic
 from slurm_health.training.monitor.messages import LOOK, NOW, Message, NodeLook, NodeNow, lines_of
 from slurm_health.training.monitor.ranks import Ranks
 
@@ -83,7 +83,8 @@ class NodeMonitor:
         looks, why_not = look_closer(self._ranks)
         now = tuple(self._ranks.now(self._awake_since_s))
         not_seen = {what: f"{why} ({self._node})" for what, why in why_not.items()}
-        self._say(NodeLook(self._node, looks, now, own_addresses(), broken(), not_seen, sent()))
+        connections = own_addresses(), broken()
+        self._say(NodeLook(self._node, looks, now, *connections, not_seen, *traffic()))
 
     def _say(self, message: Message) -> None:
         """Write each line with one call: lines of several nodes do not mix."""

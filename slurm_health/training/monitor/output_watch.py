@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from slurm_health.records.script_records import ProgressSeen
 from slurm_health.training.diagnosis.by_movement import Movement
 from slurm_health.training.diagnosis.by_output import OutputProgress
+from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.seen import STOPPED
-from slurm_health.training.diagnosis.watched import RankNow, Watched
+from slurm_health.training.diagnosis.watched import Watched
 from slurm_health.training.monitor.findings import Findings
 from slurm_health.training.monitor.messages import LOOK, NodeLook, looked_at
 from slurm_health.training.monitor.monitors import Monitors, MonitorsEnded

@@ -20,8 +20,8 @@ from slurm_health.records.text import one_line
 from slurm_health.system import proc
 from slurm_health.training.diagnosis.collected import FlightRecord
 from slurm_health.training.diagnosis.flight_data import Operation
+from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import Frame
-from slurm_health.training.diagnosis.watched import RankLook, RankNow
 from slurm_health.training.monitor import live_recorder
 from slurm_health.training.monitor.flight_dumps import latest, record_of
 from slurm_health.training.monitor.silent_ranks import SCRIPT, Process, outlived, silent_ranks

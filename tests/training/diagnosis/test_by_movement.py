@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from slurm_health.training.diagnosis.by_movement import Movement
+from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import BrokenPath, Frame
-from slurm_health.training.diagnosis.watched import Looked, RankLook, RankNow, Watched
+from slurm_health.training.diagnosis.watched import Looked, Watched
 from slurm_health.training.diagnosis.without_heartbeat import Judged
 
 NODES = ["n1", "n2"]
@@ -224,3 +225,25 @@ def test_a_training_that_moves_again_goes_on() -> None:
 
     assert stalled_s is not None
     assert 100.0 <= stalled_s <= 130.0
+
+
+def test_ranks_that_rest_in_their_start_in_a_collective_hang_once_nothing_has_moved_for_long() -> (
+    None
+):
+    job = Job(until(20.0))
+    told_s = [
+        job.now_s - job.began_s - 20.0
+        for _ in range(60)
+        if job.pass_time(5.0) and not isinstance(job.judge(), str)
+    ]
+
+    assert len(told_s) == 1
+    assert 120.0 <= told_s[0] <= 240.0
+
+
+def test_a_rank_elsewhere_that_moves_between_the_looks_keeps_a_start_going() -> None:
+    job = Job(until(20.0))
+    for turn in range(200):
+        job.change(2, cpu_s=2.0 * turn)
+        if job.pass_time(5.0):
+            assert isinstance(job.judge(), str)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from slurm_health.training.diagnosis.by_output import OutputProgress, StepLines
 from slurm_health.training.diagnosis.collected import FlightRecords
+from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.seen import Standstill
-from slurm_health.training.diagnosis.watched import Looked, RankNow, Watched
+from slurm_health.training.diagnosis.watched import Looked, Watched
 
 LOOK_S = 20.0
 WINDOW_S = 15.0

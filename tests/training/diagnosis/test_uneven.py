@@ -12,8 +12,9 @@ from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import Diagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.uneven import DATA, STAGES, Uneven, observe_uneven
-from slurm_health.training.diagnosis.watched import RankNow, Watched
+from slurm_health.training.diagnosis.watched import Watched
 
 STEPS = 10  # in a window
 STAGE_COUNT, REPLICAS = 2, 4

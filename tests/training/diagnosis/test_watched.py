@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import Frame
 from slurm_health.training.diagnosis.stragglers import OwnTime, Stragglers
-from slurm_health.training.diagnosis.watched import Looked, RankLook, RankNow, Watched
+from slurm_health.training.diagnosis.watched import Looked, Watched
 
 INTERVAL_S = 10.0
 RANKS = 4

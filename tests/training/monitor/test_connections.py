@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 import time
 
-from slurm_health.training.monitor.connections import sent
+from slurm_health.training.monitor.connections import traffic
 
 CHUNK = 64 << 10
 
@@ -18,7 +18,8 @@ def test_what_is_sent_over_a_connection_is_counted_with_the_time_that_it_took() 
         socket.create_connection(server.getsockname(), timeout=30) as client,
         server.accept()[0] as peer,
     ):
-        before = sent()["127.77.0.1"]
+        before = traffic().sent["127.77.0.1"]
+        received = traffic().received
         for _ in range(64):
             client.sendall(bytes(CHUNK))
             left = CHUNK
@@ -26,8 +27,9 @@ def test_what_is_sent_over_a_connection_is_counted_with_the_time_that_it_took() 
                 left -= len(peer.recv(left))
         # What has arrived is acknowledged soon, and not at once.
         until_s = time.monotonic() + 30
-        while (after := sent()["127.77.0.1"])[0] < before[0] + 64 * CHUNK:
+        while (after := traffic().sent["127.77.0.1"])[0] < before[0] + 64 * CHUNK:
             assert time.monotonic() < until_s
+        assert traffic().received >= received + 64 * CHUNK
     assert after[1] >= before[1]
 
 
@@ -38,4 +40,4 @@ def test_connections_of_ipv6_and_ipv4_are_told_by_the_same_address() -> None:
         server.accept()[0] as peer,
     ):
         assert peer.getpeername()[0].startswith("::ffff:")
-        assert "127.77.0.2" in sent()
+        assert "127.77.0.2" in traffic().sent

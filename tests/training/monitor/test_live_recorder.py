@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.supervisor.monitor_process import flight_environ
-from slurm_health.training.diagnosis.watched import RankLook
+from slurm_health.training.diagnosis.rank_now import RankLook
 from slurm_health.training.monitor import live_recorder
 from slurm_health.training.monitor.ranks import Ranks
 from tests.played_gpu.description import machine, write

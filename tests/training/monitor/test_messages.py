@@ -6,8 +6,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import Frame
-from slurm_health.training.diagnosis.watched import RankLook, RankNow
 from slurm_health.training.monitor.messages import (
     MESSAGES,
     Message,

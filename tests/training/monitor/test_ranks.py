@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from slurm_health.training.diagnosis.rank_now import RankLook
 from slurm_health.training.diagnosis.seen import Doing, place_of
-from slurm_health.training.diagnosis.watched import RankLook
 from slurm_health.training.monitor import py_spy
 from slurm_health.training.monitor.closer_look import with_stacks
 from slurm_health.training.monitor.ranks import Ranks

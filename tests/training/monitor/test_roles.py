@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from slurm_health.training.diagnosis.watched import RankNow
+from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.monitor.ranks import Ranks
 
 JOB = f"roles-{os.getpid()}"
