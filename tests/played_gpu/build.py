@@ -69,6 +69,10 @@ class Wheel:
     needed: frozenset[str]  # libraries
     wanted: Mapping[str, Mapping[str, str]]  # library -> symbol -> version, which may be empty
 
+    def library(self, name: str) -> str:
+        """Return a library as this wheel names it, with its version."""
+        return next(each for each in self.needed if each.startswith(name))
+
     @property
     def cuda(self) -> int:
         """Return the major version of its CUDA runtime."""
@@ -201,9 +205,9 @@ def _publish(wheel: Wheel, made: Path) -> None:
 
 def _build_all(wheel: Wheel, out: Path) -> None:
     cuda = wheel.cuda
-    runtime = next(name for name in wheel.needed if "cudart" in name)
+    runtime = wheel.library("libcudart.so")
     define = (f"-DCUDA_MAJOR={cuda}", f"-DCUDA_VERSION_NUMBER={cuda}000")
-    sources = [*_CORE, *_RUNTIME, *_NCCL, "driver"]
+    sources = [*_CORE, *_RUNTIME, *_NCCL, "driver", "blas", "dnn"]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         compiled = pool.map(lambda name: _compile(name, define, out), sources)
         objects = dict(zip(sources, compiled, strict=True))
@@ -213,6 +217,8 @@ def _build_all(wheel: Wheel, out: Path) -> None:
             runtime: (_RUNTIME, [*core, "-ldl"]),
             "libnccl.so.2": (_NCCL, core),
             "libcuda.so.1": (("driver",), [*core, f"-l:{runtime}"]),
+            wheel.library("libcublas.so"): (("blas",), core),
+            wheel.library("libcudnn.so"): (("dnn",), core),
         }
         for library, (names, extra) in played.items():
             _link(library, [objects[name] for name in names], wheel, out, extra)

@@ -96,6 +96,16 @@ FAULT_KINDS = MappingProxyType(
             value="CUDA error",
             after="operations",
         ),
+        "peer_error": FaultKind(
+            does="refuses to reach its neighbours, or to be reached: 217", value="CUDA error"
+        ),
+        "cublas_error": FaultKind(
+            does="products of new processes fail in cuBLAS: 13 in execution", value="cuBLAS status"
+        ),
+        "cudnn_error": FaultKind(
+            does="normalisations over batches of new processes fail in cuDNN: 5000 in execution",
+            value="cuDNN status",
+        ),
         "off_bus": FaultKind(
             does="falls off the bus in the middle of an operation", after="operations"
         ),

@@ -36,7 +36,7 @@ def told(ended: Ended) -> Diagnosed:
 @pytest.fixture
 def gpu(tmp_path: Path) -> Path:
     device = Device(memory_bytes=1 << 30, tflops=0.01)
-    write(tmp_path / "gpus", machine(1, device, seed=str(tmp_path)))
+    write(tmp_path / "gpus", machine(2, device, seed=str(tmp_path)))
     return tmp_path / "gpus"
 
 
@@ -59,6 +59,51 @@ def test_an_error_of_a_device_is_told_by_what_its_process_said(
     found = told(run(played_python, "mistakes", ["none", FOR_EVER], gpus=gpu))
 
     assert found.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("fault", "which", "said", "cause"),
+    [
+        (
+            Fault(device=1, kind="peer_error", value=217),
+            "to-neighbour",
+            "CUDA error: peer access is not supported between these two devices",
+            "peer-access",
+        ),
+        (
+            Fault(device=0, kind="cublas_error", value=13),
+            "none",
+            "CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(",
+            "gpu-library-failed",
+        ),
+        (
+            Fault(device=0, kind="cudnn_error", value=5000),
+            "normalise",
+            "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+            "gpu-library-failed",
+        ),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Fault) else "",
+)
+def test_what_a_library_of_the_device_refuses_is_told_by_what_pytorch_said_of_it(
+    played_python: Path, gpu: Path, fault: Fault, which: str, said: str, cause: str
+) -> None:
+    strike(gpu, fault)
+
+    ended = run(played_python, "mistakes", [which, "1"], gpus=gpu)
+
+    assert said in ended.errors
+    found = told(ended)
+    assert (found.cause, found.attribution, found.accused) == (cause, "undecided", [])
+
+
+@pytest.mark.parametrize("which", ["to-neighbour", "normalise"])
+def test_where_the_libraries_are_well_the_same_programs_end_well(
+    played_python: Path, gpu: Path, which: str
+) -> None:
+    ended = run(played_python, "mistakes", [which, "1"], gpus=gpu)
+
+    assert ended.status == 0, ended.errors
 
 
 def test_too_much_memory_of_a_device_is_its_users_mistake(played_python: Path, gpu: Path) -> None:

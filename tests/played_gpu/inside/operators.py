@@ -36,12 +36,15 @@ _KEPT = {
 }
 # They have no kernel of CUDA's own: on a GPU they would ask cuDNN, or copy by the driver.
 _ADDED = ("convolution", "convolution_backward", "convolution_overrideable")
+# What asks a library: where that is to fail, PyTorch's own kernel runs, and asks it.
+_ASKS = {"peer_error": {"copy_"}, "cublas_error": {"mm"}}
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_", "_scaled_mm"})
 # A product on a device of a given speed is not computed if it would take the CPU a second.
 _MOST_FLOP = 2e10
 _TIMED_BYTES = 1 << 20
 
 _played = ctypes.CDLL("libplayed.so")  # loaded already: found by its name
+_played.played_has_fault.argtypes = [ctypes.c_char_p]
 _played.played_begin.argtypes = [ctypes.c_void_p]
 _played.played_end.argtypes = [ctypes.c_void_p, ctypes.c_double, ctypes.c_double, ctypes.c_double]
 _played.played_put.argtypes = [
@@ -238,15 +241,24 @@ def replace_all() -> None:
     """Replace every operator that would run a kernel of CUDA's."""
     library = torch.library.Library("aten", "IMPL")
     _replacements.append(library)
+    # Without it PyTorch takes kernels of its own, which are replaced below.
+    torch._C._set_cudnn_enabled(bool(_played.played_has_fault(b"cudnn_error")))
     for choose in ("flash", "mem_efficient", "cudnn"):  # attention is made of its parts
         if hasattr(torch.backends.cuda, f"enable_{choose}_sdp"):
             getattr(torch.backends.cuda, f"enable_{choose}_sdp")(False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that they replace others
-        library.impl("copy_", _copy, "CUDA")
+        real = {
+            name
+            for kind, names in _ASKS.items()
+            if _played.played_has_fault(kind.encode())
+            for name in names
+        }
+        if "copy_" not in real:
+            library.impl("copy_", _copy, "CUDA")
         for name in torch._C._dispatch_get_all_op_names():
             base, _, overload = name.removeprefix("aten::").partition(".")
-            if _is_played(name) and hasattr(torch.ops.aten, base):
+            if base not in real and _is_played(name) and hasattr(torch.ops.aten, base):
                 packet = getattr(torch.ops.aten, base)
                 if (overload or "default") in packet.overloads():
                     operator = getattr(packet, overload or "default")

@@ -39,6 +39,12 @@ API void played_put(void *handle, void (*run)(long), long number, double flop, d
         stream->pass(device_seconds(device, monotonic_s() - begun_s, modelled_s), 0);
     }, true);
 }
+// Whether a device that is seen has this fault now.
+API int played_has_fault(const char *kind) {
+    for (int device = 0; device < (int)visible().size(); device++)
+        if (fault_of(device, kind)) return 1;
+    return 0;
+}
 API void played_wait(void *handle) { stream_of(handle)->wait(); }
 API int played_is_product_wrong(int device) { return is_product_wrong(device); }
 API int played_is_memory_wrong(int device) { return is_memory_wrong(device); }

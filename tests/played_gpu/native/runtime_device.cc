@@ -199,7 +199,11 @@ API int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     *can = device != peer;
     return OK;
 }
-API int cudaDeviceEnablePeerAccess(int, unsigned) { return OK; }
+API int cudaDeviceEnablePeerAccess(int peer, unsigned) {
+    for (int device : {current_device, peer})
+        if (auto refused = fault_of(device, "peer_error")) return fail((int)refused->value);
+    return OK;
+}
 API int cudaDeviceDisablePeerAccess(int) { return OK; }
 API int cudaDriverGetVersion(int *version) {
     *version = machine()->driver_version;

@@ -10,5 +10,10 @@ left = torch.ones(128, 128, device="cuda")
 for _ in range(products):
     left = (left @ left).clamp(max=1)
     torch.cuda.synchronize()
-if which == "too-much":
-    torch.empty(1 << 40, device="cuda")
+match which:
+    case "too-much":
+        torch.empty(1 << 40, device="cuda")
+    case "to-neighbour":
+        left.to("cuda:1")
+    case "normalise":
+        torch.nn.BatchNorm2d(16, device="cuda")(left.reshape(8, 16, 8, 16))
