@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that submit jobs themselves, on a cluster that has every job checked by default.
+
+The programs are the real ones, and know nothing of slurm-health; what a check measures is played.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site
+from tests.e2e.played_nodes import FAKE_WORKER, FAULTY, play
+from tests.e2e.test_lab_submitters import DASK, SIMPLE_SLURM
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+
+CONF = "/etc/slurm/slurm.conf"
+RULES = "[default]\nmin_nodes = 1\nmin_time_min = 2\n"
+SNAKEMAKE = shutil.which("snakemake")
+SUBMITIT = """
+import submitit
+
+def fails():
+    raise ValueError("as it happens")
+
+def place(word):
+    here = submitit.JobEnvironment()
+    return f"{here.global_rank} of {here.num_tasks} {word}"
+
+executor = submitit.AutoExecutor(folder="logs")
+executor.update_parameters(nodes=2, tasks_per_node=1, timeout_min=5)
+jobs = [*executor.map_array(place, ["one", "two"]), executor.submit(fails)]
+said = [[job.task(rank).result() for rank in (0, 1)] for job in jobs[:2]]
+error = jobs[2].task(0).exception()
+print(*(job.job_id for job in jobs))
+print(said, "as it happens" in str(error))
+"""
+SNAKEFILE = """
+rule all:
+    input: "sum.txt"
+
+rule count:
+    output: "count-{word}.txt"
+    resources: runtime=5, mem_mb=100
+    shell: "echo {wildcards.word} $SLURM_JOB_ID >>jobs.txt; echo {wildcards.word} | wc -c >{output}"
+
+rule sum:
+    input: "count-one.txt", "count-three.txt"
+    output: "sum.txt"
+    resources: runtime=5, mem_mb=100
+    shell: "echo sum $SLURM_JOB_ID >>jobs.txt; cat {input} >{output}"
+"""
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    there = importlib.util.find_spec(package) is not None
+    return pytest.mark.skipif(not there, reason=f"{package} is not installed")
+
+
+@pytest.fixture(scope="module")
+def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A cluster on which every job of two minutes or more is checked by default."""
+    visible = [Path(SNAKEMAKE).resolve().parents[1]] if SNAKEMAKE else []
+    with Lab.start(nodes=4, visible=visible) as lab:
+        site = Site(lab)
+        rules = lab.paths.etc / "rules.toml"
+        rules.write_text(RULES)
+        lab.run([COMMAND, "init-default", f"--config={rules}"])
+        lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
+        lab.run(["scontrol", "reconfigure"])
+        play(site)
+        yield site
+
+
+def run(site: Site, *command: str, **options: str) -> list[str]:
+    """Run a command of alice's on the login node; its lines."""
+    environ = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "SLURM_HEALTH_PYTHON": str(FAKE_WORKER),
+        "FAKE_WORKER_DIR": site.directory("played"),
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = site.lab.run(
+        list(command), user="alice", env=environ, deadline_s=3 * DEADLINE_S, **options
+    )
+    return done.stdout.split("\n")
+
+
+def python(site: Site, text: str, *words: str) -> list[str]:
+    return run(site, sys.executable, site.script("program.py", text), *words)
+
+
+def levels(site: Site, job: str) -> list[set[str]]:
+    """What each attempt's check of a job says of its nodes."""
+    site.ended(job)
+    return [{node["level"] for node in each["nodes"]} for each in site.report(job)["runs"]]
+
+
+@needs("submitit")
+def test_functions_and_arrays_of_submitit_are_checked_and_return_what_they_do(site: Site) -> None:
+    jobs, said = python(site, SUBMITIT)[-3:-1]
+    assert said == "[['0 of 2 one', '1 of 2 one'], ['0 of 2 two', '1 of 2 two']] True"
+    for job in jobs.split():
+        assert levels(site, job) == [{"healthy"}]
+
+
+@needs("submitit")
+def test_a_function_of_submitit_leaves_a_bad_node(site: Site) -> None:
+    play(site, n1=FAULTY)
+    text = SUBMITIT.replace("nodes=2", "nodes=3").replace('["one", "two"]', '["one"]')
+    text = text.replace("jobs[:2]", "jobs[:1]").replace("jobs[2]", "jobs[1]")
+    try:
+        jobs, said = python(site, text)[-3:-1]
+    finally:
+        play(site)
+    assert said == "[['0 of 3 one', '1 of 3 one']] True"
+    for job in jobs.split():
+        assert site.ended(job)["NodeList"] == "n[2-4]"
+
+
+@needs("dask_jobqueue")
+def test_a_worker_of_dask_jobqueue_is_checked_and_serves(site: Site) -> None:
+    job, host, answer = python(site, DASK % DEADLINE_S)[-2].split()
+    assert answer == "42"
+    site.ended(job)
+    (check,) = site.report(job)["runs"]
+    assert [node["node"] for node in check["nodes"]] == [host]
+
+
+@needs("simple_slurm")
+def test_jobs_of_simple_slurm_are_checked_and_wait_for_one_another(site: Site) -> None:
+    first, after = python(site, SIMPLE_SLURM)[-2].split()
+    assert levels(site, first) == levels(site, after) == [{"healthy"}]
+    assert site.read("after.out") == "after\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SNAKEMAKE, reason="snakemake, with its Slurm executor, is not on PATH")
+def test_each_job_of_a_workflow_of_snakemake_is_checked(site: Site) -> None:
+    place = Path(site.script("flow/Snakefile", SNAKEFILE)).parent
+    words = ["--executor=slurm", "--jobs=2", f"--directory={place}", "--slurm-no-account"]
+    words += ["--slurm-status-command=squeue", "--slurm-init-seconds-before-status-checks=2"]
+    words += [f"--snakefile={place}/Snakefile", "--default-resources", "slurm_partition=main"]
+    run(site, str(SNAKEMAKE), *words)
+    assert site.read("flow/sum.txt") == "4\n6\n"
+    jobs = dict(line.split() for line in site.read("flow/jobs.txt").splitlines())
+    assert set(jobs) == {"one", "three", "sum"}
+    assert all(levels(site, job) == [{"healthy"}] for job in jobs.values())
