@@ -54,6 +54,7 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
         state: of its main thread, one letter of proc(5).
         kernel: where in the kernel it waits, and what its children do, where that can be seen.
         cpu_share: of one core, of it and its children while it was looked at.
+        unserved_share: of that time, in which its main thread was ready to run and did not.
         io_bytes: that they read and wrote meanwhile.
         gpu_share: of time in which their GPU was used, 0 where that is not known,
         gpu_waits: and it did next to nothing in it, as in a collective that waits for its peers.
@@ -71,6 +72,7 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     state: str = ""
     kernel: str = ""
     cpu_share: float = 0.0
+    unserved_share: float = 0.0
     io_bytes: int = 0
     gpu_share: float = 0.0
     gpu_waits: bool = False
@@ -79,13 +81,18 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def works(self) -> bool:
-        """Whether it computes, reads or writes."""
+        """Whether it computes, reads or writes, or would if it had a processor."""
         if self.io_bytes > _IDLE_BYTES:
             return True
         if self.gpu_waits and not self._compiles:
             # Whoever waits for its GPU spins, and so do NCCL's threads that serve the network.
             return False
-        return max(self.cpu_share, self.gpu_share) > IDLE_SHARE
+        return max(self.cpu_share, self.gpu_share) > IDLE_SHARE or self.lacks_processor
+
+    @property
+    def lacks_processor(self) -> bool:
+        """Whether others have the processors that it needs, or a limit keeps it from them."""
+        return self.unserved_share >= _BUSY_SHARE
 
     @property
     def is_beyond_script(self) -> bool:
@@ -168,7 +175,9 @@ def still_works(
     working = [each for each in standstill.ranks if each.works and each.rank not in known]
     patient = standstill.stalled_s < max(patience.working_s, 10 * standstill.allowance_s)
     if working and (patient or not known):
-        return f"rank {working[0].rank} on {working[0].node} still works"
+        first = working[0]
+        does = "is ready to run, and has no processor" if first.lacks_processor else "still works"
+        return f"rank {first.rank} on {first.node} {does}"
     if any(each.gone for each in standstill.ranks) and not known:
         return "some ranks have ended, and no other is known to wait for them"
     for each in standstill.ranks:

@@ -311,10 +311,11 @@ def _own_time(now: RankNow) -> OwnTime:
 def _seen(
     rank: int, last: _Last, before: RankNow | None, look: RankLook | None, window_s: float
 ) -> RankSeen:
-    share, io_bytes = 0.0, 0
+    share, unserved_share, io_bytes = 0.0, 0.0, 0
     if before is not None and window_s > 0:
         # A child that has ended takes its figures along.
         share = abs(last.now.cpu_s - before.cpu_s) / window_s
+        unserved_share = (last.now.unserved_s - before.unserved_s) / window_s
         io_bytes = abs(last.now.io_bytes - before.io_bytes)
     return RankSeen(
         rank=rank,
@@ -327,6 +328,7 @@ def _seen(
         state=last.now.state,
         kernel=look.kernel if look else "",
         cpu_share=round(share, 3),
+        unserved_share=round(unserved_share, 3),
         io_bytes=io_bytes,
         gpu_share=look.gpu_share if look else 0.0,
         gpu_waits=look is not None and look.gpu_waits,

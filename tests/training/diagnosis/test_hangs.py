@@ -229,6 +229,16 @@ def test_a_rank_that_spins_while_it_waits_for_the_others_does_not_work() -> None
     assert still_works(standstill(rank(0, cpu_share=1.0), rank(1)), [0, 1]) == ""
 
 
+def test_a_rank_that_would_compute_if_it_had_a_processor_keeps_a_pause_from_being_a_hang() -> None:
+    starved = standstill(rank(0, (), cpu_share=0.02, unserved_share=0.9), rank(1))
+    jostled = standstill(rank(0, (), cpu_share=0.02, unserved_share=0.1), rank(1))
+    in_turn = standstill(rank(0, IN_COLLECTIVE, unserved_share=0.9), rank(1))
+
+    assert still_works(starved, [1]) == "rank 0 on n1 is ready to run, and has no processor"
+    assert still_works(jostled, [1]) == ""
+    assert still_works(in_turn, [0, 1]) == ""
+
+
 def test_an_evaluation_on_all_ranks_may_take_as_long_as_it_likes() -> None:
     late = standstill(
         rank(0, IN_OWN_CODE, cpu_share=1.0), rank(1, IN_OWN_CODE, cpu_share=1.0), stalled_s=86400.0

@@ -38,7 +38,9 @@ class Training:
         gaps = [after - before for before, after in itertools.pairwise(self.ends[2:])]
         self._longest_s = [0.0, 0.0, 0.0, *itertools.accumulate(gaps, max)]
 
-    def now(self, rank: int, now_s: float, *, cpu_s: float = 0.0) -> RankNow | None:
+    def now(
+        self, rank: int, now_s: float, *, cpu_s: float = 0.0, unserved_s: float = 0.0
+    ) -> RankNow | None:
         done = bisect.bisect_right(self.ends, now_s)
         if not done:
             return None
@@ -55,28 +57,37 @@ class Training:
             age_s=now_s - last_s,
             typical_s=(last_s - self.ends[2]) / max(1, done - 3) if done > 2 else 0.0,
             longest_s=self._longest_s[done - 1],
+            unserved_s=unserved_s,
         )
 
 
-def tell(watched: Watched, training: Training, now_s: float, cpu_s: float = 0.0) -> None:
+def tell(
+    watched: Watched,
+    training: Training,
+    now_s: float,
+    cpu_s: float = 0.0,
+    unserved_s: float = 0.0,
+) -> None:
     for rank, node in enumerate(NODES):
-        now = training.now(rank, now_s, cpu_s=cpu_s)
+        now = training.now(rank, now_s, cpu_s=cpu_s, unserved_s=unserved_s)
         watched.hear(node, [now] if now else [], now_s)
 
 
-def suspected(training: Training, until_s: float, cpu_share: float = 0.0) -> list[float]:
+def suspected(
+    training: Training, until_s: float, cpu_share: float = 0.0, unserved_share: float = 0.0
+) -> list[float]:
     """Return when a training was said to hang, with everybody in a collective at each look."""
     watched = Watched(NODES)
     found = []
     now_s = 0.0
     while now_s < until_s:
         now_s += INTERVAL_S
-        tell(watched, training, now_s, cpu_share * now_s)
+        tell(watched, training, now_s, cpu_share * now_s, unserved_share * now_s)
         program = watched.suspect(now_s)
         if program is not None:
             before = {("0", rank): last.now for rank, last in program.ranks.items()}
             now_s += 7.0
-            tell(watched, training, now_s, cpu_share * now_s)
+            tell(watched, training, now_s, cpu_share * now_s, unserved_share * now_s)
             stacks = {n: LOADER if n == 0 else COLLECTIVE for n in range(RANKS)}
             looks = {("0", n): RankLook("0", n, True, "", stack) for n, stack in stacks.items()}
             looked = Looked(before=before, looks=looks)
@@ -135,6 +146,13 @@ def test_a_first_step_of_a_quarter_of_an_hour_is_no_hang() -> None:
     training = Training(lambda step: 900.0 if step < 2 else 1.0, 3600.0)
 
     assert suspected(training, 3500.0) == []
+
+
+def test_ranks_whose_processors_others_have_do_not_hang_for_half_an_hour() -> None:
+    training = Training(lambda _: 1.0, 300.0)
+
+    (said,) = suspected(training, 3600.0, cpu_share=0.02, unserved_share=0.9)
+    assert 1800.0 <= said - training.ends[-1] <= 2100.0
 
 
 @pytest.mark.parametrize("at_s", [130.0, 333.0, 1001.0])
