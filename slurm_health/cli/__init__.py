@@ -10,6 +10,7 @@ standard error; every error becomes one line and an exit code in `main`.
     report           `slurm-health report`
     watch            `slurm-health watch`
     history          history, lemons, metrics, baselines: what all checks say of nodes
+    advise           `slurm-health advise`
     explain          `slurm-health explain`
     clean            `slurm-health clean`
     sweep            `slurm-health sweep`

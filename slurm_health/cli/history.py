@@ -34,7 +34,7 @@ _DAYS = click.FloatRange(min=0, min_open=True, max=3650)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FromIndex:
+class FromIndex:
     """What all commands take that are answered from the index."""
 
     journal: str | None
@@ -45,7 +45,7 @@ class _FromIndex:
 
 
 def index_options(command: _F) -> _F:
-    """Give a command the options of `_FromIndex`."""
+    """Give a command the options of `FromIndex`."""
     for option in reversed(
         [
             shared_options(Door.CHECK, "journal"),
@@ -72,7 +72,7 @@ def index_options(command: _F) -> _F:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _History(_FromIndex):
+class _History(FromIndex):
     nodes: str
     as_json: bool
     limit: int
@@ -122,7 +122,7 @@ def history(asked: _History) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Lemons(_FromIndex):
+class _Lemons(FromIndex):
     as_json: bool
     publish: bool
 
@@ -162,7 +162,8 @@ def lemons(asked: _Lemons) -> int:
             raise JournalError(
                 config.journal_root(asked.journal, os.environ), _nothing_to_publish(path)
             )
-        replace_file(path, published(standings, now_s=time.time()))
+        rates = {each.cluster: each.rates for each in told}
+        replace_file(path, published(standings, rates, now_s=time.time()))
     if asked.as_json:
         print_result(export.lemons_json(told, unread))
     else:
@@ -244,7 +245,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Metrics(_FromIndex):
+class _Metrics(FromIndex):
     output: Path | None
     dashboard: bool
 
@@ -288,8 +289,8 @@ def metrics(asked: _Metrics) -> int:
 
 @click.command(short_help="Print limits for devices, from what healthy ones have reached.")
 @index_options
-@as_settings(_FromIndex)
-def baselines(asked: _FromIndex) -> int:
+@as_settings(FromIndex)
+def baselines(asked: FromIndex) -> int:
     """Print what healthy devices of each model reached here, as tables for the site's file.
 
     A check compares nodes with each other, and with limits that must fit every site. Yours are

@@ -19,6 +19,7 @@ from slurm_health import __version__
 from slurm_health.records.errors import ExitCode, SlurmHealthError
 
 _COMMANDS = {
+    "advise": "advise:advise",
     "baselines": "history:baselines",
     "check": "check:check",
     "clean": "clean:clean",
@@ -59,6 +60,7 @@ GROUPS = {
         "watch": "Follow a check or a job on the terminal while it runs.",
         "history": "Print what all checks have found on a node.",
         "lemons": "List nodes that spoil one job after another.",
+        "advise": "Say how often nodes fail here, and how many spares a job needs.",
         "explain": "Say what an Xid, an SXid or a line of the kernel's log means.",
         "clean": "Remove old journals.",
     },

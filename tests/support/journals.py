@@ -180,9 +180,17 @@ class RunJournal:
             RunFinished(disposition=Disposition(disposition), exit_code=exit_code, reason=reason)
         )
 
-    def run_script(self, *, duration_s: float = 41.0, exit_code: int = 0, signal: int = 0) -> None:
-        """Let the supervisor run the user's script to its end."""
-        self.write(journal.SUPERVISOR, ScriptStarted(script="/home/ml/train.sh", pid=200))
+    def run_script(
+        self,
+        *,
+        duration_s: float = 41.0,
+        exit_code: int = 0,
+        signal: int = 0,
+        nodes: Sequence[str] = (),
+    ) -> None:
+        """Let the supervisor run the user's script to its end, on all nodes or on these."""
+        started = ScriptStarted(script="/home/ml/train.sh", pid=200, nodes=list(nodes))
+        self.write(journal.SUPERVISOR, started)
         self.write(
             journal.SUPERVISOR,
             ScriptEnded(exit_code=exit_code, signal=signal, duration_s=duration_s),

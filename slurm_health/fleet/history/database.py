@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # Changes with every change of the tables or of what is put into them.
-SCHEMA = 5
+SCHEMA = 6
 # Another process that brings the index up to date commits many times a second.
 PATIENCE_S = 10
 # With which a transaction on a server begins, that no other change runs beside.
@@ -25,7 +25,8 @@ _TABLES = (
     ){options}""",
     """CREATE TABLE slurm_health_seen (
         cluster VARCHAR(255), node VARCHAR(255), time_s DOUBLE PRECISION, job VARCHAR(40),
-        label VARCHAR(255), uid BIGINT, counted INTEGER, spoilt_by VARCHAR(64), data {binary}
+        label VARCHAR(255), uid BIGINT, counted INTEGER, spoilt_by VARCHAR(64),
+        ran_s DOUBLE PRECISION, data {binary}
     ){options}""",
     "CREATE INDEX slurm_health_of_node ON slurm_health_seen (cluster, node, time_s)",
     "CREATE INDEX slurm_health_of_job ON slurm_health_seen (cluster, job)",

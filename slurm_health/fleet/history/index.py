@@ -100,7 +100,7 @@ class Index:
             self._forget(cluster, job)
             self._database.do("INSERT INTO slurm_health_jobs VALUES (?, ?, ?, ?, ?, ?, ?)", known)
             self._database.put(
-                "INSERT INTO slurm_health_seen VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+                "INSERT INTO slurm_health_seen VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
 
     def forget(self, jobs: Iterable[tuple[str, str]]) -> None:
@@ -203,12 +203,14 @@ class Index:
         """
         alone = self.users(cluster)
         jobs: dict[str, int] = {}
+        ran_s: dict[str, float] = {}
         from_s: dict[tuple[str, int], float] = {}
         window = "FROM slurm_health_seen WHERE cluster = ? AND counted = 1 AND time_s >= ?"
-        counts = f"SELECT node, uid, COUNT(DISTINCT job) {window} GROUP BY node, uid"
-        for node, uid, count in self._database.rows(counts, (cluster, since_s)):
+        counts = f"SELECT node, uid, COUNT(DISTINCT job), SUM(ran_s) {window} GROUP BY node, uid"
+        for node, uid, count, user_ran_s in self._database.rows(counts, (cluster, since_s)):
             most = count if alone[node] is not None else MOST_JOBS_OF_USER
             jobs[node] = jobs.get(node, 0) + min(count, most)
+            ran_s[node] = ran_s.get(node, 0.0) + user_ran_s * min(count, most) / count
             if count > most:
                 from_s[node, uid] = self._latest_s(cluster, node, uid, most)
         against = self._database.rows(
@@ -227,6 +229,7 @@ class Index:
                 jobs=count,
                 users=1 if alone[node] is not None else 2,
                 spoiled=tuple(spoiled.get(node, {}).values()),
+                ran_s=ran_s[node],
             )
             for node, count in jobs.items()
         ]
@@ -286,7 +289,7 @@ def _row(
     # What could not be measured counts neither for a node nor against it.
     counted = bool(spoilt_by) or said.level in {Level.HEALTHY, Level.SLOW, Level.FAULTY}
     data = _encoder.encode(said)
-    return cluster, said.node, time_s, job, label, uid, int(counted), spoilt_by, data
+    return cluster, said.node, time_s, job, label, uid, int(counted), spoilt_by, said.ran_s, data
 
 
 def _spoiled(

@@ -47,6 +47,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     `model` is what its accelerators are; empty where it has none, or that is not known.
     `slowdown` is relative to the healthy nodes of that check. `said` is the verdict's reason, or
     what the signals are. `parts` says of devices what spoke against them, by UUID where known.
+    `ran_s` is how long the job's script then ran there, as far as it is known to have ended.
     """
 
     node: str
@@ -58,6 +59,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     signals: tuple[Signal, ...] = ()
     figures: tuple[Figure, ...] = ()
     parts: dict[str, str] = {}
+    ran_s: float = 0.0
 
 
 class CheckSeen(msgspec.Struct, frozen=True, kw_only=True):

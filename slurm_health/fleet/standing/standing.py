@@ -19,7 +19,7 @@ from statistics import median
 
 import msgspec
 
-from slurm_health.records.standings import MOST, Known, Level, written
+from slurm_health.records.standings import MOST, Known, Level, Rates, written
 
 WINDOW_DAYS = 28
 # Two may be bad luck. That they are two days' says that it comes back: a node that fails all its
@@ -54,13 +54,15 @@ class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A node's jobs within the window: how many, and those it spoiled.
 
-    `users` are those whose checks have ever been on it, two for several.
+    `users` are those whose checks have ever been on it, two for several. `ran_s` is how long
+    scripts ran on it.
     """
 
     node: str
     jobs: int
     users: int
     spoiled: tuple[JobOnNode, ...] = ()
+    ran_s: float = 0.0
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,8 +168,10 @@ def at_least(successes: int, trials: int, rate: float) -> float:
     return min(1.0, sum(terms))
 
 
-def published(found: Mapping[str, Iterable[Standing]], *, now_s: float) -> bytes:
-    """Return the file's content, for the standings of each cluster."""
+def published(
+    found: Mapping[str, Iterable[Standing]], rates: Mapping[str, Rates], *, now_s: float
+) -> bytes:
+    """Return the file's content, for the standings of each cluster and its rates."""
     clusters = {
         cluster: {
             each.node: Known(
@@ -178,7 +182,7 @@ def published(found: Mapping[str, Iterable[Standing]], *, now_s: float) -> bytes
         }
         for cluster, standings in found.items()
     }
-    return written(clusters, now_s=now_s)
+    return written(clusters, dict(rates), now_s=now_s)
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,5 +11,6 @@ Called by the process that acts on a verdict; `acting` performs what is decided 
     paths             which nodes it leaves because of a bad path between two of them
     after_failure     what follows a failed script: by evidence, or by a check
     check_again       which check that is: the one that was asked for, or a quick one
+    spares            how many spare nodes a job should ask for
     unchecked         what becomes of a job whose nodes could not be checked
 """
