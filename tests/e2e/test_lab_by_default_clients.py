@@ -79,7 +79,7 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-def run(site: Site, *command: str, **options: str) -> list[str]:
+def run(site: Site, *command: str) -> list[str]:
     """Run a command of alice's on the login node; its lines."""
     environ = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
@@ -88,9 +88,7 @@ def run(site: Site, *command: str, **options: str) -> list[str]:
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
     }
-    done = site.lab.run(
-        list(command), user="alice", env=environ, deadline_s=3 * DEADLINE_S, **options
-    )
+    done = site.lab.run(list(command), user="alice", env=environ, deadline_s=3 * DEADLINE_S)
     return done.stdout.split("\n")
 
 
