@@ -42,7 +42,7 @@ def mpi() -> tuple[Path, str] | None:
     if found is None:
         return None
     python = Path(found).with_name("python3")
-    words = [python, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())"]
+    words = [str(python), "-c", "from mpi4py import MPI; print(MPI.Get_library_version())"]
     try:
         said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
