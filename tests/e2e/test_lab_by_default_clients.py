@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 CONF = "/etc/slurm/slurm.conf"
 RULES = "[default]\nmin_nodes = 1\nmin_time_min = 2\n"
 SNAKEMAKE = shutil.which("snakemake")
+SLURMRESTD = shutil.which("slurmrestd") or shutil.which("slurmrestd", path="/usr/sbin")
 SUBMITIT = """
 import submitit
 
@@ -41,6 +42,31 @@ said = [[job.task(rank).result() for rank in (0, 1)] for job in jobs[:2]]
 error = jobs[2].task(0).exception()
 print(*(job.job_id for job in jobs))
 print(said, "as it happens" in str(error))
+"""
+# slurmrestd of a user's own, at a socket, and a job that it is asked for.
+REST = """
+import http.client, json, os, socket, subprocess, sys, time
+
+server = subprocess.Popen(
+    [sys.argv[1], "-a", "rest_auth/local", "-s", "openapi/v0.0.38", f"unix:{os.getcwd()}/rest.sock"]
+)
+
+class Connection(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect("rest.sock")
+
+script = "#!/bin/sh\\nsrun sh -c 'echo rest $SLURM_NTASKS'\\nexit 3\\n"
+job = {"name": "rest", "nodes": 2, "tasks": 2, "standard_output": "rest.out",
+       "current_working_directory": os.getcwd(), "environment": dict(os.environ)}
+while not os.path.exists("rest.sock") and server.poll() is None:
+    time.sleep(0.05)
+asked = Connection("slurm")
+asked.request("POST", "/slurm/v0.0.38/job/submit", json.dumps({"script": script, "job": job}),
+              {"Content-Type": "application/json"})
+print(json.loads(asked.getresponse().read())["job_id"])
+server.terminate()
+server.wait()
 """
 SNAKEFILE = """
 rule all:
@@ -138,6 +164,14 @@ def test_jobs_of_simple_slurm_are_checked_and_wait_for_one_another(site: Site) -
     first, after = python(site, SIMPLE_SLURM)[-2].split()
     assert levels(site, first) == levels(site, after) == [{"healthy"}]
     assert site.read("after.out") == "after\n"
+
+
+@pytest.mark.skipif(not SLURMRESTD, reason="slurmrestd is not installed")
+def test_a_job_that_a_program_asks_for_over_rest_is_checked(site: Site) -> None:
+    (job, *_) = python(site, REST, str(SLURMRESTD))
+    assert levels(site, job) == [{"healthy"}]
+    assert site.ended(job)["ExitCode"] == "3:0"
+    assert site.read("rest.out") == "rest 2\n" * 2
 
 
 @pytest.mark.slow
