@@ -7,7 +7,9 @@ Slurm, its submission plugin and the jobs are real; what a check measures is pla
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -236,8 +238,10 @@ def broken(by_default: Site) -> Iterator[Path]:
 
 
 def load_again(site: Site) -> None:
-    """Have slurmctld read its Lua again, which it does for a file younger than its last look."""
-    site.lab.run(["touch", "-d", "+10 seconds", f"/etc/slurm/{installing.LOADER}"])
+    """Have slurmctld read its Lua again, which it does for a file of a later second than the last."""
+    loader = site.lab.paths.etc / "slurm" / installing.LOADER
+    later_s = max(loader.stat().st_mtime, time.time() + 10) + 1
+    os.utime(loader, (later_s, later_s))
 
 
 @pytest.mark.parametrize("what", ["no interpreter", "no rules", "damaged rules", "failing rules"])
