@@ -9,5 +9,6 @@ paces     steps of trainings with slow ranks, uneven stages, uneven data
 monitors  what the tests of other monitors of nodes hold of kernel lines and diagnostics
 matches   pairs of Flight Recorder entries, with whether they match
 diagnostics  what DCGM reports, and holds of each error that it may report
+chronicles  logs in the pages of people who trained large models
 threads   logs in the issues of public projects, with what their threads found
 """

@@ -19,6 +19,7 @@ from tabulate import tabulate
 
 from benchmarks.check_table import machine_facts, machine_line
 from benchmarks.replay import (
+    chronicles,
     diagnostics,
     dumps,
     harmless,
@@ -41,6 +42,7 @@ SOURCES = (
     *diagnostics.SOURCES,
     *threads.SOURCES,
     *harmless.SOURCES,
+    *chronicles.SOURCES,
 )
 _HEAD = (
     "source",

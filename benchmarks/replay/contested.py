@@ -21,33 +21,6 @@ class Contested(NamedTuple):
 
 CONTESTED: tuple[Contested, ...] = (
     Contested(
-        "gpud",
-        r"^(?:kernel: )?(?:BTRFS: |\[[^\]]*\] XFS \(\w+\): |XFS \(\w+\): )?"
-        r"(?:I/O error while writing superblock|Remounting filesystem read-only)$",
-        "no kernel writes it: the words are ext4's, which names itself and the device before them;"
-        " XFS shuts down, and btrfs says `forced readonly`",
-    ),
-    Contested(
-        "gpud",
-        r"^Buffer I/O error on dev \w+, logical block \d+, lost sync page read$",
-        "no kernel writes it: only a write is lost, and a read that failed can be tried again",
-    ),
-    Contested(
-        "gpud",
-        r"Buffer I/O error on dev dm-\d",
-        "what a mapped device lies on the line does not tell: it may be a user's own image",
-    ),
-    Contested(
-        "gpud",
-        r"nvme nvme\d+: I/O tag \d+ .* timeout, reset controller$",
-        "the reset that it tells of may help; one that does not is told by the lines that follow",
-    ),
-    Contested(
-        "gpud",
-        r"attempt to access beyond end of device$",
-        "half of what the kernel says: a name that a user chooses; the device is in the next line",
-    ),
-    Contested(
         "NVSentinel",
         r"74, .*NVLink: fatal error detected on link \d+\(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0\)",
         "bit 16 of the third register wants a test if it is seen repeatedly, by NVIDIA's workflow",

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernel lines of GPUs and disks, with what another monitor's own tests hold of them.
 
-An Xid line is held fatal or a warning there; a disk line is a failure or none. A line that only
-warns here and is a failure there is undecided; one that is a fault of the node here and none there
-accuses an innocent.
+An Xid line is held fatal or a warning there: one that is a fault of the node here and none there
+accuses an innocent. Of a disk's line its tests say that the monitor knows it, or not, and it tells
+of each that it knows as a warning: one counts as right that is a fault or a warning here where it
+is known there, and nothing where it is not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.replay.contested import why_contested
 from benchmarks.replay.source import Score, Source
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import BLOCK_IO_ERROR, FAULTS, WARNINGS, XID, is_evidence
@@ -34,29 +34,37 @@ _AROUND = re.compile(
 def score(directory: Path) -> Score:
     """Judge each line as the node's checks do."""
     score = Score()
-    for line, is_fault in sorted(set(_cases(directory))):
-        status = _status(_AROUND.sub(r"\g<line>", line))
-        if (status is Status.NODE_FAULT) is is_fault:
-            score.right += 1
-            continue
-        score.innocent += status is Status.NODE_FAULT
-        score.miss(
-            f"{status.name}: {line[:120]}",
-            undecided=status is Status.WARN,
-            why_contested=why_contested("gpud", line) if is_fault else "",
-        )
+    for line, is_fault in sorted(set(_gpu_cases(directory))):
+        status = _status(line)
+        score.innocent += status is Status.NODE_FAULT and not is_fault
+        _take(score, line, status, right=(status is Status.NODE_FAULT) is is_fault)
+    for line, is_known in sorted(set(_disk_cases(directory))):
+        status = _status(line)
+        score.innocent += status is Status.NODE_FAULT and not is_known
+        _take(score, line, status, right=(status is not Status.PASS) is is_known)
     return score
 
 
-def _cases(directory: Path) -> Iterator[tuple[str, bool]]:
+def _take(score: Score, line: str, status: Status, *, right: bool) -> None:
+    if right:
+        score.right += 1
+    else:
+        score.miss(f"{status.name}: {line[:120]}", undecided=status is Status.WARN)
+
+
+def _gpu_cases(directory: Path) -> Iterator[tuple[str, bool]]:
     for path in sorted((directory / "accelerator/nvidia/xid").glob("*_test.go")):
         for line, kind in _XID_CASE.findall(path.read_text()):
             yield line, kind in {"Fatal", "Critical"}
+
+
+def _disk_cases(directory: Path) -> Iterator[tuple[str, bool]]:
     for line, want in _DISK_CASE.findall((directory / "disk/kmsg_matcher_test.go").read_text()):
         yield line, want == "true"
 
 
-def _status(line: str) -> Status:
+def _status(told: str) -> Status:
+    line = _AROUND.sub(r"\g<line>", told)
     if found := _XID.search(line):
         return judge_xid(int(found["number"]), found["text"])[0]
     if not is_evidence(line):

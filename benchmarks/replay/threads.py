@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.replay.source import Score, Source
@@ -24,9 +24,11 @@ _OPEN = {None, "script-failed", "rank-failed"}
 _KILLED, _ABORTED = 137, 134
 _WAITED = frozenset({"ranks-waited", "never-entered", "connections-broke"})
 
-# Of each issue: the causes that say what its thread found, whether that was the node's hardware or
-# its software, and how the process ended where that was not exit code 1.
-_TRUTH: Mapping[str, tuple[frozenset[str], bool, int]] = {
+# The causes that say what was found, whether that was the node's hardware or its software, and how
+# the process ended where that was not exit code 1.
+Truth = tuple[frozenset[str], bool, int]
+
+_TRUTH: Mapping[str, Truth] = {
     **{
         issue: (frozenset({"gpu-broken"}), True, 1)
         for issue in (
@@ -108,10 +110,14 @@ _TRUTH: Mapping[str, tuple[frozenset[str], bool, int]] = {
 
 def score(directory: Path) -> Score:
     """Read each log as a job's output, and compare the cause with what its thread found."""
+    return score_logs((issue, log, _TRUTH[issue]) for issue, log in _logs(directory))
+
+
+def score_logs(cases: Iterable[tuple[str, str, Truth]]) -> Score:
+    """Read logs as jobs' outputs, each with its name, and compare the causes with what is true."""
     score = Score()
     diagnostician = Diagnostician(observe_failure, InferenceChain(OPERATORS))
-    for issue, log in _logs(directory):
-        causes, of_node, status = _TRUTH[issue]
+    for name, log, (causes, of_node, status) in cases:
         end = ScriptEnd(exit_code=status, nodes=("n1",))
         diagnosed = diagnostician.diagnose(Collected([end, read_log([("out", log)])])).diagnosed
         cause = diagnosed.cause if diagnosed else None
@@ -120,7 +126,7 @@ def score(directory: Path) -> Score:
         score.undecided += cause not in causes and cause in _OPEN
         score.wrong += cause not in causes and cause not in _OPEN
         if cause not in causes:
-            score.missed.append(f"{issue}: {cause}, truth {' or '.join(sorted(causes))}")
+            score.missed.append(f"{name}: {cause}, truth {' or '.join(sorted(causes))}")
     return score
 
 

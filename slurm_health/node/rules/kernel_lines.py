@@ -25,7 +25,12 @@ _DISK = r"(?!loop)[\w!-]+"
 _BTRFS = rf"{_DISK}(?:: state \w+| state \w+)?"
 # A mapped device (dm) may lie on a user's image, as containers that are encrypted do.
 _OWN_DISK = r"(?!loop|dm-|nbd|rbd|ublk|zram|ram)[\w!-]+"
+_BEYOND = rf"{_DISK}: rw=\d+, (?:want=\d+, |sector=\d+, nr_sectors = \d+ )limit=\d"
 _PCI = r"(?:PCI:)?(?P<bus>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
+
+# Of a message of several lines, as /dev/kmsg writes it. What is behind may be a file's name, so no
+# message is taken apart: each form says all that stands before.
+_NEXT_LINE = r"\\x0a"
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=77, name=python, GPU has fallen off the bus.
 # NVRM: Xid (PCI:0000:01:00 GPU-I:05): 43, of an instance of a GPU (MIG).
@@ -34,9 +39,11 @@ XID = rf"^NVRM: (?P<kind>Xid) \({_PCI}(?: GPU-I:\d{{1,3}})?\): (?P<number>\d{{1,
 # NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.
 # or, in three lines: NVRM: The NVIDIA GPU 0000:18:00.0 / NVRM: (PCI ID: 10de:2901) installed in
 # this system has / NVRM: fallen off the bus and is not responding to commands.
+# These are one message, whose ends of lines /dev/kmsg writes as \x0a; a journal has three.
 LOST_GPU = (
-    rf"^NVRM: GPU (?:at )?{_PCI}: GPU has fallen off the bus"
-    r"|^NVRM: fallen off the bus and is not responding to commands"
+    rf"^NVRM: (?:The NVIDIA )?GPU (?:at )?{_PCI}(?:: GPU has|{_NEXT_LINE}NVRM: (?:\(PCI ID:"
+    rf" [0-9a-f]{{4}}:[0-9a-f]{{4}}\) )?installed in this system has{_NEXT_LINE}NVRM:) fallen off"
+    r" the bus|^NVRM: fallen off the bus and is not responding to commands"
 )
 LOST_GPU_NAMED = rf"^NVRM: The NVIDIA GPU {_PCI}"
 # nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM Fault Up
@@ -113,8 +120,9 @@ KINDS: tuple[LineKind, ...] = (
         "disk or filesystem",
         _CHECK_FILES,
         rf"^EXT[234]-fs error \(device {_DISK}\)",
-        rf"^EXT[234]-fs \({_DISK}\): (?:error: )?[Rr]emounting filesystem read-only",
-        rf"^EXT4-fs \({_DISK}\): I/O error while writing superblock",
+        # ext2 to ext4, F2FS and NILFS say it in these words.
+        rf"^[A-Z][\w-]{{1,8}} \({_DISK}\): (?:error: )?[Rr]emounting filesystem read-only",
+        rf"^[A-Z][\w-]{{1,8}} \({_DISK}\): I/O error while writing superblock",
         rf"^XFS \({_DISK}\): (?:[Mm]etadata|[Ll]og) I/O [Ee]rror",
         rf"^XFS \({_DISK}\): (?:Corruption |I/O Error Detected)",
         rf"^XFS \({_DISK}\): Filesystem has been shut down due to ",
@@ -189,11 +197,22 @@ KINDS: tuple[LineKind, ...] = (
         BLOCK_IO_ERROR,
     ),
     *_to_look_at(
+        "read-only",
+        "a filesystem that is not named has made itself read-only, or cannot write of itself",
+        "disk or filesystem",
+        "look for filesystems that have become read-only (findmnt -O ro) and at their disks",
+        r"^(?:[A-Z][\w-]{1,8}: )?Remounting filesystem read-only$",
+        r"^(?:[A-Z][\w-]{1,8}: )?I/O error while writing superblock$",
+    ),
+    *_to_look_at(
         "beyond-the-end",
         "something wanted what lies behind the end of a device",
         "filesystem or partition table",
         "compare the size of the filesystem with that of its device (dumpe2fs, xfs_info, lsblk)",
-        rf"^{_DISK}: rw=\d+, (?:want=\d+, |sector=\d+, nr_sectors = \d+ )limit=\d",
+        rf"^{_BEYOND}",
+        # In one message with its first half, which newer kernels begin with a process: the name of
+        # one with spaces is passed over, as other things that a user wrote could read like it.
+        rf"^(?:[\w/:.+-]{{1,15}}: )?attempt to access beyond end of device(?:$|{_NEXT_LINE}{_BEYOND})",
     ),
     *_to_look_at(
         "nvme-timeout",

@@ -418,6 +418,14 @@ def test_the_recovery_that_the_driver_wants_counts_until_it_wants_none(tmp_path:
             ],
             "0000:18:00.0",
         ),
+        # The same as /dev/kmsg has it: one message of three lines.
+        (
+            [
+                r"NVRM: The NVIDIA GPU 0000:18:00.0\x0aNVRM: (PCI ID: 10de:2901) installed in"
+                r" this system has\x0aNVRM: fallen off the bus and is not responding to commands."
+            ],
+            "0000:18:00.0",
+        ),
     ],
 )
 def test_a_gpu_that_fell_off_the_bus_is_known_without_a_number(

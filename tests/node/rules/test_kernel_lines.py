@@ -33,6 +33,8 @@ BROKEN = [
     "EXT4-fs error (device dm-0) in ext4_reserve_inode_write:5766: IO failure",
     "EXT4-fs error (device cciss!c0d0p1): ext4_find_entry:1456: inode #2: comm ls: reading",
     "EXT4-fs (sda1): Remounting filesystem read-only",
+    "F2FS-fs (sdc1): Remounting filesystem read-only",
+    "EXT2-fs (sda1): error: remounting filesystem read-only",
     'XFS (sdb1): metadata I/O error in "xfs_buf_ioend+0x1a" at daddr 0x1 len 8 error 5',
     "XFS (dm-1): Corruption of in-memory data (0x8) detected. Shutting down filesystem.",
     "XFS (nvme1n1): Log I/O Error (0x2) detected at xlog_ioend_work+0x6e.",
@@ -61,6 +63,12 @@ WORTH_A_LOOK = [
     "Buffer I/O error on dev sda1, logical block 12, async page read",
     "sdb1: rw=524288, sector=62914560, nr_sectors = 8 limit=62912512",
     "sdb1: rw=0, want=62914568, limit=62912512",
+    # One message of two lines, as newer kernels write it, the newest with the process.
+    r"attempt to access beyond end of device\x0asdb1: rw=0, want=62914568, limit=62912512",
+    r"kworker/u9:1: attempt to access beyond end of device\x0asdb1: rw=0, sector=1,"
+    " nr_sectors = 8 limit=8",
+    "attempt to access beyond end of device",
+    "Remounting filesystem read-only",
     "critical medium error, dev sdb, sector 4096 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
     "INFO: task python:1234 blocked for more than 120 seconds.",
     "INFO: task \\xc3\\xa9tude 2:1234 blocked for more than 245 seconds.",
@@ -116,7 +124,7 @@ FORMS = [
     "BTRFS info (device loop0: state EA): forced readonly",
     "XFS (loop0): log I/O error -5",
     "loop0: rw=0, want=9, limit=8",
-    "{comm}: attempt to access beyond end of device",
+    r"{comm}: attempt to access beyond end of device\x0aloop0: rw=0, want=9, limit=8",
     # A network namespace of one's own has interfaces of any name.
     "{name}: entered promiscuous mode",
     "{name}: renamed from {name}",

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logs that people who trained large models put into their chronicles and handbooks.
+
+A case is a block of a page, found by words that stand in no other; what was the matter is what the
+page says around it. A node that is accused where it says that none was at fault is an innocent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from benchmarks.replay.source import Source
+from benchmarks.replay.threads import Truth, score_logs
+
+_BLOCK = re.compile(r"^[ ]*```[^\n]*\n(.*?)^[ ]*```", re.DOTALL | re.MULTILINE)
+_KILLED, _ABORTED = 137, 134
+_BROKEN_GPU = frozenset({"gpu-broken"})
+_UNREACHABLE = frozenset({"connections-broke", "peer-unreachable"})
+_GPU_MEMORY = (frozenset({"gpu-out-of-memory"}), False, 1)
+_KILL = (frozenset({"killed-for-memory", "killed"}), False, _KILLED)
+_PROGRAM = (frozenset({"program-error", "same-error-everywhere"}), False, 1)
+
+_CHRONICLES: Mapping[tuple[str, str], Truth] = {
+    # One of the GPUs crashed.
+    ("train/tr11-176B-ml/chronicles.md", "CUDA error: unknown error"): (
+        _BROKEN_GPU, True, _ABORTED),
+    # 94 GB of /dev/shm on each node, and yet: a suspicion of one node, which was not confirmed.
+    ("train/tr1-13B-base/chronicles.md", "is killed by signal: Bus error"): (
+        frozenset({"shared-memory-full"}), False, 1),
+    # One node was faulty: the same job failed on it again, with another error.
+    ("train/tr1-13B-base/chronicles.md", "cudaErrorECCUncorrectable"): (
+        _BROKEN_GPU, True, _ABORTED),
+    ("train/tr1-13B-base/chronicles.md", "RuntimeError: CUDA error: out of memory"): (
+        _BROKEN_GPU, True, 1),
+    # The network of another node was broken.
+    ("jz/slurm/README.md", "ncclSystemError: System call"): (_UNREACHABLE, True, 1),
+    ("jz/slurm/README.md", "failed : Connection refused"): (_UNREACHABLE, True, 1),
+}  # fmt: skip
+_DEBUG = "debug/pytorch.md"
+_HANDBOOK: Mapping[tuple[str, str], Truth] = {
+    (_DEBUG, "Tried to allocate 55.88 GiB"): _GPU_MEMORY,
+    (_DEBUG, "of which 28.63 GiB is free"): _GPU_MEMORY,
+    (_DEBUG, "Error detected in MulBackward0. Traceback of forward call"): _GPU_MEMORY,
+    (_DEBUG, " 138\n"): _GPU_MEMORY,
+    (_DEBUG, "1997\nKilled"): _KILL,
+    (_DEBUG, "mat1 and mat2 shapes cannot be multiplied"): (
+        frozenset({"wrong-shape"}), False, 1),
+    (_DEBUG, "Expected all tensors to be on the same device"): (
+        frozenset({"device-mismatch"}), False, 1),
+    (_DEBUG, "expected both vectors to have same dtype"): _PROGRAM,
+    (_DEBUG, "AssertionError: Tensor-likes are not equal"): _PROGRAM,
+    (_DEBUG, "OSError: [Errno 28] No space left on device"): (frozenset({"disk-full"}), False, 1),
+    (_DEBUG, "OpType=ALLREDUCE, NumelIn=4"): (
+        frozenset({"ranks-waited", "never-entered", "mismatched-collective"}), False, _ABORTED),
+    (_DEBUG, "Got completion from peer"): (_UNREACHABLE, True, 1),
+    (_DEBUG, "[host1:3]AttributeError"): _PROGRAM,
+    (_DEBUG, "self.dataset_proba.sum() != 1:\n    if self"): _PROGRAM,
+    ("training/fault-tolerance/README.md", "Tried to allocate 304.00 MiB"): _GPU_MEMORY,
+    ("compute/accelerator/nvidia/debug.md", "CUDA error: uncorrectable ECC error"): (
+        _BROKEN_GPU, True, 1),
+}  # fmt: skip
+
+
+def _cases(
+    directory: Path, truth: Mapping[tuple[str, str], Truth]
+) -> Iterator[tuple[str, str, Truth]]:
+    for (page, words), true in truth.items():
+        text = (directory / page).read_text(errors="replace")
+        block = next((each for each in _BLOCK.findall(text) if words in each), None)
+        if block is not None:
+            yield f"{page}: {words}", block, true
+
+
+SOURCES = (
+    Source(
+        name="bigscience",
+        place="train/tr11-176B-ml/chronicles.md",
+        anchor="all, by its authors",
+        seen=False,
+        score=lambda page: score_logs(_cases(page.parents[2], _CHRONICLES)),
+    ),
+    Source(
+        name="ml-engineering",
+        place="training/fault-tolerance/README.md",
+        anchor="all, by its author",
+        seen=False,
+        score=lambda page: score_logs(_cases(page.parents[2], _HANDBOOK)),
+    ),
+)
