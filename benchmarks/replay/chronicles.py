@@ -43,13 +43,14 @@ _HANDBOOK: Mapping[tuple[str, str], Truth] = {
     (_DEBUG, "Tried to allocate 55.88 GiB"): _GPU_MEMORY,
     (_DEBUG, "of which 28.63 GiB is free"): _GPU_MEMORY,
     (_DEBUG, "Error detected in MulBackward0. Traceback of forward call"): _GPU_MEMORY,
-    (_DEBUG, " 138\n"): _GPU_MEMORY,
+    (_DEBUG, "Tried to allocate 1024.00 MiB"): _GPU_MEMORY,
     (_DEBUG, "1997\nKilled"): _KILL,
     (_DEBUG, "mat1 and mat2 shapes cannot be multiplied"): (
         frozenset({"wrong-shape"}), False, 1),
     (_DEBUG, "Expected all tensors to be on the same device"): (
         frozenset({"device-mismatch"}), False, 1),
-    (_DEBUG, "expected both vectors to have same dtype"): _PROGRAM,
+    (_DEBUG, "expected both vectors to have same dtype"): (
+        frozenset({"wrong-type"}), False, 1),
     (_DEBUG, "AssertionError: Tensor-likes are not equal"): _PROGRAM,
     (_DEBUG, "OSError: [Errno 28] No space left on device"): (frozenset({"disk-full"}), False, 1),
     (_DEBUG, "OpType=ALLREDUCE, NumelIn=4"): (

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.replay.source import Score, Source
+from slurm_health.records.script_records import Attribution
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
@@ -22,6 +23,7 @@ from slurm_health.training.diagnosis.training_log import read_log
 _BLOCK = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 _OPEN = {None, "script-failed", "rank-failed"}
 _KILLED, _ABORTED = 137, 134
+_UNDECIDED = Attribution.UNDECIDED.value
 _WAITED = frozenset({"ranks-waited", "never-entered", "connections-broke"})
 
 # The causes that say what was found, whether that was the node's hardware or its software, and how
@@ -123,8 +125,9 @@ def score_logs(cases: Iterable[tuple[str, str, Truth]]) -> Score:
         cause = diagnosed.cause if diagnosed else None
         score.innocent += bool(diagnosed and diagnosed.accused and not of_node)
         score.right += cause in causes
-        score.undecided += cause not in causes and cause in _OPEN
-        score.wrong += cause not in causes and cause not in _OPEN
+        is_open = diagnosed is None or cause in _OPEN or diagnosed.attribution == _UNDECIDED
+        score.undecided += cause not in causes and is_open
+        score.wrong += cause not in causes and not is_open
         if cause not in causes:
             score.missed.append(f"{name}: {cause}, truth {' or '.join(sorted(causes))}")
     return score

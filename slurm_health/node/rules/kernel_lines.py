@@ -212,7 +212,8 @@ KINDS: tuple[LineKind, ...] = (
         rf"^{_BEYOND}",
         # In one message with its first half, which newer kernels begin with a process: the name of
         # one with spaces is passed over, as other things that a user wrote could read like it.
-        rf"^(?:[\w/:.+-]{{1,15}}: )?attempt to access beyond end of device(?:$|{_NEXT_LINE}{_BEYOND})",
+        r"^(?:[\w/:.+-]{1,15}: )?attempt to access beyond end of device"
+        rf"(?:$|{_NEXT_LINE}{_BEYOND})",
     ),
     *_to_look_at(
         "nvme-timeout",

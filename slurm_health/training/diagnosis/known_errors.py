@@ -103,10 +103,20 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="gpu-out-of-memory",
-        pattern=re.compile(r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory"),
+        pattern=re.compile(r"CUDA out of memory|OutOfMemoryError"),
         means="the GPU's memory was used up",
         advice="use a smaller batch or model part per GPU, or activation checkpointing",
         attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="gpu-out-of-memory",
+        # What PyTorch asked for itself is told otherwise, with its size.
+        pattern=re.compile(r"CUDA (?:driver )?error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"),
+        means="CUDA found no memory on the GPU for work of its own: this program has used it up,"
+        " another one on the same GPU has, or the GPU is broken",
+        advice="look at what else uses the GPU (nvidia-smi); if it fails on one node only, have"
+        " that node checked",
+        attribution=Attribution.UNDECIDED,
     ),
     KnownError(
         name="device-assert",
@@ -206,6 +216,16 @@ KNOWN: tuple[KnownError, ...] = (
         advice="have all ranks call the same collectives in the same order; " + _FIX,
         attribution=Attribution.USER,
         sureness=Sureness.CERTAIN,
+    ),
+    KnownError(
+        name="wrong-type",
+        pattern=re.compile(
+            r"\b(?:to|must) have (?:the )?same dtype|expected scalar type \w+ but found"
+            r"|Input type \(.{1,60}\) and (?:weight|bias) type"
+        ),
+        means="tensors of one operation have different types of numbers",
+        advice="bring them to one type (.to(dtype), torch.autocast); " + _FIX,
+        attribution=Attribution.USER,
     ),
     KnownError(
         name="wrong-shape",

@@ -2,7 +2,8 @@
 """What a job's output says of its end: tracebacks of ranks, torchrun's summary, Slurm's own lines.
 
 Any text is read; what is not known is passed over. Ranks are told apart by the prefixes that torch
-(`[rank3]:`), torchrun (`[default3]:`) and `srun --label` (`3: `) put before their lines.
+(`[rank3]:`), torchrun (`[default3]:`; `[n5:3]:` with `--role n5:`) and `srun --label` (`3: `) put
+before their lines.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MOST_NOTES = 200
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(
     r"(?:\s{0,6}(?P<task>\d{1,6}): ?)?"
-    r"(?:\[(?!rank\d)[A-Za-z_]+\d{1,6}\]:\s?)?"
+    r"(?:\[(?!rank\d)[A-Za-z_](?:[\w.-]*:|[A-Za-z_]*)\d{1,6}\]:\s?)?"
     r"(?:\[rank(?P<rank>\d{1,6})\]:\s?)?"
 )
 _TRACEBACK = re.compile(r"(?P<original>Original )?Traceback \(most recent call last\):")
@@ -66,7 +67,7 @@ _TERMINATING = re.compile(
 # The month has no leading zero; torch 2.2 told no time, and those before no rank that is sure: what
 # is behind them in brackets is numbered within its group.
 _WATCHDOG = re.compile(
-    r"\[E(?:\d{3,4} [\d:.]+)? ?ProcessGroupNCCL\.cpp:\d+\] .*?"
+    r"(?:\[E(?:\d{3,4} [\d:.]+)? ?ProcessGroupNCCL\.cpp:\d+\] .*?|^\[Rank \d+\] )"
     r"(?:watchdog thread terminated with exception: (?:\[Rank \d+\] )?(?P<error>.+)"
     r"|(?P<timeout>Watchdog caught collective operation timeout: .+)"
     r"|taking the entire process down|Received a dump signal due to a collective timeout)"
@@ -79,6 +80,17 @@ _PROGRESS = re.compile(
     r"[Ll]ast enqueued (?:NCCL )?work: (?P<entered>-?\d{1,15}),.{0,80}?"
     r"last completed (?:NCCL )?work: (?P<over>-?\d{1,15})"
 )
+# What it reports with TORCH_NCCL_DESYNC_DEBUG=1, in lines of their own and by numbers of its group:
+#  - [0] Timeout at collective: ALLREDUCE, #3
+#    - [0] joined but didn't finish collective #3 (count from 1)
+#      [1, 2] finished collective #2, but didn't join collective #3 (count from 1)
+_DESYNC = re.compile(
+    r"\s*(?:- )?\[(?P<ranks>\d{1,6}(?:, ?\d{1,6})*)\] "
+    r"(?:Timeout at collective: \w{1,40}, #(?P<waits>\d{1,15})"
+    r"|joined but didn't finish collective #(?P<inside>\d{1,15})"
+    r"|finished collective #(?P<over>\d{1,15}), but didn't join)"
+)
+_OF_A_SUBGROUP = re.compile(r"\[PG ID [1-9].{1,300}Watchdog caught")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
 # What Slurm, the kernel and the driver say of a job in a line of their own.
 _NOTE = re.compile(
@@ -129,6 +141,7 @@ class _Reading:
         self.notes: list[str] = []
         self.words = WordsRead()
         self.progress: dict[int, Reached] = {}
+        self.reported: dict[int, Reached] = {}  # by the watchdogs of others
         self.has_subgroups = False
         self._terminating = False
         self._items: dict[str, dict[str, str]] = {}
@@ -142,8 +155,10 @@ class _Reading:
         task = int(prefix["task"]) if prefix["task"] else None
         if self._traceback(at, stream, text, rank, task):
             return
-        if "ProcessGroupNCCL" in text:
+        if "ProcessGroupNCCL" in text or text.startswith("[Rank "):
             self._watchdog(at, text, rank)
+        elif " collective" in text and (reported := _DESYNC.match(text)):
+            self._desync(reported)
         if text[:2] == "  ":
             self._summary(at, stream, text)
         elif text.startswith("srun: error: "):
@@ -184,6 +199,7 @@ class _Reading:
         """Read what NCCL's watchdog says before it ends the process; the exception counts."""
         if rank is not None:
             self._progress(text, rank)
+        self.has_subgroups |= _OF_A_SUBGROUP.search(text) is not None
         match = _WATCHDOG.search(text)
         if match is None or len(self.watchdogs) >= _MOST_FAILURES:
             return
@@ -205,6 +221,17 @@ class _Reading:
         elif entered >= 0:
             inside = (over + 1, entered) if entered > over else None
             self.progress[rank] = Reached(entered, over, inside)
+
+    def _desync(self, reported: re.Match[str]) -> None:
+        """Read who is where by the report of a watchdog, which numbers works in its own way."""
+        inside = reported["waits"] or reported["inside"]
+        if inside:
+            reached = Reached(int(inside), int(inside) - 1, (int(inside), int(inside)))
+        else:
+            reached = Reached(int(reported["over"]), int(reported["over"]))
+        for rank in map(int, reported["ranks"].split(",")):
+            if len(self.reported) < _MOST_FAILURES:
+                self.reported[rank] = reached
 
     def _summary(self, at: int, stream: str, text: str) -> None:
         item = _ITEM.match(text)
@@ -300,7 +327,7 @@ def read_log(
         words=words,
         progress=tuple(
             FlightRecord(rank=rank, reached={"0": reached}, whole=False)
-            for rank, reached in sorted(reading.progress.items())
+            for rank, reached in sorted((reading.progress or reading.reported).items())
             if not reading.has_subgroups
         ),
         watchdogs=bool(reading.watchdogs),

@@ -421,8 +421,13 @@ def test_the_recovery_that_the_driver_wants_counts_until_it_wants_none(tmp_path:
         # The same as /dev/kmsg has it: one message of three lines.
         (
             [
-                r"NVRM: The NVIDIA GPU 0000:18:00.0\x0aNVRM: (PCI ID: 10de:2901) installed in"
-                r" this system has\x0aNVRM: fallen off the bus and is not responding to commands."
+                r"\x0aNVRM: ".join(
+                    [
+                        "NVRM: The NVIDIA GPU 0000:18:00.0",
+                        "(PCI ID: 10de:2901) installed in this system has",
+                        "fallen off the bus and is not responding to commands.",
+                    ]
+                )
             ],
             "0000:18:00.0",
         ),

@@ -65,8 +65,7 @@ WORTH_A_LOOK = [
     "sdb1: rw=0, want=62914568, limit=62912512",
     # One message of two lines, as newer kernels write it, the newest with the process.
     r"attempt to access beyond end of device\x0asdb1: rw=0, want=62914568, limit=62912512",
-    r"kworker/u9:1: attempt to access beyond end of device\x0asdb1: rw=0, sector=1,"
-    " nr_sectors = 8 limit=8",
+    r"dd: attempt to access beyond end of device\x0asdb1: rw=0, sector=1, nr_sectors = 8 limit=8",
     "attempt to access beyond end of device",
     "Remounting filesystem read-only",
     "critical medium error, dev sdb, sector 4096 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",

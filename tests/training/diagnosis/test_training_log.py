@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.training.diagnosis.known_errors import is_consequence
+from slurm_health.records.script_records import Attribution
+from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.known_errors import is_consequence, known
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
 
 DATA = Path(__file__).parents[2] / "data"
@@ -29,7 +31,10 @@ def labelled(prefix: str, text: str = TRACEBACK) -> str:
 
 @pytest.mark.parametrize(
     "prefix",
-    ["[rank3]: ", "3: ", "[default0]:[rank3]: ", "3: [rank3]: ", " 3: [rank3]: "],
+    [
+        *("[rank3]: ", "3: ", "[default0]:[rank3]: ", "3: [rank3]: ", " 3: [rank3]: "),
+        "[gpu-n5.cluster:0]:[rank3]: ",
+    ],
 )
 def test_a_rank_is_known_by_the_prefix_of_its_lines(prefix: str) -> None:
     (failure,) = read("step 1\n" + labelled(prefix)).failures
@@ -136,6 +141,68 @@ def test_an_exception_that_a_script_got_over_counts_once_and_names_no_rank() -> 
     (failure,) = read(TRACEBACK * 50).failures
 
     assert failure.rank is None
+
+
+_DESYNC = """\
+[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6, OpType=ALLREDUCE,\
+ NumelIn=4, NumelOut=4, Timeout(ms)=8000) ran for 8097 milliseconds before timing out.
+ - [0] Timeout at collective: ALLREDUCE, #7
+ - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:
+   - [0, 3] joined but didn't finish collective #7 (count from 1)
+     [1, 2] finished collective #6, but didn't join collective #7 (count from 1)
+"""
+
+
+def test_a_watchdogs_report_tells_how_far_ranks_came_that_wrote_nothing() -> None:
+    log = read(_DESYNC)
+
+    assert [failure.consequence for failure in log.failures] == [True]
+    assert log.watchdogs
+    reached = {each.rank: each.reached["0"] for each in log.progress}
+    assert {rank: each.entered for rank, each in reached.items()} == {0: 7, 1: 6, 2: 6, 3: 7}
+    difference = first_difference(log.progress)
+    assert difference is not None
+    assert difference.ranks == (1, 2)
+
+
+def test_a_report_of_a_group_within_the_training_numbers_other_ranks_and_accuses_none() -> None:
+    of_a_group = _DESYNC.replace("[Rank 0]", "[Rank 0] [PG ID 2 PG GUID 3(tensor) Rank 0]", 1)
+
+    assert read(of_a_group).progress == ()
+
+
+def test_what_ranks_say_of_themselves_is_not_mixed_with_a_report_that_counts_otherwise() -> None:
+    own = (
+        "[rank0]:[E1123 02:41:16.35 ProcessGroupNCCL.cpp:700] [PG ID 0 PG GUID 0(default_pg)"
+        " Rank 0] failure detected by watchdog at work sequence id: 6 PG status: last enqueued"
+        " work: 6, last completed work: 5\n"
+    )
+
+    assert [each.rank for each in read(own + _DESYNC).progress] == [0]
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "attribution"),
+    [
+        ("OutOfMemoryError: CUDA out of memory. Tried to", "gpu-out-of-memory", Attribution.USER),
+        # No size: CUDA itself found none, which another program or a broken GPU may explain.
+        ("RuntimeError: CUDA error: out of memory", "gpu-out-of-memory", Attribution.UNDECIDED),
+        (
+            "RuntimeError: expected mat1 and mat2 to have the same dtype, but got: float != half",
+            "wrong-type",
+            Attribution.USER,
+        ),
+        ("RuntimeError: mat1 and mat2 must have the same dtype", "wrong-type", Attribution.USER),
+        ("RuntimeError: mat1 and mat2 shapes cannot be", "wrong-shape", Attribution.USER),
+    ],
+)
+def test_an_exception_is_known_by_its_words(
+    error: str, name: str, attribution: Attribution
+) -> None:
+    found = known(error)
+
+    assert found is not None
+    assert (found.name, found.attribution) == (name, attribution)
 
 
 @pytest.mark.parametrize(
