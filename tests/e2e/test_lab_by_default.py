@@ -238,7 +238,7 @@ def broken(by_default: Site) -> Iterator[Path]:
 
 
 def load_again(site: Site) -> None:
-    """Have slurmctld read its Lua again, which it does for a file of a later second than the last."""
+    """Have slurmctld read its Lua again, as it does for a file of a later second than before."""
     loader = site.lab.paths.etc / "slurm" / installing.LOADER
     later_s = max(loader.stat().st_mtime, time.time() + 10) + 1
     os.utime(loader, (later_s, later_s))
