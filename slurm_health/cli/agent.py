@@ -15,8 +15,8 @@ from pathlib import Path
 
 from slurm_health.preflight.agent.agent import Agent, AgentSettings
 from slurm_health.preflight.agent.lookout import JournalNotVisible
-from slurm_health.preflight.supervisor.script_process import FOR_SCRIPT
 from slurm_health.records.errors import ExitCode, SlurmHealthError, UsageError
+from slurm_health.system.signals import FOR_SCRIPT
 
 
 def main() -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from slurm_health.preflight import order_lines as orders
 from slurm_health.records import records
@@ -84,8 +85,7 @@ class Writer:
             raise journal.unusable(self.path, "written", err) from err
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(msgspec.Struct, frozen=True, kw_only=True):
     """Who trains, by their numbers, and why; the verdict on this node where it does not."""
 
     nodes: orders.Numbers

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from itertools import pairwise
-from statistics import median
 
 import msgspec
 
@@ -148,6 +147,8 @@ def words_of_all(burns: Iterable[Burn]) -> list[str]:
 
 def _summary(index: int, uuid: str, samples: Sequence[DeviceSample]) -> Burn:
     busy = [each for each in samples if not (each.reasons or 0) & IDLE]
+    from statistics import median  # agents load this module, and have no use for that one
+
     clocks = [(each.at_s, each.clock_mhz) for each in busy if each.clock_mhz is not None]
     speeds = [speed for _, speed in clocks]
     # A fifth of the burn: long enough to be steady, short enough to be its beginning or its end.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -18,8 +17,7 @@ class Scope(Enum):
     PAIR = "pair"  # all workers of all nodes of the group
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """One kind of measurement. `path` is its file, empty for those that come with slurm-health."""
 
     name: str

@@ -8,6 +8,8 @@ refuses a newer `v`.
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from slurm_health.records import records, script_records
@@ -47,7 +49,12 @@ class NewerVersion(ValueError):
 _TYPES = {str(kind.__struct_config__.tag): kind for kind in KINDS}
 _encoder = msgspec.json.Encoder()
 _header_decoder = JsonDecoder[Header](Header)
-_decoders = {tag: JsonDecoder[Record](kind) for tag, kind in _TYPES.items()}
+
+
+@functools.cache
+def _decoder_of(kind: str) -> JsonDecoder[Record] | None:
+    """Return what decodes a kind of record. A process reads few kinds: others need no decoder."""
+    return JsonDecoder[Record](_TYPES[kind]) if kind in _TYPES else None
 
 
 def encode(record: Record, *, entry_id: str, time_s: float) -> bytes:
@@ -82,6 +89,6 @@ def decode(line: bytes) -> Entry:
     header = _header_decoder.decode(line)  # msgspec's errors are ValueErrors
     if header.v > VERSION:
         raise NewerVersion(header.v)
-    decoder = _decoders.get(header.kind)
+    decoder = _decoder_of(header.kind)
     record = decoder.decode(line) if decoder else None
     return Entry(id=header.id, time_s=header.time_s, kind=header.kind, record=record)

@@ -2,13 +2,13 @@
 """What a round is, what came out of it, and what is concluded about each node.
 
 These values are shared by the Localizer, the journal, the actions and the report. They load
-nothing heavy, so that a report can be printed where numpy is not installed.
+nothing heavy, so that a report can be printed where numpy is not installed. They are msgspec's
+structs: each agent of a check loads them, and dataclasses would take half as long as all else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
@@ -37,16 +37,14 @@ class Level(Enum):
     INCONCLUSIVE = "inconclusive"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Round:
+class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Groups that are measured at the same time. A node is in at most one of them."""
 
     index: int
     groups: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupResult:
+class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one group of one round measured.
 
     `shared_ms` holds one value for the whole group per metric (a collective is as slow as its
@@ -59,11 +57,11 @@ class GroupResult:
 
     nodes: tuple[str, ...]
     outcome: Outcome
-    shared_ms: Mapping[MetricName, float] = field(default_factory=dict)
-    node_ms: Mapping[MetricName, Mapping[str, float]] = field(default_factory=dict)
+    shared_ms: Mapping[MetricName, float] = msgspec.field(default_factory=dict)
+    node_ms: Mapping[MetricName, Mapping[str, float]] = msgspec.field(default_factory=dict)
     silent: tuple[str, ...] = ()
     crashed: tuple[str, ...] = ()
-    said: Mapping[str, str] = field(default_factory=dict)
+    said: Mapping[str, str] = msgspec.field(default_factory=dict)
     round_s: float | None = None
 
 
@@ -100,8 +98,7 @@ class LinkVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     evidence: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The conclusion of a run: every node, and the paths and leaves that are not well.
 
     `floors` are the smallest relative slowdowns that made a node slow in it, by metric.
@@ -110,7 +107,7 @@ class Verdict:
     nodes: Mapping[str, NodeVerdict]
     paths: tuple[LinkVerdict, ...] = ()
     leaves: tuple[LinkVerdict, ...] = ()
-    floors: Mapping[str, float] = field(default_factory=dict)
+    floors: Mapping[str, float] = msgspec.field(default_factory=dict)
 
     def named(self, level: Level) -> tuple[str, ...]:
         """Return the nodes at `level`, in the order of the run."""

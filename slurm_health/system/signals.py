@@ -11,6 +11,16 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+# Signals that mean only what a script's trap makes of them, such as `--signal=B:USR1@120`. SIGTERM
+# and SIGINT are not among them: they come with a cancellation and with the time limit too.
+FOR_SCRIPT = frozenset(
+    {
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGHUP,
+        *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+    }
+)
 _HEARD_AFTERWARDS = (signal.SIGINT, signal.SIGTERM)
 _ANEW_S = 0.01  # what an exception is dropped in takes far less
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tomllib
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,8 @@ class SiteFile:
     def __init__(self, path: Path, text: str) -> None:
         self.path = path
         self._lines = text.splitlines()
+        import tomllib  # not free, and most who look for the file find none
+
         try:
             self.document: dict[str, Any] = tomllib.loads(text)
         except (ValueError, RecursionError) as err:  # also of a number or a nest without end

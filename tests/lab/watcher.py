@@ -20,12 +20,13 @@ _SIGNALS = {
     "crash-worker": signal.SIGKILL,
     "hang-worker": signal.SIGSTOP,
 }
+_FORKED = "health-worker"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def is_agent(argv: list[str]) -> bool:
+def is_agent(argv: list[str], name: str = "") -> bool:
     """Whether this is the slurm-health agent itself, not the srun or shell that starts it."""
-    if not _is_python(argv):
+    if not _is_python(argv) or name == _FORKED:
         return False
     for index, word in enumerate(argv[1:], 1):
         if _base(word) in ("slurm-health", "slurm_health") or "slurm_health/" in word:
@@ -33,12 +34,15 @@ def is_agent(argv: list[str]) -> bool:
     return False
 
 
-def is_worker(argv: list[str]) -> bool:
-    """Whether this is a probe worker."""
-    return _is_python(argv) and any(
-        word == "slurm_health.preflight.probes.worker"
-        or word.endswith("preflight/probes/worker.py")
-        for word in argv[1:]
+def is_worker(argv: list[str], name: str = "") -> bool:
+    """Whether this is a probe worker: by its words; a fork of its agent by its name."""
+    return name == _FORKED or (
+        _is_python(argv)
+        and any(
+            word == "slurm_health.preflight.probes.worker"
+            or word.endswith("preflight/probes/worker.py")
+            for word in argv[1:]
+        )
     )
 
 
@@ -102,10 +106,13 @@ def _processes(here: str, matches: Any) -> list[tuple[int, float, list[str]]]:
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as file:  # noqa: PTH123
                 argv = file.read().decode(errors="replace").split("\0")[:-1]
-            if not matches(argv) or os.readlink(f"/proc/{entry}/ns/uts") != here:  # noqa: PTH115
-                continue
             with open(f"/proc/{entry}/stat") as stat:  # noqa: PTH123
-                fields = stat.read().rpartition(")")[2].split()
+                head, _, rest = stat.read().rpartition(")")
+            fields = rest.split()
+            if not matches(argv, head.partition("(")[2]):
+                continue
+            if os.readlink(f"/proc/{entry}/ns/uts") != here:  # noqa: PTH115
+                continue
         except OSError:  # it ended meanwhile
             continue
         found.append((int(entry), int(fields[19]) / _TICKS_PER_S, argv))

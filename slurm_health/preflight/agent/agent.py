@@ -7,16 +7,16 @@ no torch and no numpy: workers do, which it kills and replaces when they hang or
 
 from __future__ import annotations
 
-import random
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from slurm_health.preflight.agent import node_facts
-from slurm_health.preflight.agent.lookout import Lookout
+from slurm_health.preflight.agent.lookout import Lookout, at_random
 from slurm_health.preflight.agent.standstill import Standstill
 from slurm_health.preflight.agent.worker_process import Worker, Workers
 from slurm_health.preflight.agent.worker_starts import WorkerStarts
@@ -36,8 +36,7 @@ ABORT_GRACE_S, ABORT_GRACE_CPUS_S = 3.0, 0.3
 TOGETHER_S = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentSettings:
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the master tells an agent on its command line.
 
     `gpus` is how many the job has on this node, as Slurm told the master; 0 where it did not.
@@ -65,7 +64,7 @@ class Agent:
         monotonic: Callable[[], float] = time.monotonic,
         make_workers: Callable[..., Workers] = Workers,
         bell: Bell | None = None,
-        random: Callable[[], float] = random.random,
+        random: Callable[[], float] = at_random,
     ) -> None:
         self._settings = settings
         self._environ = environ

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,11 @@ SPREAD_SHARE = 1 / 16
 
 class JournalNotVisible(Exception):
     """This node does not see the master's journal."""
+
+
+def at_random() -> float:
+    """Return a number from 0 to 1, for which the module `random` need not be loaded."""
+    return int.from_bytes(os.urandom(4), "big") / (1 << 32)
 
 
 class Lookout:

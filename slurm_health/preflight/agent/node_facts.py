@@ -11,9 +11,10 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+
+import msgspec
 
 from slurm_health.records.probe_catalog import ON_CPUS
 
@@ -166,8 +167,7 @@ def _names_device(item: str) -> bool:
     return bool(item) and item not in {"-1", "NoDevFiles"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class VisibleDevices:
+class VisibleDevices(msgspec.Struct, frozen=True, kw_only=True):
     """The accelerators that a process may use, by number or UUID, as `variable` lists them.
 
     `is_chosen`: the environment names them, or that there are to be none.

@@ -9,8 +9,9 @@ no signal ends, without having been woken in between.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 LOOK_S = 0.25
 # Slurm stops and continues all processes of a step one after the other, within milliseconds.
@@ -20,16 +21,14 @@ HELD_S = 2.0
 _STOPPED, _HELD = "T", "D"  # proc(5); "t", a process that is being debugged, is none of our concern
 
 
-@dataclass(frozen=True)
-class Standstill:
+class Standstill(msgspec.Struct, frozen=True):
     """Why a process stands still. `stopped`: by a signal, so that no other node is the cause."""
 
     words: str
     stopped: bool
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(msgspec.Struct, frozen=True):
     """The main thread's state, and how often it has been scheduled since its start."""
 
     state: str

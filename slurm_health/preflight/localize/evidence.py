@@ -8,9 +8,11 @@ carries impossible numbers, or contradicts an earlier one, only loses its weight
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from slurm_health.records.errors import LocalizeError
 from slurm_health.records.probe_catalog import Metric

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import getpass
 import os
-import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,6 @@ from slurm_health.preflight.agent.node_facts import share_devices, visible_devic
 from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.localize.settings import USUAL, Device, LocalizeSettings
 from slurm_health.preflight.master import check_log, priors
-from slurm_health.preflight.master.after_verdict import conclude, job_ended
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.interpreter import devices_of_torch
 from slurm_health.preflight.master.launcher import (
@@ -185,6 +183,8 @@ def _check(
         ),
     )
     with master.led(started, lambda: last_word.became(environ, now_s=time.time())) as verdict:
+        from slurm_health.preflight.master.after_verdict import conclude, job_ended
+
         # The workers still hold the devices: the job must not start beside them.
         launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
         agents = master.session.state.agents
@@ -217,7 +217,8 @@ def load_ahead() -> None:
     import slurm_health.preflight.acting.perform
     import slurm_health.preflight.acting.requeue_helper
     import slurm_health.preflight.acting.unchecked
-    import slurm_health.preflight.localize.localizer  # noqa: F401
+    import slurm_health.preflight.localize.localizer
+    import slurm_health.preflight.master.after_verdict  # noqa: F401
 
 
 def make_localizer(
@@ -280,4 +281,4 @@ def _probe_environ(settings: CheckSettings, environ: Mapping[str, str]) -> Mappi
 
 
 def _run_id(settings: CheckSettings) -> str:
-    return settings.run_id or secrets.token_hex(4)
+    return settings.run_id or os.urandom(4).hex()

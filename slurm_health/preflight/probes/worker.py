@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process per device: loads torch or numpy once, then runs one round after another.
 
-The agent starts it with the job's own interpreter, or with ours for light probes. It sends commands
-as JSON lines on its standard input and reads events as JSON lines from its standard output:
+The agent starts it with the job's own interpreter; a light one is a fork of the agent, which has
+half of what that needs. It sends commands as JSON lines on its standard input and reads events as
+JSON lines from its standard output:
 
     command  {"op": "round", "round": 0, "timeout_s": 60.0, "local_size": 1, "options": {},
               "probes": [{"name": "matmul", "scope": "solo", "path": ""}, ...],
@@ -58,6 +59,13 @@ TORCH, LIGHT = ("torch", "light")
 
 
 def main() -> None:
+    """Serve rounds as the words of the command line say."""
+    local_rank, threads, devices = (int(argument) for argument in sys.argv[1:4])
+    # An agent that was started before the package was replaced knows of no kits.
+    serve(local_rank, threads, devices, sys.argv[4] if len(sys.argv) > 4 else TORCH)
+
+
+def serve(local_rank: int, threads: int, devices: int, kit_name: str) -> None:
     """Serve rounds until the agent leaves."""
     # With torch loaded a core file takes gigabytes, and devices are held until it is written.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -65,11 +73,8 @@ def main() -> None:
     from slurm_health.preflight.probes.context import Unusable
 
     channel = worker_round.Channel()
-    local_rank, threads, devices = (int(argument) for argument in sys.argv[1:4])
-    # An agent that was started before the package was replaced knows of no kits.
-    name = sys.argv[4] if len(sys.argv) > 4 else TORCH
     gc.disable()  # it finds nothing in what is being loaded, and takes its time
-    kit = _loaded_kit(name, threads, channel)
+    kit = _loaded_kit(kit_name, threads, channel)
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
     if devices:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as changed
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -138,7 +137,7 @@ def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict
         if proven and before.level is not Level.FAULTY:
             after = replace(after, level=Level.FAULTY, component="memory", probability=1.0)
         nodes[name] = after
-    return changed(verdict, nodes=nodes)
+    return replace(verdict, nodes=nodes)
 
 
 def with_wrong_results(
@@ -166,7 +165,7 @@ def with_wrong_results(
             reason += f"; as on {len(wrong)} of {len(tested)} nodes: probably a software problem"
             after = replace(after, level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
         nodes[name] = after
-    return changed(verdict, nodes=nodes)
+    return replace(verdict, nodes=nodes)
 
 
 def with_interfaces(verdict: Verdict, failed_over: Mapping[str, str]) -> Verdict:
@@ -180,7 +179,7 @@ def with_interfaces(verdict: Verdict, failed_over: Mapping[str, str]) -> Verdict
         else found
         for name, found in verdict.nodes.items()
     }
-    return changed(verdict, nodes=nodes)
+    return replace(verdict, nodes=nodes)
 
 
 def with_transports(verdict: Verdict, transports: Mapping[str, str]) -> Verdict:
@@ -196,7 +195,7 @@ def with_transports(verdict: Verdict, transports: Mapping[str, str]) -> Verdict:
             nodes[name] = replace(
                 found, reason=f"{found.reason}; {said}", evidence=(*found.evidence, said)
             )
-    return changed(verdict, nodes=nodes)
+    return replace(verdict, nodes=nodes)
 
 
 def with_limits(verdict: Verdict, limits: Mapping[str, str]) -> Verdict:
@@ -209,7 +208,7 @@ def with_limits(verdict: Verdict, limits: Mapping[str, str]) -> Verdict:
         slow = found.level is Level.SLOW and found.component.startswith(("compute", "memory"))
         if slow and name in limits:
             nodes[name] = replace(found, evidence=(*found.evidence, limits[name]))
-    return changed(verdict, nodes=nodes)
+    return replace(verdict, nodes=nodes)
 
 
 def with_devices(verdict: Verdict, devices: Mapping[str, Sequence[str]]) -> Verdict:
@@ -229,7 +228,7 @@ def with_devices(verdict: Verdict, devices: Mapping[str, Sequence[str]]) -> Verd
         nodes[name] = replace(
             found, reason="; ".join([found.reason, *said]), evidence=(*found.evidence, *said)
         )
-    return changed(verdict, nodes=nodes)
+    return replace(verdict, nodes=nodes)
 
 
 def judged(

@@ -6,9 +6,8 @@ Pure. The agent carries words between this, its workers and the journal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import msgspec
+from msgspec import field
 
 from slurm_health.preflight.session.worker_events import Done, Measured, ScopeEntered
 from slurm_health.records.probe_catalog import Metric, Scope
@@ -19,8 +18,7 @@ from slurm_health.records.verdict import Outcome
 _WITH_PARTNERS = frozenset({Scope.RAIL.value, Scope.PAIR.value})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """How a round ended for a node.
 
     `replace`: its workers are not to be used again. `unsettled`: some of them are not done, and
@@ -38,8 +36,7 @@ class Ending:
     connecting: bool = False
 
 
-@dataclass
-class NodeRound:
+class NodeRound(msgspec.Struct):
     """The round a node is in; `started_s` by the agent's own clock."""
 
     record: RoundStarted

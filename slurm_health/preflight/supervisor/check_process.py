@@ -15,13 +15,12 @@ from typing import Literal
 
 import msgspec
 
-from slurm_health.preflight.supervisor.script_process import FOR_SCRIPT
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import Disposition, RunFinished
 from slurm_health.system import processes
-from slurm_health.system.signals import exit_text
+from slurm_health.system.signals import FOR_SCRIPT, exit_text
 
 # Signals whose default action is not to end a process.
 HARMLESS = frozenset(

@@ -24,21 +24,12 @@ from pathlib import Path
 
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS, WINDOW_S, Sentinel
 from slurm_health.system.processes import fork
+from slurm_health.system.signals import FOR_SCRIPT
 
 # What Python changes at its start; everything else is as it was given to us.
 _CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
 # All that follows the interpreter is one argument, whatever blanks are in it.
 _INTERPRETER_LINE = re.compile(rb"#![ \t]*([^ \t]+)[ \t]*(.*?)[ \t]*$", re.DOTALL)
-# Signals that mean only what a script's trap makes of them, such as `--signal=B:USR1@120`. SIGTERM
-# and SIGINT are not among them: they come with a cancellation and with the time limit too.
-FOR_SCRIPT = frozenset(
-    {
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGHUP,
-        *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
-    }
-)
 # How long a script may take to set its trap: as long as modules and interpreters from a cold
 # network filesystem take (`master.setup_file.DEADLINE_S`).
 TRAP_WAIT_S = 120.0

@@ -20,11 +20,11 @@ from slurm_health.preflight.supervisor import hung_script, post_mortem
 from slurm_health.preflight.supervisor.check_process import HARMLESS, Answer
 from slurm_health.preflight.supervisor.monitor_process import Monitoring
 from slurm_health.preflight.supervisor.recorder import Recorder, say
-from slurm_health.preflight.supervisor.script_process import FOR_SCRIPT, ScriptProcess
+from slurm_health.preflight.supervisor.script_process import ScriptProcess
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.records import Action, ActionDone
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
-from slurm_health.system.signals import signal_name
+from slurm_health.system.signals import FOR_SCRIPT, signal_name
 
 # How often this attempt of the job has started the script again.
 RESTART_COUNT = b"SLURM_HEALTH_RESTART_COUNT"

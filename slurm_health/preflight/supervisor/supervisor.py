@@ -25,13 +25,13 @@ import msgspec
 from slurm_health.preflight.supervisor import check_process, monitor_process, post_mortem
 from slurm_health.preflight.supervisor.check_process import Answer
 from slurm_health.preflight.supervisor.recorder import Clock, Recorder, say, to_machine_log
-from slurm_health.preflight.supervisor.script_process import FOR_SCRIPT, TRAP_WAIT_S, command_line
+from slurm_health.preflight.supervisor.script_process import TRAP_WAIT_S, command_line
 from slurm_health.preflight.supervisor.script_runs import Restarts, ScriptRuns
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode
 from slurm_health.system import private_files
-from slurm_health.system.signals import signal_name
+from slurm_health.system.signals import FOR_SCRIPT, signal_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_health.preflight import orders
 from slurm_health.preflight.agent.agent import Agent, AgentSettings

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_health.preflight.localize.localizer import Level, Localizer, LocalizeSettings
 from slurm_health.preflight.localize.simulate import ALLGATHER_MS, Faults, SimulatedCluster, Weather

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
+from msgspec import structs
 
 from slurm_health.preflight.localize.localizer import (
     GroupResult,
@@ -170,7 +171,7 @@ def test_a_node_that_crashes_alone_twice_is_faulty_and_no_further_round_is_run(
         loc.observe(
             planned.index,
             [
-                replace(result, outcome=Outcome.FAILED, crashed=("n2",))
+                structs.replace(result, outcome=Outcome.FAILED, crashed=("n2",))
                 if result.nodes == ("n2",) and planned.index in crashing
                 else result
                 for result in results
@@ -368,7 +369,9 @@ def test_when_the_whole_cluster_slows_down_no_node_is_accused_of_it(seed: int) -
         if index == 0:
             return quiet(index, group)
         found = busy(index, group)
-        return replace(found, shared_ms={name: 1.6 * ms for name, ms in found.shared_ms.items()})
+        return structs.replace(
+            found, shared_ms={name: 1.6 * ms for name, ms in found.shared_ms.items()}
+        )
 
     verdict, _ = run(names(4), answer, seed=seed)
 
@@ -384,7 +387,9 @@ def test_one_quiet_round_of_a_busy_cluster_accuses_nobody(quiet: int, seed: int)
     def answer(index: int, group: tuple[str, ...]) -> GroupResult:
         found = well(index, group)
         times = 1.0 if index == quiet else 2.0
-        return replace(found, shared_ms={name: times * ms for name, ms in found.shared_ms.items()})
+        return structs.replace(
+            found, shared_ms={name: times * ms for name, ms in found.shared_ms.items()}
+        )
 
     verdict, _ = run(names(4), answer, seed=seed)
 

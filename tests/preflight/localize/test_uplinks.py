@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Set
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_health.preflight.localize.localizer import Level, Localizer, LocalizeSettings
 from slurm_health.preflight.localize.simulate import (

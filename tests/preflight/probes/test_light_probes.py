@@ -30,19 +30,31 @@ class LightBench(Bench):
     light = True
 
 
-Make = Callable[..., LightBench]
+class OwnInterpreter(Bench):
+    """Light workers that are no forks of this process, so that theirs can be made to lie."""
+
+    def __init__(self, python: Path, count: int, nodes: int) -> None:
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} -P "$1" "$2" "$3" "$4" light\n')
+        python.chmod(0o700)
+        self.python = str(python)
+        super().__init__(count, nodes=nodes)
+
+
+Make = Callable[..., Bench]
 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Make workers; `site` is what their interpreter runs at its start."""
-    made: list[LightBench] = []
+    made: list[Bench] = []
 
-    def begin(count: int = 1, *, nodes: int = 1, site: str = "", **environ: str) -> LightBench:
+    def begin(count: int = 1, *, nodes: int = 1, site: str = "", **environ: str) -> Bench:
         if site:
             (tmp_path / "sitecustomize.py").write_text(site)
             monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        bench = LightBench(count, nodes=nodes, **environ)
+            bench: Bench = OwnInterpreter(tmp_path / "python", count, nodes)
+        else:
+            bench = LightBench(count, nodes=nodes, **environ)
         made.append(bench)
         bench.get_ready()
         return bench

@@ -30,12 +30,13 @@ class Bench:
     """Workers of one node, or of several that play theirs, as agents have them."""
 
     light = False
+    python = sys.executable
 
     def __init__(self, count: int = 1, *, nodes: int = 1, **environ: str) -> None:
         self.local_size = count // nodes
         self.workers = [
             Worker(
-                python=sys.executable,
+                python=self.python,
                 local_rank=rank % self.local_size,
                 threads=1,
                 devices=0,

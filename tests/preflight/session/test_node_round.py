@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from slurm_health.preflight.session.node_round import Ending, NodeRound, part_of, process_groups
 from slurm_health.preflight.session.worker_events import Done, Measured, ScopeEntered

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_health.preflight.localize.settings import Device, LocalizeSettings, settings_from
 from slurm_health.preflight.master.run_check import make_localizer
