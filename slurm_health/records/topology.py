@@ -10,16 +10,18 @@ from slurm_health.records.errors import LocalizeError
 from slurm_health.records.nodeset import expand
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
+_NAMES = ("switchname", "blockname", "ringname")
 _NOTHING = {"", "(null)"}
 
 
 def parse_topology(text: str) -> dict[str, tuple[str, ...]]:
-    """Return the nodes of each leaf switch, or of each block, in the order of the text.
+    """Return the nodes of each leaf switch, block or ring, in the order of the text.
 
     A tree plugin prints a line per switch, `SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-8]`;
-    only level 0 is a leaf. A block plugin prints `BlockName=b1 ... Nodes=n[1-8]`. The lines of
-    topology.conf are read as well: there, a switch that names nodes is a leaf. Other lines, of
-    a cluster without a topology for instance, say nothing.
+    only level 0 is a leaf. A block plugin prints `BlockName=b1 ... Nodes=n[1-8]`, one for rings
+    (26.05) `RingName=r1 Nodes=n[1-8]`. The lines of topology.conf are read as well: there, a switch
+    that names nodes is a leaf. Other lines, of a cluster without a topology for instance, say
+    nothing.
 
     Raises:
         LocalizeError: a node list cannot be read, or a node hangs on two leaves.
@@ -43,7 +45,7 @@ def parse_topology(text: str) -> dict[str, tuple[str, ...]]:
 def _leaf(line: str) -> tuple[str, str] | None:
     """Return name and node list of the leaf a line describes, if it describes one."""
     fields = {key.lower(): value for key, value in _FIELD.findall(line.partition("#")[0])}
-    name = fields.get("switchname", fields.get("blockname"))
+    name = next((fields[key] for key in _NAMES if key in fields), None)
     nodelist = fields.get("nodes", "")
     if not name or nodelist in _NOTHING or fields.get("level", "0") != "0":
         return None

@@ -36,6 +36,11 @@ def test_blocks_are_leaves() -> None:
     assert parse_topology(text) == {"b1": ("n1", "n2")}
 
 
+def test_rings_are_leaves() -> None:
+    text = "RingName=r1 Nodes=n[1-4] RingSize=4\nRingName=r2 Nodes=n[5-6] RingSize=2\n"
+    assert parse_topology(text) == {"r1": ("n1", "n2", "n3", "n4"), "r2": ("n5", "n6")}
+
+
 def test_a_switch_without_nodes_is_no_leaf() -> None:
     assert parse_topology("SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=(null)\n") == {}
 

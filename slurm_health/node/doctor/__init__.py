@@ -4,6 +4,7 @@
 Runs as whoever calls it, and changes nothing.
 
     slurm_conf      slurm.conf as Slurm shows it, and the scripts that it names
+    releases        what its release of Slurm lets a site do, and newer ones
     large_cluster   whether one step can run on all its nodes
     ownership       who can change what these scripts run
     machine         the site's file, and this machine

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.node.doctor import ownership
+from slurm_health.node.doctor import ownership, releases
 from slurm_health.node.doctor.advice import Advice, change, fine, look
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmCommandError, SlurmError
@@ -33,10 +33,8 @@ _TIMEOUTS = {
     "PrologTimeout": ("Prolog",),
     "EpilogTimeout": ("Epilog",),
 }
-_HEALTH_CHECK_LIMIT_S = 60
-# Slurm's default for AuthInfo=cred_expire.
-_CRED_EXPIRE_S = 120
-_EXPIRE = re.compile(r"\bcred_expire=(\d{1,9})")
+# What `limit=` of the health check's shim leaves for it to end, below Slurm's own limit.
+_ENDS_BEFORE_S = 10
 _WITHOUT = {
     "Prolog": "nodes are not checked before a job",
     "Epilog": "what users' jobs find out is not followed up, and nothing is cleaned up",
@@ -81,6 +79,7 @@ def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
         *_credential(config, shims["Prolog"]),
         *_health_check(config, site, shims["HealthCheckProgram"]),
         *(each for shim in every.values() for each in _shim(shim, site)),
+        *releases.advise(config),
     ]
 
 
@@ -269,21 +268,16 @@ def _requeue(config: Mapping[str, str]) -> list[Advice]:
         )
         wanted = ",".join([*parameters, "nohold_on_prolog_fail"])
         found.append(look(text, f"SchedulerParameters={wanted}"))
-    expire = _EXPIRE.search(config.get("AuthInfo", ""))
-    wait_s = int(expire[1]) if expire else _CRED_EXPIRE_S
-    if wait_s > _CRED_EXPIRE_S:
-        text = f"AuthInfo has cred_expire={wait_s}: a job whose prolog fails waits so many seconds"
-        found.append(look(text, "a shorter one, longer than any prolog takes"))
-    return found or [fine(f"a job whose prolog fails starts elsewhere, after {wait_s} s")]
+    return found or releases.wait(config)
 
 
 def _credential(config: Mapping[str, str], shims: list[Shim]) -> Iterator[Advice]:
     """Look whether a job's credential outlives its prolog; slurmd refuses an expired one."""
-    expire = _EXPIRE.search(config.get("AuthInfo", ""))
+    expire_s = releases.cred_expire_s(config)
     longest_s = max((shim.limit_s for shim in shims), default=0)
-    if expire and int(expire[1]) < longest_s:
+    if expire_s is not None and expire_s < longest_s:
         text = (
-            f"AuthInfo has cred_expire={expire[1]}: a prolog may take the {longest_s} s of its"
+            f"AuthInfo has cred_expire={expire_s}: a prolog may take the {longest_s} s of its"
             " shim, and a job whose credential expires meanwhile fails"
         )
         yield look(text, f"cred_expire={longest_s} or more, or a lower limit= in the prolog's shim")
@@ -309,12 +303,20 @@ def _health_check(
         text = f"HealthCheckInterval=0: {key} never runs: {_WITHOUT[key]}"
         yield look(text, "HealthCheckInterval=300")
         return
-    if any(shim.limit_s + _KILL_AFTER_S >= _HEALTH_CHECK_LIMIT_S for shim in shims):
-        text = f"Slurm kills {key} after {_HEALTH_CHECK_LIMIT_S} s, before its shim's own limit"
-        yield look(text, f"limit=50 in {program}")
+    limit_s = releases.health_check_limit_s(config)
+    if any(shim.limit_s + _KILL_AFTER_S >= limit_s for shim in shims):
+        text = f"Slurm kills {key} after {limit_s} s, before its shim's own limit"
+        yield look(text, _longer(limit_s, program))
     state = config.get("HealthCheckNodeState", "") or "ANY"
     found = list(_node_state({each.strip() for each in state.upper().split(",")}, state, site))
     yield from found or [fine(f"{key} runs every {number.group()} s on nodes in state {state}")]
+
+
+def _longer(limit_s: int, program: str) -> str:
+    """Say how a health check ends before Slurm kills it."""
+    if limit_s != releases.HEALTH_CHECK_LIMIT_S:
+        return f"HealthCheckTimeout={releases.HEALTH_CHECK_LIMIT_S}, or a lower limit= in {program}"
+    return f"limit={limit_s - _ENDS_BEFORE_S} in {program}"
 
 
 def _node_state(states: set[str], said: str, site: Site | None) -> Iterator[Advice]:
@@ -322,7 +324,12 @@ def _node_state(states: set[str], said: str, site: Site | None) -> Iterator[Advi
     if "ANY" in states:
         return
     mend = "HealthCheckNodeState=ANY"
-    if not states & {"IDLE", "START_ONLY"} and (site is None or site.recovery.release):
+    if states & {"START_ONLY", "REBOOT_ONLY"}:
+        when = "slurmd starts" if "START_ONLY" in states else "the node has been rebooted"
+        text = f"HealthCheckNodeState={said}: nodes are checked when {when}, and then no more:"
+        yield look(f"{text} a drained node is not returned, idle ones are not checked", mend)
+        return
+    if "IDLE" not in states and (site is None or site.recovery.release):
         text = f"HealthCheckNodeState={said}: a drained node is never returned to service"
         yield look(text, mend)
     if not states & {"IDLE", "NONDRAINED_IDLE"}:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -16,11 +17,13 @@ from slurm_health.node.rules.breaker import Entry
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.recovery import BootTime, DrainRecord
 from slurm_health.node.site_settings import Site
-from slurm_health.records.errors import SlurmError
+from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node
 
 _LEDGER_TEXT = 500
+# What scontrol says when slurmctld took a request and was too slow, or died, to answer it.
+_NO_ANSWER = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)
 
 
 class DrainStatus(Enum):
@@ -30,6 +33,7 @@ class DrainStatus(Enum):
     ALREADY_OUT = "already_out"  # somebody, or we, drained it before; their note stands
     FOREIGN_NOTE = "foreign_note"  # in the pool with somebody's note on it, which stays
     NOT_DRAINED = "not_drained"
+    UNCLEAR = "unclear"  # Slurm was told to, and has not answered: it may still do it
 
 
 class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +137,7 @@ def drain_node(
     many = reserved.today > site.recovery.per_day
     record = _record(node, msgspec.structs.replace(cause, retest=()) if many else cause, now_s)
     result = _perform(record, cause, controller, remember)
-    if result.status not in (DrainStatus.DRAINED, DrainStatus.FOREIGN_NOTE):
+    if result.status in (DrainStatus.NOT_DRAINED, DrainStatus.ALREADY_OUT):
         shared_state.cancel_drain(site, node, now_s)
     if many and result.status is DrainStatus.DRAINED:
         text = f"{result.text} (drain {reserved.today} within a day: a person has to release it)"
@@ -218,13 +222,32 @@ def _perform(
             return DrainResult(status=DrainStatus.FOREIGN_NOTE, text=text)
         lost = remember(record)
         controller.drain([record.node], record.reason)
+    except SlurmError as err:
+        if _may_happen_yet(err):
+            return _unclear(err)
+        return _not_drained(f"Slurm refused, or did not answer: {err}")
+    try:
         after = controller.node(record.node)  # Slurm's return codes prove nothing
     except SlurmError as err:
-        return _not_drained(f"Slurm refused, or did not answer: {err}")
+        return _unclear(err)
     if not after.out_of_pool:
         return _not_drained("Slurm accepted the request, but the node is still in the pool")
     remember(msgspec.structs.replace(record, confirmed=True))
     return DrainResult(status=DrainStatus.DRAINED, text=record.reason + lost)
+
+
+def _may_happen_yet(err: SlurmError) -> bool:
+    """Tell whether Slurm may have got, or still get, to what it was asked and did not answer."""
+    if isinstance(err, SlurmCommandError):
+        return _NO_ANSWER.search(err.stderr) is not None
+    return isinstance(err, SlurmTimeoutError)
+
+
+def _unclear(err: SlurmError) -> DrainResult:
+    # It goes on counting: a slurmctld that is late drains all that it was told to, and a cluster
+    # that fails meanwhile would be drained whole, each node in the place of the one before.
+    text = f"Slurm has not said whether it did, and may do it yet: {err}"
+    return DrainResult(status=DrainStatus.UNCLEAR, text=text)
 
 
 def _members(nodes: Mapping[str, Node], partitions: Collection[str]) -> dict[str, list[str]]:

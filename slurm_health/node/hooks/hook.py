@@ -221,7 +221,7 @@ class Hook:
             self.site, self.node, cause, controller=self.controller(), now_s=self.context.now_s
         )
         self.log.error(f"{result.status.value}: {result.text}")
-        return result.status is not DrainStatus.NOT_DRAINED
+        return result.status not in (DrainStatus.NOT_DRAINED, DrainStatus.UNCLEAR)
 
 
 def _since_return(context: CheckContext) -> CheckContext:

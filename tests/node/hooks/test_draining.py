@@ -162,6 +162,50 @@ def test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_on
 # --- the ledger --------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ["Socket timed out on send/recv operation", "Zero Bytes were transmitted or received"],
+)
+def test_drains_that_slurm_may_do_yet_count_against_the_share(
+    rack: list[Node], slurm: FakeScontrol, answer: str
+) -> None:
+    """slurmctld drains what it was told to drain, whether or not somebody still waits for that."""
+    slurm.trouble(
+        f'[ "$1" = update ] && echo $2 >> $dir/told && echo "error: {answer}" >&2 && exit 1\n'
+    )
+    for number, each in enumerate(rack[:6]):
+        each.break_it()
+        assert not each.prolog(job=100 + number, uid=1000 + number)  # the job starts
+    told = (slurm.directory / "told").read_text().split()
+    assert told == [f"NodeName={each.name}" for each in rack[:4]]  # a fifth of twenty
+    assert "unclear: Slurm has not said whether it did" in rack[0].said
+    assert "the breaker of gpu has tripped" in rack[5].said
+
+
+def test_a_drain_that_slurm_does_not_answer_in_time_counts(node: Node, slurm: FakeScontrol) -> None:
+    slurm.trouble('[ "$1" = update ] && sleep 3600\n')
+
+    def runs_out_at_the_drain() -> float:
+        return 99.9 if len(slurm.calls()) >= 3 else 0.0
+
+    controller = Client(
+        node.environ(), patience_s=0, give_up_s=100, monotonic=runs_out_at_the_drain
+    )
+    cause = Cause(checks=("flag",), text="it is broken", hook="prolog")
+    result = drain_node(node.site, node.name, cause, controller=controller, now_s=node.now_s)
+    assert result.status is DrainStatus.UNCLEAR
+    (entry,) = shared_state.read_ledger(node.site.breaker).entries
+    assert entry.node == node.name
+
+
+def test_a_drain_that_slurm_refuses_does_not_count(node: Node, slurm: FakeScontrol) -> None:
+    slurm.trouble('[ "$1" = update ] && echo "error: Access/permission denied" >&2 && exit 1\n')
+    node.break_it()
+    assert not node.prolog()
+    assert "not_drained: Slurm refused" in node.said
+    assert shared_state.read_ledger(node.site.breaker).entries == ()
+
+
 def test_after_a_trip_a_faulty_node_asks_slurm_nothing_and_writes_nothing(
     rack: list[Node], slurm: FakeScontrol
 ) -> None:

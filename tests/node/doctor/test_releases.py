@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What doctor says that depends on the release of Slurm."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.node.doctor import releases, slurm_conf
+from slurm_health.node.doctor.advice import Advice, Level
+
+NO_HOLD = "SchedulerParameters = nohold_on_prolog_fail"
+
+
+def requeue(version: str, *lines: str) -> Advice:
+    """Return what is said of the wait of a job whose prolog has failed."""
+    config = slurm_conf.read_config("\n".join([f"SLURM_VERSION = {version}", *lines]))
+    (advice,) = releases.wait(config)
+    return advice
+
+
+@pytest.mark.parametrize(
+    ("version", "lines", "level", "said"),
+    [
+        ("22.05.8", [NO_HOLD], Level.FINE, "after 120 s"),
+        ("22.05.8", [NO_HOLD, "AuthInfo = cred_expire=60"], Level.FINE, "after 60 s"),
+        ("22.05.8", [f"{NO_HOLD},requeue_delay=5"], Level.LOOK, "22.05 does not know: a job"),
+        ("24.11.5", [NO_HOLD, "AuthInfo = cred_expire=600"], Level.LOOK, "cred_expire=600"),
+        ("25.11.0", [NO_HOLD], Level.LOOK, "after 120 s: requeue_delay is not set"),
+        ("25.11.0", [f"{NO_HOLD},requeue_delay=5"], Level.FINE, "after 5 s"),
+        ("26.05.5", [f"{NO_HOLD},requeue_delay=500"], Level.LOOK, "requeue_delay=500"),
+        (
+            "26.05.5",
+            [f"{NO_HOLD},requeue_delay=5", "AuthInfo = cred_expire=600"],
+            Level.FINE,
+            "after 5 s",
+        ),
+    ],
+)
+def test_how_long_a_requeued_job_waits_is_known_by_release(
+    version: str, lines: list[str], level: Level, said: str
+) -> None:
+    advice = requeue(version, *lines)
+
+    assert advice.level is level
+    assert said in advice.text
+
+
+def test_what_is_to_be_set_keeps_what_is_set() -> None:
+    assert requeue("26.05.5", NO_HOLD).do == (
+        "SchedulerParameters=nohold_on_prolog_fail,requeue_delay=5"
+    )
+
+
+def test_an_upgrade_is_said_to_bring_what_the_release_does_not_have_and_no_more() -> None:
+    def gains(version: str) -> str:
+        return " ".join(each.text for each in releases.advise({"SLURM_VERSION": version}))
+
+    assert "ForceRequeueOnFail" in gains("22.05.8")
+    assert "ForceRequeueOnFail" not in gains("24.11.5")
+    assert "requeue_delay" in gains("24.11.5")
+    assert "requeue_delay" not in gains("26.05.5")
+    assert "HealthCheckTimeout" in gains("25.11.2")
+    assert gains("26.05.5") == gains("a fork") == ""
+
+
+def test_a_health_check_is_ended_when_its_site_says_so() -> None:
+    assert releases.health_check_limit_s({}) == 60
+    assert releases.health_check_limit_s({"HealthCheckTimeout": "90 sec"}) == 90
+    # As Slurm 26.05.5 shows what is not set.
+    assert releases.health_check_limit_s({"HealthCheckTimeout": "0 sec"}) == 60
