@@ -16,6 +16,7 @@ standard error; every error becomes one line and an exit code in `main`.
     sweep            `slurm-health sweep`
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck, init-config, nodes
+    notify           `slurm-health notify`: who is told of what, and a test of it
     by_default       `slurm-health init-default`
     doctor           `slurm-health doctor`
     shipped          templates, docs, completion: what comes with slurm-health

@@ -23,8 +23,10 @@ from slurm_health.node.rules.settings import (
     Hooks,
     Marks,
     Metrics,
+    Notify,
     PairTest,
     Recovery,
+    Target,
 )
 from slurm_health.records.errors import ConfigError
 from slurm_health.system import site_file
@@ -47,6 +49,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     pair_test: PairTest = PairTest()
     default: Default = Default()
     metrics: Metrics = Metrics()
+    notify: Notify = Notify()
     checks: tuple[Planned, ...] = ()
 
     @property
@@ -99,12 +102,28 @@ def load(path: Path, refuse: Callable[[SiteFile], object] | None = None) -> Site
         pair_test=_top(file, PairTest, "pair_test"),
         default=_top(file, Default, "default"),
         metrics=_top(file, Metrics, "metrics"),
+        notify=_notify(file),
         checks=tuple(each for each in planned if each is not None),
     )
 
 
 def _top(file: SiteFile, kind: type[_T], name: str) -> _T:
     return _struct(file, kind, file.table(name), (name,))
+
+
+def _notify(file: SiteFile) -> Notify:
+    own_keys = {key: value for key, value in file.table("notify").items() if key != "targets"}
+    found = _struct(file, Notify, own_keys, ("notify",))
+    targets = {
+        name: _struct(
+            file,
+            Target,
+            file.table("notify", "targets", name),
+            ("notify", "targets", name),
+        )
+        for name in file.table("notify", "targets")
+    }
+    return msgspec.structs.replace(found, targets=targets)
 
 
 def _planned(file: SiteFile, name: str) -> Planned | None:

@@ -354,6 +354,23 @@ def _forwarding_signals(process: Process) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def start_detached(argv: Sequence[str]) -> None:
+    """Start a command that nobody waits for: in a session of its own, with none of our files.
+
+    Raises:
+        OSError: it cannot be executed.
+    """
+    subprocess.Popen(
+        list(argv),
+        stdin=NOTHING,
+        stdout=NOTHING,
+        stderr=NOTHING,
+        env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
+        cwd="/",
+        start_new_session=True,
+    ).returncode = 0  # it is not ours to wait for, and Python need not say so
+
+
 def own_command(*arguments: str) -> tuple[str, ...]:
     """Return a command line of this slurm-health, for another process or node.
 

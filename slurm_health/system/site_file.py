@@ -26,6 +26,7 @@ _ADMIN_TABLES = (
     "pair_test",
     "default",
     "metrics",
+    "notify",
     "checks",
 )
 _HEADER, _QUOTES = re.compile(r"\s*\[\s*([^]]+?)\s*\]"), re.compile(r"[\"'\s]")

@@ -11,10 +11,12 @@ from enum import Enum
 
 import msgspec
 
+from slurm_health.node import event_queue
 from slurm_health.node.draining import own_drain, shared_state
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.breaker import Entry
 from slurm_health.node.rules.drain_note import DrainNote
+from slurm_health.node.rules.notices import EventKind
 from slurm_health.node.rules.recovery import BootTime, DrainRecord
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError
@@ -132,17 +134,26 @@ def drain_node(
         )
     except SlurmError as err:
         return _not_drained(f"could not query Slurm: {err}")
+    if reserved.tripped:
+        _tell(site, node, EventKind.BREAKER, reserved.why_not, cause, now_s)
     if reserved.why_not:
         return _not_drained(reserved.why_not)
     many = reserved.today > site.recovery.per_day
     record = _record(node, msgspec.structs.replace(cause, retest=()) if many else cause, now_s)
     result = _perform(record, cause, controller, remember)
-    if result.status in (DrainStatus.NOT_DRAINED, DrainStatus.ALREADY_OUT):
+    if result.status is DrainStatus.DRAINED:
+        kind = EventKind.RELAPSE if reserved.today > 1 else EventKind.DRAINED
+        _tell(site, node, kind, cause.text, cause, now_s)
+    elif result.status in (DrainStatus.NOT_DRAINED, DrainStatus.ALREADY_OUT):
         shared_state.cancel_drain(site, node, now_s)
     if many and result.status is DrainStatus.DRAINED:
         text = f"{result.text} (drain {reserved.today} within a day: a person has to release it)"
         return msgspec.structs.replace(result, text=text)
     return result
+
+
+def _tell(site: Site, node: str, kind: EventKind, text: str, cause: Cause, now_s: float) -> None:
+    event_queue.tell(site, kind, node, text, now_s=now_s, checks=cause.checks, job=cause.job)
 
 
 def _why_not(site: Site, node: str, cause: Cause, now_s: float) -> str:

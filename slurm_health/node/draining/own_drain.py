@@ -141,6 +141,9 @@ def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
 
 
 def _release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
+    from slurm_health.node import event_queue
+    from slurm_health.node.rules.notices import EventKind
+
     current = recall(site.state)
     if current is None or current.reason != kept.reason:
         return "not released: it was drained again meanwhile"
@@ -156,7 +159,10 @@ def _release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     if why_not:
         return f"not released: {why_not}"
     forget(site.state)
-    return f"released after {kept.passes} passes of {', '.join(kept.retest)}"
+    text = f"released after {kept.passes} passes of {', '.join(kept.retest)}"
+    told_s = max(kept.passed_s, kept.time_s)
+    event_queue.tell(site, EventKind.RELEASED, kept.node, text, now_s=told_s, checks=kept.retest)
+    return text
 
 
 def undrain(controller: Client, now: Node) -> str:

@@ -51,10 +51,14 @@ class ForRootOnly(Unusable):
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a drain may happen: not, where `why_not` says so. It is the `today`th of a day."""
+    """Whether a drain may happen: not, where `why_not` says so. It is the `today`th of a day.
+
+    `tripped`: with it, a breaker has tripped.
+    """
 
     why_not: str = ""
     today: int = 0
+    tripped: bool = False
 
 
 def known_refusal(site: Site, wanted: breaker.Entry) -> str:
@@ -96,7 +100,8 @@ def reserve_drain(
             case breaker.Allowed(ledger=after, today=today):
                 return after, msgspec.json.encode(Reserved(today=today))
             case breaker.Refused(why=why, ledger=after):
-                return after, msgspec.json.encode(Reserved(why_not=why))
+                tripped = after.trips.keys() != ledger.trips.keys()
+                return after, msgspec.json.encode(Reserved(why_not=why, tripped=tripped))
 
     try:
         return from_json(change_ledger(site, decide), Reserved)

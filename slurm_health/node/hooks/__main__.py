@@ -52,6 +52,15 @@ def main(arguments: list[str]) -> int:
 def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
     """Run one hook; what its answer means is said where it is."""
     hook = frame(name, site, environ)
+    found = _run(name, hook)
+    if site.notify.targets:
+        from slurm_health.node.notifying.start import start_if_due  # which few sites have
+
+        start_if_due(site, look_beyond=name == "healthcheck", now_s=hook.context.now_s)
+    return found
+
+
+def _run(name: str, hook: Hook) -> bool:
     if name == "prolog":
         from slurm_health.node.hooks import prolog
 

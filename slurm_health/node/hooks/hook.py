@@ -165,7 +165,9 @@ class Hook:
         if own_drain.recall(state, self.node) is None:
             self._warn_of_shared_state()
             return False
+        from slurm_health.node import event_queue
         from slurm_health.node.draining.shared_state import Unusable, count_return
+        from slurm_health.node.rules.notices import EventKind
 
         try:
             now = own_drain.look_after_drain(
@@ -183,6 +185,13 @@ class Hook:
             return False
         self.log.info("somebody has returned it to the pool")
         count_return(self.site, self.node)
+        event_queue.tell(
+            self.site,
+            EventKind.RELEASED,
+            self.node,
+            "somebody has returned it to the pool",
+            now_s=self.context.now_s,
+        )
         self.context = _since_return(self.context)
         return True
 

@@ -195,6 +195,72 @@ class Metrics(_Table, frozen=True, kw_only=True):
     syslog_json: bool = False
 
 
+class Format(Enum):
+    """What the body of a message is."""
+
+    JSON = "json"
+    TEXT = "text"
+    MAIL = "mail"  # with its headers, as `sendmail -t` takes it
+    SLACK = "slack"
+    TEAMS = "teams"
+    ALERTMANAGER = "alertmanager"
+
+
+class Target(_Table, frozen=True, kw_only=True):
+    """`[notify.targets.NAME]`: a command that reads a message on stdin, or a webhook."""
+
+    command: tuple[Text, ...] = ()
+    url: Annotated[str, msgspec.Meta(pattern="^(https?://.+)?$")] = ""
+    # In a file where the URL is itself a secret, as those of chats are. Root's alone.
+    url_file: AbsolutePath | Literal[""] = ""
+    format: Format = Format.JSON
+    # Empty: all.
+    events: tuple[
+        Literal["drained", "relapse", "released", "breaker", "step_failed", "ticket"], ...
+    ] = ()
+    # What is in it goes with each message as `Authorization: Bearer`. Root's alone.
+    secret_file: AbsolutePath | Literal[""] = ""
+    # It is instead the key of a signature of the body, in `X-Slurm-Health-Signature`.
+    sign: bool = False
+    proxy: Annotated[str, msgspec.Meta(pattern="^(https?://.+)?$")] = ""
+    # Of certificates that the machine does not know.
+    ca_file: AbsolutePath | Literal[""] = ""
+    mail_to: tuple[Text, ...] = ()
+    mail_from: str = ""
+    # For one message.
+    limit_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
+
+    def __post_init__(self) -> None:
+        ways = [bool(self.command), bool(self.url), bool(self.url_file)]
+        if sum(ways) != 1:
+            raise ValueError("expected one of command, url and url_file")
+        if self.secret_file and self.command:
+            raise ValueError("secret_file goes with a url: a command has its own ways")
+        is_mail = self.format is Format.MAIL
+        if is_mail != bool(self.mail_to) or (is_mail and not self.command):
+            raise ValueError('format = "mail" takes a command, and mail_to')
+
+    def wants(self, kind: str) -> bool:
+        """Tell whether events of this kind are told here; a test always is."""
+        return not self.events or kind in self.events or kind == "test"
+
+
+class Notify(_Table, frozen=True, kw_only=True):
+    """`[notify]`: who is told of what happens to nodes."""
+
+    # What messages call this cluster.
+    cluster: str = ""
+    # The first event waits so long for others, which go with it in one message.
+    fold_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0
+    # What was said of a node last is not said of it again within this.
+    again_min: Minutes = 30.0
+    # Messages to each target; beyond that, events wait and are folded.
+    per_hour: Positive = 20
+    # What cannot be delivered for so long is given up.
+    keep_h: Hours = 48.0
+    targets: dict[str, Target] = {}
+
+
 class CommonKeys(_Table, frozen=True, kw_only=True):
     """Keys every `[checks.NAME]` table may have; the others belong to the check."""
 

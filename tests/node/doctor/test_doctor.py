@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from slurm_health.cli import doctor
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.doctor import machine, slurm_conf
+from slurm_health.node.doctor import machine, notices, slurm_conf
 from slurm_health.node.doctor.advice import Advice, Level, Report, change, fine, look
 from slurm_health.node.hooks.init_config import draft
 from tests.node.checks.conftest import WELL
@@ -434,3 +434,39 @@ def test_doctor_names_an_unusable_file_and_goes_on(tmp_path: Path) -> None:
     report = json.loads(result.output)
     assert report["counts"]["change"] >= 1
     assert any("did you mean hooks?" in each["text"] for each in report["advice"])
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("target", "level", "said"),
+    [
+        ("command = ['/nowhere/ticket']", "change", "/nowhere/ticket cannot be run here"),
+        ("command = ['/bin/cat']", "fine", "ops: told of what happens to nodes"),
+        ("url = 'https://chat/x'\nformat = 'slack'", "look", "users read this file"),
+        ("url = 'http://far/x'\nsecret_file = '{secret}'", "look", "crosses the network"),
+        ("url_file = '{open}'", "change", "closed to others"),
+        ("url_file = '/nowhere/url'", "change", "/nowhere/url cannot be read"),
+    ],
+)
+def test_a_target_that_cannot_be_told_or_tells_too_much_is_named(
+    tmp_path: Path, target: str, level: str, said: str
+) -> None:
+    for name, mode in (("secret", 0o600), ("open", 0o644)):
+        (tmp_path / name).write_text("https://chat/x\n")
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "shared").mkdir(mode=0o755)
+    text = target.format(secret=tmp_path / "secret", open=tmp_path / "open")
+    site = load_site(
+        tmp_path / "etc",
+        f"[breaker]\ndirectory = '{tmp_path}/shared'\n[notify.targets.ops]\n{text}\n",
+    )
+
+    found = by_level(notices.advise(site))
+    assert any(said in each for each in found[level]), found
+
+
+def test_targets_without_a_shared_directory_are_told_nothing(tmp_path: Path) -> None:
+    site = load_site(tmp_path, "[notify.targets.ops]\ncommand = ['/bin/cat']\n")
+
+    assert "nodes have nowhere to leave" in "".join(by_level(notices.advise(site))["change"])
+    assert notices.advise(load_site(tmp_path, "")) == []

@@ -289,6 +289,7 @@ _OF_JOBS = """\
 check = "command"
 argv = ["sh", "-c", 'test -z "${%s:-}" || { echo 7 GPUs, Slurm counts on 8; exit 77; }']
 contexts = ["prolog"]
+time_limit_s = 30
 """
 
 
