@@ -91,6 +91,7 @@ class WorkerStarts:
                 gflop_per_s=min(event.gflop_per_s for event in ready),
                 memory_gb_per_s=min(event.memory_gb_per_s for event in ready),
                 nvlink_domain=first.nvlink_domain,
+                gpus=first.gpus,
             )
         )
 

@@ -10,7 +10,7 @@ slurm-health's own, with nothing but Python and numpy.
     worker               the process: loads a kit once, then runs round after round
     kits                 what a worker and its probes are made with: one face for both kits
     torch_kit            torch's devices, groups and store
-    light_kit            processors and sockets
+    light_kit            processors and sockets, and a job's GPUs as their driver shows them
     worker_round         one round of it: its probes and groups, what it hears and says meanwhile
     meeting              how the members of a group come together, and stop waiting for each other
     membership           the process group of a worker: formed, tried, interrupted, left
@@ -34,6 +34,8 @@ slurm-health's own, with nothing but Python and numpy.
     allgather            how fast the members of a group exchange data
     light_compute        how fast, and whether exactly, processors multiply
     light_memory         how fast each NUMA node's memory is, and whether it holds what is written
+    light_cuda           NVIDIA's driver without torch: devices opened, memory copied
+    light_copy           how fast GPUs exchange data with their host and each other, by that
     light_exchange       how fast and how soon light workers exchange data
     light_ring           the group of light workers: connections from each to the next
     light_store          where light workers find each other

@@ -127,7 +127,7 @@ class Sample:
     `shared` is set when the time is that of the whole group and not of this worker alone; where a
     node of the group does not give it, the group has none. `flop` is the work of one iteration,
     `total_bytes` what it moves: over all ranks for a collective. `figures` is for what is not a
-    time.
+    time. `device` is set by a worker that has several devices: whose time it is, by its number.
     """
 
     iteration_ms: list[float] = field(default_factory=list)
@@ -136,3 +136,4 @@ class Sample:
     flop: float = 0.0
     total_bytes: int = 0
     figures: dict[str, Figure] = field(default_factory=dict)
+    device: int | None = None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kit of workers without torch: this node's processors, sockets, and numpy where it is there.
 
-It sees neither NCCL nor what an accelerator does under load, and says so in the run's journal.
+Of a job's GPUs it sees whether they open and copy, where there is NVIDIA's driver. It sees neither
+NCCL nor what an accelerator does under load, and says so in the run's journal.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from slurm_health.preflight.probes.light_ring import LightContext, RingMembershi
 
 if TYPE_CHECKING:
     from slurm_health.preflight.probes.kits import Measure, OpenStore
+    from slurm_health.preflight.probes.light_cuda import Gpu
 
 BACKEND = "tcp"
 # The module of each probe, and its function there.
@@ -28,6 +30,8 @@ _PROBES = {
     "matmul": ("light_compute", "matmul"),
     "memory_copy": ("light_memory", "copy"),
     "memory_pattern": ("light_memory", "pattern"),
+    "host_copy": ("light_copy", "host"),
+    "peer_copy": ("light_copy", "peers"),
     "node_allgather": ("light_exchange", "allgather"),
     "rail_allgather": ("light_exchange", "allgather"),
     "allgather": ("light_exchange", "allgather"),
@@ -40,10 +44,11 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_
 class Processors:
     """The device of a light worker. It has no more of torch's than a probe asks of any device.
 
-    `threads` are those that compute on it.
+    `threads` are those that compute on it, `gpus` what the first worker of a node has opened.
     """
 
     threads: int
+    gpus: Sequence[Gpu] = ()
     type: str = "cpu"
     index: None = None
 
@@ -61,9 +66,13 @@ class LightKit:
         self._with = f"numpy {numpy}" if numpy else f"Python {platform.python_version()}"
         self._threads = threads if numpy else 1
 
-    def claim(self, *_: object, **__: object) -> Processors:
-        """Return the device of a worker."""
-        return Processors(self._threads)
+    def claim(self, local_rank: int, *, devices: int, environ: Mapping[str, str]) -> Processors:  # noqa: ARG002 - as agents count them
+        """Return the device of a worker; the first one of a node opens its GPUs."""
+        if local_rank or not environ.get("CUDA_VISIBLE_DEVICES"):
+            return Processors(self._threads)
+        from slurm_health.preflight.probes import light_cuda
+
+        return Processors(self._threads, light_cuda.opened(environ))
 
     def serve_store(self) -> tuple[object, int]:
         """Serve a store."""
@@ -81,6 +90,7 @@ class LightKit:
             "model": f"{host.model(self._threads)}, {self._with}",
             "free_bytes": host.memory_bytes()[0],
             "collective_library": "",
+            "gpus": [gpu.text for gpu in device.gpus],
         }
 
     def open_store(self, timeout: timedelta) -> OpenStore:
@@ -125,6 +135,6 @@ class LightKit:
         """Return by which ways data has gone so far."""
         return environ.get("GLOO_SOCKET_IFNAME", "")
 
-    def is_replaced(self, device: Processors) -> bool:  # noqa: ARG002
-        """Tell whether a worker is replaced after what may have spoilt it: nothing spoils these."""
-        return False
+    def is_replaced(self, device: Processors) -> bool:
+        """Tell whether a worker is replaced after what may have spoilt it, as an error of a GPU."""
+        return bool(device.gpus)

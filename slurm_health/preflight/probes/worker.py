@@ -18,6 +18,7 @@ JSON lines from its standard output:
              {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
              {"event": "scope", "round": 0, "scope": "solo"}
              {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
+             {"event": "sample", "round": 0, "probe": "host_copy", "device": 3, ...}
              {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
               "wrong_results": false, "spent": false, "connecting": []}
 

@@ -175,6 +175,7 @@ class Round:
                 total_bytes=sample.total_bytes,
                 world_size=context.world_size,
                 figures=figures,
+                device=sample.device,
             )
 
     def _enter_group(self, group: dict[str, Any], scope: str) -> None:
@@ -232,7 +233,9 @@ class Round:
         return self._membership.part(list(ranks), timeout=timeout, check=self._raise_if_aborted)
 
     def _meet_all(self) -> None:
-        if self._meeting is not None:
+        if self._meeting is None:
+            self._raise_if_aborted()
+        else:
             self._meeting.wait_for_all()
 
     def _raise_if_aborted(self) -> None:

@@ -16,6 +16,7 @@ from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Verdic
 
 _SEVERAL = 2  # devices: of one it is clear which
 _PLACE = re.compile(r"\b(?:device|rail) (\d+)\b")  # a rail is that of one device of each node
+_PART = re.compile(r":device (\d+)")  # as metrics have it
 _Found = TypeVar("_Found", NodeVerdict, LinkVerdict)
 
 
@@ -211,20 +212,28 @@ def with_limits(verdict: Verdict, limits: Mapping[str, str]) -> Verdict:
     return replace(verdict, nodes=nodes)
 
 
-def with_devices(verdict: Verdict, devices: Mapping[str, Sequence[str]]) -> Verdict:
+def with_devices(
+    verdict: Verdict, devices: Mapping[str, Sequence[str]], *, light: bool = False
+) -> Verdict:
     """Return the verdict with what the devices are that it names by their places on a node.
 
     Args:
         verdict: what was found.
         devices: for each node, model, identifier and PCI address of each device.
+        light: light probes measured, whose processes are not those of a device.
     """
     nodes = dict(verdict.nodes)
     for name, found in verdict.nodes.items():
         known = devices.get(name, ())
         if found.level is Level.HEALTHY or len(known) < _SEVERAL:
             continue
-        numbers = {int(each) for each in _PLACE.findall(f"{found.component} {found.reason}")}
-        said = [f"device {each} is {known[each]}" for each in sorted(numbers) if each < len(known)]
+        place = _PART if light else _PLACE
+        numbers = {int(each) for each in place.findall(f"{found.component} {found.reason}")}
+        said = [
+            f"device {each} is {known[each]}"
+            for each in sorted(numbers)
+            if each < len(known) and known[each] not in found.reason
+        ]
         nodes[name] = replace(
             found, reason="; ".join([found.reason, *said]), evidence=(*found.evidence, *said)
         )

@@ -86,13 +86,22 @@ class NodeRound(msgspec.Struct):
         """Take what a worker measured; return the quantity's record once all have given theirs."""
         metric = Metric(probe=event.probe, quantity=event.quantity)
         given = self._samples.setdefault(metric, {})
+        if event.device is not None:  # how many there are is not known here
+            given[event.device] = event
+            return None
         given[local_rank] = event
         return self._sampled(metric) if len(given) == self.workers else None
 
     def partial_samples(self) -> list[Sampled]:
-        """Return the records of what only some of the workers measure, once all have ended."""
-        partial = [each for each, given in self._samples.items() if len(given) < self.workers]
-        return [self._sampled(metric) for metric in partial]
+        """Return the records of what only some of the workers measure, once all have ended.
+
+        So too of what a worker measured on each of its devices by itself.
+        """
+        return [
+            self._sampled(metric)
+            for metric, given in self._samples.items()
+            if len(given) < self.workers or any(each.device is not None for each in given.values())
+        ]
 
     def done(self, local_rank: int, event: Done) -> Ending | None:
         """Take how a worker ended its round; return how the node's ended, once that is known.

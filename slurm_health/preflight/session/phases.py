@@ -12,10 +12,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from slurm_health.records.probe_catalog import (
     BUILT_IN,
     GPT,
     LIGHT,
+    LIGHT_ON_GPUS,
     LIGHT_SET,
     ON_ACCELERATORS,
     SETS,
@@ -31,7 +34,8 @@ class Phase:
 
     `alone` is set where each node is a group of its own, `survivors_only` where only nodes take
     part that earlier phases found neither faulty nor slow. `workload` is what a group does
-    together, in one word. `not_on_cpus` names probes that nodes without accelerators leave out.
+    together, in one word. `not_on_cpus` names probes that nodes without accelerators leave out,
+    `not_without_gpus` those that light workers do which have opened none.
     """
 
     name: str
@@ -43,19 +47,22 @@ class Phase:
     most_rounds: int | None = None
     options: Mapping[str, Figure] = field(default_factory=dict)
     not_on_cpus: frozenset[str] = frozenset()
+    not_without_gpus: frozenset[str] = frozenset()
 
-    def used(self, *, several_devices: bool, on_cpus: bool) -> list[ProbeUsed]:
+    def used(self, *, several_devices: bool, on_cpus: bool, gpus: bool = False) -> list[ProbeUsed]:
         """Return the probes as a round's record names them, without those that do not apply.
 
         Args:
             several_devices: a node of the round has more than one device.
-            on_cpus: no node of the round has accelerators.
+            on_cpus: no node of the round has accelerators, or they are none to its workers.
+            gpus: light workers of the round have opened some.
         """
         return [
             ProbeUsed(name=probe.name, scope=probe.scope.value, path=probe.path)
             for probe in self.probes
             if several_devices or probe.scope not in {Scope.NODE, Scope.RAIL}
             if not (on_cpus and probe.name in self.not_on_cpus)
+            if gpus or probe.name not in self.not_without_gpus
         ]
 
     def extra_s(self, *, on_cpus: bool, devices: int, adapters: int) -> float:
@@ -82,8 +89,10 @@ class Phase:
 # do there shows in these, all the more when every node is at it at once, and is no fault of a node.
 # Pairs multiply matrices again and again, which tells a passing disturbance from a slow node.
 _SHARED_ON_CPUS = frozenset({"matmul", "memory_copy"})
-# Light probes test what the memory of processors holds, and judge nobody by its speed.
-_IN_MEMORY_OF_CPUS = "memory_pattern"
+# Light probes test what the memory of processors holds, and judge nobody by its speed. The copies
+# of GPUs they make wherever there are some, and stand in for all that torch would compute on them.
+_LIGHT_ANYWHERE = LIGHT_ON_GPUS | {"memory_pattern"}
+_COMPUTED_BY_TORCH = "values"
 # Seconds of sustained work on an accelerator. Longer finds what only shows when a device is hot.
 _BURN_S, _LONG_BURN_S = 3.0, 8.0
 _BURN_WARM_UP_S = 3.0
@@ -152,16 +161,34 @@ def light_phases(chosen: Sequence[Phase]) -> tuple[Phase, ...]:
         replace(
             phase,
             probes=probes,
-            not_on_cpus=phase.not_on_cpus - {_IN_MEMORY_OF_CPUS},
+            not_on_cpus=phase.not_on_cpus - _LIGHT_ANYWHERE,
+            not_without_gpus=LIGHT_ON_GPUS,
         )
         for phase in chosen
-        if (probes := tuple(probe for probe in phase.probes if probe.path or probe.name in LIGHT))
+        if (probes := tuple(_light(phase.probes)))
     ]
     return tuple(kept) or light_phases(phases([LIGHT_SET]))
 
 
-def without_torch(why: str, chosen: Sequence[Phase]) -> str:
-    """Say that light probes measured, why, and what they did not see."""
+def _light(chosen: Sequence[Probe]) -> Iterator[Probe]:
+    names = {probe.name for probe in chosen if not probe.path}
+    if _COMPUTED_BY_TORCH in names:
+        names |= LIGHT_ON_GPUS
+    for probe in BUILT_IN:
+        if probe.name in names & LIGHT:
+            alone = probe.name in LIGHT_ON_GPUS
+            yield structs.replace(probe, scope=Scope.SOLO) if alone else probe
+    yield from (probe for probe in chosen if probe.path)
+
+
+def without_torch(why: str, chosen: Sequence[Phase], *, gpus: bool) -> str:
+    """Say that light probes measured, why, and what they did not see.
+
+    Args:
+        why: they did.
+        chosen: what was to be measured.
+        gpus: they have copied from and to GPUs.
+    """
     left_out = [
         probe.name
         for phase in chosen
@@ -169,7 +196,8 @@ def without_torch(why: str, chosen: Sequence[Phase]) -> str:
         if not probe.path and probe.name not in LIGHT
     ]
     also = f"; {', '.join(left_out)} left out" if left_out else ""
-    return f"light probes ({why}): NCCL and GPUs under load were not tested{also}"
+    only = ", only that GPUs open and copy" if gpus else ""
+    return f"light probes ({why}): NCCL and GPUs under load were not tested{only}{also}"
 
 
 def _solo(probes: Sequence[Probe], burn_s: float, not_on_cpus: frozenset[str]) -> Iterator[Phase]:

@@ -257,8 +257,21 @@ class RunState:
         ]
 
     def models(self) -> dict[str, str]:
-        """Return what each admitted node computes with, as far as it is known."""
-        return {name: ready.model for name, ready in self.first_ready().items() if ready.model}
+        """Return what each admitted node computes with, as far as it is known.
+
+        GPUs that light probes find are a part of that where nodes have different ones.
+        """
+        first = self.first_ready()
+        models = {name: ready.model for name, ready in first.items() if ready.model}
+        kinds = {
+            name: ", ".join(dict.fromkeys(gpu.partition(" GPU-")[0] for gpu in ready.gpus))
+            for name, ready in first.items()
+        }
+        if len(set(kinds.values())) > 1:
+            models |= {
+                name: f"{models.get(name, '')}, {kind}" for name, kind in kinds.items() if kind
+            }
+        return models
 
     def first_ready(self) -> dict[str, records.WorkersReady]:
         """Return what each admitted node said when its workers were ready for the first time."""
@@ -273,9 +286,12 @@ class RunState:
         }
 
     def devices(self) -> dict[str, list[str]]:
-        """Return what the accelerators of each admitted node are."""
-        ready = self.first_ready().items()
-        return {name: each.devices for name, each in ready if not each.on_cpus}
+        """Return what the accelerators of each admitted node are, where it has some."""
+        told = {
+            name: each.gpus if each.on_cpus else each.devices
+            for name, each in self.first_ready().items()
+        }
+        return {name: devices for name, devices in told.items() if devices}
 
     def device(self) -> Device:
         """Return what kind of device the admitted nodes compute with."""

@@ -133,7 +133,7 @@ class Session:
             verdict = with_interfaces(verdict, self._failed_over())
             verdict = with_transports(verdict, state.transports())
             verdict = with_limits(verdict, bases(state.models(), self._expectations))
-            verdict = with_devices(verdict, state.devices())
+            verdict = with_devices(verdict, state.devices(), light=bool(state.light))
             return self._judged(verdict)
         return self._step_to_round(planned, course.phase, now_s)
 
@@ -141,8 +141,11 @@ class Session:
         """Return the end of the run: this verdict, with what is to be said of all other nodes."""
         record = judged(self.state.nodes, verdict, absent.judged(self.state, self.limits))
         if why := self.state.light:
-            record = msgspec.structs.replace(record, unseen=without_torch(why, self._phases))
+            record = msgspec.structs.replace(record, unseen=self._unseen(why))
         return Append(record=record)
+
+    def _unseen(self, why: str) -> str:
+        return without_torch(why, self._phases, gpus=bool(self.state.devices()))
 
     def _course_of(self, admitted: Sequence[str]) -> Course:
         """Return the course of this check; its plans follow from the rounds that have ended."""
@@ -302,7 +305,9 @@ class Session:
     def _probes(self, phase: Phase, nodes: Sequence[str]) -> list[ProbeUsed]:
         ready = self.state.ready(nodes)
         return phase.used(
-            several_devices=any(len(each.devices) > 1 for each in ready), on_cpus=on_cpus(ready)
+            several_devices=any(len(each.devices) > 1 for each in ready),
+            on_cpus=on_cpus(ready),
+            gpus=any(each.gpus for each in ready),
         )
 
     def _rendezvous(self, group: Sequence[str]) -> Rendezvous:

@@ -65,6 +65,7 @@ class Ready(Event, frozen=True, kw_only=True, tag="ready"):
     gflop_per_s: float = 0.0
     memory_gb_per_s: float = 0.0
     nvlink_domain: str = ""
+    gpus: list[str] = []
 
     @property
     def on_cpus(self) -> bool:
@@ -88,7 +89,10 @@ class ScopeEntered(InRound, frozen=True, kw_only=True, tag="scope"):
 
 
 class Measured(InRound, frozen=True, kw_only=True, tag="sample"):
-    """What one probe measured; the fields are those of `Sampled`, for one worker."""
+    """What one probe measured; the fields are those of `Sampled`, for one worker.
+
+    `device` is set where a worker has several, and gives each one's by itself.
+    """
 
     probe: str
     quantity: str
@@ -98,6 +102,7 @@ class Measured(InRound, frozen=True, kw_only=True, tag="sample"):
     total_bytes: int
     flop: float
     figures: dict[str, Any]
+    device: int | None = None
 
 
 class Done(InRound, frozen=True, kw_only=True, tag="done"):

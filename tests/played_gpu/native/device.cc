@@ -30,7 +30,7 @@ struct State {
     std::mutex opening;
     std::atomic<bool> opened{false};
     std::atomic<int> error{OK};
-    std::atomic<long> operations{0}, products{0}, arrays{0};
+    std::atomic<long> operations{0}, products{0}, arrays{0}, messages{0};
     std::mutex heating;
     double heat_s = 0, works_until_s = 0;
     bool hot = false;
@@ -180,6 +180,12 @@ bool is_memory_wrong(int device) {
     return ++states[device].arrays % std::max(1L, (long)wrong->value) == 0;
 }
 
+bool is_message_wrong(int device) {
+    auto wrong = fault_of(device, "link_flip");
+    if (!wrong) return false;
+    return ++states[device].messages % std::max(1L, (long)wrong->value) == 0;
+}
+
 double device_seconds(int device, double cpu_seconds, double modelled_seconds) {
     double seconds = modelled_seconds > 0 ? modelled_seconds : cpu_seconds;
     if (auto slow = fault_of(device, "slow"); slow && slow->value > 0) seconds /= slow->value;
@@ -213,6 +219,12 @@ double copy_seconds(int device, double bytes) {
 double host_copy_seconds(int device, double bytes) {
     auto slow = fault_of(device, "slow_host");
     return slow && slow->value > 0 ? bytes / slow->value / 1e9 : 0;
+}
+
+double link_seconds(int device, double bytes) {
+    double speed = described(device).link_gb_per_s;
+    if (auto slow = fault_of(device, "link_slow")) speed = slow->value;
+    return speed > 0 ? bytes / speed / 1e9 : 0;
 }
 
 double monotonic_s() {

@@ -48,6 +48,7 @@ Struck begin_operation(int device);
 bool is_hanging(int device);  // until the fault is taken away
 bool is_product_wrong(int device);
 bool is_memory_wrong(int device);
+bool is_message_wrong(int device);  // one that it receives from another device
 bool is_slowed(int device);
 
 // How long an operation has to take that took the CPU so long (a device of the modelled speed: 0 if
@@ -58,6 +59,7 @@ void spin(int device);
 double product_seconds(int device, double flop);
 double copy_seconds(int device, double bytes);
 double host_copy_seconds(int device, double bytes);
+double link_seconds(int device, double bytes);  // to or from other devices
 
 double monotonic_s();
 void sleep_s(double seconds);

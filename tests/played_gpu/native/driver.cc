@@ -158,7 +158,13 @@ API int cuCtxSynchronize() {
     if (int error = current(&device)) return error;
     return synchronously(device, OK);
 }
-API int cuCtxEnablePeerAccess(void *, unsigned) { return OK; }
+API int cuCtxEnablePeerAccess(void *peer, unsigned) {
+    int device;
+    if (int error = current(&device)) return error;
+    for (int each : {device, device_of(peer)})
+        if (auto refused = fault_of(each, "peer_error")) return (int)refused->value;
+    return OK;
+}
 API int cuDevicePrimaryCtxRetain(void **context, int device) {
     if (int error = checked(device)) return error;
     *context = handle_of(device);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int POLL_MS = 20;
 constexpr size_t LARGE_BYTES = 4 << 10;
-std::atomic<long> exchanges[MOST_DEVICES], received_large[MOST_DEVICES];
+std::atomic<long> exchanges[MOST_DEVICES];
 
 enum Direction { SEND, RECEIVE };
 
@@ -145,23 +145,18 @@ bool is_struck(Comm &comm, long number) {
 }
 
 void flip_a_bit(const Comm &comm, const std::vector<Part> &receives) {
-    auto flip = fault_of(comm.device, "link_flip");
-    if (!flip) return;
     for (auto &part : receives)
-        if (part.peer != comm.rank && part.size > LARGE_BYTES &&
-            ++received_large[comm.device] % std::max(1L, (long)flip->value) == 0)
+        if (part.peer != comm.rank && part.size > LARGE_BYTES && is_message_wrong(comm.device))
             part.data[part.size / 2] ^= 4;
 }
 
 double link_seconds(const Comm &comm, const std::vector<Part> &sends, const std::vector<Part> &receives) {
-    double speed = described(comm.device).link_gb_per_s;
-    if (auto slow = fault_of(comm.device, "link_slow")) speed = slow->value;
     auto bytes = [&](const std::vector<Part> &parts) {
         size_t sum = 0;
         for (auto &part : parts) sum += part.peer == comm.rank ? 0 : part.size;
         return (double)sum;
     };
-    return speed > 0 ? std::max(bytes(sends), bytes(receives)) / speed / 1e9 : 0;
+    return played::link_seconds(comm.device, std::max(bytes(sends), bytes(receives)));
 }
 
 }  // namespace

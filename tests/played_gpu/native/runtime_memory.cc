@@ -2,6 +2,7 @@
 // The CUDA runtime: memory, and copies between memories.
 #include "runtime.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -10,12 +11,33 @@ using namespace played;
 namespace {
 
 enum CopyKind { HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, BY_ADDRESS };
-constexpr size_t TIMED_BYTES = 1 << 20;  // copies below this take as long as they take
+constexpr size_t TIMED_BYTES = 1 << 20;  // copies below this take as long as they take, and are right
 
-double seconds(Stream *stream, void *to, const void *from, size_t size) {
-    if (size < TIMED_BYTES) return 0;
-    const bool within = block_of(to).kind == Kind::DEVICE && block_of(from).kind == Kind::DEVICE;
-    return within ? copy_seconds(stream->device, 2.0 * (double)size) : 0;  // read and written
+// From one block to another by a device: within it, between it and its host, or between two devices.
+struct Way {
+    Block to, from;
+    int device;
+
+    bool has_two_devices() const {
+        return to.kind == Kind::DEVICE && from.kind == Kind::DEVICE && to.device != from.device;
+    }
+    double seconds(size_t size) const {
+        if (size < TIMED_BYTES) return 0;
+        const double bytes = (double)size;
+        if (has_two_devices()) return std::max(link_seconds(to.device, bytes), link_seconds(from.device, bytes));
+        const bool within = to.kind == Kind::DEVICE && from.kind == Kind::DEVICE;
+        return within ? copy_seconds(device, 2 * bytes) : host_copy_seconds(device, bytes);  // read and written
+    }
+    bool is_wrong(size_t size) const {
+        if (size < TIMED_BYTES) return false;
+        return is_memory_wrong(device) || (has_two_devices() && is_message_wrong(to.device));
+    }
+};
+
+void copy(void *to, const void *from, size_t size, const Way &way) {
+    memmove(to, from, size);
+    // On its way back data changes elsewhere: in the same place the second change would undo the first.
+    if (way.is_wrong(size)) ((char *)to)[way.to.kind == Kind::DEVICE ? size / 2 : size / 3] ^= 4;
 }
 
 struct PointerAttributes {
@@ -72,12 +94,13 @@ API int cudaPointerGetAttributes(PointerAttributes *attributes, const void *poin
 API int cudaMemcpyAsync(void *to, const void *from, size_t size, int, void *handle) {
     Stream *stream = stream_of(handle);
     if (int error = state(stream->device)) return fail(error);
-    const double modelled_s = seconds(stream, to, from, size);
-    if (block_of(from).kind == Kind::NONE && (!stream->is_idle() || is_slowed(stream->device))) {
+    const Way way{block_of(to), block_of(from), stream->device};
+    const double modelled_s = way.seconds(size);
+    if (way.from.kind == Kind::NONE && (!stream->is_idle() || is_slowed(stream->device) || modelled_s > 0)) {
         auto taken = std::make_shared<std::string>((const char *)from, size);
-        put_operation(stream, [=] { memcpy(to, taken->data(), size); }, modelled_s, true);
+        put_operation(stream, [=] { copy(to, taken->data(), size, way); }, modelled_s, true);
     } else {
-        put_operation(stream, [=] { memmove(to, from, size); }, modelled_s, false);
+        put_operation(stream, [=] { copy(to, from, size, way); }, modelled_s, false);
     }
     return OK;
 }

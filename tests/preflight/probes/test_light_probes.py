@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import json
 import socket
 import sys
@@ -201,3 +202,14 @@ def test_a_stranger_that_connects_to_a_ring_holds_up_no_group(said: bytes) -> No
         second.join()
 
     assert found == [[7, 8], [7, 8]]
+
+
+def test_without_a_driver_nothing_is_said_of_gpus(make: Make, tmp_path: Path) -> None:
+    if ctypes.util.find_library("cuda"):
+        pytest.skip("this machine has a driver")
+    bench = make(CUDA_VISIBLE_DEVICES="0,1", LD_LIBRARY_PATH=str(tmp_path))
+
+    (done,) = bench.round(VALUES, solo("host_copy"), solo("peer_copy"))
+
+    assert (done["outcome"], done["spent"]) == ("measured", False)
+    assert bench.samples().keys() == {"values"}
