@@ -17,8 +17,11 @@ PYTEST := -m pytest -n $(WORKERS) --dist worksteal
 RELEASES  := 24.11 26.05
 LAB_ROOTS := /var/cache/slurm-health-lab
 ROOT   := $(filter 0,$(shell id -u))
-# pyslurm is not packaged for most releases of Slurm; this is the one for Debian 12's.
-PYSLURM ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
+# pyslurm is not packaged for most releases of Slurm; this is the one for Debian 12's. In a venv of
+# its own: with it all other tests would read Slurm otherwise than most installations do.
+PYSLURM_SOURCE ?= https://github.com/PySlurm/pyslurm
+PYSLURM_TAG    ?= v22.5.3
+PYSLURM        ?= .venv-pyslurm
 
 # PyTorch's CUDA build, for played GPUs: in a venv of its own and without NVIDIA's packages, so that
 # no real GPU is ever reached. `===` because a local version, as 2.13.0+cpu, counts as newer.
@@ -37,10 +40,10 @@ PLAYED_CONTRACT := tests/test_device_calls.py tests/played_gpu/test_libraries.py
 .PHONY: bench bench-acting bench-diagnosis bench-hang-restarts bench-hangs bench-history
 .PHONY: bench-hooks bench-localize bench-monitor bench-probes bench-replay bench-scale
 .PHONY: bench-submissions gpu tools
-.PHONY: played-gpu test-played-gpu test-played-gpu-releases
+.PHONY: played-gpu test-played-gpu test-played-gpu-releases test-pyslurm
 
 help:
-	@echo 'make demo            a cluster with one bad node, a job that finds and avoids it, the report'
+	@echo 'make demo            a cluster with one bad node: a job finds and leaves it, root drains it, it comes back'
 	@echo '                     GPUS=2: on nodes with played GPUs, of which one falls off its bus'
 	@echo 'make quick T=PATH    the tests of a directory or a file, T=PATH::NAME one test: in seconds, without'
 	@echo '                     root, torch and Slurm'
@@ -71,7 +74,7 @@ help:
 	@echo 'make bench-probes    how much repeated runs of each probe differ on this machine'
 	@echo 'make bench-scale     what a check of up to 16,384 simulated nodes costs; SCALE_ARGS=--nodes=512'
 	@echo 'make gpu             everything that one GPU can show; with GPU_ARGS=--device=cpu without one'
-	@echo 'make pyslurm         build pyslurm for Slurm 22.05, so that its tests run too'
+	@echo 'make test-pyslurm    what is read through pyslurm and through scontrol, compared; builds pyslurm'
 	@echo 'make clean           remove what these commands created here'
 
 demo: install lab-packages $(if $(GPUS),played-gpu)
@@ -252,13 +255,29 @@ $(VENV)/.recipes: $(VENV)/.installed
 	@$(PYTHON) -m pip install -q -e '.[recipes]' && touch $@ || \
 		echo 'not all could be installed: recipes whose package is missing are skipped'
 
-# Takes minutes. pyslurm's tag must match Slurm's release.
-pyslurm: install
-	@command -v git >/dev/null && test -e /usr/include/slurm/slurm.h || \
-		{ apt-get update -q && apt-get install -yq --no-install-recommends gcc git libslurm-dev python3-dev; }
-	SLURM_INCLUDE_DIR=/usr/include \
+# Takes minutes, and gigabytes of memory if it is optimised, which nothing here needs. pyslurm's tag
+# must match Slurm's release.
+pyslurm: $(PYSLURM)/.installed
+
+$(PYSLURM)/.installed: $(VENV)/.quick
+ifneq ($(ROOT),)
+	@command -v git >/dev/null || { apt-get update -q && apt-get install -yq --no-install-recommends git; }
+endif
+	@GIT_TERMINAL_PROMPT=0 timeout 60 git ls-remote --exit-code '$(PYSLURM_SOURCE)' '$(PYSLURM_TAG)' >/dev/null || \
+		{ echo 'pyslurm $(PYSLURM_TAG) cannot be had from $(PYSLURM_SOURCE)'; exit 1; }
+ifneq ($(ROOT),)
+	@test -e /usr/include/slurm/slurm.h || \
+		{ apt-get update -q && apt-get install -yq --no-install-recommends gcc libslurm-dev python3-dev; }
+endif
+	@test -x $(PYSLURM)/bin/python || $(BASE) -m venv $(PYSLURM)
+	@$(PYSLURM)/bin/python -m pip install -q -e '.[test]'
+	CFLAGS=-O0 SLURM_INCLUDE_DIR=/usr/include \
 	SLURM_LIB_DIR=$$(dirname "$$(ls /usr/lib/*/libslurm.so /usr/lib64/libslurm.so 2>/dev/null | head -n 1)") \
-		$(PYTHON) -m pip install --no-deps '$(PYSLURM)'
+		$(PYSLURM)/bin/python -m pip install -q --no-deps 'git+$(PYSLURM_SOURCE)@$(PYSLURM_TAG)'
+	@touch $@
+
+test-pyslurm: lab-packages pyslurm
+	PATH="$(CURDIR)/$(PYSLURM)/bin:$$PATH" $(PYSLURM)/bin/python -m pytest -q tests/system/slurm/test_reads.py $(PYTEST_ARGS)
 
 clean:
-	rm -rf $(VENV) $(PLAYED) $(PLAYED)-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis gpu.json
+	rm -rf $(VENV) $(PLAYED) $(PLAYED)-* $(PYSLURM) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis gpu.json

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: a real Slurm with one bad node, a training job that finds and leaves it, the report.
+"""`make demo`: a real Slurm with one bad node, from the job that finds it to its return.
 
-As root it starts the lab; without root it shows a check of this machine and says what it left out.
-`make demo GPUS=2` shows the same on nodes with played GPUs, one of which falls off its bus.
+As root it starts the lab: a user's training job finds the node, leaves it and trains; root tests
+the node with two partners and drains it; it is mended, and comes back. Without root it shows a
+check of this machine and says what it left out. `make demo GPUS=2` shows the job on nodes with
+played GPUs, one of which falls off its bus.
 """
 
 from __future__ import annotations
@@ -11,15 +13,25 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from tests.e2e.hooks_support import HookedSite, hooked_site
 from tests.lab import Lab, LabError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BAD_NODE = "n3"
 USER = "alice"
-# It takes less than a minute on an idle machine with 2 cores; this is for a busy one.
+# It takes less than a minute and a half on an idle machine with 2 cores; this is for a busy one.
 DEADLINE_S = 240.0
+PAIR_TEST = f"""\
+[pair_test]
+enabled = true
+python = "{sys.executable}"
+check = "allgather"
+[accusations]
+read_limit_s = 30
+"""
 # Made by `make played-gpu`.
 PLAYED = Path(__file__).parents[1] / ".venv-played"
 
@@ -39,14 +51,53 @@ def main() -> int:
 
 
 def _on_a_cluster() -> int:
-    bin_directory = Path(sys.executable).parent
-    with Lab.start(nodes=6) as lab:
-        _say(f"A real Slurm: slurmctld and 6 slurmd, {', '.join(lab.nodes)}, on this machine.")
+    bin_directory = str(Path(sys.executable).parent)
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-health-demo-") as directory,
+        hooked_site(Path(directory), nodes=7) as site,
+    ):
+        lab = site.lab
+        # The lab's nodes share process numbers: an epilog would see what belongs to other nodes.
+        site.configure(PAIR_TEST, share=0.5, hooks="end_leftovers = false")
+        _say(f"A real Slurm: slurmctld and 7 slurmd, {', '.join(lab.nodes)}, on this machine.")
         lab.fault.drop(BAD_NODE)
         _say(f"Packets between {BAD_NODE} and the other nodes are now dropped. Slurm sees nothing:")
         _show(lab, ["sinfo", "--format=%12N %6D %8T"])
-        found = _train(lab, 5, str(bin_directory))
-    return _end(found=found)
+        found = _train(lab, 4, bin_directory)
+        drained = found and _drained(site, {"PATH": f"{bin_directory}:{os.defpath}"})
+    return _end(found=found and drained)
+
+
+def _drained(site: HookedSite, environ: dict[str, str]) -> bool:
+    """Show what root makes of it, the repair and the return; tell whether the node was drained."""
+    lab, nodes = site.lab, ["slurm-health", "nodes", f"--config={site.installed}/etc/config.toml"]
+    _say(
+        f"{USER} has no right to drain {BAD_NODE}, and one job's word drains no node. Root's epilog"
+        f" read what the job had found, and has {BAD_NODE} tested with two partners by a job of the"
+        " site's own:"
+    )
+
+    def is_over() -> bool:
+        return "the test with partners did not tell" in site.hook_log(BAD_NODE)
+
+    lab.wait_until(
+        lambda: BAD_NODE in site.out_of_pool() or is_over(), bool, "root's own test", DEADLINE_S
+    )
+    log = site.hook_log(BAD_NODE).splitlines()
+    print(
+        "\n".join(line for line in log if "accuses this node" in line or "partners" in line), "\n"
+    )
+    if BAD_NODE not in site.out_of_pool():
+        return False
+    _show(lab, nodes, environ, user="root")
+    lab.fault.clear(BAD_NODE)
+    _say(f"{BAD_NODE} is mended: its packets arrive. An administrator returns it:")
+    _show(lab, [*nodes, "release", BAD_NODE], environ, user="root")
+    lab.wait_nodes()
+    _show(lab, ["srun", f"--nodelist={BAD_NODE}", "hostname"])
+    lab.wait_nodes()
+    _show(lab, ["sinfo", "--format=%12N %6D %8T"])
+    return BAD_NODE not in site.out_of_pool()
 
 
 def _on_gpus(gpus: int) -> int:
@@ -78,7 +129,8 @@ def _train(lab: Lab, nodes: int, bin_directories: str, *options: str) -> bool:
 
 
 def _end(*, found: bool) -> int:
-    _say("The lab is down again." if found else f"{BAD_NODE} was not found; this should not be.")
+    failed = f"{BAD_NODE} was not found, or not drained; this should not be."
+    _say("The lab is down again." if found else failed)
     return 0 if found else 1
 
 
@@ -93,9 +145,11 @@ def _without_root() -> int:
     return subprocess.run(argv, check=False).returncode
 
 
-def _show(lab: Lab, argv: list[str], environ: dict[str, str] | None = None) -> str:
-    print(f"{USER}$ {' '.join(argv)}", flush=True)
-    result = lab.run(argv, user=USER, env=environ or {}, check=False)
+def _show(
+    lab: Lab, argv: list[str], environ: dict[str, str] | None = None, user: str = USER
+) -> str:
+    print(f"{user}{'#' if user == 'root' else '$'} {' '.join(argv)}", flush=True)
+    result = lab.run(argv, user=user, env=environ or {}, check=False)
     print(result.stdout + result.stderr, flush=True)
     return result.stdout
 

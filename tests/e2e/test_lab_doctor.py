@@ -87,7 +87,7 @@ def test_a_site_installed_as_documented_needs_no_change(well: Consulted) -> None
     told = well.told("fine")
     for line in ("Prolog=", "Epilog=", "Alloc and DeferBatch", "starts elsewhere", "every 3600 s"):
         assert line in told
-    assert "Slurm is read through" in told
+    assert "nodes are read through" in told
 
 
 def test_an_ordinary_user_is_told_what_can_be_told_without_rights(well: Consulted) -> None:

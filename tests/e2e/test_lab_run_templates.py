@@ -21,6 +21,7 @@ TEMPLATES = ROOT / "sbatch_templates"
 TESTED = {
     "check-then-torchrun.sbatch",
     "container.sbatch",
+    "straggler-detection.sbatch",
     "sweep.sbatch",
     "task-per-gpu.sbatch",
     "torchrun-with-check.sbatch",
@@ -84,6 +85,16 @@ def test_torchrun_with_check_leaves_the_bad_node_out(site: Site) -> None:
     assert "n3 is LEFT OUT: faulty" in text
     assert "3 processes" in text
     assert site.lab.job(job)["Restarts"] == "0"
+
+
+@pytest.mark.slow
+def test_straggler_detection_tells_each_rounds_seconds_and_trains_on_all(site: Site) -> None:
+    job = submit(site, "straggler-detection.sbatch", "-N3", script="train_torchrun.py")
+    text = output_of(site, job)
+    assert "3 processes" in text
+    (check,) = site.report(job)["runs"]
+    assert {each["probe"] for round_ in check["rounds"] for each in round_["groups"]} == {"gpt"}
+    assert "elapsed" in text
 
 
 def test_task_per_gpu(site: Site) -> None:

@@ -335,8 +335,8 @@ def _is_open(path: Path) -> bool:
 def reads_advice(name: str, why: str) -> Advice:
     """Return how Slurm is read here, and why so."""
     if name == "pyslurm" or why == "pyslurm is not installed":
-        return fine(f"Slurm is read through {name}: {why}")
-    return look(f"Slurm is read through {name}: {why}", "nothing, if that is intended")
+        return fine(f"nodes are read through {name}: {why}")
+    return look(f"nodes are read through {name}: {why}", "nothing, if that is intended")
 
 
 def torch_advice(output: str, code: int, python: str) -> Advice:

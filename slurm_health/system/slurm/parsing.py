@@ -37,7 +37,7 @@ JobId = int | str
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `fields` holds at least what `JOB_FIELDS` names, under scontrol's names."""
+    """One job. `fields` holds what scontrol prints of it, but for its name."""
 
     job_id: JobId
     states: frozenset[str]
@@ -127,27 +127,6 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     cpus: int
     tasks: int
-
-
-# What is asked of a job, and what scontrol writes where there is nothing; None for a field that it
-# then leaves out.
-JOB_FIELDS: Mapping[str, str | None] = {
-    "JobId": "",
-    "ArrayJobId": None,
-    "ArrayTaskId": None,
-    "JobState": "",
-    "Reason": "None",
-    "Priority": "0",
-    "NodeList": "",
-    "ReqNodeList": "(null)",
-    "ExcNodeList": "(null)",
-    "BatchFlag": "0",
-    "Requeue": "0",
-    "Restarts": "0",
-    "Partition": "(null)",
-    "Account": "(null)",
-    "QOS": "(null)",
-}
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

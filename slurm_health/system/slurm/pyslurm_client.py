@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads through pyslurm where it is installed, tested and fits this Slurm, else through scontrol.
+"""Nodes through pyslurm where it is installed, tested and fits this Slurm, else through scontrol.
 
-The only module that loads pyslurm. Writes go through scontrol in either case.
+The only module that loads pyslurm. Jobs are read through scontrol in either case, which prints all
+that is known of one, so that no reader can miss a field; of an array's tasks pyslurm shows one,
+which may be another than was meant, and takes task 0 for none. Writes go through scontrol as well.
 
-    python -I -m slurm_health.system.slurm.pyslurm_client import | job JOBID | nodes [NAME...]
+    python -I -m slurm_health.system.slurm.pyslurm_client import | nodes [NAME...]
 
 pyslurm runs in a process of its own: importing it without a usable slurm.conf ends the process,
 a controller that does not answer holds it for as long as Slurm likes, and only a process can be
@@ -24,9 +26,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slurm_health.records.decoding import from_json
-from slurm_health.records.errors import ExitCode, SlurmCommandError, SlurmError, UnknownJob
-from slurm_health.system.slurm.parsing import JOB_FIELDS, Job, JobId, Node, job_of
-from slurm_health.system.slurm.reads import CommandReads, Reads, Run, knows_no_job
+from slurm_health.records.errors import ExitCode, SlurmCommandError, SlurmError
+from slurm_health.system.slurm.parsing import Job, JobId, Node
+from slurm_health.system.slurm.reads import CommandReads, Reads, Run
 
 log = logging.getLogger(__name__)
 # Releases for which the tests have compared both readers. pyslurm's interface, and the structures
@@ -45,17 +47,8 @@ class PyslurmReads:
         self._usable = True
 
     def job(self, job_id: JobId) -> Job:
-        """Read one job; `instead` reads what pyslurm cannot name, such as a task as `12_3`."""
-        fields = self._job_fields(job_id)
-        # Of all the tasks that an array's id means pyslurm shows one, which may be another; and it
-        # takes task 0 for none.
-        if (
-            fields is None
-            or fields.get("JobId") != str(job_id)
-            or ("ArrayJobId" in fields and "ArrayTaskId" not in fields)
-        ):
-            return self._instead.job(job_id)
-        return job_of(job_id, fields)
+        """Read one job, always through `instead`."""
+        return self._instead.job(job_id)
 
     def nodes(self, names: Sequence[str]) -> dict[str, Node]:
         """Read some nodes, or all, in one call."""
@@ -72,17 +65,6 @@ class PyslurmReads:
         """
         module = "slurm_health.system.slurm.pyslurm_client"
         return self._run([sys.executable, "-I", "-m", module, *question])
-
-    def _job_fields(self, job_id: JobId) -> dict[str, str] | None:
-        if not str(job_id).isdecimal():
-            return None
-        try:
-            text = self._try("job", str(job_id))
-        except SlurmCommandError as err:
-            if knows_no_job(err):
-                raise UnknownJob(job_id) from err
-            raise
-        return None if text is None else _decoded(text, dict[str, str])
 
     def _try(self, *question: str) -> str | None:
         if not self._usable:
@@ -193,43 +175,15 @@ def main(argv: Sequence[str]) -> int:
     question, *words = argv
     try:
         answer: object = None
-        if question == "job":
-            answer = _job_fields(pyslurm.Job.load(int(words[0])))
-        elif question == "nodes":
+        if question == "nodes":
             answer = _nodes(pyslurm, words)
         else:
-            answer = [pyslurm.__version__, pyslurm.Job.__name__, pyslurm.Nodes.__name__]
+            answer = [pyslurm.__version__, pyslurm.Nodes.__name__]
     except pyslurm.RPCError as err:
         print(err, file=sys.stderr)
         return _REFUSED
     sys.stdout.buffer.write(msgspec.json.encode(answer))
     return 0
-
-
-def _job_fields(job: Any) -> dict[str, str]:
-    """Return the fields of a job as scontrol names and writes them."""
-    found = {
-        "JobId": job.id,
-        "ArrayJobId": job.array_id,
-        "ArrayTaskId": job.array_task_id,
-        "JobState": job.state,
-        "Reason": (job.state_reason or "").replace(" ", "_"),  # as scontrol does
-        "Priority": job.priority,
-        "NodeList": job.allocated_nodes,
-        "ReqNodeList": job.required_nodes,
-        "ExcNodeList": job.excluded_nodes,
-        "BatchFlag": int(bool(job.is_batch_job)),
-        "Requeue": int(bool(job.is_requeueable)),
-        "Restarts": job.requeue_count,
-        "Partition": job.partition,
-        "Account": job.account,
-        "QOS": job.qos,
-    }
-    shown = {
-        key: nothing if found[key] in {None, ""} else str(found[key])
-        for key, nothing in JOB_FIELDS.items()
-    }
-    return {key: text for key, text in shown.items() if text is not None}
 
 
 def _nodes(pyslurm: Any, names: Sequence[str]) -> list[Node]:

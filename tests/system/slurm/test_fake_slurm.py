@@ -13,12 +13,16 @@ import pytest
 
 from slurm_health.records.nodeset import expand
 from slurm_health.system.slurm.job_gres import options_on
-from slurm_health.system.slurm.parsing import JOB_FIELDS
 from tests.lab import Lab
 from tests.lab.records import parse_record
 from tests.support.fake_slurm import FakeSlurm
 
 NODES = ("n1", "n2", "n3", "n4")
+# Of a job, as the fake plays it.
+JOB_FIELDS = (
+    *("ArrayJobId", "ArrayTaskId", "JobState", "Reason", "Priority", "NodeList", "ReqNodeList"),
+    *("ExcNodeList", "BatchFlag", "Requeue", "Restarts", "Partition", "Account", "QOS"),
+)
 SLEEPS = "#!/bin/sh\nsleep 600\n"
 
 
@@ -97,7 +101,7 @@ def job_fields(slurm: Slurm, job: str) -> dict[str, str]:
     # Of a priority it only matters whether it is 0, which means held.
     record["Priority"] = "0" if record["Priority"] == "0" else "some"
     record["NodeList"] = ",".join(expand(record["NodeList"])) if record["NodeList"] else ""
-    return {name: record[name] for name in JOB_FIELDS if name in record and name != "JobId"}
+    return {name: record[name] for name in JOB_FIELDS if name in record}
 
 
 RUNNING = {
