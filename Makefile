@@ -161,8 +161,9 @@ bench: install lab-packages
 bench-acting: install lab-packages
 	$(RUN) -m benchmarks.acting
 
+# These three go on where they were interrupted: what was judged is kept.
 bench-diagnosis: install lab-packages
-	$(RUN) -m benchmarks.diagnosis $(DIAGNOSIS_ARGS)
+	$(RUN) -m benchmarks.diagnosis --results build/diagnosis.jsonl $(DIAGNOSIS_ARGS)
 
 bench-localize: install
 	$(RUN) -m benchmarks.localize
@@ -171,9 +172,8 @@ bench-history: install
 	$(PYTHON) -m benchmarks.history
 
 bench-hangs: install lab-packages
-	$(RUN) -m benchmarks.hangs $(HANGS_ARGS)
+	$(RUN) -m benchmarks.hangs --results build/hangs.jsonl $(HANGS_ARGS)
 
-# Goes on where it was interrupted: what was judged is kept.
 bench-hang-restarts: install lab-packages
 	$(RUN) -m benchmarks.hang_restarts --results build/hang-restarts.jsonl $(HANGS_ARGS)
 

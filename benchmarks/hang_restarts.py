@@ -27,7 +27,7 @@ import msgspec
 from tabulate import tabulate
 
 from benchmarks.check_table import machine_facts, machine_line
-from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
+from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt, keep, kept
 from tests.e2e.lab_support import Site
 from tests.e2e.played_nodes import UNREACHABLE, play, submit
 from tests.lab import Lab, LabError
@@ -170,7 +170,8 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="where each run is kept")
     options = parser.parse_args()
     kinds = OWN_KINDS if options.own else KINDS
-    done = [each for each in _kept(options.results) if each.seed == options.seed]
+    done = [msgspec.convert(each, Outcome) for each in kept(options.results)]
+    done = [each for each in done if each.seed == options.seed]
     done = [each for each in done if each.kind in kinds and each.number < options.runs]
     left = [
         plan
@@ -187,7 +188,7 @@ def main() -> int:
                 print(f"not measured: {outcome}", flush=True)
                 continue
             done.append(outcome)
-            _keep(options.results, outcome)
+            keep(options.results, msgspec.to_builtins(outcome))
             print(_line_of(outcome), flush=True)
     except KeyboardInterrupt:
         print("benchmarks.hang_restarts: interrupted; the lab is down", file=sys.stderr)
@@ -209,19 +210,6 @@ def table(outcomes: Sequence[Outcome]) -> str:
     right = sum(not each.wrong for each in outcomes)
     rows.append(["all", f"{right} of {len(outcomes)}", ""])
     return tabulate(rows, headers=["hang", "right", "after the last step"], tablefmt="github")
-
-
-def _kept(results: Path | None) -> list[Outcome]:
-    if results is None or not results.exists():
-        return []
-    return [msgspec.json.decode(line, type=Outcome) for line in results.read_bytes().splitlines()]
-
-
-def _keep(results: Path | None, outcome: Outcome) -> None:
-    if results is not None:
-        results.parent.mkdir(parents=True, exist_ok=True)
-        with results.open("ab") as file:
-            file.write(msgspec.json.encode(outcome) + b"\n")
 
 
 def _outcomes(

@@ -4,8 +4,10 @@
     python -m benchmarks.hangs                            five causes, four runs of each
     python -m benchmarks.hangs --only stopped network --runs 10 --seed 5
     python -m benchmarks.hangs --without-heartbeat        what output and the kernel tell alone
+    python -m benchmarks.hangs --runs 20 --results build/hangs.jsonl    goes on where it stopped
 
 Each run trains on three nodes and hangs one rank, at a step and in a way that the seed chooses.
+With `--results` each run is kept once it is judged, and those that are kept are not run again.
 LAB_RELEASE names another release of Slurm. Exits 0 if every run was located, with a heartbeat
 within a minute of its last step; 1 if one was not, or another rank or node was named; 3 if one
 could not be measured.
@@ -17,16 +19,16 @@ import argparse
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
 from benchmarks.check_table import machine_facts, machine_line
-from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
+from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt, keep, kept
 from tests.e2e.lab_support import Site
 from tests.e2e.played_nodes import play, submit
 from tests.lab import Lab, LabError
@@ -48,8 +50,10 @@ _STEPS_OF_OUTPUT = range(220, 280)
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """One run: what hangs which rank at which step."""
+    """One run: what hangs which rank at which step; its number among those of a cause and seed."""
 
+    seed: int
+    number: int
     cause: str
     rank: int
     step: int
@@ -111,35 +115,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=tuple(CAUSES), default=tuple(CAUSES))
     parser.add_argument("--without-heartbeat", action="store_true")
+    parser.add_argument("--results", type=Path, help="where each run is kept")
     options = parser.parse_args()
-    dice = random.Random(options.seed)
     beats = not options.without_heartbeat
-    steps = _STEPS if beats else _STEPS_OF_OUTPUT
     causes = [name for name in options.only if beats or CAUSES[name].without_heartbeat]
-    hangs = [
-        Hang(
-            cause=cause,
-            rank=dice.randrange(_NODES),
-            step=dice.choice(steps),
-            heartbeat=beats,
-        )
-        for _ in range(options.runs)
-        for cause in causes
-    ]
-    print(machine_line(machine_facts()), flush=True)
+    hangs = plans(causes, options.runs, options.seed, heartbeat=beats)
+    located = [each for each in _located(options.results) if each.hang in hangs]
+    left = [each for each in hangs if each not in {done.hang for done in located}]
+    print(machine_line(machine_facts()), f"{len(located)} runs are kept, {len(left)} left")
+    sys.stdout.flush()
     end_as_on_interrupt()
-    located: list[Located] = []
     unmeasured: list[str] = []
     try:
-        with _site() as site:
-            for hang in hangs:
-                try:
-                    located.append(_run(site, hang))
-                    print(_line_of(located[-1]), flush=True)
-                except LabError as err:
-                    unmeasured.append(f"{hang}: {err}")
-                    print(f"not measured: {unmeasured[-1]}", flush=True)
-                site.lab.reset()
+        for found in _outcomes(left):
+            if isinstance(found, str):
+                unmeasured.append(found)
+                print(f"not measured: {found}", flush=True)
+                continue
+            located.append(found)
+            keep(options.results, asdict(found))
+            print(_line_of(found), flush=True)
     except KeyboardInterrupt:
         print("benchmarks.hangs: interrupted; the lab is down", file=sys.stderr)
         return INTERRUPTED
@@ -147,6 +142,43 @@ def main() -> int:
     if any(each.wrong for each in located):
         return 1
     return 3 if unmeasured else 0
+
+
+def plans(causes: Sequence[str], runs: int, seed: int, *, heartbeat: bool) -> list[Hang]:
+    """Return all runs, each cause once before any comes again; the first ones stay the same."""
+    found = []
+    for number in range(runs):
+        for cause in causes:
+            dice = random.Random(f"{seed}-{cause}-{number}")
+            found.append(
+                Hang(
+                    seed=seed,
+                    number=number,
+                    cause=cause,
+                    rank=dice.randrange(_NODES),
+                    step=dice.choice(_STEPS if heartbeat else _STEPS_OF_OUTPUT),
+                    heartbeat=heartbeat,
+                )
+            )
+    return found
+
+
+def _outcomes(left: Sequence[Hang]) -> Iterator[Located | str]:
+    """Yield what was said of each hang, or why it could not be measured."""
+    if not left:
+        return
+    with _site() as site:
+        for hang in left:
+            try:
+                yield _run(site, hang)
+            except LabError as err:
+                yield f"{hang}: {err}"
+            site.lab.reset()
+
+
+def _located(results: Path | None) -> list[Located]:
+    """Return the runs that were kept."""
+    return [Located(**{**each, "hang": Hang(**each["hang"])}) for each in kept(results)]
 
 
 def table(located: list[Located]) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.command import keep
+from benchmarks.diagnosis.__main__ import as_object, judged_before
 from benchmarks.diagnosis.causes import BY_NAME, CAUSES, Cause, Ends
 from benchmarks.diagnosis.judge import Judged, judge, with_ended_start
 from benchmarks.diagnosis.plan import RANKS, Plan, plan_of, plans
@@ -78,6 +80,19 @@ def test_each_cause_comes_once_before_any_comes_again() -> None:
 
     assert [each.cause for each in planned] == [*CAUSES, *CAUSES]
     assert {each.seed for each in planned} == {7, 8}
+
+
+def test_a_run_that_was_kept_is_the_same_once_it_is_read(tmp_path: Path) -> None:
+    results = tmp_path / "kept" / "runs.jsonl"
+    found = judge(
+        plan_of(BY_NAME["stopped"], 3), {"runs": [run()]}, drained={}, fault_s=0.0, again_s=None
+    )
+    assert judged_before(results, 0) == []
+
+    keep(results, {**as_object(found), "gpus": 0})
+
+    assert judged_before(results, 0) == [found]
+    assert judged_before(results, 1) == []
 
 
 def test_the_right_cause_on_the_right_node_is_right() -> None:

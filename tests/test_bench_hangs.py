@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.hangs import CAUSES, Hang, judged, table
+from benchmarks.hangs import CAUSES, Hang, judged, plans, table
 
 
 def record(cause: str, nodes: list[str], ranks: list[int], stalled_s: float = 33.0) -> Any:
@@ -16,7 +16,7 @@ def record(cause: str, nodes: list[str], ranks: list[int], stalled_s: float = 33
 
 
 def hang(cause: str, heartbeat: bool = True) -> Hang:
-    return Hang(cause=cause, rank=1, step=30, heartbeat=heartbeat)
+    return Hang(seed=1, number=0, cause=cause, rank=1, step=30, heartbeat=heartbeat)
 
 
 def wrong(cause: str, told: Any, heartbeat: bool = True) -> str:
@@ -53,3 +53,12 @@ def test_the_table_counts_by_cause() -> None:
     runs.append(judged(hang("stopped"), CAUSES["stopped"], record("rank-gone", ["n2"], [1])))
 
     assert "1 of 2" in table(runs)
+
+
+def test_more_runs_begin_with_those_of_fewer_so_that_they_can_be_kept() -> None:
+    few, more = (plans([*CAUSES], runs, 1, heartbeat=True) for runs in (2, 4))
+
+    assert more[: len(few)] == few
+    assert plans(["network"], 2, 1, heartbeat=True) == [
+        each for each in few if each.cause == "network"
+    ]

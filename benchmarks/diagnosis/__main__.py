@@ -4,6 +4,7 @@
     python -m benchmarks.diagnosis                               every cause 20 times; hours
     python -m benchmarks.diagnosis --runs 1 --labs 2
     python -m benchmarks.diagnosis --only mount --seed 7 --runs 1    one run again
+    python -m benchmarks.diagnosis --results build/diagnosis.jsonl   goes on where it stopped
     python -m benchmarks.diagnosis --gpus                        over NCCL on played GPUs
 
 Exits 0 if every run was right; 1 if one was not; 3 if a cause could not be injected.
@@ -25,11 +26,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.check_table import machine_facts, machine_line
-from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
+from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt, kept
+from benchmarks.command import keep as keep_run
 from benchmarks.diagnosis.causes import BY_NAME, CAUSES
 from benchmarks.diagnosis.judge import Judged, judge
 from benchmarks.diagnosis.perform import Interrupted, Run, Trained, keep, stage
-from benchmarks.diagnosis.plan import Plan, plans
+from benchmarks.diagnosis.plan import Plan, plan_of, plans
 from benchmarks.diagnosis.table import table
 from tests.e2e.lab_support import Site
 from tests.lab import LabError
@@ -41,9 +43,17 @@ _PLAYED = Path(__file__).parents[2] / ".venv-played"
 class Bench:
     """Runs plans, on several labs at once; says how each went."""
 
-    def __init__(self, wanted: Sequence[Plan], labs: int, evidence: Path, trained: Trained) -> None:
+    def __init__(
+        self,
+        wanted: Sequence[Plan],
+        labs: int,
+        evidence: Path,
+        trained: Trained,
+        results: Path | None = None,
+    ) -> None:
         self.judged: list[Judged] = []
         self.failures: list[str] = []
+        self._results = results
         self._evidence, self._trained = evidence, trained
         self._labs = labs
         self._wanted: queue.SimpleQueue[Plan] = queue.SimpleQueue()
@@ -93,6 +103,7 @@ class Bench:
         )
         found = dataclasses.replace(found, load=load, evidence=str(kept) if found.wrong else "")
         self.judged.append(found)
+        keep_run(self._results, {**as_object(found), "gpus": self._trained.gpus})
         self._say(_line(found))
         return True
 
@@ -121,7 +132,10 @@ def main() -> int:
         build.ready(_PLAYED)
         trained = Trained(python=_PLAYED / "bin" / "python", gpus=1)
     wanted = list(plans(causes, options.runs, options.seed))
-    bench = Bench(wanted, options.labs, evidence, trained)
+    done = [each for each in judged_before(options.results, trained.gpus) if each.plan in wanted]
+    left = [each for each in wanted if each not in [run.plan for run in done]]
+    bench = Bench(left, options.labs, evidence, trained, options.results)
+    bench.judged += done
     end_as_on_interrupt()
     interrupted = False
     try:
@@ -130,7 +144,7 @@ def main() -> int:
         print("benchmarks.diagnosis: interrupted; the labs are down", file=sys.stderr)
         interrupted = True
     if options.json:
-        runs = [_as_object(each) for each in bench.judged]
+        runs = [as_object(each) for each in bench.judged]
         text = {"machine": machine, "runs": runs, "failures": bench.failures}
         print(json.dumps(text, indent=2, ensure_ascii=False))
     else:
@@ -143,7 +157,27 @@ def main() -> int:
     return 3 if bench.failures else 0
 
 
-def _as_object(run: Judged) -> dict[str, object]:
+def judged_before(results: Path | None, gpus: int) -> list[Judged]:
+    """Return the runs that were kept of trainings with so many GPUs on each node."""
+    return [
+        Judged(
+            plan=plan_of(BY_NAME[run["cause"]], run["seed"]),
+            named=run["named"],
+            cause_right=run["cause_right"],
+            node_right=run["node_right"],
+            accused=tuple(run["accused"]),
+            found_s=run["found_s"],
+            again_s=run["again_s"],
+            wrong=tuple(run["wrong"]),
+            load=run["load_average"],
+        )
+        for run in kept(results)
+        if run["gpus"] == gpus
+    ]
+
+
+def as_object(run: Judged) -> dict[str, object]:
+    """Return a run as JSON has it."""
     return {
         "cause": run.plan.cause.name,
         "seed": run.plan.seed,
@@ -183,6 +217,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="of the first run of each cause [1]")
     parser.add_argument(
         "--evidence", type=Path, metavar="DIR", help="keep report, output and journal of each here"
+    )
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="keep each run here, and run none again"
     )
     parser.add_argument("--json", action="store_true", help="print every run as JSON")
     return parser
