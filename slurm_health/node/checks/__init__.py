@@ -16,6 +16,10 @@ pure.
     xid          Xid and SXid errors in the kernel's log
     gpu          NVIDIA GPUs, and processes on them
     dcgm         NVIDIA's own diagnostic of its GPUs
+    amd_gpu      AMD GPUs
+    nvme         local NVMe drives: wear and errors
+    bmc          fans, power supplies and memory events, as the board's controller tells them
+    optics       cables and optics of the network
     ethernet     Ethernet interfaces
     infiniband   InfiniBand and RoCE ports
     external     files, programs of the site, Nagios plugins, LBNL NHC

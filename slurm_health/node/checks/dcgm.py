@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from slurm_health.node.checks.check import Check, CheckContext
-from slurm_health.node.checks.external import ProgramSeen, run_program
+from slurm_health.node.checks.external import ProgramSeen, json_in, run_program
 from slurm_health.node.rules.finding import (
     Finding,
     inconclusive,
@@ -113,10 +112,9 @@ class _Result(NamedTuple):
 
 
 def _document(output: str) -> Mapping[str, Any] | None:
-    """Return what dcgmi reports, without the lines that other libraries print around it."""
-    try:
-        found = json.loads(output[output.index("{") : output.rindex("}") + 1])
-    except (ValueError, RecursionError):
+    """Return what dcgmi reports."""
+    found = json_in(output)
+    if not isinstance(found, dict):
         return None
     roots = [found[root] for root in _ROOTS if isinstance(found.get(root), dict)]
     return roots[0] if roots else None

@@ -98,6 +98,25 @@ def run_program(
     return ProgramSeen(code=process.returncode, output=output.decode(errors="replace"))
 
 
+def json_in(output: str) -> object:
+    """Return the JSON that a program printed, without the lines that libraries print around it.
+
+    None where there is none.
+    """
+    import json
+
+    starts = [place for place in map(output.find, "{[") if place >= 0]
+    if not starts:
+        return None
+    start = min(starts)
+    end = output.rfind("}" if output[start] == "{" else "]")
+    try:
+        found: object = json.loads(output[start : end + 1])
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
 def program_of(check: Check) -> str:
     """Return the program that a check runs, empty where it runs none."""
     argv = getattr(check, "argv", ())

@@ -40,6 +40,8 @@ _OF_THE_SYSTEM = frozenset(
     {"bin", "boot", "dev", "efi", "etc", "lib", "lib64", "media", "nix", "opt", "proc", "root"}
     | {"run", "sbin", "snap", "srv", "sys", "usr", "var"}
 )
+# A BMC with a few hundred sensors, and eight ports with modules, answer within half a minute.
+_SLOW_LIMIT_S = 40
 _IDLE = '# contexts = ["retest", "healthcheck"]'
 
 _HEAD = """\
@@ -204,6 +206,64 @@ def _dcgm(context: CheckContext) -> str:
     )
 
 
+def _amd_gpus(context: CheckContext) -> str:
+    from slurm_health.node.checks.amd_gpu import read_amd_gpus
+    from slurm_health.node.checks.external import is_there
+
+    if not context.entries("/sys/bus/pci/drivers/amdgpu") or not is_there("amd-smi", context):
+        return ""
+    gpus = read_amd_gpus(context)
+    linked = {gpu.linked for gpu in gpus}
+    # Where they differ, a link may be down, and what is down is no limit to draft.
+    peers = linked.pop() or 0 if len(linked) == 1 else 0
+    return _table("amd-gpu", count=len(gpus), xgmi_peers=peers, time_limit_s=_SLOW_LIMIT_S)
+
+
+def _nvme(context: CheckContext) -> str:
+    from slurm_health.node.checks.external import is_there
+    from slurm_health.node.checks.nvme import local_drives
+
+    drives = local_drives(context)
+    has_tool = is_there("smartctl", context) or is_there("nvme", context)
+    return _table("nvme", count=len(drives)) if drives and has_tool else ""
+
+
+def _bmc(context: CheckContext) -> str:
+    from slurm_health.node.checks.external import is_there
+
+    has_driver = any(context.path(f"/dev/{name}").exists() for name in ("ipmi0", "ipmi/0"))
+    if not has_driver or not is_there("ipmitool", context):
+        return ""
+    return _table("bmc", time_limit_s=_SLOW_LIMIT_S)
+
+
+def _optics(context: CheckContext) -> str:
+    """Return the ports whose modules answer now: many have a cable of copper that says nothing."""
+    from slurm_health.node.checks.external import is_there
+    from slurm_health.node.checks.infiniband import InfiniBand
+    from slurm_health.node.checks.optics import Optics
+
+    interfaces = [
+        name
+        for name in context.entries("/sys/class/net")
+        if context.path(f"/sys/class/net/{name}/device").exists()
+        and context.read_or_none(f"/sys/class/net/{name}/operstate") == "up"
+    ]
+    ports = InfiniBand().collect(context).ports if is_there("mlxlink", context) else {}
+    devices = [name.partition(":")[0] for name, each in ports.items() if each.state == "ACTIVE"]
+    if not (devices or (interfaces and is_there("ethtool", context))):
+        return ""
+    seen = Optics(interfaces=tuple(interfaces), devices=tuple(devices)).collect(context)
+    if not (seen.ethtool or seen.mlxlink):
+        return ""
+    return _table(
+        "optics",
+        interfaces=list(seen.ethtool),
+        devices=list(seen.mlxlink),
+        time_limit_s=_SLOW_LIMIT_S,
+    )
+
+
 _SECTIONS: tuple[tuple[str, Callable[[CheckContext], str]], ...] = (
     ("Memory", partial(_total, "memory", "MemTotal")),
     ("Swap", partial(_total, "swap", "SwapTotal")),
@@ -217,6 +277,10 @@ _SECTIONS: tuple[tuple[str, Callable[[CheckContext], str]], ...] = (
     ("Daemons", _daemons),
     ("GPUs", _gpus),
     ("dcgmi diag, run when a job calls the node slow or faulty and no other job is on it", _dcgm),
+    ("AMD GPUs", _amd_gpus),
+    ("NVMe drives", _nvme),
+    ("The board's controller: fans, power supplies, memory events", _bmc),
+    ("Cables and optics", _optics),
     ("The kernel's log", lambda _place: _table("kernel-log")),
     ("What a job left behind when it ended", lambda _place: _table("leftovers", shadow=False)),
 )
