@@ -38,7 +38,7 @@ PLAYED_CONTRACT := tests/test_device_calls.py tests/played_gpu/test_libraries.py
 .PHONY: help demo quick test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site packages
 .PHONY: bench bench-acting bench-diagnosis bench-hang-restarts bench-hangs bench-history
-.PHONY: bench-hooks bench-localize bench-monitor bench-probes bench-replay bench-scale
+.PHONY: bench-hooks bench-localize bench-monitor bench-probes bench-replay bench-scale bench-year
 .PHONY: bench-submissions gpu tools
 .PHONY: played-gpu test-played-gpu test-played-gpu-releases test-pyslurm
 
@@ -69,6 +69,7 @@ help:
 	@echo 'make bench-hang-restarts  ten hangs of trainings without a line of ours: do they go on on the spare (an hour)'
 	@echo 'make bench-monitor   what the monitor beside a training costs on each node, and per step'
 	@echo 'make bench-replay    what is said of recordings of real clusters: RECORDINGS=DIR'
+	@echo 'make bench-year      a year of a real cluster, replayed: which policy keeps training going: RECORDINGS=DIR'
 	@echo 'make bench-hooks     what the prolog and the health check cost on this node'
 	@echo 'make bench-submissions  what jobs that are checked by default cost slurmctld when submitted'
 	@echo 'make bench-probes    how much repeated runs of each probe differ on this machine'
@@ -181,6 +182,11 @@ bench-replay: install
 	@test -n '$(RECORDINGS)' || \
 		{ echo 'say where the recordings are: make bench-replay RECORDINGS=DIR (docs/explanation/recordings.md)'; exit 2; }
 	@$(RUN) -m benchmarks.replay '$(RECORDINGS)' $(REPLAY_ARGS)
+
+bench-year: install
+	@test -n '$(RECORDINGS)' || \
+		{ echo 'say where the recording is: make bench-year RECORDINGS=DIR (docs/explanation/year.md)'; exit 2; }
+	@$(RUN) -m benchmarks.year '$(RECORDINGS)' $(YEAR_ARGS)
 
 bench-monitor: install lab-packages
 	$(RUN) -m benchmarks.monitor_cost

@@ -185,6 +185,17 @@ def _fabric_named(
 def run_dlrover(cell: Cell, seed: int) -> Run:
     """Play one repetition with DLRover's rule, stragglers excluded."""
     nodes, faults, cluster, _ = _scene(cell, seed)
+    accused, rounds = dlrover_accuses(nodes, cluster, seed)
+    return Run(
+        bad=len(faults.nodes), found=len(accused & faults.nodes),
+        blamed=len(accused - faults.nodes), fabric=False, rounds=rounds,
+    )  # fmt: skip
+
+
+def dlrover_accuses(
+    nodes: Sequence[str], cluster: SimulatedCluster, seed: int
+) -> tuple[set[str], int]:
+    """Return whom DLRover's rule accuses, and after how many rounds."""
     passed = dict.fromkeys(nodes, False)
     took = dict.fromkeys(nodes, _FAILED_S)
     order = list(nodes)
@@ -205,10 +216,7 @@ def run_dlrover(cell: Cell, seed: int) -> Run:
             accused = set(nodes)
         if not accused or len(nodes) <= 3:
             break
-    return Run(
-        bad=len(faults.nodes), found=len(accused & faults.nodes),
-        blamed=len(accused - faults.nodes), fabric=False, rounds=index + 1,
-    )  # fmt: skip
+    return accused, index + 1
 
 
 def _dlrover_groups(
