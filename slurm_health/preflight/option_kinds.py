@@ -58,6 +58,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+AUTO = "auto"
+
+
+def _spares(text: str) -> Value:
+    return AUTO if text == AUTO else _count(text)
+
+
 def _nodes(text: str) -> int:
     if (nodes := _count(text)) > 0:
         return nodes
@@ -105,4 +112,5 @@ DIRECTORY = ValueKind("DIR", _path("a directory"))
 FILE = ValueKind("FILE", _path("a file"))
 INTERPRETER = ValueKind("PATH", _interpreter)
 COUNT, NODES = ValueKind("N", _count), ValueKind("N", _nodes)
+SPARES = ValueKind(f"N|{AUTO}", _spares)
 ROUND_DEADLINE = ValueKind("SECONDS", _round_deadline)

@@ -24,6 +24,7 @@ from slurm_health.preflight.option_kinds import (
     NODES,
     PROBES,
     ROUND_DEADLINE,
+    SPARES,
     Value,
     ValueKind,
     of_localize,
@@ -237,9 +238,10 @@ OPTIONS = (
     ),
     SharedOption(
         "spares",
-        COUNT,
+        SPARES,
         _SUBMITTED,
-        "Allocate this many nodes more than --nodes, and run the script on the best.",
+        "Allocate this many nodes more than --nodes, and run the script on the best; auto: as many"
+        " as the site's history advises, none where it says too little.",
     ),
     SharedOption(
         "keep-spares",

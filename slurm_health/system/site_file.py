@@ -7,6 +7,7 @@ to the last key (`slurm_health.node.site_settings`). A mistake is an error that 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -17,6 +18,9 @@ from typing import Any
 from slurm_health.records.errors import ConfigError
 
 SITE_FILE = "/etc/slurm-health/config.toml"
+# Of what the site publishes: every node of the largest cluster, with a hundred bytes each, is a
+# tenth of this.
+_MOST_BYTES = 1 << 26
 _ADMIN_TABLES = (
     "hooks",
     "breaker",
@@ -144,3 +148,25 @@ def _refuse_writable(path: Path, place: Path, found: os.stat_result) -> None:
         problem = "can be written by others than root, so root does not follow it"
         key = "" if place == path else str(place)
         raise ConfigError(str(path), key, f"{problem}; fix: chown root, chmod go-w")
+
+
+def content_of(path: Path) -> bytes:
+    """Return what a file holds that the site publishes for its jobs.
+
+    Raises:
+        OSError: it cannot be read, or others than root and this user could have written it.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file")
+        if others_can_write(found):
+            raise PermissionError(errno.EPERM, "others than root and you can write it")
+        if found.st_size > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has {found.st_size} bytes, limit {_MOST_BYTES}")
+        return file.read(_MOST_BYTES)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; whoever opens a FIFO otherwise waits for its other end."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)

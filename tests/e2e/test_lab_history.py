@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
+from slurm_health.records.standings import Counted, Rates, written
 from tests.e2e.lab_support import Site, eventually
 from tests.e2e.played_nodes import FAULTY, STUCK, play, submit
 
@@ -70,6 +72,15 @@ def test_what_history_says_of_a_node_is_the_prior_of_the_next_check_and_no_verdi
     site.ended(job)
     assert began(site, job)["prior"] == {bad: 0.1}
     assert {node["level"] for node in site.report(job)["nodes"]} == {"healthy"}
+
+    asked = ("sbatch", "-N2", "--spares=auto", "--dry-run", "--wrap=true")
+    told = site.health(*asked, env=env).stderr
+    assert "--spares=auto: no spares: only 4 starts of a job on a node are known" in told
+    often = Counted(events=100, exposure=1000.0, nodes=100)
+    known = Rates(days=28.0, nodes=200, starts=often, hours=often)
+    site.script("standings.json", written({}, {"lab": known}, now_s=time.time()).decode())
+    told = site.health(*asked, env=env).stderr
+    assert "--spares=auto: 1 spare for 2 nodes: 10 of 100 starts" in told
 
     site.script("standings.json", "{")
     job = submit(site, "--nodes=4", env=env)

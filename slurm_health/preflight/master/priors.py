@@ -9,10 +9,7 @@ is needed to trust one. It is bounded where it is used, so that it never convict
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
-import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,7 +19,7 @@ from slurm_health.records.records import VerdictReached
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
-from slurm_health.system.site_file import others_can_write
+from slurm_health.system.site_file import content_of
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +28,6 @@ _MOST_RUNS = 20  # the last ones of a job; few have as many
 _OF_LEVEL = {Level.FAULTY: 0.3, Level.SLOW: 0.2, Level.INCONCLUSIVE: 0.05}
 _ACCUSED = 0.3
 _WHERE_IT_FAILED = 0.1
-# Every node of the largest cluster, with a hundred bytes each, is a tenth of this.
-_MOST_BYTES = 1 << 26
 _NAMED = 3  # of the lemons among a job's nodes
 
 
@@ -87,7 +82,7 @@ def of_site(
     if path is None:
         return {}
     try:
-        known = standings.known_of(standings.read(_content(path), now_s=now_s), cluster, nodes)
+        known = standings.known_of(standings.read(content_of(path), now_s=now_s), cluster, nodes)
     except (OSError, ValueError) as err:
         why = (err.strerror or err) if isinstance(err, OSError) else err
         log.warning("the history of nodes is left out of account: %s: %s", path, why)
@@ -101,25 +96,3 @@ def _tell(known: dict[str, standings.Known]) -> None:
     for node, each in sorted(lemons, key=lambda lemon: -lemon[1].score)[:_NAMED]:
         told = "%s has spoiled %d of %d jobs: it is looked at closely"
         log.info(told, node, each.spoiled, each.jobs)
-
-
-def _content(path: Path) -> bytes:
-    """Return what the file holds.
-
-    Raises:
-        OSError: it cannot be read, or others than root and this user could have written it.
-    """
-    with open(path, "rb", opener=_without_waiting) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is not a plain file")
-        if others_can_write(found):
-            raise PermissionError(errno.EPERM, "others than root and you can write it")
-        if found.st_size > _MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has {found.st_size} bytes, limit {_MOST_BYTES}")
-        return file.read(_MOST_BYTES)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; whoever opens a FIFO otherwise waits for its other end."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)

@@ -114,11 +114,7 @@ def require_room(
         UsageError: no partition that the job may run in gives a job that many nodes.
     """
     least = int(counts.request.partition("-")[0])
-    names = asked.get("partition", "").split(",")
-    chosen = [each for each in partitions.values() if each.name in names]
-    if not names[0]:
-        chosen = [each for each in partitions.values() if each.is_default]
-    rooms = {each.name: each.room for each in chosen}
+    rooms = rooms_of(asked, partitions)
     if not counts.spares or not rooms or max(rooms.values()) >= least:
         return
     spares = "spare" if counts.spares == 1 else "spares"
@@ -127,6 +123,15 @@ def require_room(
         f"--spares: {counts.wanted} nodes plus {counts.spares} {spares} make {least},"
         f" and partition {most}; ask for fewer, or for another partition"
     )
+
+
+def rooms_of(asked: Mapping[str, str], partitions: Mapping[str, Partition]) -> dict[str, int]:
+    """Return how many nodes a job may have in each of the partitions that it may run in."""
+    names = asked.get("partition", "").split(",")
+    chosen = [each for each in partitions.values() if each.name in names]
+    if not names[0]:
+        chosen = [each for each in partitions.values() if each.is_default]
+    return {each.name: each.room for each in chosen}
 
 
 def options_asked(
